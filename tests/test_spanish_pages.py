@@ -6,10 +6,18 @@ import re
 from pathlib import Path
 
 import pytest
+from invoking import Invoke
+
+from headwise.cli import app
+from headwise.words import table
 
 ROOT = Path(__file__).resolve().parents[1]
 ENGLISH = re.compile(r"\b(the|with|and|which|are|of|that|without)\b")
 TITLES = re.compile(r"`[^`]*`|\*\[In English\]\(.*?\)\*|```.*?```", re.DOTALL)
+
+
+def names_of_commands() -> list[str]:
+    return [command.name or command.callback.__name__ for command in app.app.registered_commands]
 
 
 @pytest.fixture
@@ -59,3 +67,64 @@ def test_the_readme_in_spanish_runs_the_same_and_has_the_same_figures() -> None:
     heads = [re.findall(r"L\d\.H\d|\b0\.\d\d\b|`\w+`", text.split("## ")[0]) for text in texts]
     assert set(heads[1]) >= {figure for figure in heads[0] if re.match(r"L\d|0\.", figure)}
     assert len(texts[1].splitlines()) < 110
+
+
+def test_every_phrase_is_there_in_both_languages_with_the_same_facts() -> None:
+    for key, phrases in table().items():
+        assert set(phrases) == {"en", "es"}, key
+        places = [set(re.findall(r"\{(\w+)", phrases[lang])) for lang in ("en", "es")]
+        assert places[0] == places[1] or key.startswith("usage."), key
+
+
+@pytest.mark.parametrize("command", ["", *names_of_commands()])
+def test_help_is_spanish(command: str, invoke: Invoke) -> None:
+    screen = invoke(*command.split(), "--help", "--lang", "es")
+    assert screen.code == 0 and screen.out.startswith("Uso: headwise") and screen.err == ""
+    assert not ENGLISH.search(screen.out.partition("Ejemplo:")[0]), ENGLISH.search(screen.out)
+    assert "..." not in screen.out.partition("Aprender")[2]  # each door's lines are whole sentences
+
+
+def test_what_a_beginner_is_refused_is_spanish(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LC_ALL", "es_MX.UTF-8")
+    (tmp_path / "mlp.txt").write_text("class MLP:\n    pass\n")
+    lines = """aprender
+lern
+learn --pista
+learn --solution 99
+learn --reset 0
+learn mlp.txt
+learn --watch --train
+learn --steps 3
+learn --lang fr
+learn --lang
+check
+check a.py b.py
+check none.py
+check mlp.txt
+check .
+check none.py --steps 2
+train --steps
+train --steps mil
+train --samples -1
+train none.txt
+train mlp.txt --preset none
+train mlp.txt --heads 8 --kv-heads 3
+train --port 1
+bugs scale
+compare none
+compare heads --seeds 1
+cost none
+cost
+trace none
+heads none
+heads . --ablate never
+why none --prompt a
+why none
+look none
+generate none --prompt a"""
+    for line in lines.splitlines():
+        refused = invoke(*line.split())
+        assert (refused.code, refused.out) == (2, ""), line
+        told = refused.err.replace(str(tmp_path), "")
+        assert told.startswith("headwise: ") and not ENGLISH.search(told), told

@@ -116,7 +116,7 @@ def test_names_say_what_they_name() -> None:
 
 
 def test_escaping_and_suggestions_have_one_place_each() -> None:
-    homes = {"escape": "markup.py", "get_close_matches": "errors.py"}
+    homes = {"escape": "markup.py", "get_close_matches": "words.py"}
     for name, tree in trees():
         for what, home in homes.items():
             lines = [

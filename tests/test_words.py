@@ -1,10 +1,10 @@
-"""Which language is spoken, and what the library said in English, said in Spanish."""
+"""Which language is spoken, and what the library says by key, said in Spanish."""
 
 from __future__ import annotations
 
 import pytest
 
-from headwise.words import known, phrase, spoken, system_language, table
+from headwise.words import Note, known, phrase, said, system_language, table
 
 
 @pytest.mark.parametrize(
@@ -26,17 +26,16 @@ def test_the_language_of_the_system(settings: dict[str, str], lang: str, monkeyp
     assert system_language() == lang
 
 
-def test_phrases_are_found_in_both_languages() -> None:
-    line = "training preset verbs, 129,984 parameters, on the verb corpus, into runs/verbs"
+def test_a_note_is_said_in_a_language_with_the_notes_among_its_facts() -> None:
+    facts = {"preset": "verbs", "parameters": "129,984", "text": Note.of("source.verb_corpus"), "folder": "runs/verbs"}
+    line = Note.of("tell.training", **facts)
+    assert line == "training preset verbs, 129,984 parameters, on the verb corpus, into runs/verbs" == said(line, "en")
     spanish = "entrenando la receta verbs, 129,984 parámetros, con el corpus de verbos, en runs/verbs"
-    assert spoken(line, "es") == spanish and spoken(line, "en") == line
-    line = "the baseline    2.478, best n-gram, order 2 (Kneser-Ney): the model is 2.358 better"
-    spanish = "la referencia 2.478, el mejor n-grama, orden 2 (Kneser-Ney): el modelo es 2.358 mejor"
-    assert " ".join(spoken(line, "es").split()) == spanish
-    assert spoken("a line that nobody put into words", "es") == "a line that nobody put into words"
+    assert said(line, "es") == spanish
+    assert said("a line that nobody put into words", "es") == "a line that nobody put into words"
     assert known("my book.txt") is None
     for key in table():
-        if key.startswith("said."):
+        if key.startswith("kept."):
             places = [part.split("}")[0] for part in table()[key]["en"].split("{")[1:]]
             note = known(phrase(key, "en", **{place: f"<{place}>" for place in places}))
             assert note is not None and note.key == key, key

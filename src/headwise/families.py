@@ -9,7 +9,7 @@ from functools import cached_property
 from importlib import resources
 from typing import Any
 
-from headwise.errors import unknown
+from headwise.words import unknown
 
 OURS = "headwise"  # the model_type of our own GPT
 REFUSALS = {

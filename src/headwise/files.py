@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from headwise.errors import HeadwiseError
+from headwise.words import refusal
 
 if sys.platform != "win32":
     import fcntl
@@ -202,11 +203,11 @@ def check_file(path: Path) -> int:
     try:
         status = path.stat()
     except FileNotFoundError:
-        raise HeadwiseError(f"{path} does not exist") from None
+        raise refusal("no_file", path=path) from None
     except OSError as error:
-        raise HeadwiseError(f"{path} cannot be read: {error.strerror}") from None
+        raise refusal("unreadable", path=path, strerror=error.strerror) from None
     if stat.S_ISDIR(status.st_mode):
-        raise HeadwiseError(f"{path} is a folder; pass a file")
+        raise refusal("folder_for_file", path=path)
     if not stat.S_ISREG(status.st_mode):
         raise HeadwiseError(f"{path} is a pipe or a device; pass a file, or for a text {STDIN} and standard input")
     return status.st_size
@@ -233,15 +234,15 @@ def read_text(path: str | Path) -> str:
         if len(data) > MOST_TEXT:
             raise _too_large(path, f"over {MOST_TEXT:,}", MOST_TEXT)
     elif Path(path).is_dir():
-        raise HeadwiseError(f"{path} is a folder; pass a text file")
+        raise refusal("folder_for_text", path=path)
     else:
         data = read_bytes(path, MOST_TEXT)
     try:
         text = data.decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
-        raise HeadwiseError(f"{path} is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}") from None
+        raise refusal("no_utf8", path=path, start=error.start, value=f"{data[error.start]:02x}") from None
     if not text.strip():
-        raise HeadwiseError(f"{path} is empty, or holds nothing but white space")
+        raise refusal("empty_file", path=path)
     return text
 
 
@@ -251,4 +252,4 @@ def read_json(path: str | Path) -> Any:
     try:
         return json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:  # ValueError: also a number of more digits than Python reads
-        raise HeadwiseError(f"{path} is no JSON: {error}") from None
+        raise refusal("no_json", path=path, error=error) from None

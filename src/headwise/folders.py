@@ -9,6 +9,7 @@ from typing import Any
 from headwise.errors import HeadwiseError
 from headwise.families import family_for
 from headwise.files import check_file, check_regular, read_json
+from headwise.words import refusal
 
 RUN = "run.json"
 # Ends of the names of classes that have no logits of a next token.
@@ -28,7 +29,7 @@ def check_folder(folder: Path) -> dict[str, Any]:
         pickled = [path for path in sorted(folder.iterdir()) if path.suffix in PICKLED]
         if pickled:
             raise HeadwiseError(f"{pickled[0]} is a pickle, which can run code; convert it to model.safetensors")
-        raise HeadwiseError(f"{folder} has no model.safetensors: it is no model folder, or not finished")
+        raise refusal("no_weights", folder=folder)
     _check_shards(folder)
     return config
 
@@ -37,9 +38,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     """`config.json` of a model folder. Raises HeadwiseError when there is none or it is damaged."""
     path = folder / "config.json"
     if not folder.is_dir():
-        raise HeadwiseError(f"{folder} is no folder; pass a run folder or a model in Hugging Face layout")
+        raise refusal("no_model_folder", folder=folder)
     if not path.exists():
-        raise HeadwiseError(f"{folder} has no config.json: it is neither a run of headwise nor a model folder")
+        raise refusal("no_config", folder=folder)
     config = read_json(path)
     if not isinstance(config, dict):
         raise HeadwiseError(f"{path} holds no fields")

@@ -13,10 +13,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from headwise.errors import HeadwiseError, unknown
+from headwise.errors import HeadwiseError
 from headwise.files import read_json, read_text, write_whole
 from headwise.masks import LARGEST_POSITION, Causal, Mask, Streaming
 from headwise.records import from_json
+from headwise.words import unknown
 
 MOST_HEADS = 2**20  # of a file: no model has as many
 FORMATS = ("headwise", "duo")

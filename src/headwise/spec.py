@@ -30,6 +30,7 @@ from headwise.errors import HeadwiseError
 from headwise.masks import Mask, bare_mask_error
 from headwise.positions import RelativeBias, RoPE
 from headwise.table import Table
+from headwise.words import refusal
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -141,13 +142,11 @@ class AttentionSpec:
         if name == "kv_index":
             if self.n_heads % self.n_kv_heads:
                 divisors = ", ".join(str(n) for n in range(1, self.n_heads + 1) if self.n_heads % n == 0)
-                fact = f"n_kv_heads={self.n_kv_heads} does not divide n_heads={self.n_heads}"
-                raise HeadwiseError(f"{fact}; pass one of {divisors}")
+                raise refusal("kv_heads", kv_heads=self.n_kv_heads, heads=self.n_heads, divisors=divisors)
             return resolve_kv_index(self.n_heads, self.n_kv_heads, None)
         if name == "head_dim":
             if self.d_model % self.n_heads:
-                fact = f"n_heads={self.n_heads} does not divide d_model={self.d_model}"
-                raise HeadwiseError(f"{fact}; pass head_dim=, or a width that {self.n_heads} divides")
+                raise refusal("head_dim", heads=self.n_heads, width=self.d_model)
             return self.d_model // self.n_heads
         if name == "d_out" and not self.out_proj:
             return self.joined_dim

@@ -7,11 +7,12 @@ is a key of the keyboard and `k_j` has an index. Values are never read so.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
@@ -34,7 +35,7 @@ def table() -> dict[str, dict[str, str]]:
 def check_lang(lang: str) -> None:
     """Raise HeadwiseError for a language that the table does not have."""
     if lang not in LANGUAGES:
-        raise HeadwiseError(f"lang={lang!r} is not known; one of {', '.join(LANGUAGES)}")
+        raise refusal("no_language", lang=repr(lang), value=", ".join(LANGUAGES))
 
 
 def phrases(sections: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -44,8 +45,8 @@ def phrases(sections: Sequence[str]) -> dict[str, dict[str, str]]:
 
 
 def phrase(key: str, lang: str = "en", /, **facts: Any) -> str:
-    """A phrase with its facts, as plain text with its marks of emphasis."""
-    return marked(key, lang, facts, ("*", "*"))
+    """A phrase with its facts, as plain text with its marks of emphasis; notes among the facts are said, too."""
+    return marked(key, lang, {name: said(fact, lang) for name, fact in facts.items()}, ("*", "*"))
 
 
 def marked(key: str, lang: str, facts: Mapping[str, Any], marks: tuple[str, str]) -> str:
@@ -77,6 +78,27 @@ def sent(text: str) -> str | tuple[str, dict[str, Any]]:
     return (text.key, text.facts) if isinstance(text, Note) else text
 
 
+def refusal(key: str, /, **facts: Any) -> HeadwiseError:
+    """What to raise for something that is refused: a phrase of `[refused]` with its facts."""
+    return HeadwiseError(Note.of(f"refused.{key}", **facts))
+
+
+def unknown(what: str, name: object, known: Iterable[str], offer: str | None = None) -> HeadwiseError:
+    """What to raise for a name that is not among the known ones: it offers the nearest, or else all of them.
+
+    what   the whole of the local fact, such as "no preset 'lama'"; `name` is compared with the known names
+    offer  what to say when nothing is near; default: a list of the known names
+    """
+    names = list(known)
+    near = difflib.get_close_matches(str(name), names, n=2) or [
+        known for known in names if known.lower() == str(name).lower()
+    ]
+    if near:
+        key = "near" if len(near) == 1 else "near_two"
+        return refusal(key, what=what, name=near[0], other=near[-1])
+    return refusal("offered", what=what, offer=offer) if offer else refusal("among", what=what, names=", ".join(names))
+
+
 def system_language() -> str:
     """The language of this system's messages, where the table has it, else en: LC_ALL, else LC_MESSAGES, else LANG."""
     locale = next(filter(None, map(os.environ.get, ("LC_ALL", "LC_MESSAGES", "LANG"))), "")
@@ -84,7 +106,7 @@ def system_language() -> str:
 
 
 def known(text: str) -> Note | None:
-    """The note that an English text is, told by the phrases of `[said]` and `[source]`; None for any other."""
+    """The note that an English text of a run folder is, by the phrases of `[kept]` and `[source]`; None for others."""
     for key, pattern in _known_phrases():
         if match := pattern.fullmatch(text):
             return Note.of(key, **match.groupdict())
@@ -94,19 +116,15 @@ def known(text: str) -> Note | None:
 @functools.cache
 def _known_phrases() -> list[tuple[str, re.Pattern[str]]]:
     """Each of these phrases as what it looks like with any facts; the one that says most comes first."""
-    sections = key_of("said", ""), key_of("source", "")
+    sections = key_of("kept", ""), key_of("source", "")
     english = {key: texts["en"] for key, texts in table().items() if key.startswith(sections)}
     whole = sorted(english, key=lambda key: -len(re.sub(_PLACE, "", english[key])))
     return [(key, re.compile(re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>.+?)", re.escape(english[key])))) for key in whole]
 
 
-def spoken(text: str, lang: str) -> str:
-    """An English text of the library in a language, with what stands in it; as it is where the table has it not."""
-    note = text if lang == "en" or isinstance(text, Note) else known(text)
-    if lang == "en" or note is None:
-        return text
-    assert isinstance(note, Note)
-    return phrase(note.key, lang, **{name: spoken(str(value), lang) for name, value in note.facts.items()})
+def said(text: Any, lang: str) -> Any:
+    """A note in a language, and the notes among its facts; anything else as it is."""
+    return phrase(text.key, lang, **text.facts) if isinstance(text, Note) else text
 
 
 def phrase_html(key: str, lang: str, values: Mapping[str, Any]) -> str:
@@ -125,4 +143,4 @@ def phrase_html(key: str, lang: str, values: Mapping[str, Any]) -> str:
 
 def _value(place: re.Match[str], values: Mapping[str, Any]) -> str:
     value = values[place[1]]
-    return str(value) if place[2] is None else place[2] if value == 1 else place[3]
+    return str(value) if place[2] is None else place[2] if value in (1, "1") else place[3]

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from headwise.cli.app import Device, Progress, command, needs_torch, print_json, wants_json
+from headwise.cli.app import Progress, command, needs_torch, print_json, wants_json
 from headwise.cli.app import out as console
 from headwise.cli.early import check_model
 from headwise.errors import HeadwiseError
@@ -24,7 +24,7 @@ def align(
     out: Path | None = None,
     most: int = 8,
     seed: int = 0,
-    device: Device = "cpu",
+    device: str = "cpu",
 ) -> None:
     """Find the heads that follow the words in time, or in the source."""
     check_model(model)

@@ -16,7 +16,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, NoReturn, TypeVar
@@ -29,12 +29,12 @@ from rich.segment import Segment
 from rich.text import Text
 from typer.exceptions import TyperException
 
-from headwise.cli.early import check_apart
-from headwise.cli.interrupt import CODE, leaving, loading
+from headwise.cli.early import check_apart, in_words, language, speak
+from headwise.cli.interrupt import CODE, WORDS, leaving, loading
 from headwise.corpus.sources import exists
 from headwise.errors import HeadwiseError
 from headwise.files import check_link
-from headwise.words import spoken
+from headwise.words import Note, key_of, refusal, said, table, unknown
 
 # What a terminal obeys instead of showing, what turns the direction of text, and half of a surrogate pair.
 CONTROL = re.compile("\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -63,22 +63,42 @@ class _SafeConsole(Console):
 
 F = TypeVar("F", bound=Callable[..., object])
 DOORS = {
-    "Learn how attention works": ("learn", "check", "trace", "ladder", "compare", "bugs"),
-    "Inspect what each head does": ("train", "look", "heads", "why", "align", "generate"),
-    "Shrink a model, and see what it costs": ("cost", "windows", "share", "prune", "narrow"),
-}  # the three of the README
+    "learn": ("learn", "check", "trace", "ladder", "compare", "bugs"),
+    "inspect": ("train", "look", "heads", "why", "align", "generate"),
+    "shrink": ("cost", "windows", "share", "prune", "narrow"),
+}  # the three of the README; their words are in [door] of words.toml
 
 
-class _Doors(typer.core.TyperGroup):
+class _Worded:
+    """A command whose help is in its language, with the words that typer has in English alone."""
+
+    def get_help(self: Any, ctx: Any) -> str:
+        text: str = super().get_help(ctx)  # type: ignore[misc]
+        for english, word in _commands(language()).get("typer", {}).items():
+            text = text.replace(english, word)
+        return text
+
+
+class _Command(_Worded, typer.core.TyperCommand):
+    pass
+
+
+class _Doors(_Worded, typer.core.TyperGroup):
     """The list of commands behind three doors, in the order of `DOORS`."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [name for names in DOORS.values() for name in names]
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in self.commands and not args[0].startswith("-") and not ctx.resilient_parsing:
+            offer = Note.of("refused.commands_listed")
+            raise unknown(Note.of("refused.no_command", name=repr(args[0])), args[0], self.commands, offer)
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         limit = formatter.width - 6 - max(map(len, self.commands))
         for door, names in DOORS.items():
-            with formatter.section(door):
+            with formatter.section(in_words(f"door.{door}")):
                 formatter.write_dl([(name, self.commands[name].get_short_help_str(limit)) for name in names])
 
 
@@ -87,7 +107,8 @@ out = _SafeConsole(highlight=False, markup=False, emoji=False, soft_wrap=True)
 err = _SafeConsole(stderr=True, highlight=False, markup=False, emoji=False)
 _show_traceback = False
 _wants_json = False
-COMMON = ("--json", "--debug")  # options that stand anywhere in a command line
+COMMON = ("--json", "--debug")  # options that stand anywhere in a command line, as --lang does with its value
+LANG = "--lang"
 _end_all: Callable[[Callable[[str], None], int], NoReturn] | None = None  # of many processes, on an error of one
 MANY = ("heads", "train")  # commands that take several processes
 # An argument in a message of the library: `out=`, `keep=0.75`, `by='role'`; not a comparison, and no part of a path.
@@ -116,8 +137,7 @@ class Progress:
 
     FIRST, LONGEST = 2.0, 30.0  # seconds
 
-    def __init__(self, begins: str, lang: str = "en") -> None:
-        self._say = partial(spoken, lang=lang)
+    def __init__(self, begins: str) -> None:
         columns = (
             rich_progress.TextColumn("{task.description}"),
             rich_progress.MofNCompleteColumn(),
@@ -129,7 +149,7 @@ class Progress:
         self._tasks: dict[str, rich_progress.TaskID] = {}
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._print_now_and_then, daemon=True)
-        self._state, self._began, self._printed = self._say(begins), time.monotonic(), time.monotonic()
+        self._state, self._began, self._printed = _stage(begins), time.monotonic(), time.monotonic()
 
     def __enter__(self) -> Progress:
         if not err.is_terminal:
@@ -145,7 +165,7 @@ class Progress:
 
     def __call__(self, stage: str, done: int, total: int, numbers: str = "", milestone: bool = False) -> None:
         """The stage has done so many of `total` steps (0: unknown). A milestone has a plain line of its own."""
-        stage, numbers = self._say(stage), self._say(numbers)
+        stage = _stage(stage)
         if err.is_terminal:
             self._bar.start()  # only now: a bar that runs takes standard output to its own console
             if stage not in self._tasks:
@@ -165,12 +185,15 @@ class Progress:
                 err.print(f"{self._state}  ({time.monotonic() - self._began:.0f} s)", soft_wrap=True)
 
 
+def _stage(name: str) -> str:
+    """What a stage is called, in the language of the command; as it is where the table of words has it not."""
+    key = key_of("stage", name)
+    return in_words(key) if key in table() else name
+
+
 MODEL_NAMES = ("model", "against")  # parameters of commands that name a model
 JSON = "Print one JSON document; messages go to standard error."
-Lang = Annotated[
-    str | None, typer.Option(help="Language, en or es; default that of the system. A page has a switch besides.")
-]
-Device = Annotated[str, typer.Option(help="Where the model computes: cpu, cuda, cuda:1 or mps.")]
+LANGUAGE = "Speak en or es, in words and pages. Default: as the course in this folder (learn), else as the system."
 
 
 def _print_version(value: bool) -> None:
@@ -190,6 +213,7 @@ def _root(
     context: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help=JSON)] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    lang: Annotated[str | None, typer.Option("--lang", help=LANGUAGE)] = None,
     version: Annotated[
         bool, typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True)
     ] = False,
@@ -197,6 +221,7 @@ def _root(
     """Build attention heads, look at them, price them, share them and remove them."""
     global _wants_json, _show_traceback
     _wants_json, _show_traceback = as_json, debug
+    speak(lang)
     if context.invoked_subcommand is None:
         out.print(context.get_help())
 
@@ -207,15 +232,44 @@ def wants_json() -> bool:
 
 
 def _hoisted(words: list[str]) -> list[str]:
-    """The words of a command line, those of `COMMON` first: they belong to all commands and are known before them."""
+    """The words of a command line, those of `COMMON` and --lang first: they belong to all commands."""
+    words = [part for word in words for part in (word.split("=") if word.startswith(LANG) else [word])]
     end = words.index("--") if "--" in words else len(words)
-    common = [word for word in words[:end] if word in COMMON]
-    return [*common, *(word for word in words[:end] if word not in COMMON), *words[end:]]
+    first, rest = list[str](), list[str]()
+    for word, before in zip(words[:end], ["", *words], strict=False):
+        (first if word in COMMON or LANG in (word, before) else rest).append(word)
+    return [*first, *rest, *words[end:]]
 
 
 @functools.cache
-def _commands() -> dict[str, dict[str, Any]]:
-    return tomllib.loads(Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))
+def _commands(lang: str = "en") -> dict[str, dict[str, Any]]:
+    name = "commands.toml" if lang == "en" else f"commands.{lang}.toml"
+    return tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+
+
+def retold(root: Any, lang: str) -> Any:
+    """The commands with what they and their parameters say in a language; English is what they are made with."""
+    if lang == "en":
+        return root
+    told, english = _commands(lang), _commands()
+    metavars = told["metavars"]
+    for name, command in {"headwise": root, **root.commands}.items():
+        texts = told["common"] | told[name]
+        example = in_words("help.example", example=texts.get("example") or english[name]["example"])
+        command.help = texts["about"]
+        command.epilog = example if command is root else f"{texts['epilog']} {example}"
+        command.options_metavar = metavars[command.options_metavar]
+        for parameter in command.params:
+            parameter.help = texts.get(parameter.name, parameter.help)
+            parameter.metavar = metavars.get(parameter.metavar, parameter.metavar)
+    root.subcommand_metavar = metavars[root.subcommand_metavar]
+    return root
+
+
+def _about(name: str) -> dict[str, Any]:
+    """The table of a command: what all have, what its `base` has, its own."""
+    tables = _commands()
+    return tables["common"] | tables.get(tables[name].get("base", ""), {}) | tables[name]
 
 
 def command(**completions: Callable[[], list[str]]) -> Callable[[F], F]:
@@ -226,7 +280,7 @@ def command(**completions: Callable[[], list[str]]) -> Callable[[F], F]:
 
     def add(function: F) -> F:
         name = function.__name__.lower()  # a command is a function, or a record of its options
-        about = _commands()[name]
+        about = _about(name)
         signature = inspect.signature(function, eval_str=True)
         parameters = [
             parameter.replace(annotation=_with_option(parameter, about.get(name), completions.get(name)))
@@ -234,8 +288,8 @@ def command(**completions: Callable[[], list[str]]) -> Callable[[F], F]:
         ]
         function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        epilog = f"--json and --debug go with every command. Example: {about['example']}"
-        return app.command(name, epilog=epilog)(_checked(function, about))
+        epilog = f"--json, --lang and --debug go with every command. Example: {about['example']}"
+        return app.command(name, cls=_Command, epilog=epilog)(_checked(function, about))
 
     return add
 
@@ -278,7 +332,7 @@ def _with_option(parameter: inspect.Parameter, about: Any, values: Callable[[], 
 def path(name: str) -> Path:
     """A path that has a name: an empty one, as of a variable of the shell without a value, is no folder "."."""
     if not name:
-        raise typer.BadParameter("the name is empty; pass a file or a folder, or . for the folder that you are in")
+        raise typer.BadParameter(Note.of("refused.empty_name"))
     return Path(name)
 
 
@@ -298,7 +352,7 @@ def needs_torch() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "tokenizers"):
             raise
-        raise HeadwiseError(f"this command needs {error.name}: pip install 'headwise[torch]'") from None
+        raise refusal("needs", name=error.name) from None
 
 
 def check_outputs(
@@ -315,11 +369,9 @@ def check_outputs(
         if path is not None:
             check_link(path)
         if path is not None and path.is_dir():
-            raise HeadwiseError(f"--{option} {path} is a folder; pass a file name")
+            raise refusal("output_is_folder", option=option, path=path)
         if path is not None and not path.parent.is_dir():
-            raise HeadwiseError(
-                f"--{option} {path}: the folder {path.parent} does not exist; make it, or pass another --{option}"
-            )
+            raise refusal("no_parent", option=option, path=path, parent=path.parent)
         if path is not None and option == "png":
             from headwise.view.pictures import figure_class
 
@@ -334,7 +386,7 @@ def units_kept_in(folder: Path) -> Iterator[Callable[[str, int, int], None]]:
         with Progress("the first models are being trained") as progress:
             yield lambda message, done, total: progress("unit", done, total, message, milestone=True)
     except KeyboardInterrupt:
-        err.print(f"finished units are kept in {folder}; the same command goes on from there", soft_wrap=True)
+        err.print(in_words("tell.units_kept", folder=folder), soft_wrap=True)
         raise
 
 
@@ -386,11 +438,14 @@ def _run() -> int:
     code = 0
     try:
         # Not app(): that turns Ctrl-C and a closed pipe into exit codes before this can say what was saved.
-        command = typer.main.get_command(app)
+        words = _hoisted(sys.argv[1:])
+        speak(next((word for before, word in pairwise(words) if before == LANG), None))
+        WORDS.update({key: table()[f"ended.{key}"][language()] for key in WORDS})
+        command = retold(typer.main.get_command(app), language())
         if COMPLETION in os.environ:
             command(prog_name="headwise")  # prints the completions and exits
         with leaving():
-            context = command.make_context("headwise", _hoisted(sys.argv[1:]))
+            context = command.make_context("headwise", words)
         with context:
             command.invoke(context)
         if sys.stdout is not None:
@@ -399,10 +454,10 @@ def _run() -> int:
         code = stop.exit_code
     except TyperException as error:
         asked = getattr(error, "ctx", None)
-        helped = "" if asked is None else f"; {asked.command_path} --help has an example"
-        code = _failed(error, error.format_message().replace("Value error, ", "").rstrip(".?") + helped)
+        helped = "" if asked is None else in_words("usage.example", command=asked.command_path)
+        code = _failed(error, _usage(error).rstrip(".?") + helped)
     except HeadwiseError as error:
-        code = _failed(error, as_options(str(error), running_options()))
+        code = _failed(error, _told(error))
     except BrokenPipeError:
         _drop_output()  # nobody reads on
     except OSError as error:
@@ -411,8 +466,36 @@ def _run() -> int:
     except (KeyboardInterrupt, typer.Abort) as error:
         code = _failed(error, _interrupt_message(error), CODE)
     except Exception as error:
-        code = _failed(error, f"{type(error).__name__}: {error}; this is a bug, and --debug shows where", code=1)
+        code = _failed(error, in_words("ended.bug", error=f"{type(error).__name__}: {error}"), code=1)
     return code
+
+
+def _told(error: Exception) -> str:
+    """A refusal in the language of the command, which speaks of options where the library speaks of arguments."""
+    return as_options(str(said(error.args[0] if error.args else "", language())), running_options())
+
+
+def _usage(error: Any) -> str:
+    """What is wrong with a command line: the kind of the error and its facts, where typer has English alone."""
+    kind, message = type(error).__name__, error.format_message()
+    names = getattr(error, "option_name", None) or (error.param.get_error_hint() if hasattr(error, "param") else "")
+    if kind == "BadParameter":
+        message = _value_message(error)
+    key = f"usage.{kind}"
+    detail = message.rpartition("(")[2].rstrip(")")
+    return in_words(key if key in table() else "usage.UsageError", name=names, message=message, detail=detail)
+
+
+def _value_message(error: Any) -> str:
+    """What is wrong with a value: what our own parser refused, or how the type has it."""
+    if error.__cause__ is None:
+        return str(said(error.message, language()))
+    first = error.__cause__.errors()[0]
+    facts = first.get("ctx", {})
+    if isinstance(facts.get("error"), HeadwiseError):
+        return _told(facts["error"])
+    key = f"usage.{first['type']}"
+    return in_words(key if key in table() else "usage.any", **facts, msg=first["msg"].removeprefix("Value error, "))
 
 
 def _drop_output() -> None:
@@ -450,7 +533,7 @@ def running_options() -> dict[str, str]:
     """The parameters of the command that was asked for, under the names of the library, and their options."""
     word = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
     command = getattr(typer.main.get_command(app), "commands", {}).get(word)
-    options: dict[str, str] = {}
+    options: dict[str, str] = {"lang": LANG}
     for parameter in command.params if command is not None else ():
         if parameter.param_type_name == "option":
             option = max(parameter.opts, key=len)
@@ -481,13 +564,12 @@ def _os_message(error: OSError) -> str:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     reason = error.strerror or str(error)
     where = f" {error.filename}" if error.filename else ""
-    return f"cannot {'write' if full else 'use'}{where}: {reason}{'; earlier files are whole' if full else ''}"
+    return in_words("ended.full" if full else "ended.unusable", where=where, reason=reason)
 
 
 def _interrupt_message(error: BaseException) -> str:
     step = getattr(error, "step", None)
     if step is None:
-        return "; ".join(["interrupted", *getattr(error, "__notes__", ())[:1]])  # the note of the innermost block
+        return "; ".join([in_words("ended.interrupted"), *getattr(error, "__notes__", ())[:1]])
     folder = getattr(error, "folder", None)
-    again = "--resume and the same --out" if folder is None else f"--resume --out {folder}"
-    return f"stopped after step {step}, and saved; go on with {again}"
+    return in_words("ended.stopped" if folder is None else "ended.stopped_in", step=step, folder=folder)

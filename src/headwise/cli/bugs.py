@@ -19,7 +19,7 @@ from headwise.cli.app import (
     units_kept_in,
     wants_json,
 )
-from headwise.cli.early import language
+from headwise.cli.early import in_words, language
 from headwise.files import write_whole
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ def bugs(
     html: Path | None = None,
     page: Path | None = None,
     workers: int | None = None,
-    lang: str | None = None,
     train: bool = False,
 ) -> None:
     """List the bugs that learners write, and what training hides.
@@ -49,7 +48,7 @@ def bugs(
     """
     from headwise.teach.bugs import bug_named, catalogue, words
 
-    lang = language(lang)
+    lang = language()
     words(lang)
     if bug is None:
         _list(catalogue().values(), lang)
@@ -72,7 +71,7 @@ def bugs(
     _print(shown, lang)
     for path in (html, page):
         if path is not None and path.exists():
-            out.print(f"written: {path}")
+            out.print(in_words("tell.written", path=path))
 
 
 def _list(entries: Iterable[Bug], lang: str) -> None:

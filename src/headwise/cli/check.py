@@ -25,6 +25,7 @@ from headwise.cli.heads import write_report_of
 from headwise.cli.train import free_folder, leaving_run, result_json, training_progress
 from headwise.errors import HeadwiseError
 from headwise.teach.bugs import words
+from headwise.words import refusal
 
 if TYPE_CHECKING:
     from headwise.teach.subject import Target
@@ -36,7 +37,6 @@ def check(
     causal: bool | None = None,
     args: str = "",
     mapping: str = "",
-    lang: str | None = None,
     seconds: float = 20.0,
     watch: bool = False,
     steps: int | None = None,
@@ -55,8 +55,8 @@ def check(
 
     if not watch and (steps is not None or folder is not None):
         option = "--steps" if folder is None else "--out"
-        raise HeadwiseError(f"{option} goes with --watch alone")
-    lang = language(lang)
+        raise refusal("with_watch", option=option)
+    lang = language()
     pairs = {name: _value(name, text, lang) for name, text in _pairs("--args", args, lang).items()}
     names = _pairs("--map", mapping, lang)
     chosen = None
@@ -90,10 +90,10 @@ def show_heads(folder: Path, target: Target, steps: int | None) -> dict[str, Any
     """Let a class learn the verbs into a run folder, and write the page of its heads; what a program should know."""
     with needs_torch():
         from headwise.teach.own import train_apart
-    with leaving_run(folder), training_progress(target.options.lang) as (report, _):
+    with leaving_run(folder), training_progress() as (report, _):
         err.print(target.say("training", name=target.name), soft_wrap=True)
         learned = train_apart(folder, target, steps, report)
-        page = write_report_of(folder, target.options.lang)
+        page = write_report_of(folder)
     result = learned.run
     assert result.cells is not None and result.summary is not None
     if not wants_json():

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from headwise.cli.app import (
     UNITS,
-    Lang,
     check_outputs,
     command,
     needs_torch,
@@ -19,10 +18,10 @@ from headwise.cli.app import (
     units_kept_in,
     wants_json,
 )
-from headwise.cli.early import language
+from headwise.cli.early import in_words, language
 from headwise.corpus.sources import Sources
-from headwise.errors import HeadwiseError
 from headwise.files import write_whole
+from headwise.words import refusal
 
 if TYPE_CHECKING:
     from headwise.lab.compare.results import Comparison, Ledger
@@ -40,7 +39,6 @@ def compare(
     folder: Path = FOLDER,
     workers: int | None = None,
     html: Path | None = None,
-    lang: Lang = None,
     page: Path | None = None,
 ) -> None:
     """Measure what courses claim about heads, over several seeds.
@@ -49,7 +47,7 @@ def compare(
     Ctrl-C the same command goes on where it was. `claims` runs everything, judges each claim and writes docs/claims.md.
     """
     check_outputs((), {"--out": (folder, UNITS)}, html=html, page=page)
-    lang = language(lang)
+    lang = language()
     if text is not None:
         Sources([text])
     with needs_torch():
@@ -58,9 +56,9 @@ def compare(
 
     chosen = None if experiment == run.CLAIMS else run.find_experiment(experiment)
     if chosen is None and text is not None:
-        raise HeadwiseError("claims is about the built-in data; leave --text out, or name one experiment")
+        raise refusal("claims_text")
     if chosen is not None and page is not None:
-        raise HeadwiseError(f"--page is for the ledger of claims, and {experiment} is one experiment; leave it out")
+        raise refusal("page_of_claims", experiment=experiment)
     if chosen is None:
         page = page or PAGE
         check_outputs(html=html, page=page)
@@ -105,4 +103,4 @@ def _show(record: Comparison | Ledger, html: Path | None, lang: str, page: Path 
         print_comparison(out, record)
     for path in (html, page):
         if path is not None:
-            out.print(f"written: {path}")
+            out.print(in_words("tell.written", path=path))

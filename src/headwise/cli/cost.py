@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headwise.cli.app import (
-    Device,
     Progress,
     command,
     err,
@@ -19,6 +18,7 @@ from headwise.cli.app import (
 )
 from headwise.errors import HeadwiseError
 from headwise.plan import Plan
+from headwise.words import refusal
 
 if TYPE_CHECKING:
     from headwise.cost import Choice, Price, Variant
@@ -49,7 +49,7 @@ def cost(
     as_table: bool = False,
     measure: bool = False,
     stream: bool | None = None,
-    device: Device = "cpu",
+    device: str = "cpu",
 ) -> None:
     """Price a model: its parameters, cache, FLOPs and bytes.
 
@@ -62,14 +62,11 @@ def cost(
     if as_table:
         of_one = (model, context, source, cache_dtype, gpu_memory, bandwidth, plan, stream)
         if of_one != (None,) * len(of_one) or variants or choose or measure or device != "cpu" or batch != 1:
-            raise HeadwiseError("--table shows models side by side; leave out MODEL and what asks about one")
+            raise refusal("table_alone")
         _show_models(room.TABLE, dtype or "bf16")
         return
     if model is None:
-        raise HeadwiseError(
-            "no model is named; pass a folder, a config.json, a name on the hub or a preset, or --table for those that "
-            "courses compare"
-        )
+        raise refusal("no_model")
     config = config_of(model)
     name, shape = room.read_shape(config)
     if config is not model:  # its folder in the cache has a number for a name
@@ -94,7 +91,7 @@ def cost(
 def _measured(model: str, price: Price, plan: Path | None, stream: bool | None, device: str) -> Measured:
     """Run the model at the setting of its price."""
     if plan is not None:
-        raise HeadwiseError("--measure runs the model as it is; leave --plan out")
+        raise refusal("measure_plan")
     with needs_torch():
         from headwise.models import meter
         from headwise.models.stream import stream_of

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headwise.corpus.sources import Sources, contents, exists, files_of
 from headwise.errors import HeadwiseError
@@ -19,7 +19,7 @@ from headwise.families import families
 from headwise.files import STDIN, is_stream, read_json
 from headwise.folders import check_folder, is_own, read_config
 from headwise.models.lineage import require_run
-from headwise.words import LANGUAGES, check_lang, system_language
+from headwise.words import LANGUAGES, check_lang, phrase, refusal, system_language
 
 if TYPE_CHECKING:
     from headwise.cost.shape import ModelShape
@@ -87,11 +87,11 @@ def check_apart(files: Mapping[str, Path], folders: Mapping[str, tuple[Path, str
             continue
         file, parent = _identity(path), Path(os.path.realpath(path)).parent
         if file in taken:
-            raise HeadwiseError(f"{option} {path} {taken[file]}; pass another name")
+            raise refusal("taken", option=option, path=path, value=taken[file])
         taken[file] = f"is {option}, too"
         harmless = path.suffix in WRITTEN and path.suffix == f".{option.removeprefix('--')}"
         if option in files and not harmless and (_identity(parent) in places or _holds_model(parent)):
-            raise HeadwiseError(f"{option} {path} lies among the files of {parent}; pass a file elsewhere")
+            raise refusal("among_model", option=option, path=path, parent=parent)
 
 
 def _check_folder(option: str, folder: Path, pattern: str) -> None:
@@ -99,7 +99,7 @@ def _check_folder(option: str, folder: Path, pattern: str) -> None:
         return
     for name in sorted(path.name for path in folder.iterdir()):
         if not (name.startswith(".") or Path(name).suffix in WRITTEN or re.fullmatch(pattern, name)):
-            raise HeadwiseError(f"{option} {folder} holds {name}, which is no part of such work; pass a new folder")
+            raise refusal("folder_holds", option=option, folder=folder, name=name)
 
 
 def _identity(path: Path) -> tuple[int, int, str]:
@@ -144,16 +144,39 @@ def _texts(model: Path) -> list[Path]:
     return [text for text in texts if exists(text)]
 
 
-def language(lang: str | None) -> str:
-    """The language that a command was given, else that of the course in this folder, else that of the system.
+_asked: str | None = None
 
-    `learn --lang` keeps the first two together. Raises HeadwiseError for one that the table of words lacks.
+
+def speak(lang: str | None) -> None:
+    """From here on this command speaks the language; None for that of the course in this folder, or of the system.
+
+    Raises HeadwiseError for one that the table of words lacks.
     """
+    global _asked
+    _asked = None
     if lang is not None:
         check_lang(lang)
+    _asked = lang
+
+
+def asked_language() -> str | None:
+    """What --lang says, if anything."""
+    return _asked
+
+
+def language() -> str:
+    """The language that this command speaks: that of --lang, else of the course in this folder, else of the system."""
+    if _asked is not None:
+        return _asked
     for path in (Path("learn") / "progress.json", Path("progress.json")):
-        if lang is None and path.exists():
+        if path.exists():
             with suppress(ValueError, TypeError):  # a damaged one is told of by `learn`
                 kept = dict(read_json(path)).get("language")
-                lang = kept if kept in LANGUAGES else None
-    return lang or system_language()
+                if kept in LANGUAGES:
+                    return str(kept)
+    return system_language()
+
+
+def in_words(key: str, /, **facts: Any) -> str:
+    """A phrase with its facts, in the language that this command speaks."""
+    return phrase(key, language(), **facts)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from headwise.cli.app import (
-    Device,
     Progress,
     command,
     err,
@@ -21,6 +20,7 @@ from headwise.cli.early import check_model
 from headwise.errors import HeadwiseError
 from headwise.folders import check_next
 from headwise.plan import Plan
+from headwise.words import refusal
 
 
 @command()
@@ -36,13 +36,13 @@ def generate(
     int8: bool = False,
     lookup: int = 0,
     plan: Path | None = None,
-    device: Device = "cpu",
+    device: str = "cpu",
 ) -> None:
     """Continue a text with a model that predicts the next token."""
     if prompt is not None and ids is not None:
-        raise HeadwiseError("--prompt and --ids: pass one of them")
+        raise refusal("prompt_and_ids")
     if samples > 1 and (temperature == 0 or lookup):
-        raise HeadwiseError(f"--samples {samples} needs a temperature above 0 and no --lookup; pass one of them")
+        raise refusal("samples_sampled", samples=samples)
     check_model(model)
     check_next(model, "pass a model with a causal language-model head, such as a GPT-2, a Llama or a Gemma")
     typed, kept = None if ids is None else _read_ids(ids), None if plan is None else Plan.read(plan)

@@ -8,8 +8,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from headwise.cli.app import (
-    Device,
-    Lang,
     Progress,
     as_options,
     command,
@@ -20,11 +18,11 @@ from headwise.cli.app import (
     running_options,
     wants_json,
 )
-from headwise.cli.early import check_model, check_texts, context_in, language, shape_of
+from headwise.cli.early import check_model, check_texts, context_in, in_words, language, shape_of
 from headwise.errors import HeadwiseError
 from headwise.files import check_file, write_whole
 from headwise.folders import check_reads_tokens, is_own
-from headwise.words import spoken
+from headwise.words import refusal, said
 
 if TYPE_CHECKING:
     from headwise.gpt.ranks import Ranks
@@ -51,7 +49,6 @@ def heads(
     sort: str = "name",
     against: Path | None = None,
     html: Path | None = None,
-    lang: Lang = None,
     png: Path | None = None,
     csv: Path | None = None,
     parquet: Path | None = None,
@@ -65,10 +62,9 @@ def heads(
     seed: int = 0,
     stream: bool | None = None,
     dtype: str = "auto",
-    device: Device = "cpu",
+    device: str = "cpu",
 ) -> None:
     """Show what each head does, and what breaks without it."""
-    lang = language(lang)
     reading = {"stream": stream, "dtype": dtype, "device": device}
     files = {"html": html, "png": png, "csv": csv, "parquet": parquet, "card": card}
     if circuits:
@@ -90,7 +86,7 @@ def heads(
     options |= {"unknown": unknown, "field": field, "relations": labels, "rows": rows}
     options |= {"controls": controls, "ablate": ablate, "seed": seed}
     options |= {"ranks": ranks, "parallel": parallel is not None, "reading": reading}
-    survey, maps = look(model, headvis=None if ranks.rank else headvis, keep=keep, lang=lang, **options)
+    survey, maps = look(model, headvis=None if ranks.rank else headvis, keep=keep, **options)
     options["keep"] = None if keep is None else keep / "against"
     other, other_maps = (None, None) if against is None else _compared(model, against, options)
     if ranks.rank:
@@ -99,7 +95,7 @@ def heads(
     special = text or ids is not None or not controls or other is not None or options["relations"]
     report = html or (model / REPORT if (model / "run.json").exists() and not special else None)
     if report is not None:
-        _write_report(model, report, survey, maps, other, other_maps, lang, embed)
+        _write_report(model, report, survey, maps, other, other_maps, embed)
     _write_tables(survey, png, csv, parquet)
     if card is not None:
         from headwise.view.card import write_card
@@ -108,7 +104,7 @@ def heads(
     if wants_json():
         _print_json(survey, other, report)
         return
-    _print_survey(survey, maps, sort, other, lang)
+    _print_survey(survey, maps, sort, other)
     for what, path in (
         ("report", report),
         ("picture", png),
@@ -118,7 +114,7 @@ def heads(
         ("HeadVis", headvis),
     ):
         if path is not None:
-            out.print(spoken(f"{what}: {path}", lang))
+            out.print(in_words(f"tell.{what}", path=path))
 
 
 def _check_parallel(ranks: Ranks, **options: Any) -> None:
@@ -174,7 +170,7 @@ def _print_json(survey: Survey, other: Survey | None, report: Path | None) -> No
     print_json("heads", {**plain_data(survey), **compared, "sentences": sentences, "report": written})
 
 
-def _print_survey(survey: Survey, maps: HeadMaps | None, sort: str, other: Survey | None, lang: str) -> None:
+def _print_survey(survey: Survey, maps: HeadMaps | None, sort: str, other: Survey | None) -> None:
     from headwise.view.survey_table import print_relations, print_sentences, print_survey
     from headwise.view.terminal import print_maps
 
@@ -183,7 +179,7 @@ def _print_survey(survey: Survey, maps: HeadMaps | None, sort: str, other: Surve
     print_survey(out, survey, sort_by=sort, against=other)
     print_relations(out, survey)
     if other is None and len(survey) <= MOST_MAPS:
-        print_sentences(out, survey, lang)
+        print_sentences(out, survey, language())
 
 
 def _check(
@@ -216,7 +212,7 @@ def _check(
         check_card(outputs["card"])
     png = outputs["png"]
     if png is not None and png.suffix.lower() != ".png":
-        raise HeadwiseError(f"--png {png} must end in .png: that is what is written")
+        raise refusal("png_name", png=png)
     if labels is None:  # else its names are known later
         check_order([*all_statistics(), *RELATIONS], sort)
 
@@ -225,9 +221,9 @@ def _check_text(
     model: Path, text: list[str] | None, ids: Path | None, tokens: int | None, labels: object, field: str | None
 ) -> None:
     if text and ids is not None:
-        raise HeadwiseError("--text and --ids: pass one of them")
+        raise refusal("text_and_ids")
     if tokens is not None and not text:
-        raise HeadwiseError(f"--tokens {tokens} cuts a text into documents; pass a text with it")
+        raise refusal("tokens_cut", tokens=tokens)
     for path in (ids, labels):
         if isinstance(path, Path):
             check_file(path)
@@ -235,7 +231,7 @@ def _check_text(
         check_texts(model, text, field)
     context = context_in(shape_of(model))
     if tokens is not None and context is not None and tokens > context:
-        raise HeadwiseError(f"--tokens {tokens} exceeds what {model} takes at a time, {context}")
+        raise refusal("tokens_too_many", tokens=tokens, model=model, context=context)
 
 
 def look(
@@ -252,7 +248,6 @@ def look(
     parallel: bool = False,
     ranks: Ranks | None = None,
     reading: Mapping[str, Any] = MappingProxyType({}),
-    lang: str = "en",
     **options: Any,
 ) -> tuple[Survey, HeadMaps | None]:
     """The survey of a model folder, with the `options` of `hw.survey`; and exact maps of one short document.
@@ -274,14 +269,14 @@ def look(
         from headwise.models.stream import stream_of
     ranks = ranks or ALONE
     folder = open_folder(model, ranks if parallel else ALONE, **reading)
-    with Progress("reading the text", lang) as progress:
+    with Progress("reading the text") as progress:
         source = text or None if ids is None else read_ids(folder, ids, documents)
         read = read_texts(folder, source, tokens, documents, on, unknown, field, progress, relations)
         if (stream := stream_of(folder.model)) is not None:
             lengths = [len(document) for document in read.documents]
             err.print(stream.forecast(sum(lengths), max(lengths)), soft_wrap=True)
         elif line := forecast(folder.model, read.documents, options.get("controls", True)):
-            err.print(spoken(as_options(line, running_options()), lang), soft_wrap=True)
+            err.print(as_options(said(line, language()), running_options()), soft_wrap=True)
         result = survey(folder.model, read, progress=progress, ranks=ranks, **options)
         if headvis is not None:
             progress("HeadVis", 0, 0)
@@ -313,7 +308,6 @@ def _write_report(
     maps: HeadMaps | None,
     against: Survey | None = None,
     against_maps: HeadMaps | None = None,
-    lang: str = "en",
     embed: bool = False,
 ) -> None:
     from headwise.gpt.run import WALK, example_of, load_run, read_run
@@ -322,7 +316,7 @@ def _write_report(
     from headwise.view.page.walk import write_walk
     from headwise.view.report import write_report
 
-    loaded = load_run(model) if is_own(model) else None
+    lang, loaded = language(), load_run(model) if is_own(model) else None
     packed = {"reason": "foreign"} if loaded is None else pack_model(*loaded, EMBEDDED if embed else MOST)
     run, walk = read_run(model), None
     if loaded is not None and path == model / REPORT and not embed and "reason" not in packed:
@@ -332,8 +326,8 @@ def _write_report(
     write_report(path, survey, maps, run and run.summary, against, against_maps, packed, lang, read_film(model), walk)
 
 
-def write_report_of(run: Path, lang: str = "en") -> Path:
+def write_report_of(run: Path) -> Path:
     """The report of a finished run: its heads on what it held out, and the exact maps of its example."""
-    survey, maps = look(run, lang=lang)
-    _write_report(run, run / REPORT, survey, maps, lang=lang)
+    survey, maps = look(run)
+    _write_report(run, run / REPORT, survey, maps)
     return run / REPORT

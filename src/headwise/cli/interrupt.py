@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 CODE = 130
-_endings: list[Callable[[], str]] = [lambda: "nothing was written"]
+WORDS = {"interrupted": "interrupted", "nothing": "nothing was written"}  # in the language of the command
+_endings: list[Callable[[], str]] = [lambda: WORDS["nothing"]]
 
 
 @contextmanager
@@ -38,7 +39,7 @@ def loading() -> Iterator[None]:
 
     def leave(signum: int, frame: object) -> None:
         if os.environ.get("RANK", "0") == "0":  # of many processes the first alone speaks
-            os.write(2, f"headwise: interrupted; {_endings[-1]()}\n".encode())
+            os.write(2, f"headwise: {WORDS['interrupted']}; {_endings[-1]()}\n".encode())
         os._exit(CODE)
 
     before = signal.signal(signal.SIGINT, leave)

@@ -16,9 +16,10 @@ from headwise.cli.app import (
     wants_json,
 )
 from headwise.cli.check import show_heads, tell_unheld
+from headwise.cli.early import asked_language, language, speak
 from headwise.cli.train import free_folder
 from headwise.errors import HeadwiseError
-from headwise.words import system_language
+from headwise.words import refusal
 
 if TYPE_CHECKING:
     from headwise.teach.course import Course
@@ -35,7 +36,6 @@ def learn(
     watch: bool = False,
     reset: int | None = None,
     solution: int | None = None,
-    lang: str | None = None,
     notebook: bool = False,
     train: bool = False,
     steps: int | None = None,
@@ -49,10 +49,9 @@ def learn(
     chosen = [option for option, value in modes.items() if value not in (None, False)]
     if len(chosen) > 1 or (watch and wants_json()) or (steps is not None and not train):
         options = [*chosen, *["--steps"] * (steps is not None), *["--json"] * (watch and wants_json())]
-        raise HeadwiseError(
-            f"{' and '.join(options)} do not go together: one at a time, and --steps with --train alone"
-        )
-    course, exercise, new = _open(folder, lang, solution if reset is None else reset)
+        raise refusal("not_together", value=", ".join(options))
+    course, exercise, new = _open(folder, solution if reset is None else reset)
+    speak(course.language)
     if not (new or notebook) and exercise is None:
         tell_unheld(course.language)
     if reset is not None and exercise is not None:
@@ -75,16 +74,16 @@ def learn(
             raise Exit(1)
 
 
-def _open(folder: Path | None, lang: str | None, number: int | None) -> tuple[Course, Exercise | None, bool]:
+def _open(folder: Path | None, number: int | None) -> tuple[Course, Exercise | None, bool]:
     """The course, the exercise that was named, and is the course new? Inside its folder no name is needed."""
     from headwise.teach.course import PROGRESS, open_course
     from headwise.teach.exercises import exercises, find_exercise
 
-    exercise = None if number is None else find_exercise(number, lang or system_language())
+    exercise = None if number is None else find_exercise(number, language())
     inside = Path(PROGRESS).exists() and Path(exercises()[0].file).exists()
     place = folder or (Path() if inside else DEFAULT)
-    begins = None if (place / PROGRESS).exists() else system_language()  # a course that is there keeps its own
-    course, new = open_course(place, lang or begins)
+    begins = None if (place / PROGRESS).exists() else language()  # a course that is there keeps its own
+    course, new = open_course(place, asked_language() or begins)
     return course, exercise, new
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headwise.cli.app import err, out
+from headwise.cli.early import in_words
 
 if TYPE_CHECKING:
     from headwise.corpus.training import Corpus
@@ -34,7 +35,7 @@ def live_page(folder: Path, settings: Settings, port: int | None) -> Iterator[tu
     from headwise.view.live import Live, live_html
 
     live = Live(port, live_html(folder.name))
-    err.print(f"watch it train: {live.address}", soft_wrap=True)
+    err.print(in_words("tell.watch", address=live.address), soft_wrap=True)
     try:
         yield folder, settings, live
     except BaseException:
@@ -90,6 +91,6 @@ def show_report(live: Live, report: Path) -> None:
     live.tell("state", "finished")
     live.asked = max(live.asked, time.monotonic())
     if out.is_terminal:
-        err.print(f"the report stays at {live.address} until Ctrl-C", soft_wrap=True)
+        err.print(in_words("tell.stays", address=live.address), soft_wrap=True)
     with suppress(KeyboardInterrupt):
         live.linger(*((FOREVER, FOREVER) if out.is_terminal else (LINGER, MOST)))

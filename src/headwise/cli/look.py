@@ -8,8 +8,6 @@ import webbrowser
 from pathlib import Path
 
 from headwise.cli.app import (
-    Device,
-    Lang,
     Progress,
     command,
     err,
@@ -18,11 +16,11 @@ from headwise.cli.app import (
     print_json,
     wants_json,
 )
-from headwise.cli.early import check_model, language
+from headwise.cli.early import check_model, in_words, language
 from headwise.cli.heads import REPORT, write_report_of
 from headwise.errors import HeadwiseError
 from headwise.folders import RUN, check_reads_tokens, is_own, read_config
-from headwise.words import spoken
+from headwise.words import refusal
 
 TOKENIZERS = "tokenizer.json", "tokenizer.model", "tekken.json", "vocab.txt", "vocab.json", "spiece.model"
 
@@ -34,35 +32,33 @@ def look(
     live: bool = False,
     port: int | None = None,
     browser: bool = True,
-    lang: Lang = None,
     dtype: str = "auto",
-    device: Device = "cpu",
+    device: str = "cpu",
 ) -> None:
     """Touch the heads of a model in the browser.
 
     The page of a finished run, with the model in it; of any other model a page behind which it runs here until Ctrl-C.
     """
-    lang = language(lang)
     if live or text is not None or (not (model / RUN).exists() and (model / "config.json").exists()):
-        _live(model, text, port or 0, browser, lang, dtype, device)
+        _live(model, text, port or 0, browser, dtype, device)
         return
     if port is not None:
-        raise HeadwiseError(f"--port {port} is where --live serves its page; pass --live too, or leave it out")
-    report = _report_of(model, lang)
+        raise refusal("port_look", port=port)
+    report = _report_of(model)
     address = report.resolve().as_uri()
     opened = _opened(address, browser)
     if wants_json():
         print_json("look", {"run": str(model), "report": str(report), "address": address, "opened": opened})
         return
-    out.print(spoken(f"report: {report}", lang) + f"\n{address}")
+    out.print(in_words("tell.report", path=report) + f"\n{address}")
     if browser and not opened:
-        err.print(spoken("there is no display here to open it on; open the file in a browser", lang), soft_wrap=True)
+        err.print(in_words("tell.no_display"), soft_wrap=True)
 
 
-def _report_of(run: Path, lang: str) -> Path:
+def _report_of(run: Path) -> Path:
     """The report of a finished run, written where it is missing."""
     if not run.is_dir():
-        raise HeadwiseError(f"{run} is no folder; pass the run folder that `headwise train` printed, or a model folder")
+        raise refusal("no_run_folder", run=run)
     report = run / REPORT
     if report.exists():
         return report
@@ -70,15 +66,13 @@ def _report_of(run: Path, lang: str) -> Path:
         from headwise.gpt.run import read_run
     record = read_run(run)
     if record is None:
-        raise HeadwiseError(
-            f"{run} holds no run of `headwise train` and no config.json; pass the folder of a run or of a model"
-        )
+        raise refusal("no_run_no_model", run=run)
     if record.status != "finished":
-        raise HeadwiseError(f"the run in {run} has not finished; go on with `headwise train --resume --out {run}`")
-    return write_report_of(run, lang)
+        raise refusal("look_unfinished", run=run)
+    return write_report_of(run)
 
 
-def _live(model: Path, text: str | None, port: int, browser: bool, lang: str, dtype: str, device: str) -> None:
+def _live(model: Path, text: str | None, port: int, browser: bool, dtype: str, device: str) -> None:
     """Serve the page of a model, and answer it until Ctrl-C."""
     check_model(model)
     sound = Path(text) if text is not None and text.lower().endswith(".wav") else None
@@ -89,10 +83,10 @@ def _live(model: Path, text: str | None, port: int, browser: bool, lang: str, dt
         from headwise.models.open import open_folder
     from headwise.view.look import Served
 
-    with Progress(f"opening {model}"):
+    with Progress("opening the model"):
         desk = Desk(open_folder(model, dtype=dtype, device=device), sound)
     example = desk.example or text or (example_of(model) if is_own(model) else None)
-    served = Served(desk, port, example, lang)
+    served = Served(desk, port, example, language())
     try:
         opened = _opened(served.address, browser)
         if wants_json():
@@ -100,10 +94,10 @@ def _live(model: Path, text: str | None, port: int, browser: bool, lang: str, dt
             sys.stdout.flush()  # whoever reads it opens the page, while this goes on
         else:
             out.print(served.address)
-        err.print(f"the heads of {desk.folder.name} are at this address until Ctrl-C", soft_wrap=True)
+        err.print(in_words("tell.at_address", name=desk.folder.name), soft_wrap=True)
         served.work()
     except KeyboardInterrupt:
-        err.print("the page is closed", soft_wrap=True)
+        err.print(in_words("tell.page_closed"), soft_wrap=True)
     finally:
         served.close()
 
@@ -114,7 +108,7 @@ def _check_reads(model: Path, sound: Path | None) -> None:
     if {"vision_config", "patch_size"} & read_config(model).keys():
         raise HeadwiseError(f"{model} reads images; hw.look(hw.open({str(model)!r}), ...) shows its heads on your own")
     if not any((model / name).exists() for name in TOKENIZERS):
-        raise HeadwiseError(f"{model} has no tokenizer, so it reads no text; put its tokenizer.json beside the weights")
+        raise refusal("look_no_tokenizer", model=model)
 
 
 def _opened(address: str, browser: bool) -> bool:

@@ -6,25 +6,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
-
-import typer
+from typing import TYPE_CHECKING, cast
 
 from headwise.cli.app import (
-    Device,
     Progress,
     as_options,
     command,
     err,
-    model_path,
     needs_torch,
     out,
-    path,
     print_json,
     running_options,
     wants_json,
 )
-from headwise.cli.early import check_model, check_one_count, context_in, shape_of
+from headwise.cli.early import check_model, check_one_count, context_in, in_words, shape_of
 from headwise.cli.interrupt import leaving
 from headwise.errors import HeadwiseError
 from headwise.files import STDIN, check_file, text_path
@@ -49,52 +44,20 @@ if TYPE_CHECKING:
     from headwise.reshape.heal import HealPoint
     from headwise.reshape.job import Change
 
-Stream = Annotated[
-    bool | None,
-    typer.Option(
-        "--stream/--no-stream",
-        help="Read the weights layer by layer: a model larger than memory. Default: where they would not fit.",
-    ),
-]
-
 
 @dataclass(kw_only=True)
 class Reshape(ABC):
     """What the three commands share: the options of the library, under the same names, and the model."""
 
-    model: Annotated[
-        Path,
-        typer.Argument(metavar="MODEL", parser=model_path, help="A run folder, or a model in Hugging Face layout."),
-    ]
-    text: Annotated[
-        Path | None,
-        typer.Option(
-            parser=path,
-            metavar="<path>",
-            help="A UTF-8 text file to calibrate and heal on, and, its last tenth, to measure on; - for standard "
-            "input; default: what a run of headwise was trained on.",
-        ),
-    ] = None
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            parser=path,
-            metavar="<path>",
-            help="The new model folder; without it the damage is shown and nothing written.",
-        ),
-    ] = None
-    tokens: Annotated[
-        int | None, typer.Option(help="Tokens of a document; default: the model's context, at most 1,024.")
-    ] = None
-    documents: Annotated[
-        int | None, typer.Option(min=1, help="At most so many documents to calibrate on, and to measure on.")
-    ] = None
-    heal: Annotated[
-        int | None, typer.Option(help="Steps of healing, with --out: the new model learns to answer as the old one.")
-    ] = None
-    force: Annotated[bool, typer.Option("--force", help="Replace --out, if share, prune or narrow wrote it.")] = False
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a healing that was stopped.")] = False
-    device: Device = "cpu"
+    model: Path
+    text: Path | None = None
+    out: Path | None = None
+    tokens: int | None = None
+    documents: int | None = None
+    heal: int | None = None
+    force: bool = False
+    resume: bool = False
+    device: str = "cpu"
 
     @abstractmethod
     def check(self, shape: ModelShape | None) -> None:
@@ -175,9 +138,9 @@ def _ending(folder: Path | None) -> Callable[[], str]:
 
     def tell() -> str:
         if folder is not None and written() != before:
-            return f"{folder} is written"
+            return in_words("ended.out_written", folder=folder)
         waiting = folder is not None and (folder.parent / f"{folder.name}.partial" / STATE).exists()
-        return "a healing waits: the same command goes on with --resume" if waiting else "nothing was written"
+        return in_words("ended.healing_waits" if waiting else "ended.nothing")
 
     return tell
 
@@ -185,15 +148,10 @@ def _ending(folder: Path | None) -> Callable[[], str]:
 # The options of a command alone are a base of it, to the right of `Reshape`: so --help shows them first.
 @dataclass(kw_only=True)
 class _Sharing:
-    kv_heads: Annotated[
-        int, typer.Option(help="Key/value heads of each layer: a divisor of today's number, and smaller.")
-    ]
-    method: Annotated[str, typer.Option(help="mean, aligned, aligned+norm or principal.")] = "aligned+norm"
-    groups: Annotated[
-        str,
-        typer.Option(help="adjacent: neighbours share; best: heads that an estimate finds cheap to share."),
-    ] = "adjacent"
-    stream: Stream = None
+    kv_heads: int
+    method: str = "aligned+norm"
+    groups: str = "adjacent"
+    stream: bool | None = None
 
 
 @command()
@@ -221,21 +179,11 @@ class Share(Reshape, _Sharing):
 
 @dataclass(kw_only=True)
 class _Pruning:
-    heads: Annotated[str | None, typer.Option(help="Heads that go, as L0.H1,L3.H5.")] = None
-    keep: Annotated[float | None, typer.Option(help="Share of the heads that stays, below 1; --by chooses which.")] = (
-        None
-    )
-    by: Annotated[
-        str | None,
-        typer.Option(
-            help="With --keep, what decides: importance (from gradients, the default), ablation (the loss without the "
-            "head), or role (heads without a role go first)."
-        ),
-    ] = None
-    uniform: Annotated[
-        bool, typer.Option("--uniform", help="As many heads from each layer, so that they leave the weights.")
-    ] = False
-    stream: Stream = None
+    heads: str | None = None
+    keep: float | None = None
+    by: str | None = None
+    uniform: bool = False
+    stream: bool | None = None
 
 
 @command()
@@ -263,23 +211,9 @@ class Prune(Reshape, _Pruning):
 
 @dataclass(kw_only=True)
 class _Narrowing:
-    tolerance: Annotated[
-        float | None,
-        typer.Option(help="The loss that may come with it, in nats a token, before healing. Default: 0.01."),
-    ] = None
-    cache: Annotated[
-        float | None,
-        typer.Option(
-            help="Or the share of the cache's bytes that stays, at the longest text of the model, such as 0.5."
-        ),
-    ] = None
-    window: Annotated[
-        int | None,
-        typer.Option(
-            help="Tokens that a layer with a window sees, the current one counted. Default: the power of two that "
-            "serves best."
-        ),
-    ] = None
+    tolerance: float | None = None
+    cache: float | None = None
+    window: int | None = None
 
 
 @command()

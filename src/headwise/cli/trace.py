@@ -15,9 +15,8 @@ from headwise.cli.app import (
     print_json,
     wants_json,
 )
-from headwise.cli.early import language
-from headwise.errors import HeadwiseError
-from headwise.words import spoken
+from headwise.cli.early import in_words, language
+from headwise.words import refusal, said
 
 
 @command()
@@ -27,7 +26,6 @@ def trace(
     layer: int = 0,
     head: int = 0,
     at: int | None = None,
-    lang: str | None = None,
     html: Path | None = None,
 ) -> None:
     """Show the arithmetic of one head at one position.
@@ -42,14 +40,14 @@ def trace(
         from headwise.models.pack import pack_model
         from headwise.view.page.walk import write_walk
         from headwise.view.steps import print_steps
-    lang = language(lang)
+    lang = language()
     if text == "":
-        raise HeadwiseError("the text is empty; pass one with --text")
+        raise refusal("empty_trace")
     if run is None:
-        with Progress("training a small model on names", lang) as progress:
+        with Progress("training a small model on names") as progress:
             progress("training a small model on names", 0, 0)
             model, tokens, name = example_model()
-            name = spoken(name, lang)
+            name = said(name, lang)
     else:
         (model, tokens), name = load_run(run), run.resolve().name
     shown_text = text or example_of(run)
@@ -66,7 +64,6 @@ def trace(
         return
     print_steps(out, steps, lang)
     if html is not None:
-        out.print("\n" + spoken(f"page: {html}", lang))
+        out.print("\n" + in_words("tell.page", path=html))
     if run is None:
-        line = "this is a small model, trained on names just now; for one of yours: headwise trace runs/verbs"
-        err.print("\n" + spoken(line, lang))
+        err.print("\n" + in_words("tell.just_now"))

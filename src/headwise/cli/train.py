@@ -21,7 +21,7 @@ from headwise.cli.app import (
     print_json,
     wants_json,
 )
-from headwise.cli.early import language
+from headwise.cli.early import in_words, language
 from headwise.cli.heads import write_report_of
 from headwise.cli.interrupt import leaving
 from headwise.cli.live import filmed, live_page, show_report, told
@@ -29,7 +29,7 @@ from headwise.corpus.sources import Sources
 from headwise.errors import HeadwiseError
 from headwise.files import STDIN, TEXT, packaged, read_text, text_path
 from headwise.gpt.presets import find_preset
-from headwise.words import spoken
+from headwise.words import known, phrase, refusal, said
 
 if TYPE_CHECKING:
     from headwise.gpt.run import Run, Settings
@@ -79,9 +79,9 @@ def train(
     if as_list:
         _list_presets()
         return
-    port, lang = _port(live, port, rung), language(None)
+    port = _port(live, port, rung)
     if shard and (live or rung is not None):
-        raise HeadwiseError(f"--shard with {'--live' if live else '--rung'}: that needs the whole model; leave one out")
+        raise refusal("shard_whole", value="--live" if live else "--rung")
     sizes = {"n_heads": heads, "n_kv_heads": kv_heads, "head_dim": head_dim, "n_layers": layers}
     sizes |= {"d_model": width, "context": context, "latent_dim": latent_dim, "rope_dim": rope_dim}
     if preset is not None:
@@ -114,7 +114,7 @@ def train(
                 follow_training(folder, settings, sharing)
                 return
             with live_page(folder, settings, port) as run:
-                _train(*run, resume, samples, sharing, lang)
+                _train(*run, resume, samples, sharing)
 
 
 @contextmanager
@@ -124,7 +124,7 @@ def _kept_input(text: list[Path], folder: Path | None, resume: bool) -> Iterator
         yield text, folder
         return
     if len(text) > 1:
-        raise HeadwiseError(f"{STDIN} is standard input, a text by itself; pass it alone, or files")
+        raise refusal("stdin_alone", stdin=STDIN)
     with needs_torch():
         from headwise.gpt.run import kept_text
     folder = folder or free_folder(Path("runs") / "stdin")
@@ -135,9 +135,9 @@ def _kept_input(text: list[Path], folder: Path | None, resume: bool) -> Iterator
 def _port(live: bool, port: int | None, rung: str | None) -> int | None:
     """Where the training is shown; 0 is any free port, None nowhere."""
     if port is not None and not live:
-        raise HeadwiseError(f"--port {port} is where --live shows the training; pass --live too, or leave it out")
+        raise refusal("port_live", port=port)
     if live and rung is not None:
-        raise HeadwiseError(f"--live --rung {rung}: microgpt is replayed without a page; leave one of them out")
+        raise refusal("live_rung", rung=rung)
     return (port or 0) if live else None
 
 
@@ -148,28 +148,27 @@ def _train(
     resume: bool,
     samples: int | None,
     sharing: Sharing,
-    lang: str,
 ) -> None:
     """Train, report, and print what came out."""
     with needs_torch():
         from headwise.gpt.run import SAMPLES, run_training
         from headwise.heads.film import Film
-    with leaving_run(folder), training_progress(lang) as (report, reading):
+    with leaving_run(folder), training_progress() as (report, reading):
 
         def say(line: str) -> None:
-            err.print(spoken(line, lang), soft_wrap=True)
+            err.print(said(line, language()), soft_wrap=True)
 
         n_samples = SAMPLES if samples is None else samples
         film = Film if page is None else partial(filmed, page)
         report = report if page is None else told(page, report)
         result = run_training(folder, settings, report, resume, say, n_samples, film, sharing=sharing, reading=reading)
-        report_path = write_report_of(folder, lang)
+        report_path = write_report_of(folder)
     if wants_json():
         print_json("train", result_json(folder, result, report_path))
     else:
-        _print_result(result, lang)
-        out.print("\n" + spoken(f"report: {report_path}", lang))
-        say(f"open it in a browser, or with: headwise look {folder}")
+        _print_result(result)
+        out.print("\n" + in_words("tell.report", path=report_path))
+        say(in_words("tell.open", folder=folder))
     if page is not None:
         show_report(page, report_path)
 
@@ -183,16 +182,20 @@ def _list_presets() -> None:
     for preset in PRESETS.values():
         shape = {"n_kv_heads": preset.shape["n_heads"], **preset.shape}
         recipe = {"steps": preset.recipe.steps, "batch": preset.recipe.batch, "lines": preset.lines}
-        rows.append({"name": preset.name, "about": preset.about, **{size: shape[size] for size in sizes}, **recipe})
+        rows.append(
+            {
+                "name": preset.name,
+                "about": phrase(f"preset.{preset.name}"),
+                **{size: shape[size] for size in sizes},
+                **recipe,
+            }
+        )
     if wants_json():
         print_json("presets", {"presets": rows})
         return
     for row in rows:
-        out.print(f"{row['name']:9} {row['about']}")
-        out.print(
-            f"{'':9} layers {row['n_layers']}, heads {row['n_heads']}, key/value heads {row['n_kv_heads']}, "
-            f"width {row['d_model']}, context {row['context']}, steps {row['steps']:,} of {row['batch']}"
-        )
+        out.print(f"{row['name']:9} {in_words('preset.' + row['name'])}")
+        out.print(f"{'':9} {in_words('tell.preset', **row | {'steps': format(row['steps'], ',')})}")
 
 
 def run_settings(options: dict[str, Any], folder: Path | None, resume: bool) -> tuple[Path, Settings]:
@@ -206,25 +209,20 @@ def run_settings(options: dict[str, Any], folder: Path | None, resume: bool) -> 
         usual = Path("runs") / name.stem
         stopped, free = _stopped(usual, settings), free_folder(usual)
         if resume and stopped is None:
-            raise HeadwiseError(
-                f"--resume: no run in {usual} was stopped; pass --out, the folder of the run to go on with"
-            )
+            raise refusal("none_stopped", usual=usual)
         if stopped is not None and not resume:
-            err.print(f"{stopped} was stopped: --resume goes on there; this is a new run", soft_wrap=True)
+            err.print(in_words("tell.was_stopped", folder=stopped), soft_wrap=True)
         return stopped if resume and stopped else free, settings
     run = read_run(folder) if resume and folder.is_dir() else None
     if run is None:
         if resume:
-            err.print(f"headwise: nothing to resume in {folder}; beginning there")
+            err.print(in_words("tell.nothing_to_resume", folder=folder))
         return folder, Settings(**wanted)
     saved = vars(run.settings) | run.settings.shape
     shape = wanted.pop("shape", {})
     for name, value in {**wanted, **shape}.items():
         if saved.get(name) != value:
-            raise HeadwiseError(
-                f"the run in {folder} has {name}={saved.get(name)}, and {name}={value} is asked for; "
-                f"leave it out to resume, or take another out="
-            )
+            raise refusal("resumed_differs", folder=folder, name=name, value=saved.get(name), value_2=value)
     return folder, run.settings
 
 
@@ -267,25 +265,25 @@ def result_json(folder: Path, result: Run, report: Path) -> dict[str, Any]:
     }
 
 
-def _print_result(result: Run, lang: str) -> None:
+def _print_result(result: Run) -> None:
     summary = result.summary
     assert summary is not None
 
-    def say(line: str) -> None:
-        out.print(spoken(line, lang))
+    def say(key: str, **facts: Any) -> None:
+        out.print(in_words(f"tell.{key}", **facts))
 
-    say(f"held-out loss   {summary.held_out_loss:.3f} nats per token")
+    say("held_out_loss", loss=f"{summary.held_out_loss:.3f}")
     if summary.baseline_loss is not None:
         gain, best = summary.baseline_loss - summary.held_out_loss, min(summary.curve, key=lambda x: x.held_out_loss)
-        remedy = "more --steps may help"
-        if best.held_out_loss < summary.held_out_loss - 0.02:  # it learns the text by heart
-            remedy = f"its best was {best.held_out_loss:.3f}, at step {best.step}: take fewer --steps, or more text"
-        verdict = f"the model is {abs(gain):.3f} " + ("better" if gain > 0 else f"worse; {remedy}")
-        say(f"the baseline    {summary.baseline_loss:.3f}, {summary.baseline_name}: {verdict}")
+        by_heart = best.held_out_loss < summary.held_out_loss - 0.02
+        verdict = "better" if gain > 0 else "passed" if by_heart else "worse"
+        name = known(summary.baseline_name or "") or summary.baseline_name
+        facts = {"loss": f"{summary.baseline_loss:.3f}", "name": name, "gain": f"{abs(gain):.3f}"}
+        say(f"baseline_{verdict}", **facts, best=f"{best.held_out_loss:.3f}", step=best.step)
     if result.cells is not None:
         model, ngram, count = result.cells
-        say(f"held-out cells  {model} of {count} translated exactly; the n-gram {ngram}")
-    out.print("\n" + spoken("samples", lang))
+        say("cells", right=model, count=count, ngram=ngram)
+    out.print("\n" + in_words("tell.samples"))
     for sample in summary.samples:
         out.print("  " + sample.replace("\n", "\n  "))
 
@@ -295,22 +293,24 @@ def leaving_run(folder: Path) -> AbstractContextManager[None]:
 
     def tell() -> str:
         begun = (folder / "run.json").exists()
-        return f"the run has begun in {folder}: go on with --resume --out {folder}" if begun else "nothing was written"
+        return in_words("ended.run_begun" if begun else "ended.nothing", folder=folder)
 
     return leaving(tell)
 
 
 @contextmanager
-def training_progress(lang: str = "en") -> Iterator[tuple[Callable[[TrainingProgress], None], Progress]]:
+def training_progress() -> Iterator[tuple[Callable[[TrainingProgress], None], Progress]]:
     """Of the steps, and of what else takes long. Where there is no terminal, each evaluation has a line."""
-    held_out = ""
-    with Progress("preparing the text and the model", lang) as progress:
+    held_out: float | None = None
+    with Progress("preparing the text and the model") as progress:
 
         def report(state: TrainingProgress) -> None:
             nonlocal held_out
             if state.held_out_loss is not None:
-                held_out = f"  held-out {state.held_out_loss:.3f}"
-            numbers = f"loss {state.loss:.3f}{held_out}  {state.tokens_per_second:,.0f} tokens/s"
+                held_out = state.held_out_loss
+            facts = {"loss": f"{state.loss:.3f}", "speed": f"{state.tokens_per_second:,.0f}"}
+            key = "tell.loss" if held_out is None else "tell.losses"
+            numbers = in_words(key, **facts, held_out="" if held_out is None else f"{held_out:.3f}")
             progress("step", state.step, state.steps, numbers, milestone=state.held_out_loss is not None)
 
         yield report, progress
@@ -338,7 +338,7 @@ def replay_microgpt(options: dict[str, Any], rung: str, n_samples: int, resume: 
 
         def report(step: int, loss: float) -> None:
             if step % every == 0 or step == steps:
-                progress("step", step, steps, f"loss {loss:.4f}")
+                progress("step", step, steps, in_words("tell.loss_alone", loss=f"{loss:.4f}"))
 
         result = replay(read_text(text).splitlines(), rung, steps, seed, n_samples, report, **shape)
     seconds = time.perf_counter() - began
@@ -355,25 +355,24 @@ def replay_microgpt(options: dict[str, Any], rung: str, n_samples: int, resume: 
         return
     for step, loss in enumerate(result.losses, 1):
         if step <= SHOWN or step > steps - SHOWN:
-            out.print(f"step {step:4}  loss {loss:.4f}")
-    out.print("\n".join(["\nsamples", *(f"  {sample}" for sample in result.samples)]))
-    out.print(f"\n{steps} steps on the {rung} rung in {seconds:.2f} s")
-    no_folder = "no run folder is written: that needs torch, pip install 'headwise[torch]'"
-    out.print(f"run folder: {folder}, for headwise heads, trace and generate" if written else no_folder)
+            out.print(in_words("tell.replayed_step", step=f"{step:4}", loss=f"{loss:.4f}"))
+    out.print("\n".join(["\n" + in_words("tell.samples"), *(f"  {sample}" for sample in result.samples)]))
+    out.print("\n" + in_words("tell.replayed", steps=steps, rung=rung, seconds=f"{seconds:.2f}"))
+    out.print(in_words("tell.replay_folder" if written else "tell.replay_no_folder", folder=folder))
 
 
 def _check_options(options: dict[str, Any], resume: bool, folder: Path) -> None:
     """Refuse what an exact replay cannot honour."""
     if options["preset"] not in (None, "microgpt"):
-        raise HeadwiseError(f"--rung replays microgpt, and --preset {options['preset']} is asked for; leave one out")
+        raise refusal("rung_preset", preset=options["preset"])
     shape = options["shape"] or {}
     refused = {"--tokenizer": options["tokenizer"], "--lines/--stream": options["lines"], "--resume": resume or None}
     refused |= {"--field": options["field"], "a second text": isinstance(options["text"], tuple) or None}
     for option, value in (refused | {flag: shape.get(name) for name, flag in FIXED.items()}).items():
         if value is not None:
-            raise HeadwiseError(f"--rung replays microgpt exactly, so {option} cannot be honoured; leave it out")
+            raise refusal("rung_exact", option=option)
     kept = os.path.realpath(folder / TEXT) == options["text"]  # of standard input
     if folder.exists() and (
         not folder.is_dir() or {path.name for path in folder.iterdir()} - ({TEXT} if kept else set())
     ):
-        raise HeadwiseError(f"--out {folder} exists and is not empty; pass another folder")
+        raise refusal("out_not_empty", folder=folder)

@@ -6,7 +6,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from headwise.cli.app import (
-    Device,
     Progress,
     command,
     needs_torch,
@@ -14,7 +13,7 @@ from headwise.cli.app import (
     print_json,
     wants_json,
 )
-from headwise.cli.early import check_model, language
+from headwise.cli.early import check_model, in_words, language
 from headwise.folders import check_answers, check_reads_tokens
 
 
@@ -26,15 +25,14 @@ def why(
     other: str | None = None,
     corrupt: str | None = None,
     html: Path | None = None,
-    lang: str | None = None,
     dtype: str = "auto",
-    device: Device = "cpu",
+    device: str = "cpu",
 ) -> None:
     """Say which heads bring a prediction, and which work against it.
 
     Where they looked, too, and what happens without them.
     """
-    lang = language(lang)
+    lang = language()
     check_model(model)
     check_answers(model)
     check_reads_tokens(model)
@@ -53,4 +51,4 @@ def why(
         return
     story.print(out, lang)
     if html is not None:
-        out.print(f"\npage: {html}")
+        out.print("\n" + in_words("tell.page", path=html))

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from headwise.cli.app import (
-    Device,
-    Lang,
     Progress,
     as_options,
     command,
@@ -17,11 +15,11 @@ from headwise.cli.app import (
     running_options,
     wants_json,
 )
-from headwise.cli.early import check_model, check_texts, language
-from headwise.errors import HeadwiseError
+from headwise.cli.early import check_model, check_texts, in_words, language
 from headwise.files import write_whole
 from headwise.folders import check_next
 from headwise.plan import check_format
+from headwise.words import refusal, said
 
 
 @command()
@@ -36,20 +34,18 @@ def windows(
     cache: float | None = None,
     format: str = "headwise",
     html: Path | None = None,
-    lang: Lang = None,
     png: Path | None = None,
     csv: Path | None = None,
     seed: int = 0,
-    device: Device = "cpu",
+    device: str = "cpu",
 ) -> None:
     """Measure how far back key/value heads look: what to remember."""
     from headwise.heads.reach import check_plan
     from headwise.table import Table
     from headwise.view.windows import print_windows, windows_html, windows_png
 
-    lang = language(lang)
     if plan is None and (tolerance, cache) != (None, None):
-        raise HeadwiseError("--tolerance and --cache choose a plan; pass --plan, the file to write it to")
+        raise refusal("plan_needed")
     check_plan(tolerance, cache, sinks)
     check_format(format)
     check_model(model)
@@ -64,13 +60,13 @@ def windows(
     with Progress("reading the text") as progress:
         read = read_texts(folder, text or None, tokens, documents)
         if line := forecast(folder.model, read):
-            err.print(as_options(line, running_options()), soft_wrap=True)
+            err.print(as_options(said(line, language()), running_options()), soft_wrap=True)
         reach = measure(folder.model, read, seed=seed, progress=progress)
     chosen = None if plan is None else reach.plan(tolerance, cache, sinks)
     if plan is not None and chosen is not None:
         chosen.export(plan, format)
     if html is not None:
-        write_whole(html, windows_html(reach, lang))
+        write_whole(html, windows_html(reach, language()))
     if png is not None:
         windows_png(png, reach, sinks)
     if csv is not None:
@@ -79,17 +75,15 @@ def windows(
     if wants_json():
         print_json("windows", {**reach.document(), "plan": None if plan is None else str(plan), "share": share})
         return
-    print_windows(out, reach, sinks)
+    print_windows(out, reach, sinks, language())
     if chosen is not None:
         full = sum(layer.count(None) for layer in chosen.keep)
-        out.print(
-            f"plan: {plan}: {full} of {len(reach.heads)} heads keep all; {share:.3f} of the cache is left at "
-            f"{reach.longest:,} tokens"
-        )
+        facts = {"full": full, "count": len(reach.heads), "share": f"{share:.3f}", "tokens": f"{reach.longest:,}"}
+        out.print(in_words("windows.plan", plan=plan, **facts))
         if full == len(reach.heads):
-            out.print("nothing is saved: pass a larger --tolerance, or say with --cache 0.5 what may stay")
+            out.print(in_words("windows.nothing_saved"))
         else:
-            out.print(f"try it: headwise generate {model} --plan {plan}; headwise cost {model} --plan {plan}")
+            out.print(in_words("windows.try_it", model=model, plan=plan))
     for what, path in (("page", html), ("picture", png), ("table", csv)):
         if path is not None:
-            out.print(f"{what}: {path}")
+            out.print(in_words(f"tell.{what}", path=path))

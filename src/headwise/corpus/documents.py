@@ -42,7 +42,7 @@ from headwise.corpus.tokens import LARGEST_ID, Reader, Tokens, require_tokens, u
 from headwise.errors import HeadwiseError
 from headwise.files import check_file, read_text, write_whole
 from headwise.kept import Kept
-from headwise.words import Note
+from headwise.words import Note, refusal
 
 READ = 2**20  # bytes at a time
 DIGEST = 32  # bytes
@@ -166,7 +166,7 @@ class Text:
             documents = ([ids] for ids in self.documents if len(ids) > 1)
             self.documents = token_file(lambda: (documents, LARGEST_ID, {}))
         if not len(self.documents):
-            raise HeadwiseError("the text has no document of two tokens or more; pass a longer one")
+            raise refusal("no_document")
         self.counts = Counter(itertools.chain.from_iterable(self.documents))
         ids = list(self.counts)
         marks = {i for i, text in zip(ids, self.shown(ids), strict=True) if not any(map(str.isalnum, text))}
@@ -215,7 +215,7 @@ def read_documents(
     before, after = require_tokens(reader).frame
     around, context = len(before) + len(after), reader.context
     if tokens is not None and context is not None and tokens > context:
-        raise HeadwiseError(f"tokens {tokens} exceeds what {reader.name} takes at a time, {context}")
+        raise refusal("tokens_exceed", tokens=tokens, name=reader.name, context=context)
     room = tokens or context or sys.maxsize
     if room < around + 2:
         raise HeadwiseError(f"tokens {room} leaves no room for text; pass {around + 2} or more")

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 from headwise.errors import HeadwiseError
 from headwise.files import MOST_TEXT, STDIN, check_file, read_text, text_path
+from headwise.words import refusal
 
 PIECE = 2**20  # characters
 MOST_PACKING = 100  # times that a large column of a Parquet file may grow; text packs 3 to 10 times
@@ -75,7 +76,7 @@ class Sources:
                     raise HeadwiseError(f"{file} is damaged or cut short: {error}") from None
             before += file.stat().st_size
         if blank:
-            raise HeadwiseError(f"{', '.join(map(str, self.files[:3]))} is empty, or holds nothing but white space")
+            raise refusal("empty_files", value=", ".join(map(str, self.files[:3])))
 
     def stream(self) -> Iterator[str]:
         """One text of all documents, in pieces, with a line end between them."""
@@ -99,14 +100,14 @@ def contents(sources: Sequence[str]) -> tuple[list[Path], list[tuple[str, str]]]
     typed: list[tuple[str, str]] = []
     for source in sources:
         if not source.strip():
-            raise HeadwiseError("the text is empty; pass a file, a folder or some words")
+            raise refusal("no_text")
         path = text_path(source)
         if source == STDIN:
             typed.append(("standard input", read_text(source)))
         elif exists(path):
             paths.append(path)
         elif re.fullmatch(r"[\w./~-]+", source) and (path.suffix in PLAIN or "/" in source):
-            raise HeadwiseError(f"there is no file {source}")
+            raise refusal("no_such_file", source=source)
         else:
             typed.append((f"text {len(typed) + 1}" if typed else "the text", source))
     return paths, typed
@@ -129,7 +130,7 @@ def files_of(folder: Path) -> list[Path]:
     kinds = (*PLAIN, *RECORDS)
     files = sorted(file for file in folder.rglob("*") if _kind(file) in kinds and file.is_file())
     if not files:
-        raise HeadwiseError(f"{folder} holds no text files ({', '.join((*kinds, *PACKED))})")
+        raise refusal("no_texts", folder=folder, value=", ".join((*kinds, *PACKED)))
     return files
 
 

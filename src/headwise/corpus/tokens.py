@@ -14,7 +14,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 
 from headwise.errors import HeadwiseError
 from headwise.files import MOST_JSON, read_bytes, read_json, read_text
-from headwise.words import Note
+from headwise.words import Note, refusal
 
 MOST_GROWTH = 1000  # times that a tokenizer may lengthen a text
 MOST_GROWN = 1 << 22  # characters that may come of a text where it does; the library takes some 400 bytes for each
@@ -76,7 +76,7 @@ class Reader(Protocol):
 def require_tokens(reader: Reader) -> TextTokens:
     """The tokenizer of a model."""
     if reader.tokens is None:
-        raise HeadwiseError(f"{reader.name} has no tokenizer; pass token ids, or put tokenizer.json beside the model")
+        raise refusal("no_tokenizer", name=reader.name)
     return reader.tokens
 
 
@@ -147,7 +147,7 @@ class Tokens:
         """
         distinct = sorted({word for line in lines for word in line.split()})
         if BOUNDARY in distinct:
-            raise HeadwiseError(f"the text has the word {BOUNDARY}, which stands between documents; replace it")
+            raise refusal("boundary", boundary=BOUNDARY)
         tokenizer = _word_level(distinct, boundary=True)
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         if [word for word in distinct if "," in word] == [","]:
@@ -192,7 +192,7 @@ class Tokens:
             except Exception as error:  # older word vocabularies end here
                 raise self._unknown_words(text) or error from None
         if self._by_word and self.boundary in ids:  # which stands for the unknown, or was typed
-            raise self._unknown_words(text) or HeadwiseError(f"cannot tokenise {text!r}: put spaces between its words")
+            raise self._unknown_words(text) or refusal("no_spaces", text=repr(text))
         return ids
 
     def places(self, text: str) -> list[tuple[int, int]]:
@@ -240,10 +240,12 @@ class Tokens:
 
     def _unknown(self, missing: Sequence[str], kind: str) -> HeadwiseError:
         known = [token for token in sorted(self.vocabulary, key=self.vocabulary.__getitem__) if token != BOUNDARY]
-        some, more = ", ".join(map(repr, missing[:5])), f" and {len(missing) - 5} more" * (len(missing) > 5)
+        some = ", ".join(map(repr, missing[:5]))
+        if len(missing) > 5:
+            some = Note.of("refused.and_more", some=some, more=len(missing) - 5)
         listed = " ".join(repr(token)[1:-1] for token in known[:40])
         rest = " ..." if len(known) > 40 else ""
-        return HeadwiseError(f"the model has not seen the {kind} {some}{more}; it knows {len(known)}: {listed}{rest}")
+        return refusal(f"unseen_{kind}", some=some, count=len(known), listed=listed + rest)
 
 
 def check_growth(text: str, growth: int) -> None:

@@ -22,6 +22,7 @@ from headwise.corpus.ngram import NGramModel, best_order, ngram_losses
 from headwise.corpus.sources import Sources
 from headwise.corpus.tokens import Tokens
 from headwise.errors import HeadwiseError
+from headwise.words import refusal
 
 IGNORED = -100  # a target that does not count
 HELD_OUT_SHARE = 0.1
@@ -43,10 +44,7 @@ class Stream:
         self.context, self.digest = context, digest
         for name, length in (("training", self._cut), ("held-out", ids.n_ids - self._cut)):
             if length <= context:
-                raise HeadwiseError(
-                    f"the {name} part of the text has {length} tokens, fewer than context {context} + 1; "
-                    f"pass a longer text or a smaller context="
-                )
+                raise refusal("short_text", name=name, length=length, context=context)
 
     def batch(self, generator: torch.Generator, size: int) -> Batch:
         return self._pieces(torch.randint(self._cut - self.context, (size, 1), generator=generator))
@@ -88,7 +86,7 @@ class Documents:
     ) -> None:
         train, held_out = parts
         if not len(train) or not len(held_out):
-            raise HeadwiseError(f"{len(train)} lines to train on and {len(held_out)} held out; pass 10 lines or more")
+            raise refusal("few_lines", count=len(train), count_2=len(held_out))
         self.boundary, self.context, self.digest = tokens.document("")[0], context, digest
         self._lines, self._train, self._held_out, self._n_ways = lines, train, held_out, n_ways
         self._mark = None if mark is None else tokens.encode(mark)[0]

@@ -11,9 +11,10 @@ from typing import Any
 from headwise.cost import formulas
 from headwise.cost.formulas import ForwardPrice
 from headwise.cost.shape import MAIN, VISION, Attention, Layer, ModelShape
-from headwise.errors import HeadwiseError, unknown
+from headwise.errors import HeadwiseError
 from headwise.markup import BINARY, DECIMAL, escaped, plural, scaled
 from headwise.table import Table
+from headwise.words import unknown
 
 # Bits of one number. Formats that share a scale among a block of numbers take a little more; it is not counted.
 BITS = {"fp64": 64, "fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "fp4": 4, "int4": 4}

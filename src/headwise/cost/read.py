@@ -13,11 +13,12 @@ from headwise.cost.build import build, name_in
 from headwise.cost.formulas import cache_values
 from headwise.cost.pricing import Price, bytes_of, make_setting, number_format, price_shape
 from headwise.cost.shape import Attention, FeedForward, Layer, ModelShape
-from headwise.errors import HeadwiseError, unknown
+from headwise.errors import HeadwiseError
 from headwise.families import OURS, families, family_for
 from headwise.files import read_text
 from headwise.plan import Plan
 from headwise.spec import AttentionSpec
+from headwise.words import Note, unknown
 
 CONFIG = "config.json"
 PRESETS: dict[str, dict[str, Any]] = tomllib.loads(
@@ -81,7 +82,7 @@ def _read_description(description: str | Path) -> tuple[str, ModelShape]:
             raise HeadwiseError(f"{path} does not exist; pass a folder with {CONFIG}, such a file, or a preset")
         name = str(description)
         if name not in PRESETS:
-            raise unknown(f"no preset {name!r}, and no file or folder of that name", name.lower(), PRESETS)
+            raise unknown(Note.of("refused.no_priced", name=repr(name)), name.lower(), PRESETS)
         return name, model_shape(PRESETS[name]).noted(*([NOTES[name]] if name in NOTES else []))
     file = path / CONFIG if path.is_dir() else path
     if not file.exists():

@@ -15,6 +15,7 @@ from headwise.errors import HeadwiseError
 from headwise.gpt.decode import Decoder, Texts, why_not
 from headwise.gpt.gpt import GPT
 from headwise.gpt.presets import check_seed
+from headwise.words import refusal
 
 WORTH = 16  # tokens from which on the decode form, which takes about as long as that many steps, is made
 MOST = 2**31  # bytes of weights of which a second copy is made unasked
@@ -139,7 +140,7 @@ def _check(source: Source, prompts: Sequence[Sequence[int]], *, seed: int, **num
     if numbers["n_tokens"] < 0:
         raise HeadwiseError(f"n_tokens={numbers['n_tokens']} is negative")
     if not numbers["temperature"] >= 0:
-        raise HeadwiseError(f"temperature={numbers['temperature']} must be 0 or more; 0 takes the likeliest token")
+        raise refusal("temperature", temperature=numbers["temperature"])
     check_seed(seed)
     for name, least in (("top_k", 1), ("lookup", 0)):
         if numbers[name] is not None and numbers[name] < least:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headwise.errors import HeadwiseError, unknown
 from headwise.records import from_json
+from headwise.words import Note, refusal, unknown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,6 @@ class Recipe:
 @dataclass(frozen=True, kw_only=True)
 class Preset:
     name: str
-    about: str
     shape: dict[str, Any]  # fields of GPTConfig, without the vocabulary
     recipe: Recipe
     lines: bool  # each line is a document of its own; otherwise the text is one stream
@@ -58,11 +57,11 @@ def warm_cosine(step: int, steps: int, warmup: int, final: float) -> float:
 def check_seed(seed: int) -> None:
     """What torch takes as a seed."""
     if not 0 <= seed < 2**63:
-        raise HeadwiseError(f"seed={seed} lies outside 0 to 2^63 - 1")
+        raise refusal("seed", seed=seed)
 
 
 def find_preset(name: str) -> Preset:
     """The preset of that name, or an error that offers the nearest ones."""
     if name not in PRESETS:
-        raise unknown(f"no preset {name!r}", name, PRESETS)
+        raise unknown(Note.of("refused.no_preset", name=repr(name)), name, PRESETS)
     return PRESETS[name]

@@ -26,7 +26,7 @@ from headwise.corpus.sources import Progress as Reading
 from headwise.corpus.sources import Sources
 from headwise.corpus.tokens import Tokens
 from headwise.corpus.training import Corpus, Documents, text_corpus, verb_corpus
-from headwise.errors import HeadwiseError, unknown
+from headwise.errors import HeadwiseError
 from headwise.files import TEXT, is_unfinished, read_bytes, read_json, write_whole
 from headwise.folders import RUN
 from headwise.gpt.checkpoint import MODEL_FILES, hf_form, load_model, save_model
@@ -41,6 +41,7 @@ from headwise.markup import amount
 from headwise.memory import free_memory
 from headwise.records import CurvePoint, RunSummary, from_json
 from headwise.spec import require_size
+from headwise.words import Note, refusal, unknown
 
 REPORT, WALK, FILM = "report.html", "walk.html", "film.jsonl"
 FIRST = (TEXT, RUN)  # what is written before all else
@@ -73,7 +74,7 @@ class Settings:
         preset = find_preset(self.preset)
         check_seed(self.seed)
         if self.steps is not None and self.steps < 1:
-            raise HeadwiseError(f"steps={self.steps} must be at least 1")
+            raise refusal("steps", steps=self.steps)
         recipe = preset.recipe if self.steps is None else replace(preset.recipe, steps=self.steps)
         shape = {**preset.shape, **self.shape}
         for name in shape.keys() - {known.name for known in fields(GPTConfig)}:
@@ -87,7 +88,7 @@ class Settings:
         if self.text is None:
             options = {"tokenizer=": self.tokenizer, "lines=": self.lines, "field=": self.field}
             for option in (option for option, value in options.items() if value is not None):
-                raise HeadwiseError(f"{option} describes a text file; pass one, or leave it out for the verb corpus")
+                raise refusal("for_a_text", option=option)
             corpus = verb_corpus(self.seed, shape["context"], core=preset.core)
         else:
             lines = preset.lines if self.lines is None else self.lines
@@ -149,7 +150,8 @@ def run_training(
         if current().agree(lambda: finished):
             (folder / STATE).unlink(missing_ok=True)
             return run
-        say(f"training preset {settings.preset}, {size:,} parameters, on {corpus.name}, into {folder}")
+        facts = {"preset": settings.preset, "parameters": f"{size:,}", "text": corpus.name, "folder": folder}
+        say(Note.of("tell.training", **facts))
         began = time.monotonic()
         looks_on = no_film if film is None or sharing.apart else film(folder, corpus, config, recipe)
         learns = config, recipe, corpus.data, settings.seed, report
@@ -157,7 +159,7 @@ def run_training(
         with torch.random.fork_rng([device] if device.type == "cuda" else []):  # dropout draws from torch's own
             model, curve = train(folder, *learns, film=looks_on, build=build, sharing=sharing)
         model = finish(model)
-        say("training is done; counting n-grams and writing the report")
+        say(Note.of("tell.done"))
         seconds = time.monotonic() - began
         summary, cells = _results(settings, corpus, model, recipe, curve, seconds, n_samples)
         save_model(folder, model, corpus.tokens)
@@ -231,10 +233,10 @@ def held_out_documents(folder: Path, limit: int) -> list[list[int]]:
     """
     run = read_run(folder)
     if run is None:
-        raise HeadwiseError(f"{folder} has no {RUN}, so nothing was held out; pass text=")
+        raise refusal("no_run_text", folder=folder, run=RUN)
     corpus, _, _ = run.settings.resolve()
     if corpus.data.digest != run.digest:
-        raise HeadwiseError(f"the text that {folder} was trained on has changed; pass text=")
+        raise refusal("text_changed", folder=folder)
     return corpus.data.held_out_documents(limit)
 
 
@@ -248,23 +250,21 @@ def _check(folder: Path, settings: Settings, corpus: Corpus, resume: bool) -> Ru
     A finished run may be resumed only while its report, which the commands write last, is missing.
     """
     if folder.exists() and not folder.is_dir():
-        raise HeadwiseError(f"out={folder} is a file; pass a folder")
+        raise refusal("out_is_file", folder=folder)
     run = read_run(folder) if folder.exists() else None
     if run is None:
         if folder.exists() and not _is_blank(folder):
-            raise HeadwiseError(f"out={folder} is not empty and holds no run; pass another folder")
+            raise refusal("not_empty", folder=folder)
         return None
     if not resume:
-        raise HeadwiseError(f"{folder} holds a run already; pass resume=True to go on with it, or another out=")
+        raise refusal("run_there", folder=folder)
     if run.status == "finished" and ((folder / REPORT).exists() or run.summary is None):
-        raise HeadwiseError(f"the run in {folder} is finished; there is nothing to resume")
+        raise refusal("run_finished", folder=folder)
     if run.settings != settings:
         differing = [name for name, value in asdict(run.settings).items() if value != asdict(settings)[name]]
-        raise HeadwiseError(f"the run in {folder} has other settings ({', '.join(differing)}); resume it with its own")
+        raise refusal("other_settings", folder=folder, value=", ".join(differing))
     if run.digest != corpus.data.digest:
-        raise HeadwiseError(
-            f"the text is not the one that the run in {folder} began with; pass that one, or another out="
-        )
+        raise refusal("other_text", folder=folder)
     return run
 
 
@@ -305,7 +305,7 @@ def _results(
             "held out": f"the Spanish half of {cells[2]} unseen cells; the training loss counts whole lines",
             "held-out cells right": f"{right} of {cells[2]}; {order}-gram {ngram_right}",
         }
-    name = f"best n-gram, order {order} (Kneser-Ney)"
+    name = Note.of("kept.best_ngram", order=order)
     texts = (
         generate(model, tokens.opening(), SAMPLE_TOKENS, temperature=0.8, seed=n, stop=tokens.boundary)
         for n in range(n_samples)
@@ -325,7 +325,5 @@ def load_run(folder: Path) -> tuple[GPT, Tokens]:
     """The model of a finished run."""
     run = read_run(folder) if folder.is_dir() else None
     if run is not None and run.status != "finished" and not (folder / "model.safetensors").exists():
-        raise HeadwiseError(
-            f"the run in {folder} has not finished; train it to its end, with resume=True and out={folder}"
-        )
+        raise refusal("unfinished", folder=folder)
     return load_model(folder)

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from headwise.errors import HeadwiseError, unknown
+from headwise.errors import HeadwiseError
 from headwise.heads.effect import slopes_of
 from headwise.heads.statistics import unknown_head
 from headwise.intervals import Interval, interval_of
@@ -29,6 +29,7 @@ from headwise.models.hook import attach, attend_by_rows, hooked, inside
 from headwise.models.open import ids_of, token_of
 from headwise.models.sites import Layer, Site, layers_of
 from headwise.records import Call, head_name
+from headwise.words import unknown
 
 PLACES = ("q", "k", "v", "out", "weights")
 

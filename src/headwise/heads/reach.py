@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from headwise.errors import HeadwiseError, unknown
+from headwise.errors import HeadwiseError
 from headwise.intervals import Interval
 from headwise.plan import Keep, Plan
+from headwise.words import unknown
 
 SINKS = (0, 1, 4, 16)  # first tokens that are kept
 TOLERANCE = 0.01  # of the mass, where a plan is asked for and nothing else is said

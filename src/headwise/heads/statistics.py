@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
 
-from headwise.errors import MissingError, unknown
+from headwise.errors import MissingError
+from headwise.words import unknown
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -28,6 +28,7 @@ from headwise.models.hook import observe
 from headwise.positions import RoPE
 from headwise.records import Call, HeadSteps, KeySteps, VectorStage
 from headwise.rungs.tensor import trace
+from headwise.words import Note, refusal
 
 EXAMPLE_STEPS = 200
 
@@ -55,10 +56,10 @@ def head_steps(
     empty or longer than the context, and when ids and tokens differ in number.
     """
     _check_text(model, ids, tokens, at)
-    _check_place("layer", layer, len(model.blocks), "the model")
+    _check_place("layer", layer, len(model.blocks))
     seen = _run(model, ids, layer)
     spec, call = seen.layer.spec, seen.call
-    _check_place("head", head, spec.n_heads, f"layer {layer}")
+    _check_place("head", head, spec.n_heads, layer=layer)
     chosen = seen.layer.heads[head]
     if seen.layer.o_proj is None:
         raise HeadwiseError("this layer has no output projection, so no head adds through one; trace a layer with W_O")
@@ -101,15 +102,13 @@ def _check_text(model: GPT, ids: Sequence[int], tokens: Sequence[str], at: int) 
         raise HeadwiseError(f"latent_dim={dim}: the steps are those of four matrices; trace a model without a latent")
     if len(tokens) != len(ids):
         raise HeadwiseError(f"{len(tokens)} tokens for {len(ids)} ids; pass one for each")
-    _check_place("position", at, len(ids), "the text", option="at")
+    _check_place("position", at, len(ids))
 
 
-def _check_place(what: str, number: int, count: int, owner: str, option: str | None = None) -> None:
+def _check_place(what: str, number: int, count: int, **facts: int) -> None:
     if not 0 <= number < count:
-        last = "0" if count == 1 else f"0 to {count - 1}"
-        raise HeadwiseError(
-            f"there is no {what} {number}: {owner} has {count}, counted from 0; pass --{option or what} {last}"
-        )
+        last = "0" if count == 1 else Note.of("refused.up_to", last=count - 1)
+        raise refusal(f"no_{what}", number=number, count=count, last=last, **facts)
 
 
 def _run(model: GPT, ids: Sequence[int], number: int) -> _Seen:
@@ -242,4 +241,4 @@ def example_model(seed: int = 0) -> tuple[GPT, Tokens, str]:
         torch.manual_seed(seed)
         model = GPT(GPTConfig(vocab_size=len(tokens), **preset.shape))
         fit(model, replace(preset.recipe, steps=EXAMPLE_STEPS, clip=math.inf), data, seed)
-    return model.eval(), tokens, f"microgpt, {len(names)} names"
+    return model.eval(), tokens, Note.of("tell.names", count=len(names))

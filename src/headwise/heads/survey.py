@@ -148,8 +148,8 @@ def forecast(
     to_read = sum(map(len, documents)) + controls * sum(map(len, documents[:CONTROLS]))
     if to_read / speed < PATIENCE:
         return ""
-    about = f"about {to_read / speed / 60:,.1f} min: {to_read:,} tokens at {speed:,.0f} a second"
-    return f"{about}{', control and all' * controls}; tokens= and documents= bound them"
+    facts = {"minutes": f"{to_read / speed / 60:,.1f}", "tokens": f"{to_read:,}", "speed": f"{speed:,.0f}"}
+    return Note.of("tell.forecast_control" if controls else "tell.forecast", **facts)
 
 
 def _check_ways(model: nn.Module, ablate: str, keep: Path | None) -> None:

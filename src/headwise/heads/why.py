@@ -22,7 +22,7 @@ from headwise.models.open import Folder, folder_of, ids_of, tokens_of
 from headwise.models.sites import layers_of
 from headwise.records import Call, head_name
 from headwise.story import Story, StoryHead, StoryKeys, StoryPath
-from headwise.words import Note
+from headwise.words import Note, refusal
 
 Progress = Callable[[str, int, int], None]
 
@@ -147,19 +147,14 @@ def _twin(folder: Folder, question: _Question, corrupt: str | Sequence[int]) -> 
     twin = _Question.of(folder, question.way, corrupt)
     if len(twin.ids) != len(question.ids):
         first, second = (f"{len(each.ids)} tokens ({' '.join(_shown(folder)(each.ids))})" for each in (question, twin))
-        raise HeadwiseError(
-            f"the prompt is {first} and the corrupted one {second}; both need as many, each in its place: exchange a "
-            f"word for one of as many tokens"
-        )
+        raise refusal("lengths_differ", first=first, second=second)
     if twin.position != question.position:
         places = f"token {question.position} of the prompt and token {twin.position} of the corrupted one"
         raise HeadwiseError(
             f"the masked word is {places}; it must be the same, since heads are compared place by place"
         )
     if twin.ids == question.ids:
-        raise HeadwiseError(
-            "the corrupted text is the prompt itself, so there is no difference to explain; change a word"
-        )
+        raise refusal("same_text")
     return twin
 
 

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from headwise.errors import HeadwiseError, unknown
+from headwise.errors import HeadwiseError
 from headwise.layer import latent
 from headwise.layer.projections import Projections
 from headwise.markup import BINARY, escaped, listed, number, picture, plural, scaled
 from headwise.table import Table
+from headwise.words import unknown
 
 MOST_HEADS = 24  # rows of a table
 SMALL, LARGE = (16, 48), (64, 192)  # the most pixels of a picture, rows and columns; else they are means of blocks

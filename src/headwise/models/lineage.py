@@ -16,6 +16,7 @@ from headwise.errors import HeadwiseError
 from headwise.files import read_json
 from headwise.folders import RUN
 from headwise.records import Ancestor, from_json, head_name
+from headwise.words import refusal
 
 if TYPE_CHECKING:
     from torch import nn
@@ -87,9 +88,7 @@ def run_of(folder: Path) -> Path | None:
 def require_run(folder: Path) -> Path:
     """`run_of` where nothing but the run knows what the model was trained on."""
     if (run := run_of(folder)) is None:
-        raise HeadwiseError(
-            f"{folder} is no run of headwise, nor made from one that can be found, so it has no text; pass text="
-        )
+        raise refusal("no_lineage", folder=folder)
     return run
 
 

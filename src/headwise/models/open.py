@@ -25,6 +25,7 @@ from headwise.models.ask import context_of, predicts, vocabulary_of
 from headwise.models.source import located
 from headwise.models.stream import Stream, loaded, stream_of, turns
 from headwise.models.weights import cast
+from headwise.words import refusal
 
 # What stands beside the weights and belongs to the tokenizer or to generation; weights and config are written anew.
 COPIED = (
@@ -121,7 +122,7 @@ def ids_of(model: nn.Module, text: Any) -> Any:
         return text
     tokens = tokens_of(model)
     if not text.strip():
-        raise HeadwiseError("the text is empty; pass one with words in it")
+        raise refusal("empty_text")
     ids = [*tokens.prompt(text), *([] if predicts(model) == "next" else tokens.frame[1])]
     most = context_of(model)
     if most is not None and len(ids) > most:

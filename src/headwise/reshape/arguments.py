@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
-from headwise.errors import HeadwiseError, unknown
+from headwise.errors import HeadwiseError
 from headwise.gpt.presets import check_seed
 from headwise.records import parse_head
+from headwise.words import unknown
 
 METHODS = ("mean", "aligned", "aligned+norm", "principal")  # of pool.py
 GROUPS = ("adjacent", "best")

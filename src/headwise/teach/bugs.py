@@ -11,9 +11,9 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from headwise.errors import HeadwiseError, unknown
+from headwise.errors import HeadwiseError
 from headwise.markup import escaped
-from headwise.words import LANGUAGES, check_lang
+from headwise.words import LANGUAGES, Note, check_lang, unknown
 
 UNKNOWN = "unknown"  # the id of a difference that no bug explains
 WEAK = (0.0, 1e-9, -1e-9, -1.0, 1.0)  # what is written for -inf where the source has no number that could be meant
@@ -70,7 +70,7 @@ def catalogue() -> dict[str, Bug]:
 def bug_named(name: str) -> Bug:
     """The bug of that id, or an error that offers the nearest."""
     if name not in catalogue():
-        raise unknown(f"no bug {name!r}", name, catalogue())
+        raise unknown(Note.of("refused.no_bug", name=repr(name)), name, catalogue())
     return catalogue()[name]
 
 

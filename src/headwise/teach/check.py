@@ -33,7 +33,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from headwise.errors import HeadwiseError, unknown
+from headwise.errors import HeadwiseError
 from headwise.markup import listed
 from headwise.records import from_json
 from headwise.teach.bugs import UncheckedError, Verdict, words
@@ -44,6 +44,7 @@ from headwise.teach.rotations import examine_rotation
 from headwise.teach.sandbox import MEMORY, alone, run_apart
 from headwise.teach.source import Source, candidates, kind_of
 from headwise.teach.subject import Options, Target
+from headwise.words import refusal, unknown
 
 # A course's wrapper imports its head from a file that a reader may not have; the same class is here.
 LENT, STACKED = ("casual_attention", "causal_attention"), "headwise.lab.courses.stacked"
@@ -82,7 +83,7 @@ def check(
         HeadwiseError: where there is nothing to check: no such file or name, or several candidates.
     """
     if not 0 < seconds <= LONGEST:
-        raise HeadwiseError(f"seconds={seconds:g} must be above 0 and at most {LONGEST:g}")
+        raise refusal("seconds", seconds=f"{seconds:g}", longest=f"{LONGEST:g}")
     options = Options(causal, dict(args or {}), dict(mapping or {}), lang, seconds * 0.3)
     words(lang)
     if isinstance(target, str | Path):

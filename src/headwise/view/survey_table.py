@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from headwise.errors import HeadwiseError, unknown
+from headwise.errors import HeadwiseError
 from headwise.heads.table import HeadProfile, Survey
 from headwise.markup import listed, number, plural
 from headwise.table import Table, say
@@ -28,6 +28,7 @@ from headwise.view.survey_words import (
     short,
     value_of,
 )
+from headwise.words import unknown
 
 SHOWN = ("entropy", "distance", "confidence", "first", "previous", "importance", "ablation")
 HEADINGS = {"confidence": "conf.", "importance": "import.", "previous": "prev."}  # for 80 columns

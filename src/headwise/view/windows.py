@@ -13,39 +13,35 @@ from headwise.markup import number
 from headwise.table import Table, say
 from headwise.view.page.assemble import json_block, package_text, page, word
 from headwise.view.pictures import COLOURS, figure_class, write_figure
-from headwise.words import sent
+from headwise.words import phrase, said, sent
 
 MOST_COLUMNS = 6  # windows in the table; the page and the files have all
 
 
-def print_windows(console: Console, reach: Windows, sinks: int) -> None:
+def print_windows(console: Console, reach: Windows, sinks: int, lang: str = "en") -> None:
     """A row a head: mass outside each window, how far most of the mass reaches, the needle."""
     sizes = reach.windows[:-1]  # the longest drops nothing
     every = -(-len(sizes) // MOST_COLUMNS)
     shown = [n for n in range(len(sizes)) if n % every == 0]
-    head = ["head"]
-    head += [f"outside {sizes[n]:,}" for n in shown]
-    head += [f"{100 * share:.0f} % within" for share in SHARES]
-    head += ["needle"]
+    head = [phrase("windows.head", lang)]
+    head += [phrase("windows.outside", lang, size=f"{sizes[n]:,}") for n in shown]
+    head += [phrase("windows.within", lang, share=f"{100 * share:.0f}") for share in SHARES]
+    head += [phrase("windows.needle", lang)]
+    retrieves = " " + phrase("windows.retrieves", lang)
     rows: list[list[str]] = []
     for kv_head in reach.heads:
         outside = kv_head.outside[SINKS.index(sinks)]
         row = [kv_head.name]
         row += [number(outside[n].mean, 3) for n in shown]
         row += [f"{distance.mean:,.0f}" for distance in kv_head.reached]
-        row += [number(kv_head.needle.mean, 2) + (" retrieves" if kv_head.retrieves else "")]
+        row += [number(kv_head.needle.mean, 2) + (retrieves if kv_head.retrieves else "")]
         rows.append(row)
-    title = (
-        f"{reach.model}: mass outside the first {sinks} and the last so many tokens, of {reach.n_documents:,} documents"
-    )
+    title = phrase("windows.table", lang, model=reach.model, sinks=sinks, documents=f"{reach.n_documents:,}")
     Table(head, rows, title).print(console, (0, len(head) - 1))
     for note in reach.notes:
-        say(console, note)
+        say(console, said(note, lang))
     if lifts := [f"{head.name} (x {math.exp(head.lift.mean):.0f})" for head in reach.heads if head.retrieves]:
-        say(
-            console,
-            f"so many times the rest of a needle they weigh what continues it, and need all: {', '.join(lifts)}",
-        )
+        say(console, phrase("windows.lifts", lang, heads=", ".join(lifts)))
 
 
 def windows_png(path: str | Path, reach: Windows, sinks: int) -> None:

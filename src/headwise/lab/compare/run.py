@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from headwise.errors import HeadwiseError, unknown
+from headwise.errors import HeadwiseError
 from headwise.files import read_json, write_whole
 from headwise.intervals import interval_of
 from headwise.kept import Kept, digest
@@ -28,6 +28,7 @@ from headwise.lab.compare.experiments import HEADS, OUTPUT_PROJECTION, ROLES_OF_
 from headwise.lab.compare.results import ArmResult, Comparison, Score, sentence
 from headwise.records import from_json
 from headwise.table import Table
+from headwise.words import Note, refusal, unknown
 
 
 class Store:
@@ -158,7 +159,7 @@ def find_experiment(name: str) -> Experiment:
     """The experiment of that name, or an error that offers the nearest ones."""
     if name in EXPERIMENTS:
         return EXPERIMENTS[name]
-    raise unknown(f"no experiment {name!r}", name, (*EXPERIMENTS, CLAIMS))
+    raise unknown(Note.of("refused.no_experiment", name=repr(name)), name, (*EXPERIMENTS, CLAIMS))
 
 
 def silent(text: str, done: int, total: int) -> None:
@@ -182,11 +183,9 @@ def compare(
     workers  processes side by side; the results do not depend on it. Call it under `if __name__ == "__main__":`
     """
     if n_seeds < FEWEST_SEEDS:
-        raise HeadwiseError(
-            f"seeds={n_seeds} gives no interval: the spread shows from {FEWEST_SEEDS} seeds on; {SEEDS} are usual"
-        )
+        raise refusal("few_seeds", n_seeds=n_seeds, fewest_seeds=FEWEST_SEEDS, seeds=SEEDS)
     if workers < 1:
-        raise HeadwiseError(f"workers={workers} must be at least 1")
+        raise refusal("workers", workers=workers)
     for experiment in experiments:
         experiment.recipe(steps, text)  # what does not fit is said before anything is trained
         if text is not None:

@@ -13,6 +13,7 @@ from typing import Any
 from headwise.errors import HeadwiseError
 from headwise.lab.microgpt.draw import N_HEADS, N_LAYERS, WIDTH, Draw, Replay, Report
 from headwise.spec import require_size
+from headwise.words import refusal
 
 __all__ = ["RUNGS", "Draw", "Replay", "replay"]
 
@@ -42,7 +43,7 @@ def replay(
     n_layers   microgpt has 1
     """
     if rung not in RUNGS:
-        raise HeadwiseError(f"rung={rung!r} is not known; one of {', '.join(RUNGS)}")
+        raise refusal("no_rung", rung=repr(rung), value=", ".join(RUNGS))
     if steps < 1:
         raise HeadwiseError(f"steps={steps} trains nothing; pass at least 1")
     if n_samples < 0:
@@ -56,7 +57,7 @@ def replay(
     require_size("n_layers", n_layers)
     require_size("n_heads", n_heads)
     if WIDTH % n_heads:
-        raise HeadwiseError(f"n_heads={n_heads} does not divide the width of microgpt, {WIDTH}; pass 1, 2, 4, 8 or 16")
+        raise refusal("microgpt_heads", n_heads=n_heads, width=WIDTH)
     result: Replay = _rung(rung).run(Draw(kept, seed, n_heads, n_layers), steps, n_samples, report)
     return result
 
