@@ -49,7 +49,10 @@ LONGEST = 1200  # seconds, after which a verb is stopped
 TEXT = "src/headwise/data/tale.txt"
 PROMPT = "When Mary and John went to the store, John gave a drink to"
 CORRUPT = "When Mary and John went to the store, Mary gave a drink to"
-SPOKEN = "The old clock on the wall struck nine, and nobody in the house was awake to hear it."
+SPOKEN = (
+    "The old clock on the wall struck nine, and nobody in the house was awake to hear it.",
+    "A small boat with a red sail came round the point, and the children ran down to the water.",
+)
 
 # Acids and amines whose amide is written with the pieces in this order, so that it is known which atom is which.
 ACIDS = ("C", "CC", "CCC", "CC(C)", "c1ccccc1", "C1CC1", "CC(C)C", "COC", "FC(F)(F)", "Clc1ccc(cc1)")
@@ -95,6 +98,12 @@ def command(name: str, verb: str) -> list[str]:
         "prune": ["--keep", "0.75", *text, "--out", f"{kept}-pruned", "--force"],
         "narrow": ["--window", "64", "--tolerance", "0.1", *text, "--out", f"{kept}-narrow", "--force"],
     }
+    if name == "whisper-base":
+        recordings = [f"build/real/spoken-{n}.wav" for n in range(len(SPOKEN))]
+        sounds = [word for path in recordings for word in ("--text", path)]
+        options["heads"] = [*sounds, *options["heads"][-5:]]
+        options["look"] = [recordings[0], "--no-open"]
+        options["why"] = ["--prompt", recordings[0], "--corrupt", recordings[1]]
     if name == "rxnmapper":  # the amine's nitrogen is in the product
         options["why"] = ["--prompt", "CC(=O)O.NCC>>CC(=O)[MASK]CC", "--corrupt", "CC(=O)O.OCC>>CC(=O)[MASK]CC"]
         options["heads"] = ["--relations", "build/real/reactions.json", *options["heads"][-5:]]
@@ -211,27 +220,26 @@ def watched(name: str, model: Any, tokens: Any) -> dict[str, Any]:
     return {"heads": len(list(seen)), "in order": dict(sorted(forward.items(), key=lambda x: -x[1])[:16])}
 
 
-def speech(tokens: Any) -> dict[str, Any]:
-    """A sentence spoken by espeak-ng, as Whisper hears it, and the text that it is to write."""
-    import wave
+def record() -> None:
+    """Sentences spoken by espeak-ng, as WAV files."""
+    if shutil.which("espeak-ng") is None:
+        raise SystemExit("there is no espeak-ng here to speak a sentence; apt-get install espeak-ng")
+    for n, sentence in enumerate(SPOKEN):
+        path = KEPT / f"spoken-{n}.wav"
+        if not path.exists():
+            subprocess.run(["espeak-ng", "-w", str(path), "-s", "150", sentence], check=True)
 
-    import numpy as np
+
+def speech(tokens: Any) -> dict[str, Any]:
+    """The first of them as Whisper hears it, and the text that it is to write."""
     import torch
     from transformers import WhisperFeatureExtractor
 
-    if shutil.which("espeak-ng") is None:
-        print("headwise: there is no espeak-ng here to speak a sentence; apt-get install espeak-ng", file=sys.stderr)
-        raise SystemExit(2)
-    path = KEPT / "spoken.wav"
-    subprocess.run(["espeak-ng", "-w", str(path), "-s", "150", SPOKEN], check=True)
-    with wave.open(str(path)) as file:
-        rate, frames = file.getframerate(), file.readframes(file.getnframes())
-    sound = np.frombuffer(frames, "<i2") / 2**15
-    places = np.arange(int(len(sound) * 16000 / rate)) * rate / 16000
-    samples = np.interp(places, np.arange(len(sound)), sound)
+    from headwise.corpus.sound import RATE, read_wav
+
     extract = WhisperFeatureExtractor.from_pretrained(MODELS / "whisper-base")
-    features = extract(samples, sampling_rate=16000, return_tensors="pt")
-    ids = [50258, 50259, 50359, 50363, *tokens.encode(f" {SPOKEN}")]  # transcribe English, without times
+    features = extract(read_wav(KEPT / "spoken-0.wav"), sampling_rate=RATE, return_tensors="pt")
+    ids = [50258, 50259, 50359, 50363, *tokens.encode(f" {SPOKEN[0]}")]  # transcribe English, without times
     return {"input_features": features.input_features, "decoder_input_ids": torch.tensor([ids])}
 
 
@@ -372,7 +380,8 @@ SENTENCES = {
         "A sentence that espeak-ng speaks is held against the text that it says, and of each of the 48 heads of cross "
         "attention it is noted where each token looks most. Of the {most} heads that go through the sound most "
         "steadily in the order of the text, {both} are among the {listed} alignment heads that were published with the "
-        "model: {names}. It reads sound, so the verbs for texts refuse it at once."
+        "model: {names}. `heads` and `look` hear such files and let Whisper write its own transcript; `why`, which "
+        "compares two texts, refuses sound at once."
     ),
     "rxnmapper": (
         "RXNMapper reads reactions, and its product is one head, layer 10, head 5. It has one set of weights that runs "
@@ -451,6 +460,7 @@ def main(arguments: list[str]) -> None:
         raise SystemExit(f"build/models has no {', '.join(missing)}; run `make models` first")
     KEPT.mkdir(parents=True, exist_ok=True)
     (KEPT / "reactions.json").write_text(json.dumps(reactions()))
+    record()
     outcomes = {name: {verb: run(name, verb, verb == anew) for verb in VERBS} for name in names}
     failures = [
         f"{name}: {verb}: {problem}"
