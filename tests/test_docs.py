@@ -23,6 +23,7 @@ from typer.exceptions import TyperException
 
 import headwise
 from headwise.cli.app import COMMON, app
+from headwise.errors import HeadwiseError
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -234,7 +235,7 @@ def test_a_wrong_page_is_noticed(tmp_path: Path, invoke: Invoke) -> None:
         with pytest.raises(AssertionError):
             Shell(invoke, set()).run(line)
     for words in (["compare", "claims", "--colour"], ["juggle"]):
-        with pytest.raises(TyperException):
+        with pytest.raises((TyperException, HeadwiseError)):
             parse(words)
 
 
