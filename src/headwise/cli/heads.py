@@ -175,9 +175,9 @@ def _print_survey(survey: Survey, maps: HeadMaps | None, sort: str, other: Surve
     from headwise.view.terminal import print_maps
 
     if maps is not None and len(maps.maps) <= MOST_MAPS:
-        print_maps(out, maps)
-    print_survey(out, survey, sort_by=sort, against=other)
-    print_relations(out, survey)
+        print_maps(out, maps, language())
+    print_survey(out, survey, sort, other, language())
+    print_relations(out, survey, language())
     if other is None and len(survey) <= MOST_MAPS:
         print_sentences(out, survey, language())
 

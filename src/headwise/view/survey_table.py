@@ -11,7 +11,7 @@ from rich.text import Text
 
 from headwise.errors import HeadwiseError
 from headwise.heads.table import HeadProfile, Survey
-from headwise.markup import listed, number, plural
+from headwise.markup import listed, number
 from headwise.table import Table, say
 from headwise.view.survey_words import (
     Column,
@@ -28,16 +28,18 @@ from headwise.view.survey_words import (
     short,
     value_of,
 )
-from headwise.words import unknown
+from headwise.words import key_of, phrase, said, table, unknown
 
 SHOWN = ("entropy", "distance", "confidence", "first", "previous", "importance", "ablation")
-HEADINGS = {"confidence": "conf.", "importance": "import.", "previous": "prev."}  # for 80 columns
+HEADINGS = {"confidence": "conf.", "importance": "import.", "previous": "prev."}  # for 80 columns; others in [heading]
 NAMED = 6  # heads that are named behind a role
 LONG = 40  # characters of the name of a text, at most
 EFFECTS = ("importance", "ablation")
 
 
-def print_survey(console: Console, survey: Survey, sort_by: str = "name", against: Survey | None = None) -> None:
+def print_survey(
+    console: Console, survey: Survey, sort_by: str = "name", against: Survey | None = None, lang: str = "en"
+) -> None:
     """The roles with their heads, then a table with a line for each head.
 
     sort_by  "name" for the order of the model; or "importance", "ablation" or a statistic, the largest first and what
@@ -53,17 +55,17 @@ def print_survey(console: Console, survey: Survey, sort_by: str = "name", agains
     known = {column.key: column for column in columns_of(survey, against)}
     keys = SHOWN if key in SHOWN else (key, *SHOWN)  # that by which it is sorted is among them
     columns = [known[name] for name in keys if name in known]
-    say(console, _facts(survey))
+    say(console, _facts(survey, lang))
     if against is not None:
-        say(console, _facts(against))
+        say(console, _facts(against, lang))
     for note in notes_of(survey, against):
-        say(console, note)
-    _print_roles(console, survey)
+        say(console, said(note, lang))
+    _print_roles(console, survey, lang)
     if against is not None:
-        say(console, f"\n{survey.model} minus {against.model}; a role with + is only in the first, with - the second")
-    _print_heads(console, survey, columns, key, against)
+        say(console, "\n" + phrase("survey.minus", lang, model=survey.model, other=against.model))
+    _print_heads(console, survey, columns, key, against, lang)
     for model, names in only_here(survey, against):
-        say(console, f"only in {model}: {names}")
+        say(console, phrase("survey.only_in", lang, model=model, names=names))
 
 
 def check_order(statistics: Iterable[str], sort_by: str) -> str:
@@ -78,16 +80,23 @@ def check_order(statistics: Iterable[str], sort_by: str) -> str:
     return keys[sort_by]
 
 
-def _facts(survey: Survey) -> str:
-    heads = f"{plural(len(survey), 'head')} in {plural(n_layers(survey), 'layer')}"
-    tokens = f"{plural(survey.n_tokens, 'token')} in {plural(survey.n_documents, 'document')}"
-    loss = f", {survey.loss:.3f} nats per token" if survey.loss is not None and math.isfinite(survey.loss) else ""
-    names = [name if len(name) <= LONG else f"{name[: LONG - 3]}..." for name in survey.texts]  # it may be a whole text
-    text = f" of {listed(names, NAMED)}" if names else ""
-    return f"{survey.model}: {heads}; {tokens}{text}{loss}"
+def _facts(survey: Survey, lang: str) -> str:
+    names = [said(name, lang) for name in survey.texts]
+    names = [name if len(name) <= LONG else f"{name[: LONG - 3]}..." for name in names]  # it may be a whole text
+    facts = {"text": phrase("survey.of", lang, names=listed(names, NAMED)) if names else "", "loss": ""}
+    if survey.loss is not None and math.isfinite(survey.loss):
+        facts["loss"] = phrase("survey.loss", lang, loss=f"{survey.loss:.3f}")
+    counts = {
+        "heads": len(survey),
+        "layers": n_layers(survey),
+        "tokens": survey.n_tokens,
+        "documents": survey.n_documents,
+    }
+    facts |= {name: f"{count:,}" for name, count in counts.items()}
+    return phrase("survey.facts", lang, model=survey.model, **facts)
 
 
-def _print_roles(console: Console, survey: Survey) -> None:
+def _print_roles(console: Console, survey: Survey, lang: str) -> None:
     """A line for each role that heads have: how many, and which; then the others."""
     named = earners(survey)
     say(console, "")
@@ -97,26 +106,47 @@ def _print_roles(console: Console, survey: Survey) -> None:
     grid.add_column()
     for role, names in named.items():
         if names:
-            grid.add_row(Text(role), str(len(names)), Text(listed(names, NAMED)))
+            grid.add_row(Text(_role(role, lang)), str(len(names)), Text(listed(names, NAMED)))
     if grid.row_count:
         console.print(grid)
     missing = [role for role, names in named.items() if not names]
     if missing:
-        say(console, f"roles without a head: {', '.join(missing)}")
+        say(console, phrase("survey.roles_missing", lang, roles=", ".join(_role(role, lang) for role in missing)))
 
 
-def _print_heads(console: Console, survey: Survey, columns: list[Column], key: str, against: Survey | None) -> None:
+def _worded(section: str, name: str, lang: str, english: str) -> str:
+    """What something is called in a language; as it is called here in English, and where the table has it not."""
+    key = key_of(section, name)
+    return phrase(key, lang) if lang != "en" and key in table() else english
+
+
+def _role(name: str, lang: str) -> str:
+    return _worded("role", name, lang, name)
+
+
+def _heading(column: Column, lang: str) -> str:
+    whole = _worded("column", column.key, lang, HEADINGS.get(column.key, column.label))
+    return _worded("heading", column.key, lang, whole)
+
+
+def _print_heads(
+    console: Console, survey: Survey, columns: list[Column], key: str, against: Survey | None, lang: str
+) -> None:
     pairs = [(p, other) for p, other in paired(survey, against) if against is None or other is not None]
     if key != "name":  # the largest first, what has no number last
         numbers = {p.name: _number(p, other, key) for p, other in pairs}
         pairs.sort(key=lambda pair: (math.isnan(numbers[pair[0].name]), -numbers[pair[0].name]))
     rows = [
-        [both_names(p, other), _roles(p, other)]
+        [both_names(p, other), _roles(p, other, lang)]
         + [_shown_number(_number(p, other, column.key), column, against is not None) for column in columns]
         for p, other in pairs
     ]
-    headings = ("head", "roles", *(HEADINGS.get(column.key, column.label) for column in columns))
-    meanings = (f"{name}: {column.meaning}" for name, column in zip(headings[2:], columns, strict=True))
+    shown = [_heading(column, lang) for column in columns]
+    headings = (phrase("survey.head", lang), phrase("survey.roles", lang), *shown)
+    meanings = (
+        f"{name}: {_worded('meaning', column.key, lang, column.meaning)}"
+        for name, column in zip(shown, columns, strict=True)
+    )
     Table(headings, rows, note="\n".join(meanings)).print(console, (0, 1))
 
 
@@ -133,20 +163,22 @@ def _shown_number(number: float, column: Column, compared: bool) -> str:
     return f"{rounded:{sign}.{column.decimals}f}"
 
 
-def _roles(profile: HeadProfile, other: HeadProfile | None) -> str:
+def _roles(profile: HeadProfile, other: HeadProfile | None, lang: str) -> str:
     """The roles of a head; of two, + those that only the first has, and - those that only the second has."""
+    names = {
+        role: short(role) if lang == "en" else _role(role, lang) for role in (*profile.roles, *(other or profile).roles)
+    }
     if other is None:
-        return ", ".join(map(short, profile.roles))
-    gained = [f"+{short(role)}" for role in profile.roles if role not in other.roles]
-    return ", ".join(gained + [f"-{short(role)}" for role in other.roles if role not in profile.roles])
+        return ", ".join(names[role] for role in profile.roles)
+    gained = [f"+{names[role]}" for role in profile.roles if role not in other.roles]
+    return ", ".join(gained + [f"-{names[role]}" for role in other.roles if role not in profile.roles])
 
 
 BEST = 2  # heads of a relation that are shown
-RELATION_HEADINGS = ("relation", "head", "mass", "95 %", "even", "untr.", "else.", "right", "offset")
 
 
 def relation_rows(survey: Survey) -> list[list[str]]:
-    """For each relation its best heads: a cell for each of `RELATION_HEADINGS`; a head with the role has a star."""
+    """For each relation its best heads: a cell for each heading; a head with the role has a star."""
     rows = []
     for relation in survey.relations:
         heads = [head for head in survey.profiles if relation.name in head.relations]
@@ -164,19 +196,14 @@ def relation_rows(survey: Survey) -> list[list[str]]:
     return rows
 
 
-def print_relations(console: Console, survey: Survey) -> None:
+def print_relations(console: Console, survey: Survey, lang: str = "en") -> None:
     """The best heads of each relation, and what the columns mean; nothing where no relation is known."""
     if not survey.relations:
         return
-    table = Table(
-        RELATION_HEADINGS,
-        relation_rows(survey),
-        "what belongs together",
-        "mass: weight on the right tokens, with its 95 % interval; even: that of attention spread evenly; untr.: of "
-        "the best untrained head; else.: of the same head at the same distances from other tokens; right: tokens whose "
-        "largest weight is on a right one; offset: the best fixed distance, and how often it is right; *: has the role",
-    )
-    table.print(console, (0, 1))
+    headings = phrase("survey.relation_headings", lang).split(" | ")
+    rows = [[_role(row[0], lang), *row[1:]] for row in relation_rows(survey)]
+    told = Table(headings, rows, phrase("survey.relations", lang), phrase("survey.relation_meanings", lang))
+    told.print(console, (0, 1))
 
 
 def print_sentences(console: Console, survey: Survey, lang: str = "en") -> None:

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from headwise.records import HeadMaps
 from headwise.table import say
+from headwise.words import phrase
 
 LARGEST_SIDE = 40  # cells; a longer text is drawn in blocks
 LABEL_WIDTH = 13
@@ -58,7 +59,7 @@ def block_maximum(weights: NDArray[np.float32], side: int) -> NDArray[np.float32
     return np.asarray(np.maximum.reduceat(rows, starts, axis=1), dtype=np.float32)
 
 
-def print_maps(console: Console, maps: HeadMaps) -> None:
+def print_maps(console: Console, maps: HeadMaps, lang: str = "en") -> None:
     """Draw every head's (T, T) map, as many side by side as the console is wide.
 
     A text of more than 40 tokens, or wider than the console, is drawn in blocks, each as bright as the largest weight
@@ -72,7 +73,7 @@ def print_maps(console: Console, maps: HeadMaps) -> None:
     pictures = [_picture(console, block_maximum(head.weights, -(-count // size)), coloured) for head in maps.maps]
     width = max(pictures[0][0].cell_len, *(len(head.name) for head in maps.maps))
     labels = Text("\n".join(_row_labels(maps, size, 2 if coloured else 1, console.options.ascii_only)))
-    say(console, f"{maps.model}: each row is a token that looks, each column a token looked at")
+    say(console, phrase("survey.maps", lang, model=maps.model))
     across = max(1, (room + GAP) // (width + GAP))
     for start in range(0, len(pictures), across):
         band = slice(start, start + across)
@@ -83,8 +84,8 @@ def print_maps(console: Console, maps: HeadMaps) -> None:
         grid.add_row(*[labels] * labelled, *(Text("\n").join(picture) for picture in pictures[band]))
         console.print(grid, "", crop=True)
     if size > 1:
-        say(console, f"{count} tokens: each cell is a block of {size} x {size}, shown by its largest weight")
-    console.print(_legend(console, coloured), highlight=False, markup=False)
+        say(console, phrase("survey.blocks", lang, count=count, size=size))
+    console.print(_legend(console, coloured, lang), highlight=False, markup=False)
 
 
 def _has_colours(console: Console) -> bool:
@@ -131,12 +132,13 @@ def _colour(weight: float) -> Color:
     return Color.from_triplet(ColorTriplet(red, green, blue))
 
 
-def _legend(console: Console, coloured: bool) -> Text:
+def _legend(console: Console, coloured: bool, lang: str) -> Text:
     if coloured:
-        line = Text("weight 0 ")
+        line = Text(f"{phrase('survey.weight', lang)} 0 ")
         for weight in np.linspace(0.0, 1.0, 21):
             line.append("█", Style(color=_colour(float(weight))))
         return line.append(" 1")
     shades = ASCII_SHADES if console.options.ascii_only else SHADES
-    parts = [f"{shade} from {level}" for shade, level in zip(shades[1:], LEVELS[1:], strict=True)]
-    return Text("weight: blank below 0.05, " + ", ".join(parts))
+    steps = zip(shades[1:], LEVELS[1:], strict=True)
+    parts = [phrase("survey.from", lang, shade=shade, level=level) for shade, level in steps]
+    return Text(", ".join([phrase("survey.blank", lang, level=LEVELS[1]), *parts]))
