@@ -193,7 +193,7 @@ def _stage(name: str) -> str:
 
 MODEL_NAMES = ("model", "against")  # parameters of commands that name a model
 JSON = "Print one JSON document; messages go to standard error."
-LANGUAGE = "Speak en or es, in words and pages. Default: as the course in this folder (learn), else as the system."
+LANGUAGE = "Language of words and pages, en or es. Default: as the course in this folder (learn), else as the system."
 
 
 def _print_version(value: bool) -> None:
