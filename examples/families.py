@@ -533,11 +533,14 @@ class Comparison:
         """Every statistic of a document beside its definition; keys have places where there is one for each query."""
         T, S = map_hts.shape[1:]
         p = map_hts[:, measured.places].double()
-        looked_at = (p > 0).any(0).any(0)
         places = T == S and not (call.cross or site.cross)
         ids = self.ids[b] if places and self.ids is not None and self.ids.shape[1] == T else None
-        real = looked_at if ids is None or self.padding is None else self.padding[b]
-        first = int(real.int().argmax())  # of a map with a single peak the columns alone do not tell
+        if self.padding is None:
+            first = 0
+        elif ids is not None:
+            first = int(self.padding[b].int().argmax())
+        else:  # the padding of other tokens: keys that nobody looks at
+            first = int((p > 0).any(0).any(0).int().argmax())
         rows = row_statistics(map_hts, start=0 if places else None, first=first, q_ids=ids, k_ids=ids)
         self.lacking |= rows.keys() - measured.rows.keys()
         for name in rows.keys() & measured.rows.keys():
