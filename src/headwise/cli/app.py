@@ -305,7 +305,8 @@ def _checked(function: F, about: dict[str, Any]) -> F:
         rest = [value for name, value in values.items() if name not in (*writes, *fills)]
         names = [each for value in rest for each in (value if isinstance(value, list) else [value])]
         texts = values["text"] if isinstance(values.get("text"), list) else []  # paths, or texts themselves
-        inputs = [Path(name) for name in names if isinstance(name, Path) or name in texts]
+        texts = [*texts, *(values[name] for name in about.get("reads", []))]  # paths, or names that come with headwise
+        inputs = [Path(name) for name in names if isinstance(name, Path) or (name and name in texts)]
         folders = {f"--{name}": (values[name], pattern) for name, pattern in fills.items() if values[name] is not None}
         check_outputs(filter(exists, inputs), folders, **{name: values[name] for name in writes})
         function(**values)
@@ -478,6 +479,8 @@ def _told(error: Exception) -> str:
 def _usage(error: Any) -> str:
     """What is wrong with a command line: the kind of the error and its facts, where typer has English alone."""
     kind, message = type(error).__name__, error.format_message()
+    if language() == "en" and kind not in ("BadParameter", "MissingParameter"):
+        return str(message)  # typer's own sentence, which also offers the nearest
     names = getattr(error, "option_name", None) or (error.param.get_error_hint() if hasattr(error, "param") else "")
     if kind == "BadParameter":
         message = _value_message(error)
@@ -495,7 +498,10 @@ def _value_message(error: Any) -> str:
     if isinstance(facts.get("error"), HeadwiseError):
         return _told(facts["error"])
     key = f"usage.{first['type']}"
-    return in_words(key if key in table() else "usage.any", **facts, msg=first["msg"].removeprefix("Value error, "))
+    if key in table():
+        return in_words(key, **facts)
+    sentence: str = first["msg"].removeprefix("Value error, ")  # pydantic's own, in English
+    return sentence if language() == "en" else in_words("usage.any")
 
 
 def _drop_output() -> None:

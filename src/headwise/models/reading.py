@@ -57,7 +57,8 @@ def read_call(asked: Asked, cross: bool) -> Call:
     if asked.q.ndim != 4 or asked.k.is_nested:
         raise HeadwiseError(f"{name} gives its attention queries of {asked.q.ndim} axes; 4 are needed, (B,H,T,D)")
     B = len(asked.out)  # queries that are learned may be one set for all documents
-    q, k, v = (x.expand(B, -1, -1, -1) for x in (asked.q, asked.k, asked.v))
+    # The very tensors where that is none of them: by these it is told that two calls have the same maps.
+    q, k, v = (x if len(x) == B else x.expand(B, -1, -1, -1) for x in (asked.q, asked.k, asked.v))
     call = Call(asked.module, q, k, v, options_of(asked), asked.out, cross)
     # What dropout has dropped cannot be checked; eager code drops in training alone.
     if not asked.keywords.get("dropout") or (asked.implementation == "eager" and not asked.module.training):

@@ -166,8 +166,8 @@ def _alive(allowed_bhts: Tensor, index: Sequence[int], sizes: Sizes) -> Tensor:
     """Keys (B|1, G|1, S|1, 1) that some query may attend, over the heads that read them."""
     by_head = allowed_bhts.any(2)
     if sizes.H > 1 and by_head.shape[1] == sizes.H:  # the mask differs between heads
-        of_heads = torch.tensor(index, device=by_head.device)
-        by_head = torch.stack([by_head[:, of_heads == g].any(1) for g in range(sizes.G)], 1)
+        readers = [[h for h in range(sizes.H) if index[h] == g] for g in range(sizes.G)]
+        by_head = torch.stack([by_head[:, heads].any(1) for heads in readers], 1)
     return by_head[..., None]
 
 

@@ -237,7 +237,7 @@ STYLES = (
     "report_roles.css",
     "report_run.css",
 )
-WORDS = ("report", "sentence", "column", "meaning", "role", "job", "source", "said", "note", "fact", "against")
+WORDS = ("report", "sentence", "column", "meaning", "role", "job", "source", "said", "note", "fact", "against", "kept")
 
 
 def write_report(path: str | Path, survey: Survey, *more: Any, **options: Any) -> None:
