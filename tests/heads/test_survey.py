@@ -119,7 +119,10 @@ def test_a_survey_leaves_the_state_alone_and_counts(model: GPT, text: Text, foun
     # The importance of a head is a gradient, which that mode would not have.
     with torch.inference_mode():
         again = survey(model, text)
-    assert [head.importance for head in again.profiles] == [head.importance for head in found.profiles]
+    # Where numbers lie in memory decides in which order torch sums them: rounding of float32, some thousand terms.
+    assert [head.importance for head in again.profiles] == pytest.approx(
+        [head.importance for head in found.profiles], rel=1e-5
+    )
     fresh = fresh_model(model, 0)
     assert isinstance(fresh, GPT) and fresh.config == model.config
     assert not torch.equal(fresh.lm_head.weight, model.lm_head.weight)
