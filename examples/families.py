@@ -19,6 +19,7 @@ import importlib
 import inspect
 import json
 import math
+import re
 import signal
 import sys
 import tomllib
@@ -871,7 +872,11 @@ def page(results: dict[str, Any], before: dict[str, str]) -> str:
         else ""
     )
     merged += f", and {len(untried)} families without a line were not tried since" if untried else ""
-    reasons = {family: result["why"] for family, result in sorted(results.items()) if not result["built"]}
+    reasons = {
+        family: re.sub(r" from '/[^']*'?", "", result["why"])  # where the library lies is nobody's business
+        for family, result in sorted(results.items())
+        if not result["built"]
+    }
     count = len(lines) + states["not run"] + states["not built"] + len(untried)
     idle = {
         family: next(each["error"] for each in result["paddings"].values() if "error" in each)
