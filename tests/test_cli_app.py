@@ -159,3 +159,8 @@ def test_a_picture_without_matplotlib_is_refused_at_once(
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     refused = invoke("windows", tmp_path / "none", "--png", tmp_path / "a.png")
     assert refused == (2, "", "headwise: a PNG needs matplotlib: pip install 'headwise[all]'\n")
+
+
+def test_the_language_is_taken_from_before_two_dashes_alone() -> None:
+    words = ["trace", "--lang=es", "--json", "--", "--lang=en", "--language=x"]
+    assert app._hoisted(words) == ["--lang", "es", "--json", "trace", "--", "--lang=en", "--language=x"]

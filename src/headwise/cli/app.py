@@ -233,10 +233,12 @@ def wants_json() -> bool:
 
 def _hoisted(words: list[str]) -> list[str]:
     """The words of a command line, those of `COMMON` and --lang first: they belong to all commands."""
-    words = [part for word in words for part in (word.split("=") if word.startswith(LANG) else [word])]
     end = words.index("--") if "--" in words else len(words)
+    asked: list[str] = []
+    for word in words[:end]:
+        asked += word.split("=", 1) if word.startswith(f"{LANG}=") else [word]
     first, rest = list[str](), list[str]()
-    for word, before in zip(words[:end], ["", *words], strict=False):
+    for word, before in zip(asked, ["", *asked], strict=False):
         (first if word in COMMON or LANG in (word, before) else rest).append(word)
     return [*first, *rest, *words[end:]]
 
