@@ -1,4 +1,7 @@
-"""What `headwise train --live` shows while it trains: the film, the loss and samples, on a page of its own."""
+"""What is seen of a training while it goes on: the first maps in the terminal, or with --live a page of its own.
+
+The page has the film, the loss and samples.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headwise.cli.app import err, out
-from headwise.cli.early import in_words
+from headwise.cli.early import in_words, language
 
 if TYPE_CHECKING:
     from headwise.corpus.training import Corpus
@@ -24,6 +27,38 @@ SAMPLES, SAMPLE_TOKENS = 10, 30  # texts that are written while training, about,
 FOREVER = 10.0**9
 LINGER, MOST = 10.0, 60.0  # seconds without a request, and in all, after which the page goes where there is no terminal
 LAST_WORD = 3.0  # seconds in which a page that is open asks again
+EARLY = 1 / 10  # of the steps: heads differ by then, and who started the training is still watching
+FIRST_HEADS, FIRST_TOKENS = 8, 16  # that the terminal shows: two rows of pictures, as a rule
+
+
+def first_maps(folder: Path, corpus: Corpus, config: GPTConfig, recipe: Recipe) -> Film:
+    """A film whose first frame after a tenth of the steps is drawn in the terminal."""
+    from headwise.heads.film import Film, unpacked
+
+    drawn = False
+
+    def tell(row: dict[str, Any]) -> None:
+        nonlocal drawn
+        if drawn or row.get("step", -1) < EARLY * recipe.steps:
+            return
+        drawn = True
+        if row["step"] < recipe.steps:  # not of a training that is over: its report is next
+            draw(row)
+
+    def draw(row: dict[str, Any]) -> None:
+        from headwise.records import HeadMap, HeadMaps, parse_head
+        from headwise.view.terminal import print_maps
+
+        maps = []
+        for name, of_lines in unpacked(film.header, row).items():
+            _, layer, head = parse_head(name)
+            maps.append(HeadMap(layer, head, of_lines[0][:FIRST_TOKENS, :FIRST_TOKENS]))
+        tokens = tuple(film.header["lines"][0][:FIRST_TOKENS])
+        err.print(in_words("tell.first_maps", step=row["step"], steps=recipe.steps), soft_wrap=True)
+        print_maps(err, HeadMaps(folder.name, tokens, tuple(maps[:FIRST_HEADS])), language())
+
+    film = Film(folder, corpus, config, recipe, tell)
+    return film
 
 
 @contextmanager

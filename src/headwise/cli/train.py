@@ -24,7 +24,7 @@ from headwise.cli.app import (
 from headwise.cli.early import in_words, language
 from headwise.cli.heads import write_report_of
 from headwise.cli.interrupt import leaving
-from headwise.cli.live import filmed, live_page, show_report, told
+from headwise.cli.live import filmed, first_maps, live_page, show_report, told
 from headwise.corpus.sources import Sources
 from headwise.errors import HeadwiseError
 from headwise.files import STDIN, TEXT, packaged, read_text, text_path
@@ -152,14 +152,13 @@ def _train(
     """Train, report, and print what came out."""
     with needs_torch():
         from headwise.gpt.run import SAMPLES, run_training
-        from headwise.heads.film import Film
     with leaving_run(folder), training_progress() as (report, reading):
 
         def say(line: str) -> None:
             err.print(said(line, language()), soft_wrap=True)
 
         n_samples = SAMPLES if samples is None else samples
-        film = Film if page is None else partial(filmed, page)
+        film = first_maps if page is None else partial(filmed, page)
         report = report if page is None else told(page, report)
         result = run_training(folder, settings, report, resume, say, n_samples, film, sharing=sharing, reading=reading)
         report_path = write_report_of(folder)
