@@ -16,7 +16,6 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -130,35 +129,32 @@ def _watch(model: Any, ids: Any, rows: float | None = None) -> None:
 
 def _dense(model: Any, ids: Any) -> None:
     """The usual way: all maps, then each statistic from them."""
+    for maps in model(input_ids=ids, output_attentions=True).attentions:
+        dense_statistics(maps[0], ids[0])
+
+
+def dense_statistics(p: Any, ids: Any) -> None:
+    """What `watch` measures of a layer, from its maps (H,T,T) of the tokens (T,), but for what its heads add."""
     import torch
 
-    outputs = model(input_ids=ids, output_attentions=True)
-    T = ids.shape[1]
+    T = len(ids)
     i, j = torch.arange(T)[:, None], torch.arange(T)
-    same = ids[0][:, None] == ids[0]
+    same = ids[:, None] == ids
     earlier = same & (j < i)
     after = torch.zeros_like(same)
     after[:, 1:] = same[:, :-1]
     after &= j <= i
-    sets: list[Callable[[Any], Any]] = [
-        lambda p: p[..., 0],
-        lambda p: p.diagonal(0, 1, 2),
-        lambda p: p.diagonal(-1, 1, 2),
-        lambda p: (p * earlier).sum(-1),
-        lambda p: (p * after).sum(-1),
-        lambda p: (p * (ids[0] % 7 == 0)).sum(-1),
-        lambda p: (p * (ids[0] % 11 == 0)).sum(-1),
-        lambda p: p.amax(-1),
-        lambda p: p.sum(1),
-        lambda p: -torch.xlogy(p, p).sum(-1),
-    ]
-    for maps in outputs.attentions:
-        p = maps[0]
-        for take in sets:
-            take(p)
-        mean = (p * (i - j)).sum(-1)
-        ((p * (i - j - mean[..., None]).square()).sum(-1)).sqrt()
-        p.unflatten(2, (32, -1)).mean(-1).unflatten(1, (32, -1)).mean(2)
+    p[..., 0]
+    p.diagonal(0, 1, 2)
+    p.diagonal(-1, 1, 2)
+    for marked in (earlier, after, ids % 7 == 0, ids % 11 == 0):
+        (p * marked).sum(-1)
+    p.amax(-1)
+    p.sum(1)
+    torch.xlogy(p, p).sum(-1)
+    mean = (p * (i - j)).sum(-1)
+    (p * (i - j - mean[..., None]).square()).sum(-1).sqrt()
+    p.unflatten(2, (32, -1)).mean(-1).unflatten(1, (32, -1)).mean(2)  # a thumbnail
 
 
 if __name__ == "__main__":
