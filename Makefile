@@ -16,14 +16,14 @@ test: $(VENV)/.tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rsR -n auto --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -q -rsR -n auto --dist loadfile --no-loadscope-reorder
 
 # For work in between: no browser, nothing slow, and two cases of each test that has more.
 quick: $(VENV)/.tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile --quick
+	$(BIN)/python -m pytest -q -n auto --dist loadfile --quick
 
 # The pages as a site that needs no network: build/site/index.html.
 docs: $(VENV)/.docs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,8 @@ settings.register_profile("headwise", derandomize=True, database=None, deadline=
 settings.load_profile("headwise")
 # Commands speak the language of the system where no other is asked for; the tests read English.
 os.environ["LC_ALL"] = "C.UTF-8"
+# Tiny tensors, and sums in one order; a second thread would only wait for the core that another worker has.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 
 LEFT_OUT = {"slow", "browser", "gpu"}  # markers of what --quick leaves out
@@ -70,6 +73,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = {alike[place] for alike in tests.values() for place in (0, -1)}
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = [item for item in items if item in chosen]
+
+
+def pytest_runtest_logfinish() -> None:
+    """A test that asks torch for more threads than one does not slow down all that follow."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

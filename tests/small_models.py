@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import cmath
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,15 +23,6 @@ TINY: dict[str, dict[str, Any]] = {  # presets whose heads want other sizes
     "verbs": {**SMALL, "n_heads": 3, "d_model": 18},
     "llama": {**SMALL, "n_heads": 6, "n_kv_heads": 2, "d_model": 24},
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny tensors, and sums in one order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

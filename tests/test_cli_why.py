@@ -21,11 +21,9 @@ VERB = ("--prompt", "he will work = él", "--corrupt", "he will write = él")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The verb model after two fifths of its training, when its heads have parted."""
     import headwise as hw
-    from headwise.gpt.train import one_thread
 
     folder = tmp_path_factory.mktemp("why") / "verbs"
-    with one_thread():
-        hw.train(preset="verbs", steps=240, out=folder)
+    hw.train(preset="verbs", steps=240, out=folder)
     return folder
 
 

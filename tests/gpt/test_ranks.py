@@ -127,11 +127,8 @@ def only_train(folder: Path) -> None:
 def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One process that learns alone, to the end and to the middle."""
     folder = tmp_path_factory.mktemp("one")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
     learn(folder / "alone", Sharing())
     learn(folder / "from one", Sharing(accumulate=4), until=HALF)
-    torch.set_num_threads(before)
     return folder
 
 

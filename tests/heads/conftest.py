@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small_models import one_thread
 
 from headwise.gpt.gpt import GPT, GPTConfig
-
-__all__ = ["model", "one_thread"]  # fixtures
 
 
 @pytest.fixture(scope="session")

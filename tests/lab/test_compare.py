@@ -387,10 +387,7 @@ def test_every_way_is_timed_in_every_round_after_a_start() -> None:
 
 
 def test_times_are_taken_on_one_thread() -> None:
-    before, seen = torch.get_num_threads(), []
+    seen: list[int] = []
     torch.set_num_threads(2)
-    try:
-        in_turn({"a": lambda: seen.append(torch.get_num_threads())}, rounds=1)
-        assert seen == [1, 1] and torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
+    in_turn({"a": lambda: seen.append(torch.get_num_threads())}, rounds=1)
+    assert seen == [1, 1] and torch.get_num_threads() == 2

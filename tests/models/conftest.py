@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from small_models import by_paper, one_thread, prose, shaken, tiny, tiny_config
+from small_models import by_paper, prose, shaken, tiny, tiny_config
 
-__all__ = ["by_paper", "one_thread", "prose", "shaken", "tiny", "tiny_config"]  # fixtures
+__all__ = ["by_paper", "prose", "shaken", "tiny", "tiny_config"]  # fixtures

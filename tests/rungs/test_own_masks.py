@@ -108,7 +108,7 @@ def test_the_statistics_of_a_watched_layer_do_not_see_dead_keys(
     """Two threads split the heads, and blocks the queries: the mask is asked for parts of the call."""
     monkeypatch.setattr(blocks, "BLOCK", 40)
     monkeypatch.setattr(blocks, "THREADED", 1)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    torch.set_num_threads(threads)
     layer = hw.MultiHeadAttention(13, 6, n_kv_heads=3, head_dim=5, d_context=11).double()
     x, memory = (torch.randn(2, n, width, dtype=torch.float64) for n, width in ((5, 13), (7, 11)))
     case = cases(SEEN)[mask]
