@@ -12,13 +12,15 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 import headwise as hw
-from benchmarks import attention
+from benchmarks import attention, llamacpp
 from headwise.gpt.decode import Decoder
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.models.generate import decode_form, decode_loss, steps
@@ -32,13 +34,16 @@ def run(runs: int, cases: tuple[tuple[int, int], ...] = CASES) -> dict[str, Any]
     torch.manual_seed(0)
     model = GPT(GPTConfig(**SHAPE, context=4096)).eval()  # type: ignore[arg-type]
     theirs, rows = _transformers(model), []
+    with TemporaryDirectory() as folder:
+        others = llamacpp.readers(theirs, Path(folder), 4096)
     for tokens, batch in cases:
         began = time.perf_counter()
         forms = {"fp32": decode_form(model, rows=batch)}
         made = time.perf_counter() - began
         forms["int8"] = decode_form(model, int8=True, rows=batch)
         rows.append(
-            _row(theirs, forms, tokens, batch, max(3, runs)) | {"tokens": tokens, "batch": batch, "made_s": made}
+            _row(theirs, forms, others, tokens, batch, max(3, runs))
+            | {"tokens": tokens, "batch": batch, "made_s": made}
         )
         print(_line(rows[-1]), file=sys.stderr)
     step = attention.decode(runs) if cases == CASES else {"table": ""}
@@ -71,12 +76,17 @@ class _Clock:
         pass
 
 
-def _row(theirs: Any, forms: dict[str, Decoder], tokens: int, batch: int, runs: int) -> dict[str, Any]:
+def _row(
+    theirs: Any, forms: dict[str, Decoder], others: dict[str, Any], tokens: int, batch: int, runs: int
+) -> dict[str, Any]:
     prompts = torch.randint(SHAPE["vocab_size"], (batch, tokens))
     prefill: dict[str, list[float]] = {}
     rates: dict[str, list[float]] = {}
     for round_ in range(runs + 1):
-        for name, times in _sides(theirs, forms, prompts):
+        sides = [*_sides(theirs, forms, prompts)]
+        if batch == 1:
+            sides += [(name, llamacpp.greedy(reader, prompts[0].tolist(), NEW)) for name, reader in others.items()]
+        for name, times in sides:
             if round_:
                 prefill.setdefault(name, []).append(times[1] - times[0])
                 each = [after - before for before, after in itertools.pairwise(times[1:])]
@@ -87,7 +97,7 @@ def _row(theirs: Any, forms: dict[str, Decoder], tokens: int, batch: int, runs: 
         "prefill_s": {name: statistics.median(each) for name, each in prefill.items()},
         "tokens_per_s": {name: [statistics.median(each), min(each), max(each)] for name, each in rates.items()},
         "of_bound": _ratio(rates["fp32"], rates["bound"]),
-        **{name: _ratio(rates[name], rates["transformers"]) for name in forms},
+        **{name: _ratio(rates[name], rates["transformers"]) for name in rates},
         "int8_loss": decode_loss(forms["int8"], text),
     }
 
@@ -150,8 +160,9 @@ def _line(row: dict[str, Any]) -> str:
         f"{name} {middle:.0f} ({low:.0f} to {high:.0f})" for name, (middle, low, high) in row["tokens_per_s"].items()
     )
     first = ", ".join(f"{name} {1000 * s:.0f}" for name, s in row["prefill_s"].items() if name != "bound")
+    peers = "".join(f"; {name} x {row[name]:.2f}" for name in row["tokens_per_s"] if name.startswith("llama.cpp"))
     return (
         f"{row['batch']} x {row['tokens']} tokens, {row['threads']} threads, tokens/s: {speeds}; fp32 "
-        f"x {row['fp32']:.2f} transformers, {row['of_bound']:.2f} of the bound; int8 x {row['int8']:.2f}, "
+        f"x {row['fp32']:.2f} transformers, {row['of_bound']:.2f} of the bound; int8 x {row['int8']:.2f}{peers}, "
         f"{row['int8_loss']:.5f} nats a token lost; first token, ms: {first}; form made in {row['made_s']:.2f} s"
     )
