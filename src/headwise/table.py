@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -89,19 +89,22 @@ class Table:
         self.print(Console(file=file, width=width), left, last)
         return file.getvalue()
 
-    def print(self, console: Console, left: Iterable[int] = (0,), last: int = 0) -> None:
+    def print(
+        self, console: Console, left: Iterable[int] = (0,), last: int = 0, speak: Callable[[str], str] = str
+    ) -> None:
         """Columns that do not fit go on in a further table below, behind the first column again.
 
-        Numbers are never broken. The `last` rows stand below a line.
+        Numbers are never broken. The `last` rows stand below a line. `speak` says a text in the reader's language
+        (`words.speaker`).
         """
         from rich import box
         from rich.cells import cell_len
         from rich.table import Table as Grid
         from rich.text import Text
 
-        cells = [list(map(shown, row)) for row in self.rows]
+        cells = [[speak(cell) if isinstance(cell, str) else shown(cell) for cell in row] for row in self.rows]
         lefts = set(left)
-        columns = [[heading, *(row[place] for row in cells)] for place, heading in enumerate(self.columns)]
+        columns = [[speak(heading), *(row[place] for row in cells)] for place, heading in enumerate(self.columns)]
         wide = [max(map(cell_len, column)) for column in columns]
         least = []  # that a column may have: its longest number, or the longest word of its heading
         for place, (heading, *column) in enumerate(columns):
@@ -122,7 +125,8 @@ class Table:
             widths = _spread(wide[start:end], least[start:end], room - gap * (end - start))
             grid = Grid(box=box.SIMPLE_HEAD, padding=(0, gap - 1, 0, 0), pad_edge=False, show_header=any(self.columns))
             if self.title:
-                grid.title = Text(self.title if start == 1 else f"{self.title}, continued")
+                title = speak(self.title)
+                grid.title = Text(title if start == 1 else f"{title}, {speak('continued')}")
                 grid.title_justify = "left"
             for place, width in ((0, first), *zip(range(start, end), widths, strict=True)):
                 side: Literal["left", "right"] = "left" if place in lefts else "right"
@@ -134,7 +138,7 @@ class Table:
             console.print(grid)
             start = max(end, 2)
         if self.note:
-            say(console, self.note)
+            say(console, speak(self.note))
 
 
 def markdown_text(text: str) -> str:

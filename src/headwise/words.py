@@ -12,7 +12,7 @@ import functools
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
@@ -125,6 +125,22 @@ def _known_phrases() -> list[tuple[str, re.Pattern[str]]]:
 def said(text: Any, lang: str) -> Any:
     """A note in a language, and the notes among its facts; anything else as it is."""
     return phrase(text.key, lang, **text.facts) if isinstance(text, Note) else text
+
+
+def speaker(section: str, lang: str) -> Callable[[str], str]:
+    """How a table is said in a language: a note by its key, a label by the phrase of `section` that bears its name.
+
+    What has neither, such as a number or the name of a head, stays as it is.
+    """
+
+    def speak(text: str) -> str:
+        key = key_of(section, text.strip())
+        if isinstance(text, Note) or lang == "en" or key not in table():
+            return str(said(text, lang))
+        indent = len(text) - len(text.lstrip())
+        return text[:indent] + phrase(key, lang)
+
+    return speak
 
 
 def phrase_html(key: str, lang: str, values: Mapping[str, Any]) -> str:

@@ -16,9 +16,10 @@ from headwise.cli.app import (
     print_json,
     wants_json,
 )
+from headwise.cli.early import language
 from headwise.errors import HeadwiseError
 from headwise.plan import Plan
-from headwise.words import refusal
+from headwise.words import Note, refusal
 
 if TYPE_CHECKING:
     from headwise.cost import Choice, Price, Variant
@@ -72,7 +73,7 @@ def cost(
     if config is not model:  # its folder in the cache has a number for a name
         name = model if isinstance(config, Path) else Path(model).stem
     if isinstance(config, dict):
-        shape = shape.noted("a GGUF file: all weights are priced in one number format, however the file packs them")
+        shape = shape.noted(Note.of("price.gguf"))
     if plan is not None:
         if variants or choose:
             raise HeadwiseError("--variants and --choose compare caches that keep all; leave --plan out")
@@ -111,7 +112,7 @@ def _show_models(names: Iterable[str], dtype: str) -> None:
     if wants_json():
         print_json("models", {"models": [_summary(price) for price in prices]})
     else:
-        print_models(out, prices)
+        print_models(out, prices, language())
 
 
 def _show_price(
@@ -127,13 +128,13 @@ def _show_price(
         }
         print_json("cost", {**asdict(price), "variants": variants, **more})
         return
-    print_price(out, price)
+    print_price(out, price, language())
     if measured is not None:
-        print_measured(out, price, measured)
+        print_measured(out, price, measured, language())
     if rows is not None:
-        print_variants(out, price.setting, rows)
+        print_variants(out, price.setting, rows, language())
     if choice is not None:
-        print_choice(out, choice)
+        print_choice(out, choice, language())
 
 
 def _summary(price: Price) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from headwise.families import HARMLESS, SIZE_WORDS, Family, families
 from headwise.masks import Causal, Window
 from headwise.positions import RoPE
 from headwise.spec import AttentionSpec
+from headwise.words import Note
 
 LARGEST = 2**40  # of one size; beyond it a number is a slip, and sums would take for ever to print
 MOST_LAYERS, MOST_HEADS = 10_000, 4096
@@ -151,9 +152,11 @@ class Fields:
             )
         return d_model // number
 
-    def notes(self) -> tuple[str, ...]:
+    def notes(self) -> tuple[Note, ...]:
+        if not self.taken:
+            return ()
         sizes = ", ".join(f"{name}={value}" for name, value in self.taken.items())
-        return (f"left out of the config, so the default of the {self.family.name} class: {sizes}",) if sizes else ()
+        return (Note.of("price.taken", family=self.family.name, sizes=sizes),)
 
 
 # Null says something there: no window, as many key/value heads as query heads, width / heads, no ranks.
@@ -519,12 +522,11 @@ def with_eyes(f: Fields) -> ModelShape:
     d, (stem, count) = eyes.size("hidden_size"), patches(eyes)
     projection = Piece(part="stem", parameters=d * shape.d_model)
     tower = [stem, table(count, d), final_norm(eyes, eyes.record), projection, norm(d)]
-    note = "images: the vision tower counts in the parameters, and the FLOPs are those of text alone"
     return replace(
         shape,
         layers=(*shape.layers, *layers_of(eyes, eyes.record, VISION, "vision.")),
         pieces=(*shape.pieces, *(replace(piece, stack=VISION) for piece in tower)),
-        notes=(*shape.notes, *eyes.notes(), note),
+        notes=(*shape.notes, *eyes.notes(), Note.of("price.images")),
     )
 
 
@@ -546,7 +548,7 @@ def two_stacks(f: Fields) -> ModelShape:
         pieces=tuple(pieces),
         positions=f.optional_size(f.record["positions"]),
         source_positions=None if source is None else f.size(source),
-        notes=() if f.flag("tie_word_embeddings") or "untied" not in f.record else (f.record["untied"],),
+        notes=() if f.flag("tie_word_embeddings") or "untied" not in f.record else (Note.of(f.record["untied"]),),
     )
 
 

@@ -8,16 +8,13 @@ from dataclasses import dataclass
 from headwise.cost.pricing import Setting, bytes_of, cache_price, decode_price, fit
 from headwise.cost.shape import ModelShape
 from headwise.errors import HeadwiseError
+from headwise.words import Note
 
 NARROW, WIDE = 64, 128  # usual widths of a head
 FEWEST = 4  # heads of a small model
 # The six models that courses compare, in their order, and the two that they name for multi-query attention: presets.
 TABLE = ("bert-base", "bert-large", "gpt2", "gpt3", "llama-2-70b", "mistral-7b", "palm-540b", "falcon-7b")
-RULE_OF_HEADS = "a divisor of d_model that makes heads 64 to 128 wide; 4 narrower heads in a model below 256"
-RULE_OF_KV_HEADS = "8, or h/8 to h/4; 1 only if memory forces it"
 ATTENTION = "Vaswani et al. 2017, arXiv 1706.03762, section 3.2.2"
-SIZES = "the models that courses compare"
-SHARING = "Ainslie et al. 2023, arXiv 2305.13245; for 1 Shazeer 2019, arXiv 1911.02150"
 
 
 @dataclass(frozen=True)
@@ -114,17 +111,16 @@ def choose(shape: ModelShape, setting: Setting) -> Choice:
     if width != spec.head_dim:
         sizes["value_dim"] = width
     if spec.latent_dim or not shape.generates:
-        kept = "a latent is shared by all heads already" if spec.latent_dim else "an encoder keeps no cache"
-        kv, how_kv = heads, f"{kept}: nothing to save"
+        kv, how_kv = heads, Note.of("price.latent_is_shared" if spec.latent_dim else "price.encoder_keeps_none")
         advised = shape
     else:
         kv, how_kv = _choose_kv_heads(shape, setting, sizes)
         advised = shape.with_heads(**sizes, n_kv_heads=kv)
     share = f"{shape.d_model} / {heads} = {width}"
     rules = (
-        Rule("query heads", RULE_OF_HEADS, SIZES, how, spec.n_heads, heads),
+        Rule("query heads", Note.of("price.of_heads"), Note.of("price.by_courses"), how, spec.n_heads, heads),
         Rule("head width", "d_model / heads", ATTENTION, share, spec.head_dim, width),
-        Rule("key/value heads", RULE_OF_KV_HEADS, SHARING, how_kv, spec.n_kv_heads, kv),
+        Rule("key/value heads", Note.of("price.of_kv_heads"), Note.of("price.by_papers"), how_kv, spec.n_kv_heads, kv),
     )
     return Choice(
         rules=rules,
@@ -137,34 +133,37 @@ def choose(shape: ModelShape, setting: Setting) -> Choice:
     )
 
 
-def _choose_heads(d_model: int, present: int, present_width: int) -> tuple[int, str]:
+def _choose_heads(d_model: int, present: int, present_width: int) -> tuple[int, Note]:
     divisors = _divisors(d_model)
     if d_model < FEWEST * NARROW:
         heads = max(n for n in divisors if n <= FEWEST)
-        return heads, f"heads of {NARROW} would leave {d_model / NARROW:g}; {heads} divides {d_model}"
+        left = f"{d_model / NARROW:g}"
+        return heads, Note.of("price.would_leave", narrow=NARROW, left=left, heads=heads, d_model=d_model)
     span = f"{d_model} / {NARROW} = {d_model / NARROW:g}, {d_model} / {WIDE} = {d_model / WIDE:g}"
     if present * present_width == d_model and NARROW <= present_width <= WIDE:
-        return present, f"{span}: {present} lies between"
+        return present, Note.of("price.lies_between", span=span, heads=present)
     width = min(max(present_width, NARROW), WIDE)
     heads = min(divisors, key=lambda n: (not NARROW <= d_model / n <= WIDE, abs(d_model / n - width)))
-    return heads, f"{span}, and {heads} divides {d_model}"
+    return heads, Note.of("price.divides", span=span, heads=heads, d_model=d_model)
 
 
-def _choose_kv_heads(shape: ModelShape, setting: Setting, sizes: dict[str, int]) -> tuple[int, str]:
+def _choose_kv_heads(shape: ModelShape, setting: Setting, sizes: dict[str, int]) -> tuple[int, Note]:
     heads = sizes["n_heads"]
     within = [n for n in _divisors(heads) if n > 1 and heads <= 8 * n and 4 * n <= heads]
     if heads % 8 == 0 and heads > 8:
-        start, how = 8, f"8 divides h = {heads}"
+        start, how = 8, Note.of("price.eight_divides", heads=heads)
     elif within:
-        start, how = within[0], f"h / 4 = {heads / 4:g}, h / 8 = {heads / 8:g}: {within[0]} divides h = {heads}"
+        start = within[0]
+        span = f"h / 4 = {heads / 4:g}, h / 8 = {heads / 8:g}"
+        how = Note.of("price.within", span=span, start=start, heads=heads)
     else:
-        start, how = heads, f"h = {heads} is too few to share: no divisor above 1 lies in h/8 to h/4"
+        start, how = heads, Note.of("price.too_few", heads=heads)
     if setting.gpu_memory is None:
         return start, how
     for n in _divisors(heads):
         if n <= start and _fits(shape.with_heads(**sizes, n_kv_heads=n), setting):
-            return n, how if n == start else f"{how}, but memory forces {n}"
-    return 1, f"{how}, but not even 1 fits in the memory at this context and batch"
+            return n, how if n == start else Note.of("price.forced", how=how, n=n)
+    return 1, Note.of("price.not_even_one", how=how)
 
 
 def _fits(shape: ModelShape, setting: Setting) -> bool | None:

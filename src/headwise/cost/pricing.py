@@ -12,9 +12,9 @@ from headwise.cost import formulas
 from headwise.cost.formulas import ForwardPrice
 from headwise.cost.shape import MAIN, VISION, Attention, Layer, ModelShape
 from headwise.errors import HeadwiseError
-from headwise.markup import BINARY, DECIMAL, escaped, plural, scaled
+from headwise.markup import BINARY, DECIMAL, escaped, scaled
 from headwise.table import Table
-from headwise.words import unknown
+from headwise.words import Note, unknown
 
 # Bits of one number. Formats that share a scale among a block of numbers take a little more; it is not counted.
 BITS = {"fp64": 64, "fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "fp4": 4, "int4": 4}
@@ -172,17 +172,21 @@ class Price:
         return sum(not layer.name.startswith(VISION) for layer in self.layers)
 
     @property
-    def heading(self) -> str:
+    def heading(self) -> Note:
+        """The sizes of the model, and the setting in a second line."""
         setting = self.setting
         main = [layer for layer in self.layers if layer.cross] or self.layers
         heads = main[0].attention
-        source = f", source {setting.source:,}" if setting.source is not None else ""
-        formats = setting.dtype + ("" if setting.cache_dtype == setting.dtype else f", cache {setting.cache_dtype}")
-        return (
-            f"{self.model} ({self.family}): {plural(self.n_layers, 'layer')}, width {self.d_model:,}, "
-            f"{heads.n_heads} heads of {heads.head_dim}, {heads.n_kv_heads} key/value ({heads.variant})\n"
-            f"context {setting.context:,}{source}, batch {setting.batch:,}, {formats}"
-        )
+        sizes = {"layers": self.n_layers, "width": f"{self.d_model:,}", "n_heads": heads.n_heads}
+        sizes |= {"head_dim": heads.head_dim, "n_kv_heads": heads.n_kv_heads, "variant": heads.variant}
+        source: str = ""
+        if setting.source is not None:
+            source = Note.of("price.heading_source", source=f"{setting.source:,}")
+        formats = setting.dtype
+        if setting.cache_dtype != setting.dtype:
+            formats = Note.of("price.heading_cache", dtype=setting.dtype, cache=setting.cache_dtype)
+        at = {"context": f"{setting.context:,}", "source": source, "batch": f"{setting.batch:,}", "formats": formats}
+        return Note.of("price.heading", model=self.model, family=self.family, **sizes, **at)
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Each cost: what it is, the exact number, and the number with a unit that is easy to read."""
@@ -209,12 +213,14 @@ class Price:
             rows.append(("arithmetic intensity", f"{decode.flops_per_byte:.3g}", "FLOPs per byte"))
             if decode.tokens_per_second is not None:
                 rate = scaled(setting.bandwidth or 0, 1000, DECIMAL)
-                rows.append(("speed at most", f"{decode.tokens_per_second:,.1f}", f"tokens/s at {rate}B/s"))
+                rows.append(("speed at most", f"{decode.tokens_per_second:,.1f}", Note.of("price.speed_at", rate=rate)))
         if memory is not None:
             longest = "no limit" if memory.longest_context is None else f"{memory.longest_context:,}"
             rows.append(_bytes("memory left for the cache", memory.free_bytes))
-            rows.append(("longest context that fits", longest, f"tokens at batch {setting.batch:,}"))
-            rows.append(("largest batch that fits", f"{memory.largest_batch:,}", f"texts of {setting.context:,}"))
+            at_batch = Note.of("price.tokens_at_batch", batch=f"{setting.batch:,}")
+            rows.append(("longest context that fits", longest, at_batch))
+            texts = Note.of("price.texts_of", context=f"{setting.context:,}")
+            rows.append(("largest batch that fits", f"{memory.largest_batch:,}", texts))
         return rows
 
     def _all_rows(self) -> list[tuple[str, str, str]]:
@@ -382,24 +388,21 @@ def fit(shape: ModelShape, setting: Setting, free: int) -> MemoryPrice:
     return MemoryPrice(free, longest, values // formulas.cache_values(shape, setting.context, source))
 
 
-def _notes(shape: ModelShape, setting: Setting) -> list[str]:
+def _notes(shape: ModelShape, setting: Setting) -> list[Note]:
     notes = []
+    positions = None if shape.positions is None else f"{shape.positions:,}"
     if shape.positions is not None and setting.context > shape.positions:
-        notes.append(f"context {setting.context:,} is beyond the {shape.positions:,} positions the model was made for")
+        notes.append(Note.of("price.beyond", context=f"{setting.context:,}", positions=positions))
     if shape.source_positions is None and setting.source is not None and setting.source > (shape.positions or MOST):
-        notes.append(f"source {setting.source:,} is beyond the {shape.positions:,} tokens the model was made for")
+        notes.append(Note.of("price.source_beyond", source=f"{setting.source:,}", positions=positions))
     if streaming := sum(attention.streaming for attention in shape.cached):
-        heads, whole = (
-            sum(attention.spec.n_kv_heads for attention in shape.cached),
-            cache_price(shape.with_heads(), setting),
-        )
-        fact = f"plan: {streaming} of {heads} key/value heads keep only their first and latest tokens"
-        notes.append(f"{fact}; without it the cache in all is {whole.total_bytes:,} bytes")
+        heads = sum(attention.spec.n_kv_heads for attention in shape.cached)
+        whole = cache_price(shape.with_heads(), setting).total_bytes
+        notes.append(Note.of("price.planned", streaming=streaming, heads=heads, bytes=f"{whole:,}"))
     if setting.batch > 1 and any(layer.feed_forward.n_experts for layer in shape.layers):
-        notes.append(f"experts read for a batch of {setting.batch}: the mean, if every choice were as likely")
+        notes.append(Note.of("price.experts_read", batch=setting.batch))
     if not shape.generates:
-        notes.append("an encoder writes nothing: it keeps no cache, and every text is one forward pass")
+        notes.append(Note.of("price.encoder"))
         if setting.gpu_memory is not None:
-            activations = "depends on activations, which are not counted"
-            notes.append(f"the weights fit in the memory; how many texts do {activations}")
+            notes.append(Note.of("price.encoder_memory"))
     return notes

@@ -83,7 +83,7 @@ def _read_description(description: str | Path) -> tuple[str, ModelShape]:
         name = str(description)
         if name not in PRESETS:
             raise unknown(Note.of("refused.no_priced", name=repr(name)), name.lower(), PRESETS)
-        return name, model_shape(PRESETS[name]).noted(*([NOTES[name]] if name in NOTES else []))
+        return name, model_shape(PRESETS[name]).noted(*([Note.of(NOTES[name])] if name in NOTES else []))
     file = path / CONFIG if path.is_dir() else path
     if not file.exists():
         raise HeadwiseError(f"{path} holds no {CONFIG}; pass the folder of a model")
@@ -123,9 +123,9 @@ def model_shape(config: dict[str, Any]) -> ModelShape:
     dtype = next((name for name in formats if isinstance(name, str) and name != "auto"), None)
     notes = []
     if config.get("quantization_config"):
-        notes.append("quantization_config: all weights are priced in one number format, and scales are not counted")
+        notes.append(Note.of("price.quantized"))
     if config.get("num_nextn_predict_layers") or config.get("num_mtp_layers"):
-        notes.append("the layers that predict further tokens while training are not counted; transformers drops them")
+        notes.append(Note.of("price.further_tokens"))
     return replace(shape.noted(*notes), dtype=dtype)
 
 

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from headwise.cost import PRESETS, Price
 from headwise.errors import HeadwiseError
-from headwise.markup import BINARY, DECIMAL, amount, plural, scaled
+from headwise.markup import BINARY, DECIMAL, amount, scaled
 from headwise.memory import device_named, free_on, peak_memory
 from headwise.models.ask import device_of, each, logits, reader, require_next, vocabulary_of
 from headwise.models.open import DTYPES, open_folder
 from headwise.models.stream import stream_of
+from headwise.words import Note
 
 RUNS, STEPS, WARM_UP = 5, 10, 2  # of a prefill; tokens that are written, and how many of them are not timed
 LONG = 5.0  # seconds of a prefill that is not repeated
@@ -60,30 +61,31 @@ class Measured:
         """What, computed, measured."""
         machine = self.machine_flops_per_second, self.machine_bytes_per_second
         flops, held = _per_second(self.prefill_flops_per_second, "FLOP"), price.weight_bytes + price.cache.total_bytes
-        rows = [
-            ("prefill", f"{prefill_bound(price, *machine):,.3g} s at least", f"{self.prefill_seconds:,.3g} s"),
-            ("  FLOPs", _per_second(machine[0], "FLOP"), f"{flops}: {self.prefill_share:.0%} of the bound"),
+        at_least = Note.of("price.at_least", seconds=f"{prefill_bound(price, *machine):,.3g}")
+        rows: list[tuple[str, str, str]] = [
+            ("prefill", at_least, f"{self.prefill_seconds:,.3g} s"),
+            ("  FLOPs", _per_second(machine[0], "FLOP"), _of_bound(flops, self.prefill_share)),
         ]
         if self.decode_seconds is not None:
             most = price.setting.batch / decode_bound(price, *machine)
             moved = _per_second(self.decode_bytes_per_second or 0, "B")
             rows += [
-                ("decode", f"{most:,.3g} tokens/s at most", f"{self.tokens_per_second:,.3g} tokens/s"),
-                ("  bytes", _per_second(machine[1], "B"), f"{moved}: {self.decode_share:.0%} of the bound"),
+                ("decode", Note.of("price.at_most", speed=f"{most:,.3g}"), f"{self.tokens_per_second:,.3g} tokens/s"),
+                ("  bytes", _per_second(machine[1], "B"), _of_bound(moved, self.decode_share)),
                 ("cache", f"{price.cache.total_bytes:,} bytes", f"{self.cache_bytes:,} bytes"),
             ]
         if self.peak_bytes is not None:
             whole, most_held = (scaled(n, 1024, BINARY) for n in (held, self.peak_bytes))
-            rows.append(("memory", f"{whole} of weights and cache", f"{most_held} at most"))
+            rows.append(("memory", Note.of("price.held", whole=whole), Note.of("price.most_held", most=most_held)))
         return rows
 
     @property
-    def conditions(self) -> str:
+    def conditions(self) -> Note:
         """How it was measured, in a sentence."""
-        way = "read layer by layer" if self.streamed else "in memory"
-        steps = f", {plural(self.steps, 'step')}" if self.steps else ""
-        where = f"{self.dtype} on {self.device}, {plural(self.threads, 'thread')}"
-        return f"weights {way}, {where}; medians of {plural(self.runs, 'prefill')}{steps}"
+        way = Note.of("price.layer_by_layer" if self.streamed else "price.in_memory")
+        steps: str = Note.of("price.and_steps", steps=self.steps) if self.steps else ""
+        where = {"dtype": self.dtype, "device": self.device, "threads": self.threads}
+        return Note.of("price.conditions", way=way, **where, runs=self.runs, steps=steps)
 
 
 def prefill_bound(price: Price, flops: float, bandwidth: float) -> float:
@@ -103,6 +105,10 @@ def decode_bound(price: Price, flops: float, bandwidth: float) -> float:
 
 def _per_second(number: float, unit: str) -> str:
     return f"{scaled(round(number), 1000, DECIMAL)}{unit}/s"
+
+
+def _of_bound(reached: str, share: float | None) -> Note:
+    return Note.of("price.of_bound", reached=reached, share=f"{share:.0%}")
 
 
 def open_priced(folder: Path, price: Price, stream: bool | None, device: str) -> nn.Module:

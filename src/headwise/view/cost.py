@@ -13,6 +13,7 @@ from headwise.cost import Choice, Price, Setting, Variant
 from headwise.cost.pricing import HeadPrice, LayerPrice
 from headwise.markup import BINARY, DECIMAL, scaled
 from headwise.table import Cell, Table, say
+from headwise.words import Note, key_of, phrase, said, speaker
 
 if TYPE_CHECKING:
     from headwise.models.meter import Measured
@@ -21,26 +22,26 @@ _binary = partial(scaled, base=1024, units=BINARY)
 _decimal = partial(scaled, base=1000, units=DECIMAL)
 
 
-def print_price(console: Console, price: Price) -> None:
+def print_price(console: Console, price: Price, lang: str = "en") -> None:
     """What `headwise cost` says without further options."""
-    say(console, price.heading)
-    _print_parameters(console, price)
-    _print_layers(console, price)
-    Table(("", "", ""), price.rows(), "Costs").print(console)
+    say(console, said(price.heading, lang))
+    _print_parameters(console, price, lang)
+    _print_layers(console, price, lang)
+    Table(("", "", ""), price.rows(), "Costs").print(console, speak=speaker("price", lang))
     for note in price.notes:
-        say(console, f"note: {note}")
+        say(console, phrase("price.note", lang, note=note))
 
 
-def print_measured(console: Console, price: Price, measured: Measured) -> None:
+def print_measured(console: Console, price: Price, measured: Measured, lang: str = "en") -> None:
     """What it takes here, beside what it should."""
     say(console, "")
-    bandwidth = "times one" if price.setting.bandwidth is None else "the bandwidth that was given"
-    bounds = f"the bounds are by what a large matrix times many rows reaches here, and {bandwidth}"
+    given = price.setting.bandwidth is not None
+    note = Note.of("price.bounds_given" if given else "price.bounds_here", conditions=measured.conditions)
     heading = ("", "computed", "measured")
-    Table(heading, measured.rows(price), "Measured here", f"{measured.conditions}; {bounds}").print(console)
+    Table(heading, measured.rows(price), "Measured here", note).print(console, speak=speaker("price", lang))
 
 
-def print_models(console: Console, prices: Sequence[Price]) -> None:
+def print_models(console: Console, prices: Sequence[Price], lang: str = "en") -> None:
     """A line for each model, with the sizes of its first layer of text."""
     columns = ("model", "width", "heads", "head width", "kv heads", "variant", "layers", "window")
     rows = []
@@ -49,22 +50,26 @@ def print_models(console: Console, prices: Sequence[Price]) -> None:
         sizes = (price.d_model, heads.n_heads, heads.head_dim, heads.n_kv_heads)
         sliding = {layer.attention.window for layer in price.layers} - {None}
         all_slide = all(layer.attention.window for layer in price.layers)
-        window = "".join(f"{window:,}{'' if all_slide else ', some'}" for window in sliding)
+        window = "".join(f"{window:,}" if all_slide else _some(window) for window in sliding)
         cache = price.cache.bytes_per_token or "none"
         rows.append([price.model, *sizes, heads.variant, price.n_layers, window, cache])
-    title = f"Models, cache in {prices[0].setting.cache_dtype}"
-    Table((*columns, "cache bytes per token"), rows, title).print(console)
+    title = Note.of("price.models", dtype=prices[0].setting.cache_dtype)
+    Table((*columns, "cache bytes per token"), rows, title).print(console, speak=speaker("price", lang))
 
 
-def _print_parameters(console: Console, price: Price) -> None:
+def _some(window: int) -> Note:
+    return Note.of("price.some_layers", window=f"{window:,}")
+
+
+def _print_parameters(console: Console, price: Price, lang: str) -> None:
     total, active = price.parameters.total, price.parameters.active
     parts = price.parameters.parts.items()
     rows = [(part, count, f"{count / total:.1%}" if count else "tied") for part, count in parts]
     rows += [("total", total, _decimal(total)), ("active: what one token meets", active, _decimal(active))]
-    Table(("part", "number", "share"), rows, "Parameters").print(console, last=2)
+    Table(("part", "number", "share"), rows, "Parameters").print(console, last=2, speak=speaker("price", lang))
 
 
-def _print_layers(console: Console, price: Price) -> None:
+def _print_layers(console: Console, price: Price, lang: str) -> None:
     """One column for each kind of layer."""
     groups: dict[LayerPrice, list[str]] = {}
     for layer in price.layers:
@@ -72,7 +77,7 @@ def _print_layers(console: Console, price: Price) -> None:
     columns = list(map(_layer_rows, groups))
     labels = dict.fromkeys(label for column in columns for label in column)
     rows = [[label, *(column.get(label, "-") for column in columns)] for label in labels]
-    Table(("", *map(_names, groups.values())), rows, "Layers").print(console)
+    Table(("", *map(_names, groups.values())), rows, "Layers").print(console, speak=speaker("price", lang))
 
 
 def _names(names: list[str]) -> str:
@@ -81,17 +86,19 @@ def _names(names: list[str]) -> str:
         return names[0]
     first, last = (int(name.rpartition("L")[2]) for name in (names[0], names[-1]))
     if last - first == len(names) - 1:
-        return f"{names[0]} to {names[-1]}"
+        return Note.of("price.from_to", first=names[0], last=names[-1])
     return f"{names[0]}, {names[1]}, ... {names[-1]}: {len(names)}"
 
 
 def _layer_rows(layer: LayerPrice) -> dict[str, Cell]:
-    rows = _head_rows(layer.attention, "")
+    rows = _head_rows(layer.attention)
     if layer.cross:
-        rows |= _head_rows(layer.cross, "cross: ")
+        across = _head_rows(layer.cross)
+        rows |= {Note.of("price.cross", what=Note.of(key_of("price", label))): across[label] for label in across}
     rows["feed-forward"] = layer.feed_forward_parameters
     if layer.experts:
-        rows["experts per token"] = f"{layer.experts[0]} of {layer.experts[1]}"
+        active, count = layer.experts
+        rows["experts per token"] = Note.of("price.so_many_of", active=active, count=count)
     rows["norms"] = layer.norm_parameters
     rows["parameters of the layer"] = layer.parameters
     if layer.experts:
@@ -99,13 +106,16 @@ def _layer_rows(layer: LayerPrice) -> dict[str, Cell]:
     return rows
 
 
-def _head_rows(heads: HeadPrice, prefix: str) -> dict[str, Cell]:
-    has_two_widths = heads.head_dim != heads.value_dim
+def _head_rows(heads: HeadPrice) -> dict[str, Cell]:
+    width: Cell = heads.head_dim
+    if heads.head_dim != heads.value_dim:
+        width = Note.of("price.two_widths", head_dim=heads.head_dim, value_dim=heads.value_dim)
+    shared = heads.n_kv_heads if heads.latent is None else Note.of("price.latent", latent=heads.latent)
     rows: dict[str, Cell] = {
         "variant": heads.variant,
         "query heads": heads.n_heads,
-        "key/value heads": heads.n_kv_heads if heads.latent is None else f"latent of {heads.latent}",
-        "head width": f"{heads.head_dim}, values {heads.value_dim}" if has_two_widths else heads.head_dim,
+        "key/value heads": shared,
+        "head width": width,
         "parameters of a query head": heads.query_head_parameters,
         "of a key/value head": heads.kv_head_parameters,
         "shared by the heads": heads.shared_parameters or "-",
@@ -113,15 +123,15 @@ def _head_rows(heads: HeadPrice, prefix: str) -> dict[str, Cell]:
         "cache bytes per token": heads.cache_bytes_per_token or "none",
     }
     if heads.window is not None:
-        rows["window"] = f"{heads.window:,} tokens"
+        rows["window"] = Note.of("price.so_many_tokens", count=f"{heads.window:,}")
     if heads.streaming:
-        rows["streaming key/value heads"] = f"{heads.streaming} of {heads.n_kv_heads}"
+        rows["streaming key/value heads"] = Note.of("price.so_many_of", active=heads.streaming, count=heads.n_kv_heads)
     if heads.sink:
         rows["sink"] = "1 logit per head"
-    return {prefix + label: value for label, value in rows.items()}
+    return rows
 
 
-def print_variants(console: Console, setting: Setting, rows: Sequence[Variant]) -> None:
+def print_variants(console: Console, setting: Setting, rows: Sequence[Variant], lang: str = "en") -> None:
     """One line for each number of key/value heads; the model as it is carries a mark."""
     say(console, "")
     headings = ["parameters", "cache/token", "cache in all", "moved/token"]
@@ -134,26 +144,30 @@ def print_variants(console: Console, setting: Setting, rows: Sequence[Variant]) 
         cells += [f"{row.tokens_per_second:,.1f}"] if row.tokens_per_second is not None else []
         if setting.gpu_memory is not None:
             longest = "no limit" if row.longest_context is None else f"{row.longest_context:,}"
-            cells.append(longest if row.fits else f"only {longest}")
+            cells.append(longest if row.fits else Note.of("price.only", longest=longest))
         lines.append([f"{row.name} *" if row.present else row.name, *cells])
-    title = f"Variants at context {setting.context:,}, batch {setting.batch:,}"
-    note = "* the model as it is. Fewer key/value heads cost quality that no formula gives: measure it."
-    Table(("", *headings), lines, title, note).print(console)
+    title = Note.of("price.variants", context=f"{setting.context:,}", batch=f"{setting.batch:,}")
+    Table(("", *headings), lines, title, Note.of("price.as_it_is", star="*")).print(
+        console, speak=speaker("price", lang)
+    )
 
 
-def print_choice(console: Console, choice: Choice) -> None:
+def print_choice(console: Console, choice: Choice, lang: str = "en") -> None:
     """Each rule with its arithmetic, and what follows for the cache."""
+    speak = speaker("price", lang)
     say(console, "")
-    say(console, "Rules of thumb, not measurements:")
+    say(console, phrase("price.rules_of_thumb", lang))
     for rule in choice.rules:
-        kept = rule.present == rule.advised
-        verdict = f"keep {rule.present}" if kept else f"{rule.advised} instead of {rule.present}"
-        say(console, f"  {rule.name}: {verdict}. {rule.arithmetic}.")
-        say(console, f"    The rule: {rule.guideline}. Source: {rule.source}.")
+        key = "price.keep" if rule.present == rule.advised else "price.instead"
+        verdict = Note.of(key, advised=rule.advised, present=rule.present)
+        facts = {"name": speak(rule.name), "verdict": verdict, "arithmetic": rule.arithmetic}
+        say(console, phrase("price.rule", lang, **facts))
+        say(console, phrase("price.guideline", lang, guideline=rule.guideline, source=rule.source))
     before, after = choice.present_cache_bytes_per_token, choice.cache_bytes_per_token
-    line = f"So {choice.n_heads} query heads of {choice.head_dim} on {choice.n_kv_heads} key/value heads"
+    sizes = {"n_heads": choice.n_heads, "head_dim": choice.head_dim, "n_kv_heads": choice.n_kv_heads}
+    line = phrase("price.so", lang, **sizes)
     if before:
-        line += f": cache {after:,} bytes per token, now {before:,}"
+        line += phrase("price.cache_then", lang, after=f"{after:,}", before=f"{before:,}")
     if choice.fits is not None:
-        line += "; weights and cache fit" if choice.fits else "; weights and cache do NOT fit"
+        line += phrase("price.fits" if choice.fits else "price.does_not_fit", lang)
     say(console, line + ".")
