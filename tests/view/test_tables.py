@@ -25,16 +25,17 @@ from headwise.view.cost import print_choice, print_models, print_price, print_va
 from headwise.view.ladder import print_ladder
 from headwise.view.reshape import print_curve
 from headwise.view.survey_table import print_survey
+from headwise.words import table
 
 Draw = Callable[[Console], None]
 
 
-def price_of(name: str, console: Console) -> None:
+def price_of(name: str, console: Console, lang: str = "en") -> None:
     _, shape = cost.read_shape(name)
     setting = cost.make_setting(shape, batch=3, gpu_memory="2TB", bandwidth="900GB/s")
-    print_price(console, cost.price_shape(name, shape, setting))
-    print_variants(console, setting, cost.variants(shape, setting))
-    print_choice(console, cost.choose(shape, setting))
+    print_price(console, cost.price_shape(name, shape, setting), lang)
+    print_variants(console, setting, cost.variants(shape, setting), lang)
+    print_choice(console, cost.choose(shape, setting), lang)
 
 
 @cache
@@ -111,3 +112,22 @@ def test_every_way_out_escapes_words_and_leaves_markup_as_it_is() -> None:
     assert table.markdown() == "| \\<a\\| | n |\n| --- | ---: |\n| \\*b\\* | 12,345 |\n| <i>c</i> | 0.25 |"
     assert table.csv() == "<a|,n\n*b*,12345\n<i>c</i>,0.25\n"
     assert table.text(40).split() == ["<a|", "n", "─" * 16, "*b*", "12,345", "<i>c</i>", "0.25"]
+
+
+IN_SPANISH: dict[str, tuple[str, Draw]] = {
+    "price": ("price", lambda console: price_of("gemma-3-27b", console, "es")),
+    "latent, experts": ("price", lambda console: price_of("deepseek-v3", console, "es")),
+    "models": ("price", lambda console: print_models(console, [cost.price(name) for name in PRESETS], "es")),
+    "ladder": ("ladder", lambda console: print_ladder(console, ladder(), "es")),
+}
+
+
+@pytest.mark.parametrize("name", IN_SPANISH)
+def test_every_label_of_a_spanish_table_is_a_phrase_of_its_section(name: str) -> None:
+    section, draw = IN_SPANISH[name]
+    cells = {cell for line in drawn(draw, 300) for cell in re.split(r"\s{2,}", line.strip())}
+    labels = {cell for cell in cells if re.fullmatch(r"[a-z]{4,}[a-z/ ]*", cell) and cell not in PRESETS}
+    phrases = [texts for key, texts in table().items() if key.startswith(f"{section}.")]
+    assert len(labels) > 3
+    assert labels <= {texts["es"] for texts in phrases}
+    assert not cells & {texts["en"] for texts in phrases if texts["en"] != texts["es"]}

@@ -14,6 +14,7 @@ from headwise.cli.app import (
     print_json,
     wants_json,
 )
+from headwise.cli.early import language
 
 
 @command()
@@ -41,6 +42,6 @@ def ladder(
     if wants_json():
         print_json("ladder", asdict(record))
     else:
-        print_ladder(out, record)
+        print_ladder(out, record, language())
     if not record.agrees:
         raise typer.Exit(1)

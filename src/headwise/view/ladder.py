@@ -2,56 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from rich.console import Console
 
 from headwise.lab.ladder import LEAVES, STAGES
-from headwise.markup import BINARY, plural, scaled
-from headwise.records import Ladder, LadderRung
+from headwise.markup import BINARY, scaled
+from headwise.records import Ladder, LadderRung, LadderSizes
 from headwise.table import Cell, Table, say
+from headwise.words import Note, key_of, phrase, said, speaker
 
-COURSE = (
-    'The stacked heads and the course class are those of "Build a Large Language Model (From Scratch)", section 3.6.'
-)
+Speak = Callable[[str], str]
 
 
-def print_ladder(console: Console, ladder: Ladder) -> None:
+def print_ladder(console: Console, ladder: Ladder, lang: str = "en") -> None:
     """The certificate, of values and of gradients, then the costs; below them why a rung has no number."""
-    say(console, f"One causal attention layer on {len(ladder.rungs)} rungs: {ladder.sizes}, seed {ladder.seed}")
+    sizes = _sizes(ladder.sizes)
+    say(console, phrase("ladder.heading", lang, count=len(ladder.rungs), sizes=sizes, seed=ladder.seed))
     if ladder.note is not None:
-        say(console, ladder.note)
+        say(console, said(ladder.note, lang))
     say(console, "")
-    _print_values(console, ladder)
-    _print_gradients(console, ladder)
-    _print_costs(console, ladder)
+    speak = speaker("ladder", lang)
+    _print_values(console, ladder, speak)
+    _print_gradients(console, ladder, speak)
+    _print_costs(console, ladder, speak)
     for rung in ladder.rungs:
         if rung.not_timed is not None:
-            say(console, f"{rung.name} is not timed: {rung.not_timed}")
-    say(
-        console,
-        "Times are medians of forward calls, speed is relative to plain; "
-        "memory is the most that a call held at a time besides weights and input.",
-    )
-    say(console, COURSE)
-    wrong = [rung.name for rung in ladder.rungs if rung.refused is None and not rung.agrees]
+            say(console, phrase("ladder.not_timed", lang, rung=speak(rung.name), why=rung.not_timed))
+    say(console, phrase("ladder.medians", lang))
+    say(console, phrase("ladder.book", lang))
+    wrong = [speak(rung.name) for rung in ladder.rungs if rung.refused is None and not rung.agrees]
     if ladder.agrees:
-        say(console, "Every rung that can run this layer gives the same on this draw, within what rounding allows.")
+        say(console, phrase("ladder.all_agree", lang))
     else:
-        say(console, f"NOT the same function: {', '.join(wrong)}")
+        say(console, phrase("ladder.differ", lang, rungs=", ".join(wrong)))
 
 
-def _print_values(console: Console, ladder: Ladder) -> None:
+def _sizes(sizes: LadderSizes) -> Note:
+    facts = {"batch": sizes.batch, "tokens": sizes.tokens, "width": sizes.d_model}
+    return Note.of("ladder.sizes", **facts, n_heads=sizes.n_heads, n_kv_heads=sizes.n_kv_heads)
+
+
+def _print_values(console: Console, ladder: Ladder, speak: Speak) -> None:
     def agrees(rung: LadderRung) -> str:
         return "-" if rung.refused is not None else "yes" if rung.agrees else "NO"
 
     rows = [[rung.name, *(_far(rung.differences, key) for key in STAGES), agrees(rung)] for rung in ladder.rungs]
     rows.append(["allowed", *(_far(ladder.tolerances, key) for key in STAGES), ""])
-    title = "Certificate: largest difference from the plain loop, float64"
-    Table(("rung", *STAGES, "agrees"), rows, title).print(console, last=1)
+    title = Note.of("ladder.certificate")
+    Table(("rung", *STAGES, "agrees"), rows, title).print(console, last=1, speak=speak)
 
 
-def _print_gradients(console: Console, ladder: Ladder) -> None:
+def _print_gradients(console: Console, ladder: Ladder, speak: Speak) -> None:
     rows = []
     for rung in ladder.rungs:
         absent = "none" if rung.refused is None else "-"
@@ -61,19 +63,28 @@ def _print_gradients(console: Console, ladder: Ladder) -> None:
     for dtype in formats:
         cells = [_far(ladder.tolerances, key) if dtype == "float64" else "" for key in LEAVES]
         rows.append(["allowed", *cells, f"{_far(ladder.tolerances, f'timed {dtype}')} {dtype}"])
-    title = "Certificate: the same of the gradients, and of the output in the timed precision"
-    Table(("rung", *LEAVES, "output as timed"), rows, title).print(console, last=len(formats))
+    title = Note.of("ladder.certificate_of_gradients")
+    Table(("rung", *LEAVES, "output as timed"), rows, title).print(console, last=len(formats), speak=speak)
 
 
-def _print_costs(console: Console, ladder: Ladder) -> None:
+def _print_costs(console: Console, ladder: Ladder, speak: Speak) -> None:
     rows: list[list[Cell]] = []
     for rung in ladder.rungs:
         plain, ms, peak = ladder.rungs[0].ms, rung.ms, rung.peak_bytes
         speed = "-" if plain is None or ms is None else f"{_three_digits(plain / ms)}x"
         memory = "-" if peak is None else scaled(peak, 1024, BINARY)
-        rows.append([rung.name, rung.parameters, _three_digits(ms), speed, memory, rung.how])
-    title = f"Costs: {ladder.sizes}, {plural(ladder.threads, 'torch thread')}"
-    Table(("rung", "parameters", "ms", "speed", "memory", "how"), rows, title).print(console, (0, 5))
+        rows.append(
+            [
+                rung.name,
+                rung.parameters,
+                _three_digits(ms),
+                speed,
+                memory,
+                Note.of(key_of("ladder", f"how {rung.name}")),
+            ]
+        )
+    title = Note.of("ladder.costs", sizes=_sizes(ladder.sizes), threads=ladder.threads)
+    Table(("rung", "parameters", "ms", "speed", "memory", "how"), rows, title).print(console, (0, 5), speak=speak)
 
 
 def _far(differences: Mapping[str, float | None], key: str, absent: str = "-") -> str:
