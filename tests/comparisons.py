@@ -31,12 +31,7 @@ def arm(
     return ArmResult(name, "", size, found, None)
 
 
-def comparison(
-    name: str,
-    arms: Mapping[str, Mapping[str, float]],
-    metrics: Sequence[Metric] = (LOSS,),
-    tables: tuple[Table, ...] = (),
-) -> Comparison:
+def comparison(name: str, arms: Mapping[str, Mapping[str, float]], metrics: Sequence[Metric] = (LOSS,)) -> Comparison:
     """Arms by name with their scores; the first is what the others are compared with."""
     (first_name, first), *others = arms.items()
     found = (arm(first_name, first, None, metrics), *(arm(one, scores, first, metrics) for one, scores in others))
@@ -51,7 +46,6 @@ def comparison(
         found,
         verdicts,
         ("a note",),
-        tables,
         1.5,
     )
 

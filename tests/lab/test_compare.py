@@ -22,7 +22,7 @@ from headwise.corpus.training import IGNORED, Corpus
 from headwise.errors import HeadwiseError
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.intervals import Interval, interval_of
-from headwise.lab.compare import experiments, run
+from headwise.lab.compare import run
 from headwise.lab.compare.experiment import Arm, Experiment, Scored, Unit, count_parameters, run_unit, with_attention
 from headwise.lab.compare.experiments import (
     NAMES,
@@ -197,8 +197,6 @@ def test_sentences_and_claims() -> None:
     refuses(lambda: find_experiment("two-lookup"), r"no experiment 'two-lookup'; did you mean two-lookups\?")
     refuses(lambda: find_experiment("xyz"), r"there are heads, .*claims")
     refuses(lambda: run.compare([TWO_LOOKUPS], Path("nowhere"), text=Path("text")), "alone; leave text= out")
-    table = experiments.cache_bytes()
-    assert [(row[1], row[2]) for row in table.rows] == [(1024, 1024), (256, 256), (128, 128)]
 
 
 def test_arms_are_compared_seed_by_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,33 +347,7 @@ def test_what_dead_processes_left_is_removed(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
 
 
-# Caches and speed
-
-
-def test_where_sharing_pays() -> None:
-    def message(*pairs: tuple[int, float]) -> list[str]:
-        return experiments.where_it_pays({(3, context): {"GQA": ratio} for context, ratio in pairs})
-
-    assert message((20, 1.0), (1000, 1.2), (5000, 1.5)) == ["At batch 3 GQA pays from 1,000 cached tokens on."]
-    assert message((20, 1.2), (1000, 1.0), (5000, 1.5)) == ["At batch 3 GQA pays from 5,000 cached tokens on."]
-    two_dips = message((20, 1.0), (1000, 1.2), (5000, 1.0), (9000, 1.3))
-    assert two_dips == ["At batch 3 GQA pays from 9,000 cached tokens on."]
-    assert message((20, 1.2), (1000, 1.05)) == ["At batch 3 GQA does not pay up to 1,000."]
-
-
-def test_a_decode_step_adds_one_token_after_the_cached_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experiments, "DECODED", {"n_layers": 1, "n_heads": 16, "d_model": 32, "d_ff": 6})
-    models = experiments._decoded_models(12)
-    assert len({model.n_parameters for model in models.values()}) <= 2
-    step = experiments._Step(models["GQA"], batch=3, context=11)
-    seen: list[tuple[int, ...]] = []
-    layer = attention_layers(models["GQA"])[0]
-    with observe(layer, lambda call: seen.append(tuple(call.k.shape))), torch.no_grad():
-        step()
-        step()
-    assert seen == [(3, 4, 12, 2)] * 2
-    table = experiments.decoding_speed(contexts=(3, 5), batches=(1,), rounds=1)
-    assert [row[:2] for row in table.rows] == [(1, 3), (1, 5)] and len(table.rows[0]) == len(table.columns)
+# Speed
 
 
 def test_every_way_is_timed_in_every_round_after_a_start() -> None:

@@ -118,7 +118,6 @@ function partsOf(comparison) {
   return {
     'compare.verdict': [list(comparison.verdicts), ...comparison.notes.map((note) => element('p', '', note))],
     'compare.arms': comparison.metrics.flatMap((metric) => [...table(metric.table), plots(comparison, metric)]),
-    'compare.besides': comparison.tables.flatMap(table),
   };
 }
 

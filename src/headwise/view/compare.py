@@ -19,15 +19,13 @@ MISSING = "-"
 
 
 def print_comparison(console: Console, comparison: Comparison) -> None:
-    """The question, a table for each metric, the verdicts, and what was measured besides."""
+    """The question, a table for each metric, the verdicts and notes."""
     say(console, f"{comparison.name}: {comparison.question}")
     say(console, setting(comparison))
     for metric in comparison.metrics:
         _print_table(console, metric_table(comparison, metric))
     for line in (*comparison.verdicts, *comparison.notes):
         say(console, line)
-    for table in comparison.tables:
-        _print_table(console, table)
 
 
 def print_ledger(console: Console, ledger: Ledger) -> None:
@@ -103,7 +101,7 @@ def _comparison(comparison: Comparison) -> str:
     parts = [f"## {comparison.question}", f"`headwise compare {comparison.name}`. {setting(comparison)}"]
     parts += [_table(metric_table(comparison, metric)) for metric in comparison.metrics]
     parts.append("\n".join(f"- {markdown_text(line)}" for line in (*comparison.verdicts, *comparison.notes)))
-    return "\n\n".join((*parts, *map(_table, comparison.tables)))
+    return "\n\n".join(parts)
 
 
 def _table(table: Table) -> str:
@@ -142,8 +140,7 @@ def _comparison_data(comparison: Comparison) -> dict[str, Any]:
         {"name": metric.name, "words": metric.words, "table": _table_data(metric_table(comparison, metric))}
         for metric in comparison.metrics
     ]
-    tables = list(map(_table_data, comparison.tables))
-    return {**asdict(comparison), "setting": setting(comparison), "metrics": metrics, "tables": tables}
+    return {**asdict(comparison), "setting": setting(comparison), "metrics": metrics}
 
 
 def _table_data(table: Table) -> dict[str, Any]:

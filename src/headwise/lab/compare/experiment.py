@@ -25,7 +25,6 @@ from headwise.gpt.train import DivergedError, evaluate, fit, one_thread
 from headwise.lab.compare.results import Metric
 from headwise.layer.layer import MultiHeadAttention
 from headwise.layer.projections import shapes_alone
-from headwise.table import Table
 
 LOSS = Metric("loss", "held-out loss", "nats", lower_is_better=True)
 
@@ -70,7 +69,6 @@ class Experiment:
     metrics: tuple[Metric, ...] = (LOSS,)
     measure: Measure = held_out_loss
     notes: tuple[str, ...] = ()
-    timed: Callable[[Report], tuple[Table, ...]] | None = None  # speed, measured alone on the machine
 
     def recipe(self, steps: int | None, text: Path | None) -> Recipe:
         recipe = self.task.recipe if text is None else self.task.text_recipe

@@ -59,7 +59,6 @@ class Comparison:
     arms: tuple[ArmResult, ...]  # the others are compared with the first
     verdicts: tuple[str, ...]
     notes: tuple[str, ...]
-    tables: tuple[Table, ...]
     cpu_seconds: float  # of all training and measuring, whether now or by an earlier call
 
     def arm(self, name: str) -> ArmResult:

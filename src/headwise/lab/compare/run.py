@@ -27,7 +27,6 @@ from headwise.lab.compare.experiment import Arm, Experiment, Report, Scored, Uni
 from headwise.lab.compare.experiments import HEADS, OUTPUT_PROJECTION, ROLES_OF_HEADS, SCALE, SHARING, TWO_LOOKUPS
 from headwise.lab.compare.results import ArmResult, Comparison, Score, sentence
 from headwise.records import from_json
-from headwise.table import Table
 from headwise.words import Note, refusal, unknown
 
 
@@ -198,8 +197,7 @@ def compare(
         results: dict[str, list[Scored]] = {arm.name: [] for arm in experiment.arms}
         for unit in units[experiment.name]:
             results[unit.arm.name].append(scored[store.path(unit.key)])
-        tables = experiment.timed(report) if experiment.timed else ()
-        comparisons.append(_gathered(experiment, results, tables, steps, text))
+        comparisons.append(_gathered(experiment, results, steps, text))
     return tuple(comparisons)
 
 
@@ -211,7 +209,6 @@ def units_of(experiment: Experiment, seeds: Sequence[int], steps: int | None, te
 def _gathered(
     experiment: Experiment,
     results: dict[str, list[Scored]],
-    tables: tuple[Table, ...],
     steps: int | None,
     text: Path | None,
 ) -> Comparison:
@@ -236,7 +233,6 @@ def _gathered(
         arms=arms,
         verdicts=tuple(verdicts),
         notes=(*experiment.notes, cut_short) if done < whole else experiment.notes,
-        tables=tables,
         cpu_seconds=sum(scored.cpu_seconds for each in results.values() for scored in each),
     )
 
