@@ -35,7 +35,7 @@ class Fields:
 
     def __init__(self, config: dict[str, Any], family: Family) -> None:
         self.family, self.config = family, config
-        self.record: dict[str, Any] = dict(family.price or {})
+        self.record = dict(family.price or {})
         self.required = self.record.get("required", REQUIRED)
         self.defaults = dict.fromkeys(self.record.get("null", ())) | self.record.get("defaults", {})
         self.aliases: dict[str, str] = self.record.get("aliases", {})

@@ -135,7 +135,7 @@ def transcripts(folder: Folder, paths: Sequence[Path]) -> list[Transcript]:
 
 def _translated(folder: Folder, tokens: TextTokens, record: dict[str, Any]) -> Linked:
     """A source for the encoder, and a target that the decoder reads one token later."""
-    config: Any = folder.model.config
+    config = folder.model.config
     start = getattr(config, "decoder_start_token_id", None)
     if start is None:
         raise HeadwiseError(f"{folder.name} ({folder.family}) has no decoder beside an encoder; pass a text with links")

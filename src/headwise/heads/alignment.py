@@ -87,7 +87,7 @@ class Alignment:
     def table(self, n: int = 12) -> Table:
         """The best heads alone, and below them the sets, a row each."""
         names = ("within 50 ms", "within 100 ms") if self.kind == "spoken" else ("links found",)
-        rows: list[list[Any]] = [_row(each.heads[0], each) for each in self.ranking[:n]]
+        rows = [_row(each.heads[0], each) for each in self.ranking[:n]]
         rows.append(_row(f"chosen: {' '.join(self.chosen.heads)}", self.chosen))
         rows += [_row(name, each) for name, each in self.controls.items()]
         by, on = self.n_texts
@@ -150,7 +150,7 @@ def align(
     errors = chosen_by.errors(singles)
     order = np.argsort(errors.mean(0), kind="stable")
     chosen = _greedy(chosen_by, int(order[0]), float(errors.mean(0)[order[0]]), len(names), most)
-    sets: dict[str, list[int] | None] = {"straight line": None, f"best alone: {names[order[0]]}": [int(order[0])]}
+    sets = {"straight line": None, f"best alone: {names[order[0]]}": [int(order[0])]}
     if named:
         sets[f"named: {' '.join(named)}"] = [names.index(name) for name in named]
     best = others.scored(chosen, names)

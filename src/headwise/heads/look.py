@@ -269,7 +269,7 @@ class Desk:
     def _overview(self, reading: Reading) -> dict[str, Any]:
         """What each head does in this text, and for each token the heads that look hardest from there."""
         kinds = [self._kind(reading.ids, weights) for weights in reading.maps]
-        result: dict[str, Any] = {"kinds": kinds, "hardest": self._hardest(reading)}
+        result = {"kinds": kinds, "hardest": self._hardest(reading)}
         first, other = map(self.readings.get, SLOTS)
         if first is not None and other is not None and len(first.ids) == len(other.ids):
             result["differ"] = self._hardest(first, other)

@@ -131,7 +131,7 @@ class Windows:
         """A row a head: `outside_s4_w64` and the like, `reached_90`, `needle`, each with low and high."""
         rows = []
         for head in self.heads:
-            row: dict[str, Any] = {"name": head.name, "layer": head.layer, "kv_head": head.kv_head}
+            row = {"name": head.name, "layer": head.layer, "kv_head": head.kv_head}
             named = {f"reached_{round(100 * share)}": x for share, x in zip(SHARES, head.reached, strict=True)}
             named |= {"needle": head.needle, "lift": head.lift}
             for s, of_windows in zip(SINKS, head.outside, strict=True):

@@ -151,7 +151,7 @@ def read_corpus(
         return both.state()
 
     merged = blank()
-    state: Mapping[str, Tensor] = tally.state()
+    state = tally.state()
     merged.join(ranks.merged(state, join))
     merged.notes = {note: None for notes in ranks.gathered({**before.notes, **tally.notes}) for note in notes}
     return merged

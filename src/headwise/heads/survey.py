@@ -398,9 +398,9 @@ def fresh_model(model: nn.Module, seed: int) -> nn.Module:
         return sampled
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        config: Any = model.config
-        build: Any = type(model)
-        fresh: nn.Module = build(config)
+        config = model.config
+        build = type(model)
+        fresh = build(config)
     if ask.hears(model):
         ask.hear(fresh, ask.sounds_of(model).features, ask.sounds_of(model).seconds_per_key)
     return fresh.to(next(model.parameters())).eval()

@@ -254,7 +254,7 @@ class Seen(HeadTable[SeenHead]):
             end = 0
             for n, size in enumerate(head.documents):
                 end += size
-                record: Row = {"name": name, "document": n, "rows": size}
+                record = {"name": name, "document": n, "rows": size}
                 for key in head.rows:
                     record[key] = float(head.rows[key][end - size : end].mean()) if size else math.nan
                 records.append(record)

@@ -108,7 +108,7 @@ def answer_logits(model: nn.Module, ids: Tensor, position: int = -1) -> Tensor:
 
 def _start_of(model: nn.Module) -> list[int] | None:
     """What the decoder of an encoder-decoder reads before its first token; None of another model."""
-    config: Any = getattr(model, "config", None)
+    config = getattr(model, "config", None)
     if not getattr(config, "is_encoder_decoder", False):
         return None
     start: list[int] = []
@@ -348,7 +348,7 @@ class Reader:
     text: Tensor | None = None
 
     def __call__(self, ids: Tensor) -> Tensor:
-        model: Any = self.model
+        model = self.model
         ids = ids.to(device_of(model))
         if isinstance(model, GPT):
             row: Tensor = model(ids, self.cache, last_only=True)[0, -1]

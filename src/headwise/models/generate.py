@@ -233,5 +233,5 @@ def end_ids(model: nn.Module) -> set[int]:
 
 def _special(model: nn.Module, name: str) -> set[int]:
     """Ids that a model of transformers names, as `generate` there reads them."""
-    value: Any = getattr(getattr(model, "generation_config", None), name, None)
+    value = getattr(getattr(model, "generation_config", None), name, None)
     return set(value) if isinstance(value, list) else set() if value is None else {value}

@@ -99,7 +99,7 @@ def write_gguf(path: Path, folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.parent) as scratch, _loading(path, f"{path} does not load"):
         read = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, **LOCAL)
-        config: Any = read.config
+        config = read.config
         left_out = ("model_type", "quantization_config", "architectures", "dtype")
         fresh: Any = type(read)(type(config)(**{k: x for k, x in config.to_dict().items() if k not in left_out}))
         fresh.load_state_dict(read.state_dict())
@@ -327,7 +327,7 @@ class FolderTokens:
 def sound_features(folder: Path, samples: Any) -> tuple[torch.Tensor, float]:
     """What a model of speech is given for samples, 16,000 a second, and how many seconds it always hears."""
     with _loading(folder / "preprocessor_config.json", f"{folder} has nothing that turns sound into its inputs"):
-        extractor: Any = AutoFeatureExtractor.from_pretrained(folder, **LOCAL)  # type: ignore[no-untyped-call]
+        extractor = AutoFeatureExtractor.from_pretrained(folder, **LOCAL)  # type: ignore[no-untyped-call]
         features = extractor(samples, sampling_rate=extractor.sampling_rate, return_tensors="pt").input_features
     return features, float(extractor.chunk_length)
 

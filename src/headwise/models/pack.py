@@ -100,7 +100,7 @@ def _steps(rule: dict[str, Any] | None) -> list[dict[str, Any]]:
     """A rule and those that it is made of."""
     if rule is None:
         return []
-    inner: Sequence[dict[str, Any]] = rule.get("pretokenizers") or rule.get("normalizers") or ()
+    inner = rule.get("pretokenizers") or rule.get("normalizers") or ()
     return [rule, *(step for part in inner for step in _steps(part))]
 
 

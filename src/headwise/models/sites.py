@@ -240,7 +240,7 @@ def _free_sites(model: nn.Module, apart: set[nn.Module], taken: set[str]) -> lis
         core = modules[path]
         n_heads = _ran.get(core) or _told_count(core, getattr(core, "config", None)) or 0
         if isinstance(core, nn.MultiheadAttention):
-            weights: Callable[[str], Tensor | None] = partial(_packed_weight, core)
+            weights = partial(_packed_weight, core)
             projection = None
         else:
             parts = _projections(modules, path, None)

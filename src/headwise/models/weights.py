@@ -70,7 +70,7 @@ class AttentionWeights:
     def selected(self, heads: Sequence[int], kv_heads: Sequence[int]) -> AttentionWeights:
         """The layer of these query heads and key/value heads, in that order."""
         rows = {"wq": heads, "bq": heads, "wk": kv_heads, "bk": kv_heads, "wv": kv_heads, "bv": kv_heads}
-        tensors: dict[str, Any] = {
+        tensors = {
             name: x[list(numbers)] for name, numbers in rows.items() if (x := getattr(self, name)) is not None
         }
         return dataclasses.replace(self, wo=self.wo[:, list(heads)], **tensors)
@@ -155,7 +155,7 @@ def layers_in_turn(model: nn.Module) -> Iterator[AttentionWeights]:
     stream = getattr(model, "headwise_stream", None)
     for layer, module in enumerate(attentions(model)):
         with nullcontext() if stream is None else stream.loaded(layer):
-            weights: dict[str, Any] = _views(family, module)
+            weights = _views(family, module)
         for name, x in weights.items():
             if name == "wo":
                 weights[name] = x.view(len(x), n_heads, -1)

@@ -183,7 +183,7 @@ def wrapper_from_class(layer: nn.Module) -> tuple[MultiHeadedAttentionWrapper, n
     Head i gets rows i*d to (i+1)*d of each of W_query, W_key and W_value, with d = d_out / h; the projection is a copy
     of `out_proj`. With dropout the two agree outside of training only: inside they draw other weights to drop.
     """
-    course: Any = _require(layer, *PROJECTIONS, "out_proj", "num_heads", "mask", "dropout")
+    course = _require(layer, *PROJECTIONS, "out_proj", "num_heads", "mask", "dropout")
     d_out, d_in = course.W_query.weight.shape
     n_heads, bias = course.num_heads, course.W_query.bias is not None
     wrapper = MultiHeadedAttentionWrapper(
@@ -208,7 +208,7 @@ def class_from_wrapper(wrapper: nn.Module, projection: nn.Linear | None = None) 
 
     HeadwiseError with both widths where the projection has another one.
     """
-    heads: list[Any] = [_require(head, *PROJECTIONS, "mask", "dropout") for head in _require(wrapper, "heads").heads]
+    heads = [_require(head, *PROJECTIONS, "mask", "dropout") for head in _require(wrapper, "heads").heads]
     first, joined = heads[0], sum(head.W_query.out_features for head in heads)
     if projection is not None and (projection.in_features, projection.out_features) != (joined, joined):
         raise HeadwiseError(
