@@ -131,7 +131,7 @@ class Plan:
         try:
             if path.is_dir():
                 return _of_duo(read_text(path / DUO_HEADS), content)
-            return from_json(_Document, content, "the plan").plan()  # type: ignore[no-any-return]
+            return from_json(_Document, content, "the plan").plan()
         except HeadwiseError as error:
             raise HeadwiseError(f"{path}: {error}") from None
 

@@ -8,8 +8,9 @@ is the alignment error rate (Och & Ney 2003).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,8 @@ MOST = 8  # heads that are chosen together, at most
 BATCH = 2**22  # cells of maps that are aligned at a time
 
 Maps = NDArray[np.float32]  # (H,N,S)
+Numbers = NDArray[np.float64]
+Heads = Sequence[int] | None
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ class Alignment:
     controls: dict[str, Scored]  # on the same texts: a straight line, the best head alone, heads that were named
     gains: dict[str, tuple[Interval, ...]]  # for each control the chosen heads' `within` minus its own, text by text
     kind: str  # "spoken" or "linked"
-    n_texts: tuple[int, int] = field(default=(0, 0))  # chosen by, judged on
+    n_texts: tuple[int, int]  # chosen by, judged on
 
     @property
     def alignment_heads(self) -> list[list[int]]:
@@ -129,22 +132,21 @@ def align(
     """
     if not texts or not judged:
         raise HeadwiseError(f"{len(texts)} texts to choose by and {len(judged)} to judge on; pass at least one of each")
-    kinds = {type(text) for text in (*texts, *judged)}
-    if len(kinds) > 1:
+    spoken = {isinstance(text, Spoken) for text in (*texts, *judged)}
+    if len(spoken) > 1:
         raise HeadwiseError("some texts are spoken and some linked; align them one by one")
-    maps: list[Maps] = []
     with evaluating(model):
         sites = _aligning(model, texts[0])
     names = [head for site in sites for head in site.heads]
     for name in named:
         if name not in names:
             raise HeadwiseError(f"{name} is none of the heads that could align: {', '.join(names[:3])}, ...")
+    maps: list[Maps] = []
     with evaluating(model):
         for number, text in enumerate((*texts, *judged), 1):
             maps.append(_maps(model, sites, text))
             progress(number, len(texts) + len(judged))
-    kind = "spoken" if kinds == {Spoken} else "linked"
-    aligned = _Spoken if kind == "spoken" else _Linked
+    kind, aligned = ("spoken", _Spoken) if True in spoken else ("linked", _Linked)
     chosen_by, others = aligned(texts, maps[: len(texts)]), aligned(judged, maps[len(texts) :])
     singles = [[h] for h in range(len(names))]
     errors = chosen_by.errors(singles)
@@ -153,14 +155,14 @@ def align(
     sets = {"straight line": None, f"best alone: {names[order[0]]}": [int(order[0])]}
     if named:
         sets[f"named: {' '.join(named)}"] = [names.index(name) for name in named]
-    best = others.scored(chosen, names)
-    controls = {name: others.scored(heads, names) for name, heads in sets.items()}
     shares = others.within(chosen)
+    controls: dict[str, Scored] = {}
     gains: dict[str, tuple[Interval, ...]] = {}
     for name, heads in sets.items():
-        gains[name] = tuple(interval_of(row) for row in (shares - others.within(heads)).tolist())
+        controls[name] = others.scored(heads, names)
+        gains[name] = tuple(map(interval_of, (shares - others.within(heads)).tolist()))
     ranking = tuple(chosen_by.scored([int(h)], names) for h in order)
-    return Alignment(ranking, best, controls, gains, kind, (len(texts), len(judged)))
+    return Alignment(ranking, others.scored(chosen, names), controls, gains, kind, n_texts=(len(texts), len(judged)))
 
 
 def _aligning(model: nn.Module, text: Known) -> list[Site]:
@@ -185,7 +187,7 @@ def _run(model: nn.Module, text: Known, listener: Listener, sites: Sequence[Site
 
 def _maps(model: nn.Module, sites: Sequence[Site], text: Known) -> Maps:
     """The rows of a text that count, of all heads."""
-    rows = list(text.rows) if isinstance(text, Spoken) else sorted({row for row, _ in text.links})
+    rows = list(text.rows) if isinstance(text, Spoken) else _linked_rows(text)
     if not rows or (isinstance(text, Spoken) and not text.starts):
         raise HeadwiseError("a text without a word, or without a link, aligns with nothing")
     n_keys = text.n_keys if isinstance(text, Spoken) else None
@@ -200,7 +202,7 @@ def _maps(model: nn.Module, sites: Sequence[Site], text: Known) -> Maps:
     return np.concatenate([taken[site] for site in sites])
 
 
-def _greedy(texts: _Spoken | _Linked, first: int, error: float, n_heads: int, most: int) -> list[int]:
+def _greedy(texts: _Aligned, first: int, error: float, n_heads: int, most: int) -> list[int]:
     """Heads that are added one by one, as long as the error of their mean map falls."""
     chosen = [first]
     while len(chosen) < min(most, n_heads):
@@ -213,48 +215,56 @@ def _greedy(texts: _Spoken | _Linked, first: int, error: float, n_heads: int, mo
     return chosen
 
 
+class _Aligned(ABC):
+    """Texts with their maps, and what sets of heads make of them; None is a straight line in the place of heads."""
+
+    def __init__(self, texts: Sequence[Any], maps: Sequence[Maps]) -> None:
+        self.texts, self.maps = texts, maps
+
+    @abstractmethod
+    def errors(self, sets: Sequence[Heads]) -> Numbers:
+        """The error of each set in each text, (texts, sets)."""
+
+    @abstractmethod
+    def within(self, heads: Heads) -> Numbers:
+        """`Scored.within` of a set, text by text, (shares, texts)."""
+
+    def scored(self, heads: Heads, names: Sequence[str]) -> Scored:
+        shares = tuple(map(interval_of, self.within(heads).tolist()))
+        return Scored(tuple(names[h] for h in heads or ()), interval_of(self.errors([heads])[:, 0].tolist()), shares)
+
+
 # Speech
 
 
-class _Spoken:
-    """Spoken texts with their maps, and what sets of heads make of them."""
+class _Spoken(_Aligned):
+    """Spoken texts, whose error is the mean of the seconds between known and found beginnings."""
 
     def __init__(self, texts: Sequence[Any], maps: Sequence[Maps]) -> None:
-        self.texts: Sequence[Spoken] = texts
-        self.maps = [prepared(each) for each in maps]
+        super().__init__(texts, [prepared(each) for each in maps])
 
-    def errors(self, sets: Sequence[Sequence[int]]) -> NDArray[np.float64]:
-        """Mean seconds between known and found beginnings, (texts, sets)."""
-        return np.stack([np.abs(self._off(n, sets)).mean(1) for n in range(len(self.texts))])
+    def errors(self, sets: Sequence[Heads]) -> Numbers:
+        return np.stack([self._off(n, sets).mean(1) for n in range(len(self.texts))])
 
-    def scored(self, heads: Sequence[int] | None, names: Sequence[str]) -> Scored:
-        offs = self._all_off(heads)
-        shares = tuple(interval_of(row) for row in self.within(heads).tolist())
-        return Scored(tuple(names[h] for h in heads or ()), interval_of([float(off.mean()) for off in offs]), shares)
-
-    def within(self, heads: Sequence[int] | None) -> NDArray[np.float64]:
-        """The share of each text's words that are found within 50 and 100 ms, (2, texts)."""
-        offs = self._all_off(heads)
+    def within(self, heads: Heads) -> Numbers:
+        """The share of each text's words that are found within 50 and 100 ms."""
+        offs = [self._off(n, [heads])[0] for n in range(len(self.texts))]
         return np.array([[float((off <= limit + 1e-9).mean()) for off in offs] for limit in WITHIN])
 
-    def _all_off(self, heads: Sequence[int] | None) -> list[NDArray[np.float64]]:
-        return [np.abs(self._off(n, [heads])[0]) for n in range(len(self.texts))]
-
-    def _off(self, number: int, sets: Sequence[Sequence[int] | None]) -> NDArray[np.float64]:
-        """Found minus known beginnings of each set, (sets, words); of None those on a straight line."""
+    def _off(self, number: int, sets: Sequence[Heads]) -> Numbers:
+        """How far found beginnings lie from the known ones, for each set, (sets, words)."""
         text, maps = self.texts[number], self.maps[number]
         _, n, m = maps.shape
+        line = np.zeros((n, m), np.float32)
+        line[np.arange(n), np.arange(n) * m // n] = 1
         starts = np.empty((len(sets), n))
         size = max(1, BATCH // (n * m))
         for at in range(0, len(sets), size):
             part = sets[at : at + size]
-            lines = np.full((n, m), 0, np.float32)
-            lines[np.arange(n), np.arange(n) * m // n] = 1
-            scores = np.stack([lines if heads is None else maps[list(heads)].mean(0) for heads in part])
-            starts[at : at + size] = path_starts(scores)
-        starts = starts[:, list(text.starts)] * text.seconds_per_key
-        off: NDArray[np.float64] = starts - np.array(text.begins)
-        return off
+            starts[at : at + size] = path_starts(
+                np.stack([line if heads is None else maps[list(heads)].mean(0) for heads in part])
+            )
+        return np.abs(starts[:, list(text.starts)] * text.seconds_per_key - np.array(text.begins))
 
 
 def prepared(maps_hns: Maps) -> Maps:
@@ -264,8 +274,7 @@ def prepared(maps_hns: Maps) -> Maps:
     half = min(SMOOTH, scores.shape[2] - 1 + scores.shape[2] % 2) // 2
     wide = np.pad(scores, ((0, 0), (0, 0), (half, half)), mode="reflect")
     windows = np.lib.stride_tricks.sliding_window_view(wide, 2 * half + 1, axis=2)
-    smooth: Maps = np.median(windows, axis=-1).astype(np.float32)
-    return smooth
+    return np.asarray(np.median(windows, axis=-1), np.float32)
 
 
 def path_starts(scores_knm: Maps) -> NDArray[np.int64]:
@@ -297,39 +306,32 @@ def path_starts(scores_knm: Maps) -> NDArray[np.int64]:
 # Text
 
 
-class _Linked:
-    """Linked texts with their maps, and what sets of heads make of them."""
+class _Linked(_Aligned):
+    """Linked texts, whose error is 1 - (|found and sure| + |found and right|) / (|found| + |sure|)."""
 
-    def __init__(self, texts: Sequence[Any], maps: Sequence[Maps]) -> None:
-        self.texts: Sequence[Linked] = texts
-        self.maps = maps
-
-    def errors(self, sets: Sequence[Sequence[int]]) -> NDArray[np.float64]:
-        """Alignment error rates, (texts, sets): 1 - (|found and sure| + |found and right|) / (|found| + |sure|)."""
+    def errors(self, sets: Sequence[Heads]) -> Numbers:
         return np.array([[self._rate(n, heads) for heads in sets] for n in range(len(self.texts))])
 
-    def scored(self, heads: Sequence[int] | None, names: Sequence[str]) -> Scored:
-        rates = [self._rate(n, heads) for n in range(len(self.texts))]
-        (shares,) = self.within(heads).tolist()
-        return Scored(tuple(names[h] for h in heads or ()), interval_of(rates), (interval_of(shares),))
-
-    def within(self, heads: Sequence[int] | None) -> NDArray[np.float64]:
-        """The share of each text's links that are found, (1, texts)."""
+    def within(self, heads: Heads) -> Numbers:
+        """The share of each text's links that are found."""
         shares = []
         for number, text in enumerate(self.texts):
-            hits = self._found(number, heads) & set(text.links)
-            shares.append(len(hits) / len(text.links))
+            shares.append(len(self._found(number, heads) & set(text.links)) / len(text.links))
         return np.array([shares])
 
-    def _rate(self, number: int, heads: Sequence[int] | None) -> float:
-        sure, seen = set(self.texts[number].links), self._found(number, heads)
-        right = sure | set(self.texts[number].possible)
+    def _rate(self, number: int, heads: Heads) -> float:
+        text, seen = self.texts[number], self._found(number, heads)
+        sure = set(text.links)
+        right = sure | set(text.possible)
         return 1 - (len(sure & seen) + len(right & seen)) / (len(sure) + len(seen))
 
-    def _found(self, number: int, heads: Sequence[int] | None) -> set[tuple[int, int]]:
-        """The strongest key of each row that has a link; of None the key on a straight line."""
-        rows = sorted({row for row, _ in self.texts[number].links})
+    def _found(self, number: int, heads: Heads) -> set[tuple[int, int]]:
+        """The strongest key of each row that has a link."""
         maps = self.maps[number]
         n, n_keys = maps.shape[1:]
         keys = np.arange(n) * n_keys // n if heads is None else maps[list(heads)].mean(0).argmax(-1)
-        return set(zip(rows, map(int, keys), strict=True))
+        return set(zip(_linked_rows(self.texts[number]), keys.tolist(), strict=True))
+
+
+def _linked_rows(text: Linked) -> list[int]:
+    return sorted({row for row, _ in text.links})

@@ -193,8 +193,7 @@ class Pass:
         """(H,n) |W_O,h out|, what each head adds to the residual stream."""
         assert self.w_o is not None
         out = self.call.out[self.b, :, self._queries(slice(None))].to(self.dtype)
-        norms: Tensor = torch.linalg.vector_norm(out @ self.w_o.mT, dim=-1)
-        return norms
+        return torch.linalg.vector_norm(out @ self.w_o.mT, dim=-1)
 
     def run(self, thread: int, n_threads: int, inference: bool) -> Tensor:
         """The blocks of one of n threads; its `totals`.

@@ -124,8 +124,7 @@ class Windows:
         """All of it, as JSON has it; what is not finite is null."""
         fields = asdict(self) | {"sinks": SINKS, "shares": SHARES}
         fields["heads"] = [asdict(head) | {"retrieves": head.retrieves} for head in self.heads]
-        document: dict[str, Any] = json.loads(json.dumps(fields), parse_constant=lambda constant: None)
-        return document
+        return json.loads(json.dumps(fields), parse_constant=lambda constant: None)
 
     def rows(self) -> list[dict[str, Any]]:
         """A row a head: `outside_s4_w64` and the like, `reached_90`, `needle`, each with low and high."""

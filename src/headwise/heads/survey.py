@@ -394,8 +394,7 @@ def fresh_model(model: nn.Module, seed: int) -> nn.Module:
     if is_sampled(model):
         from headwise.models.hf import shallow
 
-        sampled: nn.Module = shallow(model, SAMPLE, seed)
-        return sampled
+        return shallow(model, SAMPLE, seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         config = model.config

@@ -101,8 +101,7 @@ def answer_logits(model: nn.Module, ids: Tensor, position: int = -1) -> Tensor:
     """Logits (B,V) of the token that the model answers ids (B,T) with, at a masked position or at the end."""
     start = _start_of(model)
     if start is not None:
-        first: Tensor = _forward(model, ids, start=start).logits[:, -1]
-        return first
+        return _forward(model, ids, start=start).logits[:, -1]
     return logits(model, ids, last=True)[:, -1] if position == -1 else logits(model, ids)[:, position]
 
 
@@ -207,8 +206,7 @@ def answers(model: nn.Module, ids: Tensor) -> Tensor:
 
 def last_states(model: nn.Module, ids: Tensor) -> Tensor:
     """The last hidden states (B,T,C) of ids (B,T), without a head."""
-    states: Tensor = _forward(body_of(model), ids).last_hidden_state
-    return states
+    return _forward(body_of(model), ids).last_hidden_state
 
 
 def run_body(model: nn.Module, ids: Tensor) -> None:
@@ -351,8 +349,7 @@ class Reader:
         model = self.model
         ids = ids.to(device_of(model))
         if isinstance(model, GPT):
-            row: Tensor = model(ids, self.cache, last_only=True)[0, -1]
-            return row
+            return model(ids, self.cache, last_only=True)[0, -1]
         self.text = ids if self.text is None else torch.cat([self.text, ids], 1)
         options: dict[str, Any] = {"use_cache": True} if "use_cache" in _parameters(model) else {}
         if "logits_to_keep" in _parameters(model):
@@ -361,8 +358,7 @@ class Reader:
         past = {} if self.cache is None else {"past_key_values": self.cache}
         answer = model(input_ids=ids if past else self.text, **past, **options)
         self.cache = getattr(answer, "past_key_values", None)
-        last: Tensor = answer.logits[0, -1]
-        return last
+        return answer.logits[0, -1]
 
     def fork(self) -> Reader:
         """Another one that goes on from here."""

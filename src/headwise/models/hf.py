@@ -75,8 +75,7 @@ def load_folder(folder: Path, ranks: Ranks = ALONE, dtype: torch.dtype | str = "
         spread, _, mesh = kind.prepare_distribute_model(DistributedConfig(tp_size=ranks.world))
         with torch.no_grad():
             model = kind.maybe_distribute_model(model, spread, mesh)
-    loaded: PreTrainedModel = _layers_apart(model.eval())
-    return loaded
+    return _layers_apart(model.eval())
 
 
 def _layers_apart(model: Any) -> Any:
@@ -266,10 +265,8 @@ class FolderTokens:
     def _boundary(self) -> int | None:
         """The token between documents, where this is a run folder of our own, read as any other."""
         if self._tokenizer.is_fast:  # without a copy of the vocabulary
-            number: int | None = self._tokenizer.backend_tokenizer.token_to_id(BOUNDARY)
-            return number
-        boundary: int | None = self._tokenizer.get_vocab().get(BOUNDARY)
-        return boundary
+            return self._tokenizer.backend_tokenizer.token_to_id(BOUNDARY)
+        return self._tokenizer.get_vocab().get(BOUNDARY)
 
     def _find_frame(self) -> tuple[list[int], list[int]]:
         """The ids that the model expects before and after a text, such as [CLS] and [SEP]."""

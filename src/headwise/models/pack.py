@@ -6,7 +6,6 @@ import base64
 import copy
 import json
 import math
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any

@@ -142,8 +142,7 @@ def _own_site(name: str, module: Any) -> Site:
 
 def _own_weights(module: MultiHeadAttention, name: str) -> Tensor | None:
     if module.spec.latent_dim is None or name == "o":
-        weights: Tensor | None = getattr(getattr(module, f"{name}_proj", None), "weight", None)
-        return weights
+        return getattr(getattr(module, f"{name}_proj", None), "weight", None)
     if any("norm" not in part and not isinstance(x, nn.Linear) for part, x in module.named_children()):  # adapters
         return None
     return torch.cat([getattr(head, f"w{name}").detach() for head in module.heads])  # without what norms divide by
@@ -263,8 +262,7 @@ def _packed_weight(module: nn.MultiheadAttention, name: str) -> Tensor | None:
     if name == "o":
         return module.out_proj.weight
     packed: Tensor | None = getattr(module, "in_proj_weight", None)
-    weights: Tensor = getattr(module, f"{name}_proj_weight") if packed is None else packed.chunk(3)["qkv".index(name)]
-    return weights
+    return getattr(module, f"{name}_proj_weight") if packed is None else packed.chunk(3)["qkv".index(name)]
 
 
 def w_o_places(model: nn.Module, sites: Iterable[Site]) -> dict[str, tuple[str, int]]:

@@ -285,8 +285,7 @@ class Listener(TorchFunctionMode):
         return result
 
     def _trail(self, x: Any) -> Trail | None:
-        trail: Trail | None = self.trails.get(x) if isinstance(x, Tensor) else None
-        return trail
+        return self.trails.get(x) if isinstance(x, Tensor) else None
 
     def _before_dropout(self, func: Any, args: Any, keywords: Any) -> Tensor | None:
         """Weights that dropout is about to change."""

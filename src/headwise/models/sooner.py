@@ -130,7 +130,6 @@ def _laid_out(linear: nn.Linear) -> Callable[[Tensor], Tensor]:
     def forward(x: Tensor) -> Tensor:
         if x.numel() != linear.in_features or x.dtype != weight.dtype or weight._version != version:
             return F.linear(x, weight, bias)
-        row: Tensor = torch.ops.mkldnn._linear_pointwise(x, block, bias, "none", [], "")
-        return row
+        return torch.ops.mkldnn._linear_pointwise(x, block, bias, "none", [], "")
 
     return forward

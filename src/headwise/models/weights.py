@@ -70,9 +70,7 @@ class AttentionWeights:
     def selected(self, heads: Sequence[int], kv_heads: Sequence[int]) -> AttentionWeights:
         """The layer of these query heads and key/value heads, in that order."""
         rows = {"wq": heads, "bq": heads, "wk": kv_heads, "bk": kv_heads, "wv": kv_heads, "bv": kv_heads}
-        tensors = {
-            name: x[list(numbers)] for name, numbers in rows.items() if (x := getattr(self, name)) is not None
-        }
+        tensors = {name: x[list(numbers)] for name, numbers in rows.items() if (x := getattr(self, name)) is not None}
         return dataclasses.replace(self, wo=self.wo[:, list(heads)], **tensors)
 
     def permuted(self, kv_order: Sequence[int]) -> AttentionWeights:
@@ -181,8 +179,7 @@ def with_layers(
         raise HeadwiseError(problem)
     stream = getattr(model, "headwise_stream", None)
     if stream is not None:
-        streamed: nn.Module = stream.with_layers(layers, changed_config(model, n_heads, n_kv_heads))
-        return streamed
+        return stream.with_layers(layers, changed_config(model, n_heads, n_kv_heads))
     same = (n_heads, n_kv_heads) == before[:2]
     new = copy.deepcopy(model) if same else rebuilt(model, changed_config(model, n_heads, n_kv_heads))
     for layer, weights in zip(range(len(attentions(new))), layers, strict=True):
@@ -358,4 +355,4 @@ def with_windows(model: nn.Module, windows: Sequence[int | None]) -> nn.Module:
         child.get_parameter(name).zero_()
     if whole.can_generate():
         child.generation_config = copy.deepcopy(whole.generation_config)
-    return child  # type: ignore[no-any-return]
+    return child

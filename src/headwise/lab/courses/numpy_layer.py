@@ -65,8 +65,7 @@ def softmax(x: Array) -> Array:
     top = x.max(axis=-1, keepdims=True)
     powers = np.exp(x - np.where(top == -np.inf, 0, top).astype(x.dtype))  # the largest cancels; exp cannot overflow
     total = powers.sum(axis=-1, keepdims=True)
-    result: Array = powers / np.where(total == 0, 1, total).astype(x.dtype)
-    return result
+    return powers / np.where(total == 0, 1, total).astype(x.dtype)
 
 
 def causal_mask(T: int) -> NDArray[np.float32]:
@@ -119,8 +118,7 @@ class MultiHeadAttention:
         q, k, v = ((x @ W).reshape(shape).swapaxes(0, 1) for W in (self.W_Q, self.W_K, self.W_V))
         heads_htd = attend(q, k, v, mask)[2]
         joined = heads_htd.swapaxes(0, 1).reshape(len(x), self.d_model)
-        result: Array = joined @ self.W_O
-        return result
+        return joined @ self.W_O
 
     def _checked(self, x: Array, mask: Array | None) -> tuple[Array, Array | None]:
         """Both in float32: one float64 among them would make everything after it float64."""

@@ -164,8 +164,7 @@ class MultiHeadAttn(_Projections):
         )
         heads_out = self.tell(queries, keys, values, self.attend(queries, keys, values), self.dropout)
         concat = heads_out.transpose(1, 2).flatten(2)  # (B,T,d_out): the heads side by side again
-        result: Tensor = self.out_proj(concat)  # W_O mixes what the heads found
-        return result
+        return self.out_proj(concat)  # W_O mixes what the heads found
 
     def watched(self) -> tuple[int, Tensor | None, Tensor | None]:
         """Its heads, W_O and W_V; see `headwise.records.Watchable`."""

@@ -58,8 +58,7 @@ def replay(
     require_size("n_heads", n_heads)
     if WIDTH % n_heads:
         raise refusal("microgpt_heads", n_heads=n_heads, width=WIDTH)
-    result: Replay = _rung(rung).run(Draw(kept, seed, n_heads, n_layers), steps, n_samples, report)
-    return result
+    return _rung(rung).run(Draw(kept, seed, n_heads, n_layers), steps, n_samples, report)
 
 
 def _rung(name: str) -> Any:

@@ -40,8 +40,7 @@ def rms_norm(x_ct: Array) -> tuple[Array, Back]:
 
     def back(dn: Array) -> Array:
         """The part of dn that points along x changes nothing but the length, which is fixed."""
-        dx: Array = r * (dn - n * mean.dot(n * dn))
-        return dx
+        return r * (dn - n * mean.dot(n * dn))
 
     return n, back
 
@@ -217,8 +216,7 @@ class Model:
 
     def following(self, ids: list[int]) -> list[float]:
         """The probabilities of the next token. The ids are read again for each: they are at most 16."""
-        probabilities: list[float] = softmax(self.forward(ids)[0][:, -1] / recipe.TEMPERATURE, axis=0).tolist()
-        return probabilities
+        return softmax(self.forward(ids)[0][:, -1] / recipe.TEMPERATURE, axis=0).tolist()
 
 
 def run(draw: Draw, steps: int, n_samples: int, report: Report | None) -> Replay:

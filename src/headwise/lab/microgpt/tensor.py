@@ -79,8 +79,7 @@ def run(draw: Draw, steps: int, n_samples: int, report: Report | None) -> Replay
     @torch.no_grad()
     def following(ids: list[int]) -> list[float]:
         logits = model(torch.tensor([ids]), last_only=True)[0, 0]
-        probabilities: list[float] = torch.softmax(logits / recipe.TEMPERATURE, dim=0).tolist()
-        return probabilities
+        return torch.softmax(logits / recipe.TEMPERATURE, dim=0).tolist()
 
     losses = trained(draw, steps, report, learn)
     samples = [draw.write(following) for _ in range(n_samples)]
