@@ -24,7 +24,7 @@ from headwise.errors import HeadwiseError
 from headwise.files import packaged, read_text, whole_folder
 from headwise.heads.blocks import top_keys
 from headwise.heads.documents import Document, run_documents
-from headwise.heads.table import DISTANCES, HeadProfile, Survey
+from headwise.heads.table import DISTANCES, HeadProfile, Row, Survey
 from headwise.models.sites import Site
 from headwise.records import Call
 
@@ -61,10 +61,16 @@ def write_headvis(folder: Path, model: nn.Module, text: Text, survey: Survey, se
     with whole_folder(folder) as tree:
         _write(tree / "server_config.json", {})
         _write(tree / "attributions" / "manifest.json", {})
-        _write(tree / "scatter_data.json", [_metrics(survey, profile) for profile in survey.profiles])
+        scatter: list[Row] = []
         for profile in survey.profiles:
+            row: Row = {"layer": profile.layer, "head": profile.head}
+            for key in survey.statistics:
+                mean = profile.means.get(key, math.nan)
+                row[NAMES.get(key, key)] = round(mean, 4) if math.isfinite(mean) else None
+            scatter.append(row)
             content = _head(profile, strongest[profile.name], chosen[profile.name], rows, text)
             _write(tree / "heads" / f"L{profile.layer}H{profile.head}.json", content)
+        _write(tree / "scatter_data.json", scatter)
         _write(tree / "config.json", _config(survey, seed))
 
 
@@ -110,22 +116,18 @@ def _sparse(model: nn.Module, text: Text, chosen: dict[str, dict[int, int]]) -> 
         heads = [h for h, name in enumerate(site.heads) if numbers[place] in chosen[name]]
         if heads:
             keys, weights = _rows(call, b)
+            indices = torch.arange(keys.shape[1])[:, None] * keys.shape[1] + keys
             for h in heads:
-                rows[site.head(h), numbers[place]] = _indices(keys[h], weights[h])
+                kept = weights[h] >= LEAST
+                index, order = indices[h][kept].sort()
+                values = [round(value, 4) for value in weights[h][kept].double()[order].tolist()]
+                rows[site.head(h), numbers[place]] = index.tolist(), values
 
     run_documents(model, [text.documents[number] for number in numbers], take)
     return rows
 
 
-def _indices(keys: Tensor, weights: Tensor) -> tuple[list[int], list[float]]:
-    kept = weights >= LEAST
-    index, order = (torch.arange(len(keys))[:, None] * len(keys) + keys)[kept].sort()
-    return index.tolist(), [round(value, 4) for value in weights[kept].double()[order].tolist()]
-
-
-def _head(
-    profile: HeadProfile, strongest: Sequence[float], chosen: dict[int, int], rows: Sparse, text: Text
-) -> dict[str, Any]:
+def _head(profile: HeadProfile, strongest: Sequence[float], chosen: dict[int, int], rows: Sparse, text: Text) -> Row:
     """heads/L3H5.json."""
     sequences = []
     looking: dict[str, float] = defaultdict(float)
@@ -149,13 +151,7 @@ def _head(
     }
 
 
-def _metrics(survey: Survey, profile: HeadProfile) -> dict[str, Any]:
-    means = {NAMES.get(key, key): profile.means.get(key, math.nan) for key in survey.statistics}
-    row = {key: round(mean, 4) if math.isfinite(mean) else None for key, mean in means.items()}
-    return {"layer": profile.layer, "head": profile.head, **row}
-
-
-def _config(survey: Survey, seed: int) -> dict[str, Any]:
+def _config(survey: Survey, seed: int) -> Row:
     """config.json, which the browser reads first."""
     return {
         "model_name": survey.model,

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -98,12 +99,15 @@ class Desk:
     @torch.no_grad()
     def _called(self) -> list[Layer]:
         """The attentions that read a text, in the order of their calls: a tower of images is none of them."""
-        order: list[Site] = []
-        model = self.folder.model
+        model, order = self.folder.model, list[Site]()
         sites = sites_of(model)
         word = next(i for i in range(len(self.tokens)) if i not in self.tokens.specials)
         before, after = self.tokens.frame
-        with attach({site: partial(_noted, order, site) for site in sites}), evaluating(model), encoded():
+
+        def note(site: Site, call: Call) -> None:
+            order.append(site)
+
+        with attach({site: partial(note, site) for site in sites}), evaluating(model), encoded():
             run_body(model, torch.tensor([[*before, word, *after]]))
         if len(set(order)) == len(order):
             return [Layer(site, 0, site.heads) for site in sites if site in order]
@@ -162,22 +166,31 @@ class Desk:
         if slot == "b" and not text.strip():
             self.readings.pop("b", None)
             return self._next(follow)
-        changes = {self._checked(name): _factor(factor) for name, factor in changes.items()}
+        for name, factor in changes.items():
+            if name not in self.heads:
+                raise unknown_head(name, self.heads)
+            if not isinstance(factor, int | float) or not abs(factor) <= LARGEST:
+                raise HeadwiseError(f"a head is scaled by at most {LARGEST:g}, and not by {factor!r}")
         ids = self._ids(text)
         words = self._words(text, ids)
         at = self._place(ids, at)
-        before = self.readings.get(slot)
-        same = before is not None and (before.ids, before.at) == (ids, at)
         maps: dict[str, Array] = {}
-        now = self._run(ids, at, changes, maps)
-        if same and before is not None:
+        plain = now = self._run(ids, at, changes, maps)
+        before = self.readings.get(slot)
+        if before is not None and (before.ids, before.at) == (ids, at):
             plain = before.plain
-        else:
-            plain = self._run(ids, at, {}) if changes else now
+        elif changes:
+            plain = self._run(ids, at, {})
         nothing = np.zeros((0, 0), np.float32)
         reading = Reading(text, ids, changes, at, plain, now, [maps.get(name, nothing) for name in self.heads])
         self.readings[slot] = reading
-        return {"words": words, "at": at, **self._overview(reading), **self._next(follow)}
+        answer = {"words": words, "at": at, **self._next(follow)}
+        # What each head does in this text, and for each token the heads that look hardest from there.
+        answer |= {"kinds": [self._kind(ids, weights) for weights in reading.maps], "hardest": self._hardest(reading)}
+        first, other = map(self.readings.get, SLOTS)
+        if first is not None and other is not None and len(first.ids) == len(other.ids):
+            answer["differ"] = self._hardest(first, other)
+        return answer
 
     def _ids(self, text: str) -> list[int]:
         if len(text) > CHARACTERS:
@@ -265,15 +278,6 @@ class Desk:
         return last_states(model, ids).float().mean(1).cpu()
 
     # What its heads do
-
-    def _overview(self, reading: Reading) -> dict[str, Any]:
-        """What each head does in this text, and for each token the heads that look hardest from there."""
-        kinds = [self._kind(reading.ids, weights) for weights in reading.maps]
-        result = {"kinds": kinds, "hardest": self._hardest(reading)}
-        first, other = map(self.readings.get, SLOTS)
-        if first is not None and other is not None and len(first.ids) == len(other.ids):
-            result["differ"] = self._hardest(first, other)
-        return result
 
     def _kind(self, ids: Sequence[int], weights: Array) -> tuple[str, float]:
         """Where a head looks in this text, and with what part of its weight."""
@@ -374,46 +378,26 @@ class Desk:
         reading = self.readings.get("a")
         if reading is None or not 0 <= layer < len(self.layers):
             raise HeadwiseError(f"layer={layer}: there are {len(self.layers)}, and a text has to be read first")
-        return {"each": self._without_each(reading, self.layers[layer], follow), "left": len(self.layers) - 1 - layer}
-
-    def _without_each(self, reading: Reading, layer: Layer, follow: int) -> list[tuple[str, float, str]]:
-        """Of each head of a layer its name, and the chance of the followed token and the likeliest without it."""
-        runs = Counter[Site]()
-        n_heads = len(layer.heads)
+        silenced, runs = self.layers[layer], count()
+        n_heads = len(silenced.heads)
 
         def silence(call: Call) -> Tensor | None:
-            runs[layer.site] += 1
-            if runs[layer.site] - 1 != layer.run:
+            if next(runs) != silenced.run:
                 return None
             out = call.out.clone()
             for n in range(n_heads):
                 out[n, n] = 0
             return out
 
-        with torch.no_grad(), attach({layer.site: silence}), evaluating(self.folder.model):
+        with torch.no_grad(), attach({silenced.site: silence}), evaluating(self.folder.model):
             outcomes = self._outcome(torch.tensor([reading.ids] * n_heads), reading.at)
-        rows = []
-        for name, outcome in zip(layer.heads, outcomes, strict=True):
+        rows = []  # of each head its name, and the chance of the followed token and the likeliest without it
+        for name, outcome in zip(silenced.heads, outcomes, strict=True):
             if self.kind is None or reading.at < 0:
                 rows.append((name, _cosine(reading.plain, outcome), ""))
             else:
                 rows.append((name, float(outcome[follow]), self._token(int(outcome.argmax()))))
-        return rows
-
-    def _checked(self, name: str) -> str:
-        if name not in self.heads:
-            raise unknown_head(name, self.heads)
-        return name
-
-
-def _noted(order: list[Site], site: Site, call: Call) -> None:
-    order.append(site)
-
-
-def _factor(factor: Any) -> float:
-    if not isinstance(factor, int | float) or not abs(factor) <= LARGEST:
-        raise HeadwiseError(f"a head is scaled by at most {LARGEST:g}, and not by {factor!r}")
-    return float(factor)
+        return {"each": rows, "left": len(self.layers) - 1 - layer}
 
 
 def _cosine(a: Tensor, b: Tensor) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -101,22 +101,17 @@ class Plan:
         )
 
     def measure(self, call: Call, b: int) -> Tensor:
-        """The numbers of each head and of even attention, (H+1, 3, pairs)."""
+        """Mass, accuracy and mass elsewhere of each pair, of each head and of even attention, (H+1, 3, pairs)."""
+        return torch.cat([self._numbers(call, b), self._numbers(uniform(call), b)])
 
-        def parts(measured: Call) -> Iterator[tuple[Sequence[int], Tensor]]:
-            for start in range(0, len(self.rows), ROWS):
-                rows = self.rows[start : start + ROWS]
-                yield rows, row_weights(measured, b, rows).cpu()
-
-        return torch.cat([self.numbers(parts(call)), self.numbers(parts(uniform(call)))])
-
-    def numbers(self, parts: Iterable[tuple[Sequence[int], Tensor]]) -> Tensor:
-        """Mass, accuracy and mass elsewhere of each pair, (H,3,pairs), of some rows and their weights (H,rows,S)."""
+    def _numbers(self, call: Call, b: int) -> Tensor:
         numbers = torch.zeros(())
-        for rows, weights in parts:
+        for start in range(0, len(self.rows), ROWS):
+            rows = self.rows[start : start + ROWS]
+            weights = row_weights(call, b, rows).cpu().double()
             hits = torch.zeros_like(weights).scatter_(-1, weights.argmax(-1, keepdim=True), 1)
-            sums = (self.right, weights), (self.right, hits), (self.elsewhere, weights)
-            numbers = numbers + torch.stack([cells.of(values.double(), rows) for cells, values in sums], 1)
+            mass, accuracy = self.right.of(weights, rows), self.right.of(hits, rows)
+            numbers = numbers + torch.stack([mass, accuracy, self.elsewhere.of(weights, rows)], 1)
         numbers[:, 2].masked_fill_(self.elsewhere.empty, math.nan)
         return numbers
 
@@ -178,8 +173,7 @@ def _followed(
             best = int(of_pairs.argmax())
         n, i = cells[best]
         _, queries, keys = plans[n].pairs[i]
-        looks = "".join(shown([plans[n].ids[place] for place in queries])).strip()
-        at = "".join(shown([plans[n].ids[place] for place in keys])).strip()
+        looks, at = ("".join(shown([plans[n].ids[place] for place in places])).strip() for places in (queries, keys))
         example = looks, at, float(of_pairs[best])
         result.append(Followed(mass, accuracy, even, elsewhere.mean, math.nan, example))
     return result

@@ -81,20 +81,20 @@ def steer(model: nn.Module, changes: Direction | Mapping[str, Tensor | float], s
 
     def changed(site: Site, call: Call, documents: Sequence[Document]) -> Tensor:
         out = call.out.clone()
+        width = out.shape[-1]
         for h in chosen[site.name]:
-            out[:, h] = _steered(site.head(h), out[:, h], wanted[site.head(h)], strength)
+            name = site.head(h)
+            change = wanted[name]
+            if not isinstance(change, Tensor):
+                out[:, h] *= 1 + strength * (change - 1)
+            elif change.shape == (width,):
+                out[:, h] += strength * change.to(out)
+            else:
+                raise HeadwiseError(f"{name} gives vectors of {width}, and its direction is {tuple(change.shape)}")
         return out
 
     with listening(model, changed, sites=[site for site in sites if site.name in chosen]):
         yield
-
-
-def _steered(name: str, out_bte: Tensor, change: Tensor | float, strength: float) -> Tensor:
-    if not isinstance(change, Tensor):
-        return out_bte * (1 + strength * (change - 1))
-    if tuple(change.shape) != (out_bte.shape[-1],):
-        raise HeadwiseError(f"{name} gives vectors of {out_bte.shape[-1]}, and its direction is {tuple(change.shape)}")
-    return out_bte + strength * change.to(out_bte)
 
 
 @torch.inference_mode(False)
@@ -136,9 +136,7 @@ def direction(
         made_from, held = held_apart(pairs, rng, held_out, least=2)
         names = list(heads) if heads is not None else _carriers(model, made_from)
         means = _differences(model, made_from)
-        for name in names:
-            if name not in means:
-                by_site(sites_of(model), [name])  # says which heads there are
+        by_site(sites_of(model), names)  # says which heads there are
         vectors = {name: means[name] for name in names}
 
         def successes(changes: Mapping[str, Tensor]) -> list[float]:

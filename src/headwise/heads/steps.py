@@ -55,7 +55,12 @@ def head_steps(
     agree to its own precision. Raises HeadwiseError when there is no such layer, head or position, when the text is
     empty or longer than the context, and when ids and tokens differ in number.
     """
-    _check_text(model, ids, tokens, at)
+    require_text(ids, model.config.context, "the model's context")
+    if (dim := model.config.latent_dim) is not None:
+        raise HeadwiseError(f"latent_dim={dim}: the steps are those of four matrices; trace a model without a latent")
+    if len(tokens) != len(ids):
+        raise HeadwiseError(f"{len(tokens)} tokens for {len(ids)} ids; pass one for each")
+    _check_place("position", at, len(ids))
     _check_place("layer", layer, len(model.blocks))
     seen = _run(model, ids, layer)
     spec, call = seen.layer.spec, seen.call
@@ -94,15 +99,6 @@ def head_steps(
         x=_floats(seen.x[at]),
         x_new=_floats(seen.x_new[at]),
     )
-
-
-def _check_text(model: GPT, ids: Sequence[int], tokens: Sequence[str], at: int) -> None:
-    require_text(ids, model.config.context, "the model's context")
-    if (dim := model.config.latent_dim) is not None:
-        raise HeadwiseError(f"latent_dim={dim}: the steps are those of four matrices; trace a model without a latent")
-    if len(tokens) != len(ids):
-        raise HeadwiseError(f"{len(tokens)} tokens for {len(ids)} ids; pass one for each")
-    _check_place("position", at, len(ids))
 
 
 def _check_place(what: str, number: int, count: int, **facts: int) -> None:

@@ -6,7 +6,6 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -93,14 +92,12 @@ def windows(
 def forecast(model: nn.Module, text: Text) -> str:
     """How long `windows` takes for a text, needles and all, in a line; nothing where that is seconds."""
     longest = max(text.documents, key=len)
-    return reading_time(model, [*text.documents, *[longest] * NEEDLES], reading=_reading)
 
-
-def _reading(model: nn.Module) -> AbstractContextManager[None]:
     def listener(site: Site, call: Call, documents: Sequence[Document]) -> None:
         distances(call, 0, documents[0], [SMALLEST])
 
-    return listening(model, listener)
+    documents = [*text.documents, *[longest] * NEEDLES]
+    return reading_time(model, documents, reading=lambda model: listening(model, listener))
 
 
 class _Distances(Pass):
