@@ -136,6 +136,14 @@ class Call(NamedTuple):
     note: str = ""  # what a reader of the numbers must know
     weights: Tensor | None = None  # (B,H,T,S), where the model made them itself; q and k are empty then, D = 0
 
+    @property
+    def n_queries(self) -> int:
+        return self.q.shape[2]
+
+    @property
+    def n_keys(self) -> int:
+        return self.k.shape[2]
+
 
 class Watchable(Protocol):
     """What a torch module answers so that `watch` and `ablate` find its heads, though it is no layer of ours.

@@ -5,6 +5,7 @@ Nothing is guessed: an unknown field that reads like a size refuses the whole co
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -112,15 +113,15 @@ class Fields:
         return check_size(name, pair[0]), check_size(name, pair[1])
 
     def layers(self, name: str) -> range:
-        number = self.size(name)
-        if number > MOST_LAYERS:
-            raise HeadwiseError(f"{self.name_of(name)}={number} exceeds {MOST_LAYERS:,}, the most layers priced")
-        return range(number)
+        return range(self._at_most(MOST_LAYERS, name, "layers"))
 
-    def heads(self, name: str) -> int:
+    def heads(self, name: str = "num_attention_heads") -> int:
+        return self._at_most(MOST_HEADS, name, "heads")
+
+    def _at_most(self, most: int, name: str, what: str) -> int:
         number = self.size(name)
-        if number > MOST_HEADS:
-            raise HeadwiseError(f"{self.name_of(name)}={number} exceeds {MOST_HEADS:,}, the most heads priced")
+        if number > most:
+            raise HeadwiseError(f"{self.name_of(name)}={number} exceeds {most:,}, the most {what} priced")
         return number
 
     def pieces_of_class(self) -> list[str]:
@@ -132,23 +133,23 @@ class Fields:
             raise HeadwiseError(f"{kind}; known: {', '.join(heads)}")
         return heads[named[0]]
 
-    def kv_heads(self, name: str = "num_key_value_heads", of: str = "num_attention_heads") -> int:
-        heads = self.heads(of)
+    def kv_heads(self, name: str = "num_key_value_heads") -> int:
+        heads = self.heads()
         number = self.optional_size(name) or heads
         if heads % number:
-            fact = f"{self.name_of(name)}={number} does not divide {self.name_of(of)}={heads}"
+            fact = f"{self.name_of(name)}={number} does not divide {self.name_of('num_attention_heads')}={heads}"
             raise HeadwiseError(f"{fact}; each must serve as many query heads")
         return number
 
-    def head_dim(self, width: str = "hidden_size", heads: str = "num_attention_heads") -> int:
+    def head_dim(self, heads: str = "num_attention_heads") -> int:
         explicit = self.optional_size("head_dim")
         if explicit is not None:
             return explicit
-        d_model, number = self.size(width), self.heads(heads)
+        d_model, number = self.size("hidden_size"), self.heads(heads)
         if d_model % number:
             raise HeadwiseError(
-                f"{self.name_of(heads)}={number} does not divide {self.name_of(width)}={d_model}, and there is no "
-                f"head_dim; give a width that {number} divides"
+                f"{self.name_of(heads)}={number} does not divide {self.name_of('hidden_size')}={d_model}, and there is "
+                f"no head_dim; give a width that {number} divides"
             )
         return d_model // number
 
@@ -178,8 +179,7 @@ def _sizes_something(name: str, value: Any) -> bool:
 
 
 def _short(value: Any) -> str:
-    text = {None: "null", True: "true", False: "false"}.get(value) if value is None or isinstance(value, bool) else None
-    text = text or repr(value)
+    text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -243,7 +243,7 @@ def attention_of(f: Fields, record: Record) -> AttentionSpec:
         d_model=f.size("hidden_size"),
         n_heads=f.heads(heads),
         n_kv_heads=record.get("n_kv_heads") or (f.heads(heads) if own_heads else f.kv_heads()),
-        head_dim=f.head_dim("hidden_size", heads),
+        head_dim=f.head_dim(heads),
         q_bias=of_three,
         kv_bias=of_three,
         out_bias=bias,
@@ -253,7 +253,7 @@ def attention_of(f: Fields, record: Record) -> AttentionSpec:
 
 
 def _latent_attention(f: Fields) -> AttentionSpec:
-    heads, bias = f.heads("num_attention_heads"), f.flag("attention_bias")
+    heads, bias = f.heads(), f.flag("attention_bias")
     if (f.optional_size("num_key_value_heads") or heads) != heads:
         names = f"num_key_value_heads={f.get('num_key_value_heads')} differs from num_attention_heads={heads}"
         raise HeadwiseError(f"{names}; a latent gives every head keys and values of its own")
@@ -432,10 +432,11 @@ def patches(f: Fields) -> tuple[Piece, int]:
 
 
 def classes(f: Fields) -> Piece:
-    names = f.config.get("id2label")  # transformers keeps silent about the usual two
-    number = (
-        len(names) if isinstance(names, dict) and names else check_size("num_labels", f.config.get("num_labels", 2))
-    )
+    names = f.config.get("id2label")
+    if isinstance(names, dict) and names:
+        number = len(names)
+    else:  # transformers keeps silent about the usual two
+        number = check_size("num_labels", f.config.get("num_labels", 2))
     return once(f.size("hidden_size"), number)
 
 
@@ -476,7 +477,7 @@ def ours(f: Fields) -> ModelShape:
 
 def falcon(f: Fields) -> ModelShape:
     """One key/value head, or a group's with new_decoder_architecture; LayerNorms with biases, one or two a layer."""
-    new, heads = f.flag("new_decoder_architecture"), f.heads("num_attention_heads")
+    new, heads = f.flag("new_decoder_architecture"), f.heads()
     groups = f.kv_heads("num_kv_heads") if new or not f.flag("multi_query") else 1
     norms = (f.optional_size("num_ln_in_parallel_attn") or 2) if new else 1
     shape = one_stack(f, norms=(2 * (norms if f.flag("parallel_attn") else 2), 2), n_kv_heads=groups)

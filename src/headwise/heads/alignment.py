@@ -194,8 +194,8 @@ def _maps(model: nn.Module, sites: Sequence[Site], text: Known) -> Maps:
     taken: dict[Site, Maps] = {}
 
     def take(site: Site, call: Call, documents: Sequence[Document]) -> None:
-        if rows[-1] >= call.q.shape[2]:
-            raise HeadwiseError(f"row {rows[-1]} of {call.q.shape[2]} is to be aligned")
+        if rows[-1] >= call.n_queries:
+            raise HeadwiseError(f"row {rows[-1]} of {call.n_queries} is to be aligned")
         taken[site] = row_weights(call, 0, rows)[..., :n_keys].float().cpu().numpy()
 
     _run(model, text, take, sites)

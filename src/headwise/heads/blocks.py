@@ -582,7 +582,7 @@ def measure(
     w_o      R factors of each head's block of W_O, (H,E,E), from `output_factors`; without it there is no "norm"
     """
     H, T = call.q.shape[1:3]
-    S = call.k.shape[2]
+    S = call.n_keys
     device = call.q.device
     work = Pass(call, b, document, Layout.of(document, T, S, device), offsets, w_o, top)
     by_block = run(work)
@@ -612,7 +612,7 @@ def top_keys(call: Call, b: int, rows: Sequence[int], k: int) -> tuple[Tensor, T
     top, top_weights = [], []
     for keys, weights in _weights_of(call, b, rows):
         values, places = weights.topk(min(k, weights.shape[2]), dim=-1)
-        gap = min(k, call.k.shape[2]) - places.shape[2]
+        gap = min(k, call.n_keys) - places.shape[2]
         top.append(F.pad(places + keys.start, (0, gap)))
         top_weights.append(F.pad(values, (0, gap)))
     return torch.cat(top, 1), torch.cat(top_weights, 1)
@@ -621,14 +621,14 @@ def top_keys(call: Call, b: int, rows: Sequence[int], k: int) -> tuple[Tensor, T
 @torch.no_grad()
 def row_weights(call: Call, b: int, rows: Sequence[int]) -> Tensor:
     """The weights of chosen queries over all keys, (H,n,S): for a few rows of a long text."""
-    S = call.k.shape[2]
+    S = call.n_keys
     return torch.cat([F.pad(w, (keys.start, S - keys.start - w.shape[2])) for keys, w in _weights_of(call, b, rows)], 1)
 
 
 def _weights_of(call: Call, b: int, rows: Sequence[int]) -> Iterator[tuple[slice, Tensor]]:
     """Neighbouring rows together: the keys that they may see and the weights (H,t,s)."""
     nothing = Document()
-    whole = Pass(call, b, nothing, Layout.of(nothing, call.q.shape[2], call.k.shape[2], call.q.device))
+    whole = Pass(call, b, nothing, Layout.of(nothing, call.n_queries, call.n_keys, call.q.device))
     with torch.autocast(call.q.device.type, enabled=False):
         yield from map(whole.weights, _runs(rows))
 
@@ -650,7 +650,7 @@ def uniform(call: Call) -> Call:
     Where the model made the weights itself, that is what some head of the document looks at.
     """
     B, _, T, _ = call.q.shape
-    S = call.k.shape[2]
+    S = call.n_keys
     mask = call.options.mask if call.weights is None else Allowed((call.weights > 0).any(1, keepdim=True))
     if mask is not None:
         mask = mask.for_heads([0], call.q.shape[1]).without_bias()

@@ -97,7 +97,7 @@ def by_site(sites: Sequence[Site], heads: Iterable[str]) -> dict[str, list[int]]
 
 def _row_mean(call: Call, documents: Sequence[Document]) -> Tensor:
     """Mean output of each head over the real rows of a call, (H,E), as a constant."""
-    T, past = call.q.shape[2], documents[0].start or 0  # all documents of a call start alike
+    T, past = call.n_queries, documents[0].start or 0  # all documents of a call start alike
     if T == 1 or past > 0:
         raise HeadwiseError(
             f"how='mean' in a step of {T} tokens with {past} in the cache has too few rows for a mean, and a cache "

@@ -76,7 +76,7 @@ def write_headvis(folder: Path, model: nn.Module, text: Text, survey: Survey, se
 
 def _rows(call: Call, b: int) -> tuple[Tensor, Tensor]:
     """The keys with the largest weights of every query, and those weights, (H,T,8); missing ones have weight 0."""
-    keys, weights = top_keys(call, b, range(call.q.shape[2]), ROW)
+    keys, weights = top_keys(call, b, range(call.n_queries), ROW)
     return keys.cpu(), weights.cpu()
 
 

@@ -257,7 +257,7 @@ class Desk:
             if layer is None:
                 return None
             if maps is not None:
-                weights = row_weights(call, 0, range(call.q.shape[2])).float().cpu().numpy()
+                weights = row_weights(call, 0, range(call.n_queries)).float().cpu().numpy()
                 if self.spoken and call.cross:  # behind the sound there is silence
                     weights = weights[..., : self.spoken.n_keys]
                 maps.update(zip(layer.heads, weights, strict=True))

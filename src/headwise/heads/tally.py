@@ -175,7 +175,7 @@ class Tally:
         self.sites.setdefault(site.name, site)
         if call.note:
             self.notes.setdefault(call.note)
-        T = call.q.shape[2]
+        T = call.n_queries
         if self.first_row:
             document = replace(document, real_rows=torch.arange(T) >= self.first_row)
         document = some_rows(document, T, self.rows, self.seed)
@@ -184,7 +184,7 @@ class Tally:
         measured = measure(call, b, document, w_o=self.factors.of(site, call))
         self._add("scores", site, _means(measured))
         if document.start is not None:
-            self._add("offsets", site, {"all": _shares(measured, document.start, call.k.shape[2]).numpy()})
+            self._add("offsets", site, {"all": _shares(measured, document.start, call.n_keys).numpy()})
             # The frames of a sound are no tokens of a text.
             if self.tokens is not None and (document.k_ids is not None or not hears(self.model)):
                 gleaning = self.gleanings.setdefault(site.name, Gleaning(site.n_heads, self.tokens))
@@ -196,7 +196,7 @@ class Tally:
 
     def _even(self, number: int, site: Site, call: Call, b: int, document: Document) -> dict[str, Floats]:
         """The statistics of even attention, which layers share whose masks are the same bounds on distances."""
-        T, S = call.q.shape[2], call.k.shape[2]
+        T, S = call.n_queries, call.n_keys
         band = (None, None) if call.options.mask is None else call.options.mask.band(T, S)
         stack, _, _ = parse_head(site.head(0))
         key = object() if band is None or call.weights is not None else (number, stack, T, S, band, document.start)

@@ -334,7 +334,7 @@ def watch(
     factors = Factors()
 
     def note(site: Site, call: Call, documents: Sequence[Document]) -> None:
-        T = call.q.shape[2]
+        T = call.n_queries
         seen.note(call.note)
         tops = [row for row in top_rows if -T <= row < T]
         for b, document in enumerate(some_rows(each, T, rows, seed) for each in documents):
@@ -358,7 +358,7 @@ def _marker(marks: Mapping[str, Sequence[int]]) -> Marker:
 
 
 def _maps(call: Call, b: int, maps: bool | Sequence[int]) -> Tensor:
-    T, S = call.q.shape[2], call.k.shape[2]
+    T, S = call.n_queries, call.n_keys
     rows = range(T) if isinstance(maps, bool) else [row % T for row in maps if -T <= row < T]
     if len(rows) * S > MAP:
         raise HeadwiseError(
@@ -396,7 +396,7 @@ def head_maps(model: nn.Module, ids: Sequence[int], tokens: Sequence[str], name:
         part, layer, _ = parse_head(site.head(0))
         if part:
             raise HeadwiseError(f"{name} has several stacks ({site.name}), and maps are drawn for one; use watch")
-        weights_hts = row_weights(call, 0, range(call.q.shape[2])).float().cpu().numpy()
+        weights_hts = row_weights(call, 0, range(call.n_queries)).float().cpu().numpy()
         maps.extend(HeadMap(layer, head, weights) for head, weights in enumerate(weights_hts))
 
     with listening(model, keep), evaluating(model):

@@ -104,7 +104,7 @@ class _Distances(Pass):
     """Sums of the weights by distance, and the weights on the first keys: taken of each block beside nothing else."""
 
     def __init__(self, call: Call, b: int, document: Document) -> None:
-        super().__init__(call, b, document, Layout.of(document, call.q.shape[2], call.k.shape[2], call.q.device))
+        super().__init__(call, b, document, Layout.of(document, call.n_queries, call.n_keys, call.q.device))
         self.formulas, self.offsets, self.marks = {}, [], {}
         self.names, self.sums = self.names[:3], self.sums[:3]
         self.near = self.near[..., :1]
