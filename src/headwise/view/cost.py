@@ -48,7 +48,7 @@ def print_models(console: Console, prices: Sequence[Price], lang: str = "en") ->
     for price in prices:
         heads = price.layers[0].attention
         sizes = (price.d_model, heads.n_heads, heads.head_dim, heads.n_kv_heads)
-        sliding = {layer.attention.window for layer in price.layers} - {None}
+        sliding = {layer.attention.window for layer in price.layers if layer.attention.window is not None}
         all_slide = all(layer.attention.window for layer in price.layers)
         window = "".join(f"{window:,}" if all_slide else _some(window) for window in sliding)
         cache = price.cache.bytes_per_token or "none"
