@@ -35,8 +35,8 @@ def print_price(console: Console, price: Price, lang: str = "en") -> None:
 def print_measured(console: Console, price: Price, measured: Measured, lang: str = "en") -> None:
     """What it takes here, beside what it should."""
     say(console, "")
-    given = price.setting.bandwidth is not None
-    note = Note.of("price.bounds_given" if given else "price.bounds_here", conditions=measured.conditions)
+    is_known = price.setting.bandwidth is not None
+    note = Note.of("price.bounds_given" if is_known else "price.bounds_here", conditions=measured.conditions)
     heading = ("", "computed", "measured")
     Table(heading, measured.rows(price), "Measured here", note).print(console, speak=speaker("price", lang))
 
