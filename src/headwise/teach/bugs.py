@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,8 +15,6 @@ from headwise.markup import escaped
 from headwise.words import LANGUAGES, Note, check_lang, unknown
 
 UNKNOWN = "unknown"  # the id of a difference that no bug explains
-WEAK = (0.0, 1e-9, -1e-9, -1.0, 1.0)  # what is written for -inf where the source has no number that could be meant
-STARTS = (1, -1, "tokens", "-tokens", 2, -2)  # how far queries may be ahead of keys
 
 
 @dataclass(frozen=True)
@@ -101,34 +98,28 @@ def changes_of(bug: Bug, base: Mapping[str, Any], fills: Sequence[float] = ()) -
 
     fills  numbers of the learner's source that may stand in the place of a forbidden score
     """
-    for change in (*_made(bug.id, base.get("rope"), fills), *bug.changes):
-        if any(key not in base or base[key] != value for key, value in change.items()):
-            yield dict(change)
+    rope: Any = base.get("rope")
+    if "rope" in bug.needs and not rope:
+        return
+    for row in bug.changes:
+        change = dict(row)
+        for name in {"rope", "rope_k"} & set(row):
+            change[name] = row[name] and _rotation(row[name], rope)
+        choices = change.get("fill")
+        if choices == "theirs":
+            choices = [fill for fill in fills if fill > -1e4]
+        versions = [{**change, "fill": fill} for fill in choices] if isinstance(choices, list) else [change]
+        for version in versions:
+            if any(name not in base or base[name] != value for name, value in version.items()):
+                yield version
 
 
-def _made(bug: str, rope: Any, fills: Sequence[float]) -> Iterator[Mapping[str, Any]]:
-    """The ways that depend on the source, or on the layout that is right."""
-    if bug == "mask-weak-fill":
-        for weak in ([fill for fill in fills if fill > -1e4], WEAK):
-            for at, by, fill in itertools.product(("scaled", "raw"), ("replace", "add"), weak):
-                yield {"fill": fill, "fill_by": by, "fill_at": at}
-    if bug == "group-axis":
-        for axes, axis, way in itertools.product(("bgsd", "bsgd"), range(4), ("repeat", "tile")):
-            if axis != axes.index("g"):
-                yield {"group": (axes, axis, way)}
-    if rope and bug == "rope-mixed-layout":
-        turn, _, theta = rope
-        other = "half" if turn == "interleaved" else "interleaved"
-        right, wrong, still = (turn, turn, theta), (other, other, theta), ("none", "none", theta)
-        yield from ({"rope": way} for way in ((turn, other, theta), (other, turn, theta)))
-        pairs = (right, wrong), (wrong, right), (right, still), (still, right)
-        yield from ({"rope": q, "rope_k": k} for q, k in pairs)
-    if rope and bug == "rope-frequencies":
-        turn, table, theta = rope
-        yield from ({"rope": (turn, table, theta**power)} for power in (0.5, 2, -1, -0.5, 0.25))
-    if rope and bug == "rope-positions":
-        yield from ({"start": start} for start in STARTS)
-        yield {"rope": None}
+def _rotation(row: tuple[str, str, float], rope: tuple[str, str, float]) -> tuple[str, str, float]:
+    """A rotation of a row of the catalogue, beside the one that is right."""
+    right, _, theta = rope
+    layouts = {"right": right, "wrong": "half" if right == "interleaved" else "interleaved", "none": "none"}
+    of_turn, of_table, power = row
+    return layouts[of_turn], layouts[of_table], theta**power
 
 
 # What a check found.

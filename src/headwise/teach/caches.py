@@ -36,12 +36,9 @@ from headwise.teach.subject import (
 PIECES = (4, 1, 6)  # of a text that a cache gets
 STEPS = ((3, 1, 2, 1), (3, 1, 1, 1, 1), (1,) * 7)  # of the text of a layer
 START = r"(start|offset|pos|position|length|cur|input|cache)_?(pos|position|len|start|ition)?s?"
-FAILS = (
-    RuntimeError,
-    IndexError,
-    NameError,
-    KeyError,
-)  # of shapes and names; of others a call of ours may be the cause
+HELD = r"past|cache|old|prev"
+# Of shapes and names; of other errors a call of ours may be the cause.
+FAILS = (RuntimeError, IndexError, NameError, KeyError)
 UPDATES = r"update|append|add|extend|forward|put|push|write|store|step|__call__"
 RESETS = r"(reset|clear|empty)(_(?!param|weight)\w*)?"  # of a cache; `reset_parameters` draws new weights
 READERS = r"get|read|fetch|all|kv|stack|keys_values"
@@ -50,8 +47,8 @@ READERS = r"get|read|fetch|all|kv|stack|keys_values"
 # A layer that has a cache.
 
 
-def cache_bug(subject: Subject, x: Any, whole: Any, target: Target) -> tuple[str, float] | None:
-    """The bug of a layer's cache, "" for none, and the largest difference from the whole text; None without a cache.
+def cache_bug(subject: Subject, x: Any, whole: Any, target: Target) -> dict[str, str] | None:
+    """The bug of a layer's cache and what shows it, nothing where there is none; None without a cache.
 
     UncheckedError where no call with it came to an end.
 
@@ -62,24 +59,26 @@ def cache_bug(subject: Subject, x: Any, whole: Any, target: Target) -> tuple[str
     used = {role for name, role in names.items() if len(re.findall(rf"\b{name}\b", code)) > 1}
     if not used or (used == {"start"} and "cache" not in code):
         return None  # there is none, or a parameter that the code leaves aside
-    worst: tuple[str, float] | None = None
-    failure: Exception | None = None
+    worst: dict[str, str] = {}
+    failures: list[Exception] = []
     for steps in STEPS:
         try:
             out, held = _step_by_step(subject, x, steps, names)
         except Exception as error:  # this way of cutting was a guess
-            failure = failure or error
+            failures.append(error)
             continue
         gap = float(np.nan_to_num(np.abs(out - whole), nan=np.inf).max())
         mixed = _out_of_order(held, x, subject, names)
         if gap < 1e-3 and not mixed:
-            return "", gap
-        worst = worst or ("cache-order" if mixed else "cache-offset", gap)
-    if worst is None:
-        if isinstance(failure, FAILS):
-            return f"cache-raises {type(failure).__name__}: {failure}", 0.0
-        raise UncheckedError("no_steps", failure=f"{type(failure).__name__}: {failure}")
-    return worst
+            return {}
+        bug = "cache-order" if mixed else "cache-offset"
+        worst = worst or {bug: target.say("by_property_cache-offset", gap=gap)}
+    if worst:
+        return worst
+    failure = f"{type(failures[0]).__name__}: {failures[0]}"
+    if not isinstance(failures[0], FAILS):
+        raise UncheckedError("no_steps", failure=failure)
+    return {"cache-raises": failure}
 
 
 def cache_arguments(subject: Subject) -> dict[str, str]:
@@ -88,7 +87,7 @@ def cache_arguments(subject: Subject) -> dict[str, str]:
     for name in inspect.signature(subject.call).parameters:
         if re.fullmatch(r"use_?(kv_?)?cache", name):
             names[name] = "use"
-        elif re.search(r"cache|past", name) and not name.startswith("use") and "cache" not in names.values():
+        elif re.search(r"^(?!use).*(cache|past)", name) and "cache" not in names.values():
             names[name] = "cache"
         elif re.fullmatch(r"(start|offset)_?(pos)?|pos(ition)?_offset", name):
             names[name] = "start"
@@ -99,7 +98,8 @@ def _step_by_step(subject: Subject, x: Any, steps: tuple[int, ...], names: dict[
     """Output (B,T,C) of the pieces joined, and the arrays that the cache holds at the end."""
     _reset(subject.module)
     state: Any = None
-    outs, start = [], 0
+    outs: list[Any] = []
+    start = 0
     for n in steps:
         piece = x[:, start : start + n]
         of_cache = {"cache": state, "use": True, "start": start}
@@ -108,13 +108,16 @@ def _step_by_step(subject: Subject, x: Any, steps: tuple[int, ...], names: dict[
         with still_dropout(subject.seen, False, n), np.errstate(all="ignore"):
             result = subject.call(**arguments)
         outs.append(pick(result, (*piece.shape[:2], x.shape[2])))
-        if isinstance(result, tuple) and len(result) > 1:
-            later = [r for r in result[1:] if r is not None]
-            state = later[-1] if len(later) == 1 or not hasattr(later[-1], "shape") else tuple(later)
+        if isinstance(result, tuple):
+            later = [part for part in result[1:] if part is not None]
+            if len(later) > 1 and hasattr(later[-1], "shape"):
+                state = tuple(later)
+            elif later:
+                state = later[-1]
         start += n
     kept = {**vars(subject.module), **getattr(subject.module, "_buffers", {})}
     inside = {name: value for name, value in kept.items() if re.search("cache|past", name)}
-    held = [array.value for place in (state, inside) for array in arrays_of(place) if array.value.ndim >= 3]
+    held = [array.value for array in (*arrays_of(state), *arrays_of(inside)) if array.value.ndim >= 3]
     _reset(subject.module)
     return np.concatenate(outs, 1), held
 
@@ -126,8 +129,11 @@ def _out_of_order(held: list[Any], x: Any, subject: Subject, names: dict[str, st
         _, whole = _step_by_step(subject, x, (total,), names)
     except Exception:  # a cache that takes single tokens alone
         return False
-    pairs = [(a, b) for a, b in zip(held, whole, strict=False) if a.shape == b.shape and total in a.shape]
-    return any(_misplaced(a, b, a.shape.index(total)) == "cache-order" for a, b in pairs)
+    for array, right in zip(held, whole, strict=False):
+        fits = array.shape == right.shape and total in array.shape
+        if fits and _misplaced(array, right, array.shape.index(total)) == "cache-order":
+            return True
+    return False
 
 
 def _reset(module: Any) -> None:
@@ -135,7 +141,7 @@ def _reset(module: Any) -> None:
         if re.fullmatch(RESETS, name) and callable(getattr(module, name)):
             getattr(module, name)()
             return
-    for name, value in list(getattr(module, "__dict__", {}).items()):
+    for name, value in list(vars(module).items()):
         if re.search("cache|past", name) and hasattr(value, "shape"):
             setattr(module, name, None)
 
@@ -146,7 +152,7 @@ def _reset(module: Any) -> None:
 def examine_cache(target: Target) -> Verdict:
     """The verdict on a cache, or on a function that attends with new tokens to those held."""
     target.did("pieces")
-    if any(QUERY.match(n) for n in inspect.signature(target.thing).parameters):
+    if any(map(QUERY.match, inspect.signature(target.thing).parameters)):
         return first_right(target, iter([partial(_decoding, target)]))
     return first_right(target, (partial(_fill, target, to) for to, _ in LAYOUTS.values()))
 
@@ -156,7 +162,7 @@ def _misplaced(array: Any, whole: Any, axis: int) -> str | None:
     total = whole.shape[axis]
     if array.shape[axis] < total:
         return "cache-order" if array.size == whole.size else "cache-offset"
-    tokens, right = (np.moveaxis(np.take(x, range(total), axis), axis, 0).reshape(total, -1) for x in (array, whole))
+    tokens, right = (np.moveaxis(x, axis, 0)[:total].reshape(total, -1) for x in (array, whole))
     if close(tokens, right):
         return None
     same = close(tokens[np.lexsort(tokens.T)], right[np.lexsort(right.T)])
@@ -166,30 +172,32 @@ def _misplaced(array: Any, whole: Any, axis: int) -> str | None:
 def _fill(target: Target, to: Callable[[Any], Any]) -> Problem | None:
     """What is wrong with keys and values that the cache holds after all pieces; None where it holds none."""
     rng = np.random.default_rng(0)
-    whole = tuple(to(rng.normal(size=(BATCH, HEADS, sum(PIECES), HEAD_DIM))) for _ in range(2))
-    axis = whole[0].shape.index(sum(PIECES))
+    total = sum(PIECES)
+    whole = [to(rng.normal(size=(BATCH, HEADS, total, HEAD_DIM))) for _ in range(2)]
+    axis = whole[0].shape.index(total)
     kind = kind_of_arrays(None, target.source.code)
-    state, call, methods = None, target.thing, []
+    state, call, reader = None, target.thing, None
     if isinstance(target.thing, type):
         state = build(target, {**WIDTHS, **target.options.args})
-        methods = [n for n, _ in inspect.getmembers(state, callable) if n in vars(target.thing)]
-        call = getattr(state, next(n for n in sorted(methods, reverse=True) if re.match(UPDATES, n)))
+        methods = [name for name in sorted(vars(target.thing)) if callable(getattr(state, name))]
+        call = getattr(state, [name for name in methods if re.match(UPDATES, name)][-1])
+        reader = next((getattr(state, name) for name in methods if re.match(READERS, name)), None)
     past: list[Any] = []
     for start, end in itertools.pairwise(itertools.accumulate(PIECES, initial=0)):
         new = [to_kind(np.take(x, range(start, end), axis), kind) for x in whole]
         result = call(**_arguments_of_update(call, new, past, start))
         past = list(result) if isinstance(result, tuple) else [result]
-    reader = next((n for n in methods if re.match(READERS, n)), None)
     if past == [None] and reader:
-        past = list(getattr(state, reader)())
+        past = list(reader())
     for held in (past, vars(state).values() if state else ()):
-        arrays = [a for x in held if (a := to_array(x)) is not None and a.ndim == whole[0].ndim]
+        arrays = [array for array in map(to_array, held) if array is not None and array.ndim == whole[0].ndim]
         if len(arrays) < 2:
             continue
         for array, right in zip(arrays, whole, strict=False):
             if (bug := _misplaced(array, right, axis)) is not None:
-                tokens = np.moveaxis(right, axis, 0).reshape(right.shape[axis], -1)[:, :HEAD_DIM]
-                key = int(np.abs(np.take(array, 0, axis).ravel()[:HEAD_DIM] - tokens).sum(-1).argmin())
+                tokens = np.moveaxis(right, axis, 0).reshape(total, -1)[:, :HEAD_DIM]
+                first = np.take(array, 0, axis).ravel()[:HEAD_DIM]
+                key = int(np.abs(first - tokens).sum(-1).argmin())
                 return bug, target.say("by_property_cache-order", key=key)
         return None, ""
     return None
@@ -198,17 +206,17 @@ def _fill(target: Target, to: Callable[[Any], Any]) -> Problem | None:
 def _arguments_of_update(call: Any, new: list[Any], past: list[Any], start: int) -> dict[str, Any]:
     """Arguments of one update: what was held, what is new, and how much was held."""
     arguments: dict[str, Any] = {}
-    olds, news = list(past), list(new)
+    olds, news = iter(past), iter(new)
     for name in inspect.signature(call).parameters:
         if re.search(r"layer|idx", name):
             arguments[name] = 0
         elif re.fullmatch(START, name) and name != "cache":
             arguments[name] = start
-        elif re.search(r"past|cache|old|prev", name):
-            many = re.search(r"_?(k|v|keys?|values?)$", name) is not None
-            arguments[name] = (olds.pop(0) if olds else None) if many else (tuple(past) if past else None)
-        elif news:
-            arguments[name] = news.pop(0)
+        elif re.search(HELD, name):
+            part_alone = re.search(r"_?(k|v|keys?|values?)$", name)
+            arguments[name] = next(olds, None) if part_alone else tuple(past) or None
+        elif (value := next(news, None)) is not None:
+            arguments[name] = value
     return arguments
 
 
@@ -218,20 +226,24 @@ def _decoding(target: Target) -> Problem:
     kind = kind_of_arrays(None, target.source.code)
     q, k, v = (rng.normal(size=(BATCH, HEADS, TOKENS, HEAD_DIM)) for _ in range(3))
     names = list(inspect.signature(target.thing).parameters)
-    old = [n for n in names if re.search(r"past|cache|old|prev", n)]
-    fresh = [n for n in names if n not in old][:3]
+    old = [name for name in names if re.search(HELD, name)]
+    fresh = [name for name in names if name not in old][:3]
     if len(old) not in (1, 2) or len(fresh) != 3:
         raise UncheckedError("asks_past", name=target.name, names=", ".join(names))
-    new = {n: to_kind(x[:, :, -1:], kind) for n, x in zip(fresh, (q, k, v), strict=True)}
-    held = [to_kind(x[:, :, :-1], kind) for x in (k, v)]
-    past = dict(zip(old, held, strict=True)) if len(old) == 2 else {old[0]: tuple(held)}
-    arrays = list(arrays_in(target.thing(**new, **past)))
-    for array, whole in zip([a for a in arrays if a.shape == k.shape], (k, v), strict=False):
+    past = [to_kind(x[:, :, :-1], kind) for x in (k, v)]
+    arguments = dict(zip(old, past if len(old) == 2 else [tuple(past)], strict=True))
+    for name, x in zip(fresh, (q, k, v), strict=True):
+        arguments[name] = to_kind(x[:, :, -1:], kind)
+    arrays = list(arrays_in(target.thing(**arguments)))
+    for array, whole in zip([array for array in arrays if array.shape == k.shape], (k, v), strict=False):
         if (bug := _misplaced(array, whole, 2)) is not None:
             return bug, target.say("by_property_cache-order", key=TOKENS - 1)
     right = attend(q[:, :, -1:], k, v, Masks(), CORRECT)[2]
-    out = next((a for a in arrays if a.shape == right.shape), None)
-    if close(out, right):
-        return None, ""
-    gap = float("nan") if out is None else float(np.abs(out - right).max())
+    gap = float("nan")
+    for array in arrays:
+        if array.shape == right.shape:
+            if close(array, right):
+                return None, ""
+            gap = float(np.abs(array - right).max())
+            break
     return "cache-offset", target.say("by_property_cache-offset", gap=gap)

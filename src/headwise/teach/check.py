@@ -39,7 +39,7 @@ from headwise.records import from_json
 from headwise.teach.bugs import UncheckedError, Verdict, words
 from headwise.teach.caches import examine_cache
 from headwise.teach.examine import examine
-from headwise.teach.loops import HELPERS, NAME, head_loop, unimported
+from headwise.teach.loops import CALLED, NAME, head_loop, unimported
 from headwise.teach.rotations import examine_rotation
 from headwise.teach.sandbox import MEMORY, alone, run_apart
 from headwise.teach.source import Source, candidates, kind_of
@@ -133,7 +133,7 @@ def _examined(target: Target) -> Verdict:
 def run(source: Source, namespace: dict[str, Any]) -> None:
     """Run the text of a file, or of a loop with what that may use."""
     if source.numbers_of_lines:
-        namespace.update({**HELPERS, **unimported(source), **namespace})
+        namespace.update({**CALLED, **unimported(source), **namespace})
     exec(compile(source.text, source.path or "<learner>", "exec"), namespace)
 
 

@@ -98,22 +98,21 @@ def compute(weights: Weights, inputs: tuple[Any, Any, Any], masks: Masks, settin
     """
     s = {**CORRECT, **settings, "input_width": inputs[0].shape[-1]}
     x = dict(zip("qkv", inputs, strict=True))
-    q = _project(weights, x[s["q_input"]], s["q_from"], "q", s, xp)
-    k = _project(weights, x[s["k_input"]], s["k_from"], "k", s, xp)
-    v = _project(weights, x[s["v_input"]], s["v_from"], "v", s, xp)
+    vectors = {place: _project(weights, x[s[f"{place}_input"]], place, s, xp) for place in "qkv"}
     if s["rope"]:
-        turn, table, base = s["rope"]
         T = x["q"].shape[1]
         start = {"tokens": T, "-tokens": -T}.get(s["start"], s["start"])
-        q = rotate(q, turn, table, base, start, xp)
-        turn_k, table_k, base_k = s["rope_k"] or s["rope"]
-        k = rotate(k, turn_k, table_k, base_k, 0, xp)
-        v = rotate(v, turn, table, base, 0, xp) if s["rope_values"] else v
+        vectors["q"] = rotate(vectors["q"], s["rope"], start, xp)
+        vectors["k"] = rotate(vectors["k"], s["rope_k"] or s["rope"], 0, xp)
+        if s["rope_values"]:
+            vectors["v"] = rotate(vectors["v"], s["rope"], 0, xp)
     if s["split_k"] != "tokens":
-        how = {role: s["group"] if role in s["grouped"] else "repeat" for role in "kv"}
-        k, v = (_spread(kv, weights.n_heads, how[role], xp) for role, kv in (("k", k), ("v", v)))
-    B, H, T, _ = q.shape
+        for place in "kv":
+            how = s["group"] if place in s["grouped"] else "repeat"
+            vectors[place] = _spread(vectors[place], weights.n_heads, how, xp)
+    q, k, v = vectors.values()
     if s["batch"] == "flat":
+        B, H, T, _ = q.shape
         real = None if masks.real is None else masks.real.reshape(1, -1)
         q_, k_, v_ = (x.swapaxes(0, 1).reshape(1, x.shape[1], -1, x.shape[3]) for x in (q, k, v))
         scores, attention, heads = attend(q_, k_, v_, Masks(masks.causal, real), s, xp)
@@ -121,27 +120,28 @@ def compute(weights: Weights, inputs: tuple[Any, Any, Any], masks: Masks, settin
     else:
         scores, attention, heads = attend(q, k, v, masks, s, xp)
     out = _out(weights, heads, s, xp)
-    return Stages(q, k, v, scores, attention, heads, out + x["q"] if s["residual"] else out)
+    if s["residual"]:
+        out = out + x["q"]
+    return Stages(q, k, v, scores, attention, heads, out)
 
 
-def _project(w: Weights, x: Any, role: str, place: str, s: Settings, xp: Any) -> Any:
-    """(B,T,C) -> (B,h,T,d), by the matrix of `role`, to stand in the place of q, k or v."""
+def _project(w: Weights, x: Any, place: str, s: Settings, xp: Any) -> Any:
+    """(B,T,C) -> (B,h,T,d), to stand in the place of q, k or v."""
+    role = s[f"{place}_from"]
     matrix = w.matrices.get(role)
     if matrix is None:
         return x
     n = w.n_heads if role == "q" else w.n_kv_heads
-    if role in s["turned"]:
-        matrix = matrix.T
-    projected = x @ matrix
+    projected = x @ (matrix.T if role in s["turned"] else matrix)
     if role in s["shared"]:
         d = projected.shape[-1] // n
-        projected = (projected.reshape(*x.shape[:-1], n, d) * 0 + projected[..., None, :d]).reshape(projected.shape)
+        projected = xp.concatenate([projected[..., :d]] * n, -1)
     bias = w.biases.get(place if s["bias_of"] == "place" else role)
     if bias is not None and role not in s["no_bias"]:
         projected = projected + bias
     heads = _split(projected, n, s[f"split_{place}"], xp)
     if role.upper() in s["shared"]:
-        heads = heads[:, :1] + 0 * heads
+        heads = xp.concatenate([heads[:, :1]] * n, 1)
     gain = w.gains.get(role)
     return heads if gain is None or s["qk_norm"] is None else normed(heads, gain, s["qk_norm"])
 
@@ -183,50 +183,55 @@ def _spread(x: Any, n_heads: int, how: Any, xp: Any) -> Any:
 def attend(q: Any, k: Any, v: Any, masks: Masks, s: Settings, xp: Any = np) -> tuple[Any, Any, Any]:
     """Scores and weights (B,h,T,S), heads (B,h,T,e)."""
     (B, H, T, d), S = q.shape, k.shape[2]
-    sizes = {"head": d, "model": H * d, "input": s["input_width"], "heads": H, "tokens": T}
-    roots = {name: size**0.5 for name, size in sizes.items()}
-    wholes = {f"whole-{name}": size for name, size in sizes.items()}
-    size = float({**roots, **wholes, "none": 1, "times": d**-0.5, "times-width": 1 / d}[s["scale"]])
+    widths = {"head": d, "model": H * d, "input": s["input_width"], "heads": H, "tokens": T}
+    sizes = {"none": 1, "times": d**-0.5, "times-width": 1 / d}
+    for name, width in widths.items():
+        sizes |= {name: width**0.5, f"whole-{name}": width}
+    size = float(sizes[s["scale"]])
     scores = q @ k.swapaxes(-1, -2)
     if s["compared"] == "all":
         scores = scores * 0 + scores.sum(1)[:, None]
     if s["scale_at"] == "scores":
         scores = scores / size
     allowed = allowed_by(masks, s, B, H, T, S)
-    masked, ok = scores, None if allowed is None else xp.asarray(allowed)
+    ok = None if allowed is None else xp.asarray(allowed)
     if ok is not None and s["mask_at"] == "scores":
-        fill = s["fill"] / (size if s["fill_at"] == "raw" else 1)
-        blocked = fill if s["fill_by"] == "replace" else scores + fill
-        masked = xp.where(ok, scores, blocked)
+        fill = s["fill"] / size if s["fill_at"] == "raw" else s["fill"]
+        scores = xp.where(ok, scores, fill if s["fill_by"] == "replace" else scores + fill)
     if ok is not None and s["mask_at"] == "times":
-        masked = scores * xp.where(ok, 0.0, s["fill"])
+        scores = scores * xp.where(ok, 0.0, s["fill"])
     if s["top"] == "row":
-        masked = masked - xp.amax(masked, -1)[..., None]
-    weights = softmax(masked, s["axis"], xp) if s["norm"] == "softmax" else weighted(masked, s["norm"], xp)
-    if ok is not None and s["empty"] != "nan" and not ok.any(-1).all():
-        rows = ok.any(-1)[..., None]
-        weights = xp.where(rows, weights, 0.0 if s["empty"] == "zero" else 1 / S)
+        scores = scores - xp.amax(scores, -1)[..., None]
+    weights = softmax(scores, s["axis"], xp) if s["norm"] == "softmax" else weighted(scores, s["norm"], xp)
+    if ok is not None and s["empty"] != "nan":
+        weights = xp.where(ok.any(-1)[..., None], weights, 0.0 if s["empty"] == "zero" else 1 / S)
     if ok is not None and s["mask_at"] == "weights":
         weights = weights * ok if s["fill_by"] == "replace" else weights + xp.where(ok, 0.0, s["fill"])
     if s["scale_at"] == "weights":
         weights = weights / size
-    return masked, weights, (weights if s["mixes"] == "rows" else weights.swapaxes(-1, -2)) @ v
+    return scores, weights, (weights if s["mixes"] == "rows" else weights.swapaxes(-1, -2)) @ v
 
 
 def weighted(x: Any, how: str, xp: Any) -> Any:
     """What is written in the place of softmax; `shared`: divided by its sum, `guarded` against a sum of 0."""
-    kind = how.replace("-guarded", "").removesuffix("-shared")
-    functions = {"none": x, "square": x * x, "exp": xp.exp(x), "sigmoid": 1 / (1 + xp.exp(-x))}
+    kind, _, sharing = how.partition("-shared")
     positive = xp.where(x > 0, x, 0.0)
+    functions = {"none": x, "square": x * x, "exp": xp.exp(x), "sigmoid": 1 / (1 + xp.exp(-x))}
     functions |= {"relu": positive, "relu-square": positive * positive}
     weights = functions[kind]
-    return weights / (weights.sum(-1)[..., None] + 1e-9 * ("guarded" in how)) if "shared" in how else weights
+    if "shared" in how:
+        weights = weights / (weights.sum(-1)[..., None] + (1e-9 if sharing else 0.0))
+    return weights
 
 
 def softmax(x: Any, axis: Any, xp: Any) -> Any:
-    kept = {"rows": 2, "document": 1, "all": 0}.get(axis)  # over the queries and keys of a head, a document, or all
-    if kept is not None:
-        return softmax(x.reshape(*x.shape[:kept], -1), -1, xp).reshape(x.shape)
+    shapes = {
+        "rows": (*x.shape[:2], -1),  # over queries and keys of a head, of a document, or of all
+        "document": (len(x), -1),
+        "all": (-1,),
+    }
+    if axis in shapes:
+        return softmax(x.reshape(shapes[axis]), -1, xp).reshape(x.shape)
     if axis == "folded":  # documents and heads on one axis, as (B*h,T,S) has them
         return softmax(x.reshape(-1, *x.shape[2:]), 0, xp).reshape(x.shape)
     x = x.swapaxes(axis, -1)
@@ -241,18 +246,12 @@ def allowed_by(masks: Masks, s: Settings, B: int, H: int, T: int, S: int) -> Any
     allowed = np.ones((1, 1, T, S), bool)
     if masks.causal:
         ahead = np.arange(S)[None] - np.arange(T)[:, None] - (S - T)
-        rules = {
-            "next": ahead <= 1,
-            "others": ahead < 0,
-            "future": ahead > 0,
-            "later": ahead >= 0,
-            "all": ahead < T + S,
-        }
+        rules = {"next": ahead <= 1, "others": ahead < 0, "future": ahead > 0, "later": ahead >= 0, "all": True}
         allowed = allowed & rules.get(s["see"], ahead <= 0)
     if masks.real is not None and s["padding"] != "nothing":
-        b, h = np.arange(B)[:, None], np.arange(H)[None]
-        owner = {"cycle": (b * H + h) % B, "next": (b + 1) % B + 0 * h}.get(s["mask_of"], b + 0 * h)
-        real = np.asarray(masks.real)[owner]  # (B,H,S): that of the document whose mask a head gets
+        document, head = np.arange(B)[:, None], np.arange(H)[None]
+        owners = {"cycle": (document * H + head) % B, "next": (document + 1) % B}
+        real = np.asarray(masks.real)[owners.get(s["mask_of"], document)]  # (B,H|1,S), of whose mask a head gets
         on_queries = s["padding"] == "queries" and T == S
         allowed = allowed & (real[:, :, :, None] if on_queries else real[:, :, None, :])
     return ~allowed if s["see"] == "inverse" else allowed
@@ -261,45 +260,49 @@ def allowed_by(masks: Masks, s: Settings, B: int, H: int, T: int, S: int) -> Any
 def _out(w: Weights, heads: Any, s: Settings, xp: Any) -> Any:
     """Heads (B,h,T,e) joined, times W_O."""
     matrix, how = w.matrices.get("o"), s["join"]
-    B, H, T, e = heads.shape
     if w.matrices.get("q") is None:
         return heads
     if s["split_q"] == "tokens":  # (B,T,h,e) by then
-        joined = heads.reshape(B, H, T * e) if how == "blocks" else heads.swapaxes(1, 2).reshape(B, H, T * e)
+        heads = heads.swapaxes(1, 2)
+    B, H, T, e = heads.shape
+    if how == "interleaved":
+        joined = heads.swapaxes(1, 2).swapaxes(2, 3)
+    elif how == "raw":
+        joined = heads
+    elif how == "raw-columns":  # tokens and features are exchanged, in the place of tokens and heads
+        joined = heads.swapaxes(2, 3)
+    elif how == "reversed":
+        joined = xp.flip(heads, (1,)).swapaxes(1, 2)
     elif how in ("mean", "sum"):
-        joined = heads.sum(1) / (1 if how == "sum" else H)
+        joined = heads.sum(1) / (H if how == "mean" else 1)
         if matrix is not None and matrix.shape[0] == H * e:
             joined = xp.concatenate([joined] * H, -1)
-    elif how == "interleaved":
-        joined = heads.swapaxes(1, 2).swapaxes(2, 3).reshape(B, T, H * e)
-    elif how == "raw":
-        joined = heads.reshape(B, T, H * e)
     elif how == "overlap":  # head h is written at feature h, over what stood there
-        pieces = [heads[:, h, :, : 1 if h + 1 < H else e] for h in range(H)]
-        joined = xp.concatenate([*pieces, xp.zeros((B, T, (H - 1) * (e - 1)))], -1)
-    elif how == "raw-columns":  # tokens and features are exchanged, in the place of tokens and heads
-        joined = heads.swapaxes(2, 3).reshape(B, T, H * e)
-    elif how in ("last", "last-first"):  # each head over the one before it; in the place of the first, or alone
+        firsts = [heads[:, h, :, :1] for h in range(H - 1)]
+        joined = xp.concatenate([*firsts, heads[:, -1], xp.zeros((B, T, (H - 1) * (e - 1)))], -1)
+    elif how == "last":  # each head over the one before it
         joined = heads[:, -1]
-        if how == "last-first":
-            joined = xp.concatenate([joined, xp.zeros((B, T, (H - 1) * e))], -1)
-    elif how == "reversed":
-        joined = xp.concatenate([heads[:, h] for h in reversed(range(H))], -1)
+    elif how == "last-first":  # the same, in the place of the first
+        joined = xp.concatenate([heads[:, -1], xp.zeros((B, T, (H - 1) * e))], -1)
     else:
-        joined = heads.swapaxes(1, 2).reshape(B, T, H * e)
-    joined = joined / H if how == "divided" else joined
+        joined = heads.swapaxes(1, 2)
+    joined = joined.reshape(B, T, -1)
+    if how == "divided":
+        joined = joined / H
     if matrix is None or not s["out_proj"]:
         return joined
     out = joined @ (matrix.T if "o" in s["turned"] else matrix)
     return out + w.biases["o"] if "o" in w.biases and "o" not in s["no_bias"] else out
 
 
-def rotate(x: Any, turn: str, table: str, base: float, start: int = 0, xp: Any = np) -> Any:
+def rotate(x: Any, rope: tuple[str, str, float], start: int, xp: Any) -> Any:
     """Rotary positions on (...,T,d), Su et al. 2021 (arXiv 2104.09864).
 
+    rope  three parts: turn, table, base
     turn   which features make a pair: "half" (i, i + d/2) or "interleaved" (2i, 2i + 1); "none" turns nothing
     table  in which order the angles stand; another one than that of the turn is the bug
     """
+    turn, table, base = rope
     if turn == "none":
         return x
     T, d = x.shape[-2:]

@@ -112,7 +112,7 @@ def role_of(path: str) -> str | None:
 
 def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
     """The arrays of an object by role; `mapping` has the names of attributes whose role no name tells."""
-    parts = Parts()
+    parts = Parts(same_head=_is_one_module(target))
     for array in arrays_of(target):
         names = [part for part in array.path.split(".") if part]
         if any("norm" in part.lower() or part.lower().startswith("ln") for part in names):
@@ -283,13 +283,14 @@ def width_of(parts: Parts, sizes: Mapping[str, Any]) -> int:
     return usual if usual in shape else int(max(shape))
 
 
-def same_modules(instance: Any) -> bool:
+def _is_one_module(instance: Any) -> bool:
     """Does a list of heads hold one module several times?"""
-    for child in getattr(instance, "_modules", {}).values():
-        if type(child).__name__ == "ModuleList" and len(child) > 1 and len({id(m) for m in child}) == 1:
+    kept = getattr(instance, "__dict__", {})
+    for heads in (*kept.get("_modules", {}).values(), *kept.values()):
+        listed = isinstance(heads, list) or type(heads).__name__ == "ModuleList"
+        if listed and len(heads) > 1 and hasattr(heads[0], "__dict__") and len(set(map(id, heads))) == 1:
             return True
-    lists = [v for v in vars(instance).values() if isinstance(v, list) and len(v) > 1 and hasattr(v[0], "__dict__")]
-    return any(len({id(m) for m in v}) == 1 for v in lists)
+    return False
 
 
 def scale_is_folded(parts: Parts) -> bool:

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from headwise.teach.bugs import Bug, catalogue, changes_of
+from headwise.teach.bugs import Bug, catalogue, changes_of, words
 from headwise.teach.form import CORRECT, Masks, Stages, allowed_by, compute
 from headwise.teach.reading import Reading
 
 TOLERANCE = 3e-5  # of the largest number: float32 rounds to 6e-8, and a dozen sums of 50 terms amplify that
 Output = Any
+Say = Callable[..., str]  # a phrase by its key, with its facts
 
 
 @dataclass(frozen=True)
@@ -173,16 +174,16 @@ def stages_of(reading: Reading, settings: Mapping[str, Any], case: Case) -> Stag
             return None
 
 
-def evidence_of(bug: Bug, explanation: Explanation, cases: list[Case], say: Mapping[str, str]) -> str:
+def evidence_of(bug: Bug, explanation: Explanation, cases: list[Case], say: Say) -> str:
     """A sentence with numbers. The form with the bug gives the learner's output, so its stages are the learner's."""
     shown = _shown_in(explanation, cases)
     own_phrase = f"by_property_{bug.id}"
-    if own_phrase in say and (shown is None or bug.evidence in ("dropout", "batch", "property")):
-        return say[own_phrase]
+    if own_phrase in words("en") and (shown is None or bug.evidence in ("dropout", "batch", "property")):
+        return say(own_phrase)
     if bug.id in explanation.reading.structural:
-        return say["structural"]
+        return say("structural")
     if shown is None:
-        return say["not_finite" if bug.evidence == "difference" else "by_property"]
+        return say("not_finite" if bug.evidence == "difference" else "by_property")
     wrong, right, case = shown
     kinds = {"future": _future, "rows": _rows, "scores": _scores}
     text = kinds[bug.evidence](wrong, right, case, say) if bug.evidence in kinds else None
@@ -206,7 +207,7 @@ def _shown_in(explanation: Explanation, cases: Sequence[Case]) -> tuple[Stages, 
     return computed[0] if computed else None
 
 
-def _future(wrong: Stages, right: Stages, case: Case, say: Mapping[str, str]) -> str | None:
+def _future(wrong: Stages, right: Stages, case: Case, say: Say) -> str | None:
     """The largest weight on a key that a query must not see; without one, what `_rows` says."""
     B, H, T, S = right.weights.shape
     if wrong.weights.shape != right.weights.shape:
@@ -217,44 +218,44 @@ def _future(wrong: Stages, right: Stages, case: Case, say: Mapping[str, str]) ->
     leak = np.where(np.broadcast_to(allowed, wrong.weights.shape), 0.0, np.nan_to_num(wrong.weights))
     if np.abs(leak).max() > 1e-4:
         b, h, t, s = np.unravel_index(np.abs(leak).argmax(), leak.shape)
-        return say["future"].format(document=b, head=h, row=t, weight=float(leak[b, h, t, s]), key=s)
+        return say("future", document=b, head=h, row=t, weight=float(leak[b, h, t, s]), key=s)
     return _rows(wrong, right, case, say)
 
 
-def _rows(wrong: Stages, right: Stages, case: Case, say: Mapping[str, str]) -> str | None:
+def _rows(wrong: Stages, right: Stages, case: Case, say: Say) -> str | None:
     """The row whose weights add up to something else than 1; a row of NaN adds up to 0."""
     sums = np.nan_to_num(wrong.weights, posinf=0, neginf=0).sum(-1)
     off = np.abs(sums - 1)
     b, h, t = np.unravel_index(off.argmax(), off.shape)
-    return say["rows"].format(document=b, head=h, row=t, total=float(sums[b, h, t])) if off.max() > 1e-3 else None
+    return say("rows", document=b, head=h, row=t, total=float(sums[b, h, t])) if off.max() > 1e-3 else None
 
 
-def _scores(wrong: Stages, right: Stages, case: Case, say: Mapping[str, str]) -> str | None:
+def _scores(wrong: Stages, right: Stages, case: Case, say: Say) -> str | None:
     values = [stages.scores[np.isfinite(stages.scores) & (np.abs(stages.scores) < 1e3)] for stages in (wrong, right)]
     if not all(v.size for v in values):
         return None
-    return say["scores"].format(wrong=float(values[0].std()), right=float(values[1].std()))
+    return say("scores", wrong=float(values[0].std()), right=float(values[1].std()))
 
 
-def _difference(wrong: Stages, right: Stages, say: Mapping[str, str]) -> str:
+def _difference(wrong: Stages, right: Stages, say: Say) -> str:
     if wrong.out.shape != right.out.shape or not np.isfinite(wrong.out).all():
-        return say["not_finite"]
+        return say("not_finite")
     gap = np.abs(wrong.out - right.out)
-    return say["difference"].format(gap=float(gap.max()), size=float(np.abs(right.out).max()))
+    return say("difference", gap=float(gap.max()), size=float(np.abs(right.out).max()))
 
 
-def stage_of(explanation: Explanation, case: Case, say: Mapping[str, str]) -> str:
+def stage_of(explanation: Explanation, case: Case, say: Say) -> str:
     """What can be said of a difference that nothing explains: its size, and where it starts, as far as can be seen."""
     reading = explanation.reading
     right: Any = stages_of(reading, {**reading.settings, **explanation.settings}, case)
     output = next(iter(case.outputs.values()))
     if right is None or right.out.shape != output.shape:
-        return say["other_shape"].format(theirs=output.shape, ours=None if right is None else right.out.shape)
+        return say("other_shape", theirs=output.shape, ours=None if right is None else right.out.shape)
     if not np.isfinite(output).any():
-        return say["all_nan"]
+        return say("all_nan")
     gap = np.abs(output - right.out)
     axes = tuple(i for i in range(gap.ndim) if i != gap.ndim - 2)  # all but that of the tokens
     rows = np.nan_to_num(gap, nan=np.inf).max(axes)
     first = int((rows > min(1e-3, rows.max() / 2)).argmax())  # a small difference begins somewhere, too
     stage = ("values" if first == 0 else "scores") if case.masks.causal else "any"  # whose row 0 sees only itself
-    return say["starts"].format(gap=float(np.nan_to_num(gap).max()), row=first, stage=say["stage_" + stage])
+    return say("starts", gap=float(np.nan_to_num(gap).max()), row=first, stage=say(f"stage_{stage}"))

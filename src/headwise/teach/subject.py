@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import inspect
 import re
 import sys
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from headwise.teach.bugs import AskedError, Finding, UncheckedError, Verdict, bug_named, read_toml, words
-from headwise.teach.source import Source
+from headwise.teach.source import CALLS, Source
 
 # No two of these sizes are equal, so that no axis can be taken for another.
 BATCH, TOKENS, HEADS, KV_HEADS, HEAD_DIM, CONTEXT = 5, 7, 6, 2, 8, 16
@@ -30,6 +31,7 @@ VALUES: dict[str, Any] = {
     "HEAD_DIM": HEAD_DIM,
     "CONTEXT": CONTEXT,
     "WIDTH": WIDTH,
+    "BATCH": BATCH,
     "DROPOUT": 0.5,
     "none": None,
     "rng": np.random.default_rng(0),
@@ -46,6 +48,8 @@ FREE = re.compile(
 )
 SECOND = r"context|memory|enc|kv|cross|y|other|source|key|x_?2|x2"  # what keys and values are made of
 UNFILLED: Any = object()
+Settings = Mapping[str, Any]
+Inputs = tuple[Any, Any, Any]  # queries, keys and values
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,7 @@ class Target:
         return Verdict(self.name, self.kind, right, findings, tuple(self.checked), left_out, self.options.lang)
 
 
-def value_of(name: str, sizes: Mapping[str, Any], default: Any = UNFILLED) -> Any:
+def value_of(name: str, sizes: Settings, default: Any = UNFILLED) -> Any:
     """What to pass for a parameter of that name; the default where the name says nothing.
 
     sizes  come first: values by the names of parameters, or by what names mean, as "WIDTH"
@@ -132,7 +136,7 @@ def meaning_of(name: str) -> Any:
 class Config:
     """A config object of any course: attributes and items, by what their names mean, else as the defaults say."""
 
-    def __init__(self, sizes: Mapping[str, Any], defaults: Any = None, theirs: bool = False) -> None:
+    def __init__(self, sizes: Settings, defaults: Any = None, theirs: bool = False) -> None:
         self.__dict__.update(_sizes=dict(sizes), _defaults=defaults, _theirs=theirs)
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -155,51 +159,58 @@ class Config:
         return True
 
 
-def build(target: Target, sizes: Mapping[str, Any], theirs: bool = False) -> Any:
+def build(target: Target, sizes: Settings, theirs: bool = False) -> Any:
     """An instance of a learner's class, its arguments filled in by name. `sizes` come before what a name means.
 
     theirs  the learner's defaults stay, where there are any
     """
-    kwargs: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for name, parameter in arguments_of(target.thing).items():
-        required = parameter.default is parameter.empty
-        value = value_of(name, sizes)
-        if re.fullmatch(CONFIG, name.lower()):
-            kwargs[name] = _config(sizes, parameter, target.namespace, theirs)
-        elif re.fullmatch(r"w_?(q|k|v|o|query|key|value|out)", name.lower()):
-            kwargs[name] = np.random.default_rng(1).normal(size=(WIDTH, WIDTH)) / WIDTH**0.5
-        elif value is UNFILLED and required:
-            raise UncheckedError("asks_parameter", name=name, call=target.name)
-        elif value is not UNFILLED and (
-            required or name in sizes or (not theirs and _overrides(name, parameter.default))
-        ):
-            kwargs[name] = value
-    return target.thing(**kwargs)
+        plain, default = name.lower(), parameter.default
+        if re.fullmatch(CONFIG, plain):
+            arguments[name] = Config(sizes, _defaults(default, target), theirs)
+        elif re.fullmatch(r"w_?(q|k|v|o|query|key|value|out)", plain):
+            arguments[name] = np.random.default_rng(1).normal(size=(WIDTH, WIDTH)) / WIDTH**0.5
+        elif default is parameter.empty or name in sizes or (not theirs and _is_ours(plain, default)):
+            value = value_of(name, sizes)
+            if value is not UNFILLED:
+                arguments[name] = value
+            elif default is parameter.empty:
+                raise UncheckedError("asks_parameter", name=name, call=target.name)
+    return target.thing(**arguments)
 
 
-def _overrides(name: str, default: Any) -> bool:
+def _is_ours(name: str, default: Any) -> bool:
     """Is an optional argument ours to set? Sizes and biases are, so that nothing hides; other choices stay theirs."""
-    plain = name.lower()
-    if re.search("bias|drop|causal|^p$", plain):
+    if re.search("bias|drop|causal|^p$", name):
         return True
     if default is None:
-        return re.search("kv|group", plain) is not None
-    return type(default) is int and "seed" not in plain
+        return re.search("kv|group", name) is not None
+    return type(default) is int and "seed" not in name
 
 
-def _config(
-    sizes: Mapping[str, Any], parameter: inspect.Parameter, namespace: Mapping[str, Any], theirs: bool
-) -> Config:
-    """A config whose unknown fields are those of the learner's own default, dictionary or class, where there is one."""
-    if parameter.default not in (parameter.empty, None):
-        return Config(sizes, parameter.default, theirs)
-    for value in namespace.values():
+def _defaults(default: Any, target: Target) -> Any:
+    """What has the learner's own fields of a config: its default, a dictionary or a class of the file; or None."""
+    if default not in (inspect.Parameter.empty, None):
+        return default
+    for value in target.namespace.values():
         if isinstance(value, dict) and any("head" in str(key) for key in value):
-            return Config(sizes, types.SimpleNamespace(**{str(key): each for key, each in value.items()}), theirs)
+            return types.SimpleNamespace(**{str(key): field for key, field in value.items()})
         if isinstance(value, type) and re.search(r"config|args$|cfg", value.__name__, re.I):
             with contextlib.suppress(Exception):  # a class of theirs may want arguments, or do anything at all
-                return Config(sizes, value(), theirs)
-    return Config(sizes)
+                return value()
+    return None
+
+
+def call_of(thing: Any) -> Any:
+    """What attends of an object or of a class: the usual one of its methods. A function is its own."""
+    kind = thing if isinstance(thing, type) else type(thing)
+    if kind in (types.FunctionType, functools.partial):
+        return thing
+    call = next((getattr(thing, name) for name in CALLS if name in dir(kind)), None)
+    if call is None:
+        raise UncheckedError("no_call", name=kind.__name__)
+    return call
 
 
 @dataclass
@@ -251,7 +262,9 @@ def kind_of_arrays(module: Any, code: str) -> str:
 
 
 def to_kind(x: Any, kind: Any) -> Any:
-    """An array as torch, numpy, or lists: of floats, or of what the class `kind` makes of them."""
+    """An array, or a dictionary of them, as torch, numpy, or lists: of floats, or of what the class `kind` makes."""
+    if isinstance(x, dict):
+        return type(x)({name: to_kind(array, kind) for name, array in x.items()})
     if isinstance(kind, type):
         return [to_kind(row, kind) for row in x] if np.ndim(x) else kind(float(x))
     if kind == "torch":
@@ -295,7 +308,7 @@ def pick(result: Any, shape: tuple[int, ...]) -> Any:
     return (exact or fitting or [None])[0]
 
 
-def angle_tables(kind: str, sizes: Mapping[str, Any]) -> list[Any]:
+def angle_tables(kind: str, sizes: Settings) -> list[Any]:
     """The usual tables of rotary positions, of halves, of pairs, and one angle a pair; `sizes` come before ours."""
     tokens, width = sizes.get("TOKENS", TOKENS), sizes.get("HEAD_DIM", HEAD_DIM)
     angles = np.outer(np.arange(tokens), 10000.0 ** (-np.arange(0, width, 2) / width))
@@ -323,7 +336,12 @@ class Subject:
     module: Any = None
     held: dict[str, Any] = field(default_factory=dict)  # what the object gathers from token to token, empty
 
-    def __call__(self, inputs: tuple[Any, ...], mask: Any = None) -> Any:
+    @property
+    def is_told_causal(self) -> bool:
+        """Has it a parameter of that name?"""
+        return any("causal" in name.lower() for name in self.fixed)
+
+    def __call__(self, inputs: Inputs, mask: Any = None) -> Any:
         """Output (B,T,C) or (B,H,T,e) as float64, whatever the rank that the learner's code takes."""
         lead = inputs[0].ndim - self.rank
         if lead <= 0:
@@ -343,7 +361,7 @@ class Subject:
         stacked = np.array(rows)
         return stacked.reshape(*axes, *stacked.shape[1:])
 
-    def _call_once(self, inputs: tuple[Any, ...], mask: Any) -> Any:
+    def _call_once(self, inputs: Inputs, mask: Any) -> Any:
         arguments = {name: to_kind(x, self.kind) for name, x in zip(self.inputs, inputs, strict=False)}
         if mask is not None and self.mask:
             arguments[self.mask] = to_kind(mask, self.kind)
@@ -369,26 +387,29 @@ def arguments_of(call: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return {n: p for n, p in parameters if n not in bound and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 
 
+def required_of(call: Callable[..., Any]) -> list[str]:
+    """The names of those without a default."""
+    return [name for name, parameter in arguments_of(call).items() if parameter.default is parameter.empty]
+
+
 def subject_of(target: Target, call: Callable[..., Any], module: Any) -> Subject:
     """A call with its inputs and its mask told apart, and with values for whatever else it wants."""
-    parameters = arguments_of(call)
-    required = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
-    mask = next((name for name in parameters if "mask" in name.lower()), None)
-    rest = [name for name in parameters if name != mask]
-    inputs = tuple(name for p in (QUERY, KEY, VALUE) if (name := next(filter(p.match, rest), "")))
+    names, required = list(arguments_of(call)), required_of(call)
+    mask = next((name for name in names if "mask" in name.lower()), None)
+    rest = [name for name in names if name != mask]
+    inputs = [name for pattern in (QUERY, KEY, VALUE) for name in [*filter(pattern.match, rest)][:1]]
     if len(inputs) < 3:
         data = [name for name in rest if name in required and not FREE.search(name)]
-        inputs = tuple(data[:1] or rest[:1])
-        inputs += tuple([name for name in data[1:] if re.search(SECOND, name)][:1])
-    scope, whole = target.scope, target.source.code
-    kind: Any = kind_of_arrays(module, whole)
+        inputs = data[:1] or rest[:1]
+        inputs += [name for name in data[1:] if re.search(SECOND, name)][:1]
+    kind: Any = kind_of_arrays(module, target.source.code)
     if module is None:
-        kind = kind_of_arrays(None, scope.code + " " + str(inspect.signature(call)).lower())
-        if kind == "lists" and scope.says(r"\.(shape|size|view|reshape|transpose|swapaxes)\b"):
-            kind = "torch" if "torch" in whole else "numpy"  # methods alone: the imports say whose
+        kind = kind_of_arrays(None, f"{target.scope.code} {inspect.signature(call)}".lower())
+        if kind == "lists" and target.scope.says(r"\.(shape|size|view|reshape|transpose|swapaxes)\b"):
+            kind = "torch" if "torch" in target.source.code else "numpy"  # methods alone: the imports say whose
         kind = target.number or kind
     fixed: dict[str, Any] = {}
-    for name in parameters:
+    for name in names:
         if re.fullmatch(r"(is_)?train(ing)?", name):
             fixed[name] = False
         elif re.fullmatch(r"(is_?)?causal", name.lower()):
@@ -397,7 +418,8 @@ def subject_of(target: Target, call: Callable[..., Any], module: Any) -> Subject
             fixed[name] = target.options.args[name]
         elif name in required and name not in (*inputs, mask):
             fixed[name] = _value_for(name, kind, target)
-    return Subject(call, kind, inputs, mask, mask in required, 4 if module is None else 3, fixed, module=module)
+    rank = 4 if module is None else 3
+    return Subject(call, kind, tuple(inputs), mask, mask in required, rank, fixed, module=module)
 
 
 def _value_for(name: str, kind: str, target: Target) -> Any:
