@@ -19,12 +19,11 @@ import numpy as np
 from headwise.teach import subject as size
 from headwise.teach.bugs import UNKNOWN, Finding, UncheckedError, Verdict, bug_named
 from headwise.teach.caches import cache_arguments, cache_bug
-from headwise.teach.form import Masks, Weights
+from headwise.teach.form import Inputs, Masks, Weights
 from headwise.teach.loops import OUTPUTS
 from headwise.teach.reading import (
     Reading,
     arrays_of,
-    count_of,
     heads_of,
     parts_of,
     readings,
@@ -40,7 +39,6 @@ from headwise.teach.subject import (
     KEY,
     QUERY,
     VALUE,
-    Inputs,
     Subject,
     Target,
     arguments_of,
@@ -163,9 +161,7 @@ class Examiner:
             raise UncheckedError("is_mlp", name=self.target.name)
         choices = self.readings(instance, folded)
         subject = subject_of(self.target, call, module)
-        longest = count_of(instance, ("context_length", "block_size", "max_len", "max_seq_len"), {})
-        shape = (size.BATCH, min(size.TOKENS, longest or size.TOKENS), width_of(parts, self.options.args))
-        inputs = self._inputs(subject, shape)
+        inputs = self._inputs(subject, (size.BATCH, size.TOKENS, width_of(parts, self.options.args)))
         if subject.kind != "torch" and module is not None:
             for name, kept in vars(module).items():
                 if isinstance(kept, list | dict) and not any(kept):

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 Settings = Mapping[str, Any]
+Inputs = tuple[Any, Any, Any]  # queries, keys and values
 
 CORRECT: dict[str, Any] = {
     "input_width": 1,  # of the input, filled in by `compute`
@@ -91,14 +92,14 @@ class Stages:
     out: Any
 
 
-def compute(weights: Weights, inputs: tuple[Any, Any, Any], masks: Masks, settings: Settings, xp: Any = np) -> Stages:
+def compute(weights: Weights, inputs: Inputs, masks: Masks, settings: Settings, xp: Any = np) -> Stages:
     """The layer on inputs of queries (B,T,C), keys and values (B,S,C). `settings` are changes to CORRECT.
 
     xp  numpy, or torch where the inputs are tensors
     """
     s = {**CORRECT, **settings, "input_width": inputs[0].shape[-1]}
     x = dict(zip("qkv", inputs, strict=True))
-    vectors = {place: _project(weights, x[s[f"{place}_input"]], place, s, xp) for place in "qkv"}
+    vectors = {place: project(weights, x[s[f"{place}_input"]], place, s, xp) for place in "qkv"}
     if s["rope"]:
         T = x["q"].shape[1]
         start = {"tokens": T, "-tokens": -T}.get(s["start"], s["start"])
@@ -119,13 +120,13 @@ def compute(weights: Weights, inputs: tuple[Any, Any, Any], masks: Masks, settin
         heads = heads.reshape(H, B, T, -1).swapaxes(0, 1)
     else:
         scores, attention, heads = attend(q, k, v, masks, s, xp)
-    out = _out(weights, heads, s, xp)
+    out = output(weights, heads, s, xp)
     if s["residual"]:
         out = out + x["q"]
     return Stages(q, k, v, scores, attention, heads, out)
 
 
-def _project(w: Weights, x: Any, place: str, s: Settings, xp: Any) -> Any:
+def project(w: Weights, x: Any, place: str, s: Settings, xp: Any) -> Any:
     """(B,T,C) -> (B,h,T,d), to stand in the place of q, k or v."""
     role = s[f"{place}_from"]
     matrix = w.matrices.get(role)
@@ -257,7 +258,7 @@ def allowed_by(masks: Masks, s: Settings, B: int, H: int, T: int, S: int) -> Any
     return ~allowed if s["see"] == "inverse" else allowed
 
 
-def _out(w: Weights, heads: Any, s: Settings, xp: Any) -> Any:
+def output(w: Weights, heads: Any, s: Settings, xp: Any) -> Any:
     """Heads (B,h,T,e) joined, times W_O."""
     matrix, how = w.matrices.get("o"), s["join"]
     if w.matrices.get("q") is None:

@@ -37,7 +37,7 @@ from headwise.rungs.cache import KVCache
 from headwise.teach.bugs import UncheckedError
 from headwise.teach.check import explained, read_request, request_of
 from headwise.teach.examine import Examiner
-from headwise.teach.form import CORRECT, Masks, compute
+from headwise.teach.form import CORRECT, Masks, compute, output, project
 from headwise.teach.reading import Reading, arrays_of, parts_of, renew
 from headwise.teach.sandbox import alone, run_apart
 from headwise.teach.search import close
@@ -209,32 +209,30 @@ def reading_of(layer: LearnerAttention, target: Target, n_tokens: int) -> Readin
 
 
 def state_of(reading: Reading) -> dict[str, Tensor]:
-    """The same weights as our layer keeps them: a head is a slice, the two of a rotary pair are half a head apart."""
+    """The same weights as our layer keeps them: what the form makes of unit vectors, one head after the other.
+
+    The two of a rotary pair are half a head apart.
+    """
     weights, settings = reading.weights, {**CORRECT, **reading.settings}
-    state: dict[str, Any] = {}
-    for place in "qkv":
-        role, n = settings[f"{place}_from"], weights.n_heads if place == "q" else weights.n_kv_heads
-        matrix = weights.matrices[role]
-        columns = np.arange(matrix.shape[1]).reshape(n, -1)
-        if settings[f"split_{place}"] == "interleaved":
-            columns = np.arange(matrix.shape[1]).reshape(-1, n).T
-        within = np.arange(columns.shape[1])
-        if place in "qk" and settings["rope"] and settings["rope"][0] == "interleaved":
-            within = np.concatenate([within[::2], within[1::2]])
-        places = columns[:, within].reshape(-1)
-        factor = len(within) ** 0.5 if place == "q" and settings["scale"] == "none" else 1.0
-        bias = weights.biases.get(role, np.zeros(matrix.shape[1]))
-        state |= {f"{place}_proj.weight": matrix[:, places].T * factor, f"{place}_proj.bias": bias[places] * factor}
-        if place in "qk" and settings["qk_norm"]:
-            state[f"{place}_norm.weight"] = weights.gains.get(role, np.ones(len(within)))[within]
     width, joined = weights.matrices["q"].shape
-    matrix = weights.matrices.get("o")
-    matrix = np.eye(joined) if matrix is None else matrix
-    rows = np.arange(joined)
-    if settings["join"] == "interleaved":
-        rows = rows.reshape(-1, weights.n_heads).T.reshape(-1)
-    state |= {"o_proj.weight": matrix[rows].T, "o_proj.bias": weights.biases.get("o", np.zeros(width))}
-    return {name: torch.from_numpy(np.ascontiguousarray(array)).float() for name, array in state.items()}
+    arrays: dict[str, Any] = {}
+    for place in "qkv":
+        plain = {**settings, "qk_norm": None}
+        bias = project(weights, np.zeros((1, 1, width)), place, plain, np)[0]  # (h,1,d)
+        matrix = project(weights, np.eye(width)[None], place, plain, np)[0] - bias  # (h,C,d)
+        order = np.arange(bias.shape[-1])
+        if place in "qk" and settings["rope"] and settings["rope"][0] == "interleaved":
+            order = np.concatenate([order[::2], order[1::2]])
+        factor = len(order) ** 0.5 if place == "q" and settings["scale"] == "none" else 1.0
+        arrays[f"{place}_proj.weight"] = matrix[..., order].swapaxes(1, 2).reshape(-1, width) * factor
+        arrays[f"{place}_proj.bias"] = bias[..., order].reshape(-1) * factor
+        if place in "qk" and settings["qk_norm"]:
+            gain = weights.gains.get(settings[f"{place}_from"], np.ones(len(order)))
+            arrays[f"{place}_norm.weight"] = gain[order]
+    heads = np.eye(joined).reshape(1, joined, weights.n_heads, -1).swapaxes(1, 2)
+    bias = weights.biases.get("o", np.zeros(width))
+    arrays |= {"o_proj.weight": (output(weights, heads, settings, np)[0] - bias).T, "o_proj.bias": bias}
+    return {name: torch.from_numpy(np.ascontiguousarray(array)).float() for name, array in arrays.items()}
 
 
 class Carried(NamedTuple):

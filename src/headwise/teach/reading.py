@@ -6,18 +6,19 @@ side on which a matrix is multiplied, q and k exchanged. Code that any reading r
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from headwise.teach.bugs import UncheckedError
-from headwise.teach.form import Weights
-from headwise.teach.subject import HEAD_DIM, HEADS, NAMES, VALUES, WIDTH, Target
+from headwise.teach.form import Settings, Weights
+from headwise.teach.subject import HEAD_DIM, HEADS, NAMES, VALUES, WIDTH, Target, meaning_of
 
 ROLES = {
     role: re.compile(f"{NAMES['weights']['stem']}(?:{NAMES['weights'][role]}){NAMES['weights']['tail']}")
@@ -51,7 +52,7 @@ class Reading:
     """Weights in our convention, and settings that correct code of this style has."""
 
     weights: Weights
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
     structural: tuple[str, ...] = ()  # bugs that the shapes alone show
 
 
@@ -60,50 +61,55 @@ def arrays_of(target: Any) -> list[Array]:
     arrays: list[Array] = []
     seen: set[int] = set()
 
-    def visit(value: Any, path: str, depth: int, linear: bool) -> None:
-        if depth > 6 or id(value) in seen:
+    def visit(value: Any, path: str, linear: bool) -> None:
+        if path.count(".") > 6 or id(value) in seen:
             return
         seen.add(id(value))
-        if hasattr(value, "detach") and hasattr(value, "numpy"):
-            if value.is_floating_point():
-                arrays.append(Array(path, value.detach().cpu().double().numpy(), linear, value))
-        elif isinstance(value, np.ndarray):
-            if value.dtype.kind == "f":
-                arrays.append(Array(path, value, False, value))
-        elif isinstance(value, list | tuple) and _is_matrix(value):
-            arrays.append(Array(path, np.array(value, dtype=float), False, value))
-        else:
-            layer = hasattr(value, "in_features") and hasattr(value, "out_features")
+        numbers = _numbers_of(value)
+        if numbers is None:
+            is_linear = hasattr(value, "in_features") and hasattr(value, "out_features")
             for name, item in _children(value):
-                visit(item, f"{path}.{name}", depth + 1, layer and name == "weight")
+                visit(item, f"{path}.{name}", is_linear and name == "weight")
+        elif numbers.dtype.kind == "f":
+            arrays.append(Array(path, numbers, linear, value))
 
-    visit(target, "", 0, False)
+    visit(target, "", False)
     return arrays
 
 
-def _children(value: Any) -> Iterable[tuple[Any, Any]]:
-    """What an object holds, by name; of a torch module no buffers, which hold masks and tables."""
+def _numbers_of(value: Any) -> Any:
+    """A tensor, an array or a matrix of lists as an array; None for what is none."""
+    if isinstance(value, np.ndarray):
+        return value
+    if hasattr(value, "detach") and hasattr(value, "numpy"):
+        value = value.detach().cpu()
+        return value.double().numpy() if value.is_floating_point() else value.numpy()
+    if isinstance(value, list | tuple) and value and not hasattr(value[0], "detach"):
+        with contextlib.suppress(ValueError, TypeError, RuntimeError):
+            numbers = np.array(value, dtype=float)
+            return numbers if numbers.ndim >= 2 else None
+    return None
+
+
+def _children(value: Any) -> Any:
+    """Pairs of a name and what an object holds there; of a torch module no buffers, which hold masks and tables."""
     if isinstance(value, list | tuple):
         return enumerate(value)
     if isinstance(value, dict):
         return value.items()
-    if hasattr(value, "named_parameters"):
-        public = [n for n in vars(value) if not n.startswith("_") and n not in ("training", "config", "cfg")]
-        return {**value._parameters, **value._modules, **{n: vars(value)[n] for n in public}}.items()
-    return vars(value).items() if hasattr(value, "__dict__") and not hasattr(value, "__code__") else ()
-
-
-def _is_matrix(value: Any) -> bool:
-    try:
-        return bool(value) and not hasattr(value[0], "detach") and np.array(value, dtype=float).ndim >= 2
-    except (ValueError, TypeError, RuntimeError):
-        return False
+    if not hasattr(value, "__dict__") or hasattr(value, "__code__"):
+        return ()
+    kept = vars(value)
+    if not hasattr(value, "named_parameters"):
+        return kept.items()
+    public = {name: kept[name] for name in kept if not re.match("_|(training|config|cfg)$", name)}
+    return {**value._parameters, **value._modules, **public}.items()
 
 
 def role_of(path: str) -> str | None:
     """q, k, v, o, qkv or kv, by the last part of a path that names a role."""
-    for part in reversed([part for part in path.split(".") if part and not part.isdigit()]):
-        plain = re.sub(r"[^a-z]", "", part.lower())
+    for part in reversed(path.lower().split(".")):
+        plain = re.sub(r"[^a-z]", "", part)
         for role, pattern in ROLES.items():
             if pattern.match(plain) and plain not in ("weight", "weights", "bias", "b", "w", "attn", "attention"):
                 return role
@@ -114,17 +120,20 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
     """The arrays of an object by role; `mapping` has the names of attributes whose role no name tells."""
     parts = Parts(same_head=_is_one_module(target))
     for array in arrays_of(target):
-        names = [part for part in array.path.split(".") if part]
-        if any("norm" in part.lower() or part.lower().startswith("ln") for part in names):
-            side = re.search(r"\b(q|k)", array.path)
-            if side and array.value.ndim == 1:
+        path = array.path.strip(".")
+        flat = array.value.ndim == 1
+        if re.search(r"(?i)norm|(^|\.)ln", path):
+            side = re.search(r"\b(q|k)", path)
+            if side and flat:
                 parts.gains[side[1]] = array
             continue
-        named = (role for role, name in mapping.items() if name in names or name == ".".join(names))
-        role = next(named, None) or role_of(array.path)
+        role = role_of(path)
+        for wanted, name in mapping.items():
+            if name in (path, *path.split(".")):
+                role = wanted
         if role is not None:
-            flat = array.value.ndim == 1 or (array.value.ndim == 2 and _BIAS.search(array.path) is not None)
-            (parts.biases if flat else parts.weights).setdefault(role, []).append(array)
+            is_bias = flat or (array.value.ndim == 2 and _BIAS.search(path) is not None)
+            (parts.biases if is_bias else parts.weights).setdefault(role, []).append(array)
     if len(parts.weights.get("o", ())) in (3, 4) and not {"q", "qkv"} & set(parts.weights):
         # `linears`, `projections`: a list without names, W_Q, W_K, W_V, W_O in this order, or the first three of them
         for arrays in (parts.weights, parts.biases):
@@ -136,16 +145,14 @@ def readings(parts: Parts, n_heads: int | None, n_kv_heads: int | None, width: i
     """Every reading of the weights, the usual ones first. UncheckedError where none fits."""
     fused = {"qkv", "kv"} & set(parts.weights)
     square = any(_is_square(array) for arrays in parts.weights.values() for array in arrays)
-    count = 0
-    orders = ("blocks", "heads", "features", "kqv", "vqk", "qvk") if fused else ("blocks",)
-    for order, side in itertools.product(orders, ("in-out", "out-in") if square else ("in-out",)):
-        try:
-            reading = _read(parts, n_heads, n_kv_heads, width, order, side)
-        except (ValueError, KeyError, IndexError):  # the shapes do not allow it
-            continue
-        count += 1
-        yield reading
-    if not count:
+    fits = False
+    for order in ("blocks", "heads", "features", "kqv", "vqk", "qvk") if fused else ("blocks",):
+        for side in ("in-out", "out-in") if square else ("in-out",):
+            with contextlib.suppress(ValueError, KeyError, IndexError):  # the shapes do not allow it
+                reading = _read(parts, n_heads, n_kv_heads, width, order, side)
+                fits = True
+                yield reading
+    if not fits:
         shapes = ", ".join(f"{role} {arrays[0].value.shape}" for role, arrays in parts.weights.items())
         raise UncheckedError("no_fit", shapes=shapes)
 
@@ -160,10 +167,9 @@ def _matrix(array: Array, width: int, n: int, side: str, output: bool) -> Any:
     value = array.value
     if value.ndim == 3:  # einsum parameters: axes told apart by their sizes
         h = value.shape.index(n) if n in value.shape else 0
-        axes = [i for i, size in enumerate(value.shape) if size == width and i != h]
-        c, d = axes[0], 3 - h - axes[0]
-        moved = value.transpose((h, d, c) if output else (c, h, d))
-        return moved.reshape(-1, width) if output else moved.reshape(width, -1)
+        c = [axis for axis in range(3) if value.shape[axis] == width and axis != h][0]  # noqa: RUF015  # an IndexError
+        d = 3 - h - c
+        return value.transpose(h, d, c).reshape(-1, width) if output else value.transpose(c, h, d).reshape(width, -1)
     if array.linear or (_is_square(array) and side == "out-in"):
         return value.T
     return value if value.shape[output] == width else value.T
@@ -171,56 +177,56 @@ def _matrix(array: Array, width: int, n: int, side: str, output: bool) -> Any:
 
 def _read(parts: Parts, H: int | None, G: int | None, width: int, order: str, side: str) -> Reading:
     """One reading; ValueError, KeyError or IndexError where the shapes do not allow it."""
-    w, structural = parts.weights, []
-    listed = max((len(arrays) for role, arrays in w.items() if role in "qkv"), default=1)
+    listed = max((len(arrays) for role, arrays in parts.weights.items() if role in "qkv"), default=1)
     H = listed if listed > 1 else H or 1
     G = G or H
     matrices: dict[str, Any] = {"o": None}
-    for role, arrays in w.items():
+    for role, arrays in parts.weights.items():
         pieces = [_matrix(array, width, H if role in "qo" else G, side, role == "o") for array in arrays]
         matrices[role] = pieces[0] if role == "o" else np.concatenate(pieces, 1)
     biases = {role: np.concatenate([a.value.reshape(-1) for a in arrays]) for role, arrays in parts.biases.items()}
     for fused in {"qkv", "kv"} & set(matrices):
-        _unfuse(fused, matrices, biases, H, G, order)
+        names, cut = _unfused(fused, matrices[fused].shape[1], H, G, order)
+        for held in (matrices, biases):
+            if fused in held:
+                held.update(zip(names, cut(held.pop(fused)), strict=True))
     d = matrices["q"].shape[1] // H
     out, widths = matrices["o"], {matrices[role].shape[1] for role in "qkv"}
-    shared = parts.same_head if out is None else out.shape[0] == H * min(widths)
-    if listed == 1 and H > 1 and len(widths) == 1 and shared:
-        d = min(widths)
-        structural.append("heads-share-projection")
-        matrices |= {role: np.tile(matrices[role], (1, H)) for role in "qkv"}
-        biases = {role: x if role == "o" else np.tile(x, H) for role, x in biases.items()}
-    if parts.same_head:
-        structural.append("heads-share-projection")
+    shared = parts.same_head
+    if listed == 1 and H > 1 and len(widths) == 1:
+        d_shared = min(widths)
+        if shared if out is None else out.shape[0] == H * d_shared:
+            shared, d = True, d_shared
+            for held in (matrices, biases):
+                held.update({role: np.concatenate([held[role]] * H, -1) for role in "qkv" if role in held})
     G = matrices["k"].shape[1] // max(d, 1)
     if not G or matrices["q"].shape[1] % H or matrices["k"].shape[1] % d or H % G or matrices["v"].shape[1] % G:
         raise ValueError("heads of other widths")
-    gains = {role: a.value for role, a in parts.gains.items() if a.value.shape == (d,)}
-    settings = {"qk_norm": "rms"} if gains else {}
-    return Reading(Weights(H, G, matrices, biases, gains), settings, tuple(structural))
+    gains = {role: array.value for role, array in parts.gains.items() if array.value.shape == (d,)}
+    structural = ("heads-share-projection",) if shared else ()
+    return Reading(Weights(H, G, matrices, biases, gains), {"qk_norm": "rms"} if gains else {}, structural)
 
 
-def _unfuse(fused: str, matrices: dict[str, Any], biases: dict[str, Any], H: int, G: int, order: str) -> None:
-    """Take W_QKV, or W_KV, apart: "blocks" q | k | v, "heads" (h, 3, d), "features" (h, d, 3), or other orders."""
-    whole = matrices.pop(fused)
+def _unfused(fused: str, width: int, H: int, G: int, order: str) -> tuple[str, Callable[[Any], list[Any]]]:
+    """What W_QKV, or W_KV, holds, and how it is cut: "blocks" q | k | v, "heads" (h, 3, d), "features" (h, d, 3)."""
     names = fused
     if order in ("kqv", "vqk", "qvk"):
         names = order if fused == "qkv" else "vk"
-    shares, parts = ([H, G, G] if fused == "qkv" else [1, 1]), len(names)
-    unit, d = whole.shape[1] // sum(shares), whole.shape[1] // parts // H
-    if whole.shape[1] % sum(shares) or (order != "blocks" and G != H):
+    shares = [H, G, G] if fused == "qkv" else [1, 1]
+    parts = len(shares)
+    if width % sum(shares) or (order != "blocks" and G != H):
         raise ValueError("no whole heads")
 
     def cut(x: Any) -> list[Any]:
-        if order in ("heads", "features"):
-            axes = x.reshape(-1, H, parts, d) if order == "heads" else x.reshape(-1, H, d, parts).swapaxes(2, 3)
-            return [axes[:, :, i].reshape(-1, H * d) for i in range(parts)]
-        return np.split(x.reshape(-1, unit * sum(shares)), unit * np.cumsum(shares)[:-1], 1)
+        """Of a matrix (C, width) or of a bias (width,)."""
+        lead = x.shape[:-1]
+        if order == "heads":
+            return [x.reshape(*lead, H, parts, -1)[..., part, :].reshape(*lead, -1) for part in range(parts)]
+        if order == "features":
+            return [x.reshape(*lead, H, -1, parts)[..., part].reshape(*lead, -1) for part in range(parts)]
+        return np.split(x, np.cumsum(shares)[:-1] * (width // sum(shares)), -1)
 
-    matrices.update(zip(names, cut(whole), strict=True))
-    if fused in biases:
-        pieces = [piece.reshape(-1) for piece in cut(biases.pop(fused))]
-        biases.update(zip(names, pieces, strict=True))
+    return names, cut
 
 
 def styles(reading: Reading, bases: Sequence[float]) -> Iterator[Reading]:
@@ -244,18 +250,13 @@ def styles(reading: Reading, bases: Sequence[float]) -> Iterator[Reading]:
 # What no name tells: counts of heads, folded scales, shared modules.
 
 
-def count_of(instance: Any, names: tuple[str, ...], sizes: Mapping[str, Any]) -> int | None:
-    """A whole number that `sizes`, the object, its config or a module of it keeps under such a name."""
-    kept = vars(instance) if hasattr(instance, "__dict__") else {}
-    configs = [vars(value) for name, value in kept.items() if name in ("config", "cfg") and hasattr(value, "__dict__")]
-    modules = [vars(module) for module in kept.get("_modules", {}).values() if module is not None]
-    for place in (sizes, kept, *configs, *modules):
-        for key, value in place.items():
-            plain = key.lower().strip("_")
-            # Short names must be whole, longer ones may begin a name, the longest may stand anywhere in it.
-            hit = any(plain == n or (len(n) > 2 and plain.startswith(n)) or (len(n) > 5 and n in plain) for n in names)
-            of_groups = re.search("kv|group|key_value", plain) is not None
-            if hit and type(value) is int and of_groups == ("kv_head" in names) and key not in VALUES:
+def kept_as(meaning: str, instance: Any, sizes: Settings) -> int | None:
+    """A whole number that `sizes`, the object, its config or a module of it keeps under a name of that meaning."""
+    kept = getattr(instance, "__dict__", {})
+    configs = [kept[name] for name in ("config", "cfg") if name in kept]
+    for place in (sizes, kept, *configs, *kept.get("_modules", {}).values()):
+        for name, value in getattr(place, "__dict__", place).items():
+            if type(value) is int and name not in VALUES and meaning_of(name) == meaning:
                 return value
     return None
 
@@ -263,12 +264,12 @@ def count_of(instance: Any, names: tuple[str, ...], sizes: Mapping[str, Any]) ->
 def heads_of(instance: Any, target: Target) -> tuple[int | None, int | None]:
     """How many heads of queries, and of keys and values, as far as anything tells."""
     sizes = target.options.args
-    heads = count_of(instance, ("n_head", "num_head", "heads", "h", "n_h", "n_cabezas"), sizes)
+    heads = kept_as("HEADS", instance, sizes)
     if heads is None:
-        wanted = inspect.signature(target.thing).parameters
-        takes = [name for name in wanted if re.search(r"head|cabeza|^h$|config|cfg", name, re.I)]
-        heads = sizes.get("HEADS", HEADS) if any(not re.search("dim|size", name) for name in takes) else None
-    return heads, count_of(instance, ("kv_head", "kv_group", "n_group", "num_group", "key_value_heads"), sizes)
+        for name in inspect.signature(target.thing).parameters:
+            if re.search(r"^(?!.*(dim|size)).*(head|cabeza|^h$|config|cfg)", name, re.I):
+                heads = sizes.get("HEADS", HEADS)
+    return heads, kept_as("KV_HEADS", instance, sizes)
 
 
 def width_of(parts: Parts, sizes: Mapping[str, Any]) -> int:

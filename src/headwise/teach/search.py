@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 
 from headwise.teach.bugs import Bug, catalogue, changes_of, words
-from headwise.teach.form import CORRECT, Masks, Stages, allowed_by, compute
+from headwise.teach.form import CORRECT, Inputs, Masks, Settings, Stages, allowed_by, compute
 from headwise.teach.reading import Reading
 
 TOLERANCE = 3e-5  # of the largest number: float32 rounds to 6e-8, and a dozen sums of 50 terms amplify that
-Output = Any
 Say = Callable[..., str]  # a phrase by its key, with its facts
 
 
@@ -30,9 +29,13 @@ class Case:
     """
 
     name: str
-    inputs: tuple[Any, Any, Any]
+    inputs: Inputs
     masks: Masks
-    outputs: Mapping[str, Output]
+    outputs: Mapping[str, Any]
+
+    @property
+    def is_masked(self) -> bool:
+        return self.masks.causal or self.masks.real is not None
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,8 @@ class Explanation:
 
     reading: Reading
     bugs: tuple[str, ...] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    by_case: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
+    by_case: Mapping[str, Settings] = field(default_factory=dict)
     unexplained: tuple[str, ...] = ()  # cases whose numbers nothing explains
 
 
@@ -81,9 +84,6 @@ class Search:
         # Processor time, so that a busy machine judges alike; the clock, so that the search ends.
         self.until, self.clock = time.process_time() + seconds, time.monotonic() + 2 * seconds
 
-    def _over(self) -> bool:
-        return time.process_time() > self.until or time.monotonic() > self.clock
-
     def explain(self, readings: Sequence[Reading], cases: Sequence[Case]) -> Explanation:
         """The explanation with the fewest bugs: of the first case, then of each further one on top of it."""
         so_far = self._first(readings, cases[0], {})
@@ -94,41 +94,41 @@ class Search:
             step = self._first([so_far.reading], case, so_far.settings)
             if step is None:
                 so_far = replace(so_far, unexplained=(*so_far.unexplained, case.name))
-            else:
-                bugs = tuple(dict.fromkeys((*so_far.bugs, *step.bugs)))
-                so_far = replace(so_far, bugs=bugs, settings=step.settings)
-                by_case[case.name] = step.settings
+                continue
+            by_case[case.name] = step.settings
+            bugs = dict.fromkeys((*so_far.bugs, *step.bugs))
+            so_far = replace(so_far, bugs=tuple(bugs), settings=step.settings)
         return replace(so_far, by_case=by_case)
 
-    def _first(self, readings: Sequence[Reading], case: Case, base: Mapping[str, Any]) -> Explanation | None:
+    def _first(self, readings: Sequence[Reading], case: Case, base: Settings) -> Explanation | None:
         """The first that reproduces a case: without a bug, then with one, then with two."""
-        for reading in readings:
-            if (hit := self._fit(reading, {**reading.settings, **base}, case)) is not None:
-                return Explanation(reading, reading.structural, hit)
         # Pairs of the usual forms of each bug come before those of all forms.
-        for number, forms in ((1, None), (2, 2), (2, None)) if self.pairs else ((1, None),):
+        rounds: list[tuple[int, int | None]] = [(0, None), (1, None), (2, 2), (2, None)]
+        for number, forms in rounds if self.pairs else rounds[:2]:
             for reading in readings:
                 settings = {**reading.settings, **base}
                 for names, change in self._sets(number, forms, settings, case):
-                    if self._over():
+                    if number and (time.process_time() > self.until or time.monotonic() > self.clock):
                         return None
-                    if (hit := self._fit(reading, {**settings, **change}, case)) is not None:
+                    hit = self._fit(reading, {**settings, **change}, case)
+                    if hit is not None:
                         return Explanation(reading, (*reading.structural, *names), hit)
         return None
 
     def _sets(
-        self, number: int, forms: int | None, settings: Mapping[str, Any], case: Case
-    ) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-        """Every bug, or every two of them, in their first forms; what they change in the settings."""
-        masked = case.masks.causal or case.masks.real is not None
+        self, number: int, forms: int | None, settings: Settings, case: Case
+    ) -> Iterator[tuple[tuple[str, ...], Settings]]:
+        """No bug, every bug, or every two of them, in their first forms; what they change in the settings."""
+        if number == 0:
+            yield (), {}
+            return
         # What shows with the mask alone is a bug of the mask, where both give the same numbers.
         bugs = sorted(self.bugs, key=lambda bug: case.name != "plain" and "mask" not in bug.needs)
-        singles = [
-            (bug.id, change)
-            for bug in bugs
-            if masked or "mask" not in bug.needs
-            for change in itertools.islice(changes_of(bug, settings, self.fills), forms)
-        ]
+        singles: list[tuple[str, Settings]] = []
+        for bug in bugs:
+            if case.is_masked or "mask" not in bug.needs:
+                changes = changes_of(bug, settings, self.fills)
+                singles += [(bug.id, change) for change in itertools.islice(changes, forms)]
         if number == 1:
             yield from (((bug,), change) for bug, change in singles)
             return
@@ -136,10 +136,10 @@ class Search:
             if a != b and not set(first) & set(second):
                 yield (a, b), {**first, **second}
 
-    def _fit(self, reading: Reading, settings: dict[str, Any], case: Case) -> dict[str, Any] | None:
+    def _fit(self, reading: Reading, settings: Settings, case: Case) -> Settings | None:
         """The settings, with what stands in empty rows filled in, if they give the learner's numbers."""
-        for extra in self._fillings(settings, case):
-            whole = {**settings, **extra}
+        for filling in self._fillings(settings, case):
+            whole = {**settings, **filling}
             stages = stages_of(reading, whole, case)
             if stages is None or not np.isfinite(stages.out).any():
                 continue
@@ -147,25 +147,26 @@ class Search:
                 return whole
         return None
 
-    def _fillings(self, settings: Mapping[str, Any], case: Case) -> Iterator[dict[str, Any]]:
+    def _fillings(self, settings: Settings, case: Case) -> Iterator[Settings]:
         """A forbidden score is -inf, or a large negative number: it matters where a row has no key, or no softmax."""
         yield {}
         s = {**CORRECT, **settings}
-        if not (case.masks.causal or case.masks.real is not None) or "fill" in settings or s["mask_at"] == "weights":
+        if not case.is_masked or "fill" in settings or s["mask_at"] == "weights":
             return
         (B, T), S = case.inputs[0].shape[:2], case.inputs[1].shape[-2]
-        allowed = allowed_by(case.masks, s, B, 1, T, S) if case.inputs[0].ndim == 3 else None
-        empty = allowed is None or not allowed.any(-1).all()
+        empty = case.inputs[0].ndim != 3 or not allowed_by(case.masks, s, B, 1, T, S).any(-1).all()
         if empty and "empty" not in settings:
             yield {"empty": "zero"}
             yield {"empty": "uniform"}
         if empty or s["norm"] != "softmax" or s["axis"] != -1:
             if s["norm"] not in ("softmax", "exp"):
                 yield {"fill": 0.0}
-            yield from ({"fill": fill, "fill_by": by} for fill in self.strong for by in ("replace", "add"))
+            for fill in self.strong:
+                yield {"fill": fill, "fill_by": "replace"}
+                yield {"fill": fill, "fill_by": "add"}
 
 
-def stages_of(reading: Reading, settings: Mapping[str, Any], case: Case) -> Stages | None:
+def stages_of(reading: Reading, settings: Settings, case: Case) -> Stages | None:
     """What the form computes; None where the settings do not fit these shapes."""
     with np.errstate(all="ignore"):
         try:
@@ -185,14 +186,23 @@ def evidence_of(bug: Bug, explanation: Explanation, cases: list[Case], say: Say)
     if shown is None:
         return say("not_finite" if bug.evidence == "difference" else "by_property")
     wrong, right, case = shown
-    kinds = {"future": _future, "rows": _rows, "scores": _scores}
-    text = kinds[bug.evidence](wrong, right, case, say) if bug.evidence in kinds else None
-    return text or _difference(wrong, right, say)
+    text = ""
+    if bug.evidence == "future":
+        text = _future(wrong, right, case, say)
+    if bug.evidence == "rows" or (bug.evidence == "future" and case.is_masked and not text):
+        text = _rows(wrong, say)
+    if bug.evidence == "scores":
+        text = _scores(wrong, right, say)
+    if text:
+        return text
+    if wrong.out.shape != right.out.shape or not np.isfinite(wrong.out).all():
+        return say("not_finite")
+    return say("difference", gap=float(np.abs(wrong.out - right.out).max()), size=float(np.abs(right.out).max()))
 
 
 def _shown_in(explanation: Explanation, cases: Sequence[Case]) -> tuple[Stages, Stages, Case] | None:
     """The first case in which learner and form differ, as both compute it; where none does, the first of all."""
-    computed = []
+    first: tuple[Stages, Stages, Case] | None = None
     for case in cases:
         if case.name in explanation.unexplained:
             continue
@@ -203,45 +213,35 @@ def _shown_in(explanation: Explanation, cases: Sequence[Case]) -> tuple[Stages, 
             continue
         if not close(wrong.out, right.out):
             return wrong, right, case
-        computed.append((wrong, right, case))
-    return computed[0] if computed else None
+        first = first or (wrong, right, case)
+    return first
 
 
-def _future(wrong: Stages, right: Stages, case: Case, say: Say) -> str | None:
-    """The largest weight on a key that a query must not see; without one, what `_rows` says."""
-    B, H, T, S = right.weights.shape
-    if wrong.weights.shape != right.weights.shape:
-        return None
-    allowed = allowed_by(case.masks, CORRECT, B, H, T, S)
-    if allowed is None:
-        return None
-    leak = np.where(np.broadcast_to(allowed, wrong.weights.shape), 0.0, np.nan_to_num(wrong.weights))
-    if np.abs(leak).max() > 1e-4:
-        b, h, t, s = np.unravel_index(np.abs(leak).argmax(), leak.shape)
-        return say("future", document=b, head=h, row=t, weight=float(leak[b, h, t, s]), key=s)
-    return _rows(wrong, right, case, say)
+def _future(wrong: Stages, right: Stages, case: Case, say: Say) -> str:
+    """The largest weight on a key that a query must not see; empty where there is none."""
+    if not case.is_masked or wrong.weights.shape != right.weights.shape:
+        return ""
+    allowed = allowed_by(case.masks, CORRECT, *right.weights.shape)
+    leak = np.where(allowed, 0.0, np.nan_to_num(wrong.weights))
+    b, h, t, s = np.unravel_index(np.abs(leak).argmax(), leak.shape)
+    weight = float(leak[b, h, t, s])
+    return say("future", document=b, head=h, row=t, weight=weight, key=s) if abs(weight) > 1e-4 else ""
 
 
-def _rows(wrong: Stages, right: Stages, case: Case, say: Say) -> str | None:
+def _rows(wrong: Stages, say: Say) -> str:
     """The row whose weights add up to something else than 1; a row of NaN adds up to 0."""
     sums = np.nan_to_num(wrong.weights, posinf=0, neginf=0).sum(-1)
-    off = np.abs(sums - 1)
-    b, h, t = np.unravel_index(off.argmax(), off.shape)
-    return say("rows", document=b, head=h, row=t, total=float(sums[b, h, t])) if off.max() > 1e-3 else None
+    b, h, t = np.unravel_index(np.abs(sums - 1).argmax(), sums.shape)
+    total = float(sums[b, h, t])
+    return say("rows", document=b, head=h, row=t, total=total) if abs(total - 1) > 1e-3 else ""
 
 
-def _scores(wrong: Stages, right: Stages, case: Case, say: Say) -> str | None:
-    values = [stages.scores[np.isfinite(stages.scores) & (np.abs(stages.scores) < 1e3)] for stages in (wrong, right)]
-    if not all(v.size for v in values):
-        return None
+def _scores(wrong: Stages, right: Stages, say: Say) -> str:
+    """How far scores spread, without those that stand for -inf."""
+    values = [scores[np.isfinite(scores) & (np.abs(scores) < 1e3)] for scores in (wrong.scores, right.scores)]
+    if not (values[0].size and values[1].size):
+        return ""
     return say("scores", wrong=float(values[0].std()), right=float(values[1].std()))
-
-
-def _difference(wrong: Stages, right: Stages, say: Say) -> str:
-    if wrong.out.shape != right.out.shape or not np.isfinite(wrong.out).all():
-        return say("not_finite")
-    gap = np.abs(wrong.out - right.out)
-    return say("difference", gap=float(gap.max()), size=float(np.abs(right.out).max()))
 
 
 def stage_of(explanation: Explanation, case: Case, say: Say) -> str:
@@ -254,8 +254,9 @@ def stage_of(explanation: Explanation, case: Case, say: Say) -> str:
     if not np.isfinite(output).any():
         return say("all_nan")
     gap = np.abs(output - right.out)
-    axes = tuple(i for i in range(gap.ndim) if i != gap.ndim - 2)  # all but that of the tokens
-    rows = np.nan_to_num(gap, nan=np.inf).max(axes)
+    rows = np.nan_to_num(np.moveaxis(gap, -2, 0).reshape(gap.shape[-2], -1), nan=np.inf).max(-1)  # of each token
     first = int((rows > min(1e-3, rows.max() / 2)).argmax())  # a small difference begins somewhere, too
-    stage = ("values" if first == 0 else "scores") if case.masks.causal else "any"  # whose row 0 sees only itself
+    stage = "any"
+    if case.masks.causal:  # whose row 0 sees only itself
+        stage = "scores" if first else "values"
     return say("starts", gap=float(np.nan_to_num(gap).max()), row=first, stage=say(f"stage_{stage}"))

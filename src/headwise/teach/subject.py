@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from headwise.teach.bugs import AskedError, Finding, UncheckedError, Verdict, bug_named, read_toml, words
+from headwise.teach.form import Inputs, Settings
 from headwise.teach.source import CALLS, Source
 
 # No two of these sizes are equal, so that no axis can be taken for another.
@@ -48,8 +49,6 @@ FREE = re.compile(
 )
 SECOND = r"context|memory|enc|kv|cross|y|other|source|key|x_?2|x2"  # what keys and values are made of
 UNFILLED: Any = object()
-Settings = Mapping[str, Any]
-Inputs = tuple[Any, Any, Any]  # queries, keys and values
 
 
 @dataclass(frozen=True)
