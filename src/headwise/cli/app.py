@@ -67,6 +67,8 @@ DOORS = {
     "inspect": ("train", "look", "heads", "why", "align", "generate"),
     "shrink": ("cost", "windows", "share", "prune", "narrow"),
 }  # the three of the README; their words are in [door] of words.toml
+# Commands as a reader in Spanish may try them.
+SPANISH = {"aprender": "learn", "revisar": "check", "errores": "bugs", "entrenar": "train", "cabezas": "heads"}
 
 
 class _Worded:
@@ -92,7 +94,8 @@ class _Doors(_Worded, typer.core.TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] not in self.commands and not args[0].startswith("-") and not ctx.resilient_parsing:
             offer = Note.of("refused.commands_listed")
-            raise unknown(Note.of("refused.no_command", name=repr(args[0])), args[0], self.commands, offer)
+            what = Note.of("refused.no_command", name=repr(args[0]))
+            raise unknown(what, SPANISH.get(args[0], args[0]), self.commands, offer)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -78,6 +78,20 @@ def words(lang: str) -> Mapping[str, str]:
     return phrases
 
 
+Say = Callable[..., str]  # a phrase by its key, with its facts
+
+
+def speaker(lang: str) -> Say:
+    """What says the phrases of this room in a language."""
+    phrases = words(lang)
+    return lambda key, /, **facts: phrases[key].format(**facts)
+
+
+def in_one_line(error: BaseException) -> str:
+    """An error with its class."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
 class UncheckedError(HeadwiseError):
     """Why code could not be checked: the key of a phrase, and the facts that go into it. By itself it is in English."""
 
@@ -86,7 +100,7 @@ class UncheckedError(HeadwiseError):
         super().__init__(self.text("en"))
 
     def text(self, lang: str) -> str:
-        return words(lang)[self.key].format(**self.facts)
+        return speaker(lang)(self.key, **self.facts)
 
 
 class AskedError(UncheckedError, AttributeError):
@@ -173,23 +187,24 @@ class Verdict:
 
     def _lines(self) -> Iterator[tuple[int, str]]:
         """Indentation and text of each line."""
-        say = words(self.lang)
-        yield 0, f"{self.target}: {say[f'verdict_{self.right}']}"
+        say = speaker(self.lang)
+        yield 0, f"{self.target}: {say(f'verdict_{self.right}')}"
         for finding in self.findings:
-            bug = None if finding.bug == UNKNOWN else bug_named(finding.bug)
             yield 0, ""
-            yield 0, f"{bug.name(self.lang)} ({bug.id})" if bug else say["unknown"]
+            bug = catalogue().get(finding.bug)
+            yield 0, f"{bug.name(self.lang)} ({bug.id})" if bug else say("unknown")
             if finding.line is not None:
-                yield 1, f"{say['line']} {finding.line}: {finding.quote}"
+                yield 1, f"{say('line')} {finding.line}: {finding.quote}"
             if bug:
                 yield 1, bug.text("wrong", self.lang)
-            yield 1, f"{say['evidence']}: {finding.evidence}"
+            yield 1, f"{say('evidence')}: {finding.evidence}"
             if finding.fix:
-                yield 1, f"{say['fix']}: {finding.fix}"
+                yield 1, f"{say('fix')}: {finding.fix}"
         yield 0, ""
-        for title, texts in ((say["checked"], self.checked), (say["left_out"], self.not_checked)):
-            if texts:
-                yield 0, f"{title}: {'; '.join(texts)}"
+        if self.checked:
+            yield 0, f"{say('checked')}: {'; '.join(self.checked)}"
+        if self.not_checked:
+            yield 0, f"{say('left_out')}: {'; '.join(self.not_checked)}"
 
     def _repr_html_(self) -> str:
         colour = {True: "#1a7f37", False: "#b42318", None: "#8a6100"}[self.right]

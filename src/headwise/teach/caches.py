@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from headwise.teach.bugs import UncheckedError, Verdict
+from headwise.teach.bugs import UncheckedError, Verdict, in_one_line
 from headwise.teach.form import CORRECT, Masks, attend
 from headwise.teach.reading import arrays_of
 from headwise.teach.rotations import LAYOUTS, WIDTHS, Problem, first_right
@@ -28,7 +28,6 @@ from headwise.teach.subject import (
     build,
     kind_of_arrays,
     pick,
-    still_dropout,
     to_array,
     to_kind,
 )
@@ -75,7 +74,7 @@ def cache_bug(subject: Subject, x: Any, whole: Any, target: Target) -> dict[str,
         worst = worst or {bug: target.say("by_property_cache-offset", gap=gap)}
     if worst:
         return worst
-    failure = f"{type(failures[0]).__name__}: {failures[0]}"
+    failure = in_one_line(failures[0])
     if not isinstance(failures[0], FAILS):
         raise UncheckedError("no_steps", failure=failure)
     return {"cache-raises": failure}
@@ -103,11 +102,9 @@ def _step_by_step(subject: Subject, x: Any, steps: tuple[int, ...], names: dict[
     for n in steps:
         piece = x[:, start : start + n]
         of_cache = {"cache": state, "use": True, "start": start}
-        arguments = {subject.inputs[0]: to_kind(piece, subject.kind), **subject.fixed}
-        arguments |= {name: of_cache[role] for name, role in names.items()}
-        with still_dropout(subject.seen, False, n), np.errstate(all="ignore"):
-            result = subject.call(**arguments)
-        outs.append(pick(result, (*piece.shape[:2], x.shape[2])))
+        arguments = {subject.inputs[0]: to_kind(piece, subject.kind)}
+        result = subject.result(arguments | {name: of_cache[role] for name, role in names.items()}, n)
+        outs.append(pick(result, piece.shape))
         if isinstance(result, tuple):
             later = [part for part in result[1:] if part is not None]
             if len(later) > 1 and hasattr(later[-1], "shape"):

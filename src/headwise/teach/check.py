@@ -36,7 +36,7 @@ from typing import Any
 from headwise.errors import HeadwiseError
 from headwise.markup import listed
 from headwise.records import from_json
-from headwise.teach.bugs import UncheckedError, Verdict, words
+from headwise.teach.bugs import Say, UncheckedError, Verdict, in_one_line, speaker
 from headwise.teach.caches import examine_cache
 from headwise.teach.examine import examine
 from headwise.teach.loops import CALLED, NAME, head_loop, unimported
@@ -85,15 +85,14 @@ def check(
     if not 0 < seconds <= LONGEST:
         raise refusal("seconds", seconds=f"{seconds:g}", longest=f"{LONGEST:g}")
     options = Options(causal, dict(args or {}), dict(mapping or {}), lang, seconds * 0.3)
-    words(lang)
+    speaker(lang)
     if isinstance(target, str | Path):
         return _check_file(str(target), options, seconds)
     name = getattr(target, "__name__", type(target).__name__)
     source = _source_of(target)
-    known = kind_of(source.definitions[name]) if name in source.definitions else None
-    kind = known or ("function" if inspect.isfunction(target) else "layer")
-    module = sys.modules.get(getattr(target, "__module__", ""), None)
-    return judged(Target(target, name, kind, source, options, vars(module) if module else {}), seconds)
+    kind = kind_of(source.definitions.get(name)) or ("function" if inspect.isfunction(target) else "layer")
+    module = sys.modules.get(getattr(target, "__module__", ""))
+    return judged(Target(target, name, kind, source, options, getattr(module, "__dict__", {})), seconds)
 
 
 def judged(target: Target, seconds: float, load: Callable[[], None] = lambda: None) -> Verdict:
@@ -139,24 +138,24 @@ def run(source: Source, namespace: dict[str, Any]) -> None:
 
 def explained(error: BaseException, source: Source, lang: str) -> str:
     """An error of the learner's code in one line, with the line of the file in which it arose."""
-    say = words(lang)
+    say = speaker(lang)
     if isinstance(error, UncheckedError):
         return error.text(lang)
     if isinstance(error, SyntaxError) and error.lineno:
-        return f"SyntaxError: {error.msg} ({say['line']} {error.lineno}: {(error.text or '').strip()})"
+        return f"SyntaxError: {error.msg} ({say('line')} {error.lineno}: {(error.text or '').strip()})"
+    text = say("exits") if isinstance(error, SystemExit) else in_one_line(error)
+    if re.search("CUDA|cuda|NVIDIA", text):
+        text = f"{say('gpu')} ({text})"
     calls = traceback.extract_tb(error.__traceback__)
-    frames = [f for f in calls if f.filename == source.path]
-    text = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    if isinstance(error, SystemExit):
-        text = say["exits"]
-    if "CUDA" in text or "cuda" in text or "NVIDIA" in text:
-        text = f"{say['gpu']} ({text})"
-    if not frames:
-        ours = calls and Path(calls[-1].filename).is_relative_to(Path(__file__).parent.parent)
-        return f"{say['ours']} ({text})" if ours and not isinstance(error, TypeError | HeadwiseError) else text
-    line = frames[-1].lineno or 1
-    quote = source.lines[line - 1].strip() if line <= len(source.lines) else ""
-    return f"{text} ({say['line']} {source.number_of(line)}: {quote})"
+    for call in reversed(calls):
+        if call.filename == source.path:
+            line = call.lineno or 1
+            quote = "".join(source.lines[line - 1 : line]).strip()
+            return f"{text} ({say('line')} {source.number_of(line)}: {quote})"
+    ours = calls and Path(calls[-1].filename).is_relative_to(Path(__file__).parent.parent)
+    if ours and not isinstance(error, TypeError | HeadwiseError):
+        return f"{say('ours')} ({text})"
+    return text
 
 
 def _source_of(target: Any) -> Source:
@@ -214,21 +213,21 @@ def _random_state_kept() -> Iterator[None]:
 # A file, in a process of its own.
 
 
-def _path_and_name(spec: str, say: Mapping[str, str]) -> tuple[Path, str]:
+def _path_and_name(spec: str, say: Say) -> tuple[Path, str]:
     """The file of FILE or FILE:NAME, and the name, empty where there is none."""
     path, name = Path(spec), ""
     if not path.exists() and ":" in spec:
         text, name = spec.rsplit(":", 1)
         path = Path(text)
-    problems = {
-        "no_file": not path.exists(),
-        "is_folder": path.is_dir(),
-        "is_notebook": path.suffix == ".ipynb",
-        "no_python": path.suffix != ".py",
-    }
-    for key, so in problems.items():
-        if so:
-            raise HeadwiseError(say[key].format(path=path))
+    problem = ""
+    if not path.exists():
+        problem = "no_file"
+    elif path.is_dir():
+        problem = "is_folder"
+    elif path.suffix != ".py":
+        problem = "is_notebook" if path.suffix == ".ipynb" else "no_python"
+    if problem:
+        raise HeadwiseError(say(problem, path=path))
     return path.resolve(), name
 
 
@@ -237,17 +236,20 @@ def read_target(spec: str, options: Options) -> Target:
 
     HeadwiseError where there is no such file or name, or several candidates; SyntaxError, ValueError for no Python.
     """
-    say = words(options.lang)
+    say = speaker(options.lang)
     path, name = _path_and_name(spec, say)
     with tokenize.open(path) as file:
         source = read_source(file.read(), str(path), name)
-    names = [NAME] if source.numbers_of_lines else [name] if name else list(candidates(source))
-    if len(names) != 1:
-        key = "several_candidates" if names else "no_candidate"
-        raise HeadwiseError(say[key].format(file=path.name, names=listed(names, 6), name=[*names, "NAME"][0]))
-    name = names[0]
+    if source.numbers_of_lines:
+        name = NAME
+    elif not name:
+        names = list(candidates(source))
+        if len(names) != 1:
+            key = "several_candidates" if names else "no_candidate"
+            raise HeadwiseError(say(key, file=path.name, names=listed(names, 6), name=[*names, "NAME"][0]))
+        name = names[0]
     if name not in source.definitions:
-        raise unknown(say["no_name"].format(path=path, name=name), name, source.definitions)
+        raise unknown(say("no_name", path=path, name=name), name, source.definitions)
     node = source.definitions[name]
     kind = kind_of(node) or ("layer" if isinstance(node, ast.ClassDef) else "function")
     return Target(None, name, kind, source, options)
@@ -255,26 +257,28 @@ def read_target(spec: str, options: Options) -> Target:
 
 def _check_file(spec: str, options: Options, seconds: float) -> Verdict:
     """The verdict on a file, or on what has a name there."""
+    say = speaker(options.lang)
     try:
         target = read_target(spec, options)
     except HeadwiseError:  # which is a ValueError, too
         raise
     except (SyntaxError, ValueError) as error:
-        path, name = _path_and_name(spec, words(options.lang))
+        path, name = _path_and_name(spec, say)
         target = Target(None, name or path.name, "", Source("", str(path)), options)
         return target.verdict(None, reason=explained(error, target.source, options.lang))
     ended = run_apart("headwise.teach.check", {**request_of(target), "seconds": seconds}, seconds + 2)
     if ended.answer:
         verdict: Verdict = from_json(Verdict, json.loads(ended.answer))
         return verdict
-    say = words(options.lang)
-    reason = f"{say['exits']} ({ended.code})"
+    reason = f"{say('exits')} ({ended.code})"
     if ended.code is None:
+        reason = say("too_long", seconds=seconds)
         # The line of the learner's file in which the time ended, as faulthandler wrote it.
         match = re.search(rf'File "{re.escape(target.source.path)}", line (\d+)', ended.trace)
-        reason = target.say("too_long", seconds=seconds) + (f" ({say['line']} {match[1]})" if match else "")
+        if match:
+            reason += f" ({say('line')} {match[1]})"
     elif ended.code in (-signal.SIGKILL, -signal.SIGXCPU):
-        reason = target.say("killed", memory=MEMORY >> 30)
+        reason = say("killed", memory=MEMORY >> 30)
     return target.verdict(None, reason=reason)
 
 
@@ -282,12 +286,13 @@ def read_source(text: str, path: str = "", name: str = "") -> Source:
     """The text of a file as it is; or its loop over heads as a function, where it has nothing else to check."""
     source = Source(text, path)
     try:
-        known = kind_of(source.definitions[name]) if name in source.definitions else name or candidates(source)
+        is_known = kind_of(source.definitions[name]) if name in source.definitions else name or candidates(source)
     except SyntaxError:
-        if (loop := head_loop(text, path)) is None:
+        loop = head_loop(text, path)
+        if loop is None:
             raise
         return loop
-    return source if known else head_loop(text, path, name) or source
+    return source if is_known else head_loop(text, path, name) or source
 
 
 def request_of(target: Target) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from headwise.errors import HeadwiseError
 from headwise.files import is_unfinished, read_bytes, read_json, read_text, remove_unfinished, write_whole
-from headwise.teach.bugs import UNKNOWN, catalogue, room, words
+from headwise.teach.bugs import UNKNOWN, Say, catalogue, room, speaker, words
 from headwise.teach.check import check
 from headwise.teach.exercises import COURSE_NAMES, Exercise, Mark, exercises, find_exercise, mark
 from headwise.words import LANGUAGES
@@ -125,13 +125,13 @@ class Course:
 
 def open_course(folder: Path, language: str | None) -> tuple[Course, bool]:
     """The course in a folder, made there if need be; and whether it is new."""
-    say = words(language or "en")
+    say = speaker(language or "en")
     if folder.exists() and not folder.is_dir():
-        raise HeadwiseError(say["course_is_file"].format(folder=folder))
+        raise HeadwiseError(say("course_is_file", folder=folder))
     path = folder / PROGRESS
     new = not path.exists()
     if new and folder.exists() and not _is_begun(folder):
-        raise HeadwiseError(say["no_course"].format(folder=folder))
+        raise HeadwiseError(say("no_course", folder=folder))
     course = Course(folder) if new else _read(path, say)
     course.language = language or course.language
     folder.mkdir(parents=True, exist_ok=True)
@@ -153,7 +153,7 @@ def _files() -> list[str]:
     return [exercise.file for exercise in exercises()]
 
 
-def _read(path: Path, say: Mapping[str, str]) -> Course:
+def _read(path: Path, say: Say) -> Course:
     try:
         course = Course(path.parent, **read_json(path))
         words(course.language)
@@ -161,31 +161,30 @@ def _read(path: Path, say: Mapping[str, str]) -> Course:
             find_exercise(number)
         _ = [times + 0 for times in course.tries.values()]
     except (ValueError, TypeError, AttributeError) as error:
-        raise HeadwiseError(say["damaged"].format(path=path, error=error)) from None
+        raise HeadwiseError(say("damaged", path=path, error=error)) from None
     return course
 
 
 def told(exercise: Exercise, verdict: Mark, language: str, step: int, file: str, command: str) -> list[str]:
     """What a learner reads of a verdict, line by line; `step` is the number of the hint that is due, 0 for none."""
-    say, texts = words(language), exercise.texts[language]
-    lines = [say[verdict.status].format(number=exercise.number, title=texts["title"], file=file)]
+    say, texts = speaker(language), exercise.texts[language]
+    first = say(verdict.status, number=exercise.number, title=texts["title"], file=file)
     if verdict.status == "passed":
-        right = "guess_right" if verdict.guess == exercise.answer else "guess_wrong"
-        lines.append(say[right].format(guess=verdict.guess, answer=exercise.answer, reveal=texts["reveal"]))
-        return [*lines, verdict.fix] if verdict.fix else lines
-    lines.append(f"  {verdict.evidence}")
+        key = "guess_right" if verdict.guess == exercise.answer else "guess_wrong"
+        reveal = say(key, guess=verdict.guess, answer=exercise.answer, reveal=texts["reveal"])
+        return [line for line in (first, reveal, verdict.fix) if line]
+    lines = [verdict.evidence]
     if verdict.bugs:
         known = [f"{catalogue()[bug].name(language)} ({bug})." for bug in verdict.bugs if bug in catalogue()]
-        lines.append(f"  {say['bug'].format(bugs=' '.join([*known, verdict.fix]))}")
+        lines.append(say("bug", bugs=" ".join([*known, verdict.fix])))
     elif verdict.status == "wrong":
-        lines.append(f"  {say['unknown_bug']}")
+        lines.append(say("unknown_bug"))
     if verdict.line and verdict.quoted:
-        text = say["likely_line" if verdict.status == "wrong" else "error_line"]
-        lines.append(f"  {text.format(line=verdict.line, quoted=verdict.quoted)}")
+        key = "likely_line" if verdict.status == "wrong" else "error_line"
+        lines.append(say(key, line=verdict.line, quoted=verdict.quoted))
     if step:
-        lines.append(
-            f"  {say['hint'].format(step=step, steps=HINTS, hint=exercise.hint(language, step, verdict.evidence))}"
-        )
+        hint = exercise.hint(language, step, verdict.evidence)
+        lines.append(say("hint", step=step, steps=HINTS, hint=hint))
     if step == HINTS:
-        lines.append(f"  {say['last_hint'].format(command=f'{command} --solution {exercise.number}')}")
-    return lines
+        lines.append(say("last_hint", command=f"{command} --solution {exercise.number}"))
+    return [first, *(f"  {line}" for line in lines)]

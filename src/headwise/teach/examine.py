@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from headwise.teach import subject as size
-from headwise.teach.bugs import UNKNOWN, Finding, UncheckedError, Verdict, bug_named
+from headwise.teach.bugs import UNKNOWN, Finding, UncheckedError, Verdict, bug_named, in_one_line
 from headwise.teach.caches import cache_arguments, cache_bug
 from headwise.teach.form import Inputs, Masks, Weights
 from headwise.teach.loops import OUTPUTS
@@ -137,10 +137,11 @@ class Examiner:
             raise error  # what a call was given beside the data was a guess
         # A helper is right most often, and what it is given is not.
         line = next((f for f in reversed(frames) if not re.search(HELPERS, f.name)), frames[-1]).lineno or 1
-        evidence, bug = f"{type(error).__name__}: {' '.join(str(error).split())}", "raises"
+        evidence, bug = in_one_line(error), "raises"
         with contextlib.suppress(Exception):
             instance = build(self.target, self.options.args)
-            subject_of(self.target, call_of(instance), instance)((np.ones((size.BATCH, size.CONTEXT, size.WIDTH)),) * 3)
+            whole_context = np.ones((size.BATCH, size.CONTEXT, size.WIDTH))
+            subject_of(self.target, call_of(instance), instance)((whole_context,) * 3)
             facts = {"context": size.CONTEXT, "tokens": size.TOKENS, "error": evidence}
             evidence, bug = self.target.say("fits_whole", **facts), "length-fixed"
         finding = replace(self.target.finding(bug, evidence), line=source.number_of(line))
@@ -267,8 +268,7 @@ class Examiner:
         for failure in failures:
             if isinstance(failure, UncheckedError):
                 raise failure
-        text = f"{type(failures[0]).__name__}: {failures[0]}"
-        raise UncheckedError("call_fails", name=self.target.name, error=text)
+        raise UncheckedError("call_fails", name=self.target.name, error=in_one_line(failures[0]))
 
     def _sizes_of_split(self, subject: Subject) -> tuple[int, int, int] | None:
         """Query heads, key/value heads and their width, where the code works with a number of heads; else None.

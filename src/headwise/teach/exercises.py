@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from headwise.errors import HeadwiseError
-from headwise.teach.bugs import read_toml, room, words
+from headwise.teach.bugs import read_toml, room, speaker
 from headwise.teach.sandbox import alone, run_apart
 from headwise.teach.search import close
 from headwise.words import LANGUAGES
@@ -67,22 +67,22 @@ class Exercise:
             code = code.replace(f"<{index}>", note)
         if solved:
             return re.sub(r" *#\?$", "", code, flags=re.MULTILINE)
-        blank = rf"\1...  # {words(language)['fill']}\n"
+        blank = rf"\1...  # {speaker(language)('fill')}\n"
         return re.sub(r"^( *)[^\n]*#\?\n(?:[^\n]*#\?\n)*", blank, code, flags=re.MULTILINE)
 
     def heading(self, language: str) -> str:
-        heading, title = words(language)["exercise"], self.texts[language]["title"]
-        return heading.format(number=self.number, count=len(exercises()), title=title)
+        say, title = speaker(language), self.texts[language]["title"]
+        return say("exercise", number=self.number, count=len(exercises()), title=title)
 
     def source(self, language: str, solved: bool = False, answer: str = "") -> str:
         """The file that a learner gets: text, question, code."""
-        text, say = self.texts[language], words(language)
+        text, say = self.texts[language], speaker(language)
         parts = [self.heading(language)]
         parts += [wrapped(text["text"])]
-        parts += [say["picture"].format(figure=self.figure_file(language))] if self.figure else []
-        parts += [f"{say['question']}\n\n{wrapped(text['question'])}"]
+        parts += [say("picture", figure=self.figure_file(language))] if self.figure else []
+        parts += [f"{say('question')}\n\n{wrapped(text['question'])}"]
         head = "\n\n".join(parts)
-        return f'"""{head}\n"""\n\nanswer = "{answer}"  # {say["choose"]}\n\n\n{self.code(language, solved)}'
+        return f'"""{head}\n"""\n\nanswer = "{answer}"  # {say("choose")}\n\n\n{self.code(language, solved)}'
 
     def variants(self) -> dict[str, str]:
         """The solution with each bug, by its place in `bugs`, then with each two that do not touch the same text."""
@@ -96,14 +96,11 @@ class Exercise:
 
     def hint(self, language: str, step: int, evidence: str) -> str:
         """The hint of that number, from 1; those on functions that are right already come last."""
-        functions, wrong = re.findall(r"^def (\w+)", self.solution, re.M), re.match(r"\w*", evidence)
-
-        def is_on_another(hint: str) -> bool:
-            subject = re.split(r"\W", hint, maxsplit=1)[0]
-            return subject in functions and wrong is not None and wrong[0] in functions and subject != wrong[0]
-
-        hints: list[str] = sorted(self.texts[language]["hints"], key=is_on_another)
-        return hints[step - 1]
+        functions = re.findall(r"^def (\w+)", self.solution, re.M)
+        wrong = re.split(r"\W", evidence, maxsplit=1)[0]
+        right = [name for name in functions if wrong in functions and name != wrong]
+        hints: list[str] = self.texts[language]["hints"]
+        return sorted(hints, key=lambda hint: re.split(r"\W", hint, maxsplit=1)[0] in right)[step - 1]
 
     def figure_file(self, language: str) -> str:
         return f"figures/{self.figure}.{language}.svg"
@@ -138,7 +135,7 @@ def exercises() -> tuple[Exercise, ...]:
 def find_exercise(number: int, language: str = "en") -> Exercise:
     """The exercise of that number, from 1."""
     if not 1 <= number <= len(exercises()):
-        raise HeadwiseError(words(language)["no_exercise"].format(number=number, count=len(exercises())))
+        raise HeadwiseError(speaker(language)("no_exercise", number=number, count=len(exercises())))
     return exercises()[number - 1]
 
 
@@ -165,10 +162,12 @@ def mark(exercise: Exercise, source: str, language: str) -> Mark:
     except SyntaxError as error:
         quoted = source.splitlines()[(error.lineno or 1) - 1].strip()
         return Mark("failed", None, error.lineno, quoted, evidence=f"SyntaxError: {error.msg}")
+    say = speaker(language)
     blanks = [number for number, line in enumerate(source.splitlines(), 1) if BLANK.match(line)]
-    if blanks or guess is None:
-        say = words(language)
-        missing = [say["unanswered"]] * (guess is None) + [say["blank"].format(line=line) for line in blanks]
+    missing = [say("blank", line=line) for line in blanks]
+    if guess is None:
+        missing.insert(0, say("unanswered"))
+    if missing:
         return Mark("open", guess, blanks[0] if blanks else None, evidence=" ".join(missing))
     job = {
         "lang": language,
@@ -178,19 +177,21 @@ def mark(exercise: Exercise, source: str, language: str) -> Mark:
         "calls": exercise.calls,
         "variants": {"": exercise.code(), **exercise.variants()},
     }
-    outcomes = run(job)
-    return judge(exercise, source, outcomes, guess, language)
+    return judge(exercise, source, run(job), guess, language)
 
 
 def judge(exercise: Exercise, source: str, outcomes: dict[str, Any], guess: str | None, language: str) -> Mark:
     """The verdict on `outcomes`: the learner's under the file's name, the solution's under "", those of the bugs."""
     learner, right = outcomes.pop(exercise.file), outcomes.pop("", {"values": []})
-    values, error = learner["values"], learner.get("error")
-    difference = first_difference(exercise, values, right["values"], language)
+    error = learner.get("error")
+    difference = first_difference(exercise, learner["values"], right["values"], language)
     if difference is None and error is None:
         return Mark("passed", guess)
-    same = (name for name, x in outcomes.items() if close(values, x["values"]) and x.get("error") == error)
-    variant = next(same, "")
+    variant = ""
+    for name, outcome in outcomes.items():
+        if outcome.get("error") == error and close(learner["values"], outcome["values"]):
+            variant = name
+            break
     bugs = exercise.bugs_of(variant)
     if difference:
         status, evidence = "wrong", difference
@@ -199,13 +200,13 @@ def judge(exercise: Exercise, source: str, outcomes: dict[str, Any], guess: str 
         status, evidence, line = "failed", str(error), learner.get("line")
         quoted = "".join(source.splitlines()[line - 1 : line]).strip() if line else ""
         if "end" in learner:
-            evidence = words(language)[learner["end"]].format(seconds=SECONDS)
+            evidence = speaker(language)(learner["end"], seconds=SECONDS)
         elif learner["call"]:
             evidence = f"{shortened(learner['call'])}: {error}"
-    named = tuple(bug["id"] for bug in bugs)
     if bugs and all(bug.get("told") for bug in bugs):
         status = "passed"
-    return Mark(status, guess, line, quoted, named, evidence, " ".join(bug[language] for bug in bugs))
+    names = tuple(bug["id"] for bug in bugs)
+    return Mark(status, guess, line, quoted, names, evidence, " ".join(bug[language] for bug in bugs))
 
 
 def guess_of(source: str) -> str | None:
@@ -251,20 +252,24 @@ def outcome(code: str | Mapping[str, Any], name: str, setup: str, calls: Sequenc
     values: list[Any] = []
     call = ""
     try:
-        module: dict[str, Any] = {"__name__": "exercise", "__file__": name} if isinstance(code, str) else {**code}
         if isinstance(code, str):
+            module: dict[str, Any] = {"__name__": "exercise", "__file__": name}
             exec(compile(code, name, "exec"), module)
             with_course_names(module)
+        else:
+            module = dict(code)
         inputs: dict[str, Any] = {}
         exec(compile(setup, "setup", "exec"), inputs)
         for call in calls:
             kept = {key: _copied(value) for key, value in inputs.items()}
             values.append(plain(eval(call, {**module, **kept})))
     except BaseException as error:
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == name]
-        line = error.lineno if isinstance(error, SyntaxError) else frames[-1].lineno if frames else None
-        text = f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}".removesuffix(": ")
-        return {"values": values, "call": call, "error": text, "line": line}
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == name]
+        text = str(error)
+        if isinstance(error, SyntaxError):
+            text, lines = error.msg, [error.lineno]
+        text = f"{type(error).__name__}: {text}".removesuffix(": ")
+        return {"values": values, "call": call, "error": text, "line": lines[-1] if lines else None}
     return {"values": values}
 
 
@@ -284,24 +289,26 @@ def _copied(value: Any) -> Any:
 
 def first_difference(exercise: Exercise, values: list[Any], right: list[Any], language: str) -> str | None:
     """The first number that differs, in words; None where all is close."""
-    say = words(language)
-    for call, got, wanted in zip(exercise.calls, values, right, strict=False):  # an error ends the learner's early
+    say = speaker(language)
+    for text, got, wanted in zip(exercise.calls, values, right, strict=False):  # an error ends the learner's early
         if close(got, wanted):
             continue
+        call = shortened(text)
         if got is None:
-            return say["nothing"].format(call=shortened(call))
-        shapes = _shape(got), _shape(wanted)
-        if shapes[0] != shapes[1]:
-            pairs = zip(shapes, (got, wanted), strict=True)
-            what = [str(shape) if shape else shortened(str(value)) for shape, value in pairs]
-            return say["shape" if all(shapes) else "gives"].format(call=shortened(call), got=what[0], right=what[1])
-        path = ""
+            return say("nothing", call=call)
+        shape, shape_wanted = _shape(got), _shape(wanted)
+        if shape != shape_wanted:
+            key = "shape" if shape and shape_wanted else "gives"
+            return say(key, call=call, got=shape or shortened(str(got)), right=shape_wanted or shortened(str(wanted)))
         while isinstance(got, list):
             index = next(n for n, pair in enumerate(zip(got, wanted, strict=True)) if not close(*pair))
-            got, wanted, path = got[index], wanted[index], f"{path}[{index}]"
-        numbers = [f"{x:.4g}" if isinstance(x, float) else str(x) for x in (got, wanted)]
-        return say["gives"].format(call=shortened(call) + path, got=numbers[0], right=numbers[1])
+            got, wanted, call = got[index], wanted[index], f"{call}[{index}]"
+        return say("gives", call=call, got=_number(got), right=_number(wanted))
     return None
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _shape(value: Any) -> tuple[int, ...]:
@@ -316,22 +323,23 @@ def likely_line(exercise: Exercise, source: str, variant: str) -> tuple[int | No
     """The line of the file that looks most like what the first bug makes of the solution."""
     if not variant:
         return None, ""
-    before = exercise.code().splitlines()
-    wrong = [line.strip() for line in exercise.variants()[variant.split()[0]].splitlines() if line not in before]
-    candidates = [
-        (SequenceMatcher(None, line.strip(), text).ratio(), -number, line.strip())
-        for number, line in enumerate(source.splitlines(), 1)
-        for text in wrong
-        if text != "pass"
-    ]
-    likeness, number, quoted = max(candidates, default=(0.0, 0, ""))
-    return (-number, quoted) if likeness > 0.6 else (None, "")
+    right = exercise.code().splitlines()
+    best = (0.6, 0)
+    likeliest: tuple[int | None, str] = (None, "")
+    for wrong in exercise.variants()[variant.split()[0]].splitlines():
+        if wrong in right or wrong.strip() == "pass":
+            continue
+        for number, line in enumerate(source.splitlines(), 1):
+            likeness = SequenceMatcher(None, line.strip(), wrong.strip()).ratio()
+            if (likeness, -number) > best:
+                best, likeliest = (likeness, -number), (number, line.strip())
+    return likeliest
 
 
 def mark_names(exercise: Exercise, names: Mapping[str, Any], guess: str | None, language: str) -> Mark:
     """Mark what a notebook has defined, in its own process; see `mark`."""
     if guess is None:
-        return Mark("open", evidence=words(language)["unanswered"])
+        return Mark("open", evidence=speaker(language)("unanswered"))
     outcomes = _outcomes(exercise.setup, exercise.calls, {exercise.file: names, "": exercise.code()})
     if not close(outcomes[exercise.file]["values"], outcomes[""]["values"]):
         outcomes |= _outcomes(exercise.setup, exercise.calls, exercise.variants())

@@ -9,7 +9,7 @@ from typing import Any
 
 from headwise.files import write_whole
 from headwise.markup import escaped
-from headwise.teach.bugs import words
+from headwise.teach.bugs import speaker
 from headwise.teach.course import HINTS, told
 from headwise.teach.exercises import Exercise, choice, exercises, find_exercise, mark_names
 
@@ -56,17 +56,17 @@ def write_notebooks(folder: Path, language: str) -> list[Path]:
 
 def notebook(exercise: Exercise, language: str, solved: bool = False) -> dict[str, Any]:
     """The notebook of an exercise, in the format 4.5: text, question, blank, check."""
-    texts, say = exercise.texts[language], words(language)
+    texts, say = exercise.texts[language], speaker(language)
     text = f"# {exercise.heading(language)}\n\n{texts['text'].strip()}"
     if exercise.figure:
         text += f"\n\n![{texts['title']}](../{exercise.figure_file(language)})"
-    question = f"**{say['question']}**\n\n{texts['question'].strip()}"
+    question = f"**{say('question')}**\n\n{texts['question'].strip()}"
     guess = exercise.answer if solved else ""
     marking = f'from headwise.teach.notebook import check\n\ncheck({exercise.number}, globals(), "{language}")'
     cells = [
         _cell("markdown", text),
         _cell("markdown", question),
-        _cell("code", f'answer = "{guess}"  # {say["choose"]}'),
+        _cell("code", f'answer = "{guess}"  # {say("choose")}'),
         _cell("code", exercise.code(language, solved).rstrip()),
         _cell("code", marking),
     ]
@@ -74,7 +74,7 @@ def notebook(exercise: Exercise, language: str, solved: bool = False) -> dict[st
         engine = (
             f'import headwise as hw\n\nhw.check({exercise.name_of_class}, causal={exercise.causal}, lang="{language}")'
         )
-        cells += [_cell("markdown", say["notebook_engine"]), _cell("code", engine)]
+        cells += [_cell("markdown", say("notebook_engine")), _cell("code", engine)]
     cells = [{**cell, "id": f"cell-{exercise.number}-{place}"} for place, cell in enumerate(cells)]
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     return {"nbformat": 4, "nbformat_minor": 5, "metadata": {"kernelspec": kernel}, "cells": cells}

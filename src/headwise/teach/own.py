@@ -170,15 +170,15 @@ def _attempts(target: Target, config: GPTConfig) -> Iterator[tuple[dict[str, Any
     sizes |= {"HEAD_DIM": config.d_model // config.n_heads, "CONTEXT": config.context, "DROPOUT": config.dropout}
     sizes["TOKENS"] = config.context
     sizes |= {name: value for name, value in target.options.args.items() if meaning_of(name) not in sizes}
-    theirs = dict(target.namespace)
-    ours = {n: sizes[meaning_of(n)] for n, x in theirs.items() if type(x) in (int, float) and meaning_of(n) in sizes}
+    # Constants of the file are sizes, too.
+    theirs = {n: x for n, x in target.namespace.items() if type(x) in (int, float) and meaning_of(n) in sizes}
     assert isinstance(target.namespace, dict)
-    target.namespace.update(ours)
+    target.namespace.update({name: sizes[meaning_of(name)] for name in theirs})
     yield sizes, False
     for name in arguments_of(target.thing):  # of each head, where heads stand side by side without a projection
         if meaning_of(name) == "WIDTH" and "out" in name.lower():
             yield {**sizes, name: sizes["HEAD_DIM"]}, False
-    target.namespace.update({name: theirs[name] for name in ours})
+    target.namespace.update(theirs)
     yield sizes, False
     yield sizes, True
 

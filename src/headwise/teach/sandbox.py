@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headwise.teach.bugs import words
+from headwise.teach.bugs import speaker
 
 MEMORY = 4 << 30  # bytes that the process may hold
 LARGEST_FILE = 1 << 30  # bytes of a file that it writes
@@ -117,12 +117,12 @@ class RefusedError(PermissionError):
 
 def guard(work: Path, lang: str) -> None:
     """From now on this process cannot touch anything outside its folder."""
-    say = words(lang)
+    say = speaker(lang)
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if key := refusal(event, arguments, work):
             thing = os.fsdecode(arguments[0]) if key == "must_not_write" else [*arguments, ""][0]
-            raise RefusedError(say[key].format(event=event, thing=thing))
+            raise RefusedError(say(key, event=event, thing=thing))
 
     confine(work)
     sys.addaudithook(hook)
@@ -170,11 +170,11 @@ ALL_CHANGES = WRITE_FILE | 0x7FF0  # from version 3 of Landlock on, Linux 6.2
 
 def unheld(lang: str) -> str:
     """What this system cannot hold, in one line; empty where it holds all of it."""
-    say = words(lang)
-    lacks = [] if _filters() else [say["filter"]]
+    say = speaker(lang)
+    lacks = [] if _filters() else [say("filter")]
     if _landlock() < 3:
-        lacks.insert(0, say["landlock" if _landlock() < 1 else "whole_landlock"])
-    return say["unheld"].format(lacks=say["and_not"].join(lacks)) if lacks else ""
+        lacks.insert(0, say("landlock" if _landlock() < 1 else "whole_landlock"))
+    return say("unheld", lacks=say("and_not").join(lacks)) if lacks else ""
 
 
 def confine(folder: Path) -> None:

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from headwise.teach.bugs import Bug, catalogue, changes_of, words
+from headwise.teach.bugs import Bug, Say, catalogue, changes_of, words
 from headwise.teach.form import CORRECT, Inputs, Masks, Settings, Stages, allowed_by, compute
 from headwise.teach.reading import Reading
 
 TOLERANCE = 3e-5  # of the largest number: float32 rounds to 6e-8, and a dozen sums of 50 terms amplify that
-Say = Callable[..., str]  # a phrase by its key, with its facts
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,14 +16,8 @@ from headwise.teach.bugs import read_toml
 ATTENTION = re.compile(r"att|mha|mqa|gqa|head|sdpa|atenc|cabeza", re.I)
 ROTARY = re.compile(r"rope|rotar|rotat", re.I)
 CACHE = re.compile(r"cache", re.I)
-CALLS = (
-    "forward",
-    "__call__",
-    "call",
-    "attend",
-    "attention",
-    "step",
-)  # methods of a class that attend, the usual one first
+# Methods of a class that attend, the usual one first.
+CALLS = ("forward", "__call__", "call", "attend", "attention", "step")
 HELPER = re.compile(r"mask|split|join|merge|combin|softmax|repeat|config|block|transformer|norm|test|main|demo", re.I)
 QKV = re.compile(r"^_*(q|k|v|quer(y|ies)|keys?|values?)(_?(new|in|input|states?|heads?))?_?\w?$", re.I)
 
@@ -77,24 +70,21 @@ class Source:
 
     def line_of(self, patterns: Sequence[str], within: Sequence[str] = ()) -> tuple[int, str] | None:
         """Number and text of the first line that matches the first pattern that matches any."""
-        spans = self._spans(within) or [range(1, len(self.lines) + 1)]
-        for pattern, number in itertools.product(patterns, itertools.chain(*spans)):
-            text = self.lines[number - 1].split("#")[0]
-            if re.search(pattern, text) and not re.match(r"\s*(def |class |import |assert |[\"@])", text):
-                return self.number_of(number), self.lines[number - 1].strip()
+        numbers = self._lines_of(within) or range(1, len(self.lines) + 1)
+        for pattern in patterns:
+            for number in numbers:
+                text = self.lines[number - 1].split("#")[0]
+                if re.search(pattern, text) and not re.match(r"\s*(def |class |import |assert |[\"@])", text):
+                    return self.number_of(number), self.lines[number - 1].strip()
         return None
 
-    def _spans(self, names: Sequence[str]) -> list[range]:
+    def _lines_of(self, names: Sequence[str]) -> list[int]:
         """Lines of the functions of these definitions: of a class those that attend first, and what builds it last."""
         functions: list[ast.FunctionDef] = []
         for name in names:
-            node = self.definitions[name]
-            methods = [node] if isinstance(node, ast.FunctionDef) else node.body
-            functions += sorted(
-                (m for m in methods if isinstance(m, ast.FunctionDef)), key=lambda m: m.name not in CALLS
-            )
+            functions += sorted(_functions(self.definitions[name]), key=lambda function: function.name not in CALLS)
         functions.sort(key=lambda function: function.name == "__init__")
-        return [range(f.body[0].lineno, (f.end_lineno or f.lineno) + 1) for f in functions]
+        return [line for f in functions for line in range(f.body[0].lineno, (f.end_lineno or f.lineno) + 1)]
 
     @cached_property
     def definitions(self) -> dict[str, ast.ClassDef | ast.FunctionDef]:
@@ -102,19 +92,16 @@ class Source:
 
     def uses(self, name: str) -> set[str]:
         """Other definitions of the file that one names."""
-        names = {n.id for n in ast.walk(self.definitions[name]) if isinstance(n, ast.Name)}
-        names |= {n.attr for n in ast.walk(self.definitions[name]) if isinstance(n, ast.Attribute)}
+        nodes = ast.walk(self.definitions[name])
+        names = {node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "") for node in nodes}
         return (names & set(self.definitions)) - {name}
 
     def is_blank(self, name: str) -> bool:
         """Is a function, or every method of a class but `__init__`, still to be written: `...`, `pass`, or a text?"""
-        node = self.definitions.get(name)
-        bodies = [node] if isinstance(node, ast.FunctionDef) else getattr(node, "body", [])
-        functions = [f for f in bodies if isinstance(f, ast.FunctionDef) and f.name != "__init__"]
-        steps = [step for function in functions for step in function.body]
         empty = r"pass|\.\.\.|raise NotImplementedError.*|['\"].*"
-        nothing = [re.fullmatch(empty, ast.unparse(step), re.S) for step in steps]
-        return bool(steps) and all(nothing)
+        functions = _functions(self.definitions.get(name))
+        steps = [step for function in functions if function.name != "__init__" for step in function.body]
+        return bool(steps) and all(re.fullmatch(empty, ast.unparse(step), re.S) for step in steps)
 
     def is_module(self, name: str) -> bool:
         """May it be an nn.Module? Of a base that the file does not define this cannot be told, so it may."""
@@ -130,50 +117,46 @@ class Source:
         return reached
 
 
-def kind_of(node: ast.AST) -> str | None:
+def _functions(node: ast.AST | None) -> list[ast.FunctionDef]:
+    """A function, or those of a class."""
+    parts = [node] if isinstance(node, ast.FunctionDef) else getattr(node, "body", [])
+    return [part for part in parts if isinstance(part, ast.FunctionDef)]
+
+
+def kind_of(node: ast.AST | None) -> str | None:
     """layer, function, rotary, cache, or None for what is no candidate."""
-    if isinstance(node, ast.ClassDef):
-        methods = {m.name: m for m in node.body if isinstance(m, ast.FunctionDef)}
-        calls = set(CALLS) & set(methods)
-        if ROTARY.search(node.name) and not ATTENTION.search(node.name):
-            return "rotary"
-        if CACHE.search(node.name) and not (ATTENTION.search(node.name) and calls):
-            return "cache"
-        named = ATTENTION.search(node.name) and not re.search("config|block|transformer|gpt", node.name, re.I)
-        return "layer" if calls and named else None
-    if not isinstance(node, ast.FunctionDef) or node.name.startswith("__"):
+    if not isinstance(node, ast.ClassDef | ast.FunctionDef) or node.name.startswith("__"):
         return None
-    names = [a.arg for a in node.args.args]
-    roles = {re.sub(r"[^qkv]", "", n.lower()[:1]) for n in names if QKV.match(n)}
-    if CACHE.search(node.name) and len(names) >= 2:
+    attends, turns, keeps = (pattern.search(node.name) for pattern in (ATTENTION, ROTARY, CACHE))
+    if isinstance(node, ast.ClassDef):
+        is_called = any(function.name in CALLS for function in _functions(node))
+        if turns and not attends:
+            return "rotary"
+        if keeps and not (attends and is_called):
+            return "cache"
+        around = re.search("config|block|transformer|gpt", node.name, re.I)
+        return "layer" if is_called and attends and not around else None
+    names = [argument.arg for argument in node.args.args]
+    if keeps and len(names) > 1:
         return "cache"
-    if (
-        ROTARY.search(node.name)
-        and names
-        and not re.search(r"half|freq|table|param|precomp|angles|build|cos", node.name)
-    ):
+    if turns and names and not re.search(r"half|freq|table|param|precomp|angles|build|cos", node.name):
         return "rotary"
-    if roles >= {"q", "k", "v"} or (ATTENTION.search(node.name) and len(names) >= 2 and not HELPER.search(node.name)):
-        return "function"
-    return None
+    roles = {name.strip("_").lower()[:1] for name in names if QKV.match(name)}
+    takes_heads = attends and len(names) > 1 and not HELPER.search(node.name)
+    return "function" if roles >= {"q", "k", "v"} or takes_heads else None
 
 
 def candidates(source: Source) -> dict[str, str]:
     """Names with their kinds: the candidates that no other one uses, of the kind that is most of a layer."""
     kinds = {name: kind for name, node in source.definitions.items() if (kind := kind_of(node))}
     if not kinds:  # a class of any name that can be called
-        kinds = {
-            name: "layer"
-            for name, node in source.definitions.items()
-            if isinstance(node, ast.ClassDef) and any(getattr(m, "name", "") in CALLS for m in node.body)
-        }
+        for name, node in source.definitions.items():
+            if isinstance(node, ast.ClassDef) and any(function.name in CALLS for function in _functions(node)):
+                kinds[name] = "layer"
     used = {name for candidate in kinds for name in source.reach(candidate)[1:]}
     top = {name: kind for name, kind in kinds.items() if name not in used} or kinds
-    for kind in ("layer", "function", "rotary", "cache"):
-        chosen = {name: k for name, k in top.items() if k == kind}
-        if chosen:
-            return chosen
-    return {}
+    first = min(top.values(), key=("layer", "function", "rotary", "cache").index, default="")
+    return {name: kind for name, kind in top.items() if kind == first}
 
 
 # The forms in which code takes a mask, and what tells which of them a learner means.
@@ -204,10 +187,10 @@ def meanings_of(scope: Source, whole: Source, name: str) -> list[str]:
 
 def _fits(rule: Mapping[str, str], texts: Mapping[str, str], name: str) -> bool:
     """Does each text match, or with `no_` not match, what a rule of names.toml says of it?"""
-    for key, pattern in rule.items():
-        text = texts.get(key.removeprefix("no_"))
-        if text is not None and (re.search(pattern.replace("NAME", name), text, re.I) is None) != key.startswith("no_"):
-            return False
+    for key, text in texts.items():
+        for wanted, place in ((True, key), (False, f"no_{key}")):
+            if place in rule and wanted is (re.search(rule[place].replace("NAME", name), text, re.I) is None):
+                return False
     return True
 
 

@@ -20,7 +20,7 @@ from headwise.lab.compare.experiment import Arm, Experiment, Report
 from headwise.lab.compare.experiments import SHAPE, VERBS_OR_TEXT, verbs_or_text
 from headwise.lab.compare.results import Comparison, Metric
 from headwise.lab.compare.run import compare, silent
-from headwise.teach.bugs import Bug, bug_named, changes_of, words
+from headwise.teach.bugs import Bug, bug_named, changes_of, speaker
 from headwise.teach.form import Masks, Stages, Weights, compute
 
 STEPS, SEEDS = 400, 3
@@ -173,29 +173,28 @@ def shown(bug: Bug, comparison: Comparison | None, lang: str = "en") -> Shown:
     The rule: the loss betrays a bug if training fails, or if every seed's loss is more than twice or less than half
     that of the correct model with the same seed. Whatever is less, nobody sees without the correct curve beside it.
     """
-    say = words(lang)
+    say = speaker(lang)
     if bug.untrained or comparison is None:
-        return Shown(bug.id, None, None, None, None, say["untrained"].format(why=say[f"lacks_{bug.untrained}"]))
+        return Shown(bug.id, None, None, None, None, say("untrained", why=say(f"lacks_{bug.untrained}")))
     arm = comparison.arm(bug.id)
     right = comparison.arm("correct, grouped" if _is_grouped(bug.id) else "correct").scores
     if arm.failure is not None:
-        return Shown(bug.id, None, right["loss"].mean, None, True, say["fails"].format(failure=arm.failure))
+        return Shown(bug.id, None, right["loss"].mean, None, True, say("fails", failure=arm.failure))
     pairs = list(zip(arm.scores["loss"].values, right["loss"].values, strict=True))
     betrayed = all(a > 2 * b for a, b in pairs) or all(a < b / 2 for a, b in pairs)
     difference = interval_of([a - b for a, b in pairs])
-    means = {name: (score.mean.mean, right[name].mean.mean) for name, score in arm.scores.items()}
-    differing = ", ".join(
-        say["against"].format(what=say[f"of_{metric.name}"], wrong=means[metric.name][0], right=means[metric.name][1])
-        for metric in (FUTURE, ROWS, EVEN)
-        if metric.name in means
-        and abs(means[metric.name][0] - means[metric.name][1]) > (0.1 if metric is EVEN else 0.02)
-    )
-    text = say["betrayed" if betrayed else "hidden"].format(
-        wrong=means["loss"][0], right=means["loss"][1],
-        difference=difference.mean, width=difference.half_width, seeds=len(pairs),
-    )  # fmt: skip
+    wrong_means, right_means = ({name: s.mean.mean for name, s in x.items()} for x in (arm.scores, right))
+    differing: list[str] = []
+    for metric, least in ((FUTURE, 0.02), (ROWS, 0.02), (EVEN, 0.1)):
+        if metric.name in wrong_means:
+            a, b = wrong_means[metric.name], right_means[metric.name]
+            if abs(a - b) > least:
+                differing.append(say("against", what=say(f"of_{metric.name}"), wrong=a, right=b))
+    losses = {"wrong": wrong_means["loss"], "right": right_means["loss"], "seeds": len(pairs)}
+    key = "betrayed" if betrayed else "hidden"
+    text = say(key, difference=difference.mean, width=difference.half_width, **losses)
     if differing:
-        text += say["maps_too" if betrayed else "maps_show"].format(maps=differing)
+        text += say("maps_too" if betrayed else "maps_show", maps=", ".join(differing))
     elif not betrayed:
-        text += say["maps_sound"]
+        text += say("maps_sound")
     return Shown(bug.id, arm.scores["loss"].mean, right["loss"].mean, difference, betrayed, text)

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from headwise.teach.bugs import AskedError, Finding, UncheckedError, Verdict, bug_named, read_toml, words
+from headwise.teach.bugs import AskedError, Finding, UncheckedError, Verdict, bug_named, read_toml, speaker
 from headwise.teach.form import Inputs, Settings
 from headwise.teach.source import CALLS, Source
 
@@ -81,7 +81,7 @@ class Target:
 
     def say(self, key: str, /, **facts: Any) -> str:
         """A phrase in the language of the check."""
-        return words(self.options.lang)[key].format(**facts)
+        return speaker(self.options.lang)(key, **facts)
 
     def did(self, key: str) -> None:
         self.checked.append(self.say(key))
@@ -302,9 +302,13 @@ def arrays_in(result: Any) -> Iterator[Any]:
 
 def pick(result: Any, shape: tuple[int, ...]) -> Any:
     """That array of a result which has the axes of an output; the width may be another. None where there is none."""
-    fitting = [x for x in arrays_in(result) if x.ndim == len(shape) and x.shape[:-1] == shape[:-1]]
-    exact = [x for x in fitting if x.shape == shape]
-    return (exact or fitting or [None])[0]
+    fitting = None
+    for array in arrays_in(result):
+        if array.shape == shape:
+            return array
+        if fitting is None and array.ndim == len(shape) and array.shape[:-1] == shape[:-1]:
+            fitting = array
+    return fitting
 
 
 def angle_tables(kind: str, sizes: Settings) -> list[Any]:
@@ -344,31 +348,37 @@ class Subject:
         """Output (B,T,C) or (B,H,T,e) as float64, whatever the rank that the learner's code takes."""
         lead = inputs[0].ndim - self.rank
         if lead <= 0:
-            return self._call_once(inputs, mask)
+            return self._output(inputs, mask)
         axes = inputs[0].shape[:lead]
-        rows = []
+        rows: list[Any] = []
         for index in np.ndindex(*axes):
             if self.held and index[-1] == 0:
                 vars(self.module).update(copy.deepcopy(self.held))
-            own_mask = mask
+            q, k, v = inputs
+            document = index if self.rank > 1 else index[:-1]  # a single query, and all keys of its document
+            row_mask = mask
             if mask is not None and mask.ndim > 2:
-                own_mask = mask[index[0]].reshape(mask.shape[-2:])
-            places = (index, index, index) if self.rank > 1 else (index, index[:-1], index[:-1])
-            if self.rank == 1 and own_mask is not None:
-                own_mask = own_mask[index[-1]]
-            rows.append(self._call_once(tuple(x[i] for x, i in zip(inputs, places, strict=True)), own_mask))
+                row_mask = mask[index[0]].reshape(mask.shape[-2:])
+            if mask is not None and self.rank == 1:
+                row_mask = row_mask[index[-1]]
+            rows.append(self._output((q[index], k[document], v[document]), row_mask))
         stacked = np.array(rows)
         return stacked.reshape(*axes, *stacked.shape[1:])
 
-    def _call_once(self, inputs: Inputs, mask: Any) -> Any:
+    def result(self, arguments: dict[str, Any], tokens: int) -> Any:
+        """What the code hands back; `seen` learns of its dropout, which changes nothing."""
+        gradients = sys.modules["torch"].no_grad() if self.kind == "torch" else contextlib.nullcontext()
+        training = bool(getattr(self.module, "training", False))
+        with still_dropout(self.seen, training, tokens), np.errstate(all="ignore"), gradients:
+            result = self.call(**{**self.fixed, **arguments})
+        self.passed.update(arguments, self.fixed)
+        return result
+
+    def _output(self, inputs: Inputs, mask: Any) -> Any:
         arguments = {name: to_kind(x, self.kind) for name, x in zip(self.inputs, inputs, strict=False)}
         if mask is not None and self.mask:
             arguments[self.mask] = to_kind(mask, self.kind)
-        training = bool(getattr(self.module, "training", False))
-        gradients = sys.modules["torch"].no_grad() if self.kind == "torch" else contextlib.nullcontext()
-        with still_dropout(self.seen, training, inputs[1].shape[-2]), np.errstate(all="ignore"), gradients:
-            result = self.call(**arguments, **self.fixed)
-        self.passed |= {*arguments, *self.fixed}
+        result = self.result(arguments, inputs[1].shape[-2])
         if result is None:
             raise UncheckedError("no_return", name=getattr(self.call, "__name__", "forward"))
         out = pick(result, inputs[0].shape)
@@ -407,6 +417,10 @@ def subject_of(target: Target, call: Callable[..., Any], module: Any) -> Subject
         if kind == "lists" and target.scope.says(r"\.(shape|size|view|reshape|transpose|swapaxes)\b"):
             kind = "torch" if "torch" in target.source.code else "numpy"  # methods alone: the imports say whose
         kind = target.number or kind
+    cos, sin = angle_tables(kind, target.options.args)[0]
+    real, imaginary = angle_tables("numpy", target.options.args)[2]
+    turns = to_kind(real + 1j * imaginary, kind)
+    tables = {"cos": cos, "sin": sin, "position_embeddings": (cos, sin), "freqs_cis": turns}
     fixed: dict[str, Any] = {}
     for name in names:
         if re.fullmatch(r"(is_)?train(ing)?", name):
@@ -416,19 +430,8 @@ def subject_of(target: Target, call: Callable[..., Any], module: Any) -> Subject
         elif name in target.options.args:
             fixed[name] = target.options.args[name]
         elif name in required and name not in (*inputs, mask):
-            fixed[name] = _value_for(name, kind, target)
+            fixed[name] = value_of(name, tables)
+            if fixed[name] is UNFILLED:
+                raise UncheckedError("asks_call", name=name)
     rank = 4 if module is None else 3
     return Subject(call, kind, tuple(inputs), mask, mask in required, rank, fixed, module=module)
-
-
-def _value_for(name: str, kind: str, target: Target) -> Any:
-    """What to pass for a parameter that a call requires beside its data."""
-    sizes = target.options.args
-    cos, sin = angle_tables(kind, sizes)[0]
-    real, imaginary = angle_tables("numpy", sizes)[2]
-    turns = to_kind(real + 1j * imaginary, kind)
-    tables = {"cos": cos, "sin": sin, "position_embeddings": (cos, sin), "freqs_cis": turns}
-    value = tables.get(name, value_of(name, {}))
-    if value is UNFILLED:
-        raise UncheckedError("asks_call", name=name)
-    return value
