@@ -28,10 +28,12 @@ def write_whole(path: str | Path, data: bytes | str | Iterable[bytes]) -> None:
     The bytes go to a temporary file in the same folder, are synced to the disk, and take the final name in one
     atomic rename. On any failure the earlier file is untouched and the temporary one is removed. A file that was there
     keeps its permissions, and a symbolic link stays a link: the file that it names is replaced. A pipe, a device and
-    standard output (/dev/stdout) are written to and never replaced.
+    standard output (/dev/stdout) are written to and never replaced. One thread of a process writes a path at a time.
     """
     pieces = [data.encode()] if isinstance(data, str) else [data] if isinstance(data, bytes) else data
     if is_stream(path):
+        # Unbuffered: closing a buffered file whose reader has gone would raise a second time. Then a write may take a
+        # part only.
         with Path(path).open("wb", buffering=0) as stream:
             rest = memoryview(b"".join(pieces))
             while rest:
@@ -88,24 +90,29 @@ def sync_folder(folder: Path) -> None:
 
 def take_lock(path: Path, message: str | None) -> int:
     """Hold a lock file until the descriptor is closed. Where another process holds it, HeadwiseError(message) is
-    raised; without a message, waited.
+    raised; with None as message the call waits.
 
     Whoever holds it removes the file first and closes then. The system takes the lock back from a process that dies.
     Windows has none: there two jobs must keep apart.
     """
+    waits = message is None
     while True:
         held = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         if sys.platform == "win32":
             return held
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | (0 if message is None else fcntl.LOCK_NB))
+            fcntl.flock(held, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(held), path.stat()):
                 return held
-        except OSError:
-            pass  # held by another, or removed by one that has just ended
-        os.close(held)
-        if message is not None:
-            raise HeadwiseError(message)
+        except BlockingIOError:
+            os.close(held)
+            raise HeadwiseError(message or "") from None
+        except FileNotFoundError:
+            pass  # removed by one that has just ended
+        except OSError:  # no locks on this disk
+            os.close(held)
+            raise
+        os.close(held)  # it is no longer the file of that name: once more
 
 
 @contextlib.contextmanager
@@ -138,7 +145,9 @@ def remove_unfinished(folder: Path, names: Iterable[str], alone: bool = True) ->
     """
     for path in folder.iterdir():
         writer = _writer(path.name, names)
-        if writer is None or not (alone or not is_running(writer)):
+        if writer is None:
+            continue
+        if not alone and is_running(writer):
             continue
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
@@ -147,15 +156,16 @@ def remove_unfinished(folder: Path, names: Iterable[str], alone: bool = True) ->
 
 
 def is_unfinished(name: str, names: Iterable[str]) -> bool:
-    """Is `name` a temporary file of `write_whole` for one of these names, in which * is any text?"""
+    """Is `name` a temporary file of `write_whole` for one of these names? They are patterns, in which * is any text."""
     return _writer(name, names) is not None
 
 
 def _writer(name: str, names: Iterable[str]) -> int | None:
     """The process whose temporary file this is; None for a file of any other kind, or for another name."""
     temporary = re.fullmatch(r"\.(.+)\.(\d+)\.tmp", name)
-    known = temporary is not None and any(fnmatchcase(temporary[1], each) for each in names)
-    return int(temporary[2]) if temporary is not None and known else None
+    if temporary is None or not any(fnmatchcase(temporary[1], each) for each in names):
+        return None
+    return int(temporary[2])
 
 
 def is_running(process: int) -> bool:
@@ -163,7 +173,7 @@ def is_running(process: int) -> bool:
     try:
         if os.name == "posix":  # elsewhere signal 0 is no question, and every process counts as running
             os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
+    except (ProcessLookupError, OverflowError):  # a number in a file's name may be larger than any process has
         return False
     except OSError:
         pass  # it is somebody else's
@@ -184,10 +194,10 @@ def packaged(name: str, kind: str = "txt") -> Path:
     return Path(__file__).with_name("data") / f"{name}.{kind}"
 
 
-MOST_TEXT = 1 << 27  # bytes: as token ids, a text takes some 16 times as much memory
-MOST_JSON = 1 << 26
-STDIN = "-"  # as the name of a text
-TEXT = "text.txt"  # where the folder of a run keeps that text
+MOST_TEXT = 1 << 27  # bytes: a text as Python's list of token ids takes some 16 times its bytes in memory
+MOST_JSON = 1 << 26  # bytes: read into Python's dicts, some ten times as much
+STDIN = "-"  # as the name of a text: standard input
+TEXT = "text.txt"  # where the folder of a run keeps what came from standard input
 
 
 def read_bytes(path: str | Path, most: int | None = None) -> bytes:
@@ -230,7 +240,9 @@ def read_text(path: str | Path) -> str:
     Raises HeadwiseError for anything else.
     """
     if str(path) == STDIN:
-        path, data = "standard input", sys.stdin.buffer.read(MOST_TEXT + 1) if sys.stdin else b""
+        path, data = "standard input", b""
+        if sys.stdin is not None:  # a service may have closed it
+            data = sys.stdin.buffer.read(MOST_TEXT + 1)
         if len(data) > MOST_TEXT:
             raise _too_large(path, f"over {MOST_TEXT:,}", MOST_TEXT)
     elif Path(path).is_dir():

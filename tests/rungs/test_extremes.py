@@ -51,14 +51,39 @@ def test_a_query_that_holds_nan_makes_its_row_nan_and_no_other(T: int, S: int, m
     assert_same(out, expected, path)
 
 
+@one_path
+@every("mask", ["none", "causal", "lengths"])
+@every("T, S", [(1, 1), (1, 7), (5, 7), (7, 7), (1, 37), (37, 37)])
+@every("all_keys", [False, True])
+def test_keys_that_hold_nan_make_each_row_nan_that_sees_them(
+    all_keys: bool, T: int, S: int, mask: str, path: str
+) -> None:
+    """On few keys the CPU kernel takes a row of NaN scores for an empty one, and gives 0."""
+    n = GQA._replace(T=T, S=S)
+    problem = draw(n) if mask == "none" else draw(n, mask=mask)
+    poisoned = problem.k.copy()
+    where = slice(None) if all_keys else 0
+    poisoned[1, 0, where, 0] = math.nan
+    out = output(path, Problem(problem.q, poisoned, problem.v, problem.mask))
+    sees = np.broadcast_to(problem.mask.allowed(n), (n.B, n.H, T, S))[..., where]
+    lost = sees.any(-1) if all_keys else sees.copy()
+    lost[0], lost[1, n.H // n.G :] = False, False  # the first key/value head serves the first group alone
+    assert (np.isnan(out).all(-1) == lost).all()
+    out[lost] = 0
+    assert_same(out, np.where(lost[..., None], 0, output(path, problem)), path)
+
+
 @pytest.mark.slow
-def test_a_compiled_call_keeps_the_nan_of_a_query() -> None:
+def test_a_compiled_call_keeps_the_nan_of_queries_and_keys() -> None:
     """On few keys the CPU kernel would give 0 for it."""
     problem = draw(GQA._replace(T=5, S=7))
     q, k, v = (torch.from_numpy(x) for x in (problem.q, problem.k, problem.v))
     q[1, 2, 3, 0] = math.nan
+    k[0, 0, :, 0] = math.nan
     out = torch.compile(hw.attend, backend="eager")(q, k, v)
-    assert out[1, 2, 3].isnan().all() and out.isnan().sum() == out.shape[-1]
+    group = out.shape[1] // k.shape[1]
+    assert out[1, 2, 3].isnan().all() and out[0, :group].isnan().all()
+    assert out.isnan().sum() == out.shape[-1] * (1 + group * out.shape[2])
 
 
 @one_path

@@ -124,7 +124,7 @@ def show_report(live: Live, report: Path) -> None:
     """The page is the report now: until Ctrl-C; where there is no terminal, until nobody asks any more."""
     live.document = report.read_text(encoding="utf-8")
     live.tell("state", "finished")
-    live.asked = max(live.asked, time.monotonic())
+    live.last_request = max(live.last_request, time.monotonic())
     if out.is_terminal:
         err.print(in_words("tell.stays", address=live.address), soft_wrap=True)
     with suppress(KeyboardInterrupt):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
 
 from headwise.cost import formulas
 from headwise.cost.formulas import ForwardPrice
@@ -77,7 +76,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class HeadPrice:
-    """One attention of a layer."""
+    """All heads of one attention of a layer, what one of them has, and what they have together."""
 
     variant: str  # MHA, GQA, MQA, or MLA
     n_heads: int
@@ -88,11 +87,11 @@ class HeadPrice:
     streaming: int  # key/value heads of which a plan keeps only the first tokens and the latest ones
     sink: bool
     latent: int | None  # numbers that a squeezed cache keeps for all heads together
-    query_head_parameters: int
-    kv_head_parameters: int
-    shared_parameters: int
-    parameters: int
-    cache_bytes_per_token: int
+    query_head_parameters: int  # of one head
+    kv_head_parameters: int  # of one head
+    shared_parameters: int  # of no head, such as the bias of W_O
+    parameters: int  # of all heads together
+    cache_bytes_per_token: int  # of all heads together
 
 
 @dataclass(frozen=True)
@@ -318,7 +317,7 @@ def _parts(shape: ModelShape) -> dict[str, int]:
         if layer.stack == VISION:
             parts["vision"] += layer.parameters
             continue
-        if layer.repeats:
+        if layer.repeats:  # the weights of a layer before it, which are counted there
             continue
         parts["attention"] += layer.attention.parameters
         parts["feed-forward"] += layer.feed_forward.parameters
@@ -344,13 +343,24 @@ def _layer(layer: Layer, shape: ModelShape, setting: Setting) -> LayerPrice:
 
 
 def _heads(attention: Attention, cached: bool, setting: Setting) -> HeadPrice:
-    spec, price = attention.spec, dict[str, Any]()
-    for field in fields(HeadPrice):  # what stands beside the spec goes first
-        price[field.name] = getattr(attention, field.name, getattr(spec, field.name, None))
+    spec = attention.spec
     values = spec.cache_values_per_token
-    price["latent"] = None if spec.latent_dim is None else values
-    price["cache_bytes_per_token"] = bytes_of(values, setting.cache_dtype) if cached else 0
-    return HeadPrice(**price)
+    return HeadPrice(
+        variant=spec.variant,
+        n_heads=spec.n_heads,
+        n_kv_heads=spec.n_kv_heads,
+        head_dim=spec.head_dim,
+        value_dim=spec.value_dim,
+        window=spec.window,
+        streaming=attention.streaming,
+        sink=spec.sink,
+        latent=None if spec.latent_dim is None else values,
+        query_head_parameters=attention.query_head_parameters,
+        kv_head_parameters=attention.kv_head_parameters,
+        shared_parameters=spec.shared_parameters,
+        parameters=attention.parameters,
+        cache_bytes_per_token=bytes_of(values, setting.cache_dtype) if cached else 0,
+    )
 
 
 def cache_price(shape: ModelShape, setting: Setting) -> CachePrice:

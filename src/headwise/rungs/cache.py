@@ -27,7 +27,7 @@ class KVCache:
 
     A cache changes speed, never the answer: `layer(x, cache=cache)` on the next tokens equals the last rows of `layer`
     on all of them. In cross attention it holds the context's keys and values, which are computed once.
-    Of a layer with a latent (MLA) it holds latents and rotary keys (B,1,S,latent_dim + rope_dim), and no values.
+    Of a layer with a latent (MLA) it holds latents and rotary keys (B,1,S,latent_dim + rope_dim); values are 0 wide.
     While gradients are recorded, keys and values are joined anew at each append, so that gradients flow through the
     cache; generate under `torch.no_grad()`.
 
@@ -38,8 +38,9 @@ class KVCache:
             that alone: `hw.Plan`, whose `mask` means the same on a whole text
     """
 
-    _most = sys.maxsize  # rows, however long the text is
+    _most = sys.maxsize  # rows that it ever needs room for; fewer where it streams
 
+    # `KVCache(plan=...)` is one name for two classes, as a caller need not know of the second.
     def __new__(cls, *_: Any, plan: object = None, **__: Any) -> KVCache:
         if plan is None or cls is not KVCache:
             return super().__new__(cls)
@@ -61,13 +62,16 @@ class KVCache:
         self.plan = None if plan is None else layer_keep(plan)  # what each key/value head keeps
         self.max_length, self.window = max_length, window
         self.length = 0  # tokens seen
-        self.reorders = 0  # times that documents have changed places
+        self.reorders = (
+            0  # times that documents have changed places, by which a survey tells that a cache goes on with others
+        )
         self._buffers: tuple[Tensor, ...] = ()  # of keys (B,G,room,D) and of values (B,G,room,E), once there are some
         self._begin = self._end = 0  # of what is held in them
-        # What the three become with the next `take`, and the number of tokens that it counts.
+        # What `_buffers`, `_begin` and `_end` become with the next `take`, and the number of tokens that it counts.
         self._offered: tuple[tuple[Tensor, ...], int, int, int] | None = None
         self._layer: int | None = None
-        self._context: weakref.ref[Tensor] | None = None  # what the keys of a cross attention were made of
+        # What the keys of a cross attention were made of. Weak: to recognise it needs no hold on its memory.
+        self._context: weakref.ref[Tensor] | None = None
         self._values: weakref.ref[Tensor] | None = None  # and the values; the same tensor, unless told otherwise
 
     def __repr__(self) -> str:
@@ -87,9 +91,10 @@ class KVCache:
 
     def _views(self) -> tuple[Tensor, ...]:
         """The keys and the values held; nothing before the first."""
-        compiling = torch.compiler.is_compiling()  # whose code cannot ask for the mode
+        compiling = torch.compiler.is_compiling()  # code that is compiled cannot ask for the mode
         if not compiling and not torch.is_inference_mode_enabled() and any(x.is_inference() for x in self._buffers):
-            self._buffers = tuple(buffer.clone() for buffer in self._buffers)  # others are not written outside of it
+            # Buffers made in inference mode may not be written outside of it: copies may.
+            self._buffers = tuple(buffer.clone() for buffer in self._buffers)
         return tuple(buffer[:, :, self._begin : self._end] for buffer in self._buffers)
 
     @property
@@ -128,7 +133,7 @@ class KVCache:
             self._offered = joined, 0, self.kept + n_new, n_new
             return joined
         if not held or self._end + n_new > self._buffers[0].shape[2]:
-            self._make_room(held, (k, v))
+            self._move(held or (k[:, :, :0], v[:, :, :0]), self._room(self.kept + n_new))
         end = self._end + n_new
         for buffer, new in zip(self._buffers, (k, v), strict=True):
             buffer[:, :, self._end : end] = new
@@ -140,12 +145,19 @@ class KVCache:
         """What new tokens (B,H,T,D) read of what is held and of themselves; the cache counts them after `take`."""
         return attend(q, *self.offer(k, v), options)
 
-    def _make_room(self, held: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> None:
-        """Buffers with what is held at their beginning, and place for the new."""
-        kept, total = self.kept, self.kept + new[0].shape[2]
-        room = self.max_length or min(self._most, max(total, 2 * (self.window or kept)))
-        self._buffers = tuple(x.new_empty(*x.shape[:2], room, x.shape[3]) for x in new)
-        for buffer, view in zip(self._buffers, held, strict=False):  # or none yet
+    def _room(self, total: int) -> int:
+        """Rows of new buffers that must hold so many."""
+        if self.max_length is not None:
+            return self.max_length  # taken once
+        if self.window is not None:
+            return max(total, 2 * self.window)  # a window is copied to the beginning once in its own length
+        return min(self._most, max(total, 2 * self.kept))
+
+    def _move(self, held: tuple[Tensor, ...], room: int) -> None:
+        """Buffers with so much room, and what is held at their beginning."""
+        kept = held[0].shape[2]
+        self._buffers = tuple(x.new_empty(*x.shape[:2], room, x.shape[3]) for x in held)
+        for buffer, view in zip(self._buffers, held, strict=True):
             buffer[:, :, :kept] = view
         self._begin, self._end = 0, kept
 
@@ -162,7 +174,7 @@ class KVCache:
         """Count what was offered; with a `context` it is that one's keys and values, for all calls to come."""
         self._layer = self._layer if layer is None else layer
         if self.holds_context:
-            return
+            return  # a context is counted once
         if context is not None:
             self._context, self._values = weakref.ref(context), weakref.ref(context if values is None else values)
         if self._offered is not None:
@@ -200,8 +212,9 @@ class KVCache:
         self.reorders += 1
         self._buffers = tuple(view[index.to(view.device)] for view in self._views())
         self._begin, self._end = 0, self.kept
+        # A static cache has its room from the first token on; buffers with gradients are never written in place.
         if self._buffers and self.max_length is not None and not any(buffer.requires_grad for buffer in self._buffers):
-            self._make_room(self._buffers, tuple(buffer[:, :, :0] for buffer in self._buffers))
+            self._move(self._buffers, self.max_length)
 
 
 def _check_fit(name: str, buffer: Tensor, new: Tensor) -> None:
@@ -289,30 +302,36 @@ class _Stream(KVCache):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
         n, T = self.length, q.shape[2]
         assert options.mask is not None
-        causal = all(part.band(T, n + T) == (None, n) for part in options.mask.parts())
-        grows = torch.is_grad_enabled() or any(view.requires_grad for view in self._views())
-        if T == 1 and causal and not grows:
+        all_before = all(part.band(T, n + T) == (None, n) for part in options.mask.parts())  # and nothing narrower
+        recorded = torch.is_grad_enabled() or any(view.requires_grad for view in self._views())
+        if T == 1 and all_before and not recorded:
+            # What is held after the step is all that the token may see, so no mask is left to say.
             return attend(q, *self._step(k, v), options._replace(mask=None))
         held = self._views() or (k[:, :, :0], v[:, :, :0])
         keys, values = (torch.cat(pair, 2) for pair in zip(held, (k, v), strict=True))
-        row = {p: row for row, p in enumerate([*self._by_slot(n), *range(n, n + T)])}
-        later = [row[p] for p in self._by_slot(n + T)]
+        # Positions count tokens of the text, slots are rows of the buffers, rows those of `keys`: held ones, then new.
+        row_of = {position: row for row, position in enumerate([*self._by_slot(n), *range(n, n + T)])}
+        later = [row_of[position] for position in self._by_slot(n + T)]
         self._offered = (keys[:, :, later], values[:, :, later]), 0, len(later), T
         parts = []
-        for start in range(0, max(T, 1), CHUNK):
+        for start in range(0, max(T, 1), CHUNK):  # once even where there is no query, for the shape of nothing
             stop = min(start + CHUNK, T)
             seen = self._seen(n + start, n + stop)
             mask = (options.mask & Streaming(self._sinks, self._last)).for_queries(slice(start, stop), T)
-            rows = [row[p] for p in seen]
+            rows = [row_of[position] for position in seen]
             chunk = q[:, :, start:stop], keys[:, :, rows], values[:, :, rows]
-            parts.append(attend(*chunk, options._replace(mask=Part(mask, "s", seen, n + T))))
+            parts.append(attend(*chunk, options._replace(mask=Part(mask, axis="s", numbers=seen, length=n + T))))
         return torch.cat(parts, 2)
 
     def _step(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """All that one more token sees; it has taken the place of the one that it pushes out."""
+        """All that one more token sees; it has taken the place of the one that it pushes out.
+
+        It is written before `take`, and a call that fails in between leaves it there. No later query sees the token
+        that stood there, so the answers stay the same.
+        """
         rows = min(self.length + 1, self._most)
         if not self._buffers or self._buffers[0].shape[2] < rows:
-            self._make_room(self._views(), (k, v))
+            self._move(self._views() or (k[:, :, :0], v[:, :, :0]), self._room(rows))
         slot = self._slot(self.length)
         for buffer, new in zip(self._buffers, (k, v), strict=True):
             buffer[:, :, slot] = new[:, :, 0]

@@ -139,7 +139,7 @@ def _dense(
         array=lambda values: as_tensor(values, like.device),
         arange=lambda n: torch.arange(n, device=like.device),
         keys=keys,
-        known=_known,
+        known=_readable,
     )
     mask.check(grid)
     if nothing_to_say:
@@ -196,14 +196,25 @@ def _kernel(
     zero_or_nan = None
     # A compiler does not compare the length, or it would make two graphs.
     if mask is None and q.device.type == "cpu" and (torch.compiler.is_compiling() or k.shape[2] < FEW_KEYS):
-        zero_or_nan = (q * 0).sum(-1, keepdim=True)  # 0, but for a query that holds NaN
-    if T == 1 and G < H:  # the heads of a group take the place of the queries: K and V are read once a group
+        zero_or_nan = _zero_or_nan(q, k, causal)
+    # The heads of a group take the place of the queries: K and V are read once a group. A single query has no causal
+    # flag: `paths.choose` gives it GROUPED, or a mask.
+    if T == 1 and G < H:
         q = q.reshape(B, G, H // G, q.shape[-1])
         if mask is not None and mask.shape[1] == H:
             mask = mask.reshape(mask.shape[0], G, H // G, mask.shape[3])
     out = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=bool(q.shape[1] != G))
     out = out.reshape(B, H, T, out.shape[-1])[..., :width]
     return out if zero_or_nan is None else out + zero_or_nan
+
+
+def _zero_or_nan(q: Tensor, k: Tensor, causal: bool) -> Tensor:
+    """(B,H,T,1): NaN for each query that holds NaN or sees a key that does, 0 for the others."""
+    of_queries = (q * 0).sum(-1, keepdim=True)
+    nan_keys = k.isnan().any(-1)  # (B,G,S)
+    seen = nan_keys.cumsum(-1) > 0 if causal else nan_keys.any(-1, keepdim=True)  # under the causal flag T is S
+    seen_by_head = seen.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    return of_queries.masked_fill(seen_by_head[..., None], math.nan)
 
 
 def _widened(x: Tensor, width: int) -> Tensor:
@@ -220,6 +231,7 @@ def _sink_as_key(
     a key's zero must be zero, and the kernel must not overflow, so an infinite sink becomes a large one.
     """
     factors = [1.0] if q.dtype.itemsize >= 4 else [1.0] * 3
+    # The kernel scales the sum of a score's products, the sink's among them: a quarter leaves them room.
     most = torch.finfo(q.dtype).max / (4 * max(1.0, abs(scale)))
     if q.dtype == torch.float16:
         factors = [2.0**15, 2.0**15, 1.0, 1.0]
@@ -232,7 +244,7 @@ def _sink_as_key(
         if len(parts) < len(factors):
             rest = rest - parts[-1].to(rest.dtype) * factor
     features = torch.stack(parts, -1)[None, :, None].expand(q.shape[0], -1, q.shape[2], -1)
-    sink_key = torch.cat([k.new_zeros(k.shape[-1]), *(k.new_full((1,), factor) for factor in factors)])
+    sink_key = F.pad(k.new_tensor(factors), (k.shape[-1], 0))
     q = torch.cat([q, features], -1)
     k = torch.cat([F.pad(k, (0, len(parts))), sink_key.expand(*k.shape[:2], 1, -1)], 2)
     v = F.pad(v, (0, 0, 0, 1))
@@ -257,7 +269,7 @@ def _softmax(masked_bhts: Tensor, sink_h11: Tensor | None) -> tuple[Tensor, Tens
     top = masked_bhts.detach().amax(-1, keepdim=True)
     empty = top == -math.inf
     if sink_h11 is not None:
-        sink_h11 = sink_h11.clamp(max=torch.finfo(sink_h11.dtype).max)
+        sink_h11 = sink_h11.clamp(max=torch.finfo(sink_h11.dtype).max)  # inf - inf below would be NaN
         top = torch.maximum(top, sink_h11.detach())
     top = torch.where(empty, 0, top)
     powers = torch.exp(masked_bhts - top)
@@ -308,8 +320,8 @@ def as_tensor(values: Any, device: torch.device) -> Tensor:
     return tensor.to(device)
 
 
-def _known(values: Any) -> bool:
-    """Can the numbers be read? Not while torch traces a graph, nor on the meta device."""
+def _readable(values: Any) -> bool:
+    """Not while torch traces a graph, nor on the meta device."""
     if not isinstance(values, Tensor):
         return True
     return not (torch.compiler.is_compiling() or values.device.type == "meta")
@@ -329,7 +341,7 @@ class Rotation:
     def __init__(self, rope: RoPE, head_dim: int, last: bool = False) -> None:
         self.rope, self.last = rope, last
         self.dim = rope.dim or head_dim
-        self.frequencies, self.factor = rope.frequencies(head_dim)
+        self.frequencies, self.factor = rope.frequencies(head_dim)  # YaRN multiplies cosines and sines by a factor
         self._table = torch.empty(0, self.dim // 2), torch.empty(0, self.dim // 2)  # cosines and sines
 
     def __call__(self, x_bhtd: Tensor, start: int, positions: Tensor | None = None) -> Tensor:

@@ -27,7 +27,7 @@ from headwise.markup import escaped
 from headwise.view.page.assemble import json_block, package_text, page, word
 
 FILM_STYLES, FILM_WORDS = ("film.css",), ("film", "role")
-LOSSES = 400  # points of the curve in a page, at most
+LOSSES = 400  # points of the curve in a page, about; evaluations on held-out text all stay
 
 Film = tuple[dict[str, Any], Sequence[dict[str, Any]], Sequence[dict[str, Any]]]  # header, frames, rows of the losses
 
@@ -65,7 +65,7 @@ class Live(ThreadingHTTPServer):
         """`port` 0 takes a free one. Raises HeadwiseError where the port cannot be had."""
         self.document, self.ask = document, ask
         self.base = "" if ask is None else f"/{secrets.token_urlsafe(16)}"  # before every path
-        self.asked = -inf  # when somebody asked last
+        self.last_request = -inf  # when one came, by the monotonic clock
         self._news: list[str] = []
         self._room = threading.BoundedSemaphore(MOST)
         try:
@@ -91,7 +91,7 @@ class Live(ThreadingHTTPServer):
     def linger(self, seconds: float, at_most: float = inf) -> None:
         """Wait until nobody has asked for so many seconds, and no longer than `at_most`."""
         end = time.monotonic() + at_most
-        while time.monotonic() < min(self.asked + seconds, end):
+        while time.monotonic() < min(self.last_request + seconds, end):
             time.sleep(0.05)
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ class Live(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers one request; all but GET is refused by the class above."""
+    """Answers one request: GET, and POST where the page asks; the class above refuses all other methods."""
 
     server: Live
     timeout = PATIENCE
@@ -129,11 +129,12 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             address = urlsplit(path)
             after = int(parse_qs(address.query).get("after", ["0"])[0])
+            if after < 0:
+                raise ValueError
         except ValueError:
-            address, after = None, -1
-        if address is None or after < 0:
             self._answer(400, "text/plain", "after must be a whole number of at least 0")
-        elif address.path == "/news":
+            return
+        if address.path == "/news":
             self._answer(200, "application/json", self.server.news(after))
         elif address.path == "/":
             self._answer(200, "text/html", self.server.document)
@@ -159,11 +160,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _ask(self, content: bytes, ask: Ask) -> None:
         try:
-            asked = json.loads(content)
+            question = json.loads(content)
         except (ValueError, RecursionError):
-            asked = None
-        if isinstance(asked, dict):
-            self._answer(200, "application/json", json.dumps(ask(asked), allow_nan=False))
+            question = None
+        if isinstance(question, dict):
+            self._answer(200, "application/json", json.dumps(ask(question), allow_nan=False))
         else:
             self._answer(400, "text/plain", "a question is a JSON object")
 
@@ -176,7 +177,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not secrets.compare_digest(path[: len(base)].encode(errors="replace"), base.encode()):
             self._answer(404, "text/plain", "there is nothing here; open the whole address that was printed")
             return None
-        self.server.asked = time.monotonic()
+        self.server.last_request = time.monotonic()
         return path[len(base) :] or "/"
 
     def _answer(self, code: int, kind: str, text: str) -> None:

@@ -1,13 +1,17 @@
-"""What `headwise share` and `headwise prune` print: the damage as a table, the recovery curve, where the model went."""
+"""What `headwise share`, `prune` and `narrow` print: the damage as a table, the recovery curve, what was won."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rich.console import Console
 
-from headwise.reshape.damage import Damage, Pair
-from headwise.reshape.heal import HealPoint
-from headwise.reshape.job import Reshaped
 from headwise.table import Cell, Table, say
+
+if TYPE_CHECKING:
+    from headwise.reshape.damage import Damage, Pair
+    from headwise.reshape.heal import HealPoint
+    from headwise.reshape.job import Reshaped
 
 BAR = 20  # columns of the recovery curve
 SHOWN_LAYERS = 12  # entropies of more layers are cut
@@ -44,8 +48,8 @@ def rows_of(damage: Damage) -> list[tuple[str, str, str, str]]:
         before, after, factor = _counts(speed)
         name = f"decoding, tokens/s at {damage.decode_context:,} cached"
         rows.append((name, before, after, factor if speed.told_apart else "not told apart"))
-        low, high = (f"{low:,.0f}-{high:,.0f}" for low, high in (speed.before_range, speed.after_range))
-        rows.append((f"  its range, {speed.runs} runs in turn", low, high, ""))
+        before, after = (f"{low:,.0f}-{high:,.0f}" for low, high in (speed.before_range, speed.after_range))
+        rows.append((f"  its range, {speed.runs} runs in turn", before, after, ""))
     return rows
 
 
@@ -59,7 +63,7 @@ def print_curve(console: Console, curve: tuple[HealPoint, ...]) -> None:
         length = round(BAR * point.distance / largest) if largest else 0
         rows.append([point.step, point.tokens, loss, f"{point.distance:.4f}", sign * length])
     title = "Healing: distance to the parent, on other held-out text than the tables"
-    Table(("step", "tokens", "held-out loss", "distance", ""), rows, title).print(console, (4,))
+    Table(("step", "tokens", "held-out loss", "distance", ""), rows, title).print(console, left=(4,))
 
 
 def print_reshaped(console: Console, reshaped: Reshaped) -> None:
