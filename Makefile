@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Where an image forbids bytecode, each worker of the tests and each process that they start compiles everything anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: run test quick models real docs package bench bench-large torture measure mutants format clean
 

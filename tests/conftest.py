@@ -33,7 +33,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 LEFT_OUT = {"slow", "browser", "gpu"}  # markers of what --quick leaves out
 LONG = 1.0  # seconds of such a test, roughly
 # Files that start processes, or train to the end.
-WORK = "cli end_to_end half_precision film shares train_call ranks why windows heal narrow workplace compare learn own"
+WORK = "cli end_to_end half_precision film shares train_call ranks why windows heal narrow workplace compare learn own\\.py"
 WORK += " leaks device stream"
 LONG_FILES = re.compile(rf"test_({'|'.join(WORK.split())})")
 
@@ -48,6 +48,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def is_long(item: pytest.Item) -> bool:
     return bool(LONG_FILES.match(item.path.name)) or any(mark.name in LEFT_OUT for mark in item.iter_markers())
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """--quick does not even import a file of which it runs nothing."""
+    return True if config.getoption("--quick") and LONG_FILES.match(collection_path.name) else None
 
 
 def pytest_configure(config: pytest.Config) -> None:
