@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
+import tomllib
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headwise.errors import HeadwiseError
 
+REFUSED = Path(__file__).with_name("refused.toml")
 quick = False  # conftest sets it for --quick: then the first and the last case must do
 
 Test = Callable[..., None]
@@ -20,6 +24,24 @@ def refuses(call: Callable[[], object], match: str) -> None:
     """The call ends with the one error of the package, in these words."""
     with pytest.raises(HeadwiseError, match=match):
         call()
+
+
+def refuses_table(table: str, names: dict[str, Any], exact: bool = False) -> None:
+    """Every call of a table of refused.toml, whose names are looked up in `names`, is refused with the words beside it.
+
+    `exact`: and with no others. All calls are made; the failure shows those that end otherwise.
+    """
+    wrong: list[str] = []
+    for call, words in tomllib.loads(REFUSED.read_text(encoding="utf-8"))[table].items():
+        said = "it is not refused"
+        try:
+            eval(call, dict(names))  # our own table
+        except HeadwiseError as error:
+            said = str(error)
+        pattern = ".*".join(map(re.escape, words.split(" ... ")))
+        if not (re.fullmatch if exact else re.search)(pattern, said):
+            wrong.append(f"{call}: {said}")
+    assert not wrong, "\n".join(wrong)
 
 
 def every(names: str, values: Iterable[Any], ids: Iterable[str] | None = None) -> Callable[[Test], Test]:

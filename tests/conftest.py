@@ -33,8 +33,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 LEFT_OUT = {"slow", "browser", "gpu"}  # markers of what --quick leaves out
 LONG = 1.0  # seconds of such a test, roughly
 # Files that start processes, or train to the end.
-WORK = "cli end_to_end half_precision film shares train_call ranks why windows heal narrow workplace compare learn own\\.py"
-WORK += " leaks device stream"
+WORK = "cli end_to_end half_precision film shares train_call ranks why windows heal narrow workplace compare learn"
+WORK += r" own\.py run\.py leaks device stream"
 LONG_FILES = re.compile(rf"test_({'|'.join(WORK.split())})")
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import nullcontext
+from pathlib import Path
 
 import cases
 import pytest
 import torch
-from cases import every
+from cases import every, refuses_table
+
+from headwise.errors import HeadwiseError
 
 
 def test_the_loop_over_cases(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,3 +48,24 @@ def test_each_test_begins_with_one_thread(turn: str) -> None:
     """With two in each worker, on two cores, every small operation waits: the README ran for 56 s instead of 6."""
     assert torch.get_num_threads() == 1
     torch.set_num_threads(2)
+
+
+def test_a_table_of_refusals_names_what_ends_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(size: int) -> None:
+        if size < 0:
+            raise HeadwiseError(f"size={size} is negative")
+
+    monkeypatch.setattr(cases, "REFUSED", tmp_path / "refused.toml")
+    for words, exact, is_right in (
+        ("size=-1 ... negative", False, True),
+        ("is negative", False, True),
+        ("size=-1 is negative", True, True),
+        ("is negative", True, False),
+        ("negative ... size", False, False),
+    ):
+        cases.REFUSED.write_text(f'[sizes]\n"check(-1)" = "{words}"\n')
+        with nullcontext() if is_right else pytest.raises(AssertionError, match=r"^check\(-1\): size=-1 is negative"):
+            refuses_table("sizes", {"check": check}, exact=exact)
+    cases.REFUSED.write_text('[sizes]\n"check(1)" = "negative"\n')
+    with pytest.raises(AssertionError, match=r"^check\(1\): it is not refused"):
+        refuses_table("sizes", {"check": check})

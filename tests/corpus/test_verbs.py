@@ -136,6 +136,7 @@ def test_the_default_split_is_spread_evenly(core: bool) -> None:
         assert set(slots.values()) == ({2} if core else {1}) and len(slots) == (18 if core else 36)
 
 
+@pytest.mark.slow
 def test_splits() -> None:
     for seed in range(3):
         chosen = corpus(seed, 720).held_out_cells

@@ -42,6 +42,7 @@ def documents(n: int = 4, tokens: int = 23) -> list[list[int]]:
     return ids
 
 
+@pytest.mark.slow
 def test_a_card_keeps_to_its_schema_and_stays_small() -> None:
     Draft202012Validator.check_schema(SCHEMA)
     survey = hw.survey(gpt2(), documents())

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import refuses_table
 from torch import nn
 
 import headwise as hw
@@ -256,27 +257,9 @@ def test_the_model_is_left_alone() -> None:
     assert s == plain_steps(model)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"layer": 2}, "there is no layer 2: the model has 2, counted from 0; pass --layer 0 to 1"),
-        ({"layer": -1}, "there is no layer -1: the model has 2, counted from 0; pass --layer 0 to 1"),
-        ({"head": 6}, "there is no head 6: layer 1 has 6, counted from 0; pass --head 0 to 5"),
-        ({"at": 7}, "there is no position 7: the text has 7, counted from 0; pass --at 0 to 6"),
-        ({"at": -1}, "there is no position -1: the text has 7, counted from 0; pass --at 0 to 6"),
-        ({"ids": [], "tokens": []}, "the text has no tokens; pass one with text="),
-        ({"tokens": ["a"]}, "1 tokens for 7 ids; pass one for each"),
-        (
-            {"ids": [1] * 129, "tokens": ["1"] * 129},
-            "the text has 129 tokens, and the model's context is 128; pass a shorter one",
-        ),
-    ],
-)
-def test_what_does_not_exist_is_refused(change: dict[str, Any], message: str) -> None:
-    given: dict[str, Any] = {"ids": IDS, "tokens": TOKENS, "layer": 1, "head": 1, "at": 4, "name": "run"}
-    with pytest.raises(hw.HeadwiseError) as refusal:
-        head_steps(build("llama"), **{**given, **change})
-    assert str(refusal.value) == message
+def test_what_does_not_exist_is_refused() -> None:
+    place: dict[str, Any] = {"ids": IDS, "tokens": TOKENS, "layer": 1, "head": 1, "at": 4, "name": "run"}
+    refuses_table("steps", {"steps": lambda **change: head_steps(build("llama"), **place | change)}, exact=True)
 
 
 def test_what_a_record_cannot_hold_is_refused() -> None:

@@ -98,6 +98,7 @@ def test_the_passage_holds_the_top_keys_of_the_first_document(model: GPT, text: 
     assert np.allclose(found.profiles[3].received * 31, found.profiles[3].thumbnail.sum(0), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_survey_leaves_the_state_alone_and_counts(model: GPT, text: Text, found: Survey) -> None:
     torch.manual_seed(11)
     before = torch.get_rng_state()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import refuses_table
 from torch import nn
 
 import headwise as hw
@@ -140,40 +141,8 @@ def test_dropout_is_on_the_weights_and_in_training_only(build: Any) -> None:
     assert torch.equal(layer(text()), layer(text()))
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: MultiHeadAttn(7, 33, 5, 0.0, 0), "num_heads=0 must be a positive whole number"),
-        (lambda: CausalAttention(7, 3, 0, 0.0), "context_length=0 must be a positive whole number"),
-        (lambda: CausalAttention(7, 3, 5, 1.0), "dropout=1.0 is outside [0, 1)"),
-        (lambda: MultiHeadAttentionWrapper(7, 3, 5, 0.0, 0), "num_heads=0 must be a positive whole number"),
-        (
-            lambda: course_class()(text(tokens=17)),
-            "x has 17 tokens, and context_length=13; cut the text, or build a longer layer",
-        ),
-        (
-            lambda: CausalAttention(7, 3, 5, 0.0)(torch.ones(2, 7, 7)),
-            "x has 7 tokens, and context_length=5; cut the text, or build a longer layer",
-        ),
-        (lambda: course_class()(torch.ones(2, 5, 11)), "x has width 11; this layer has d_in=7"),
-        (
-            lambda: course_class()(torch.ones(5, 7)),
-            "x has shape (5, 7), 2 axes; the layer takes (batch, tokens, width)",
-        ),
-        (
-            lambda: class_from_wrapper(MultiHeadAttentionWrapper(7, 3, 5, 0.0, 11), nn.Linear(33, 7)),
-            "the projection maps 33 to 7, and 11 heads of 3 join to 33; pass nn.Linear(33, 33)",
-        ),
-        (
-            lambda: class_from_wrapper(nn.Sequential(nn.Linear(7, 3))),
-            "Sequential has no heads; the course's class has all of them",
-        ),
-    ],
-)
-def test_what_the_torch_classes_refuse(call: Any, message: str) -> None:
-    with pytest.raises(HeadwiseError) as error:
-        call()
-    assert str(error.value) == message
+def test_what_the_torch_classes_refuse() -> None:
+    refuses_table("torch_classes", globals(), exact=True)
 
 
 class PrintedHead(nn.Module):
@@ -388,31 +357,5 @@ def test_the_causal_mask_is_additive_and_safe(tokens: int) -> None:
         numpy_layer.causal_mask(0)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: numpy_layer.MultiHeadAttention(35, 0), "n_heads=0 must be a positive whole number"),
-        (
-            lambda: course_d().forward(np.ones((2, 11, 35))),
-            "x has shape (2, 11, 35); this layer takes (tokens, d_model) with d_model=35",
-        ),
-        (
-            lambda: course_d().forward_loop(np.ones((11, 7))),
-            "x has shape (11, 7); this layer takes (tokens, d_model) with d_model=35",
-        ),
-        (lambda: course_d().forward(np.ones((0, 35))), "x has 0 tokens; pass at least 1"),
-        (
-            lambda: course_d().forward(np.ones((11, 35)), np.zeros((1, 11))),
-            "mask has shape (1, 11); 11 tokens need (11, 11)",
-        ),
-        (
-            lambda: course_d().forward(np.ones((11, 35)), np.tri(11, dtype=bool)),
-            "mask is bool, and this layer adds its mask to the scores; "
-            "pass causal_mask(tokens), or numpy.where(allowed, 0, -numpy.inf), with True = may attend",
-        ),
-    ],
-)
-def test_what_the_numpy_layer_refuses(call: Any, message: str) -> None:
-    with pytest.raises(HeadwiseError) as error:
-        call()
-    assert str(error.value) == message
+def test_what_the_numpy_layer_refuses() -> None:
+    refuses_table("numpy_layer", globals(), exact=True)

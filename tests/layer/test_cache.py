@@ -75,6 +75,7 @@ def assert_same(actual: Tensor, expected: Tensor) -> None:
 
 
 @given(specs, cuts, st.booleans())
+@pytest.mark.slow
 def test_whole_equals_chunks_equals_one_by_one(spec: dict[str, Any], at: list[int], gated: bool) -> None:
     layer, x = make(spec), draw()
     gate = torch.linspace(-1, 2, 6, dtype=torch.float64) if gated else None

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import refuses_table
 from torch import Tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
@@ -114,27 +115,5 @@ def test_sides_and_other_masks() -> None:
     torch.testing.assert_close(layer(x, mask=hw.Lengths([3, 7])), plain(x, mask=masks & hw.Bias(bias)), **CLOSE)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"n_buckets": 0}, "relative bias n_buckets=0 must be a positive multiple of 2"),
-        ({"n_buckets": -2}, "relative bias n_buckets=-2 must be a positive multiple of 2"),
-        ({"n_buckets": 7}, "relative bias n_buckets=7 must be a positive multiple of 2"),
-        ({"n_buckets": 0, "two_sided": True}, "relative bias n_buckets=0 must be a positive multiple of 4"),
-        ({"n_buckets": 6, "two_sided": True}, "relative bias n_buckets=6 must be a positive multiple of 4"),
-        ({"max_distance": 16}, "relative bias max_distance=16 must exceed 16, the distances with a bucket each"),
-        (
-            {"max_distance": 8, "two_sided": True},
-            "relative bias max_distance=8 must exceed 8, the distances with a bucket each",
-        ),
-        (
-            {"n_buckets": 2, "max_distance": 0},
-            "relative bias max_distance=0 must exceed 1, the distances with a bucket",
-        ),
-    ],
-    ids=str,
-)
-def test_a_wrong_rule_is_refused(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(hw.HeadwiseError) as refusal:
-        hw.RelativeBias(**fields)
-    assert str(refusal.value).startswith(message)
+def test_a_wrong_rule_is_refused() -> None:
+    refuses_table("relative_bias", vars(hw))

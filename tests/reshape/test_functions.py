@@ -93,6 +93,7 @@ def test_ids_that_do_not_fit_are_refused() -> None:
     refuses(lambda: share(model, 3, text=LETTERS), "has no tokenizer; pass token ids")
 
 
+@pytest.mark.slow
 def test_an_opened_model_is_written_with_its_ancestors_unless_it_was_changed(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,7 @@ def test_a_trace_in_a_notebook_shows_the_weights_of_each_head(rung: str) -> None
     assert pictures == [((7, 5), b"".join(rows))] * 6
 
 
+@pytest.mark.slow
 def test_traces_at_the_edge_show_themselves() -> None:
     q = [[[Value(1.0)], [Value(2.0)]]]
     assert len(pixels(hw.trace(q, q, q)._repr_html_())) == 1

@@ -53,6 +53,7 @@ OF_THE_ISSUE = set(catalogue()) - {
 }
 
 
+@pytest.mark.slow
 def test_weights_are_not_drawn_anew_between_the_steps_of_a_cache(tmp_path: Path) -> None:
     style = next(versions("cached_concat"))
     head, line, rest = style.text.partition("    def forward")
@@ -280,6 +281,7 @@ class SideBySide(nn.Module):
 """
 
 
+@pytest.mark.slow
 def test_the_language_of_the_course_here_is_that_of_its_neighbours(
     invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -307,10 +309,9 @@ import numpy as np
 
 def test_what_a_verdict_points_at() -> None:
     """The line of the helper that splits, of the call that stops; and no word of row 0 where nothing is causal."""
-    lines = {}
-    for version in (v for v in ALL if v.style in ("clues", "course_cut_mask") and v.bugs):
-        verdict = judge(version)
-        lines.setdefault(version.bugs, []).append(verdict.findings[0].quote)
+    lines = {(bug,): [] for bug in ("split-no-transpose", "scale-missing", "length-fixed", "raises")}
+    for version in (v for v in ALL if v.style in ("clues", "course_cut_mask") and v.bugs in lines):
+        lines[version.bugs].append(judge(version).findings[0].quote)
     assert lines["split-no-transpose",] == ["return x.view(B, self.n_heads, T, self.d_head)"]
     assert lines["scale-missing",] == ["s = q @ k.transpose(-2, -1)"]
     assert lines["length-fixed",] == ["s.masked_fill_(self.mask.bool(), -torch.inf)"]
@@ -324,6 +325,7 @@ def oddly_scaled(q, k, v):  # type: ignore[no-untyped-def]
     return e / e.sum(-1, keepdims=True) @ v
 
 
+@pytest.mark.slow
 def test_the_line_that_is_named_is_one_that_was_changed() -> None:
     """Where something is left out no line holds it, so not all can be."""
     named = [(version, bug) for version in ALL for bug in version.bugs if bug not in ("raises", "length-fixed")]
