@@ -29,7 +29,7 @@ def refuses(call: Callable[[], object], match: str) -> None:
 def refuses_table(table: str, names: dict[str, Any], exact: bool = False) -> None:
     """Every call of a table of refused.toml, whose names are looked up in `names`, is refused with the words beside it.
 
-    `exact`: and with no others. All calls are made; the failure shows those that end otherwise.
+    `exact`: and with no others. It is one line. All calls are made; the failure shows those that end otherwise.
     """
     wrong: list[str] = []
     for call, words in tomllib.loads(REFUSED.read_text(encoding="utf-8"))[table].items():
@@ -38,8 +38,9 @@ def refuses_table(table: str, names: dict[str, Any], exact: bool = False) -> Non
             eval(call, dict(names))  # our own table
         except HeadwiseError as error:
             said = str(error)
-        pattern = ".*".join(map(re.escape, words.split(" ... ")))
-        if not (re.fullmatch if exact else re.search)(pattern, said):
+        pattern = ".*".join(map(re.escape, words.removeprefix("^").split(" ... ")))
+        fits = re.fullmatch if exact else re.match if words.startswith("^") else re.search
+        if not fits(pattern, said) or "\n" in said:
             wrong.append(f"{call}: {said}")
     assert not wrong, "\n".join(wrong)
 

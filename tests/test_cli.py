@@ -24,11 +24,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from cases import refuses
 from invoking import Invoke, Outcome, assert_refused, check_document, contents
 from safetensors.torch import load_file, save_file
 
 import headwise as hw
-from headwise import HeadwiseError, cli
+from headwise import cli
 from headwise.cli.train import run_settings
 from headwise.gpt.presets import PRESETS
 from headwise.gpt.run import Run, Settings, load_run, write_run
@@ -435,16 +436,14 @@ def test_resume_without_a_report_or_a_run(damaged: Path, invoke: Invoke, text: P
 
 
 def test_debug_lets_the_error_through(text: Path, invoke: Invoke) -> None:
-    with pytest.raises(HeadwiseError, match="steps=0 must be at least 1"):
-        invoke("train", text, "--steps", 0, "--debug")
+    refuses(lambda: invoke("train", text, "--steps", 0, "--debug"), "steps=0 must be at least 1")
 
 
 def test_a_run_that_was_stopped_is_found_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(HeadwiseError, match="--resume: no run in runs/verbs was stopped; pass --out"):
-        run_settings({}, None, True)
+    refuses(lambda: run_settings({}, None, True), "--resume: no run in runs/verbs was stopped; pass --out")
     for name, steps, status in (("verbs", None, "finished"), ("verbs-2", None, "training"), ("verbs-3", 7, "training")):
         (tmp_path / "runs" / name).mkdir(parents=True)
         write_run(tmp_path / "runs" / name, Run(Settings(steps=steps), "digest", status, None, None, None))

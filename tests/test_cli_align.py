@@ -12,9 +12,9 @@ import pytest
 import tokenizers
 import torch
 import transformers as tf
+from cases import refuses
 
 from headwise.corpus.sound import read_wav, resampled
-from headwise.errors import HeadwiseError
 from headwise.heads.aligned_texts import read_aligned, transcripts
 from headwise.heads.alignment import Linked, Spoken
 from headwise.heads.look import Desk
@@ -81,8 +81,7 @@ def test_sound_is_the_same_at_another_rate(tmp_path: Path) -> None:
     assert np.abs(samples - expected)[800:-800].max() < 2e-3
     assert resampled(samples, 16_000) is samples
     (tmp_path / "b.wav").write_bytes(b"RIFF no sound")
-    with pytest.raises(HeadwiseError, match=r"b\.wav is no WAV file"):
-        read_wav(tmp_path / "b.wav")
+    refuses(lambda: read_wav(tmp_path / "b.wav"), r"b\.wav is no WAV file")
 
 
 def test_words_become_rows_and_keys(tmp_path: Path, whisper: Path, bart: Path) -> None:

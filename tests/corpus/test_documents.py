@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cases import refuses
+from cases import refuses, refuses_table
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -68,19 +68,8 @@ def test_what_the_tokenizer_does_not_know_is_counted(folder: Folder) -> None:
         assert said.startswith("5 of 13 characters of the text are unknown to the tokenizer, which reads '[UNK]' for")
 
 
-@pytest.mark.parametrize(
-    ("sources", "tokens", "said"),
-    [
-        (["abc"], 14, "tokens 14 exceeds what letters takes at a time, 13"),
-        (["abc"], 2, "tokens 2 leaves no room for text; pass 3 or more"),
-        (["missing.txt"], None, "there is no file missing.txt"),
-        (["no/such/place"], None, "there is no file no/such/place"),
-        (["axe"], None, "the model has not seen the characters 'x'"),
-        ([""], None, "the text is empty"),
-    ],
-)
-def test_texts_that_do_not_fit(folder: Folder, sources: list[str], tokens: int | None, said: str) -> None:
-    refuses(lambda: read_documents(folder, sources, tokens, None), said)
+def test_texts_that_do_not_fit(folder: Folder) -> None:
+    refuses_table("texts", globals() | {"folder": folder})
 
 
 def test_what_is_no_text_of_this_model(folder: Folder, tmp_path: Path) -> None:
@@ -96,19 +85,12 @@ def test_what_is_no_text_of_this_model(folder: Folder, tmp_path: Path) -> None:
     assert text.shown([4, 5]) == ("4", "5")
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("1 2\n3 x\n", "line 2: token ids are whole numbers"),
-        ("1 12\n", "line 1: 12 is no token of a vocabulary of 12"),
-        ("1 -2\n", "line 1: -2 is no token"),
-        (" ".join(["1"] * 14), "line 1 has 14 tokens and letters takes 13"),
-        ("7\n", "no document of two tokens or more"),
-    ],
-)
-def test_ids_that_do_not_fit(folder: Folder, tmp_path: Path, content: str, said: str) -> None:
-    (tmp_path / "ids").write_text(content)
-    refuses(lambda: read_ids(folder, tmp_path / "ids", None), said)
+def test_ids_that_do_not_fit(folder: Folder, tmp_path: Path) -> None:
+    def written(content: str) -> Path:
+        (tmp_path / "ids").write_text(content)
+        return tmp_path / "ids"
+
+    refuses_table("ids", {"read": lambda content: read_ids(folder, written(content), None)})
 
 
 def test_what_was_never_seen_is_skipped_where_that_is_asked_for(folder: Folder) -> None:

@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from cases import refuses
 
 from headwise.corpus.verbs import PERSONS, Cell, cells, clause_orders, conjugation_lines, corpus
 from headwise.errors import HeadwiseError
@@ -173,8 +174,7 @@ def test_the_order_does_not_depend_on_hashing() -> None:
 
 @pytest.mark.parametrize("held_out", [-1, 721])
 def test_too_many_held_out_is_refused(held_out: int) -> None:
-    with pytest.raises(HeadwiseError, match=f"held_out={held_out} of 1440 cells; choose 0 to 720"):
-        corpus(0, held_out)
+    refuses(lambda: corpus(0, held_out), f"held_out={held_out} of 1440 cells; choose 0 to 720")
 
 
 def test_an_unknown_cell_is_refused() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import refuses
 
 from headwise import HeadwiseError
 from headwise.corpus.tokens import Tokens
@@ -172,8 +173,7 @@ def test_a_bias_that_the_model_has_no_place_for_is_refused(hf: Any, tiny: Any, t
     with torch.no_grad(), quiet():
         theirs.transformer.h[1].mlp.c_fc.bias += 0.5
         theirs.save_pretrained(tmp_path)
-    with pytest.raises(HeadwiseError, match=r"transformer\.h\.1\.mlp\.c_fc\.bias|blocks\.1\.feed_forward\.up\.bias"):
-        load_model(tmp_path)
+    refuses(lambda: load_model(tmp_path), r"transformer\.h\.1\.mlp\.c_fc\.bias|blocks\.1\.feed_forward\.up\.bias")
 
 
 @pytest.mark.parametrize("kind", ["characters", "words"])

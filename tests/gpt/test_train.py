@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import refuses
 from small_models import text_stream
 
 from headwise import HeadwiseError
@@ -208,12 +209,10 @@ def test_a_divergence_is_said_and_the_earlier_state_stays(
 def test_a_rate_that_is_too_high_never_ends_well(tmp_path: Path, data: Stream, config: Any, steps: int) -> None:
     """Weights that overflow are an error, even those of the last step; they reach neither the state nor the log."""
     recipe = replace(ADAMW, steps=steps, lr=1e38, warmup=0)
-    with pytest.raises(HeadwiseError, match="training diverged"):
-        train(tmp_path, config, recipe, data, 0, quiet, save_seconds=0)
+    refuses(lambda: train(tmp_path, config, recipe, data, 0, quiet, save_seconds=0), "training diverged")
     rows(tmp_path)
     if (tmp_path / STATE).exists():
-        with pytest.raises(HeadwiseError, match="training diverged"):
-            train(tmp_path, config, recipe, data, 0, quiet, save_seconds=0)
+        refuses(lambda: train(tmp_path, config, recipe, data, 0, quiet, save_seconds=0), "training diverged")
 
 
 def _folder(path: Path) -> Path:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as tf
+from cases import refuses
 from planted import WORDS, induction_model
 from torch import Tensor, nn
 
@@ -118,10 +119,8 @@ def test_copying_suppression_and_succession_are_told_apart() -> None:
 
 
 def test_what_is_not_known_is_refused() -> None:
-    with pytest.raises(hw.HeadwiseError, match="two or more ids below 11"):
-        circuits(induction_model(), tokens=[3, 11])
+    refuses(lambda: circuits(induction_model(), tokens=[3, 11]), "two or more ids below 11")
     body = tf.BertModel(tf.BertConfig(hidden_size=33, num_hidden_layers=2, num_attention_heads=3, intermediate_size=37))
     assert circuits(body).heads["L1.H2"].copies is None  # no output matrix
     body.encoder.layer[1].attention.output.dense.weight = nn.Parameter(torch.zeros(33, 32))
-    with pytest.raises(hw.HeadwiseError, match=r"L1.*W_O"):
-        circuits(body)
+    refuses(lambda: circuits(body), r"L1.*W_O")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import every
+from cases import refuses_table
 from word_models import word_folder
 
 import headwise as hw
@@ -132,22 +132,8 @@ def test_a_model_without_words_says_how_far_its_output_turns(folders: dict[str, 
     assert len(desk.answer({**READ, "slot": "b", "text": "the dog"})["state"]["alike"]) == 2
 
 
-@every("asked, message", [
-    ({"do": "rm"}, "this is no question of the page's"),
-    ({"do": "read"}, "this is no question of the page's"),
-    ({**READ, "text": 3}, "this is no question of the page's"),
-    ({**READ, "text": "Ann", "slot": "c"}, "slot='c' is none of a, b"),
-    ({**READ, "text": "Ann", "changes": {"L9.H9": 0}}, "no head 'L9.H9'"),
-    ({**READ, "text": "Ann", "changes": {"L0.H0": float("nan")}}, "at most 10, and not by nan"),
-    ({**READ, "text": " \n"}, "There is no sentence yet."),
-    ({**READ, "text": "Ann " * 23}, "The sentence has 24 tokens, and the model reads 23 at most."),
-    ({**READ, "text": "x" * 20001}, "has 20001 characters, and at most 20000"),
-    ({"do": "each", "layer": 9, "follow": 0}, "layer=9: there are 2, and a text has to be read first"),
-])  # fmt: skip
-def test_what_is_refused(desk: Desk, asked: dict[str, Any], message: str) -> None:
-    with pytest.raises(hw.HeadwiseError) as refused:
-        desk.answer(asked)
-    assert message in str(refused.value)
+def test_what_is_refused(desk: Desk) -> None:
+    refuses_table("desk", globals() | {"desk": desk})
 
 
 def test_a_layer_that_runs_twice_is_two(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import refuses
 
 import headwise as hw
 from headwise.gpt.gpt import GPT, GPTConfig
@@ -78,8 +79,7 @@ def test_heads_have_names_and_rows(model: GPT) -> None:
 
 
 def test_what_has_no_maps_is_refused(model: GPT) -> None:
-    with pytest.raises(hw.HeadwiseError, match=r"^the text has no tokens; pass one with text=$"):
-        head_maps(model, [], [], "run")
+    refuses(lambda: head_maps(model, [], [], "run"), r"^the text has no tokens; pass one with text=$")
     context = model.config.context
     assert len(head_maps(model, [1] * context, ["1"] * context, "run").maps) == 12
     with pytest.raises(hw.HeadwiseError) as refusal:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import refuses, refuses_table
 
 import headwise as hw
 from headwise.corpus.documents import Text
@@ -79,8 +80,7 @@ def test_facts_of_a_survey(found: Survey, text: Text, model: GPT, monkeypatch: p
     marks = text.marks(ids)
     assert marks["delimiter"].tolist() == [False, False, True, True, False, False]  # the first token is left out
     assert not marks["rare"][2]  # a special token is not rare, however seldom
-    with pytest.raises(hw.HeadwiseError, match="no document of two tokens"):
-        Text([[3], []], shown)
+    refuses(lambda: Text([[3], []], shown), "no document of two tokens")
     found = survey(model, text, controls=False, ablate="none")
     assert found.untrained is None and found.ablated is None and found.loss is None
     assert all(profile.ablation is None and profile.importance is not None for profile in found.profiles)
@@ -201,20 +201,8 @@ def test_a_survey_of_a_folder_and_of_its_model_are_one(folder: Path, tmp_path: P
     assert survey(folder, "abc " * 9, tokens=7, documents=4, **QUICK).n_documents == 4
 
 
-@pytest.mark.parametrize(
-    ("texts", "options", "said"),
-    [
-        ("abc", {"ablate": "median"}, r"ablate 'median' is not known; one of auto, zero"),
-        ("abc", {"tokens": 0}, "tokens 0 must be at least 1"),
-        (["abc", [1, 2]], {}, "1 of 2 documents are texts and the others ids; pass either"),
-        ([[1, 2], [3, 99]], {}, "document 1: 99 is no token of a vocabulary of 12"),
-        ([[1, 2]], {"tokens": 5}, "tokens 5 cuts a text into documents; pass a text with it"),
-        (None, {}, "letters is no run of headwise, nor made from one that can be found, so it has no text"),
-    ],
-)
-def test_what_a_survey_refuses(folder: Path, texts: Any, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(hw.HeadwiseError, match=said):
-        survey(folder, texts, **options)
+def test_what_a_survey_refuses(folder: Path) -> None:
+    refuses_table("survey", globals() | {"folder": folder})
 
 
 def test_a_survey_is_a_mapping_and_shows_itself(found: Survey) -> None:

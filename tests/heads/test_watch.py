@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import refuses
 from dense import assert_rows, block_means, row_statistics
 from torch import Tensor, nn
 
@@ -425,8 +426,7 @@ def test_what_is_seen() -> None:
     table = seen._repr_html_()
     assert table.count("<tr>") == 13 and f"{head.entropy:.3f}" in table
     assert not hasattr(head, "fame") and not hasattr(head.rows, "delimiter")  # known, but no such keys were marked
-    with pytest.raises(hw.HeadwiseError, match="there is no statistic 'fame' of this head"):
-        _ = head.rows["fame"]
+    refuses(lambda: head.rows["fame"], "there is no statistic 'fame' of this head")
 
 
 def test_rows_and_means_of_what_is_real() -> None:
@@ -478,10 +478,8 @@ def test_unknown_heads(name: str, said: str) -> None:
     model = gpt_of()
     with torch.no_grad(), hw.watch(model) as seen:
         model(torch.zeros(1, 3, dtype=torch.long))
-    with pytest.raises(hw.HeadwiseError, match=said):
-        _ = seen[name]
-    with pytest.raises(hw.HeadwiseError, match=said):
-        hw.ablate(model, [name]).__enter__()
+    refuses(lambda: seen[name], said)
+    refuses(lambda: hw.ablate(model, [name]).__enter__(), said)
 
 
 @pytest.mark.parametrize("offsets", [0, 3, True, (0,), (1, -2), (1.5,), None, "12"])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as tf
-from cases import refuses
+from cases import refuses, refuses_table
 from torch import Tensor, nn
 
 import headwise as hw
@@ -203,19 +203,8 @@ def test_a_text_goes_where_ids_go() -> None:
     refuses(lambda: hw.attribute(model, 98 * "a", "i"), "98 tokens, and LlamaForCausalLM takes 97")
 
 
-@pytest.mark.parametrize(
-    ("kind", "words", "message"),
-    [
-        ("next", ("abc", "ab"), "3 tokens .a b c. and the corrupted one 2 tokens"),
-        ("next", ("abc", "abc"), "is the prompt itself"),
-        ("next", ("abc", None, 23), "outside the vocabulary of 23"),
-        ("masked", ("abc",), r"0 masked words; write \? once"),
-        ("masked", ("a?c", "?bc"), "masked word is token 2 of the prompt and token 1 of the corrupted"),
-        ("masked", ("a?c", "b?c", "ij"), "'ij' is 2 tokens"),
-    ],
-)
-def test_bad_requests(kind: str, words: tuple[Any, ...], message: str) -> None:
-    refuses(lambda: hw.why(opened(kind), *words), message)
+def test_bad_requests() -> None:
+    refuses_table("why", globals())
 
 
 def test_a_story_is_shown_in_words_a_table_and_html() -> None:

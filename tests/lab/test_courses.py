@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import refuses_table
+from cases import refuses, refuses_table
 from torch import nn
 
 import headwise as hw
-from headwise.errors import HeadwiseError
 from headwise.lab.courses import numpy_layer
 from headwise.lab.courses.stacked import (
     CausalAttention,
@@ -353,8 +352,7 @@ def test_the_causal_mask_is_additive_and_safe(tokens: int) -> None:
     assert all(mask[i, j] == (0 if j <= i else -np.inf) for i in range(tokens) for j in range(tokens))
     weights = numpy_layer.softmax(np.zeros((tokens, tokens), np.float32) + mask)
     np.testing.assert_allclose(weights, np.tri(tokens) / np.arange(1, tokens + 1)[:, None], rtol=1e-6)
-    with pytest.raises(HeadwiseError, match="T=0 must be a positive whole number"):
-        numpy_layer.causal_mask(0)
+    refuses(lambda: numpy_layer.causal_mask(0), "T=0 must be a positive whole number")
 
 
 def test_what_the_numpy_layer_refuses() -> None:

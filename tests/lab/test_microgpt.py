@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import refuses_table
 
-from headwise.errors import HeadwiseError
 from headwise.lab.microgpt import RUNGS, Draw, Replay, array, plain, replay, tensor
 from headwise.lab.microgpt.draw import Tokens, learning_rate, shapes
 from headwise.rungs.autograd import Value, exp, log, log_sum_exp, relu
@@ -209,23 +209,8 @@ def test_the_report_is_told_every_step(rung: str) -> None:
     assert run.samples == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"rung": "numpy"}, "rung='numpy' is not known; one of plain, array, tensor"),
-        ({"steps": 0}, "steps=0 trains nothing; pass at least 1"),
-        ({"n_samples": -1}, "n_samples=-1 is less than none; pass 0 or more"),
-        ({"n_heads": 3}, "n_heads=3 does not divide the width of microgpt, 16; pass 1, 2, 4, 8 or 16"),
-        ({"n_layers": 0}, "n_layers=0 must be a positive whole number"),
-        ({"documents": []}, "none of the 0 documents has a character; pass at least one name"),
-        ({"documents": ["", " "]}, "none of the 2 documents has a character; pass at least one name"),
-        ({"documents": "ada"}, "documents is one text; pass a list of them, such as its lines"),
-    ],
-)
-def test_what_is_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(HeadwiseError) as error:
-        replay(**{"documents": NAMES, **arguments})
-    assert str(error.value) == message
+def test_what_is_refused() -> None:
+    refuses_table("microgpt", {"replayed": lambda **changes: replay(**{"documents": NAMES, **changes})}, exact=True)
 
 
 # The nodes that plain uses beside those tested with the autograd

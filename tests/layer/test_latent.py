@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import refuses, refuses_table
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -89,8 +90,7 @@ def test_what_stands_for_a_projection_is_called() -> None:
     with hw.watch(layer) as seen:
         layer(x)
     assert seen["L0.H3"].entropy > 0
-    with pytest.raises(hw.HeadwiseError, match="Adapted stands for a projection and has no weight to hand out"):
-        _ = layer.heads[3].wk
+    refuses(lambda: layer.heads[3].wk, "Adapted stands for a projection and has no weight to hand out")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -182,20 +182,5 @@ def test_explain_counts_what_torch_counts(n: int) -> None:
     assert str(told).startswith(f"{told.form}, {told.path}: ")
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"latent_dim": None}, "rope_dim=4 belongs to a latent; pass latent_dim= too"),
-        ({"latent_dim": None, "rope_dim": None, "q_latent_dim": 5}, "q_latent_dim=5 belongs to a latent"),
-        ({"latent_dim": 0}, "latent_dim=0 must be a positive whole number"),
-        ({"rope_dim": 10}, "rope_dim=10 of head_dim=10: nothing is left"),
-        ({"rope_dim": 3}, "rope turns features in pairs, and rope_dim=3 is odd"),
-        ({"rope_dim": 0, "rope": hw.RoPE()}, "rope turns features in pairs, and rope_dim=0 is none"),
-        ({"rope": hw.RoPE(dim=6)}, "rope dim=6 and rope_dim=4 name one size; drop one"),
-        ({"n_kv_heads": 2}, "n_kv_heads=2, kv_index=(0, 0, 0, 1, 1, 1) with latent_dim=13: each head has keys of its"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(hw.HeadwiseError) as refusal:
-        make(**options)
-    assert str(refusal.value).startswith(message)
+def test_what_does_not_go_together_is_refused() -> None:
+    refuses_table("latent", globals())

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import refuses
+from cases import refuses, refuses_table
 from helpers import NATIVE, Problem, Sizes, draw, to_numpy
 from torch import Tensor
 
@@ -511,44 +511,8 @@ def test_masks_compiled(mask: str, by_paper: Any) -> None:
 X = numbers("x", B, T, 29)
 
 
-@pytest.mark.parametrize(
-    ("build", "call", "both"),
-    [
-        ({}, {"mask": hw.Lengths([3, 5]), "cache": hw.KVCache(window=3)}, ("Lengths", "window=3")),
-        ({}, {"mask": hw.Causal(offset=1), "cache": hw.KVCache(window=3)}, ("Causal(offset=1)", "window=3")),
-        ({}, {"mask": hw.Alibi(offset=1), "cache": hw.KVCache(window=3)}, ("Alibi(slopes=None, offset=1)", "window=3")),
-        ({}, {"cache": hw.KVCache(window=1)}, ("Window(left=2)", "window=1")),
-        ({"mask": hw.Causal()}, {"cache": hw.KVCache(window=3)}, ("no Window", "window=3")),
-        ({"mask": None}, {"cache": hw.KVCache(window=3)}, ("no Window", "window=3")),
-        ({}, {"cache": hw.KVCache(max_length=3)}, ("max_length=3", "5 more make 5")),
-        ({}, {"context": X, "cache": hw.KVCache(window=3)}, ("context=", "window=3")),
-        ({"rope": hw.RoPE()}, {"context": X}, ("context=", "rope=")),
-        ({}, {"positions": torch.arange(T)}, ("positions=", "rope=RoPE()")),
-        ({"d_context": 13}, {}, ("d_context=13", "context=")),
-    ],
-    ids=lambda value: " and ".join(value) if isinstance(value, tuple) else "",
-)
-def test_a_refusal_names_both(build: dict[str, Any], call: dict[str, Any], both: tuple[str, str]) -> None:
-    with pytest.raises(hw.HeadwiseError) as refusal:
-        Case(build).layer()(X, **call)
-    for name in both:
-        assert name in str(refusal.value)
-
-
-@pytest.mark.parametrize(
-    ("build", "both"),
-    [
-        ({"out_proj": False, "out_bias": True}, ("out_bias=True", "out_proj=True")),
-        ({"out_proj": False, "d_out": 17}, ("d_out=17", "out_proj=True")),
-        ({"head_dim": 5, "rope": hw.RoPE()}, ("head_dim=5", "rope")),
-    ],
-    ids=str,
-)
-def test_two_arguments_that_contradict_are_both_named(build: dict[str, Any], both: tuple[str, str]) -> None:
-    with pytest.raises(hw.HeadwiseError) as refusal:
-        Case(build).layer()
-    for name in both:
-        assert name in str(refusal.value)
+def test_a_refusal_names_both() -> None:
+    refuses_table("both", globals())
 
 
 def test_caches_of_others_are_refused() -> None:

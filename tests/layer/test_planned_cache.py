@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import re
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from cases import every
+from cases import every, refuses
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -144,8 +145,7 @@ def test_a_refused_crop_changes_nothing_and_reorders_are_counted() -> None:
     layer, x, cache = make({"n_kv_heads": 3, "mask": hw.Causal()}), draw(), hw.KVCache(plan=[(0, 9), None, (2, 3)])
     with torch.no_grad():
         layer(x[:, :7], cache=cache)
-        with pytest.raises(hw.HeadwiseError, match="cannot crop to 6 of 7 tokens"):
-            cache.crop(6)
+        refuses(lambda: cache.crop(6), "cannot crop to 6 of 7 tokens")
         assert [part.length for _, part in cache._kinds] == [7, 7, 7]
     # Who follows a text through its cache must know that its documents have changed places.
     for cache in (hw.KVCache(), hw.KVCache(plan=[None, (1, 2)])):
@@ -168,8 +168,7 @@ def test_rows_are_reordered_cropped_and_copied() -> None:
         cache.reorder(order)
         assert_same(in_chunks(layer, x[order], [9, 10, 13], cache), layer(x[order], mask=mask)[:, 9:])
         assert_same(in_chunks(layer, x, [9, 10, 13], copied), layer(x, mask=mask)[:, 9:])
-        with pytest.raises(hw.HeadwiseError, match="cannot crop to 11 of 13 tokens: the cache rolls and keeps 5"):
-            cache.crop(11)
+        refuses(lambda: cache.crop(11), "cannot crop to 11 of 13 tokens: the cache rolls and keeps 5")
         assert (cache.length, cache.batch, copied.batch) == (13, 3, 2)
     assert repr(cache).startswith("KVCache(plan=") and "length=13" in repr(cache)
 
@@ -229,9 +228,7 @@ def test_what_it_cannot_do_is_refused_and_leaves_it_as_it_was(act: Any, message:
     layer, cache, x = make({"n_kv_heads": 2, "mask": hw.Causal()}), hw.KVCache(plan=[hw.Keep(1, 4), None]), draw()
     with torch.no_grad():
         layer(x[:, :6], cache=cache)
-        with pytest.raises(hw.HeadwiseError) as refusal:
-            act(layer, cache)
-        assert message in str(refusal.value)
+        refuses(lambda: act(layer, cache), re.escape(message))
         assert cache.length == 6
         expected = layer(x, mask=spoken([hw.Keep(1, 4), None], H, T))
         assert_same(in_chunks(layer, x, [6, 7, 13], cache), expected[:, 6:])

@@ -116,4 +116,4 @@ def test_sides_and_other_masks() -> None:
 
 
 def test_a_wrong_rule_is_refused() -> None:
-    refuses_table("relative_bias", vars(hw))
+    refuses_table("relative_bias", globals())

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from cases import refuses
 from surveys import survey_of
 
 from headwise import HeadwiseError
@@ -83,8 +84,7 @@ def test_a_damaged_record_is_named(family: dict[str, Path], text: str) -> None:
 
 @pytest.mark.parametrize("origins", [[[0, 1]], [[0, 3], [0, 1]]])
 def test_a_record_of_other_heads_is_damaged(family: dict[str, Path], origins: list[list[int]]) -> None:
-    with pytest.raises(HeadwiseError, match=r"headwise\.json is damaged: it does not say where"):
-        ancestors(family["child"], origins, None)
+    refuses(lambda: ancestors(family["child"], origins, None), r"headwise\.json is damaged: it does not say where")
 
 
 def test_a_survey_takes_the_names_of_the_heads_it_is_compared_with() -> None:

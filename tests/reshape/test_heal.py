@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import refuses_table
 from reshape_models import build
 from torch import Tensor, nn
 
@@ -190,20 +191,8 @@ def test_a_loss_that_is_no_number_is_said_and_not_saved(tmp_path: Path) -> None:
     assert not (tmp_path / STATE).exists()
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"steps": 0}, "heal steps=0 must be at least 1"),
-        ({"batch": 0}, "heal batch=0 must be at least 1"),
-        ({"lr": 0.0}, "heal lr=0.0"),
-        ({"hidden": -1.0}, "heal hidden=-1.0 must be 0 or more"),
-        ({"vector_lr": 0.0}, "heal vector_lr=0.0 must be a positive number"),
-    ],
-)
-def test_recipes_that_make_no_sense_are_refused(change: dict[str, float], said: str) -> None:
-    with pytest.raises(HeadwiseError) as refusal:
-        replace(RECIPE, **change)  # type: ignore[arg-type]
-    assert said in str(refusal.value)
+def test_recipes_that_make_no_sense_are_refused() -> None:
+    refuses_table("recipes", globals())
 
 
 def test_divergence_is_that_of_the_formula() -> None:

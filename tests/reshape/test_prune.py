@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 import torch
+from cases import refuses, refuses_table
 from reshape_models import BUILD, build, texts
 from torch import nn
 
@@ -110,8 +111,7 @@ def test_what_no_format_carries_is_zeroed_with_the_reason(name: str, heads: str,
     assert ("keeps no cache" if name == "bert" else "zeroed heads keep their keys and values") in note
     assert ("headwise share" in note) == (name not in ("gpt2", "bert"))
     assert ("uniform at a keep of" in pruned.notes[0]) == (name not in ("gpt2", "bert"))
-    with pytest.raises(HeadwiseError, match=r"leave out uniform=True to have the heads zeroed"):
-        prune_heads(model, chosen, uniform=True)
+    refuses(lambda: prune_heads(model, chosen, uniform=True), r"leave out uniform=True to have the heads zeroed")
 
 
 def test_zeroed_heads_stay_zero_when_put_back() -> None:
@@ -159,20 +159,8 @@ def hw_mqa() -> nn.Module:
     return GPT(config).double().eval()
 
 
-@pytest.mark.parametrize(
-    ("heads", "said"),
-    [
-        ("", "no head is named"),
-        ("L0H1", "'L0H1' is no name of a head; L3.H5 is head 5 of layer 3"),
-        ("L2.H0", "the model has no head L2.H0: 2 layers of 6 heads, L0.H0 to L1.H5"),
-        ("L0.H6", "the model has no head L0.H6"),
-        (",".join(f"L1.H{h}" for h in range(6)), "all 6 heads of layer 1 are to go; a layer needs one"),
-    ],
-)
-def test_names_that_are_no_heads_are_refused(heads: str, said: str) -> None:
-    with pytest.raises(HeadwiseError) as refusal:
-        named_heads(build("rope"), heads)
-    assert said in str(refusal.value)
+def test_names_that_are_no_heads_are_refused() -> None:
+    refuses_table("heads", globals() | {"model": build("rope")})
 
 
 @pytest.mark.parametrize("keep", [0.0, 1.5, -0.1, float("nan")])

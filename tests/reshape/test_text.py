@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import refuses_table
 from small_models import text_stream
 from torch import nn
 
@@ -88,18 +89,8 @@ def test_documents_of_a_text(path: Path) -> None:
     assert [len(x) for x in batches(long)] == [1, 1, 1]
 
 
-@pytest.mark.parametrize(
-    ("tokens", "said"),
-    [
-        (1, "tokens=1 must be at least 2"),
-        (17, "tokens=17 exceeds the model's context of 16"),
-        (3, "tokens=3 leaves no room for a text beside the 3 of the frame"),
-    ],
-)
-def test_lengths_that_make_no_sense_are_refused(path: Path, tokens: int, said: str) -> None:
-    with pytest.raises(HeadwiseError) as refusal:
-        read_calibration(path, folder(Framed(), family="bert"), tokens)
-    assert said in str(refusal.value)
+def test_lengths_that_make_no_sense_are_refused(path: Path) -> None:
+    refuses_table("lengths", {"read": lambda n: read_calibration(path, folder(Framed(), family="bert"), n)})
 
 
 @pytest.mark.slow

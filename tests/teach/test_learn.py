@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import every
+from cases import every, refuses
 from invoking import Invoke
 
 import headwise.teach.exercises as marking
-from headwise.errors import HeadwiseError
 from headwise.files import write_whole
 from headwise.teach.bugs import words
 from headwise.teach.course import open_course, told
@@ -292,8 +291,7 @@ def test_bad_input_is_one_clear_line(
 
 def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "learn").write_text("")
-    with pytest.raises(HeadwiseError, match="is a file; pass a folder"):
-        open_course(tmp_path / "learn", None)
+    refuses(lambda: open_course(tmp_path / "learn", None), "is a file; pass a folder")
 
 
 def test_a_first_call_that_was_killed_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import every
+from cases import every, refuses
 from invoking import Invoke
 
-from headwise import HeadwiseError
 from headwise.view import live as room
 from headwise.view.live import Live
 
@@ -120,8 +119,7 @@ def test_a_full_pipe_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ports_and_questions(live: Live, asking: Live) -> None:
-    with pytest.raises(HeadwiseError, match=rf"^--port {live.server_port} of 127.0.0.1 cannot be had \(.*\); pass"):
-        Live(live.server_port, "")
+    refuses(lambda: Live(live.server_port, ""), rf"^--port {live.server_port} of 127.0.0.1 cannot be had \(.*\); pass")
     began = time.monotonic()
     live.linger(60.0)  # nobody ever asked
     assert time.monotonic() - began < 1.0

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from browsing import faults, unreadable, width_beyond
+from cases import refuses
 from report_browsing import plain
 from word_models import word_folder
 
@@ -94,10 +95,8 @@ def test_on_inputs_of_any_model_that_is_watched() -> None:
     layer = hw.MultiHeadAttention(10, 2, mask=hw.Causal())
     shown = hw.look(layer, torch.randn(1, 7, 10))
     assert list(shown.maps) == ["L0.H0", "L0.H1"] and shown.labels == list("0123456") and "L0.H1" in shown._repr_html_()
-    with pytest.raises(hw.HeadwiseError, match=r"a page needs a model that hw\.open has read"):
-        shown.open()
-    with pytest.raises(hw.HeadwiseError, match=r"needs the tokenizer of a model that hw\.open has read"):
-        hw.look(layer, "a text")
+    refuses(lambda: shown.open(), r"a page needs a model that hw\.open has read")
+    refuses(lambda: hw.look(layer, "a text"), r"needs the tokenizer of a model that hw\.open has read")
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from browsing import Opener, faults
+from cases import refuses
 from surveys import survey_of
 
 import headwise as hw
@@ -48,8 +49,7 @@ def test_phrases(monkeypatch: pytest.MonkeyPatch) -> None:
     html = phrase_html("page.test", "en", {"n": 1, "x": "<*a* b_c>"})
     assert html == "<b>1</b> head by <kbd>Esc</kbd> of k<sub>j</sub>: &lt;*a* b_c&gt;"
     assert phrase("page.test", "es", n=2, x="y") == "*2* heads by `Esc` of k_j: y"
-    with pytest.raises(hw.HeadwiseError, match=r"^lang='fr' is not known; one of en, es$"):
-        page("test", "", title="x", lang="fr")
+    refuses(lambda: page("test", "", title="x", lang="fr"), r"^lang='fr' is not known; one of en, es$")
     note = Note.of("note.silent", heads="L0.H1")
     assert note == "Silent heads, whose output is zero whatever they look at: L0.H1."
     assert copy.deepcopy(note).key == "note.silent"

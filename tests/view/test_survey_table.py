@@ -7,10 +7,10 @@ import re
 from dataclasses import replace
 
 import pytest
+from cases import refuses
 from rich.console import Console
 from surveys import broken_survey, survey_of
 
-from headwise.errors import HeadwiseError
 from headwise.heads.table import Survey
 from headwise.intervals import Interval
 from headwise.view.survey_table import check_order, print_survey
@@ -91,10 +91,8 @@ def test_the_order_may_be_named_as_the_table_does(heading: str, key: str) -> Non
     ],
 )
 def test_an_unknown_order_is_refused_with_the_nearest(order: str, message: str) -> None:
-    with pytest.raises(HeadwiseError, match=message):
-        check_order(survey_of().statistics, order)
-    with pytest.raises(HeadwiseError, match=message):
-        printed(survey_of(), order)
+    refuses(lambda: check_order(survey_of().statistics, order), message)
+    refuses(lambda: printed(survey_of(), order), message)
 
 
 def test_differences_from_another_model() -> None:
