@@ -185,14 +185,6 @@ def encoded() -> Iterator[None]:
         _encoded.reset(before)
 
 
-def _heard(model: nn.Module, ids: Tensor) -> dict[str, Any]:
-    """The inputs of a model that hears, for transcripts (B,T)."""
-    (features, states, _), config = sounds_of(model), _text_config(model)
-    sound = (ids[:, 0] - config.vocab_size).clamp(min=0)
-    inputs = {"encoder_outputs": (states[sound],)} if _encoded.get() else {"input_features": features[sound]}
-    return {**inputs, "decoder_input_ids": ids.where(ids < config.vocab_size, config.decoder_start_token_id)}
-
-
 def logits(model: nn.Module, ids: Tensor, last: bool = False) -> Tensor:
     """Logits (B,T,V) of ids (B,T); with `last` those of the last position alone, (B,1,V)."""
     answer: Tensor = _forward(model, ids, last).logits
@@ -390,8 +382,16 @@ def _forward(model: nn.Module, ids: Tensor, last: bool = False, start: Sequence[
     ids = ids.to(device_of(model))
     if isinstance(model, GPT):
         return SimpleNamespace(logits=model(ids, last_only=last))
-    inputs: dict[str, Any] = _heard(model, ids) if hears(model) else {"input_ids": ids}
-    if getattr(getattr(model, "config", None), "is_encoder_decoder", False) and "input_ids" in inputs:
+    inputs: dict[str, Any] = {"input_ids": ids}
+    if hears(model):  # the ids are of transcripts, and their first ones name the sounds
+        heard, config = sounds_of(model), _text_config(model)
+        sound = (ids[:, 0] - config.vocab_size).clamp(min=0)
+        if _encoded.get():
+            inputs = {"encoder_outputs": (heard.states[sound],)}
+        else:
+            inputs = {"input_features": heard.features[sound]}
+        inputs["decoder_input_ids"] = ids.where(ids < config.vocab_size, config.decoder_start_token_id)
+    elif getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         inputs["decoder_input_ids"] = ids if start is None else torch.tensor([start]).expand(len(ids), -1).to(ids)
     if "use_cache" in _parameters(model):
         inputs["use_cache"] = False

@@ -116,24 +116,17 @@ def steps(
     begin()  # a plan that does not fit is refused before the text begins
     decoder = model if isinstance(model, Decoder) else None
     if decoder is None and plan is None and options.get("cache", True):
-        if lookup or len(prompts) > 1 or isinstance(module, GPT):  # side by side, ahead, or sooner from the start
-            decoder = _form_worth_making(module, len(prompts) + lookup, n_tokens, bool(lookup))
-        if decoder is None and _worth(module, n_tokens):
+        # Is the text long enough to make a form for it, and the model small enough to be held once more?
+        worth = n_tokens >= WORTH and sum(x.numel() * x.element_size() for x in module.parameters()) <= MOST
+        rows = len(prompts) + lookup
+        if lookup:
+            decoder = decode_form(module, rows=rows)
+        elif worth and (len(prompts) > 1 or isinstance(module, GPT)):  # side by side, or sooner from the start
+            decoder = _form(module, rows)
+        if decoder is None and worth:
             begin = Sooner(module, _form, n_tokens)
     source = Source(begin, context_of(module), vocabulary_of(module), decoder)
     return continued(source, ids, n_tokens, stops=stops, lookup=lookup, **options)
-
-
-def _form_worth_making(module: nn.Module, rows: int, n_tokens: int, needed: bool) -> Decoder | None:
-    """The decode form of a model that has one, for a text that is long enough and weights that are not too large."""
-    if needed:
-        return decode_form(module, rows=rows)
-    return _form(module, rows) if _worth(module, n_tokens) else None
-
-
-def _worth(module: nn.Module, n_tokens: int) -> bool:
-    """Is the text long enough to make a form for it, and the model small enough to be held once more?"""
-    return n_tokens >= WORTH and sum(x.numel() * x.element_size() for x in module.parameters()) <= MOST
 
 
 def _form(module: nn.Module, rows: int = 1) -> Decoder | None:
@@ -234,4 +227,6 @@ def end_ids(model: nn.Module) -> set[int]:
 def _special(model: nn.Module, name: str) -> set[int]:
     """Ids that a model of transformers names, as `generate` there reads them."""
     value = getattr(getattr(model, "generation_config", None), name, None)
-    return set(value) if isinstance(value, list) else set() if value is None else {value}
+    if value is None:
+        return set()
+    return set(value) if isinstance(value, list) else {value}

@@ -255,18 +255,16 @@ class FolderTokens:
                 self._tokenizer = AutoTokenizer.from_pretrained(source, **LOCAL)
                 if self._tokenizer.is_fast:
                     self._growth = growth_of(self._tokenizer.backend_tokenizer, source / "tokenizer.json")
-        boundary = self._boundary()
-        self.frame = ([boundary], []) if boundary is not None else self._find_frame()
+        # The token between documents, where this is a run folder of our own, read as any other.
+        if self._tokenizer.is_fast:  # without a copy of the vocabulary
+            boundary = self._tokenizer.backend_tokenizer.token_to_id(BOUNDARY)
+        else:
+            boundary = self._tokenizer.get_vocab().get(BOUNDARY)
+        self.frame = self._find_frame() if boundary is None else ([boundary], [])
         self.specials = frozenset(self._tokenizer.all_special_ids)
         self.unknown: int | None = self._tokenizer.unk_token_id if self._tokenizer.is_fast else None
         self.mask: str | None = self._tokenizer.mask_token
         self.beyond = "[{}]"  # how an id is shown that the vocabulary does not have
-
-    def _boundary(self) -> int | None:
-        """The token between documents, where this is a run folder of our own, read as any other."""
-        if self._tokenizer.is_fast:  # without a copy of the vocabulary
-            return self._tokenizer.backend_tokenizer.token_to_id(BOUNDARY)
-        return self._tokenizer.get_vocab().get(BOUNDARY)
 
     def _find_frame(self) -> tuple[list[int], list[int]]:
         """The ids that the model expects before and after a text, such as [CLS] and [SEP]."""
@@ -316,8 +314,9 @@ class FolderTokens:
         shown = []
         for i in ids:
             text = str(self._tokenizer.decode([i]))
-            whole = text and "\ufffd" not in text  # else it shows as the vocabulary writes it, where it has the id
-            shown.append(text if whole else str(self._tokenizer.convert_ids_to_tokens(i) or self.beyond.format(i)))
+            if not text or "\ufffd" in text:  # then it shows as the vocabulary writes it, where it has the id
+                text = str(self._tokenizer.convert_ids_to_tokens(i) or self.beyond.format(i))
+            shown.append(text)
         return tuple(shown)
 
 

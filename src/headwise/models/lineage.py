@@ -38,8 +38,7 @@ def ancestors(source: Path, origins: Sequence[Sequence[int]], out: Path | None) 
     lineage = [Ancestor(seen_from_out(source), digest(source), tuple(map(tuple, origins)))]
     for older in recorded(source):
         try:
-            rows = list(zip(origins, older.heads, strict=True))
-            heads = tuple(tuple(row[n] for n in numbers) for numbers, row in rows)
+            heads = tuple(tuple(row[n] for n in numbers) for numbers, row in zip(origins, older.heads, strict=True))
             lineage.append(Ancestor(seen_from_out(source / older.folder), older.digest, heads))
         except (ValueError, IndexError):
             raise _damaged(source / RECORD) from None
@@ -118,7 +117,10 @@ def _known_models(folder: Path, older: Sequence[Ancestor]) -> dict[str, dict[str
     """What the heads of a folder were called in each model that it comes from, by digest; None for itself."""
     models: dict[str, dict[str, str] | None] = {digest(folder): None}
     for ancestor in older:
-        models[ancestor.digest] = _names(ancestor.heads)
+        names: dict[str, str] = {}
+        for layer, row in enumerate(ancestor.heads):
+            names |= {head_name(layer, n): head_name(layer, old) for n, old in enumerate(row)}
+        models[ancestor.digest] = names
     return models
 
 
@@ -136,7 +138,3 @@ def recorded(folder: Path) -> list[Ancestor]:
 
 def _damaged(path: Path) -> HeadwiseError:
     return HeadwiseError(f"{path} is damaged: it does not say where the model's heads come from; remove it")
-
-
-def _names(heads: Sequence[Sequence[int]]) -> dict[str, str]:
-    return {head_name(layer, n): head_name(layer, old) for layer, row in enumerate(heads) for n, old in enumerate(row)}

@@ -61,21 +61,18 @@ def pack_model(model: nn.Module, tokens: object, most: int = MOST) -> dict[str, 
     config, spec, state = model.config, model.config.attention, model.state_dict()
     if config.tied:
         del state["lm_head.weight"]  # the embedding once more
+    order = "<f4" if dtype is torch.float32 else "<f2"  # the same on every machine
+    packed = b"".join(weight.detach().cpu().to(dtype).numpy().astype(order).tobytes() for weight in state.values())
     return {
         "config": asdict(config) | {"n_kv_heads": spec.n_kv_heads, "qk_norm_eps": spec.qk_norm_eps},
         "dtype": str(dtype).removeprefix("torch."),
         "parameters": model.n_parameters,
         "error": error,
         "tensors": [[name, list(weight.shape)] for name, weight in state.items()],
-        "weights": base64.b64encode(b"".join(_bytes(weight, dtype) for weight in state.values())).decode("ascii"),
+        "weights": base64.b64encode(packed).decode("ascii"),
         "tokenizer": {key: layout[key] for key in ("model", "normalizer", "pre_tokenizer", "added_tokens")},
         "shown": None if all(strings.get(i) == token for i, token in enumerate(shown)) else shown,
     }
-
-
-def _bytes(weight: Tensor, dtype: torch.dtype) -> bytes:
-    array = weight.detach().cpu().to(dtype).numpy()
-    return array.astype(array.dtype.newbyteorder("<")).tobytes()
 
 
 def unread_part(layout: dict[str, Any]) -> str | None:
@@ -90,8 +87,13 @@ def unread_part(layout: dict[str, Any]) -> str | None:
         return "added tokens"
     for key, readable in (("normalizer", NORMALIZERS), ("pre_tokenizer", PRE_TOKENIZERS)):
         for step in _steps(layout[key]):
-            if step["type"] not in readable or not _simple(step):
-                return f"{key} {step['type']}"
+            kind = step["type"]
+            # Of patterns, those by text, and divisions that keep or drop what matches.
+            simple = kind != "Replace" or "String" in step["pattern"]
+            if kind == "Split":
+                simple = step["behavior"] in ("Isolated", "Removed") and not step["invert"]
+            if kind not in readable or not simple:
+                return f"{key} {kind}"
     return None
 
 
@@ -101,13 +103,6 @@ def _steps(rule: dict[str, Any] | None) -> list[dict[str, Any]]:
         return []
     inner = rule.get("pretokenizers") or rule.get("normalizers") or ()
     return [rule, *(step for part in inner for step in _steps(part))]
-
-
-def _simple(step: dict[str, Any]) -> bool:
-    """Of patterns, those by text, and divisions that keep or drop what matches."""
-    if step["type"] == "Split":
-        return step["behavior"] in ("Isolated", "Removed") and not step["invert"]
-    return step["type"] != "Replace" or "String" in step["pattern"]
 
 
 @torch.no_grad()

@@ -88,11 +88,17 @@ class Rows:
     def __init__(self, model: nn.Module) -> None:
         self._forwards: dict[nn.Module, Callable[[Tensor], Tensor]] = {}
         same: dict[tuple[int, ...], bool] = {}  # by shape: are the bits the same?
-        if stream_of(model) is not None or torch.is_autocast_enabled("cpu") or _compiled(model):
+        mkldnn: Any = torch.backends.mkldnn
+        if not mkldnn.is_available() or stream_of(model) is not None or torch.is_autocast_enabled("cpu"):
+            return
+        # A compiler would have to begin anew where a module gets another function.
+        if any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in model.modules()):
             return
         for module in model.modules():
-            weight = getattr(module, "weight", None)
-            if type(module) is not nn.Linear or "forward" in vars(module) or not _fits(weight):
+            if type(module) is not nn.Linear or "forward" in vars(module):
+                continue
+            weight = module.weight
+            if weight.dtype != torch.bfloat16 or weight.device.type != "cpu" or weight.is_inference():
                 continue
             kind = (*module.weight.shape, module.bias is None)
             if same.get(kind, True):
@@ -109,17 +115,6 @@ class Rows:
     def __exit__(self, *error: object) -> None:
         for module in self._forwards:
             vars(module).pop("forward", None)  # another thread may have ended first
-
-
-def _fits(weight: Any) -> bool:
-    mkldnn: Any = torch.backends.mkldnn
-    known = isinstance(weight, Tensor) and weight.dtype == torch.bfloat16 and weight.device.type == "cpu"
-    return known and not weight.is_inference() and mkldnn.is_available()
-
-
-def _compiled(model: nn.Module) -> bool:
-    """Would a compiler have to begin anew where a module gets another function?"""
-    return any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in model.modules())
 
 
 def _laid_out(linear: nn.Linear) -> Callable[[Tensor], Tensor]:
