@@ -82,6 +82,11 @@ class RoPE(_Brief):
         if not self.theta > 1:
             raise HeadwiseError(f"rope theta={self.theta} with scaling='yarn' must exceed 1; 10000 is usual")
 
+    def pairs(self, head_dim: int) -> tuple[tuple[int, int], ...]:
+        """The features of a head that are rotated together."""
+        half = (self.dim or head_dim) // 2
+        return tuple((2 * m, 2 * m + 1) if self.interleaved else (m, m + half) for m in range(half))
+
     def frequencies(self, head_dim: int) -> tuple[list[float], float]:
         """Radians per position of each pair of features, and the factor on cosines and sines (1, but for yarn)."""
         dim = self.dim or head_dim

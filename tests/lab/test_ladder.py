@@ -243,8 +243,9 @@ def test_the_tolerance_of_a_format_holds_for_it_and_tells_right_from_wrong(seed:
     ("asked", "certified"),
     [
         (LadderSizes(1, 16, 64, 4, 4), LadderSizes(1, 16, 64, 4, 4)),  # the default, as it is
-        (LadderSizes(1, 256, 64, 4, 4), LadderSizes(1, 16, 64, 4, 4)),
-        (LadderSizes(8, 1024, 768, 12, 12), LadderSizes(2, 11, 30, 6, 6)),
+        (LadderSizes(1, 256, 64, 4, 4), LadderSizes(1, 11, 15, 3, 3)),
+        (LadderSizes(8, 1024, 768, 12, 12), LadderSizes(2, 11, 15, 3, 3)),
+        (LadderSizes(8, 1024, 768, 12, 2), LadderSizes(2, 11, 20, 4, 2)),
     ],
 )
 def test_the_certificate_shrinks_to_what_scalars_can_do(asked: LadderSizes, certified: LadderSizes) -> None:

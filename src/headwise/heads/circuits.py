@@ -93,20 +93,21 @@ class Circuits:
     def paths(self) -> list[Path]:
         """The paths that stand out, the strongest first. In a trained model these may be many."""
         names = list(self.heads)
-        clear = [
-            Path(names[s], names[r], at, float(self.scores[at][r, s]), self.baseline, float(chances[r, s]))
-            for at, chances in self.chances.items()
-            for r, s in zip(*(chances < CLEAR).nonzero(), strict=True)
-        ]
+        clear: list[Path] = []
+        for at, chances in self.chances.items():
+            for r, s in np.argwhere(chances < CLEAR):
+                score, chance = float(self.scores[at][r, s]), float(chances[r, s])
+                clear.append(Path(names[s], names[r], at, score, self.baseline, chance))
         return sorted(clear, key=lambda path: -path.score)
 
     def plain(self) -> dict[str, Any]:
         """In plain types: the JSON of `headwise heads --circuits`."""
-        heads = {
-            name: {"qk_rank": head.qk_rank, "ov_rank": head.ov_rank}
-            | {score: each and each._asdict() for score, each in vars(head).items() if score not in ("qk", "ov")}
-            for name, head in self.heads.items()
-        }
+        heads: dict[str, Any] = {}
+        for name, head in self.heads.items():
+            heads[name] = {"qk_rank": head.qk_rank, "ov_rank": head.ov_rank}
+            for score in ("copies", "suppresses", "succeeds"):
+                scored = getattr(head, score)
+                heads[name][score] = scored and scored._asdict()
         return {"heads": heads, "paths": [path._asdict() for path in self.paths]}
 
     def __repr__(self) -> str:
@@ -205,8 +206,7 @@ def _composition(layers: Sequence[_Factors]) -> tuple[dict[str, Numbers], dict[s
     """Scores, and how many as strong chance would bring forth among all of them."""
     starts = list(accumulate((layer.site.n_heads for layer in layers), initial=0))
     N, C = starts[-1], layers[0].o.shape[1]
-    scores = {at: torch.full((N, N), torch.nan, dtype=torch.float64) for at in "qkv"}
-    chances = {at: torch.full((N, N), torch.nan, dtype=torch.float64) for at in "qkv"}
+    scores, chances = ({at: np.full((N, N), np.nan) for at in "qkv"} for _ in range(2))
     for b, later in enumerate(layers):
         for a, earlier in enumerate(layers[:b]):
             place = slice(starts[b], starts[b + 1]), slice(starts[a], starts[a + 1])
@@ -216,15 +216,14 @@ def _composition(layers: Sequence[_Factors]) -> tuple[dict[str, Numbers], dict[s
                 passed = (reads.flatten(0, 1) @ writes).view(*reads.shape[:2], -1, earlier.o.shape[2])  # (R,D,S,E)
                 sizes = (spectrum.norm(dim=-1)[:, None] * earlier.ov.norm(dim=-1)).clamp(min=1e-300)
                 square = (torch.linalg.vector_norm(passed, dim=(1, 3)) / sizes).square()
-                scores[at][place] = square.sqrt().cpu()
+                scores[at][place] = square.sqrt().cpu().numpy()
                 # How likely random directions reach such a square: the tail of a gamma distribution.
                 mean, variance = random_moments(spectrum, earlier.ov, C)
                 variance = variance.clamp(min=1e-12 * mean**2)
                 tail = torch.special.gammaincc(mean**2 / variance, square * mean / variance)
-                chances[at][place] = tail.cpu()
-    tried = 3 * int((~scores["q"].isnan()).sum())  # by q, k and v
-    expected = {at: tried * chance.numpy() for at, chance in chances.items()}
-    return {at: score.numpy() for at, score in scores.items()}, expected
+                chances[at][place] = tail.cpu().numpy()
+    tried = 3 * int((~np.isnan(scores["q"])).sum())  # by q, k and v
+    return scores, {at: tried * chance for at, chance in chances.items()}
 
 
 def random_moments(reads: Tensor, writes: Tensor, C: int) -> tuple[float, Tensor]:

@@ -87,7 +87,7 @@ def head_steps(
         q_gain=None if q_norm is None else _floats(q_norm.weight),
         k_gain=None if k_norm is None else _floats(k_norm.weight),
         norm_eps=None if q_norm is None else q_norm.eps,
-        pairs=_pairs(spec.rope, spec.head_dim) if spec.rope else (),
+        pairs=spec.rope.pairs(spec.head_dim) if spec.rope else (),
         **_softmax(seen, head, at, query[-1].values),
         gate=None if gate is None else float(torch.as_tensor(gate)[head]),
         out=_floats(call.out[0, head, at]),
@@ -147,12 +147,6 @@ def _stages(
     return tuple(stages)
 
 
-def _pairs(rope: RoPE, head_dim: int) -> tuple[tuple[int, int], ...]:
-    """Features that turn together."""
-    half = (rope.dim or head_dim) // 2
-    return tuple((2 * m, 2 * m + 1) if rope.interleaved else (m, m + half) for m in range(half))
-
-
 def _turned(rope: RoPE, head_dim: int, values: tuple[float, ...], position: int) -> VectorStage:
     """Values (D,) turned by the angles of a position."""
     frequencies, factor = rope.frequencies(head_dim)
@@ -160,7 +154,7 @@ def _turned(rope: RoPE, head_dim: int, values: tuple[float, ...], position: int)
     # The rotation keeps its table in float32, so these are the very cosines that it multiplies by.
     cos, sin = _floats((angles.cos() * factor).float()), _floats((angles.sin() * factor).float())
     result = list(values)
-    for m, (a, b) in enumerate(_pairs(rope, head_dim)):
+    for m, (a, b) in enumerate(rope.pairs(head_dim)):
         result[a] = values[a] * cos[m] - values[b] * sin[m]
         result[b] = values[b] * cos[m] + values[a] * sin[m]
     return VectorStage("turned", tuple(result), cos=cos, sin=sin)

@@ -46,17 +46,14 @@ def read_texts(
         relations = bench(folder, relations)
     if texts is None and relations is not None:
         texts = [document.ids for document in relations.documents]
-    sources: Sequence[Any] = ()
-    if isinstance(texts, str | Path):
-        sources = [texts]
-    elif texts is not None and not isinstance(texts, Text):
-        sources = texts
-    words = [str(source) for source in sources if isinstance(source, str | Path)]
-    if tokens is not None and not words and not isinstance(texts, Text):
-        raise HeadwiseError(f"tokens {tokens} cuts a text into documents; pass a text with it")
     if isinstance(texts, Text):
-        text = texts
-    elif texts is None:
+        texts.relations = relations or texts.relations
+        return texts
+    sources: Sequence[Any] = [texts] if isinstance(texts, str | Path) else texts or ()
+    words = [str(source) for source in sources if isinstance(source, str | Path)]
+    if tokens is not None and not words:
+        raise HeadwiseError(f"tokens {tokens} cuts a text into documents; pass a text with it")
+    if texts is None:
         text = held_out(folder, run or folder.path, documents)
     elif words and len(words) < len(sources):
         raise HeadwiseError(f"{len(words)} of {len(sources)} documents are texts and the others ids; pass either")

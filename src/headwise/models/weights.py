@@ -26,6 +26,7 @@ from headwise.families import OURS, Family, family_for
 from headwise.gpt.checkpoint import hf_form
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.layer.importing.parts import parts_of
+from headwise.positions import RoPE
 
 AS_QWEN2 = {"llama": "Llama", "mistral": "Mistral"}  # family and what the names of its classes begin with
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -279,17 +280,14 @@ def _views(family: Family, module: nn.Module) -> dict[str, Tensor]:
 
 def _pairs(model: nn.Module, head_dim: int) -> tuple[tuple[int, int], ...]:
     """The features that RoPE turns together; none without RoPE."""
-    dim, interleaved = 0, False
+    rope = None
     if isinstance(model, GPT):
         rope = model.config.attention.rope
-        if rope is not None:
-            dim, interleaved = rope.dim or head_dim, rope.interleaved
     elif family_of(model).rope:
         # partial_rotary_factor is not heeded by every family; Gemma 3 has frequencies for each type of layer
         buffers = body_of(model).rotary_emb.named_buffers()
-        dim = 2 * next(len(values) for name, values in buffers if name.endswith("inv_freq"))
-    half = dim // 2
-    return tuple((2 * m, 2 * m + 1) if interleaved else (m, m + half) for m in range(half))
+        rope = RoPE(dim=2 * next(len(values) for name, values in buffers if name.endswith("inv_freq")))
+    return () if rope is None else rope.pairs(head_dim)
 
 
 # Windows
