@@ -109,19 +109,13 @@ class Strip(NamedTuple):
     member: Tensor  # (b,t) 1 where a query is in such a block
 
     def parts(self, n: int) -> list[tuple[slice, slice, Strip]]:
-        """The block as blocks of n queries: which of its queries, which of its pairs, and what they share."""
+        """The block, once it has scores, as blocks of n queries: which of them, which of its pairs, what they share."""
         t = len(self.at)
         parts = []
         for start in range(0, t, n):
             rows = slice(start, min(start + n, t))
-            queries: slice | Tensor
-            if isinstance(self.queries, slice):
-                queries = slice(self.queries.start + rows.start, self.queries.start + rows.stop)
-            else:
-                queries = self.queries[rows]
             first, last = torch.searchsorted(self.pair_rows % t, self.at.new_tensor([rows.start, rows.stop])).tolist()
             part = self._replace(
-                queries=queries,
                 rows=slice(self.rows.start + rows.start, self.rows.start + rows.stop),
                 near=self.near[rows],
                 pairs=self.pairs[first:last] - start * self.width,
@@ -148,7 +142,7 @@ class Pass:
     ) -> None:
         self.call, self.b, self.document, self.layout = call, b, document, layout
         self.H, self.T = call.q.shape[1:3]
-        self.G, self.S = call.k.shape[1:3]
+        self.S = call.n_keys
         self.device = call.q.device
         self.dtype = torch.promote_types((call.q if call.weights is None else call.weights).dtype, torch.float32)
         options: Options = call.options
@@ -157,7 +151,7 @@ class Pass:
         if options.sink is not None:  # one of +inf counts as a very large number
             most = torch.finfo(self.dtype).max / 2
             self.sink = as_tensor(options.sink, self.device).to(self.dtype).clamp(max=most) * LOG2E
-        self.index = resolve_kv_index(self.H, self.G, options.kv_index)
+        self.index = resolve_kv_index(self.H, call.k.shape[1], options.kv_index)
         self.masks = () if options.mask is None else options.mask.parts()
         self.w_o = None if w_o is None else w_o.to(self.dtype)
         self.top = top
@@ -336,10 +330,7 @@ class Pass:
             queries=queries,  # type: ignore[arg-type]
             documents=slice(self.b, self.b + 1),
         )
-        allowed, bias = (
-            x if x is None else x.reshape((1,) * (4 - x.ndim) + tuple(x.shape))[0]
-            for x in resolve(self.masks, grid, torch.where, lambda x: x.to(self.dtype))
-        )
+        allowed, bias = resolve(self.masks, grid, torch.where, lambda x: x.to(self.dtype))
         at = numbers + (self.document.start or 0) - keys.start
         n_keys = keys.stop - keys.start
         width = _whole_runs(n_keys)
@@ -353,8 +344,8 @@ class Pass:
             keys,
             width,
             sure - keys.start,
-            None if allowed is None else ~allowed,
-            None if bias is None else (bias.to(self.dtype) * LOG2E).clamp_(min=LOWEST),
+            None if allowed is None else ~_of_document(allowed),
+            None if bias is None else (_of_document(bias).to(self.dtype) * LOG2E).clamp_(min=LOWEST),
             at.to(self.dtype),
             near.clamp(0, n_keys - 1),
             ((near >= 0) & (near < n_keys)).to(self.dtype),
@@ -622,7 +613,10 @@ def top_keys(call: Call, b: int, rows: Sequence[int], k: int) -> tuple[Tensor, T
 def row_weights(call: Call, b: int, rows: Sequence[int]) -> Tensor:
     """The weights of chosen queries over all keys, (H,n,S): for a few rows of a long text."""
     S = call.n_keys
-    return torch.cat([F.pad(w, (keys.start, S - keys.start - w.shape[2])) for keys, w in _weights_of(call, b, rows)], 1)
+    parts = []
+    for keys, weights in _weights_of(call, b, rows):
+        parts.append(F.pad(weights, (keys.start, S - keys.start - weights.shape[2])))
+    return torch.cat(parts, 1)
 
 
 def _weights_of(call: Call, b: int, rows: Sequence[int]) -> Iterator[tuple[slice, Tensor]]:
@@ -709,6 +703,11 @@ def _whole_groups(heads: int, index: Sequence[int]) -> int:
     """At most that many heads, in whole groups of heads that read the same keys where such a group fits."""
     size = next((n for n, g in enumerate(index) if g != index[0]), len(index))
     return heads // size * size if heads >= size else heads
+
+
+def _of_document(x: Tensor) -> Tensor:
+    """What broadcasts to (1,H,t,s) as (H|1, t, s)."""
+    return x.reshape((1,) * (4 - x.ndim) + tuple(x.shape))[0]
 
 
 def _of(x: Tensor, heads: slice) -> Tensor:

@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import dis
 import inspect
+import operator
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, reduce
 from threading import local
 from typing import Any, NamedTuple
 
@@ -47,6 +48,7 @@ FUSED, PACKED = F.scaled_dot_product_attention, F.multi_head_attention_forward
 SPELLED_OUT = types.FunctionType(
     PACKED.__code__, {**vars(F), "has_torch_function": lambda tensors: False}, argdefs=PACKED.__defaults__
 )
+SIGNATURE, DROPOUT = inspect.signature(PACKED), inspect.signature(F.dropout)
 SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax}
 PRODUCTS = {torch.matmul, Tensor.matmul, torch.bmm, Tensor.bmm, torch.mm, Tensor.mm, torch.einsum}
 ADDED = {torch.baddbmm, Tensor.baddbmm}  # the product is that of the second argument with the third
@@ -173,27 +175,25 @@ def _einsum(equation: str, operands: Sequence[Tensor], result: Tensor, side: int
     keys = [x for x in ours if x in theirs and x not in gave]
     alone = [x for x in ours if x in gave and x not in theirs]
     features = [x for x in theirs if x in gave and x not in ours]
-    if len(alone) > 1:  # values that heads share: the queries are those of which there are as many as keys
-        alone = [x for x in alone if weights.shape[ours.index(x)] == weights.shape[ours.index(keys[0])]] if keys else []
+    if len(alone) > 1 and keys:  # values that heads share: the queries are those of which there are as many as keys
+        sizes = dict(zip(ours, weights.shape, strict=True))
+        alone = [x for x in alone if sizes[x] == sizes[keys[0]]]
     if len(keys) != 1 or len(alone) != 1 or len(features) != 1 or any(x not in gave + theirs for x in ours):
         return None
-    query = alone[0]
-    lead = [x for x in ours if x not in (keys[0], query)]
-    wanted = [*(x for x in lead if x in theirs), keys[0], *features]
-    summed = [n for n, x in enumerate(theirs) if x not in wanted]  # an axis that the values alone have
-    values = operands[1 - side].sum(summed) if summed else operands[1 - side]
-    theirs = "".join(x for x in theirs if x in wanted)
-    v = values.permute([theirs.index(x) for x in wanted])
+    key, query, feature = keys[0], alone[0], features[0]
+    lead = "".join(x for x in ours if x not in (key, query))
+    inside = f"{lead}{query}{feature}"
+    # Axes in our order; one that the values alone have is summed up, and one that they lack has length 1.
+    v = torch.einsum(f"{theirs}->{''.join(x for x in lead if x in theirs)}{key}{feature}", operands[1 - side])
     for place, x in enumerate(lead):
-        v = v if x in theirs else v.unsqueeze(place)
-    order = [gave.index(x) for x in [*lead, query, *features]]
-    places = [order.index(n) for n in range(len(order))]
+        if x not in theirs:
+            v = v.unsqueeze(place)
     return Product(
-        weights.permute([ours.index(x) for x in [*lead, query, *keys]]),
+        torch.einsum(f"{ours}->{lead}{query}{key}", weights),
         v,
-        result.permute(order),
-        ours.index(keys[0]) - len(ours),
-        lambda out: out.permute(places),
+        torch.einsum(f"{gave}->{inside}", result),
+        ours.index(key) - len(ours),
+        lambda out: torch.einsum(f"{inside}->{gave}", out),
     )
 
 
@@ -262,8 +262,8 @@ class Listener(TorchFunctionMode):
             return func(*args, **keywords)
         if func is PACKED:
             before = self.n_heads, self.w_o
-            self.n_heads = args[4] if len(args) > 4 else keywords["num_heads"]
-            self.w_o = args[11] if len(args) > 11 else keywords["out_proj_weight"]
+            asked = SIGNATURE.bind(*args, **keywords).arguments
+            self.n_heads, self.w_o = asked["num_heads"], asked["out_proj_weight"]
             try:
                 with self:
                     return SPELLED_OUT(*args, **keywords)
@@ -293,11 +293,12 @@ class Listener(TorchFunctionMode):
         if trail is None or not trail.weights:
             return None
         kept: Tensor = args[0] if trail.kept is None else trail.kept
-        p, training, inplace = (
-            keywords.get(name, args[n] if len(args) > n else usual)
-            for n, name, usual in ((1, "p", 0.5), (2, "training", True), (3, "inplace", False))
-        )
-        return None if not training or not p else kept.clone() if inplace else kept
+        asked = DROPOUT.bind(*args, **keywords)
+        asked.apply_defaults()
+        _, p, training, inplace = asked.args
+        if not training or not p:
+            return None
+        return kept.clone() if inplace else kept
 
     def _follow(self, func: Any, args: Any, keywords: Any, result: Tensor, kept: Tensor | None) -> None:
         """What is made of a tensor with a trail has one, too."""
@@ -546,12 +547,13 @@ def _fused(
     if q.is_nested or k.is_nested:
         return f"{type(running.module).__name__} gives its attention nested tensors; pad them"
     lead, T, S = q.shape[:-2], q.shape[-2], k.shape[-2]
+    whole = len(lead) == 2  # documents and heads
     counted = _n_heads(running, 0, n_heads, (*lead, T, S))
     if isinstance(counted, str):
         return counted
     H, sure = counted
     mask: Tensor | None = asked.get("attn_mask")
-    if mask is not None and len(lead) != 2 and mask.ndim > 2:
+    if mask is not None and not whole and mask.ndim > 2:
         mask = _heads(mask.expand(*lead, T, S), H)
     parts: list[Mask] = []
     if asked.get("is_causal"):
@@ -560,10 +562,14 @@ def _fused(
         parts.append(Allowed(mask[(None,) * (4 - mask.ndim)]))
     elif mask is not None:
         parts += numbers_added(mask)
-    q, k, v = (x if len(lead) == 2 else _heads(x.expand(*lead, *x.shape[-2:]), H) for x in (q, k, v))
-    joined = parts[0] & parts[1] if len(parts) == 2 else parts[0] if parts else None
-    options = Options(mask=joined, scale=asked.get("scale"), dropout=asked.get("dropout_p") or 0.0)
-    out = result if len(lead) == 2 else _heads(result, H)
+    if not whole:
+        q, k, v = (_heads(x.expand(*lead, *x.shape[-2:]), H) for x in (q, k, v))
+    options = Options(
+        mask=reduce(operator.and_, parts) if parts else None,
+        scale=asked.get("scale"),
+        dropout=asked.get("dropout_p") or 0.0,
+    )
+    out = result if whole else _heads(result, H)
     B = len(out)
     q, k, v = (x if len(x) == B else x.expand(B, -1, -1, -1) for x in (q, k, v))
     causal = running.handed and T == S > 1 and bool(asked.get("is_causal"))
