@@ -114,8 +114,14 @@ class Strip(NamedTuple):
         parts = []
         for start in range(0, t, n):
             rows = slice(start, min(start + n, t))
+            queries: slice | Tensor
+            if isinstance(self.queries, slice):
+                queries = slice(self.queries.start + rows.start, self.queries.start + rows.stop)
+            else:
+                queries = self.queries[rows]
             first, last = torch.searchsorted(self.pair_rows % t, self.at.new_tensor([rows.start, rows.stop])).tolist()
             part = self._replace(
+                queries=queries,
                 rows=slice(self.rows.start + rows.start, self.rows.start + rows.stop),
                 near=self.near[rows],
                 pairs=self.pairs[first:last] - start * self.width,

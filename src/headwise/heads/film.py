@@ -43,7 +43,7 @@ from headwise.gpt.presets import Recipe
 from headwise.gpt.run import FILM
 from headwise.gpt.train import METRICS, require_finite
 from headwise.heads.blocks import Dense
-from headwise.heads.relation import Cells, CellSum, Plan, described
+from headwise.heads.relation import Plan, described
 from headwise.heads.statistics import all_statistics, formula_of
 from headwise.heads.survey import repeated_tokens
 from headwise.heads.table import ROLES, relation_role
@@ -105,15 +105,7 @@ class Glance:
         # The token itself and its neighbour have roles of their own; the last column counts what is beyond reach.
         enough[:, [0, 1, -1]] = False
         self.offsets = (1 / able.clamp(min=1) / len(text.documents)).where(enough, 0)
-        self.pairs: dict[str, list[list[int]]] = defaultdict(list)  # relation -> for each document its pairs
-        cells: tuple[list[Cells], list[Cells]] = ([], [])  # of each pair, where rows are counted over all documents
-        for plan in map(Plan, labelled):
-            start = documents.index(plan.ids) * T
-            for name, pairs in plan.of.items():
-                self.pairs[name].append([len(cells[0]) + pair for pair in pairs])
-            for of_pairs, sums in zip(cells, (plan.right, plan.elsewhere), strict=True):
-                of_pairs += [[(start + row, key, share) for row, key, share in pair] for pair in sums.cells]
-        self.right, self.elsewhere = map(CellSum, cells)
+        self.plans = [(documents.index(document.ids), Plan(document)) for document in labelled]
         repeated, known = repeated_tokens(text, context, seed=0)
         self.probes = _padded(repeated[:probes])
         self.probe_rows = _rows(repeated[:probes], self.probes.shape[1], known)
@@ -147,7 +139,8 @@ class Glance:
         """What maps (N,B,T,T) of the documents and of the repeated tokens decide; and of each relation elsewhere."""
         dense = Dense(maps, marks=self.marks)
         scores = {name: self._mean(name, dense) for name in READ}
-        scores |= self._related(self.right, maps)
+        right, elsewhere = self._related(maps)
+        scores |= right
         if len(self.probes):
             again = Dense(probes, ids=self.probes)
             for name in ("duplicate", "prefix"):
@@ -157,17 +150,19 @@ class Glance:
         counts = torch.zeros(N, B, REACH + 2).scatter_add_(2, behind, (self.rows > 0).float().expand(N, B, T))
         scores["positional"] = (counts * self.offsets).sum(1).amax(1)
         scores["rare_top"] = self._mean("rare_top", dense)
-        return scores, self._related(self.elsewhere, maps)
+        return scores, elsewhere
 
-    def _related(self, cells: CellSum, maps: Tensor) -> Scores:
-        """Of each relation the mean over pairs, then over documents, of what some cells of the maps add up to."""
-        rows = maps.flatten(1, 2).double()
-        sums = cells.of(rows, range(rows.shape[1])).masked_fill(cells.empty, nan)
-        scores: Scores = {}
-        for name, documents in self.pairs.items():
-            means = [sums[:, places].nanmean(-1) for places in documents]
-            scores[name] = torch.stack(means).nanmean(0)
-        return scores
+    def _related(self, maps: Tensor) -> tuple[Scores, Scores]:
+        """Of each relation the weight on the right tokens, and elsewhere: means over pairs, then over documents."""
+        means: tuple[dict[str, list[Tensor]], ...] = (defaultdict(list), defaultdict(list))
+        for n, plan in self.plans:
+            weights = maps[:, n].double()
+            for cells, of_relation in zip((plan.right, plan.elsewhere), means, strict=True):
+                sums = cells.of(weights).masked_fill(cells.empty, nan)
+                for name, pairs in plan.of.items():
+                    of_relation[name].append(sums[:, pairs].nanmean(-1))
+        right, elsewhere = ({name: torch.stack(x).nanmean(0) for name, x in each.items()} for each in means)
+        return right, elsewhere
 
     def _mean(self, name: str, dense: Dense) -> Tensor:
         """The mean of a statistic over the rows of the documents, (N,)."""

@@ -133,17 +133,19 @@ class CellSum:
     """Weighted sums of some cells (row, key) of a map, several of them."""
 
     def __init__(self, sums: Sequence[Cells]) -> None:
-        self.cells = sums
         cells = [(n, *cell) for n, cells in enumerate(sums) for cell in cells]
         table = torch.tensor(cells, dtype=torch.float64).reshape(-1, 4).T.contiguous()
         self.number, self.row, self.key = table[:3].long()
         self.share = table[3]
         self.empty = torch.tensor([not cells for cells in sums], dtype=torch.bool)
 
-    def of(self, weights: Tensor, rows: Sequence[int]) -> Tensor:
-        """The part of each sum that lies in these rows, (H, sums), of weights (H, rows, S)."""
-        place = torch.searchsorted(torch.tensor(rows), self.row).clamp(max=len(rows) - 1)
-        share = self.share * (torch.tensor(rows)[place] == self.row)
+    def of(self, weights: Tensor, rows: Sequence[int] | None = None) -> Tensor:
+        """The part of each sum that lies in these rows, default all, (H, sums), of weights (H, rows, S)."""
+        place, share = self.row, self.share
+        if rows is not None:
+            numbers = torch.tensor(rows)
+            place = torch.searchsorted(numbers, self.row).clamp(max=len(rows) - 1)
+            share = share * (numbers[place] == self.row)
         result = weights.new_zeros(len(weights), len(self.empty))
         return result.index_add_(1, self.number, weights[:, place, self.key] * share)
 

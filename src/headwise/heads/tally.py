@@ -99,13 +99,16 @@ class Gleaning:
         if document.k_ids is not None:
             self._receive(measured.received.cpu().double(), document.k_ids.cpu())
         weights = measured.rows["confidence"].cpu().double().masked_fill((argmax == 0) | (argmax == rows), -1)
-        best, at = (values.numpy() for values in weights.max(1))
-        for h in np.flatnonzero(best > self.weights[:, -1]):
-            place = int(np.searchsorted(-self.weights[h], -best[h], side="right"))
-            row = int(rows[at[h]])
-            self.weights[h] = np.insert(self.weights[h], place, best[h])[:EXAMPLES]
-            example = (number, row, int(argmax[h, at[h]]))
-            self.places[h] = np.insert(self.places[h], place, example, axis=0)[:EXAMPLES]
+        best, at = weights.max(1, keepdim=True)
+        place = torch.stack([torch.full_like(at, number), rows[at], argmax.gather(1, at)], -1)
+        self._keep_best(best.numpy(), place.numpy())
+
+    def _keep_best(self, weights: Floats, places: NDArray[np.int64]) -> None:
+        """Of these examples, (H,n) and (H,n,3), and those so far the best; of equal weights the first document's."""
+        weights, places = np.concatenate([self.weights, weights], 1), np.concatenate([self.places, places], 1)
+        best = np.lexsort((places[..., 0], -weights))[:, :EXAMPLES]
+        self.weights = np.take_along_axis(weights, best, 1)
+        self.places = np.take_along_axis(places, best[..., None], 1)
 
     def _receive(self, received: torch.Tensor, ids: torch.Tensor) -> None:
         place = torch.searchsorted(self.tokens, ids).clamp(max=len(self.tokens) - 1)
@@ -121,11 +124,7 @@ class Gleaning:
         """Add what another one has seen of other documents."""
         self.distances = self.distances + state["distances"].numpy()
         self.attended, self.total = self.attended + state["attended"], self.total + state["total"]
-        weights = np.concatenate([self.weights, state["weights"].numpy()], 1)
-        places = np.concatenate([self.places, state["places"].numpy()], 1)
-        best = np.lexsort((places[..., 0], -weights))[:, :EXAMPLES]  # of equal weights the first document's
-        self.weights = np.take_along_axis(weights, best, 1)
-        self.places = np.take_along_axis(places, best[..., None], 1)
+        self._keep_best(state["weights"].numpy(), state["places"].numpy())
 
     def fields(self, h: int, text: Text) -> dict[str, Any]:
         """`HeadProfile.distances`, `attended` and `examples` of a head."""

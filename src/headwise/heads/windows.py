@@ -128,7 +128,7 @@ class _Distances(Pass):
         totals[heads, max(0, first) : first + s + t] += sums[:, max(0, -first) :]
         if keys.start < max(SINKS):
             last = min(keys.stop, max(SINKS))
-            self.early[heads, strip.rows, keys.start : last] = p[..., : last - keys.start]
+            self.early[heads, strip.queries, keys.start : last] = p[..., : last - keys.start]
 
 
 @torch.no_grad()
