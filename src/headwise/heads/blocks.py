@@ -108,6 +108,10 @@ class Strip(NamedTuple):
     blocks: slice  # of the thumbnail
     member: Tensor  # (b,t) 1 where a query is in such a block
 
+    @property
+    def n_keys(self) -> int:
+        return self.keys.stop - self.keys.start
+
     def parts(self, n: int) -> list[tuple[slice, slice, Strip]]:
         """The block, once it has scores, as blocks of n queries: which of them, which of its pairs, what they share."""
         t = len(self.at)
@@ -188,13 +192,6 @@ class Pass:
         self.copies = zeros(2, self.H, n)
         self.argmax = torch.zeros(self.H, n, dtype=torch.long, device=self.device)
 
-    @cached_property
-    def added(self) -> Tensor:
-        """(H,n) |W_O,h out|, what each head adds to the residual stream."""
-        assert self.w_o is not None
-        out = self.call.out[self.b, :, self._queries(slice(None))].to(self.dtype)
-        return torch.linalg.vector_norm(out @ self.w_o.mT, dim=-1)
-
     def run(self, thread: int, n_threads: int, inference: bool) -> Tensor:
         """The blocks of one of n threads; its `totals`.
 
@@ -228,15 +225,11 @@ class Pass:
         if self.call.weights is not None:
             return slice(0, self.S), self.call.weights[self.b, :, rows].to(self.dtype).nan_to_num_(0)
         strip = self._strip(rows)
-        n_keys, shape = strip.keys.stop - strip.keys.start, (self.H, rows.stop - rows.start, strip.width)
+        n_keys, shape = strip.n_keys, (self.H, rows.stop - rows.start, strip.width)
         scores = self._scores(slice(0, self.H), strip, torch.empty(shape, dtype=self.dtype, device=self.device))
         sink = None if self.sink is None else self.sink[:, None, None].expand(*scores.shape[:2], 1)
         logits = scores if sink is None else torch.cat([scores, sink], -1)
         return strip.keys, (logits / LOG2E).softmax(-1)[..., :n_keys].masked_fill(scores[..., :n_keys] <= FORBIDDEN, 0)
-
-    def _queries(self, rows: slice) -> slice | Tensor:
-        """The numbers of some measured rows among the T queries."""
-        return rows if self.picked is None else self.picked[rows]
 
     def _block(self, strip: Strip, rooms: tuple[Tensor, Tensor], totals: Tensor) -> None:
         """All heads of a block of queries, as many at a time as fit.
@@ -267,8 +260,7 @@ class Pass:
                 if self.top:
                     place = peak.max(-1).indices  # an argmax takes twice as long
                     self.argmax[heads, part.rows] = (place + run * RUN + strip.keys.start).view(h, -1)
-                n_keys = strip.keys.stop - strip.keys.start
-                self._add(totals, e[..., :n_keys], into["share"].view(h, -1), heads, part)
+                self._add(totals, e[..., : strip.n_keys], into["share"].view(h, -1), heads, part)
                 first += n
         self.at[strip.rows] = strip.at
         self.sums[..., strip.rows] = sums.view(-1, self.H, t)
@@ -325,7 +317,7 @@ class Pass:
 
     def _strip(self, rows: slice) -> Strip:
         """What the heads share in a block of queries."""
-        queries = self._queries(rows)
+        queries = rows if self.picked is None else self.picked[rows]  # their numbers among the T queries
         numbers = torch.arange(self.T, device=self.device)[queries]
         keys, sure = self._keys(int(numbers[0]), int(numbers[-1]))
         grid = BroadcastGrid(
@@ -382,9 +374,8 @@ class Pass:
     def _scores(self, heads: slice, strip: Strip, room: Tensor) -> Tensor:
         """What the softmax reads, in bits, (h,t,width) for a block; FORBIDDEN where a query may not look."""
         if self.call.weights is not None:
-            n_keys = strip.keys.stop - strip.keys.start
-            room[..., :n_keys] = self.call.weights[self.b, heads, strip.queries, strip.keys]
-            room[..., n_keys:] = 0
+            room[..., : strip.n_keys] = self.call.weights[self.b, heads, strip.queries, strip.keys]
+            room[..., strip.n_keys :] = 0
             return room.nan_to_num_(0)
         q = strip.q[heads]
         h, _, D = q.shape
@@ -450,7 +441,7 @@ def run(work: Pass) -> Tensor:
 
 
 class Sums:
-    """The `Weights` of a pass, for all rows at once, (H,n) each."""
+    """What formulas read of a pass, for all rows at once, (H,n) each: the numbers of `Dense`."""
 
     def __init__(self, work: Pass) -> None:
         self._work = work
@@ -487,11 +478,14 @@ class Sums:
 
     @property
     def added(self) -> Tensor:
-        return self._work.added
+        work = self._work
+        assert work.w_o is not None
+        out = work.call.out[work.b] if work.picked is None else work.call.out[work.b, :, work.picked]
+        return torch.linalg.vector_norm(out.to(work.dtype) @ work.w_o.mT, dim=-1)
 
 
 class Dense:
-    """The `Weights` of whole maps p (...,T,S): every number by its definition.
+    """What formulas read of whole maps p (...,T,S): every number by its definition, (...,T) each.
 
     start  the key at which query 0 stands
     first  the key of the first token
@@ -499,7 +493,7 @@ class Dense:
     marks  named sets of keys, (...,S) each, 1 for a key that is in it
     """
 
-    added: Tensor  # is no number of a map: who knows it sets it
+    added: Tensor  # length of what the head adds to the residual stream; no number of a map: who knows it sets it
 
     def __init__(
         self, p: Tensor, start: int = 0, first: int = 0, ids: Tensor | None = None, marks: Mapping[str, Tensor] = {}
@@ -510,6 +504,7 @@ class Dense:
 
     @cached_property
     def mass(self) -> Tensor:
+        """Sum of p: less than 1 where a sink, which is no key, takes its share."""
         return self.p.sum(-1)
 
     @cached_property
@@ -518,9 +513,11 @@ class Dense:
 
     @cached_property
     def log_sum(self) -> Tensor:
+        """-log2 of the largest weight: log2 p = shifted - log_sum."""
         return torch.where(self.largest > 0, 0 - self.largest.log2(), 0)
 
     def total(self, name: str) -> Tensor:
+        """Sum of p x over the keys; x is "shifted", "same", "after" or "first"."""
         if name == "first":
             return self.p[..., self.first]
         if name == "shifted":  # 0 log 0 is 0
@@ -532,14 +529,17 @@ class Dense:
         return (self.p * same).sum(-1)
 
     def on(self, name: str) -> Tensor:
+        """The weight of a marked set."""
         return (self.p @ self.marks[name].to(self.p.dtype)[..., None])[..., 0]
 
     @property
     def distance(self) -> Tensor:
+        """How far back the mean key lies."""
         return self._mean(self.behind.to(self.p.dtype))
 
     @property
     def spread(self) -> Tensor:
+        """The standard deviation around the mean key."""
         return self._mean((self.behind - self.distance[..., None]) ** 2).sqrt()
 
     def _mean(self, x: Tensor) -> Tensor:
@@ -547,9 +547,11 @@ class Dense:
         return torch.where(self.mass > 0, (self.p * x).sum(-1) / self.mass, 0)
 
     def back(self, k: int) -> Tensor:
+        """The weight of the key k before the query."""
         return (self.p * (self.behind == k)).sum(-1)
 
     def top_in(self, name: str) -> Tensor:
+        """1 where the key with the largest weight is in a marked set."""
         marks = self.marks[name].to(self.p.dtype)[..., None, :].expand(self.p.shape)
         return marks.gather(-1, self.p.argmax(-1, keepdim=True))[..., 0] * (self.mass > 0)
 
@@ -663,14 +665,12 @@ def output_factors(w_o: Tensor, n_heads: int) -> Tensor:
     C, width = w_o.shape
     parts_hce = w_o.detach().to(torch.promote_types(w_o.dtype, torch.float32))
     parts_hce = parts_hce.reshape(C, n_heads, width // n_heads).transpose(0, 1)
-    factors: Tensor
     if widest(parts_hce.device) == torch.float64:
         wide = parts_hce.double()
         factors, failed = torch.linalg.cholesky_ex(wide.mT @ wide, upper=True)
         if not failed.any():  # as for a silent head; else it is such an R, too, in less than half the time
             return factors.to(parts_hce)
-    factors = torch.linalg.qr(parts_hce, mode="r").R
-    return factors
+    return torch.linalg.qr(parts_hce, mode="r").R
 
 
 class Factors:

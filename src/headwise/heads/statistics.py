@@ -3,8 +3,10 @@
 To add one, write it into `Statistics`. It is then measured, is an attribute of what `watch` saw and of a survey's
 heads, and stands in tables, files and reports. `tests/heads/dense.py` has its plain form.
 
-A formula reads `Weights`, and gives a number for each head and row, (H,n). With p_ij the weight that query i gives key
-j, `b.total(x)` is the sum of p x over the keys, and `b.mass` that of p. This file imports no torch.
+A formula reads the weights of some heads on one document, and gives a number for each head and row, (H,n). What it may
+read is defined in `headwise.heads.blocks.Dense`, on whole maps; `Sums` has the same for texts of any length. With p_ij
+the weight that query i gives key j, `b.total(x)` is the sum of p x over the keys, and `b.mass` that of p. This file
+imports no torch.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from headwise.errors import MissingError
 from headwise.words import unknown
@@ -23,55 +25,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 V = TypeVar("V")
-Formula = Callable[["Weights"], "Tensor"]
+Formula = Callable[[Any], "Tensor"]
 
 POSITIONS = "positions"  # queries and keys are one sequence, so that there are distances
 IDS = "ids"  # the tokens are known
 W_O = "W_O"  # what is done to the head's output is known
 TOP = "top"  # the key with the largest weight is looked for
-
-
-class Weights(Protocol):
-    """What a formula reads of the weights of some heads on one document: `headwise.heads.blocks` makes it.
-
-    There `Dense` has the definitions, and `Sums` the same for texts of any length. Each is (H,n).
-    """
-
-    @property
-    def mass(self) -> Tensor:
-        """Sum of p: less than 1 where a sink, which is no key, takes its share."""
-
-    @property
-    def largest(self) -> Tensor:
-        """The largest weight of the row."""
-
-    @property
-    def log_sum(self) -> Tensor:
-        """-log2 of the largest weight: log2 p = shifted - log_sum."""
-
-    @property
-    def distance(self) -> Tensor:
-        """How far back the mean key lies."""
-
-    @property
-    def spread(self) -> Tensor:
-        """The standard deviation around the mean key."""
-
-    @property
-    def added(self) -> Tensor:
-        """Length of what the head adds to the residual stream."""
-
-    def total(self, name: str) -> Tensor:
-        """Sum of p x over the keys; x is "shifted", "same", "after" or "first"."""
-
-    def on(self, name: str) -> Tensor:
-        """The weight of a marked set."""
-
-    def back(self, k: int) -> Tensor:
-        """The weight of the key k before the query."""
-
-    def top_in(self, name: str) -> Tensor:
-        """1 where the key with the largest weight is in a marked set."""
 
 
 @dataclass(eq=False)

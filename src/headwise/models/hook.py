@@ -212,16 +212,13 @@ class Tap:
 
     def asked(self, asked: Asked, out: Tensor) -> Tensor | None:
         """The attention function of transformers has given `out` (B,H,T,E); what takes its place."""
-        self.require(asked.q.shape[1])
-        return self.attended(read_call(asked, self.site.cross), out)
-
-    def require(self, n_heads: int) -> None:
-        site = self.site
+        site, n_heads = self.site, asked.q.shape[1]
         if site.n_heads != n_heads:
             raise HeadwiseError(
                 f"{site.name}: {type(site.module).__name__} says that it has {site.n_heads} heads, and its attention "
                 f"was called with {n_heads}; its heads cannot be told apart"
             )
+        return self.attended(read_call(asked, site.cross), out)
 
     def attended(self, call: Call, out: Tensor, sure: bool = True) -> Tensor | None:
         """The attention has given `out` (B,H,T,E); what takes its place."""
