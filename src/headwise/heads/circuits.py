@@ -176,7 +176,8 @@ class _Factors:
 
     @classmethod
     def of(cls, site: Site) -> _Factors:
-        H, w_q, w_k, w_v, w_o = site.n_heads, site.w_q, site.w_k, site.w_v, site.w_o
+        H = site.n_heads
+        w_q, w_k, w_v, w_o = map(site.weights, "qkvo")
         if w_q is None or w_k is None or w_v is None or w_o is None or w_o.shape[1] % H:
             raise HeadwiseError(f"{site.name}: W_Q, W_K, W_V and W_O are not four matrices that are known there")
         E = w_o.shape[1] // H

@@ -124,10 +124,9 @@ def importance(model: nn.Module, batches: Iterable[Tensor], after: int | None = 
     sites = sites_of(model)
 
     def loss_on(ids: Tensor) -> Tensor:
-        each = next_token_losses(
-            model, ids.clone(), after
-        )  # ids of inference_mode cannot be saved for the backward pass
-        return each.sum() * (ids.shape[1] - 1)  # of means: a document counts by its length
+        # A copy, for ids of inference_mode cannot be saved for the backward pass.
+        losses = next_token_losses(model, ids.clone(), after)
+        return losses.sum() * (ids.shape[1] - 1)  # of means: a document counts by its length
 
     with evaluating(model):
         for ids in batches:

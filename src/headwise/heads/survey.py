@@ -108,7 +108,15 @@ def survey(
     """
     check_seed(seed)
     folder = folder_of(open_model(model), tokenizer)
-    _check_ways(folder.model, ablate, keep)
+    if ablate not in ABLATIONS:
+        raise HeadwiseError(f"ablate {ablate!r} is not known; one of {', '.join(ABLATIONS)}")
+    if stream_of(folder.model) is not None and ablate in ("zero", "mean"):
+        raise HeadwiseError(
+            f"ablate={ablate!r} runs the model once for each head, and this one reads its weights from files each time;"
+            f" pass ablate='none'"
+        )
+    if stream_of(folder.model) is not None and keep is not None:
+        raise HeadwiseError("keep= needs the whole model in memory, and this one is read layer by layer; leave it out")
     if not (ask.reads_tokens(folder.model) or are_sounds(texts)):
         remedy = "watch it in Python on its own input, with headwise.watch(model)"
         raise HeadwiseError(f"{type(folder.model).__name__} reads no tokens; {remedy}")
@@ -150,21 +158,6 @@ def forecast(
         return ""
     facts = {"minutes": f"{to_read / speed / 60:,.1f}", "tokens": f"{to_read:,}", "speed": f"{speed:,.0f}"}
     return Note.of("tell.forecast_control" if controls else "tell.forecast", **facts)
-
-
-def _check_ways(model: nn.Module, ablate: str, keep: Path | None) -> None:
-    """Refuse a way to ablate that is not known, and what a model that is read layer by layer cannot do."""
-    if ablate not in ABLATIONS:
-        raise HeadwiseError(f"ablate {ablate!r} is not known; one of {', '.join(ABLATIONS)}")
-    if stream_of(model) is None:
-        return
-    if ablate in ("zero", "mean"):
-        raise HeadwiseError(
-            f"ablate={ablate!r} runs the model once for each head, and this one reads its weights from files each time;"
-            f" pass ablate='none'"
-        )
-    if keep is not None:
-        raise HeadwiseError("keep= needs the whole model in memory, and this one is read layer by layer; leave it out")
 
 
 class _Effects(NamedTuple):

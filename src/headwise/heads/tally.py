@@ -279,9 +279,8 @@ def _pictures(measured: Measured, keys: Tensor, weights: Tensor) -> dict[str, Te
     """The fields of `HeadProfile` that are pictures of one document."""
     received = measured.received[:, : keys.shape[1]] / max(1, len(measured.places))
     pictures = {"thumbnail": measured.thumbnail, "first_key": measured.first_key, "received": received}
-    return {name: each.float().cpu() for name, each in (pictures | {"top_weights": weights}).items()} | {
-        "top_keys": keys.cpu()
-    }
+    pictures["top_weights"] = weights
+    return {"top_keys": keys.cpu()} | {name: picture.float().cpu() for name, picture in pictures.items()}
 
 
 def _shares(measured: Measured, start: int, n_keys: int) -> Tensor:

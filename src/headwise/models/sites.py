@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any, ClassVar
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -58,11 +58,15 @@ class Site:
     parts: int = 1
     free: bool = False  # does it call functions of torch itself?
 
-    # y = W x, None where they are not known; `w_o` is None, too, where the heads' output is not projected.
-    w_q: ClassVar = property(lambda self: self.weights("q"))  # (H*D, C)
-    w_k: ClassVar = property(lambda self: self.weights("k"))  # (G*D, C)
-    w_v: ClassVar = property(lambda self: self.weights("v"))  # (G*E, C)
-    w_o: ClassVar = property(lambda self: self.weights("o"))  # (C, H*E)
+    @property
+    def w_v(self) -> Tensor | None:
+        """(G*E, C), y = W x; None where it is not known."""
+        return self.weights("v")
+
+    @property
+    def w_o(self) -> Tensor | None:
+        """(C, H*E); None, too, where the heads' output is not projected."""
+        return self.weights("o")
 
     def head(self, number: int) -> str:
         return head_name(self.name, self.part * self.n_heads + number)
