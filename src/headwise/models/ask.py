@@ -384,12 +384,12 @@ def _forward(model: nn.Module, ids: Tensor, last: bool = False, start: Sequence[
         return SimpleNamespace(logits=model(ids, last_only=last))
     inputs: dict[str, Any] = {"input_ids": ids}
     if hears(model):  # the ids are of transcripts, and their first ones name the sounds
-        heard, config = sounds_of(model), _text_config(model)
+        sounds, config = sounds_of(model), _text_config(model)
         sound = (ids[:, 0] - config.vocab_size).clamp(min=0)
         if _encoded.get():
-            inputs = {"encoder_outputs": (heard.states[sound],)}
+            inputs = {"encoder_outputs": (sounds.states[sound],)}
         else:
-            inputs = {"input_features": heard.features[sound]}
+            inputs = {"input_features": sounds.features[sound]}
         inputs["decoder_input_ids"] = ids.where(ids < config.vocab_size, config.decoder_start_token_id)
     elif getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         inputs["decoder_input_ids"] = ids if start is None else torch.tensor([start]).expand(len(ids), -1).to(ids)
