@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,6 @@ from invoking import Invoke
 
 from headwise.cli.early import check_apart
 from headwise.errors import HeadwiseError
-
-WORDS = "--no-controls --ablate none --tokens 8 --documents 2"
 
 
 @pytest.fixture(scope="module")
@@ -38,41 +37,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-# Of each command the words, whose @ is that folder, and what the refusal says.
-REFUSED = {
-    f"heads @run --text @t.txt --csv @t.txt {WORDS}": "--csv @t.txt is @t.txt, which is read",
-    f"heads @run --text @t.txt --csv @run/../t.txt {WORDS}": "which is read",
-    f"heads @run --text @t.txt --csv @links/soft.csv {WORDS}": "which is read",
-    f"heads @run --text @t.txt --csv @links/hard.csv {WORDS}": "which is read",
-    "heads @run --text @texts --parquet @texts/a.jsonl.gz": "which is read",
-    "heads @run --ids @t.txt --png @t.txt": "which is read",
-    "heads @run --relations @t.txt --html @t.txt": "which is read",
-    "heads @run --csv @book.txt": "--csv @book.txt is @book.txt, which is read",  # the text that it was trained on
-    "heads @child --csv @book.txt": "which is read",
-    "heads @child --csv @links/blob": "which is read",
-    "heads @run --against @child --csv @child/config.json": "which is read",
-    "heads @run --csv @run/config.json": "which is read",
-    "heads @run --csv @links/run/config.json": "which is read",
-    "heads @run --csv @run/tokenizer.json": "lies among the files of @run",  # which is not there, and would be read
-    "heads @run --csv @run/report.html": "lies among the files of @run",
-    "heads @run --csv @x --html @x": "--csv @x is --html, too; pass another name",
-    "heads @run --csv @x --html @run/../x": "--html, too",
-    "heads @run --csv @x --html @X": "--html, too",  # one file on some disks
-    "heads @run --keep @run": "--keep @run holds config.json, which is no part of such work",
-    "heads @run --keep @new --headvis @new": "--headvis @new is --keep, too",
-    "heads @run --keep @texts": "holds a.jsonl.gz",
-    "windows @run --text @t.txt --plan @t.txt": "which is read",
-    "windows @run --plan @run/plan.json": "lies among the files of @run",
-    "windows @run --plan @x --png @x": "--plan, too",
-    "why @run --prompt a --html @run/config.json": "which is read",
-    "trace @run --html @run/model.safetensors": "which is read",
-    "compare scale --text @t.txt --html @t.txt": "which is read",
-    "compare scale --out @run": "--out @run holds config.json",
-    "compare scale --out @units --html @units/unit-1.json": "lies among the files of @units",
-    "compare claims --out @units --page @x --html @x": "--html, too",
-    "bugs join-no-transpose --out @run": "holds config.json",
-    "bugs all --out @units --page @x --html @x": "--html, too",
-}
+REFUSED = tomllib.loads(Path(__file__).with_name("refusals.toml").read_text(encoding="utf-8"))["outputs"]
 
 
 @every("words,said", REFUSED.items())

@@ -27,7 +27,7 @@ class Family:
     """An entry of families.toml, whose head says what its fields mean."""
 
     model: str
-    w_o: str
+    w_o: str = ""
     fields: dict[str, Any] = field(default_factory=dict)
     like: str | None = None
     takes: str = "text"
@@ -39,9 +39,9 @@ TEXT = tuple(name for name, family in FAMILIES.items() if family.takes == "text"
 DECODERS = tuple(name for name in TEXT if name != "bert")
 
 
-def build(name: str) -> Any:
+def build(name: str, table: str = "families") -> Any:
     """A new model whose attention is not flat, and in which no bias, sink or gain is what it starts at."""
-    family = FAMILIES[name]
+    family = Family(**TABLES[table][name])
     fields = {**(ROTARY if family.like else {}), **family.fields}
     model_class = getattr(tf, family.model)
     config = model_class.config_class(**{key: None if value == "none" else value for key, value in fields.items()})

@@ -16,6 +16,7 @@ from families import (
     DECODERS,
     FAMILIES,
     IDS,
+    TABLES,
     Attention,
     V,
     answer,
@@ -428,54 +429,10 @@ def test_maps_are_kept_where_they_are_asked_for(name: str) -> None:
 # Other families that say they go through the interface
 
 
-MORE = {
-    "bart": (
-        "BartForConditionalGeneration",
-        lambda: tf.BartConfig(
-            vocab_size=V,
-            d_model=30,
-            encoder_layers=1,
-            decoder_layers=1,
-            encoder_attention_heads=5,
-            decoder_attention_heads=3,
-            encoder_ffn_dim=37,
-            decoder_ffn_dim=37,
-            max_position_embeddings=97,
-            decoder_start_token_id=1,
-            forced_eos_token_id=None,
-            **IDS,
-        ),
-    ),
-    "gpt_neox": (
-        "GPTNeoXForCausalLM",
-        lambda: tf.GPTNeoXConfig(
-            vocab_size=V, hidden_size=30, num_hidden_layers=2, num_attention_heads=3, intermediate_size=37, **IDS
-        ),
-    ),
-    "albert": (
-        "AlbertModel",
-        lambda: tf.AlbertConfig(
-            vocab_size=V,
-            embedding_size=17,
-            hidden_size=33,
-            num_hidden_layers=3,
-            num_attention_heads=3,
-            intermediate_size=37,
-            **IDS,
-        ),
-    ),
-    "distilbert": (
-        "DistilBertModel",
-        lambda: tf.DistilBertConfig(vocab_size=V, dim=33, n_layers=2, n_heads=3, hidden_dim=37, pad_token_id=0),
-    ),
-}
-
-
-@pytest.mark.parametrize("family", MORE)
+@pytest.mark.parametrize("family", TABLES["more"])
 def test_more_families(family: str) -> None:
     """Watched or refused by name; when watched, the answer stays and every real row is counted, with its norm."""
-    name, config = MORE[family]
-    model = shake(getattr(tf, name)(config()).eval())
+    model = build(family, "more")
     inputs = {"input_ids": inputs_of("gpt2")["input_ids"], "attention_mask": padding_mask("right")}
     if family == "bart":
         inputs["decoder_input_ids"] = inputs["input_ids"][:, :11]

@@ -12,35 +12,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from families import TABLES
 from transformers.utils import logging
 
 PATH = Path(__file__).resolve().parents[2] / "examples" / "families.py"
 
-# family -> the layers that have no map, or what its numbers do not say; and why it is here
-POOLED = "its keys are pooled, or joined with others, and not the positions of one text: there are no distances"
-KINDS = {
-    "qwen3_next": "L0: gated delta net, no map",  # hybrid, gated before W_O
-    "minimax": "L1: lightning attention, no map",  # a class with "attention" in its name that is none
-    "bitnet": "BitNetRMSNorm norms several heads at once before W_O: what one gives hangs on all",
-    "diffllama": "RMSNorm norms several heads at once before W_O: what one gives hangs on all",  # two calls a layer
-    "siglip": "vision_model.head.attention and its kin leave torch's native fast path here: in evaluation answers may "
-    "differ from it by rounding",
-    "longcat_flash": "",  # two attentions in a layer, compressed keys
-    "deepseek_v32": "",  # sparse: chosen keys
-    "deepseek_v4": POOLED,  # a mask that is cast, and layers whose keys are squeezed
-    "splinter": "",  # an encoder whose mask is None without padding
-    "bigbird_pegasus": "",  # a decoder that is one by its mask alone
-    "gpt_oss": "",  # sinks, eager
-    "gemma2": "",  # softcap, eager
-    "swin": "",  # windows, several blocks in a stage
-    "segformer": POOLED,  # keys of a shorter sequence
-    "modernbert": "",  # W_O under another name, windows
-    "clip": "",  # a text and an image side by side
-    "wav2vec2": "",  # sound
-    # It asks the interface for an attribute, and so runs a function of its own.
-    "kosmos_2_5_vision_model": "its W_O is not known, so its heads are read where they leave the attention, no norm",
-    "t5": "",  # biases of distance, encoder and decoder
-}
+KINDS = TABLES["kinds"]
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,41 +15,8 @@ from headwise.teach.exercises import run
 from headwise.teach.sandbox import refusal
 
 held = pytest.mark.skipif(bool(sandbox.unheld("en")), reason=sandbox.unheld("en"))
-# Each is tried in the process of the check, with OUT, a folder outside, and PORT, where somebody listens.
-ESCAPES = {
-    "torch.save": "import torch; torch.save(torch.ones(3), OUT + '/a.pt')",
-    "safetensors": "import torch, safetensors.torch as s; s.save_file({'a': torch.ones(3)}, OUT + '/a.safetensors')",
-    "sqlite3": "import sqlite3; sqlite3.connect(OUT + '/a.db').execute('create table t (x)')",
-    "parquet": "import pyarrow as p, pyarrow.parquet as q; q.write_table(p.table({'a': [3]}), OUT + '/a.parquet')",
-    "C": "import ctypes; ctypes.CDLL(None).creat(b(OUT + '/c'), 0o600) >= 0 or refuse()",
-    "cut by an open": "import os; os.open(OUT + '/kept', os.O_TRUNC)",
-    "pipe": "import os; os.mkfifo(OUT + '/pipe')",
-    "cut in C": "import ctypes; ctypes.CDLL(None).truncate(b(OUT + '/kept'), 0) == 0 or refuse()",
-    "removed in C": "import ctypes; ctypes.CDLL(None).unlink(b(OUT + '/kept')) == 0 or refuse()",
-    "answer": "import os, sys; open(os.path.join(os.getcwd(), '..', 'answer.json'), 'w')",
-    "datagram": "import socket; socket.socket(type=socket.SOCK_DGRAM).sendto(b'out', ('127.0.0.1', PORT))",
-    "socket in C": "import ctypes; ctypes.CDLL(None).socket(2, 1, 0) >= 0 or refuse()",
-    "spawn": "import multiprocessing as m; m.get_context('spawn').Process(target=print).start()",
-    "child": "import ctypes; leave() if (n := ctypes.CDLL(None).fork()) == 0 else n > 0 or refuse()",
-    "signal": "import ctypes; ctypes.CDLL(None).kill(PARENT, 0) == 0 or refuse()",
-    "shared memory": "import mmap; mmap.mmap(-1, 5 << 30)",
-    "named memory": "from multiprocessing.shared_memory import SharedMemory as S; S(create=True, size=1 << 20)",
-    "torch's shared memory": "import torch; torch.zeros(1 << 20).share_memory_()",
-    "memory as a file": "import os; os.memfd_create('x')",
-    "memory of System V": "import ctypes; ctypes.CDLL(None).shmget(0, 1 << 20, 0o1600) >= 0 or refuse()",
-    "queue": "import ctypes as c; c.CDLL(None).syscall(425, 7, c.create_string_buffer(120)) >= 0 or refuse()",
-    "a large file": "f = open('large', 'wb'); f.truncate(5 << 30)",
-    # The last, since it ends all that follows.
-    "program": "import ctypes; ctypes.CDLL(None).execl(b('/bin/true'), b('true'), None) == 0 or refuse()",
-}
-STILL_ALLOWED = {
-    "a file of its own": "open('x', 'w').write('x'); import os; os.mkdir('d'); os.rename('x', 'd/x'); os.remove('d/x')",
-    "torch's file": "import torch; torch.save(torch.ones(3), 'a.pt'); torch.load('a.pt')",
-    "nowhere": "print('x', file=open('/dev/null', 'w'))",
-    "threads": "import threading; t = threading.Thread(target=print); t.start(); t.join()",
-    "memory": "b = bytearray(1 << 20)",
-    "torch, late": "import importlib; importlib.import_module('torch').ones(3).sum()",
-}
+TABLES = tomllib.loads(Path(__file__).with_name("escapes.toml").read_text(encoding="utf-8"))
+ESCAPES, STILL_ALLOWED = TABLES["escapes"], TABLES["still_allowed"]
 FILE = """
 import os, signal
 PARENT = os.getppid()
