@@ -96,13 +96,14 @@ def _cpu_seconds() -> float:
 
 def judged(comparisons: tuple[Comparison, ...]) -> tuple[Claim, ...]:
     named = {comparison.name: comparison for comparison in comparisons}
+    sharing, roles = named["sharing"], named["roles"]
     return (
         several_heads(named["heads"], named["two-lookups"]),
-        ordered_quality(named["sharing"]),
-        advice(named["sharing"]),
+        ordered_quality(sharing),
+        advice(sharing),
         indispensable_output(named["output-projection"]),
-        roles_of_heads(named["roles"]),
-        robust(named["roles"]),
+        roles_of_heads(roles),
+        robust(roles),
     )
 
 
@@ -157,10 +158,9 @@ def roles_of_heads(roles: Comparison) -> Claim:
         learned = _effect(trained, metrics[role]) == 1 and mass >= CLEAR * even
         shown.append(learned and cost.low > 0)
         before = roles.arm("untrained").scores[role].mean.mean
-        masses.append(
-            f"{role} {mass:.2f} (untrained {before:.2f}, even {even:.2f}), silenced "
-            f"{cost.mean:+z.2f} ± {cost.half_width:.2f} nats{'' if shown[-1] else ': no role'}"
-        )
+        silenced = f"silenced {cost.mean:+z.2f} ± {cost.half_width:.2f} nats"
+        no_role = "" if shown[-1] else ": no role"
+        masses.append(f"{role} {mass:.2f} (untrained {before:.2f}, even {even:.2f}), {silenced}{no_role}")
     words = "; ".join(masses) or "diverged"
     return judged_claim("roles", of_all(shown or [False]), masses=words, bar=CLEAR, count=len(ROLES))
 

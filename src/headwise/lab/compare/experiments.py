@@ -208,13 +208,16 @@ LINES = 60  # conjugation lines scored, besides all held-out cells
 ROLES = ("previous token", "same token", "person", "translation")
 
 
-def places(line: str, words: Sequence[str]) -> dict[str, list[tuple[int, list[int]]]]:
+Looks = list[tuple[int, list[int]]]  # positions that look, and those that each would look at
+
+
+def places(line: str, words: Sequence[str]) -> dict[str, Looks]:
     """For each role the positions that look among the tokens of a line, and those that each would look at.
 
     The last two are relations of the corpus: from "=" to the English pronoun, from the Spanish pronoun to the English
     verb.
     """
-    looks: dict[str, list[tuple[int, list[int]]]] = {role: [] for role in ROLES}
+    looks: dict[str, Looks] = {role: [] for role in ROLES}
     for i, word in enumerate(words):
         if i > 0:
             looks["previous token"].append((i, [i - 1]))
