@@ -11,9 +11,9 @@ from __future__ import annotations
 import copy
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -29,12 +29,13 @@ from headwise.models.ask import evaluating, logits, output_matrix, require_next
 from headwise.models.hook import attach, hooked
 from headwise.models.open import ids_of, token_of
 from headwise.models.sites import Layer, Site, layers_of
-from headwise.models.stream import loaded
+from headwise.models.stream import loaded, waits
 from headwise.records import Call
 from headwise.spec import resolve_kv_index
 
 Float64Array = NDArray[np.float64]
 
+ROWS = 2**14  # of the output matrix that are widened at a time
 CLOSE = 1e-4  # relative: what is read must agree with what the model computes, in float32 and wider
 
 
@@ -98,25 +99,29 @@ def attribute(
     answer = tuple(token_of(model, word) for word in words)
     if len(answer) not in (1, 2):
         raise HeadwiseError(f"target has {len(answer)} tokens; pass one, or two whose logits are compared")
-    with evaluating(model):
-        run = _read_run(model, row[:, : position + 1])  # what comes later changes nothing here
-    matrix, bias = output_matrix(model)
-    if max(answer) >= len(matrix) or min(answer) < 0:
-        raise HeadwiseError(f"target {max(answer)} is outside the vocabulary of {len(matrix)} tokens")
-    scale = _logit_scale(model, matrix, bias, run)
-    rows = matrix[list(answer)].cpu().double()
-    direction = scale * (rows[0] - rows[1] if len(answer) == 2 else rows[0])
-    offsets = [0.0 if bias is None else scale * float(bias[token]) for token in answer]
-    constant = offsets[0] - sum(offsets[1:])
-    logit = float(direction @ run.normed) + constant
-    return _parts(model, run, direction, constant, logit, answer, position)
+    layers = layers_of(model)
+    calls: dict[str, Call] = {}
+    recorder = Recorder(model, layers)
+
+    def remember(site: Site, call: Call) -> None:
+        calls[site.name] = call
+
+    handlers = {layer.site: partial(remember, layer.site) for layer in layers}
+    with evaluating(model), attach(handlers), recorder.listening():
+        last = logits(model, row[:, : position + 1], last=True)[0, -1]  # what comes later changes nothing here
+    parts = Parts(model, recorder.run(calls, last), answer, position)
+    for number in range(len(layers)):
+        with loaded(model, number):
+            parts.add(number)
+    return parts.summed()
 
 
 def _logit_scale(model: nn.Module, matrix: Tensor, bias: Tensor | None, run: _Run) -> float:
     """What logits are multiplied with after W_U; a softcap on them is left out. Refused where neither explains them."""
-    # Float32 is enough here, and a copy of a large vocabulary's matrix in doubles takes a while.
+    # Float32 is enough here; a copy of a large vocabulary's matrix is not held as a whole.
     wide = torch.promote_types(matrix.dtype, torch.float32)
-    product = (matrix.to(wide) @ run.normed.to(matrix.device, wide)).cpu().double()
+    normed = run.normed.to(matrix.device, wide)
+    product = torch.cat([rows.to(wide) @ normed for rows in torch.split(matrix, ROWS)]).cpu().double()
     raw = product + (0 if bias is None else bias.cpu().double())
     scale = float(run.logits @ raw / (raw @ raw).clamp(min=1e-30))  # the factor that fits best, by least squares
     if _apart(scale * raw, run.logits) <= run.close:
@@ -131,56 +136,66 @@ def _logit_scale(model: nn.Module, matrix: Tensor, bias: Tensor | None, run: _Ru
     )
 
 
-def _parts(
-    model: nn.Module,
-    run: _Run,
-    direction: Tensor,
-    constant: float,
-    logit: float,
-    answer: tuple[int, ...],
-    position: int,
-) -> Attribution:
-    rows = run.rows
-    # Numbers that the model rounded, as parts of the logit: their rounding bounds how far the parts may miss it.
-    rounded = [direction * run.normed]
-    if run.norm is not None:
-        frozen = _Frozen.of(run.norm, rows[run.norm])
-        constant += float(direction @ frozen.bias)
-        direction = frozen.back(direction)
-    heads: dict[str, float] = {}
-    feed_forwards: dict[str, float] = {}
-    tokens: dict[str, Float64Array] = {}
-    weights: dict[str, Float64Array] = {}
-    for number, layer in enumerate(run.layers):
-        with loaded(model, number):
-            writer = _writer_of(model, layer, run)
-            bias = getattr(layer.projection, "bias", None)
-            at_w_o = writer.factor * direction  # what is read of W_O's output
-            rounded.append(at_w_o * rows[writer.module].gave)
-            if writer.module is not layer.projection:  # a norm after W_O
-                norm = _Frozen.of(writer.module, rows[writer.module])
-                constant += float(at_w_o @ norm.bias)
-                at_w_o = norm.back(at_w_o)
-                rounded.append(at_w_o * rows[layer.projection].gave)
-            if bias is not None:
-                constant += float(at_w_o @ bias.cpu().double())
-            by_head, by_token, weights_hs = _heads_of(run.calls[layer.site.name], layer.projection, rows, at_w_o)
-            heads |= dict(zip(layer.site.heads, by_head.tolist(), strict=True))
-            tokens |= dict(zip(layer.site.heads, by_token.numpy(), strict=True))
-            weights |= dict(zip(layer.site.heads, weights_hs.numpy(), strict=True))
-            block, written = rows[layer.block], writer.factor * rows[writer.module].gave
-            # What is left of the layer; the sum of all parts, below, therefore tests heads, norms and biases, not this.
-            feed_forwards[layer.site.name] = float(direction @ (block.gave - block.read - written))
-    embedding = float(direction @ rows[run.layers[0].block].read)
-    parts = Attribution(answer, position, heads, feed_forwards, embedding, constant, logit, tokens, weights)
-    # Roundings fall to either side: what is left of those of many numbers grows as a norm does, not as a sum.
-    rounding = 2 * run.close * float(torch.cat(rounded).norm())
-    if abs(parts.total - logit) > CLOSE * max(abs(logit), 1.0) + rounding:
-        raise HeadwiseError(
-            f"{type(model).__name__}: the parts sum to {parts.total:.6g}, the logit is {logit:.6g}: what its "
-            f"layers add up is not known well enough"
-        )
-    return parts
+class Parts:
+    """What each part of a model adds to a logit, layer by layer: a layer must have its weights when it is added.
+
+    answer  the token, or the token and the one that its logit is compared with
+    """
+
+    def __init__(self, model: nn.Module, run: _Run, answer: tuple[int, ...], position: int) -> None:
+        matrix, bias = output_matrix(model)
+        if max(answer) >= len(matrix) or min(answer) < 0:
+            raise HeadwiseError(f"target {max(answer)} is outside the vocabulary of {len(matrix)} tokens")
+        scale = _logit_scale(model, matrix, bias, run)
+        rows = matrix[list(answer)].cpu().double()
+        self.model, self.run = model, run
+        self.direction = scale * (rows[0] - rows[1] if len(answer) == 2 else rows[0])  # (C,)
+        offsets = [0.0 if bias is None else scale * float(bias[token]) for token in answer]
+        constant = offsets[0] - sum(offsets[1:])
+        logit = float(self.direction @ run.normed) + constant
+        # Numbers that the model rounded, as parts of the logit: their rounding bounds how far the parts may miss it.
+        self.rounded = [self.direction * run.normed]
+        if run.norm is not None:
+            frozen = _Frozen.of(run.norm, run.rows[run.norm])
+            constant += float(self.direction @ frozen.bias)
+            self.direction = frozen.back(self.direction)
+        embedding = float(self.direction @ run.rows[run.layers[0].block].read)
+        self.constant = constant
+        self.parts = Attribution(answer, position, {}, {}, embedding, 0.0, logit, {}, {})
+
+    def add(self, number: int) -> None:
+        """The heads and the feed-forward of a layer."""
+        layer, rows = self.run.layers[number], self.run.rows
+        writer = _writer_of(self.model, layer, self.run)
+        bias = getattr(layer.projection, "bias", None)
+        at_w_o = writer.factor * self.direction  # what is read of W_O's output
+        self.rounded.append(at_w_o * rows[writer.module].gave)
+        if writer.module is not layer.projection:  # a norm after W_O
+            norm = _Frozen.of(writer.module, rows[writer.module])
+            self.constant += float(at_w_o @ norm.bias)
+            at_w_o = norm.back(at_w_o)
+            self.rounded.append(at_w_o * rows[layer.projection].gave)
+        if bias is not None:
+            self.constant += float(at_w_o @ bias.cpu().double())
+        by_head, by_token, weights_hs = _heads_of(self.run.calls[layer.site.name], layer.projection, rows, at_w_o)
+        self.parts.heads.update(zip(layer.site.heads, by_head.tolist(), strict=True))
+        self.parts.tokens.update(zip(layer.site.heads, by_token.numpy(), strict=True))
+        self.parts.weights.update(zip(layer.site.heads, weights_hs.numpy(), strict=True))
+        block, written = rows[layer.block], writer.factor * rows[writer.module].gave
+        # What is left of the layer; the sum of all parts therefore tests heads, norms and biases, not this.
+        self.parts.feed_forwards[layer.site.name] = float(self.direction @ (block.gave - block.read - written))
+
+    def summed(self) -> Attribution:
+        """All parts. Raises HeadwiseError where they do not sum to the logit."""
+        # Roundings fall to either side: what is left of those of many numbers grows as a norm does, not as a sum.
+        rounding = 2 * self.run.close * float(torch.cat(self.rounded).norm())
+        parts = replace(self.parts, bias=self.constant)
+        if abs(parts.total - parts.logit) > CLOSE * max(abs(parts.logit), 1.0) + rounding:
+            raise HeadwiseError(
+                f"{type(self.model).__name__}: the parts sum to {parts.total:.6g}, the logit is {parts.logit:.6g}: "
+                f"what its layers add up is not known well enough"
+            )
+        return parts
 
 
 def _heads_of(
@@ -215,7 +230,9 @@ class _Row(NamedTuple):
 
 @dataclass(frozen=True)
 class _Run:
-    layers: list[Layer]
+    """A pass over a text, as it is read at the last position."""
+
+    layers: Sequence[Layer]
     rows: dict[nn.Module, _Row]
     calls: dict[str, Call]  # of each layer's attention, "L0"
     norm: nn.Module | None  # the last one
@@ -224,39 +241,41 @@ class _Run:
     close: float  # relative: how far what is read may lie from what the model computed in its number format
 
 
-def _read_run(model: nn.Module, ids: Tensor) -> _Run:
-    """One forward pass; of each module that takes part, what it read and gave at the last position."""
-    rows: dict[nn.Module, _Row] = {}
-    calls: dict[str, Call] = {}
-    digits: list[float] = []  # of the number formats in which the model computes
-    layers = layers_of(model)
-    wanted = {module for layer in layers for module in (layer.block, layer.projection, *layer.block.children())}
-    wanted.update(layers[-1].around)
+class Recorder:
+    """What the modules that take part in a pass read and gave at its last position."""
 
-    def keep(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any], gave: Any) -> None:
+    def __init__(self, model: nn.Module, layers: Sequence[Layer]) -> None:
+        self.model, self.layers = model, layers
+        self.rows: dict[nn.Module, _Row] = {}
+        self.digits: list[float] = []  # of the number formats in which the model computes
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Passes inside this block are recorded."""
+        wanted = dict.fromkeys(self.layers[-1].around)
+        for layer in self.layers:
+            wanted |= dict.fromkeys((layer.block, layer.projection, *layer.block.children()))
+        with hooked(((module.register_forward_hook, self._keep) for module in wanted), with_kwargs=True):
+            yield
+
+    def _keep(self, module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any], gave: Any) -> None:
         first = args[0] if args else keywords.get("hidden_states")
         result = gave[0] if isinstance(gave, tuple) else gave
         # Modules that take or give something else than hidden states, masks for instance, are passed over.
-        if all(isinstance(x, Tensor) and x.ndim in (2, 3) and x.is_floating_point() for x in (first, result)):
-            tensors: Any = first, result
-            digits.extend(torch.finfo(x.dtype).eps for x in tensors)
-            rows[module] = _Row(*(x.flatten(0, -2)[-1].cpu().double() for x in tensors))
+        tensors: Any = first, result
+        is_state = all(isinstance(x, Tensor) and x.ndim in (2, 3) and x.is_floating_point() for x in tensors)
+        if is_state and not waits(self.model, module):
+            self.digits.extend(torch.finfo(x.dtype).eps for x in tensors)
+            self.rows[module] = _Row(*(x.flatten(0, -2)[-1].cpu().double() for x in tensors))
 
-    def remember(site: Site, call: Call) -> None:
-        calls[site.name] = call
-
-    handlers = {layer.site: partial(remember, layer.site) for layer in layers}
-    with ExitStack() as stack:
-        stack.enter_context(attach(handlers))
-        hooks = ((module.register_forward_hook, keep) for module in wanted)
-        stack.enter_context(hooked(hooks, with_kwargs=True))
-        answer = logits(model, ids, last=True)[0, -1]
-    last = rows[layers[-1].block].gave
-    # The last norm is the module that read what the last layer gave.
-    norm = next((module for module in layers[-1].around if module in rows and rows[module].read.equal(last)), None)
-    normed = last if norm is None else rows[norm].gave
-    close = max(CLOSE, *digits)
-    return _Run(layers, rows, calls, norm, normed, answer.cpu().double(), close)
+    def run(self, calls: dict[str, Call], answer: Tensor) -> _Run:
+        """The pass that was recorded, with the call of each attention and the logits (V,) that came of it."""
+        rows, last = self.rows, self.rows[self.layers[-1].block].gave
+        # The last norm is the module that read what the last layer gave.
+        around = (module for module in self.layers[-1].around if module in rows)
+        norm = next((module for module in around if rows[module].read.equal(last)), None)
+        normed = last if norm is None else rows[norm].gave
+        return _Run(self.layers, rows, calls, norm, normed, answer.cpu().double(), max(CLOSE, *self.digits))
 
 
 def _apart(x: Tensor, y: Tensor) -> float:

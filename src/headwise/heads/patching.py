@@ -7,13 +7,14 @@ Heimersheim & Nanda 2024, arXiv 2404.15255). Effects are shares: 0 changes nothi
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,11 +25,13 @@ from headwise.errors import HeadwiseError
 from headwise.heads.effect import slopes_of
 from headwise.heads.statistics import unknown_head
 from headwise.intervals import Interval, interval_of
-from headwise.models.ask import answer_logits, evaluating, require_next, require_slopes
-from headwise.models.hook import attach, attend_by_rows, hooked, inside
+from headwise.models.ask import answer_logits, device_of, evaluating, require_next, require_slopes, run_body
+from headwise.models.hook import Handler, attach, attend_by_rows, hooked, inside
 from headwise.models.open import ids_of, token_of
 from headwise.models.sites import Layer, Site, layers_of
+from headwise.models.stream import Stream, portions, stream_of, sweep, waits
 from headwise.records import Call, head_name
+from headwise.spec import resolve_kv_index
 from headwise.words import unknown
 
 PLACES = ("q", "k", "v", "out", "weights")
@@ -39,6 +42,15 @@ SHARED = ("k", "v")  # places that belong to key/value heads, L3.KV1
 LARGEST = 2**19  # numbers of the residual stream that run as one batch: more leave the processor's cache
 
 Place = tuple[str, tuple[int, ...]]  # the name of a site, and the query heads whose output changes there
+Receiver = tuple[str, str]  # what reads, q, k or v, and the head, or key/value head, whose it is
+Heads = tuple[str, ...]  # a place of heads, "out" or "q", and their names
+Source = Callable[[slice], Tensor]  # for some of the variants what heads give: (1,H,T,E) for all alike, or (n,H,T,E)
+Key = TypeVar("Key", bound=Hashable)
+Told = Callable[[int, int], None]  # steps done, and of all
+
+
+def silent(done: int, total: int) -> None:
+    """Progress that nobody is told."""
 
 
 @dataclass(frozen=True)
@@ -107,13 +119,14 @@ def patch(
         raise HeadwiseError(f"contexts={contexts} tries all heads at all tokens and at='out'; leave the others out")
     if fast:
         require_slopes(model)
-    pairs, layers = _pairs(model, clean, corrupted, target), layers_of(model)
+    pairs, passes = _pairs(model, clean, corrupted, target), Passes(model, layers_of(model))
     effects: dict[str, list[float]] = defaultdict(list)  # of each head what every pair of texts gave
     by_position: dict[str, list[float]] = defaultdict(list)  # pair after pair, token after token
     ends = []
     with evaluating(model):
         for number, pair in enumerate(pairs, 1):
-            study = Study(model, layers, *pair)
+            study = Study(passes, *pair[:2])
+            study.read(pair[2])
             names = chosen_heads(study.names(at), heads, at)
             ends.append((study.clean, study.corrupted))
             if positions == "each":
@@ -159,13 +172,14 @@ def path_effects(
     require_next(model)
     if at not in ("q", *SHARED):
         raise unknown(f"at={at!r} is nothing that a head reads from another", at, ("q", *SHARED))
-    pairs, layers = _pairs(model, clean, corrupted, target), layers_of(model)
+    pairs, passes = _pairs(model, clean, corrupted, target), Passes(model, layers_of(model))
     effects: dict[str, list[float]] = defaultdict(list)
     with evaluating(model):
         for pair in pairs:
-            study = Study(model, layers, *pair)
+            study = Study(passes, *pair[:2])
+            study.read(pair[2])
             chosen_heads(study.names(at), [receiver], at)
-            for name, effect in study.paths(receiver, at, senders).items():
+            for name, effect in study.paths([(at, receiver)], senders)[at, receiver].items():
                 effects[name].append(effect)
     return {name: interval_of(values) for name, values in effects.items()}
 
@@ -205,33 +219,225 @@ def _positions(positions: Sequence[int] | str | None, T: int) -> list[int] | Non
     return [position % T for position in positions]
 
 
+# Passes of one model
+
+
+@dataclass(eq=False)
+class Reading:
+    """A text (1,T) that a model reads, and what is kept of that."""
+
+    ids: Tensor
+    calls: dict[str, Call] = field(default_factory=dict)  # of each attention, by the name of its site
+    outputs: dict[nn.Module, Any] = field(default_factory=dict)  # of each block
+    answer: Tensor = field(default_factory=partial(torch.empty, 0))  # (V,) logits of the token that is answered
+
+
+@dataclass(frozen=True, eq=False)
+class Variants:
+    """A batch of variants of a text, which all leave it in one layer; what lies below is not computed again."""
+
+    reading: Reading
+    start: Layer | None  # None: the text itself, from the first layer on
+    n: int
+    handlers: Mapping[Site, Handler]  # what they change, or keep, of calls with n texts
+    ask: Callable[[Tensor], list[float]]  # of the logits (n,V) of their answers
+    beside: Callable[[], AbstractContextManager[Any]] = nullcontext  # what else listens while they pass
+    last: Layer | None = None  # behind it nobody asks for them any more: a handler ends the pass there
+
+
+class Passes:
+    """The passes of a model that a study asks for: a text, and variants of it, at a masked position or at the end.
+
+    A model in memory makes one after another. Of a streamed one all pass a layer while it has its weights, in their
+    order: so what one needs of an earlier one, a call or what a block gave, is there when the layer comes to it.
+    """
+
+    def __init__(self, model: nn.Module, layers: Sequence[Layer], position: int = -1) -> None:
+        self.model, self.layers, self.position, self.stream = model, layers, position, stream_of(model)
+
+    def text(self, reading: Reading, beside: Callable[[], AbstractContextManager[Any]] = nullcontext) -> Variants:
+        """The pass of a text itself, which fills its `reading`."""
+
+        def keep(site: Site, call: Call) -> None:
+            if site.name in reading.calls:
+                raise HeadwiseError(
+                    f"{site.name} of {type(self.model).__name__} runs several times in one pass, and which of its runs "
+                    f"is to be patched is not known; watch it instead, with headwise.watch"
+                )
+            reading.calls[site.name] = call
+
+        def record(block: nn.Module, args: Any, gave: Any) -> None:
+            if not waits(self.model, block):
+                reading.outputs[block] = gave
+
+        @contextmanager
+        def listening() -> Iterator[None]:
+            blocks = [layer.block for layer in self.layers] if self.stream is None else self.stream.blocks
+            with hooked((block.register_forward_hook, record) for block in blocks), beside():
+                yield
+
+        def answered(logits_nv: Tensor) -> list[float]:
+            reading.answer = logits_nv[0]
+            return []
+
+        handlers = {layer.site: partial(keep, layer.site) for layer in self.layers}
+        return Variants(reading, None, 1, handlers, answered, listening)
+
+    def parts(self, reading: Reading, count: int) -> list[slice]:
+        """So many variants of a text as batches that run at once."""
+        if self.stream is None:
+            out = next(iter(reading.calls.values())).out
+            most = LARGEST // (reading.ids.numel() * out.shape[1] * out.shape[3])
+        else:
+            most = self.stream.at_once // reading.ids.numel()
+        size = max(1, most)
+        return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+
+    def asked(
+        self, batches: Sequence[Variants], progress: Told = silent, beside: Callable[[int], None] = lambda layer: None
+    ) -> Iterator[list[float]]:
+        """What each batch was to be asked. `beside` is called with each layer's number, while it has its weights."""
+        if self.stream is not None:
+            yield from self._streamed(self.stream, batches, progress, beside)
+            return
+        done, total = 0, sum(each.n for each in batches)
+        for each in batches:
+            logits_nv = None
+            with self._replaying(each) as ids, attach(each.handlers), each.beside(), suppress(_StopError):
+                logits_nv = answer_logits(self.model, ids, self.position)
+            done += each.n
+            progress(done, total)
+            yield [] if logits_nv is None else each.ask(logits_nv)
+        for number in range(len(self.layers)):
+            beside(number)
+
+    def measured(
+        self,
+        groups: Mapping[Key, Sequence[Variants]],
+        progress: Told = silent,
+        beside: Callable[[int], None] = lambda layer: None,
+    ) -> dict[Key, list[float]]:
+        """What the batches of each group were to be asked, one after another."""
+        answers = self.asked([each for group in groups.values() for each in group], progress, beside)
+        values = {key: [value for _ in group for value in next(answers)] for key, group in groups.items()}
+        for _ in answers:  # what is to be done beside them, when all have passed
+            pass
+        return values
+
+    @contextmanager
+    def _replaying(self, each: Variants) -> Iterator[Tensor]:
+        """The ids to run. Below the layer where variants begin the text is replayed; the layer reads it n times.
+
+        The layers of a decoder read what an encoder gives, too: there the whole model reads n texts.
+        """
+        reading = each.reading
+        if each.start is None or any(call.cross for call in reading.calls.values()):
+            yield reading.ids.expand(each.n, -1)
+            return
+        with ExitStack() as stack:
+            here = stack.enter_context(inside())
+            for below in self.layers[: self.layers.index(each.start)]:
+                stack.enter_context(_replayed(below.block, here, reading.outputs[below.block]))
+            stack.enter_context(_widened(each.start.block, each.n))
+            yield reading.ids
+
+    def _streamed(
+        self, stream: Stream, batches: Sequence[Variants], progress: Told, beside: Callable[[int], None]
+    ) -> Iterator[list[float]]:
+        """Layer by layer, in as many sweeps as their states ask for memory: one, where texts are short."""
+        depth, done = len(stream.blocks), 0
+        total = sum(each.n * len(self._turns(stream, each)) for each in batches)
+        for start, part in portions(self.model, [range(each.n * each.reading.ids.numel()) for each in batches]):
+            group = batches[start : start + len(part)]
+            for layer, turn in enumerate(sweep(self.model, [each.reading.ids for each in group])):
+                for number, _ in turn:
+                    if layer in self._turns(stream, group[number]):
+                        self._advance(stream, group[number], layer)
+                        done += group[number].n
+                        progress(done, total)
+                if not start:
+                    beside(layer)
+            for number, each in enumerate(group):
+                if each.last is not None:
+                    yield []
+                    continue
+                with stream.only(depth), each.beside():
+                    stream.number = number
+                    logits_nv = answer_logits(self.model, each.reading.ids, self.position)
+                yield each.ask(logits_nv)
+            stream.states.clear()
+
+    def _turns(self, stream: Stream, each: Variants) -> range:
+        """The layers through which variants pass."""
+        first = 0 if each.start is None else stream.blocks.index(each.start.block)
+        return range(first, len(stream.blocks) if each.last is None else stream.blocks.index(each.last.block) + 1)
+
+    def _advance(self, stream: Stream, each: Variants, layer: int) -> None:
+        """Take the batch that runs now through one layer."""
+        block = stream.blocks[layer]
+        handlers = {x.site: each.handlers[x.site] for x in self.layers if x.block is block and x.site in each.handlers}
+        begins = each.start is not None and each.start.block is block
+        if begins and layer:
+            state = each.reading.outputs[stream.blocks[layer - 1]]
+            stream.states[stream.number] = state.detach().cpu().expand(each.n, *state.shape[1:])
+        widened = _widened(block, each.n) if begins and not layer else nullcontext()
+        with widened, attach(handlers), each.beside(), suppress(_StopError):
+            run_body(self.model, each.reading.ids)
+
+
+def _widened(block: nn.Module, n: int) -> AbstractContextManager[None]:
+    """Inside this block of code a layer reads its one text n times, as a batch."""
+
+    def widen(block: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        x = args[0] if args else keywords["hidden_states"]
+        wide = x.expand(n, *x.shape[1:])
+        return ((wide, *args[1:]), keywords) if args else (args, keywords | {"hidden_states": wide})
+
+    return hooked([(block.register_forward_pre_hook, widen)], with_kwargs=True)
+
+
 # One pair of texts
 
 
 class Study:
-    """One pair of texts in a model: both runs, and variants of the corrupted one. Effects are shares of the difference.
+    """One pair of texts in a model, and variants of the corrupted one. Effects are shares of the difference."""
 
-    Variants begin at the layer in which they differ: what lies below it is not computed again.
-    """
+    def __init__(self, passes: Passes, clean: Tensor, corrupted: Tensor) -> None:
+        self.passes, self.layers = passes, passes.layers
+        device = device_of(passes.model)
+        self.clean_text, self.text = (Reading(ids[None].to(device)) for ids in (clean, corrupted))
+        self.target: tuple[int, int | None] = (0, None)
+        self.clean, self.corrupted = 0.0, 0.0
 
-    def __init__(
+    def read(
         self,
-        model: nn.Module,
-        layers: Sequence[Layer],
-        clean: Tensor,
-        corrupted: Tensor,
-        target: Sequence[int | None] | None,
-        position: int = -1,
-    ) -> None:
-        device = next(model.parameters()).device
-        self.model, self.layers, self.position, self.texts = model, layers, position, (clean, corrupted)
-        self.ids = corrupted[None].to(device)
-        self.clean_calls, good = calls_of(model, layers, clean[None].to(device), position)
-        self.n_texts = 1
-        self.outputs: dict[nn.Module, Any] = {}  # of each block, in the corrupted run
-        with hooked((layer.block.register_forward_hook, self._record) for layer in layers):
-            self.calls, bad = calls_of(model, layers, self.ids, position)
-        self.target = (int(good.argmax()), int(bad.argmax())) if target is None else tuple(target)
+        target: Sequence[int] | Callable[[Tensor, Tensor], tuple[int, int | None]] | None,
+        beside: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        effects: bool = False,
+        progress: Told = silent,
+    ) -> dict[str, float]:
+        """Read both texts, and, where `effects` are asked for, what each head brings; of a streamed model in one read.
+
+        target  two tokens, or what makes them of the logits (V,) that both texts are answered with
+        beside  what else listens to the clean text
+        """
+        texts = [self.passes.text(self.clean_text, beside), self.passes.text(self.text)]
+        streamed = self.passes.stream is not None
+        groups = self.variants("out") if effects and streamed else {}
+        answers = self.passes.asked([*texts, *(each for group in groups.values() for each in group)], progress)
+        next(answers), next(answers)
+        self._aim(target)
+        if effects and not streamed:  # whose calls tell how many heads there are
+            groups = self.variants("out")
+            answers = self.passes.asked([each for group in groups.values() for each in group], progress)
+        return self.by_head({key: [value for _ in group for value in next(answers)] for key, group in groups.items()})
+
+    def _aim(self, target: Sequence[int] | Callable[[Tensor, Tensor], tuple[int, int | None]] | None) -> None:
+        good, bad = self.clean_text.answer, self.text.answer
+        if callable(target):
+            self.target = target(good, bad)
+        else:
+            self.target = (int(good.argmax()), int(bad.argmax())) if target is None else (target[0], target[1])
         if self.target[0] == self.target[1]:
             raise HeadwiseError(
                 f"both texts are answered with token {self.target[0]}, so there is no difference to bring back; pass "
@@ -241,35 +447,6 @@ class Study:
         if self.clean == self.corrupted:
             raise HeadwiseError("both texts give the answer the same logits: there is no difference to bring back")
 
-    def _record(self, block: nn.Module, args: Any, gave: Any) -> None:
-        self.outputs[block] = gave
-
-    @contextmanager
-    def _from(self, layer: Layer, n: int) -> Iterator[None]:
-        """Below this layer the corrupted run is replayed, and the layer reads its one text n times, as a batch.
-
-        The layers of a decoder read what an encoder gives, too: there the whole model reads n texts.
-        """
-        if any(call.cross for call in self.calls.values()):
-            self.n_texts = n
-            try:
-                yield
-            finally:
-                self.n_texts = 1
-            return
-
-        def widen(block: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-            x = args[0] if args else keywords["hidden_states"]
-            wide = x.expand(n, *x.shape[1:])
-            return ((wide, *args[1:]), keywords) if args else (args, keywords | {"hidden_states": wide})
-
-        with ExitStack() as stack:
-            here = stack.enter_context(inside())
-            for below in self.layers[: self.layers.index(layer)]:
-                stack.enter_context(_replayed(below.block, here, self.outputs[below.block]))
-            stack.enter_context(hooked([(layer.block.register_forward_pre_hook, widen)], with_kwargs=True))
-            yield
-
     def _difference(self, logits_v: Tensor) -> Tensor:
         """The logit of the answer minus that of the other; where there is none, the answer's log-probability."""
         answer, other = self.target
@@ -278,14 +455,11 @@ class Study:
         return logits_v[..., answer].cpu().double() - logits_v[..., other].cpu().double()
 
     def _answers(self) -> Tensor:
-        """The difference (n,) of each text that runs, from now on."""
-        return self._difference(answer_logits(self.model, self.ids.expand(self.n_texts, -1), self.position))
+        """The difference (1,) of the corrupted text, as it runs from now on."""
+        return self._difference(answer_logits(self.passes.model, self.text.ids, self.passes.position))
 
-    @property
-    def _at_once(self) -> int:
-        """Variants that run as one batch."""
-        call = next(iter(self.calls.values()))
-        return max(1, LARGEST // (self.ids.numel() * call.out.shape[1] * call.out.shape[3]))
+    def _shares(self, logits_nv: Tensor) -> list[float]:
+        return self._share(self._difference(logits_nv))
 
     def _share(self, answers: Tensor) -> list[float]:
         return [(answer - self.corrupted) / (self.clean - self.corrupted) for answer in answers.tolist()]
@@ -294,14 +468,14 @@ class Study:
         """Every head, or key/value head, of the model by name."""
         places: dict[str, Place] = {}
         for layer in self.layers:
-            site, call = layer.site, self.calls[layer.site.name]
-            H, G = call.q.shape[1], call.k.shape[1]
-            index = call.options.kv_index or [h // (H // G) for h in range(H)]
-            if at in SHARED:
-                for g in range(G):
-                    places[f"{site.name}.KV{g}"] = site.name, tuple(h for h in range(H) if index[h] == g)
-            else:
+            site, call = layer.site, self.text.calls.get(layer.site.name)
+            H = site.n_heads if call is None else call.q.shape[1]
+            if at not in SHARED or call is None:
                 places |= {head_name(site.name, h): (site.name, (h,)) for h in range(H)}
+                continue
+            index = resolve_kv_index(H, call.k.shape[1], call.options.kv_index)
+            for g in range(call.k.shape[1]):
+                places[f"{site.name}.KV{g}"] = site.name, tuple(h for h in range(H) if index[h] == g)
         return places
 
     def effects(
@@ -310,24 +484,40 @@ class Study:
         """The effect of each of these heads alone, or of all of them at once under the name "together"."""
         if together:
             return {"together": self._together(at, names, positions)}
-        places = self.names(at)
-        effects: dict[str, float] = {}
-        for layer in self.layers:
-            here = [name for name in names if places[name][0] == layer.site.name]
-            source, rows = self._source(layer.site, at, positions)
-            answers = self._variants(layer, [places[name][1] for name in here], source, rows)
-            effects |= dict(zip(here, answers, strict=True))
-        return effects
+        return self.by_head(self.passes.measured(self.variants(at, names, positions)))
 
-    def at_each(self, name: str, positions: Sequence[int]) -> list[float]:
-        """The effect of what a head gives at each of these positions alone."""
+    @staticmethod
+    def by_head(values: Mapping[Heads, Sequence[float]]) -> dict[str, float]:
+        """What was measured of `variants`, head by head."""
+        return {name: value for (_, *names), each in values.items() for name, value in zip(names, each, strict=True)}
+
+    def variants(
+        self, at: str, names: Iterable[str] | None = None, positions: Sequence[int] | None = None
+    ) -> dict[Heads, list[Variants]]:
+        """Of each layer the variants in which one head after another has what it had in the clean run."""
+        places = self.names(at)
+        wanted = set(places if names is None else names)
+        groups: dict[Heads, list[Variants]] = {}
+        for layer in self.layers:
+            here = [name for name, (site, _) in places.items() if name in wanted and site == layer.site.name]
+            if here:
+                source, rows = self._source(layer.site, at, positions)
+                groups[at, *here] = self._changed(layer, [places[name][1] for name in here], source, rows)
+        return groups
+
+    def at_each(self, name: str, positions: Sequence[int]) -> list[Variants]:
+        """Variants in which what a head gives is clean at one of these positions after another."""
         site, members = self.names("out")[name]
         layer = next(layer for layer in self.layers if layer.site.name == site)
-        clean, out = self.clean_calls[site].out, self.calls[site].out
-        source = out.repeat(len(positions), 1, 1, 1)
-        for i, t in enumerate(positions):
-            source[i, :, t] = clean[0, :, t]
-        return self._variants(layer, [members] * len(positions), source, list(range(out.shape[2])))
+
+        def source(part: slice) -> Tensor:
+            places = positions[part]
+            out = self.text.calls[site].out.repeat(len(places), 1, 1, 1)
+            for i, t in enumerate(places):
+                out[i, :, t] = self.clean_text.calls[site].out[0, :, t]
+            return out
+
+        return self._changed(layer, [members] * len(positions), source, None)
 
     def carried(self, contexts: int = 0) -> dict[str, float]:
         """What each head carries of the difference: the largest of what it brings, takes, and does in random contexts.
@@ -338,7 +528,9 @@ class Study:
         heads, which give their clean output, and each head joins or leaves them.
         """
         names = list(self.names("out"))
-        reverse = Study(self.model, self.layers, *self.texts[::-1], self.target[::-1], self.position)
+        reverse = copy.copy(self)
+        reverse.clean_text, reverse.text = self.text, self.clean_text
+        reverse.clean, reverse.corrupted = self.corrupted, self.clean
         tables = [self.effects("out", names, None), reverse.effects("out", names, None)]
         generator = torch.Generator().manual_seed(0)
         for _ in range(contexts):
@@ -352,26 +544,27 @@ class Study:
         joined = torch.tensor([name in half for name in names])
         clean = torch.cat([joined[None], joined ^ torch.eye(len(names), dtype=torch.bool)])  # (1+heads, heads)
         shares: list[float] = []
-        for rows in torch.split(clean, self._at_once):
+        for part in self.passes.parts(self.text, len(clean)):
+            rows = clean[part]
 
             def change(site: Site, call: Call, rows: Tensor = rows) -> Tensor:
                 here = rows[:, [names.index(head) for head in site.heads]].to(call.out.device)
-                return torch.where(here[:, :, None, None], self.clean_calls[site.name].out, call.out)
+                return torch.where(here[:, :, None, None], self.clean_text.calls[site.name].out, call.out)
 
             with attach({layer.site: partial(change, layer.site) for layer in self.layers}):
-                answers = answer_logits(self.model, self.ids.expand(len(rows), -1), self.position)
-            shares += self._share(self._difference(answers))
+                ids = self.text.ids.expand(len(rows), -1)
+                shares += self._shares(answer_logits(self.passes.model, ids, self.passes.position))
         moved = [share - shares[0] for share in shares[1:]]
         return {name: -more if name in half else more for name, more in zip(names, moved, strict=True)}
 
-    def _source(self, site: Site, at: str, positions: Sequence[int] | None) -> tuple[Tensor, list[int]]:
-        """What the heads of a site give, (1,H,T,E), with this part of the clean run, and the rows that take it."""
-        call, clean = self.calls[site.name], self.clean_calls[site.name]
-        every = list(range(call.q.shape[2]))
-        places = range(call.k.shape[2]) if at in SHARED else every  # keys and values, or queries
-        chosen = list(places if positions is None else positions)
+    def _source(self, site: Site, at: str, positions: Sequence[int] | None) -> tuple[Source, Sequence[int] | None]:
+        """What the heads of a site give, (1,H,T,E), with this part of the clean run; and the rows that take it, or all.
+
+        What they give in the clean run is looked up when a variant passes: the text may not have been read yet.
+        """
         if at == "out":
-            return clean.out, chosen
+            return lambda part: self.clean_text.calls[site.name].out, positions
+        call, clean = self.text.calls[site.name], self.clean_text.calls[site.name]
         _require_scores(call, at)
         plain = _attend(call, call.v)
         if not torch.allclose(plain, call.out, rtol=1e-2, atol=1e-3 * float(plain.abs().max())):
@@ -380,25 +573,28 @@ class Study:
                 f"values do not say what W_O reads; pass at='out'"
             )
         if at == "weights":
-            return _attend(clean._replace(options=call.options), call.v), chosen
-        if at == "q":
-            return _attend(call._replace(q=clean.q), call.v), chosen
-        changed: Tensor = getattr(call, at).clone()
-        changed[:, :, chosen] = getattr(clean, at)[:, :, chosen]
-        return (_attend(call._replace(k=changed), call.v) if at == "k" else _attend(call, changed)), every
+            out = _attend(clean._replace(options=call.options), call.v)
+        elif at == "q":
+            out = _attend(call._replace(q=clean.q), call.v)
+        else:
+            chosen = slice(None) if positions is None else list(positions)
+            changed: Tensor = getattr(call, at).clone()
+            changed[:, :, chosen] = getattr(clean, at)[:, :, chosen]
+            out = _attend(call._replace(k=changed), call.v) if at == "k" else _attend(call, changed)
+        return lambda part: out, None if at in SHARED else positions
 
-    def _variants(self, layer: Layer, heads: Sequence[Sequence[int]], source: Tensor, rows: list[int]) -> list[float]:
-        """Effects of variants of the corrupted run; in variant i heads[i] of the layer give source[0] or [i]."""
-        effects: list[float] = []
-        for start in range(0, len(heads), self._at_once):
-            part = slice(start, start + self._at_once)
+    def _changed(
+        self, layer: Layer, heads: Sequence[Sequence[int]], source: Source, rows: Sequence[int] | None
+    ) -> list[Variants]:
+        """Variants of the corrupted run, in each of which some heads of a layer give what the source has for it."""
+        batches = []
+        for part in self.passes.parts(self.text, len(heads)):
 
             def change(call: Call, part: slice = part) -> Tensor:
-                return _replaced(call.out, heads[part], source if len(source) == 1 else source[part], rows)
+                return _replaced(call.out, heads[part], source(part), rows)
 
-            with self._from(layer, len(heads[part])), attach({layer.site: change}):
-                effects += self._share(self._answers())
-        return effects
+            batches.append(Variants(self.text, layer, len(heads[part]), {layer.site: change}, self._shares))
+        return batches
 
     def _together(self, at: str, names: Sequence[str], positions: Sequence[int] | None) -> float:
         """The effect of all these heads at once."""
@@ -408,7 +604,8 @@ class Study:
             chosen.setdefault(places[name][0], []).extend(places[name][1])
 
         def change(site: Site, call: Call) -> Tensor:
-            return _replaced(call.out, [chosen[site.name]], *self._source(site, at, positions))
+            source, rows = self._source(site, at, positions)
+            return _replaced(call.out, [chosen[site.name]], source(slice(0, 1)), rows)
 
         sites = [layer.site for layer in self.layers if layer.site.name in chosen]
         with attach({site: partial(change, site) for site in sites}):
@@ -420,56 +617,94 @@ class Study:
         effects: dict[str, float] = {}
         for name, (site, (h,)) in self.names("out").items():
             if name in names:
-                rows = list(range(self.ids.shape[1]) if positions is None else positions)
-                moved = self.clean_calls[site].out[0, h, rows] - self.calls[site].out[0, h, rows]
+                rows = list(range(self.text.ids.shape[1]) if positions is None else positions)
+                moved = self.clean_text.calls[site].out[0, h, rows] - self.text.calls[site].out[0, h, rows]
                 effects[name] = float((moved * slopes[site][0, h, rows]).sum()) / (self.clean - self.corrupted)
         return effects
 
-    def paths(self, receiver: str, at: str, senders: Iterable[str] | None) -> dict[str, float]:
-        """The effect of each earlier head through what the receiver reads."""
-        site, members = self.names(at)[receiver]
-        layer = next(layer for layer in self.layers if layer.site.name == site)
-        earlier = self.layers[: self.layers.index(layer)]
-        every = {name: place for name, place in self.names("out").items() if place[0] in {x.site.name for x in earlier}}
-        names = set(chosen_heads(every, senders, "out")) if every else set()
-        chosen = [name for name in every if name in names]
-        if not chosen:
-            return {}
-        _require_scores(self.calls[site], at)
-        parts = torch.cat([self._read_by(layer, at, sender, every, chosen) for sender in earlier])
-        call = self.calls[site]
-        every_row = list(range(call.q.shape[2]))
-        reads = (call._replace(**{at: part[None]}) for part in parts)
-        source = torch.cat([_attend(each, each.v) for each in reads])
-        return dict(zip(chosen, self._variants(layer, [members] * len(chosen), source, every_row), strict=True))
+    def paths(
+        self, receivers: Sequence[Receiver], senders: Iterable[str] | None = None, progress: Told = silent
+    ) -> dict[Receiver, dict[str, float]]:
+        """Of each receiver, such as ("q", "L3.H5"), the effect of each earlier head through what it reads.
 
-    def _read_by(
-        self, receiver: Layer, at: str, layer: Layer, places: Mapping[str, Place], senders: Sequence[str]
-    ) -> Tensor:
-        """Queries, keys or values (n,H,T,D) of the receiver's layer, where one head of an earlier layer after another
-
-        gives its clean output. Other heads between the two are frozen, feed-forwards run.
+        The variants that take what a head gives to the layers above it serve all receivers.
         """
-        heads = [places[name][1] for name in senders if places[name][0] == layer.site.name]
-        first, last = self.layers.index(layer), self.layers.index(receiver)
-        kept: list[Tensor] = []
+        order = [layer.site.name for layer in self.layers]
+        places = {(at, name): self.names(at)[name] for at, name in receivers}
+        earlier: dict[Receiver, list[str]] = {}
+        for (at, name), (site, _) in places.items():
+            below = set(order[: order.index(site)])
+            heads_below = {head: place for head, place in self.names("out").items() if place[0] in below}
+            chosen = set(chosen_heads(heads_below, senders, "out")) if heads_below else set()
+            earlier[at, name] = [head for head in heads_below if head in chosen]
+            if chosen:
+                _require_scores(self.text.calls[site], at)
+        arrived: dict[Receiver, list[Tensor]] = {receiver: [] for receiver in earlier}
+        sites = {receiver: site for receiver, (site, _) in places.items() if earlier[receiver]}
+        groups: dict[Receiver, list[Variants]] = {("", ""): self._sent(set().union(*earlier.values()), sites, arrived)}
+        for receiver, heads in earlier.items():
+            groups[receiver] = self._received(receiver, places[receiver], len(heads), arrived[receiver])
+        values = self.passes.measured(groups, progress)
+        return {receiver: dict(zip(heads, values[receiver], strict=True)) for receiver, heads in earlier.items()}
 
-        def change(call: Call) -> Tensor:
-            return _replaced(call.out, heads, self.clean_calls[layer.site.name].out, range(call.out.shape[2]))
+    def _sent(
+        self, senders: set[str], sites: Mapping[Receiver, str], arrived: Mapping[Receiver, list[Tensor]]
+    ) -> list[Variants]:
+        """Variants in which a sender gives its clean output, up to the last site of a receiver.
 
-        def keep(call: Call) -> None:
-            kept.append(getattr(call, at))
-            raise _StopError
+        The queries, keys or values (n,T,D) that a receiver makes then are put to `arrived`. Heads above the sender are
+        frozen, feed-forwards run.
+        """
+        order = [layer.site.name for layer in self.layers]
+        last = max((order.index(site) for site in sites.values()), default=0)
+        batches = []
+        for number, layer in enumerate(self.layers[:last]):
+            heads = [(h,) for h, name in enumerate(self._heads(layer)) if name in senders]
+            for part in self.passes.parts(self.text, len(heads)):
+                ahead = {site for site in sites.values() if order.index(site) > number}
 
-        def freeze(site: Site, call: Call) -> Tensor:
-            return self.calls[site.name].out.expand_as(call.out)
+                def change(call: Call, layer: Layer = layer, chosen: Sequence[tuple[int, ...]] = heads[part]) -> Tensor:
+                    return _replaced(call.out, chosen, self.clean_text.calls[layer.site.name].out, None)
 
-        between = {x.site: partial(freeze, x.site) for x in self.layers[first + 1 : last]}
-        handlers: dict[Site, Callable[[Call], Tensor | None]] = {layer.site: change, **between, receiver.site: keep}
-        if heads:
-            with self._from(layer, len(heads)), attach(handlers), suppress(_StopError):
-                self._answers()
-        return kept[0] if kept else getattr(self.calls[receiver.site.name], at)[:0]
+                def freeze(site: Site, ahead: set[str], call: Call) -> Tensor:
+                    for at, name in (receiver for receiver, place in sites.items() if place == site.name):
+                        arrived[at, name].append(getattr(call, at)[:, _number(name)].clone())
+                    ahead.discard(site.name)
+                    if not ahead:
+                        raise _StopError
+                    return self.text.calls[site.name].out.expand_as(call.out)
+
+                above = self.layers[number + 1 : last + 1]
+                handlers: dict[Site, Handler] = {x.site: partial(freeze, x.site, ahead) for x in above}
+                handlers[layer.site] = change
+                n = len(heads[part])
+                batches.append(Variants(self.text, layer, n, handlers, lambda answers: [], last=self.layers[last]))
+        return batches
+
+    def _heads(self, layer: Layer) -> list[str]:
+        return [name for name, (site, _) in self.names("out").items() if site == layer.site.name]
+
+    def _received(self, receiver: Receiver, place: Place, count: int, arrived: Sequence[Tensor]) -> list[Variants]:
+        """Variants in which the receiver has what has arrived there from one sender after another."""
+        at, name = receiver
+        site, members = place
+        layer, call = next(x for x in self.layers if x.site.name == site), self.text.calls[site]
+
+        def source(part: slice) -> Tensor:
+            outs = []
+            for each in torch.cat([*arrived])[part]:
+                changed = getattr(call, at).clone()
+                changed[0, _number(name)] = each
+                made = call._replace(**{at: changed})
+                outs.append(_attend(made, made.v))
+            return torch.cat(outs)
+
+        return self._changed(layer, [members] * count, source, None)
+
+
+def _number(name: str) -> int:
+    """That of a head, or of a key/value head, in its layer."""
+    return int(name.rpartition(".")[2].lstrip("HKV"))
 
 
 def _attend(call: Call, v: Tensor) -> Tensor:
@@ -487,31 +722,13 @@ def _require_scores(call: Call, at: str) -> None:
         )
 
 
-def _replaced(out: Tensor, heads: Sequence[Sequence[int]], source: Tensor, rows: Sequence[int]) -> Tensor:
-    """Outputs (n,H,T,E) in which heads[i] of variant i give source[0], or source[i], in these rows."""
-    out, places = out.clone(), list(rows)
+def _replaced(out: Tensor, heads: Sequence[Sequence[int]], source: Tensor, rows: Sequence[int] | None) -> Tensor:
+    """Outputs (n,H,T,E) in which heads[i] of variant i give source[0], or source[i], in these rows; None: in all."""
+    out, places = out.clone(), slice(None) if rows is None else list(rows)
     for i, members in enumerate(heads):
         for h in members:
             out[i, h, places] = source[i % len(source), h, places].to(out)
     return out
-
-
-def calls_of(
-    model: nn.Module, layers: Sequence[Layer], ids: Tensor, position: int = -1
-) -> tuple[dict[str, Call], Tensor]:
-    """Each attention's call, and the logits (V,) of the token that the model answers with."""
-    calls: dict[str, Call] = {}
-
-    def keep(site: Site, call: Call) -> None:
-        if site.name in calls:
-            raise HeadwiseError(
-                f"{site.name} of {type(model).__name__} runs several times in one pass, and which of its runs is to be "
-                f"patched is not known; watch it instead, with headwise.watch"
-            )
-        calls[site.name] = call
-
-    with attach({layer.site: partial(keep, layer.site) for layer in layers}):
-        return calls, answer_logits(model, ids, position)[0]
 
 
 class _StopError(Exception):

@@ -5,21 +5,23 @@ The answer is the next token, that of a masked word, or the first that the decod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from headwise.corpus.tokens import TextTokens
 from headwise.errors import HeadwiseError
-from headwise.heads.attribution import Attribution, attribute
+from headwise.heads.attribution import Attribution, Parts, Recorder
 from headwise.heads.blocks import row_weights
-from headwise.heads.effect import ablate
-from headwise.heads.patching import SHARED, Study, calls_of
-from headwise.models.ask import answer_logits, answering, evaluating
+from headwise.heads.patching import SHARED, Heads, Passes, Reading, Study, Variants
+from headwise.models.ask import answering, device_of, evaluating
 from headwise.models.open import Folder, folder_of, ids_of, tokens_of
 from headwise.models.sites import layers_of
+from headwise.models.stream import loaded
 from headwise.records import Call, head_name
 from headwise.story import Story, StoryHead, StoryKeys, StoryPath
 from headwise.words import Note, refusal
@@ -59,26 +61,26 @@ def why(
     question = _Question.of(folder, way, prompt)
     twin = None if corrupt is None else _twin(folder, question, corrupt)
     notes: list[str] = []
-    with evaluating(model):
-        layers = layers_of(model)
-        calls, row = calls_of(model, layers, torch.tensor([question.ids]), question.position)
-        row = row.double()
+    compared = True  # are two tokens compared? Else the probability of the one counts
+
+    def choose(good: Tensor, bad: Tensor | None) -> tuple[int, int | None]:
+        row = good.double()
         token = int(row.argmax()) if answer is None else _token(folder, question, answer, row, notes)
-        study = None
-        second = None if other is None else _token(folder, question, other, row, notes)
-        if twin is not None:
-            if second is None:
-                bad = int(answer_logits(model, torch.tensor([twin.ids]), twin.position)[0].argmax())
-                second = None if bad == token else bad
-            clean, corrupted = torch.tensor(question.ids), torch.tensor(twin.ids)
-            study = Study(model, layers, clean, corrupted, (token, second), question.position)
-        counts = "probability" if study is not None and second is None else "logits"
-        if second is None:
-            second = int(row.index_fill(0, torch.tensor([token], device=row.device), -torch.inf).argmax())
-        parts = _attributed(model, question, (token, second), notes)
-        told = _Telling(model, question, study, calls, parts, token, _specials(folder), progress)
-        heads = told.heads()
-        keys, paths = told.through(heads, notes)
+        if other is not None:
+            return token, _token(folder, question, other, row, notes)
+        if bad is not None:
+            second = int(bad.argmax())
+            return token, None if second == token else second
+        return token, _likeliest(row, token)
+
+    with evaluating(model):
+        passes = Passes(model, layers_of(model), question.position)
+        told = _Telling(passes, question, twin, _specials(folder), progress)
+        token, second = told.read(choose)
+        compared, study, row = second is not None, told.study, told.text.answer.double()
+        second = _likeliest(row, token) if second is None else second
+        heads, keys, paths = told.tell((token, second), notes)
+    parts = told.parts
     shown = _shown(folder)
     chances = row.softmax(-1)
     difference = float(row[token] - row[second])
@@ -95,19 +97,24 @@ def why(
         predicted=shown([int(row.argmax())])[0],
         predicted_probability=float(chances.max()),
         probability=float(chances[token]),
-        counts=counts,
+        counts="logits" if compared else "probability",
         clean_value=value,
         corrupted_value=None if study is None else study.corrupted,
         logit=difference if parts is None else parts.logit,
         embedding=None if parts is None else parts.embedding,
         bias=None if parts is None else parts.bias,
         feed_forwards={} if parts is None else parts.feed_forwards,
-        layers=tuple(calls),
+        layers=tuple(told.text.calls),
         heads=tuple(heads),
         keys=tuple(keys),
         paths=tuple(paths),
         notes=tuple(notes),
     )
+
+
+def _likeliest(row: Tensor, token: int) -> int:
+    """The likeliest other token."""
+    return int(row.index_fill(0, torch.tensor([token], device=row.device), -torch.inf).argmax())
 
 
 # What is asked
@@ -226,93 +233,171 @@ def _text(folder: Folder, text: str | Sequence[int]) -> str:
 # What the heads do
 
 
-def _attributed(model: nn.Module, question: _Question, target: tuple[int, int], notes: list[str]) -> Attribution | None:
-    """What each part adds to the difference of two logits; None, with a note, where that is not known."""
-    if question.way != "next":
-        reason = f"{type(model).__name__} turns the last hidden state into logits in more than one step"
-        if question.way == "first":
-            reason = "what an encoder adds reaches the logits through the decoder alone"
-        notes.append(Note.of("why.no_parts", reason=reason))
-        return None
-    try:
-        return attribute(model, torch.tensor(question.ids), target)
-    except HeadwiseError as error:
-        notes.append(Note.of("why.no_parts", reason=str(error)))
-        return None
-
-
-@dataclass(frozen=True)
 class _Telling:
-    """One prediction, and what is known of it."""
+    """One prediction, and what is known of it.
 
-    model: nn.Module
-    question: _Question
-    study: Study | None  # None without a corrupted text
-    calls: Mapping[str, Call]
-    parts: Attribution | None
-    token: int
-    specials: frozenset[int]
-    progress: Progress
+    A streamed model reads its weights twice: both texts pass with a variant for each head, then what is asked of the
+    heads that carry most; and a third time where paths are followed.
+    """
 
-    def heads(self) -> list[StoryHead]:
-        """All heads, those first that carry most; or that add most, or without which most changes."""
-        effects: dict[str, float] = {}
+    def __init__(
+        self, passes: Passes, question: _Question, twin: _Question | None, specials: frozenset[int], progress: Progress
+    ) -> None:
+        self.passes, self.question, self.specials, self.progress = passes, question, specials, progress
+        ids = torch.tensor(question.ids)
+        self.study = None if twin is None else Study(passes, ids, torch.tensor(twin.ids))  # None: no corrupted text
+        self.text = Reading(ids[None].to(device_of(passes.model))) if self.study is None else self.study.clean_text
+        self.recorder = Recorder(passes.model, passes.layers)
+        self.adding: Parts | None = None
+        self.parts: Attribution | None = None
+        self.effects: dict[str, float] = {}
+        self.refused = ""  # why what parts add is not known
+
+    def read(self, choose: Callable[[Tensor, Tensor | None], tuple[int, int | None]]) -> tuple[int, int | None]:
+        """Read the texts; the token that is explained, and what it is compared with."""
+        listening = self.recorder.listening if self.question.way == "next" else nullcontext
         if self.study is not None:
-            self.progress("patching heads", 0, 0)
-            effects = self.study.effects("out", list(self.study.names("out")), None)
-        heads = []
-        for site, call in self.calls.items():
-            for h in range(call.q.shape[1]):
-                name = head_name(site, h)
-                adds = None if self.parts is None else self.parts.heads[name]
-                heads.append(StoryHead(name, adds, None, (), None, effects.get(name)))
-        if self.study is None and self.parts is None:
-            return self._complete(sorted(self._silenced(heads), key=lambda part: -abs(part.without or 0.0)))
-        key = "adds" if self.study is None else "brings"
-        heads.sort(key=lambda part: -abs(getattr(part, key)))
-        return self._complete([*self._silenced(heads[: Story.MOST]), *heads[Story.MOST :]])
+            progress = partial(self.progress, "patching heads")
+            self.effects = self.study.read(choose, listening, effects=True, progress=progress)
+            return self.study.target
+        list(self.passes.asked([self.passes.text(self.text, listening)]))
+        return choose(self.text.answer, None)
 
-    def _silenced(self, heads: Sequence[StoryHead]) -> list[StoryHead]:
-        """With the change of the answer's log-probability without each of these heads, in nats."""
-        ids = torch.tensor([self.question.ids])
+    def tell(
+        self, target: tuple[int, int], notes: list[str]
+    ) -> tuple[list[StoryHead], list[StoryKeys], list[StoryPath]]:
+        """All heads, those first that carry most, or that add most, or without which most changes; keys; paths."""
+        self._attribute(target)
+        names = [head_name(site, h) for site, call in self.text.calls.items() for h in range(call.q.shape[1])]
+        if self.study is None:
+            for number in range(len(self.passes.layers)):
+                with loaded(self.passes.model, number):
+                    self._add(number)
+            self._sum()
+        size = self.effects or ({} if self.parts is None else self.parts.heads)
+        names.sort(key=lambda name: -abs(size.get(name, 0.0)))
+        first = names[: Story.MOST] if size else names
+        silenced, moved, carried = self._silenced(first, target[0]), self._moved(first), {}
+        refused = ""
+        try:
+            carried = self._carried(first)
+        except HeadwiseError as error:
+            refused = str(error)
+        groups = {**silenced, **moved, **carried}
+        values = self.passes.measured(groups, partial(self.progress, "silencing heads"), self._add)
+        self._sum()
+        notes += [Note.of("why.no_parts", reason=self.refused)] if self.refused else []
+        notes += [Note.of("why.no_keys", reason=refused)] if refused else []
+        without = Study.by_head({key: values[key] for key in silenced})
+        if not size:
+            names.sort(key=lambda name: -abs(without[name]))
+        places = {name: dict(zip(self._places(name), values[key], strict=True)) for key in moved for name in key[1:]}
+        heads = [self._head(name, without.get(name), places.get(name)) for name in names]
+        keys, paths = self._through(first, {key: values[key] for key in carried})
+        return heads, keys, paths
 
-        def chance() -> float:
-            row = answer_logits(self.model, ids, self.question.position)[0]
-            return float(row.double().log_softmax(-1)[self.token])
+    # What each part adds
 
-        plain, measured = chance(), []
-        for done, part in enumerate(heads, 1):
-            with ablate(self.model, [part.head]):
-                measured.append(replace(part, without=chance() - plain))
-            self.progress("silencing heads", done, len(heads))
-        return measured
+    def _attribute(self, target: tuple[int, int]) -> None:
+        """Get ready to add up what each part adds to the difference of two logits."""
+        model = self.passes.model
+        if self.question.way != "next":
+            self.refused = f"{type(model).__name__} turns the last hidden state into logits in more than one step"
+            if self.question.way == "first":
+                self.refused = "what an encoder adds reaches the logits through the decoder alone"
+            return
+        with self._refusing():
+            run = self.recorder.run(self.text.calls, self.text.answer)
+            self.adding = Parts(model, run, target, len(self.question.ids) - 1)
 
-    def _complete(self, heads: Sequence[StoryHead]) -> list[StoryHead]:
-        """With where each acts, and where it looks from there."""
-        complete = []
-        for place, part in enumerate(heads):
-            site, h = part.head.rpartition(".H")[0], int(part.head.rpartition(".H")[2])
-            call = self.calls[site]
-            at = self._acts(part, site, h) if place < Story.MOST else self._end
-            if at is not None or call.cross:
-                weights = row_weights(call, 0, [call.q.shape[2] - 1 if at is None else at])[h, 0]
-                part = replace(part, at=at, looks=self._strongest(weights))
-            complete.append(part)
-        return complete
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """What is refused inside this block ends the adding up, and nothing else."""
+        try:
+            yield
+        except HeadwiseError as error:
+            self.adding, self.refused = None, str(error)
 
-    @property
-    def _end(self) -> int | None:
-        """The position in the text where the answer stands; None of an encoder-decoder, whose decoder has it."""
-        return None if self.question.way == "first" else self.question.position % len(self.question.ids)
+    def _add(self, layer: int) -> None:
+        with self._refusing():
+            if self.adding is not None:
+                self.adding.add(layer)
 
-    def _acts(self, part: StoryHead, site: str, h: int) -> int | None:
-        """Where the clean output of a head alone carries most; without a second text, where the answer stands."""
+    def _sum(self) -> None:
+        with self._refusing():
+            if self.adding is not None:
+                self.parts, self.adding = self.adding.summed(), None
+
+    # What is asked of the first heads
+
+    def _silenced(self, names: Sequence[str], token: int) -> dict[Heads, list[Variants]]:
+        """The change of the answer's log-probability without each of these heads, in nats."""
+
+        def chance(logits_nv: Tensor) -> Tensor:
+            return logits_nv.cpu().double().log_softmax(-1)[..., token]
+
+        def changes(logits_nv: Tensor) -> list[float]:
+            return [float(value) for value in chance(logits_nv) - chance(self.text.answer)]
+
+        groups: dict[Heads, list[Variants]] = {}
+        for layer in self.passes.layers:
+            here = [name for name in names if name.rpartition(".H")[0] == layer.site.name]
+            for part in self.passes.parts(self.text, len(here)):
+                heads = [int(name.rpartition(".H")[2]) for name in here[part]]
+
+                def silence(call: Call, heads: Sequence[int] = heads) -> Tensor:
+                    out = call.out.clone()
+                    for variant, h in enumerate(heads):
+                        out[variant, h] = 0
+                    return out
+
+                variants = Variants(self.text, layer, len(heads), {layer.site: silence}, changes)
+                groups["without", *here[part]] = [variants]
+        return groups
+
+    def _places(self, name: str) -> list[int]:
+        """Where what a head gives differs most between the two texts."""
+        site, h = name.rpartition(".H")[0], int(name.rpartition(".H")[2])
         if self.study is None or (self.question.way == "first" and not site.startswith("encoder.")):
-            return self._end
-        moved = (self.study.clean_calls[site].out[0, h] - self.study.calls[site].out[0, h]).float().norm(dim=-1)
-        places = [t for t in moved.argsort(descending=True)[:PLACES].tolist() if moved[t] > 0]
-        effects = self.study.at_each(part.head, places)
-        return max(zip(places, effects, strict=True), key=lambda pair: abs(pair[1]), default=(self._end, 0.0))[0]
+            return []
+        moved = (self.text.calls[site].out[0, h] - self.study.text.calls[site].out[0, h]).float().norm(dim=-1)
+        return [t for t in moved.argsort(descending=True)[:PLACES].tolist() if moved[t] > 0]
+
+    def _moved(self, names: Sequence[str]) -> dict[Heads, list[Variants]]:
+        """What each of these heads brings at one place after another."""
+        if self.study is None:
+            return {}
+        return {("at", name): self.study.at_each(name, self._places(name)) for name in names}
+
+    def _carried(self, names: Sequence[str]) -> dict[Heads, list[Variants]]:
+        """What the queries of heads that carry something, and the keys and values that they read, carry each alone."""
+        groups: dict[Heads, list[Variants]] = {}
+        if self.study is not None:
+            carriers = self._carriers(names)
+            for at in ("q", *SHARED):
+                read = [name for name in self.study.names(at) if self._readers(name, at) & carriers]
+                groups |= self.study.variants(at, read)
+        return groups
+
+    def _carriers(self, names: Sequence[str]) -> set[str]:
+        return {name for name in names if abs(self.effects[name]) >= Story.CLEAR}
+
+    def _readers(self, name: str, at: str) -> set[str]:
+        """The heads that read what a key/value head has; of a head itself."""
+        assert self.study is not None
+        site, members = self.study.names(at)[name]
+        return {head_name(site, h) for h in members}
+
+    def _head(self, name: str, without: float | None, places: Mapping[int, float] | None) -> StoryHead:
+        """With where it acts, where it carries most alone or where the answer stands; and where it looks from there."""
+        end = None if self.question.way == "first" else self.question.position % len(self.question.ids)
+        at = max(places, key=lambda t: abs(places[t])) if places else end
+        call, h = self.text.calls[name.rpartition(".H")[0]], int(name.rpartition(".H")[2])
+        looks: tuple[tuple[int, float], ...] = ()
+        if at is not None or call.cross:
+            looks = self._strongest(row_weights(call, 0, [call.q.shape[2] - 1 if at is None else at])[h, 0])
+        adds = None if self.parts is None else self.parts.heads[name]
+        return StoryHead(name, adds, at, looks, without, self.effects.get(name))
 
     def _strongest(self, weights: Tensor) -> tuple[tuple[int, float], ...]:
         """The three positions with the largest weights; special tokens, on which attention rests, have no place."""
@@ -320,41 +405,29 @@ class _Telling:
         words = [t for t in order if self.question.ids[t] not in self.specials]
         return tuple((t, float(weights[t])) for t in words[:3])
 
-    def through(self, heads: Sequence[StoryHead], notes: list[str]) -> tuple[list[StoryKeys], list[StoryPath]]:
+    # What they read
+
+    def _through(
+        self, names: Sequence[str], values: Mapping[Heads, Sequence[float]]
+    ) -> tuple[list[StoryKeys], list[StoryPath]]:
         """What keys and values carry, and the clear paths to the heads that carry something, the strongest first."""
         if self.study is None:
             return [], []
-        carriers = [part.head for part in heads[: Story.MOST] if abs(part.brings or 0.0) >= Story.CLEAR]
-        try:
-            carried = self._read(carriers)
-        except HeadwiseError as error:
-            notes.append(Note.of("why.no_keys", reason=str(error)))
-            return [], []
-        keys = [StoryKeys(name, carried["k", name], carried["v", name]) for at, name in carried if at == "k"]
+        effects = {
+            (at, name): Study.by_head({(at, *heads): v})[name] for (at, *heads), v in values.items() for name in heads
+        }
+        keys = [StoryKeys(name, effects["k", name], effects["v", name]) for at, name in effects if at == "k"]
         # Where all that arrives there together changes little, no single path is followed.
-        jobs = [job for job, effect in carried.items() if abs(effect) >= Story.CLEAR]
+        receivers = [receiver for receiver, effect in effects.items() if abs(effect) >= Story.CLEAR]
+        if not receivers:
+            return keys, []
+        carriers = self._carriers(names)
         paths = []
-        for done, (at, receiver) in enumerate(jobs, 1):
-            readers = self._readers(receiver, at)
-            reader = next(name for name in carriers if name in readers)
-            for sender, effect in self.study.paths(receiver, at, None).items():
+        brought = self.study.paths(receivers, progress=partial(self.progress, "following paths"))
+        for (at, receiver), senders in brought.items():
+            readers = self._readers(receiver, at) & carriers
+            reader = next(name for name in names if name in readers)
+            for sender, effect in senders.items():
                 if abs(effect) >= Story.CLEAR:
                     paths.append(StoryPath(sender, receiver, reader, at, effect))
-            self.progress("following paths", done, len(jobs))
         return keys, sorted(paths, key=lambda path: -abs(path.effect))
-
-    def _read(self, carriers: Sequence[str]) -> dict[tuple[str, str], float]:
-        """What the queries of these heads, and the keys and values that they read, carry each alone."""
-        assert self.study is not None
-        carried: dict[tuple[str, str], float] = {}
-        for at in ("q", *SHARED):
-            names = [name for name in self.study.names(at) if self._readers(name, at) & set(carriers)]
-            for name, effect in self.study.effects(at, names, None).items():
-                carried[at, name] = effect
-        return carried
-
-    def _readers(self, name: str, at: str) -> set[str]:
-        """The heads that read what a key/value head has; of a head itself."""
-        assert self.study is not None
-        site, members = self.study.names(at)[name]
-        return {head_name(site, h) for h in members}

@@ -283,13 +283,13 @@ class Stream:
                 with self.loaded(layer):
                     return forward(*args, **keywords)
             hidden: Tensor = args[0] if args else keywords.pop(first)
-            if self.layer >= len(self.blocks):  # all have run: what the last one gave
+            if layer == self.layer:
+                out = forward(hidden, *args[1:], **keywords)
+                self.states[self.number] = out.detach().cpu()
+                return out
+            if layer == self.layer - 1:  # what it gave in its own turn, for the next one, or at the end, to read
                 return self.states[self.number].to(self.device)
-            if self.layer != layer:  # another one's turn
-                return hidden
-            out = forward(self.states[self.number].to(self.device) if layer else hidden, *args[1:], **keywords)
-            self.states[self.number] = out.detach().cpu()
-            return out
+            return hidden  # another one's turn
 
         return run
 
@@ -309,6 +309,14 @@ def hollow(kind: Any, config: Any, dtype: torch.dtype) -> Any:
 def stream_of(model: nn.Module) -> Stream | None:
     """What streams the model; None for one in memory."""
     return getattr(model, "headwise_stream", None)
+
+
+def waits(model: nn.Module, module: nn.Module) -> bool:
+    """Is it a layer of a streamed model that hands on what it reads, since another one has its turn?"""
+    stream = stream_of(model)
+    if stream is None or stream.layer is None or module not in stream.blocks:
+        return False
+    return stream.blocks.index(module) != stream.layer
 
 
 def turns(model: nn.Module) -> int:
