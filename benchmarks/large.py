@@ -1,11 +1,12 @@
-"""Models larger than memory: `heads` and `share` on a random Llama whose weights are read layer by layer.
+"""Models larger than memory: `heads`, `share` and `why` on a random Llama whose weights are read layer by layer.
 
 The model has the shape of 8 B parameters (or 1 B), bf16, in one shard a layer, written to a temporary folder.
 Each way runs in a process of its own, which watches its resident memory, the pages of files apart (RssAnon). The limit
-is the time of reading the files once, from the disk, plus that of the plain matrix products of all tokens that pass.
+is the time of reading the files once (`why`: twice), from the disk, plus that of the plain products of all its tokens.
+`why` patches every head by itself; paths between heads, a third read, are followed where a head carries a tenth.
 What is being done is told on standard error, with the forecast that `headwise heads --stream` prints.
 
-    python -m benchmarks.large [--shape 8b|1b|LAYERS] [--folder FOLDER]
+    python -m benchmarks.large [--shape 8b|1b|LAYERS] [--ways heads share why] [--folder FOLDER]
 """
 
 from __future__ import annotations
@@ -37,9 +38,24 @@ SHAPES: dict[str, dict[str, int]] = {
 }
 COMMON = {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128_256, "max_position_embeddings": 8192}
 DOCUMENTS, TOKENS, KV_HEADS = 4, 512, 4
-# Tokens through all layers, and of those with logits. heads: the documents and 4 repeated texts of 128; share: 3
-# documents to calibrate on, and one held out, through parent and child.
-PASSES = {"heads": (DOCUMENTS * TOKENS + 512, 0), "share": ((DOCUMENTS + 1) * TOKENS, 2 * TOKENS)}
+PROMPT = 16  # tokens of the two texts of `why`
+READS = {"heads": 1, "share": 1, "why": 2}  # of all weights, that the limit counts
+
+
+def passes(way: str, n_layers: int) -> tuple[int, int]:
+    """Tokens through all layers, and those with logits.
+
+    heads: the documents and 4 repeated texts of 128; share: 3 documents to calibrate on, and one held out, through
+    parent and child; why: two texts, and a variant of one for each head, from the layer of the head on.
+    """
+    if way == "heads":
+        return DOCUMENTS * TOKENS + 512, 0
+    if way == "share":
+        return (DOCUMENTS + 1) * TOKENS, 2 * TOKENS
+    heads = COMMON["num_attention_heads"]
+    return PROMPT * (2 + heads * (n_layers + 1) // 2), 2 + heads * n_layers
+
+
 BAR_GIB, BAR_TIMES = 3.0, 1.3
 HEADER = "way      seconds   CPU s   reading   products  times  times, CPU  peak GiB of its own"
 LONGEST = 900  # seconds of one way
@@ -154,6 +170,7 @@ def watched_memory() -> Iterator[Callable[[], float]]:
 
 def child(way: str, folder: Path) -> None:
     import headwise as hw
+    from headwise.heads.why import forecast
     from headwise.models.stream import stream_of
     from headwise.reshape.job import Listener
 
@@ -173,9 +190,15 @@ def child(way: str, folder: Path) -> None:
         stream = stream_of(model)
         assert stream is not None
         if way == "heads":
-            tell(stream.forecast(PASSES[way][0], TOKENS))
+            tell(stream.forecast(passes(way, len(stream.blocks))[0], TOKENS))
             survey = hw.survey(model, [row.tolist() for row in ids], progress=progress)
             result: dict[str, Any] = {"heads": len(survey)}
+        elif way == "why":
+            clean, corrupted = ids[0, :PROMPT].tolist(), ids[1, :PROMPT].tolist()
+            tell(forecast(model, clean, corrupted))
+            story = hw.why(model, clean, [*clean[:5], corrupted[5], *clean[6:]], progress=progress)
+            first = [(part.head, round(part.brings or 0.0, 4)) for part in story.heads[:3]]
+            result = {"heads": len(story.heads), "first": first, "keys": len(story.keys), "paths": len(story.paths)}
         else:
             shared = hw.share(model, KV_HEADS, text=ids, listener=Listener(lambda line: tell(f"{way}: {line}")))
             result = {"loss": [shared.damage.loss.before, shared.damage.loss.after], "kl": shared.damage.kl}
@@ -186,6 +209,7 @@ def child(way: str, folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="8b", help="8b, 1b, or so many layers of 8b")
+    parser.add_argument("--ways", nargs="+", choices=READS, default=[*READS], help="what is measured; default: all")
     parser.add_argument("--folder", type=Path, help="where the model is written, and kept")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -209,10 +233,12 @@ def main() -> None:
         tell("reading all weights once, from the disk")
         read = reading(folder)
         rows = [HEADER]
-        for way, (tokens, answered) in PASSES.items():
+        for way in options.ways:
             tell(f"{way}: its plain products")
+            tokens, answered = passes(way, json.loads((folder / "config.json").read_text())["num_hidden_layers"])
             limit, busy = (
-                read + products(folder, tokens, answered, clock) for clock in (time.perf_counter, time.process_time)
+                READS[way] * read + products(folder, tokens, answered, clock)
+                for clock in (time.perf_counter, time.process_time)
             )
             forget(folder)
             command = [sys.executable, "-m", "benchmarks.large", "--child", way, "--folder", str(folder)]
@@ -222,7 +248,8 @@ def main() -> None:
                 sys.exit(f"{way} failed with exit code {done.returncode}; what went wrong stands above")
             row = json.loads(done.stdout.splitlines()[-1])
             rows.append(
-                f"{way:6} {row['seconds']:9.1f} {row['cpu']:7.1f} {read:9.1f} {limit - read:10.1f} "
+                f"{way:6} {row['seconds']:9.1f} {row['cpu']:7.1f} {READS[way] * read:9.1f} "
+                f"{limit - READS[way] * read:10.1f} "
                 f"{row['seconds'] / limit:6.2f} {row['cpu'] / busy:11.2f} {row['peak_gib']:20.2f}   {json.dumps(row)}"
             )
             tell(rows[-1])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from headwise.models import ask, stream
 from headwise.models import open as opening
 from headwise.models.sites import is_hf
 from headwise.reshape import job
+from headwise.story import Story
 
 IDS = torch.randint(3, V, (12, 13), generator=torch.Generator().manual_seed(3))
 NAMES = ("llama, GQA", "llama, tied", "qwen3", "gpt2")
@@ -120,14 +123,6 @@ def test_each_layer_is_read_once(folder: Any, monkeypatch: pytest.MonkeyPatch) -
     whole, parts = both(folder("qwen3"))
     assert importance(parts, [IDS[:3]]) == importance(whole, [IDS[:3]])
     assert hw.attribute(parts, IDS[0], 7).heads == hw.attribute(whole, IDS[0], 7).heads
-    tokens = opening.open_folder(folder("run")).tokens
-    for model in (parts, whole):
-        opening.remember(model, Path("x"), tokens, "qwen3")
-    streamed, story = (why(model, "abcab", "klcmx") for model in (parts, whole))
-    assert streamed.feed_forwards == story.feed_forwards and len(story.heads) == len(streamed.heads) > 3
-    for head, other in zip(story.heads, streamed.heads, strict=True):  # the means of the silenced round otherwise
-        assert (head.head, head.adds) == (other.head, other.adds)
-        assert [other.brings, other.without] == pytest.approx([head.brings, head.without], abs=1e-6)
     import headwise.heads.survey as module
 
     monkeypatch.setattr(module, "WHOLE", 10)
@@ -136,6 +131,64 @@ def test_each_layer_is_read_once(folder: Any, monkeypatch: pytest.MonkeyPatch) -
         result = survey(model, text(), ablate="none")
         assert any("2 layers" in note for note in result.notes) and result.untrained
         assert torch.equal(before, torch.random.get_rng_state())
+
+
+@every(
+    "name, corrupt, clear, reads",
+    [
+        ("llama, GQA", "klcmx", 0.01, 3),  # the third for paths
+        ("gpt2", "klcmx", 9, 2),
+        ("qwen3", None, 9, 3),  # the second for W_O alone, whose pages come when they are touched
+    ],
+)
+def test_a_story_is_the_same(
+    folder: Any, name: str, corrupt: str | None, clear: float, reads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So is how often each layer is read. Variants run in other batches than in memory: float32 rounds otherwise."""
+    loads, loaded = Counter[int](), stream.Stream.loaded
+
+    @contextmanager
+    def counted(self: stream.Stream, layer: int) -> Iterator[None]:
+        loads[layer] += not self._users[layer]
+        with loaded(self, layer):
+            yield
+
+    monkeypatch.setattr(stream.Stream, "loaded", counted)
+    monkeypatch.setattr(Story, "CLEAR", clear)
+    whole, parts = both(folder(name))
+    tokens = opening.open_folder(folder("run")).tokens
+    for model in (whole, parts):
+        opening.remember(model, Path("x"), tokens, name)
+        ask.predicts(model)
+    steps: list[tuple[str, int, int]] = []
+    wanted = why(whole, "abcab", corrupt)
+    loads.clear()
+    stories = [why(parts, "abcab", corrupt, progress=lambda *step: steps.append(step))]
+    assert set(loads.values()) == {reads} and len(loads) == 2
+    assert {stage: done for stage, done, _ in steps} == {stage: total for stage, _, total in steps} != {}
+    few = memory.Room(4 * 20 * ask.stream_of(parts).state_size, "memory")  # type: ignore[union-attr]
+    with monkeypatch.context() as patched:
+        patched.setattr(stream, "free_memory", lambda: few)  # four variants wait between two layers
+        stories.append(why(parts, "abcab", corrupt))
+    assert max(loads.values()) > 2 * reads
+    nats = min(1.0, abs(wanted.clean_value - (wanted.corrupted_value or 0.0)))
+    close = 2**6 * torch.finfo(torch.float32).eps / nats
+    for story in stories:
+        assert (story.tokens, story.answer, story.other, story.notes) == (
+            wanted.tokens, wanted.answer, wanted.other, wanted.notes
+        )  # fmt: skip
+        assert story.feed_forwards == pytest.approx(wanted.feed_forwards, abs=close)
+        for head, other in zip(wanted.heads, story.heads, strict=True):
+            assert (head.head, head.at, len(head.looks)) == (other.head, other.at, len(other.looks))
+            numbers = [(x.adds or 0.0, x.brings or 0.0, x.without or 0.0) for x in (head, other)]
+            assert numbers[1] == pytest.approx(numbers[0], abs=close) and (head.without is None) is (
+                other.without is None
+            )
+        assert [(x.head, x.k, x.v) for x in story.keys] == [
+            (x.head, pytest.approx(x.k, abs=close), pytest.approx(x.v, abs=close)) for x in wanted.keys
+        ]
+        paths, expected = ({(x.sender, x.receiver, x.at): x.effect for x in each.paths} for each in (story, wanted))
+        assert paths == pytest.approx(expected, abs=close) and bool(paths) is (clear < 1)
 
 
 def test_it_is_chosen_where_memory_is_short(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from headwise.cli.app import (
 from headwise.cli.early import language
 from headwise.errors import HeadwiseError
 from headwise.plan import Plan
-from headwise.words import Note, refusal
+from headwise.words import Note, refusal, said
 
 if TYPE_CHECKING:
     from headwise.cost import Choice, Price, Variant
@@ -100,7 +100,8 @@ def _measured(model: str, price: Price, plan: Path | None, stream: bool | None, 
         opened = meter.open_priced(Path(model), price, stream, device)
         if (streamed := stream_of(opened)) is not None:
             setting = price.setting
-            err.print(streamed.forecast(setting.batch * setting.context, setting.context), soft_wrap=True)
+            line = streamed.forecast(setting.batch * setting.context, setting.context)
+            err.print(said(line, language()), soft_wrap=True)
         return meter.measured(opened, price, progress)
 
 

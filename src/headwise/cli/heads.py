@@ -274,7 +274,7 @@ def look(
         read = read_texts(folder, source, tokens, documents, on, unknown, field, progress, relations)
         if (stream := stream_of(folder.model)) is not None:
             lengths = [len(document) for document in read.documents]
-            err.print(stream.forecast(sum(lengths), max(lengths)), soft_wrap=True)
+            err.print(said(stream.forecast(sum(lengths), max(lengths)), language()), soft_wrap=True)
         elif line := forecast(folder.model, read.documents, options.get("controls", True)):
             err.print(as_options(said(line, language()), running_options()), soft_wrap=True)
         result = survey(folder.model, read, progress=progress, ranks=ranks, **options)

@@ -8,6 +8,7 @@ from pathlib import Path
 from headwise.cli.app import (
     Progress,
     command,
+    err,
     needs_torch,
     out,
     print_json,
@@ -15,6 +16,7 @@ from headwise.cli.app import (
 )
 from headwise.cli.early import check_model, in_words, language
 from headwise.folders import check_answers, check_reads_tokens
+from headwise.words import said
 
 
 @command()
@@ -37,11 +39,14 @@ def why(
     check_answers(model)
     check_reads_tokens(model)
     with needs_torch():
+        from headwise.heads.why import forecast
         from headwise.heads.why import why as story_of
         from headwise.models.open import open_folder
     from headwise.view.why import story_page
 
     folder = open_folder(model, dtype=dtype, device=device)
+    if line := forecast(folder.model, prompt, corrupt):
+        err.print(said(line, lang), soft_wrap=True)
     with Progress("adding up what each head writes") as progress:
         story = story_of(folder.model, prompt, corrupt, answer, other, progress=progress)
     if html is not None:

@@ -25,11 +25,18 @@ from headwise.errors import HeadwiseError
 from headwise.heads.effect import slopes_of
 from headwise.heads.statistics import unknown_head
 from headwise.intervals import Interval, interval_of
-from headwise.models.ask import answer_logits, device_of, evaluating, require_next, require_slopes, run_body
+from headwise.models.ask import (
+    answer_logits,
+    device_of,
+    evaluating,
+    require_next,
+    require_slopes,
+    run_body,
+)
 from headwise.models.hook import Handler, attach, attend_by_rows, hooked, inside
 from headwise.models.open import ids_of, token_of
 from headwise.models.sites import Layer, Site, layers_of
-from headwise.models.stream import Stream, portions, stream_of, sweep, waits
+from headwise.models.stream import Stream, portions, stream_of, waits
 from headwise.records import Call, head_name
 from headwise.spec import resolve_kv_index
 from headwise.words import unknown
@@ -348,23 +355,24 @@ class Passes:
         depth, done = len(stream.blocks), 0
         total = sum(each.n * len(self._turns(stream, each)) for each in batches)
         for start, part in portions(self.model, [range(each.n * each.reading.ids.numel()) for each in batches]):
-            group = batches[start : start + len(part)]
-            for layer, turn in enumerate(sweep(self.model, [each.reading.ids for each in group])):
-                for number, _ in turn:
-                    if layer in self._turns(stream, group[number]):
-                        self._advance(stream, group[number], layer)
-                        done += group[number].n
+            group, states = batches[start : start + len(part)], dict[Variants, Tensor]()
+            for layer in range(depth):
+                with stream.loaded(layer), stream.only(layer):
+                    for some in self._joined(stream, [x for x in group if layer in self._turns(stream, x)]):
+                        self._advance(stream, some, layer, states)
+                        done += sum(each.n for each in some)
                         progress(done, total)
-                if not start:
-                    beside(layer)
-            for number, each in enumerate(group):
-                if each.last is not None:
-                    yield []
+                    if not start:
+                        beside(layer)
+            for some in self._joined(stream, group):
+                if some[0].last is not None:
+                    yield from ([] for _ in some)
                     continue
-                with stream.only(depth), each.beside():
-                    stream.number = number
-                    logits_nv = answer_logits(self.model, each.reading.ids, self.position)
-                yield each.ask(logits_nv)
+                stream.number, stream.states[0] = 0, torch.cat([states.pop(each) for each in some])
+                with stream.only(depth), some[0].beside():
+                    logits_nv = answer_logits(self.model, some[0].reading.ids, self.position)
+                for each, rows in zip(some, torch.split(logits_nv, [each.n for each in some]), strict=True):
+                    yield each.ask(rows)
             stream.states.clear()
 
     def _turns(self, stream: Stream, each: Variants) -> range:
@@ -372,17 +380,50 @@ class Passes:
         first = 0 if each.start is None else stream.blocks.index(each.start.block)
         return range(first, len(stream.blocks) if each.last is None else stream.blocks.index(each.last.block) + 1)
 
-    def _advance(self, stream: Stream, each: Variants, layer: int) -> None:
-        """Take the batch that runs now through one layer."""
-        block = stream.blocks[layer]
-        handlers = {x.site: each.handlers[x.site] for x in self.layers if x.block is block and x.site in each.handlers}
-        begins = each.start is not None and each.start.block is block
-        if begins and layer:
-            state = each.reading.outputs[stream.blocks[layer - 1]]
-            stream.states[stream.number] = state.detach().cpu().expand(each.n, *state.shape[1:])
-        widened = _widened(block, each.n) if begins and not layer else nullcontext()
-        with widened, attach(handlers), each.beside(), suppress(_StopError):
-            run_body(self.model, each.reading.ids)
+    def _joined(self, stream: Stream, batches: Iterable[Variants]) -> list[list[Variants]]:
+        """Neighbours that run together: few large products take less time than many small ones. A text runs alone."""
+        joined: list[list[Variants]] = []
+        for each in batches:
+            before = joined[-1] if joined else [each]
+            n_tokens = (sum(x.n for x in before) + each.n) * each.reading.ids.numel()
+            alike = before[0].reading is each.reading and (before[0].last is None) is (each.last is None)
+            alone = None in (before[0].start, each.start)
+            if not joined or alone or not alike or n_tokens > stream.at_once:
+                joined.append([])
+            joined[-1].append(each)
+        return joined
+
+    def _advance(self, stream: Stream, some: Sequence[Variants], layer: int, states: dict[Variants, Tensor]) -> None:
+        """Take batches through one layer, as one batch."""
+        block, sizes, reading = stream.blocks[layer], [each.n for each in some], some[0].reading
+        if layer:
+            leaving = [] if some[0].start is None else [reading.outputs[stream.blocks[layer - 1]].cpu()]
+            parts = (states[each] if each in states else leaving[0].expand(each.n, -1, -1) for each in some)
+            stream.states[0] = torch.cat([*parts])
+        stream.number = 0
+        widened = nullcontext() if layer else _widened(block, sum(sizes))
+        handlers = {x.site: partial(_in_turn, some, x.site) for x in self.layers if x.block is block}
+        with widened, attach(handlers), some[0].beside(), suppress(_StopError):
+            run_body(self.model, reading.ids)
+        states |= zip(some, torch.split(stream.states.pop(0), sizes), strict=True)
+
+
+def _in_turn(some: Sequence[Variants], site: Site, call: Call) -> Tensor | None:
+    """What takes the place of `out` in a call of several batches, each of which changes, or keeps, its own part."""
+    outs, stopped, start = list[Tensor](), 0, 0
+    for each in some:
+        rows = slice(start, start + each.n)
+        parts = {name: x[rows] for name in ("q", "k", "v", "out", "weights") if (x := getattr(call, name)) is not None}
+        changed, start = None, rows.stop
+        try:
+            if site in each.handlers:
+                changed = each.handlers[site](call._replace(**parts))
+        except _StopError:
+            stopped += 1
+        outs.append(parts["out"] if changed is None else changed)
+    if stopped == len(some):
+        raise _StopError
+    return torch.cat(outs)
 
 
 def _widened(block: nn.Module, n: int) -> AbstractContextManager[None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +20,8 @@ from headwise.heads.blocks import row_weights
 from headwise.heads.patching import SHARED, Heads, Passes, Reading, Study, Variants
 from headwise.models.ask import answering, device_of, evaluating
 from headwise.models.open import Folder, folder_of, ids_of, tokens_of
-from headwise.models.sites import layers_of
-from headwise.models.stream import loaded
+from headwise.models.sites import layers_of, sites_of
+from headwise.models.stream import loaded, stream_of
 from headwise.records import Call, head_name
 from headwise.story import Story, StoryHead, StoryKeys, StoryPath
 from headwise.words import Note, refusal
@@ -110,6 +110,18 @@ def why(
         paths=tuple(paths),
         notes=tuple(notes),
     )
+
+
+def forecast(model: nn.Module, prompt: str | Sequence[int], corrupt: str | Sequence[int] | None) -> str:
+    """What the story of a streamed model takes, in a line; "" for a model in memory."""
+    stream = stream_of(model)
+    if stream is None:
+        return ""
+    n_tokens = torch.as_tensor(ids_of(model, prompt)).numel()
+    heads = sum(site.n_heads for site in sites_of(model))
+    # A variant runs from its layer on, through half of the layers as a mean.
+    passes = 1 + Story.MOST if corrupt is None else 2 + heads // 2 + Story.MOST * PLACES
+    return stream.forecast(n_tokens * passes, n_tokens, 2)
 
 
 def _likeliest(row: Tensor, token: int) -> int:
@@ -252,6 +264,7 @@ class _Telling:
         self.parts: Attribution | None = None
         self.effects: dict[str, float] = {}
         self.refused = ""  # why what parts add is not known
+        self.weights = cache(self._weights)
 
     def read(self, choose: Callable[[Tensor, Tensor | None], tuple[int, int | None]]) -> tuple[int, int | None]:
         """Read the texts; the token that is explained, and what it is compared with."""
@@ -395,9 +408,15 @@ class _Telling:
         call, h = self.text.calls[name.rpartition(".H")[0]], int(name.rpartition(".H")[2])
         looks: tuple[tuple[int, float], ...] = ()
         if at is not None or call.cross:
-            looks = self._strongest(row_weights(call, 0, [call.q.shape[2] - 1 if at is None else at])[h, 0])
+            looks = self._strongest(
+                self.weights(name.rpartition(".H")[0], call.q.shape[2] - 1 if at is None else at)[h]
+            )
         adds = None if self.parts is None else self.parts.heads[name]
         return StoryHead(name, adds, at, looks, without, self.effects.get(name))
+
+    def _weights(self, site: str, position: int) -> Tensor:
+        """Where each head of a site looks from a position, (H,S)."""
+        return row_weights(self.text.calls[site], 0, [position])[:, 0]
 
     def _strongest(self, weights: Tensor) -> tuple[tuple[int, float], ...]:
         """The three positions with the largest weights; special tokens, on which attention rests, have no place."""

@@ -36,6 +36,7 @@ from headwise.layer.projections import shapes_alone
 from headwise.markup import amount
 from headwise.memory import CPU, free_memory, free_on
 from headwise.models.weights import AttentionWeights, attentions, blocks, cast, family_of, write_layer
+from headwise.words import Note
 
 Ids = TypeVar("Ids", bound=Sequence[int])
 PROBE = 256  # tokens on which the speed of matrix products is tried
@@ -245,8 +246,11 @@ class Stream:
         sides = (slot.hollow.shape for slots in self._slots for slot in slots if slot.hollow.ndim == 2)
         return COPIES * max(map(max, sides)) * next(self.model.parameters()).itemsize
 
-    def forecast(self, tokens: int, longest: int) -> str:
-        """What so many tokens take, in a line; HeadwiseError where the longest document does not fit into memory."""
+    def forecast(self, tokens: int, longest: int, reads: int = 1) -> Note:
+        """What so many tokens take, in a line; HeadwiseError where the longest document does not fit into memory.
+
+        reads  how many times the weights are read
+        """
         free, layer = free_on(self.device), max(sum(slot.hollow.nbytes for slot in slots) for slots in self._slots)
         beside = min(tokens * self.state_size, free.size // 4) if self.device == CPU else layer
         needed = beside + max(longest, min(tokens, self.at_once)) * self._active
@@ -263,10 +267,17 @@ class Stream:
         F.linear(x, matrix)[0, 0].item()  # the number is there when the device is done
         speed = 2 * PROBE * matrix.numel() / (time.perf_counter() - began)
         products = 2 * tokens * sum(slot.hollow.numel() for slots in self._slots for slot in slots)
-        return (
-            f"layer by layer: {amount(self.size)} of weights, {amount(layer)} a layer; {amount(free.size)} of memory "
-            f"are free, and {tokens:,} tokens take {amount(needed)}. Matrix products: {products / 1e12:,.1f} TFLOP, "
-            f"{products / speed / 60:,.1f} min at {speed / 1e9:,.0f} GFLOP/s; to it comes the reading"
+        return Note.of(
+            "tell.streamed",
+            size=amount(self.size),
+            layer=amount(layer),
+            free=amount(free.size),
+            tokens=f"{tokens:,}",
+            needed=amount(needed),
+            products=f"{products / 1e12:,.1f}",
+            minutes=f"{products / speed / 60:,.1f}",
+            speed=f"{speed / 1e9:,.0f}",
+            reads=reads,
         )
 
     @property

@@ -205,7 +205,7 @@ class Job:
         stream = stream_of(source.model)
         if stream is not None:
             parts = calibration.statistics, calibration.evaluation, calibration.evaluation
-            say(stream.forecast(sum(ids.numel() for part in parts for ids in part), calibration.length))
+            say(stream.forecast(sum(ids.numel() for part in parts for ids in part), calibration.length, 3))
         else:
             say(self._forecast())
         # A healing that was stopped is gone on with only if all that determines it is the same.
