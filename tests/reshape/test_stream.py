@@ -24,12 +24,13 @@ from headwise.gpt.checkpoint import tensors_in, write_shard
 from headwise.heads.effect import importance
 from headwise.heads.survey import survey
 from headwise.heads.table import Survey
-from headwise.heads.why import why
+from headwise.heads.why import forecast, why
 from headwise.models import ask, stream
 from headwise.models import open as opening
 from headwise.models.sites import is_hf
 from headwise.reshape import job
 from headwise.story import Story
+from headwise.words import said
 
 IDS = torch.randint(3, V, (12, 13), generator=torch.Generator().manual_seed(3))
 NAMES = ("llama, GQA", "llama, tied", "qwen3", "gpt2")
@@ -161,6 +162,11 @@ def test_a_story_is_the_same(
         opening.remember(model, Path("x"), tokens, name)
         ask.predicts(model)
     steps: list[tuple[str, int, int]] = []
+    line = forecast(parts, "abcab", corrupt)
+    assert (
+        line.startswith("layer by layer: ") and line.endswith("the reading, 2 times") and not forecast(whole, "a", None)
+    )
+    assert said(line, "es").startswith("capa por capa: ")
     wanted = why(whole, "abcab", corrupt)
     loads.clear()
     stories = [why(parts, "abcab", corrupt, progress=lambda *step: steps.append(step))]

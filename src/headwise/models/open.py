@@ -72,8 +72,8 @@ def open_model(
     Args:
         source: a folder, a GGUF file, or a name on the hub such as "openai-community/gpt2" (`models.source`)
         stream: borrow the weights of a layer from the files while it runs, and let them go; default: where the
-            weights would not fit into the free memory. `survey`, `share` and `prune` take such a model through
-            all documents a layer at a time; each other forward pass reads all weights anew
+            weights would not fit into the free memory. `survey`, `why`, `patch`, `share` and `prune` take such a
+            model through all texts a layer at a time; each other forward pass reads all weights anew
         dtype: its number format: "auto", as it is stored, or "float32", "bfloat16", "float16"
         device: where it computes: "cpu", "cuda", "cuda:1", "mps"; a streamed model lends it a layer at a time
 
