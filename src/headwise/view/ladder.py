@@ -10,7 +10,7 @@ from headwise.lab.ladder import LEAVES, STAGES
 from headwise.markup import BINARY, scaled
 from headwise.records import Ladder, LadderRung, LadderSizes
 from headwise.table import Cell, Table, say
-from headwise.words import Note, key_of, phrase, said, speaker
+from headwise.words import Note, key_of, phrase, said, speaker, table
 
 Speak = Callable[[str], str]
 
@@ -73,16 +73,9 @@ def _print_costs(console: Console, ladder: Ladder, speak: Speak) -> None:
         plain, ms, peak = ladder.rungs[0].ms, rung.ms, rung.peak_bytes
         speed = "-" if plain is None or ms is None else f"{_three_digits(plain / ms)}x"
         memory = "-" if peak is None else scaled(peak, 1024, BINARY)
-        rows.append(
-            [
-                rung.name,
-                rung.parameters,
-                _three_digits(ms),
-                speed,
-                memory,
-                Note.of(key_of("ladder", f"how {rung.name}")),
-            ]
-        )
+        key = key_of("ladder", f"how {rung.name}")
+        how = Note.of(key) if key in table() else rung.how  # one from outside says itself how it is
+        rows.append([rung.name, rung.parameters, _three_digits(ms), speed, memory, how])
     title = Note.of("ladder.costs", sizes=_sizes(ladder.sizes), threads=ladder.threads)
     Table(("rung", "parameters", "ms", "speed", "memory", "how"), rows, title).print(console, (0, 5), speak=speak)
 
