@@ -153,12 +153,10 @@ def test_what_adds_up_otherwise_or_encodes_is_refused(build: Any) -> None:
     refuses(lambda: hw.why(model, "abc"), "BertModel answers a text with no token")
 
 
-@pytest.mark.parametrize(
-    ("change", "match"),
-    [({"position": 23}, "not among the 23"), ({"target": V}, "outside"), ({"target": (1, 2, 3)}, "3 tokens")],
-)
-def test_bad_requests_of_attribution(change: dict[str, Any], match: str) -> None:
-    refuses(lambda: attribute(gpt(), ids(), **{"target": 7, **change}), match)
+def test_bad_requests_of_attribution() -> None:
+    refuses_table(
+        "attribution", {"attributed": lambda **change: attribute(gpt(), ids(), **{"target": 7, **change}), "V": V}
+    )
 
 
 # --- Patching ---

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from itertools import pairwise
 from typing import Any
 
@@ -166,18 +165,10 @@ def test_nbytes_is_the_formula(dtype: torch.dtype) -> None:
     assert repr(cache) == f"KVCache(length=11, bytes={cache.nbytes})"
 
 
-@pytest.mark.parametrize(
-    "other, message",
-    [
-        ((3, 5, 1, 7), "the cache holds keys of (batch, heads, width) = (2, 5, 7), and these are (3, 5, 7); use one"),
-        ((2, 3, 1, 7), "the cache holds keys of (batch, heads, width) = (2, 5, 7), and these are (2, 3, 7); use one"),
-        ((2, 5, 1, 11), "the cache holds keys of (batch, heads, width) = (2, 5, 7), and these are (2, 5, 11); use one"),
-    ],
-)
-def test_keys_of_another_shape_are_refused(other: tuple[int, ...], message: str) -> None:
+def test_keys_of_another_shape_are_refused() -> None:
     cache = hw.KVCache()
     cache.append(torch.zeros(2, 5, 3, 7), torch.zeros(2, 5, 3, 7))
-    refuses(lambda: cache.append(torch.zeros(other), torch.zeros(other)), re.escape(message))
+    refuses_table("keys", {"append": lambda shape: cache.append(torch.zeros(shape), torch.zeros(shape))})
     assert cache.length == 3
 
 

@@ -325,7 +325,6 @@ def llama_rope(**given: Any) -> nn.Module:
 
 
 LLAMA3 = {"factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
-HAS = "rope_type='{}' cannot be represented; headwise.RoPE has default, linear and yarn"
 
 
 def test_one_bias_of_keys_and_values_leaves_zeros_for_the_other() -> None:
