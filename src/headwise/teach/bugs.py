@@ -14,6 +14,7 @@ from headwise.errors import HeadwiseError
 from headwise.markup import escaped
 from headwise.words import LANGUAGES, Note, check_lang, unknown
 
+Settings = Mapping[str, Any]  # of the form, or of sizes, by their names
 UNKNOWN = "unknown"  # the id of a difference that no bug explains
 
 
@@ -29,7 +30,7 @@ class Bug:
     lines: Sequence[str]
     evidence: str
     needs: Sequence[str] = ()
-    changes: Sequence[Mapping[str, Any]] = ()
+    changes: Sequence[Settings] = ()
     hidden_by: str = ""
     renamed: Sequence[Mapping[str, str]] = ()
     untrained: str = ""
@@ -107,7 +108,7 @@ class AskedError(UncheckedError, AttributeError):
     """A config was asked for what it has not; code that asks with a default takes that."""
 
 
-def changes_of(bug: Bug, base: Mapping[str, Any], fills: Sequence[float] = ()) -> Iterator[dict[str, Any]]:
+def changes_of(bug: Bug, base: Settings, fills: Sequence[float] = ()) -> Iterator[Settings]:
     """Every way in which a bug changes a layer whose correct settings are `base`.
 
     fills  numbers of the learner's source that may stand in the place of a forbidden score

@@ -166,6 +166,18 @@ def _misplaced(array: Any, whole: Any, axis: int) -> str | None:
     return "cache-order" if same else "cache-offset"
 
 
+def _out_of_place(target: Target, arrays: list[Any], whole: list[Any], axis: int) -> Problem | None:
+    """What is wrong with the order of keys, or of values, and which token stands first; None where it is right."""
+    for array, right in zip(arrays, whole, strict=False):
+        bug = _misplaced(array, right, axis)
+        if bug is not None:
+            tokens = np.moveaxis(right, axis, 0).reshape(right.shape[axis], -1)[:, :HEAD_DIM]
+            first = np.take(array, 0, axis).ravel()[:HEAD_DIM]
+            key = int(np.abs(first - tokens).sum(-1).argmin())
+            return bug, target.say("by_property_cache-order", key=key)
+    return None
+
+
 def _fill(target: Target, to: Callable[[Any], Any]) -> Problem | None:
     """What is wrong with keys and values that the cache holds after all pieces; None where it holds none."""
     rng = np.random.default_rng(0)
@@ -188,15 +200,8 @@ def _fill(target: Target, to: Callable[[Any], Any]) -> Problem | None:
         past = list(reader())
     for held in (past, vars(state).values() if state else ()):
         arrays = [array for array in map(to_array, held) if array is not None and array.ndim == whole[0].ndim]
-        if len(arrays) < 2:
-            continue
-        for array, right in zip(arrays, whole, strict=False):
-            if (bug := _misplaced(array, right, axis)) is not None:
-                tokens = np.moveaxis(right, axis, 0).reshape(total, -1)[:, :HEAD_DIM]
-                first = np.take(array, 0, axis).ravel()[:HEAD_DIM]
-                key = int(np.abs(first - tokens).sum(-1).argmin())
-                return bug, target.say("by_property_cache-order", key=key)
-        return None, ""
+        if len(arrays) > 1:
+            return _out_of_place(target, arrays, whole, axis) or (None, "")
     return None
 
 
@@ -232,15 +237,13 @@ def _decoding(target: Target) -> Problem:
     for name, x in zip(fresh, (q, k, v), strict=True):
         arguments[name] = to_kind(x[:, :, -1:], kind)
     arrays = list(arrays_in(target.thing(**arguments)))
-    for array, whole in zip([array for array in arrays if array.shape == k.shape], (k, v), strict=False):
-        if (bug := _misplaced(array, whole, 2)) is not None:
-            return bug, target.say("by_property_cache-order", key=TOKENS - 1)
+    held = [array for array in arrays if array.shape == k.shape]
+    problem = _out_of_place(target, held, [k, v], 2)
+    if problem is not None:
+        return problem
     right = attend(q[:, :, -1:], k, v, Masks(), CORRECT)[2]
-    gap = float("nan")
-    for array in arrays:
-        if array.shape == right.shape:
-            if close(array, right):
-                return None, ""
-            gap = float(np.abs(array - right).max())
-            break
+    outputs = [array for array in arrays if array.shape == right.shape]
+    if outputs and close(outputs[0], right):
+        return None, ""
+    gap = float(np.abs(outputs[0] - right).max()) if outputs else float("nan")
     return "cache-offset", target.say("by_property_cache-offset", gap=gap)

@@ -86,9 +86,15 @@ class Exercise:
 
     def variants(self) -> dict[str, str]:
         """The solution with each bug, by its place in `bugs`, then with each two that do not touch the same text."""
-        singles = {str(place): replaced(self.code(), bug["replace"]) for place, bug in enumerate(self.bugs)}
-        pairs = {f"{a} {b}": replaced(singles[a], self.bugs[int(b)]["replace"]) for a, b in combinations(singles, 2)}
-        return {name: variant for name, variant in (singles | pairs).items() if variant is not None}
+        places = range(len(self.bugs))
+        variants: dict[str, str] = {}
+        for chosen in (*combinations(places, 1), *combinations(places, 2)):
+            code: str | None = self.code()
+            for place in chosen:
+                code = replaced(code, self.bugs[place]["replace"])
+            if code is not None:
+                variants[" ".join(map(str, chosen))] = code
+        return variants
 
     def bugs_of(self, variant: str) -> list[dict[str, Any]]:
         """The bugs of a variant."""
@@ -312,7 +318,9 @@ def _number(value: Any) -> str:
 
 
 def _shape(value: Any) -> tuple[int, ...]:
-    return (len(value), *_shape(value[0])) if isinstance(value, list) and value else ()
+    if not isinstance(value, list) or not value:
+        return ()
+    return len(value), *_shape(value[0])
 
 
 def shortened(text: str) -> str:

@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
-Settings = Mapping[str, Any]
+from headwise.teach.bugs import Settings
+
 Inputs = tuple[Any, Any, Any]  # queries, keys and values
+Arrays = Mapping[str, Any]  # by their roles
 
 CORRECT: dict[str, Any] = {
     "input_width": 1,  # of the input, filled in by `compute`
@@ -66,9 +68,9 @@ class Weights:
 
     n_heads: int
     n_kv_heads: int
-    matrices: Mapping[str, Any]  # q (C,h*d), k (C,g*d), v (C,g*e), o (h*e,C), or None
-    biases: Mapping[str, Any] = field(default_factory=dict)  # of the same names, where there is one
-    gains: Mapping[str, Any] = field(default_factory=dict)  # of a norm on queries and keys: q, k (d,)
+    matrices: Arrays  # q (C,h*d), k (C,g*d), v (C,g*e), o (h*e,C), or None
+    biases: Arrays = field(default_factory=dict)  # of the same names, where there is one
+    gains: Arrays = field(default_factory=dict)  # of a norm on queries and keys: q, k (d,)
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,13 @@ def _taken_out(tree: ast.Module, lines: list[str], path: str, within: str) -> So
             kept.append(node)
             defined.update(_defined(node))
     taken, result = _extent(block, defined)
-    return _source(lines, path, taken, result, [node for node in kept if node not in taken], defined)
+    text, numbers = _written_out(lines, taken, result, defined)
+    for node in kept:
+        if node not in taken:
+            spanned = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+            text += textwrap.dedent("\n".join(lines[spanned[0] - 1 : spanned[-1]])).splitlines()
+            numbers += spanned
+    return Source("\n".join(text) + "\n", path, tuple(numbers))
 
 
 def _blocks(tree: ast.AST) -> Iterator[list[ast.stmt]]:
@@ -205,10 +211,10 @@ def _free(taken: Sequence[ast.stmt], defined: set[str]) -> list[str]:
     return list(dict.fromkeys(free))
 
 
-def _source(
-    lines: list[str], path: str, taken: list[ast.stmt], result: str, kept: list[ast.stmt], defined: set[str]
-) -> Source:
-    """The text of the function, with the definitions of the file after it, and where each of its lines stands there."""
+def _written_out(
+    lines: list[str], taken: list[ast.stmt], result: str, defined: set[str]
+) -> tuple[list[str], list[int]]:
+    """The lines of the function, and where each of them stands in the file."""
     first, last = taken[0].lineno, taken[-1].end_lineno or taken[-1].lineno
     text = textwrap.dedent("\n".join(lines[first - 1 : last]))
     projects = any(_is_weighted(statement) for statement in taken if not _is_head_loop(statement))
@@ -244,11 +250,7 @@ def _source(
     body = [*before, *text.splitlines(), *after]
     whole = [f"def {NAME}({', '.join(arguments)}):", *(f"    {line}" for line in body)]
     numbers = [first] * (1 + len(before)) + list(range(first, last + 1)) + [last] * len(after)
-    for node in kept:
-        spanned = range(node.lineno, (node.end_lineno or node.lineno) + 1)
-        whole += textwrap.dedent("\n".join(lines[spanned[0] - 1 : spanned[-1]])).splitlines()
-        numbers += spanned
-    return Source("\n".join(whole) + "\n", path, tuple(numbers))
+    return whole, numbers
 
 
 def unimported(source: Source) -> dict[str, Any]:

@@ -11,6 +11,7 @@ reads it, and the heads in its report are the learner's. All of it happens in a 
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import math
 import os
@@ -34,6 +35,7 @@ from headwise.models.hook import attach
 from headwise.models.sites import sites_of
 from headwise.records import Call, from_json
 from headwise.rungs.cache import KVCache
+from headwise.teach.bugs import Settings as Sizes
 from headwise.teach.bugs import UncheckedError
 from headwise.teach.check import explained, read_request, request_of
 from headwise.teach.examine import Examiner
@@ -48,6 +50,7 @@ LARGEST_DIFFERENCE = 1e-3  # of logits, which are of the order of 10: float32, t
 WIDEST = 128  # a class that has sizes of its own may be as wide; the preset has 64
 SHAPE = {"bias": True}  # of the preset `course`: a course's class has a bias in its last projection
 TELLING = "sees_later", "adds_input", "too_wide", "returns_shape", "no_such_layer"  # reasons, the most telling first
+MaskForm = tuple[str, int]  # how a causal mask is written for a call, and with how many axes
 AXES = (2, 4, 3)  # of a mask, (T,S), (B,1,T,S) or (B,T,S), as code takes it
 
 
@@ -57,7 +60,7 @@ class LearnerAttention(nn.Module):
     mask  how a causal mask is written for it, and with how many axes; None where it is causal by itself
     """
 
-    def __init__(self, target: Target, module: Any, mask: tuple[str, int] | None = None) -> None:
+    def __init__(self, target: Target, module: Any, mask: MaskForm | None = None) -> None:
         super().__init__()
         subject = subject_of(target, module.forward, module)
         self.module, self.mask = module, mask
@@ -65,18 +68,21 @@ class LearnerAttention(nn.Module):
 
     def forward(self, x: Tensor, cache: KVCache | None = None) -> Tensor:
         B, T, _ = x.shape
-        arguments = dict.fromkeys(self.inputs, x) | {name: _cut(value, T) for name, value in self.fixed.items()}
+        arguments = dict.fromkeys(self.inputs, x)
+        for name, value in self.fixed.items():
+            arguments[name] = _cut(value, T)
         if self.mask:
             meaning, axes = self.mask
             mask: Tensor = to_kind(ENCODINGS[meaning](np.tril(np.ones((T, T), bool))), "torch")
-            arguments[self.mask_name] = mask.expand(B, *[1] * (axes - 3), T, T) if axes > 2 else mask
+            lead = {2: (), 3: (B,), 4: (B, 1)}[axes]
+            arguments[self.mask_name] = mask.expand(*lead, T, T)
         result = self.module(**arguments)
         parts = result if isinstance(result, tuple | list) else [result]
-        out = next((part for part in parts if isinstance(part, Tensor) and part.shape == x.shape), None)
-        if out is None:
-            shape = tuple(getattr(parts[0], "shape", ())) or type(parts[0]).__name__
-            raise UncheckedError("returns_shape", shape=shape, input=tuple(x.shape))
-        return out
+        for part in parts:
+            if isinstance(part, Tensor) and part.shape == x.shape:
+                return part
+        shape = tuple(getattr(parts[0], "shape", ())) or type(parts[0]).__name__
+        raise UncheckedError("returns_shape", shape=shape, input=tuple(x.shape))
 
 
 def _cut(value: Any, n_tokens: int) -> Any:
@@ -91,9 +97,9 @@ class Learner:
     """A class that can stand in a GPT: how it is built and called, and the shape of the GPT."""
 
     target: Target
-    sizes: dict[str, Any]
+    sizes: Sizes
     theirs: bool  # are its own defaults kept?
-    mask: tuple[str, int] | None
+    mask: MaskForm | None
     config: GPTConfig
 
     def attention(self) -> LearnerAttention:
@@ -104,8 +110,9 @@ class Learner:
         for role, arrays in parts.weights.items():
             for array in arrays:
                 nn.init.normal_(array.holder, std=self.config.init_std / (last if role == "o" else 1))
-        for array in (array for arrays in parts.biases.values() for array in arrays):
-            nn.init.zeros_(array.holder)
+        for arrays in parts.biases.values():
+            for array in arrays:
+                nn.init.zeros_(array.holder)
         return layer
 
     def model(self, config: GPTConfig) -> GPT:
@@ -131,13 +138,14 @@ def fitted(target: Target, config: GPTConfig) -> Learner:
                 return _fitted(target, sizes, theirs, mask, config)
             except Exception as error:  # whatever the learner's code raises; the next way may be the right one
                 failures.append(error)
-    telling = (error for key in TELLING for error in failures if getattr(error, "key", "") == key)
-    raise next(telling, failures[0])
+    for key in TELLING:
+        for failure in failures:
+            if getattr(failure, "key", "") == key:
+                raise failure
+    raise failures[0]
 
 
-def _fitted(
-    target: Target, sizes: dict[str, Any], theirs: bool, mask: tuple[str, int] | None, config: GPTConfig
-) -> Learner:
+def _fitted(target: Target, sizes: Sizes, theirs: bool, mask: MaskForm | None, config: GPTConfig) -> Learner:
     """The class built and called in one way, where the correct form gives what it gives."""
     layer = LearnerAttention(target, build(target, sizes, theirs).eval(), mask)
     renew(arrays_of(layer.module), np.random.default_rng(0))
@@ -164,7 +172,7 @@ def _fitted(
     return Learner(target, sizes, theirs, mask, config)
 
 
-def _attempts(target: Target, config: GPTConfig) -> Iterator[tuple[dict[str, Any], bool]]:
+def _attempts(target: Target, config: GPTConfig) -> Iterator[tuple[Sizes, bool]]:
     """Sizes to build it with, and whether its own defaults stay: first the sizes of the GPT, everywhere in the file."""
     sizes: dict[str, Any] = {"WIDTH": config.d_model, "HEADS": config.n_heads, "KV_HEADS": config.n_heads // 2}
     sizes |= {"HEAD_DIM": config.d_model // config.n_heads, "CONTEXT": config.context, "DROPOUT": config.dropout}
@@ -172,7 +180,6 @@ def _attempts(target: Target, config: GPTConfig) -> Iterator[tuple[dict[str, Any
     sizes |= {name: value for name, value in target.options.args.items() if meaning_of(name) not in sizes}
     # Constants of the file are sizes, too.
     theirs = {n: x for n, x in target.namespace.items() if type(x) in (int, float) and meaning_of(n) in sizes}
-    assert isinstance(target.namespace, dict)
     target.namespace.update({name: sizes[meaning_of(name)] for name in theirs})
     yield sizes, False
     for name in arguments_of(target.thing):  # of each head, where heads stand side by side without a projection
@@ -183,11 +190,15 @@ def _attempts(target: Target, config: GPTConfig) -> Iterator[tuple[dict[str, Any
     yield sizes, True
 
 
-def _masks(target: Target) -> list[tuple[str, int] | None]:
+def _masks(target: Target) -> list[MaskForm | None]:
     """The ways in which it may be kept from looking ahead: by itself first, then by its argument."""
-    name = next((name for name in inspect.signature(target.thing.forward).parameters if "mask" in name.lower()), None)
-    meanings = [] if name is None else meanings_of(target.scope, target.source, name)
-    return [None, *((meaning, axes) for meaning in meanings for axes in AXES)]
+    ways: list[MaskForm | None] = [None]
+    for name in inspect.signature(target.thing.forward).parameters:
+        if "mask" in name.lower():
+            meanings = meanings_of(target.scope, target.source, name)
+            ways += itertools.product(meanings, AXES)
+            break
+    return ways
 
 
 @torch.no_grad()
@@ -258,16 +269,20 @@ def carried(model: GPT, target: Target, texts: list[list[int]]) -> Carried:
         carried = state_of(reading_of(learner, target, model.config.context))
         state |= {f"blocks.{number}.attention.{name}": tensor for name, tensor in carried.items()}
     ours.load_state_dict(state)
-    difference = max(float((model(ids) - ours(ids)).abs().max()) for ids in (torch.tensor([text]) for text in texts))
+    differences: list[float] = []
+    for text in texts:
+        ids = torch.tensor([text])
+        differences.append(float((model(ids) - ours(ids)).abs().max()))
+    difference = max(differences)
     if not difference <= LARGEST_DIFFERENCE:
         raise UncheckedError("carried_apart", difference=difference, most=LARGEST_DIFFERENCE)
     try:
-        theirs, right = (_maps(each, texts[0]) for each in (model, ours))
+        theirs, right = _maps(model, texts[0]), _maps(ours, texts[0])
     except HeadwiseError as error:
         return Carried(ours, difference, None, str(error))
     if len(theirs) < len(right):
         return Carried(ours, difference, None, target.say("some_watched", count=len(theirs), all=len(right)))
-    return Carried(ours, difference, max(float((a - b).abs().max()) for a, b in zip(theirs, right, strict=True)))
+    return Carried(ours, difference, float((torch.stack(theirs) - torch.stack(right)).abs().max()))
 
 
 def _maps(model: GPT, ids: list[int]) -> list[Tensor]:

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from headwise.teach.bugs import UncheckedError
-from headwise.teach.form import Settings, Weights
+from headwise.teach.bugs import Settings, UncheckedError
+from headwise.teach.form import Weights
 from headwise.teach.subject import HEAD_DIM, HEADS, NAMES, VALUES, WIDTH, Target, meaning_of
 
 ROLES = {
@@ -177,30 +177,38 @@ def _matrix(array: Array, width: int, n: int, side: str, output: bool) -> Any:
 
 def _read(parts: Parts, H: int | None, G: int | None, width: int, order: str, side: str) -> Reading:
     """One reading; ValueError, KeyError or IndexError where the shapes do not allow it."""
-    listed = max((len(arrays) for role, arrays in parts.weights.items() if role in "qkv"), default=1)
+    listed = 1  # heads that have a matrix each
+    for role in {"q", "k", "v"} & set(parts.weights):
+        listed = max(listed, len(parts.weights[role]))
     H = listed if listed > 1 else H or 1
     G = G or H
     matrices: dict[str, Any] = {"o": None}
+    biases: dict[str, Any] = {}
     for role, arrays in parts.weights.items():
         pieces = [_matrix(array, width, H if role in "qo" else G, side, role == "o") for array in arrays]
         matrices[role] = pieces[0] if role == "o" else np.concatenate(pieces, 1)
-    biases = {role: np.concatenate([a.value.reshape(-1) for a in arrays]) for role, arrays in parts.biases.items()}
+    for role, arrays in parts.biases.items():
+        biases[role] = np.concatenate([array.value.ravel() for array in arrays])
     for fused in {"qkv", "kv"} & set(matrices):
         names, cut = _unfused(fused, matrices[fused].shape[1], H, G, order)
         for held in (matrices, biases):
             if fused in held:
                 held.update(zip(names, cut(held.pop(fused)), strict=True))
-    d = matrices["q"].shape[1] // H
-    out, widths = matrices["o"], {matrices[role].shape[1] for role in "qkv"}
+    of_q, of_k, of_v = (matrices[role].shape[1] for role in "qkv")
+    d = of_q // H
     shared = parts.same_head
-    if listed == 1 and H > 1 and len(widths) == 1:
-        d_shared = min(widths)
-        if shared if out is None else out.shape[0] == H * d_shared:
-            shared, d = True, d_shared
-            for held in (matrices, biases):
-                held.update({role: np.concatenate([held[role]] * H, -1) for role in "qkv" if role in held})
-    G = matrices["k"].shape[1] // max(d, 1)
-    if not G or matrices["q"].shape[1] % H or matrices["k"].shape[1] % d or H % G or matrices["v"].shape[1] % G:
+    if listed == 1 and H > 1 and of_q == of_k == of_v:
+        out = matrices["o"]
+        # W_O reads more features than the projections make: all heads have the same ones.
+        if (out is None and shared) or (out is not None and len(out) == H * of_q):
+            shared, d = True, of_q
+            for role in "qkv":
+                matrices[role] = np.concatenate([matrices[role]] * H, 1)
+                if role in biases:
+                    biases[role] = np.concatenate([biases[role]] * H)
+            of_q, of_k, of_v = H * of_q, H * of_k, H * of_v
+    G = of_k // max(d, 1)
+    if not G or of_q % H or of_k % d or H % G or of_v % G:
         raise ValueError("heads of other widths")
     gains = {role: array.value for role, array in parts.gains.items() if array.value.shape == (d,)}
     structural = ("heads-share-projection",) if shared else ()
@@ -219,12 +227,14 @@ def _unfused(fused: str, width: int, H: int, G: int, order: str) -> tuple[str, C
 
     def cut(x: Any) -> list[Any]:
         """Of a matrix (C, width) or of a bias (width,)."""
+        if order not in ("heads", "features"):
+            return np.split(x, np.cumsum(shares)[:-1] * (width // sum(shares)), -1)
         lead = x.shape[:-1]
         if order == "heads":
-            return [x.reshape(*lead, H, parts, -1)[..., part, :].reshape(*lead, -1) for part in range(parts)]
-        if order == "features":
-            return [x.reshape(*lead, H, -1, parts)[..., part].reshape(*lead, -1) for part in range(parts)]
-        return np.split(x, np.cumsum(shares)[:-1] * (width // sum(shares)), -1)
+            pieces = np.moveaxis(x.reshape(*lead, H, parts, -1), -2, 0)
+        else:
+            pieces = np.moveaxis(x.reshape(*lead, H, -1, parts), -1, 0)
+        return [piece.reshape(*lead, -1) for piece in pieces]
 
     return names, cut
 
@@ -234,9 +244,9 @@ def styles(reading: Reading, bases: Sequence[float]) -> Iterator[Reading]:
     interleaved = {f"split_{role}": "interleaved" for role in "qkv"} | {"join": "interleaved"}
     exchanged = {"q_from": "k", "k_from": "q"}
     weights = reading.weights
-    ropes: list[dict[str, Any]] = [{"rope": (turn, turn, base)} for base in bases for turn in ("half", "interleaved")]
-    norms = [{"qk_norm": kind} for kind in ("rms", "layer")]
-    choices: list[list[dict[str, Any]]] = [
+    ropes: list[Settings] = [{"rope": (turn, turn, base)} for base in bases for turn in ("half", "interleaved")]
+    norms: list[Settings] = [{"qk_norm": kind} for kind in ("rms", "layer")]
+    choices: list[list[Settings]] = [
         ropes or [{}],
         norms if weights.gains else [{}],
         [{}, interleaved] if weights.n_heads > 1 else [{}],
@@ -272,7 +282,7 @@ def heads_of(instance: Any, target: Target) -> tuple[int | None, int | None]:
     return heads, kept_as("KV_HEADS", instance, sizes)
 
 
-def width_of(parts: Parts, sizes: Mapping[str, Any]) -> int:
+def width_of(parts: Parts, sizes: Settings) -> int:
     """Width of the input, from the matrix of queries. UncheckedError where there is none."""
     arrays = parts.weights.get("q") or parts.weights.get("qkv")
     if not arrays:
@@ -299,14 +309,20 @@ def scale_is_folded(parts: Parts) -> bool:
     if not {"q", "k", "v"} <= set(parts.weights):
         return False
     q, k, v = (float(np.std(parts.weights[role][0].value)) for role in "qkv")
-    return v > 0 and any(0.85 < abs(x / v) * HEAD_DIM**0.5 < 1.18 for x in (q, k, q * k / v if v else q))
+    if v == 0:
+        return False
+    ratios = np.array([q / v, k / v, q * k / v**2]) * HEAD_DIM**0.5  # or half of it in each of the two
+    return bool(((ratios > 0.85) & (ratios < 1.18)).any())
 
 
 def renew(arrays: list[Array], rng: np.random.Generator) -> None:
     """New numbers for all weights: biases that start at 0 would hide, and small weights make every row alike."""
     for array in arrays:
         shape = array.value.shape
-        spread = 0.4 if len(shape) < 2 else 1.2 / max(shape[-1] if array.linear else shape[-2], 1) ** 0.5
+        spread = 0.4
+        if len(shape) > 1:
+            summed = shape[-1] if array.linear else shape[-2]
+            spread = 1.2 / max(summed, 1) ** 0.5
         numbers = rng.normal(size=shape) * spread + ("norm" in array.path.lower())
         if isinstance(array.holder, np.ndarray):
             if array.holder.flags.writeable:

@@ -152,9 +152,9 @@ def _problem(
 
 def _same_pairs(rotated: list[Any], before: list[Any]) -> bool:
     """Are pairs of one layout rotated, in queries and keys alike? The first place may be rotated by any angle."""
+    old, new = (np.stack(vectors)[:, 0, 0] ** 2 for vectors in (before, rotated))  # (2,T,d)
     half = np.arange(HEAD_DIM // 2)
     for i, j in ((half, half + HEAD_DIM // 2), (2 * half, 2 * half + 1)):
-        old, new = ([x[0, 0][:, i] ** 2 + x[0, 0][:, j] ** 2 for x in vectors] for vectors in (before, rotated))
-        if np.allclose(new, old, rtol=1e-3):
+        if np.allclose(new[..., i] + new[..., j], old[..., i] + old[..., j], rtol=1e-3):
             return True
     return False

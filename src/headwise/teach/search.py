@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from headwise.teach.bugs import Bug, Say, catalogue, changes_of, words
-from headwise.teach.form import CORRECT, Inputs, Masks, Settings, Stages, allowed_by, compute
+from headwise.teach.bugs import Bug, Say, Settings, catalogue, changes_of, words
+from headwise.teach.form import CORRECT, Arrays, Inputs, Masks, Stages, allowed_by, compute
 from headwise.teach.reading import Reading
 
 TOLERANCE = 3e-5  # of the largest number: float32 rounds to 6e-8, and a dozen sums of 50 terms amplify that
@@ -30,7 +30,7 @@ class Case:
     name: str
     inputs: Inputs
     masks: Masks
-    outputs: Mapping[str, Any]
+    outputs: Arrays
 
     @property
     def is_masked(self) -> bool:
@@ -57,8 +57,9 @@ def close(a: Any, b: Any, tolerance: float = TOLERANCE) -> bool:
     try:
         a, b = np.asarray(a, float), np.asarray(b, float)
     except (ValueError, TypeError):  # text, or lists whose parts have several shapes
-        parts = isinstance(a, list) and isinstance(b, list) and len(a) == len(b)
-        return all(close(x, y, tolerance) for x, y in zip(a, b, strict=True)) if parts else bool(a == b)
+        if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+            return all(close(x, y, tolerance) for x, y in zip(a, b, strict=True))
+        return bool(a == b)
     finite = np.isfinite(a)
     if a.shape != b.shape or not np.array_equal(finite, np.isfinite(b)):
         return False

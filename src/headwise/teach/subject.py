@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from headwise.teach.bugs import AskedError, Finding, UncheckedError, Verdict, bug_named, read_toml, speaker
-from headwise.teach.form import Inputs, Settings
+from headwise.teach.bugs import AskedError, Finding, Settings, UncheckedError, Verdict, bug_named, read_toml, speaker
+from headwise.teach.form import Inputs
 from headwise.teach.source import CALLS, Source
 
 # No two of these sizes are equal, so that no axis can be taken for another.
@@ -37,7 +37,7 @@ VALUES: dict[str, Any] = {
     "none": None,
     "rng": np.random.default_rng(0),
 }
-NAMES: Mapping[str, Any] = read_toml("names.toml")
+NAMES = read_toml("names.toml")
 _END = r"(_?(new|in|input|states?|heads?|x))?\w?$"
 QUERY, KEY, VALUE = (
     re.compile(rf"^_*(x_?)?({words}){_END}", re.I)
@@ -56,7 +56,7 @@ class Options:
     """What the caller of a check says; see `headwise.check`. `seconds` are those of the search."""
 
     causal: bool | None = None
-    args: Mapping[str, Any] = field(default_factory=dict)
+    args: Settings = field(default_factory=dict)
     mapping: Mapping[str, str] = field(default_factory=dict)
     lang: str = "en"
     seconds: float = 10.0
@@ -74,7 +74,7 @@ class Target:
     kind: str
     source: Source
     options: Options
-    namespace: Mapping[str, Any] = field(default_factory=dict)
+    namespace: dict[str, Any] = field(default_factory=dict)
     checked: list[str] = field(default_factory=list)
     not_checked: list[str] = field(default_factory=list)
     lent: list[str] = field(default_factory=list)  # what stood in for parts that a file does not have
@@ -111,8 +111,9 @@ class Target:
 
     def verdict(self, right: bool | None, findings: tuple[Finding, ...] = (), reason: str = "") -> Verdict:
         """The verdict; `reason` says why there is none."""
-        left_out = (*[reason] * bool(reason), *self.not_checked)
-        return Verdict(self.name, self.kind, right, findings, tuple(self.checked), left_out, self.options.lang)
+        left_out = [reason, *self.not_checked] if reason else self.not_checked
+        checked, lang = tuple(self.checked), self.options.lang
+        return Verdict(self.name, self.kind, right, findings, checked, tuple(left_out), lang)
 
 
 def value_of(name: str, sizes: Settings, default: Any = UNFILLED) -> Any:
@@ -315,8 +316,10 @@ def angle_tables(kind: str, sizes: Settings) -> list[Any]:
     """The usual tables of rotary positions, of halves, of pairs, and one angle a pair; `sizes` come before ours."""
     tokens, width = sizes.get("TOKENS", TOKENS), sizes.get("HEAD_DIM", HEAD_DIM)
     angles = np.outer(np.arange(tokens), 10000.0 ** (-np.arange(0, width, 2) / width))
-    tables = (np.concatenate([angles, angles], 1), np.repeat(angles, 2, 1), angles)
-    return [tuple(to_kind(f(table), kind) for f in (np.cos, np.sin)) for table in tables]
+    tables: list[Any] = []
+    for table in (np.concatenate([angles, angles], 1), np.repeat(angles, 2, 1), angles):
+        tables.append((to_kind(np.cos(table), kind), to_kind(np.sin(table), kind)))
+    return tables
 
 
 @dataclass
@@ -393,7 +396,8 @@ def arguments_of(call: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The parameters of a call that have a name and no value yet."""
     bound = {"self", *getattr(call, "keywords", ())}
     parameters = inspect.signature(call).parameters.items()
-    return {n: p for n, p in parameters if n not in bound and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    starred = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return {name: p for name, p in parameters if name not in bound and p.kind not in starred}
 
 
 def required_of(call: Callable[..., Any]) -> list[str]:
