@@ -157,7 +157,6 @@ class Examiner:
         parts = parts_of(instance, self.options.mapping)
         folded = scale_is_folded(parts)
         renew(arrays_of(instance), self.rng)
-        parts = parts_of(instance, self.options.mapping)
         if not {"q", "qkv"} & set(parts.weights) and self._is_apart(call, module):
             raise UncheckedError("is_mlp", name=self.target.name)
         choices = self.readings(instance, folded)

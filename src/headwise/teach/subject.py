@@ -222,7 +222,7 @@ class Seen:
 
 
 @contextlib.contextmanager
-def still_dropout(seen: Seen, training: bool, tokens: int) -> Iterator[None]:
+def still_dropout(seen: Seen, trains: bool, tokens: int) -> Iterator[None]:
     """Within this block torch's dropout changes nothing, and `seen` learns where it was called."""
     torch = sys.modules.get("torch")
     if torch is None:
@@ -233,21 +233,18 @@ def still_dropout(seen: Seen, training: bool, tokens: int) -> Iterator[None]:
     functional = torch.nn.functional
     attend = functional.scaled_dot_product_attention
 
-    def dropout(x: Any, p: float = 0.5, active: bool = True, inplace: bool = False, **other: Any) -> Any:
-        active = other.get("training", active)
-        if active and p > 0:
-            seen.in_eval |= not training
+    def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        if training and p > 0:
+            seen.in_eval |= not trains
             square = x.ndim >= 2 and x.shape[-1] == x.shape[-2] == tokens
             seen.on_scores |= square and bool((x < -1e-6).any())
         return x
 
-    def fused(*args: Any, **kwargs: Any) -> Any:
-        arguments = list(args)
-        p = kwargs.pop("dropout_p", 0.0)
-        if len(arguments) > 4:
-            p, arguments[4] = arguments[4], 0.0
-        seen.in_eval |= p > 0 and not training
-        return attend(*arguments, **kwargs)
+    def fused(
+        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *args: Any, **more: Any
+    ) -> Any:
+        seen.in_eval |= dropout_p > 0 and not trains
+        return attend(query, key, value, attn_mask, 0.0, *args, **more)
 
     with patch.multiple(functional, dropout=dropout, scaled_dot_product_attention=fused):
         yield
