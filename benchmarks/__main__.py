@@ -12,6 +12,7 @@ from benchmarks import (
     align,
     attention,
     causes,
+    conversion,
     corpus,
     decode,
     headbench,
@@ -23,6 +24,7 @@ from benchmarks import (
     narrow,
     onnx_peers,
     own_maps,
+    presses,
     reshape,
     small,
     steering,
@@ -55,7 +57,9 @@ BENCHMARKS: dict[str, Callable[[int], dict[str, Any]]] = {
     "training": training.run,
     "reshape": reshape.run,
     "latent": latent.run,
+    "conversion": conversion.run,
     "memory": memory.run,
+    "presses": presses.run,
     "texts": texts.run,
 }
 

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 import headwise as hw
+from headwise.corpus.documents import token_file
 from headwise.corpus.tokens import Tokens
 from headwise.corpus.training import Stream
 from headwise.gpt.checkpoint import load_model, save_model
@@ -77,16 +78,21 @@ def text(seed: int, memory: int) -> str:
     return " ".join(pieces)
 
 
-def parent(seed: int) -> tuple[GPT, Tokens]:
-    """The trained parent of a seed: from build/, or trained now."""
-    folder = PARENTS / f"seed{seed}"
+def stream_of(tokens: Tokens, text: str, context: int) -> Stream:
+    """A text to train on, its ids in a file without a name."""
+    return Stream(token_file(lambda: ([[tokens.encode(text)]], len(tokens), {})), context)
+
+
+def parent(seed: int, folder: Path = PARENTS, **shape: Any) -> tuple[GPT, Tokens]:
+    """The trained parent of a seed: from a folder of build/, or trained now; `shape` changes SHAPE."""
+    folder = folder / f"seed{seed}"
     if not (folder / "model.safetensors").exists():
         began = time.perf_counter()
         tokens = Tokens.words([text(seed, STAGES[-1][1])])
         torch.manual_seed(seed)
-        model = GPT(GPTConfig(vocab_size=len(tokens), context=CONTEXT, **SHAPE))  # type: ignore[arg-type]
+        model = GPT(GPTConfig(vocab_size=len(tokens), context=CONTEXT, **(SHAPE | shape)))  # type: ignore[arg-type]
         for context, memory, recipe in STAGES:
-            fit(model, recipe, Stream.of_text(tokens, text(seed, memory), context), seed)
+            fit(model, recipe, stream_of(tokens, text(seed, memory), context), seed)
         save_model(folder, model.eval(), tokens)
         print(f"memory: trained parent {seed} in {time.perf_counter() - began:.0f} s", file=sys.stderr)
     return load_model(folder)
