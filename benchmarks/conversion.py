@@ -3,7 +3,7 @@
 The parent: RMSNorm, RoPE, SwiGLU, 6 layers of 8 heads, 10.7 million parameters, trained on 0.4 million characters of
 tinyshakespeare with Muon, products in bfloat16; kept in build/conversion, by its seed and digest. Ways: key/value heads
 shared (`hw.share`); a latent and one rotary key for all heads (`latent.converted`); keys and values of low rank, in the
-factors that cacheshrink 0.1.5 gives for the same text, if it is there. Losses on 12,800 held-out characters, above the
+factors that cacheshrink 0.1.5 gives for the same text, if it is there. Losses on 6,400 held-out characters, above the
 parent's. Healing: KL and hidden states, attention alone, 5 % of the parent's tokens, products in bfloat16.
 
     pip install --no-deps cacheshrink==0.1.5 geoopt scipy datasets multiprocess dill xxhash httpx httpcore h11
@@ -45,7 +45,7 @@ PARENTS = Path(__file__).resolve().parents[1] / "build" / "conversion"
 SHAPE: dict[str, Any] = {"context": 128, "n_layers": 6, "n_heads": 8, "head_dim": 48, "d_model": 384, "d_ff": 1024}
 RECIPE = Recipe(steps=200, batch=16, lr=3e-3, muon_lr=0.015, weight_decay=0.1, warmup=20, final_lr=0.02)
 HEALING = HealRecipe(steps=40, batch=4, evaluations=1)  # 5 % of the tokens above; looked at before and after alone
-EVALUATION = 12_800  # held-out characters
+EVALUATION = 6_400  # held-out characters
 Make = Callable[[], nn.Module]  # of a child
 # The products of a training in bfloat16, in half the time; the weights stay float32. No cast of a weight is kept, or
 # the next step would compute with the weight of the step before.
