@@ -4,9 +4,10 @@
         multiprocess dill xxhash httpx httpcore h11 termcolor
 
 Models: the parents of `memory`, which must look far, one for each seed; stock transformers reads their folders for
-kvpress. Tasks in RULER's manner (Hsieh et al. 2024, arXiv 2404.06654), among words that stand in no needle: one needle
-of eight words; eight of them, of which one is asked for; two, of which the second begins where the first ends, as a
-variable is handed on. Counting is no task here: the text has no numbers. The question is the first three words of a
+kvpress. Tasks in RULER's manner (Hsieh et al. 2024, arXiv 2404.06654): held-out pieces of their text, which is full of
+needles of eight words, and of which one that was said more than FAR tokens ago, once or more often, is asked for; two
+needles, of which the second begins where the first ends, as a variable is handed on, among words that stand in none.
+Counting is no task here: the text has no numbers. The question is the first three words of a
 needle, and what is right is counted in words, each after the right ones before it. The question comes after the cache
 was cut; `asked`, its words but the last stand at the end of the text that is cut. Plans are chosen on the training
 text, without any task. Bytes are those of keys and values after the text; a press that masks rows keeps them. float32.
@@ -26,11 +27,11 @@ import torch
 from torch import Tensor
 
 import headwise as hw
-from benchmarks.memory import CONTEXT, LOOK, NAMES, NEEDLE, PARENTS, STAGES, parent, text
+from benchmarks.memory import CONTEXT, FAR, LOOK, NAMES, NEEDLE, PARENTS, STAGES, parent, text
 from headwise.corpus.tokens import Tokens
 from headwise.gpt.gpt import GPT
 
-DOCUMENTS, QUESTION, SEVERAL, TIMED = 20, 3, 8, 32  # TIMED: tokens of one text that are written after another
+DOCUMENTS, QUESTION, TIMED = 20, 3, 32  # TIMED: tokens of one text that are written after another
 SHARES = (0.5, 0.25, 0.125, 0.0625)  # of the cache
 DONE = 0.5  # a task of which the whole cache answers less is left out
 
@@ -84,35 +85,48 @@ def measured(seed: int) -> dict[str, Any]:
 
 
 def tasks(ids: Tensor, tokens: Tokens, seed: int) -> dict[str, Task]:
-    """The tasks of a parent's text: its words that stand in no needle, held out, with needles among them."""
-    draw = random.Random(seed)
-    names = [tokens.vocabulary[f"N{n}"] for n in range(NAMES)]
-    fillers = [i for i in ids[int(0.9 * len(ids)) :].tolist() if i not in set(names)]
+    """The tasks of a parent: pieces of its held-out text, full of needles, of which one is begun again at the end."""
+    draw, held_out = random.Random(seed), ids[int(0.9 * len(ids)) :].tolist()
+    names = {tokens.vocabulary[f"N{n}"] for n in range(NAMES)}
 
-    def documents(n_needles: int, chained: bool) -> Task:
+    def documents(least: int, most: int) -> Task:
+        """The needle was said so many times, and not in the last FAR tokens."""
         texts, questions, answers = [], [], []
+        length = CONTEXT - NEEDLE
+        while len(texts) < DOCUMENTS:
+            start = draw.randrange(len(held_out) - length)
+            words = held_out[start : start + length]
+            said: dict[tuple[int, ...], list[int]] = {}  # where each needle begins
+            for t in range(length - NEEDLE):
+                if words[t] not in names and names.issuperset(words[t + 1 : t + 1 + NEEDLE]):
+                    said.setdefault(tuple(words[t + 1 : t + 1 + NEEDLE]), []).append(t + 1)
+            far = [x for x, at in said.items() if least <= len(at) <= most and at[-1] + NEEDLE < length - FAR]
+            if far:
+                needle = draw.choice(far)
+                texts.append(words)
+                questions.append(needle[:QUESTION])
+                answers.append(needle[QUESTION:])
+        return torch.tensor(texts), torch.tensor(questions), torch.tensor(answers)
+
+    def chained() -> Task:
+        """Two needles among words that stand in none; the second begins where the first ends."""
+        texts, questions, answers = [], [], []
+        others = [i for i in held_out if i not in names]
         for _ in range(DOCUMENTS):
-            words = draw.sample(names, n_needles * NEEDLE)
-            needles = [words[i : i + NEEDLE] for i in range(0, len(words), NEEDLE)]
-            if chained:
-                needles[1][0] = needles[0][-1]
-            answer = needles[0][QUESTION:] + (needles[1][1:] if chained else [])
-            room = CONTEXT - QUESTION - len(answer) - n_needles * NEEDLE
-            start = draw.randrange(len(fillers) - room)
-            pieces = fillers[start : start + room]
-            questions.append(needles[0][:QUESTION])
-            answers.append(answer)
-            places = sorted(draw.sample(range(room), n_needles), reverse=True)
-            draw.shuffle(needles)
-            for place, needle in zip(places, needles, strict=True):
+            both = draw.sample(sorted(names), 2 * NEEDLE - 1)
+            pieces = others[: CONTEXT - QUESTION - 4 * NEEDLE]
+            late, early = draw.sample(range(len(pieces)), 2)
+            for place, needle in sorted([(late, both[NEEDLE - 1 :]), (early, both[:NEEDLE])], reverse=True):
                 pieces[place:place] = needle
             texts.append(pieces)
+            questions.append(both[:QUESTION])
+            answers.append(both[QUESTION:])
         return torch.tensor(texts), torch.tensor(questions), torch.tensor(answers)
 
     return {
-        "needle": documents(1, False),
-        "several keys": documents(SEVERAL, False),
-        "handed on": documents(2, True),
+        "many keys, said once": documents(1, 1),
+        "many keys, said twice or more": documents(2, 99),
+        "chain": chained(),
     }
 
 
