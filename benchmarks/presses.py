@@ -5,12 +5,12 @@
 
 Models: the parents of `memory`, which must look far, one for each seed; stock transformers reads their folders for
 kvpress. Tasks in RULER's manner (Hsieh et al. 2024, arXiv 2404.06654): held-out pieces of their text, which is full of
-needles of eight words, and of which one that was said more than FAR tokens ago, once or more often, is asked for; two
-needles, of which the second begins where the first ends, as a variable is handed on, among words that stand in none.
-Counting is no task here: the text has no numbers. The question is the first three words of a
-needle, and what is right is counted in words, each after the right ones before it. The question comes after the cache
-was cut; `asked`, its words but the last stand at the end of the text that is cut. Plans are chosen on the training
-text, without any task. Bytes are those of keys and values after the text; a press that masks rows keeps them. float32.
+needles of eight words, and of which one is asked for that was said once, or more often, but not in the last FAR tokens;
+and two needles, of which the second begins where the first ends, as a variable is handed on, among words that stand in
+none. Counting is no task here: the text has no numbers. The question is the first three words of a needle, and what is
+right is counted in words, each after the right ones before it. The question comes after the cache was cut; `asked`, its
+words but the last stand at the end of the text that is cut. Plans are chosen on the training text, without any task.
+Bytes are those of keys and values after the text; a press that masks rows keeps them. Precision float32.
 """
 
 from __future__ import annotations
