@@ -30,7 +30,7 @@ from headwise.teach.subject import (
 )
 
 # What is rotated, or kept in a cache, is the vectors of a head.
-WIDTHS = {"WIDTH": HEAD_DIM, "n": TOKENS}
+WIDTHS = {"WIDTH": HEAD_DIM, "n": TOKENS, "b": BATCH}
 LENGTHS = {"CONTEXT": TOKENS, "end": TOKENS, "length": TOKENS}
 POSITIONS = r"pos\w*|position\w*|m|t|p|idx|offset|start\w*|input_pos|token_positions"
 VECTORS = r"_?x?_?(q|k|v|x|quer\w+|keys?|values?)\w?|vec\w*|t?ensor|inputs?|hidden\w*"
