@@ -447,12 +447,12 @@ class Sums:
         self._work = work
         self._sums: dict[str, Tensor] = dict(zip(work.names, work.sums, strict=True))
         self._sums |= {"same": work.copies[0], "after": work.copies[1], "first": work.near[..., 0]}
-        self.share: Tensor = self._sums["share"]
-        self.mass: Tensor = self._sums["total"] * self.share  # of all keys together
-        self.seen: Tensor = self._sums["total"] > 0  # may the query attend anything?
-        self.largest: Tensor = self.share  # the largest weight of each row: there e is 1
+        self.share = self._sums["share"]
+        self.mass = self._sums["total"] * self.share  # of all keys together
+        self.seen = self._sums["total"] > 0  # may the query attend anything?
+        self.largest = self.share  # the largest weight of each row: there e is 1
         # log p = shifted - log_sum, in bits; 0 - 0 is 0, and an entropy of -0.0 would be one that nobody expects
-        self.log_sum: Tensor = torch.where(self.share > 0, 0 - self.share.log2(), 0)
+        self.log_sum = torch.where(self.share > 0, 0 - self.share.log2(), 0)
 
     def total(self, name: str) -> Tensor:
         return self._sums[name] * self.share
@@ -470,8 +470,7 @@ class Sums:
         return torch.where(self.mass > 0, self._sums["squares"].clamp(min=0) / self._sums["total"], 0).sqrt()
 
     def back(self, k: int) -> Tensor:
-        near: Tensor = self._work.near[..., 1 + self._work.offsets.index(k)]
-        return near * self.share
+        return self._work.near[..., 1 + self._work.offsets.index(k)] * self.share
 
     def top_in(self, name: str) -> Tensor:
         return torch.where(self.mass > 0, self._work.marks[name][self._work.argmax], 0)

@@ -241,8 +241,10 @@ class Film:
             for n, score in enumerate(scores.get(role.score, ())):
                 if role.threshold <= score > max(limit, at_distance[n]):  # nan, of no distance, is no limit
                     earned[n].append(role.name)
-        lengths = list(map(len, self.lines))
-        cut = [weights[:n, :n] for of_head in maps.numpy() for weights, n in zip(of_head, lengths, strict=True)]
+        cut = []
+        for of_head in maps.numpy():
+            for weights, line in zip(of_head, self.lines, strict=True):
+                cut.append(weights[: len(line), : len(line)])
         return {"step": step, "alike": layers, "scores": scores, "roles": earned, "maps": packed(cut)}
 
 

@@ -122,11 +122,14 @@ class Desk:
 
     def about(self) -> dict[str, Any]:
         """What a page knows before anything is asked."""
-        fields = ("name", "part", "layer", "head")
+        heads = []
+        for name in self.heads:
+            part, layer, head = parse_head(name)
+            heads.append({"name": name, "part": part, "layer": layer, "head": head})
         return {
             "model": self.folder.name,
             "family": self.folder.family,
-            "heads": [dict(zip(fields, (name, *parse_head(name)), strict=True)) for name in self.heads],
+            "heads": heads,
             "predicts": self.kind,
             "mask": self.mask_text,
             "longest": self.longest,

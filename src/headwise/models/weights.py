@@ -63,9 +63,10 @@ class AttentionWeights:
 
     def double(self) -> AttentionWeights:
         """In float64 on the processor, detached: what is folded into weights is computed there."""
-        tensors: dict[str, Any] = {
-            name: x.detach().cpu().double() for name, x in vars(self).items() if isinstance(x, Tensor)
-        }
+        tensors: dict[str, Any] = {}
+        for name, x in vars(self).items():
+            if isinstance(x, Tensor):
+                tensors[name] = x.detach().cpu().double()
         return dataclasses.replace(self, **tensors)
 
     def selected(self, heads: Sequence[int], kv_heads: Sequence[int]) -> AttentionWeights:
