@@ -68,7 +68,7 @@ def test_heads_and_matrices_of_a_latent(model: GPT) -> None:
     torch.testing.assert_close(model(IDS), silenced)
     site, head = sites_of(model)[1], model.blocks[1].attention.heads[2]
     for name in "qkv":
-        assert torch.equal(getattr(site, f"w_{name}")[8:12], getattr(head, f"w{name}"))
+        assert torch.equal(site.weights(name)[8:12], getattr(head, f"w{name}"))
     whole, cached = (list(generate(model, [3, 1], 8, temperature=0.0, cache=cache)) for cache in (False, True))
     assert whole == cached
     price, caches = hw.price(model, dtype="fp32"), model.new_caches()
@@ -103,7 +103,7 @@ def test_the_matrices_of_deepseek_are_what_its_heads_read(q_lora_rank: int | Non
         model(IDS)
     (x,), (call,) = read, calls
     for name, given, width in (("v", call.v, 7), ("k", call.k, 6), ("q", call.q, 6)):
-        made = (x @ getattr(site, f"w_{name}").T).unflatten(2, (3, -1)).transpose(1, 2)[..., :width]
+        made = (x @ site.weights(name).T).unflatten(2, (3, -1)).transpose(1, 2)[..., :width]
         given = given[..., :width]
         factor = (made * given).sum((1, 3), keepdim=True) / given.square().sum((1, 3), keepdim=True)
         torch.testing.assert_close(made, given * factor, rtol=1e-4, atol=1e-6)
