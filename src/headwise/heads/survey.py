@@ -388,8 +388,8 @@ def fresh_model(model: nn.Module, seed: int) -> nn.Module:
         from headwise.models.hf import shallow
 
         return shallow(model, SAMPLE, seed)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):  # and no generator of another device is touched
+        torch.default_generator.manual_seed(seed)
         config = model.config
         build = type(model)
         fresh = build(config)

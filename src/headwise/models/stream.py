@@ -141,7 +141,7 @@ class Stream:
             if self.seed is not None:
                 whole: Any = self.model
                 with torch.random.fork_rng(devices=[]):
-                    torch.manual_seed(self.seed + layer)
+                    torch.default_generator.manual_seed(self.seed + layer)
                     for module in self.blocks[layer].modules():
                         whole._init_weights(module)
                 self.blocks[layer].to(self.device)
