@@ -56,6 +56,7 @@ PROBES, PROBE = 4, 64  # random sequences, and the most tokens of one before it 
 WHOLE, SAMPLE = 200_000_000, 2  # parameters of the largest untrained control; layers of the control of a larger model
 ABLATE_UP_TO = 10_000_000  # parameters; a larger model is ablated when asked for: it takes a pass for each head
 PATIENCE = 20  # seconds that need no forecast
+GLIMPSE = 64  # tokens by whose time a forecast is made
 GUESS = 0.98  # of the loss of an even guess over the vocabulary: a model above it has learned next to nothing
 ABLATIONS = ("auto", "zero", "mean", "none")
 
@@ -147,7 +148,7 @@ def forecast(
 
     reading  a block in which the model is run as it will be
     """
-    ids = torch.tensor([documents[0][:PROBE]])
+    ids = torch.tensor([documents[0][:GLIMPSE]])
     for _ in range(2):  # the first run of all is slower
         began = time.perf_counter()
         with ask.evaluating(model), reading(model):
@@ -175,34 +176,35 @@ class _Study:
         self.folder, self.model, self.text, self.seed, self.progress = folder, folder.model, text, seed, progress
         self.probes, self.second_half = repeated_tokens(text, folder.context, seed)
         self.parts = max(site.parts for site in sites_of(self.model))  # processes that hold some heads each
-        if self.parts > 1:
-            text.relations = None
+        self.known_pairs = text.relations if self.parts == 1 else None  # to follow them a process needs all heads
         self.notes: list[str] = []
-        self.relations = () if text.relations is None else described_relations(text.relations)
+        self.relations = () if self.known_pairs is None else described_relations(self.known_pairs)
         self.roles = (*map(relation_role, self.relations), *ROLES)
 
-    def survey(self, controls: bool, how: str, ranks: Ranks, keep: Path | None, **more: Any) -> Survey:
-        if more["by_document"] and (ranks.world > 1 or keep is not None):
+    def survey(
+        self, controls: bool, how: str, ranks: Ranks, keep: Path | None, by_document: bool, rows: float | None
+    ) -> Survey:
+        if by_document and (ranks.world > 1 or keep is not None):
             raise HeadwiseError("by_document=True keeps what one process reads in one go; leave out ranks= and keep=")
-        self.notes += filter(None, [*self.text.about, share_note(more["rows"], self.seed)])
+        self.notes += filter(None, [*self.text.about, share_note(rows, self.seed)])
         documents = self.text.documents
         first = list(documents[0])
         frequent = [token for token, _ in self.text.counts.most_common(FREQUENT)]
-        more |= {"tokens": frequent, "seed": self.seed}
-        more["vocabulary"] = None if self.parts > 1 else vocabulary_product(self.model)
-        tally = self._tally(
-            self.model, documents, ("running the model", "repeated tokens"), CONTROLS, ranks, keep, **more
-        )
+        vocabulary = None if self.parts > 1 else vocabulary_product(self.model)
+        wanted = {"tokens": frequent, "seed": self.seed, "rows": rows, "by_document": by_document}
+        stages = "running the model", "repeated tokens"
+        tally = self._tally(self.model, documents, stages, CONTROLS, ranks, keep, vocabulary=vocabulary, **wanted)
         self.notes += [f"{line}." for line in [*missing(self.model), *tally.notes]]
-        compressed = [site.name for site in tally.sites.values() if site.w_v is None and site.w_o is not None]
-        if compressed and ask.embeddings(self.model) is not None:
-            self._note("note.compressed", sites=", ".join(compressed))
+        # MLA: values come out of a latent, so no matrix of the head's own tells what it copies.
+        latent = [site.name for site in tally.sites.values() if site.w_v is None and site.w_o is not None]
+        if latent and ask.embeddings(self.model) is not None:
+            self._note("note.compressed", sites=", ".join(latent))
         if not self.probes:
             self._note("note.few_tokens")
         if len(documents) == 1:
             self._note("note.one_document")
         followed = self._follow(self.model, "relations")
-        untrained = self._untrained(more["vocabulary"]) if controls and self.parts == 1 else None
+        untrained = self._untrained(vocabulary) if controls and self.parts == 1 else None
         effects = self._effects(how)
         profiles = tuple(self._profile(site, h, tally, followed, untrained or {}, effects) for site, h in tally.heads())
         silent = [profile.name for profile in profiles if profile.means.get("norm") == 0]  # as `headwise prune` leaves
@@ -211,7 +213,7 @@ class _Study:
         if self.text.note and effects.loss is not None:
             self.notes.append(self.text.note)
         present = {key for profile in profiles for key in profile.scores}
-        # A mask may hide all keys of a role from all heads; nor is such a role looked for.
+        # A mask may hide all keys of a role from all heads. Such a role is not said to be missing.
         possible = {key for key in present if any(profile.uniform.get(key, 1.0) > 0 for profile in profiles)}
         return Survey(
             model=self.folder.name,
@@ -246,31 +248,41 @@ class _Study:
         uniform_on: int,
         ranks: Ranks = ALONE,
         keep: Path | None = None,
-        **more: Any,
+        **wanted: Any,
     ) -> Tally:
-        """What the heads do on the documents, on the repeated tokens, and by their weights."""
-        probe = Tally(model, uniform_on, first_row=self.second_half)
-        blank = partial(Tally, model, uniform_on, probe=probe, **more)
+        """What the heads do on the documents, on the repeated tokens, and by their weights.
 
-        alone = ALONE if self.parts > 1 else ranks
-        progress, marks, in_one_go = partial(self.progress, stages[0]), self.text.marks, False
-        if alone.world > 1 or keep is not None:
-            tally = read_corpus(blank, documents, marks, progress, alone, keep)
+        wanted  fields of the tally of the documents
+        """
+        probe = Tally(model, uniform_on, first_row=self.second_half)
+        blank = partial(Tally, model, uniform_on, probe=probe, **wanted)
+        progress, marks = partial(self.progress, stages[0]), self.text.marks
+        # Processes that hold some heads each read every document; others share the documents out.
+        readers = ALONE if self.parts > 1 else ranks
+        if readers.world > 1 or keep is not None:
+            tally = read_corpus(blank, documents, marks, progress, readers, keep)
+        elif stream_of(model) is not None:
+            return self._in_one_go(model, blank(), probe, documents, progress)
         else:
             tally = blank()
-            in_one_go = stream_of(model) is not None  # the weights are read once
-
-            def take(number: int, *seen: Any) -> None:
-                if number < len(documents):
-                    tally.take(number, *seen)
-                else:
-                    probe.take(number - len(documents), *seen)
-
-            run_documents(model, [*documents, *self.probes] if in_one_go else documents, take, marks, progress)
-        if not in_one_go:
-            with ask.encoded():  # of a model that hears, random words say nothing of the encoder
-                run_documents(model, self.probes, probe.take, None, partial(self.progress, stages[1]))
+            run_documents(model, documents, tally.take, marks, progress)
+        with ask.encoded():  # of a model that hears, random words say nothing of the encoder
+            run_documents(model, self.probes, probe.take, None, partial(self.progress, stages[1]))
         return gather_heads(tally, ranks) if self.parts > 1 else tally
+
+    def _in_one_go(
+        self, model: nn.Module, tally: Tally, probe: Tally, documents: Sequence[Sequence[int]], progress: Any
+    ) -> Tally:
+        """Documents and repeated tokens of a streamed model, whose weights are read once for both."""
+
+        def take(number: int, *seen: Any) -> None:
+            if number < len(documents):
+                tally.take(number, *seen)
+            else:
+                probe.take(number - len(documents), *seen)
+
+        run_documents(model, [*documents, *self.probes], take, self.text.marks, progress)
+        return tally
 
     def _untrained(self, vocabulary: Tensor | None) -> dict[str, float] | None:
         """The largest score that any head reaches in the same model with fresh weights; None where none can be made."""
@@ -293,9 +305,9 @@ class _Study:
 
     def _follow(self, model: nn.Module, stage: str) -> Scores:
         """How the heads follow what is known to belong together."""
-        if self.text.relations is None:
+        if self.known_pairs is None:
             return {}
-        return follow(model, self.text.relations, self.text.shown, partial(self.progress, stage))
+        return follow(model, self.known_pairs, self.text.shown, partial(self.progress, stage))
 
     def _effects(self, how: str) -> _Effects:
         """Importance and the change in loss, on the first documents; nothing where there is no loss."""
