@@ -95,7 +95,7 @@ class Table:
         """Columns that do not fit go on in a further table below, behind the first column again.
 
         Numbers are never broken. The `last` rows stand below a line. `speak` says a text in the reader's language
-        (`words.speaker`).
+        (`words.translator`).
         """
         from rich import box
         from rich.cells import cell_len

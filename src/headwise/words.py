@@ -127,7 +127,7 @@ def said(text: Any, lang: str) -> Any:
     return phrase(text.key, lang, **text.facts) if isinstance(text, Note) else text
 
 
-def speaker(section: str, lang: str) -> Callable[[str], str]:
+def translator(section: str, lang: str) -> Callable[[str], str]:
     """How a table is said in a language: a note by its key, a label by the phrase of `section` that bears its name.
 
     What has neither, such as a number or the name of a head, stays as it is.

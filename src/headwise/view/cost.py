@@ -13,7 +13,7 @@ from headwise.cost import Choice, Price, Setting, Variant
 from headwise.cost.pricing import HeadPrice, LayerPrice
 from headwise.markup import BINARY, DECIMAL, scaled
 from headwise.table import Cell, Table, say
-from headwise.words import Note, key_of, phrase, said, speaker
+from headwise.words import Note, key_of, phrase, said, translator
 
 if TYPE_CHECKING:
     from headwise.models.meter import Measured
@@ -27,7 +27,7 @@ def print_price(console: Console, price: Price, lang: str = "en") -> None:
     say(console, said(price.heading, lang))
     _print_parameters(console, price, lang)
     _print_layers(console, price, lang)
-    Table(("", "", ""), price.rows(), "Costs").print(console, speak=speaker("price", lang))
+    Table(("", "", ""), price.rows(), "Costs").print(console, speak=translator("price", lang))
     for note in price.notes:
         say(console, phrase("price.note", lang, note=note))
 
@@ -38,7 +38,7 @@ def print_measured(console: Console, price: Price, measured: Measured, lang: str
     is_known = price.setting.bandwidth is not None
     note = Note.of("price.bounds_given" if is_known else "price.bounds_here", conditions=measured.conditions)
     heading = ("", "computed", "measured")
-    Table(heading, measured.rows(price), "Measured here", note).print(console, speak=speaker("price", lang))
+    Table(heading, measured.rows(price), "Measured here", note).print(console, speak=translator("price", lang))
 
 
 def print_models(console: Console, prices: Sequence[Price], lang: str = "en") -> None:
@@ -54,7 +54,7 @@ def print_models(console: Console, prices: Sequence[Price], lang: str = "en") ->
         cache = price.cache.bytes_per_token or "none"
         rows.append([price.model, *sizes, heads.variant, price.n_layers, window, cache])
     title = Note.of("price.models", dtype=prices[0].setting.cache_dtype)
-    Table((*columns, "cache bytes per token"), rows, title).print(console, speak=speaker("price", lang))
+    Table((*columns, "cache bytes per token"), rows, title).print(console, speak=translator("price", lang))
 
 
 def _some(window: int) -> Note:
@@ -66,7 +66,7 @@ def _print_parameters(console: Console, price: Price, lang: str) -> None:
     parts = price.parameters.parts.items()
     rows = [(part, count, f"{count / total:.1%}" if count else "tied") for part, count in parts]
     rows += [("total", total, _decimal(total)), ("active: what one token meets", active, _decimal(active))]
-    Table(("part", "number", "share"), rows, "Parameters").print(console, last=2, speak=speaker("price", lang))
+    Table(("part", "number", "share"), rows, "Parameters").print(console, last=2, speak=translator("price", lang))
 
 
 def _print_layers(console: Console, price: Price, lang: str) -> None:
@@ -77,7 +77,7 @@ def _print_layers(console: Console, price: Price, lang: str) -> None:
     columns = list(map(_layer_rows, groups))
     labels = dict.fromkeys(label for column in columns for label in column)
     rows = [[label, *(column.get(label, "-") for column in columns)] for label in labels]
-    Table(("", *map(_names, groups.values())), rows, "Layers").print(console, speak=speaker("price", lang))
+    Table(("", *map(_names, groups.values())), rows, "Layers").print(console, speak=translator("price", lang))
 
 
 def _names(names: list[str]) -> str:
@@ -148,13 +148,13 @@ def print_variants(console: Console, setting: Setting, rows: Sequence[Variant], 
         lines.append([f"{row.name} *" if row.present else row.name, *cells])
     title = Note.of("price.variants", context=f"{setting.context:,}", batch=f"{setting.batch:,}")
     Table(("", *headings), lines, title, Note.of("price.as_it_is", star="*")).print(
-        console, speak=speaker("price", lang)
+        console, speak=translator("price", lang)
     )
 
 
 def print_choice(console: Console, choice: Choice, lang: str = "en") -> None:
     """Each rule with its arithmetic, and what follows for the cache."""
-    speak = speaker("price", lang)
+    speak = translator("price", lang)
     say(console, "")
     say(console, phrase("price.rules_of_thumb", lang))
     for rule in choice.rules:

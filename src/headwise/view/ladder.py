@@ -10,7 +10,7 @@ from headwise.lab.ladder import LEAVES, STAGES
 from headwise.markup import BINARY, scaled
 from headwise.records import Ladder, LadderRung, LadderSizes
 from headwise.table import Cell, Table, say
-from headwise.words import Note, key_of, phrase, said, speaker, table
+from headwise.words import Note, key_of, phrase, said, table, translator
 
 Speak = Callable[[str], str]
 
@@ -22,7 +22,7 @@ def print_ladder(console: Console, ladder: Ladder, lang: str = "en") -> None:
     if ladder.note is not None:
         say(console, said(ladder.note, lang))
     say(console, "")
-    speak = speaker("ladder", lang)
+    speak = translator("ladder", lang)
     _print_values(console, ladder, speak)
     _print_gradients(console, ladder, speak)
     _print_costs(console, ladder, speak)
