@@ -482,15 +482,16 @@ def test_a_module_that_does_not_say_is_causal() -> None:
     """As the sdpa function of transformers has it; the keyword goes before the attribute, and one query sees all."""
     silent, open_ = nn.Module(), nn.Module()
     open_.is_causal = False  # type: ignore[assignment]
-    assert reading._mask(silent, 5, None, {}, eager=False) == hw.Causal(offset=0)
-    assert reading._mask(open_, 5, None, {"is_causal": True}, eager=False) == hw.Causal(offset=0)
-    for module, T, keywords, eager in (
-        (open_, 5, {}, False),
-        (silent, 5, {"is_causal": False}, False),
-        (silent, 1, {}, False),
-        (silent, 5, {}, True),
+    for module, T, keywords, implementation, mask in (
+        (silent, 5, {}, "sdpa", hw.Causal(offset=0)),
+        (open_, 5, {"is_causal": True}, "sdpa", hw.Causal(offset=0)),
+        (open_, 5, {}, "sdpa", None),
+        (silent, 5, {"is_causal": False}, "sdpa", None),
+        (silent, 1, {}, "sdpa", None),
+        (silent, 5, {}, "eager", None),
     ):
-        assert reading._mask(module, T, None, keywords, eager) is None
+        call = asked(module=module, q=torch.zeros(2, 3, T, 5), keywords=keywords, implementation=implementation)
+        assert reading.options_of(call).mask == mask
 
 
 def eager_attention_forward(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **_: Any) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, reduce
 from typing import Any, NamedTuple
 
@@ -22,8 +22,8 @@ from headwise.rungs.tensor import trace
 from headwise.spec import Options
 
 READ = {"scaling", "is_causal", "position_bias", "softcap", "s_aux", "dropout"}  # keywords that `options_of` reads
-HARMLESS = {"sliding_window"}  # which a function names though it is in the mask already
-WAYS = ("eager", "sdpa")  # whose masks and outputs are read
+IN_THE_MASK = {"sliding_window"}  # which a function names though the mask says it already
+WAYS = ("eager", "sdpa")  # to run attention, whose masks and outputs are read
 
 
 class Asked(NamedTuple):
@@ -48,7 +48,7 @@ def read_call(asked: Asked, cross: bool) -> Call:
             f"{name} runs its attention by {asked.implementation!r}, whose masks headwise does not read; call "
             f"model.set_attn_implementation('sdpa') first"
         )
-    for keyword in _parameters(asked.function) - READ - HARMLESS:
+    for keyword in _parameters(asked.function) - READ - IN_THE_MASK:
         if asked.keywords.get(keyword) is not None:
             raise HeadwiseError(
                 f"{name} passes {keyword}= to its attention, which headwise does not know; watching it would give "
@@ -76,9 +76,15 @@ def _parameters(function: Any) -> set[str]:
 
 def options_of(asked: Asked) -> Options:
     """Mask, scale, softcap and sinks of a call, as the function that was called reads them."""
-    keywords = asked.keywords
+    keywords, eager = asked.keywords, asked.implementation == "eager"
+    causal = keywords.get("is_causal")
+    if causal is None:
+        causal = getattr(asked.module, "is_causal", True)
+    # Eager code reads no such flag, and for one query the fused call has it dropped.
+    causal = causal and asked.mask is None and not eager and asked.q.shape[2] > 1
+    biases = [] if keywords.get("position_bias") is None else numbers_added(keywords["position_bias"])
     return Options(
-        mask=_mask(asked.module, asked.q.shape[2], asked.mask, keywords, asked.implementation == "eager"),
+        mask=joined_mask(causal, asked.mask, biases, bools_are_numbers=eager),
         scale=keywords.get("scaling"),
         softcap=keywords.get("softcap"),
         sink=keywords.get("s_aux"),
@@ -86,32 +92,30 @@ def options_of(asked: Asked) -> Options:
     )
 
 
-def _mask(module: nn.Module, T: int, mask: Tensor | None, keywords: Mapping[str, Any], eager: bool) -> Mask | None:
-    """The mask of a call of T queries; to `sdpa` None is the keyword or attribute `is_causal`, as its code has it."""
-    parts: list[Mask] = []
-    if mask is None:
-        causal = keywords.get("is_causal")
-        causal = getattr(module, "is_causal", True) if causal is None else causal
-        if causal and T > 1 and not eager:  # for one query the fused call has the flag dropped
-            parts.append(Causal(offset=0))  # aligned at the first key
-    elif mask.dtype == torch.bool and not eager:
-        parts.append(Allowed(_four_axes(mask)))
-    else:
+def joined_mask(
+    causal: bool, mask: Tensor | None, biases: Sequence[Mask] = (), bools_are_numbers: bool = False
+) -> Mask | None:
+    """The mask of a fused call: its causal flag, aligned at the first key, its mask tensor, and further biases."""
+    parts: list[Mask] = [Causal(offset=0)] if causal else []
+    if mask is not None and mask.dtype == torch.bool and not bools_are_numbers:
+        parts.append(Allowed(mask[(None,) * (4 - mask.ndim)]))
+    elif mask is not None:
         parts += numbers_added(mask)
-    if keywords.get("position_bias") is not None:
-        parts += numbers_added(keywords["position_bias"])
+    parts += biases
     return reduce(operator.and_, parts) if parts else None
 
 
 def numbers_added(added: Tensor) -> list[Mask]:
     """What is added to the scores; the most negative numbers stand for "may not"."""
-    added = _four_axes(added if added.is_floating_point() else added.float())
+    added = added[(None,) * (4 - added.ndim)]
+    added = added if added.is_floating_point() else added.float()
     allowed = added > torch.finfo(added.dtype).min / 2
     return [Allowed(allowed), Bias(torch.where(allowed, added, 0))]
 
 
-def _four_axes(mask: Tensor) -> Tensor:
-    return mask[(None,) * (4 - mask.ndim)]
+def probed_rows(T: int) -> list[int]:
+    """The queries of T on which a reading is held against what the model computed."""
+    return sorted({0, T // 3, 2 * T // 3, T - 1})
 
 
 @torch.no_grad()
@@ -123,7 +127,7 @@ def check(call: Call, eager: bool) -> None:
     them what they like.
     """
     T = call.n_queries
-    rows = sorted({0, T // 3, 2 * T // 3, T - 1})
+    rows = probed_rows(T)
     mask = call.options.mask
     options = call.options._replace(mask=None if mask is None else Part(mask, "t", rows, T), dropout=0.0)
     steps = trace(call.q[:, :, rows], call.k, call.v, options)
@@ -138,12 +142,14 @@ def check(call: Call, eager: bool) -> None:
     values = torch.stack(call.v.aminmax()).abs()  # one pass over all of v, without a copy
     if not values.isfinite().all():  # a document that is nothing but padding may have turned to NaN
         values = call.v.nan_to_num(0, 0, 0).abs()
+    # In one tensor: a device is waited for once.
     sizes = torch.stack([steps.scores.nan_to_num().abs().max(), values.max(), difference.max(), known.any()])
-    score, value, largest, some = sizes.tolist()
-    loose = 4 if call.q.dtype.itemsize >= 4 else 1  # what is summed in full precision may cancel
-    # Rounding of scores, which the softmax makes a factor, and of some sums; without a known row all must be zeros.
-    bound = digits * (8 + score) * loose * value
-    if largest <= bound and (some or not theirs.nan_to_num().any()):
+    score, value, largest, any_known = sizes.tolist()
+    sums = 4 if call.q.dtype.itemsize >= 4 else 1  # what is summed in full precision may cancel
+    # Rounding of scores, which the softmax makes a factor, and of some sums: 8 digits are room for those.
+    bound = digits * (8 + score) * sums * value
+    # Where no row is known, nothing may attend, and all must be zeros.
+    if largest <= bound and (any_known or not theirs.nan_to_num().any()):
         return
     b, h, t = (int(i) for i in torch.unravel_index(difference.argmax(), difference.shape))
     place = int((steps.out[b, h, t].to(theirs.dtype) - theirs[b, h, t]).abs().argmax())

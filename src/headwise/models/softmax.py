@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import dis
 import inspect
-import operator
+import itertools
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, reduce
+from functools import cache
+from string import ascii_uppercase
 from threading import local
 from typing import Any, NamedTuple
 
@@ -35,8 +36,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from headwise.masks import Allowed, Causal, Mask
-from headwise.models.reading import check, numbers_added
+from headwise.models.reading import check, joined_mask, probed_rows
 from headwise.records import Call
 from headwise.spec import Options
 
@@ -51,68 +51,66 @@ SPELLED_OUT = types.FunctionType(
 SIGNATURE, DROPOUT = inspect.signature(PACKED), inspect.signature(F.dropout)
 SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax}
 PRODUCTS = {torch.matmul, Tensor.matmul, torch.bmm, Tensor.bmm, torch.mm, Tensor.mm, torch.einsum}
-ADDED = {torch.baddbmm, Tensor.baddbmm}  # the product is that of the second argument with the third
-# Names of functions after which every row of weights is still one, and of those that make something new.
-MOVES = {"to", "type", "type_as", "float", "half", "double", "bfloat16", "contiguous", "clone", "detach", "dropout"}
-MOVES |= {
-    "view",
-    "reshape",
-    "flatten",
-    "unflatten",
-    "transpose",
-    "permute",
-    "squeeze",
-    "unsqueeze",
-    "expand",
-    "__get__",
-}
-TURNS = {"transpose", "permute", "__get__", "movedim", "swapaxes", "t"}
+PRODUCT_ADDED = {torch.baddbmm, Tensor.baddbmm}  # to the first argument: the product of the second with the third
+# Functions are told by their names, which those of torch and of Tensor share; `x.T` and `x.mT` are called `__get__`.
+TRANSPOSES = {"transpose", "permute", "__get__", "movedim", "swapaxes", "t"}  # another order of axes
+# After these a row of weights still sums to 1, though it may lie along another axis.
+KEEPS_ROWS = {
+    "to", "type", "type_as", "float", "half", "double", "bfloat16", "contiguous", "clone", "detach", "dropout", "view",
+    "reshape", "flatten", "unflatten", "transpose", "permute", "squeeze", "unsqueeze", "expand", "__get__",
+}  # fmt: skip
 JOINS = {"cat", "concat", "concatenate", "stack"}
-NEW = {"linear", "addmm", "layer_norm", "rms_norm", "group_norm", "batch_norm", "conv1d", "conv2d", "embedding"}
+# What these give is no form of their input any more: its trail ends.
+MAKES_NEW = {"linear", "addmm", "layer_norm", "rms_norm", "group_norm", "batch_norm", "conv1d", "conv2d", "embedding"}
 HANDED = "it is handed queries and keys, perhaps of two texts: there are no distances"
 LIBRARIES = {"torch", "numpy", "einops", "transformers"}  # whose functions are no part of a class
+# Arguments that hold another sequence, of which keys are made.
 CONTEXT = {"key", "k", "context", "memory", "encoder_hidden_states", "key_value_states", "enc_output", "encoder_output"}
 
 
 def attends(module: nn.Module) -> bool:
     """Does the code of this module's class read as one of the three? What it does is found out by running it."""
-    fused, softmax, product = _reads(type(module))  # type: ignore[arg-type]
-    return fused or (product and (softmax or any(isinstance(child, nn.Softmax) for child in module.children())))
+    attention, product = _reads(type(module))  # type: ignore[arg-type]
+    return attention or (product and any(isinstance(child, nn.Softmax) for child in module.children()))
 
 
 @cache
-def _reads(kind: type[nn.Module]) -> tuple[bool, bool, bool]:
-    """Does the code of a class name a fused attention, a softmax, a product of matrices?"""
+def _reads(kind: type[nn.Module]) -> tuple[bool, bool]:
+    """Does the code of a class name an attention: the fused one, or a product and a softmax? A product, at least?"""
     names = _names(kind)
     fused = bool(names & {"scaled_dot_product_attention", "multi_head_attention_forward"})
     product = any("matmul" in name for name in names) or bool(names & {"@", "bmm", "mm", "einsum", "baddbmm"})
-    return fused, any(name.lower().endswith("softmax") for name in names), product
+    softmax = any(name.lower().endswith("softmax") for name in names)
+    return fused or (product and softmax), product
 
 
 def _names(kind: type[nn.Module]) -> frozenset[str]:
     """What is named in the code of a class: in its `forward`, and in the functions and methods that this calls."""
     names: set[str] = set()
-    known: set[Any] = set()
+    read: set[Any] = set()
     waiting: list[Any] = [vars(base).get(name) for base in kind.__mro__ for name in ("forward", "__init__")]
+    # torch's own attentions (nn.TransformerEncoderLayer) are read like a user's; its other functions are not.
     homes = {base.__module__ for base in kind.__mro__ if base.__module__.startswith("torch.nn")}
     while waiting:
         function = inspect.unwrap(waiting.pop())
-        if not isinstance(function, types.FunctionType) or function in known:
+        if not isinstance(function, types.FunctionType) or function in read:
             continue
-        known.add(function)
-        package = function.__module__.partition(".")[0]
-        known_well = package in LIBRARIES and not function.__module__.startswith("transformers.models")
-        if package in sys.stdlib_module_names or (known_well and function.__module__ not in homes):
+        read.add(function)
+        home = function.__module__
+        package = home.partition(".")[0]
+        of_library = package in LIBRARIES and home not in homes and not home.startswith("transformers.models")
+        if of_library or package in sys.stdlib_module_names:
             continue
         codes = [function.__code__]
-        for code in codes:
+        for code in codes:  # the list grows by functions inside of functions
             codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
             names.update(code.co_names)
             names.update("@" for step in dis.get_instructions(code) if step.argrepr in ("@", "@="))
-            there = [function.__globals__.get(name) for name in code.co_names]
-            places = [kind, *(place for place in there if isinstance(place, types.ModuleType))]
-            waiting += there
-            waiting += [getattr(place, name, None) for place in places for name in code.co_names if name != "forward"]
+            # What a name stands for: a global of the function's file, a method, or a function of a module named here.
+            named = [function.__globals__.get(name) for name in code.co_names]
+            places = [kind, *(place for place in named if isinstance(place, types.ModuleType))]
+            waiting += named
+            waiting += [getattr(place, name, None) for place in places for name in code.co_names]
     return frozenset(names)
 
 
@@ -122,10 +120,10 @@ def _names(kind: type[nn.Module]) -> frozenset[str]:
 class Trail(NamedTuple):
     """Where a tensor comes from: a product of two tensors, and perhaps a softmax of that."""
 
-    weights: bool = False  # else scores
+    weights: bool = False  # is it weights? Else it is scores
     axis: int | None = None  # of weights: the one of the softmax, counted from the end; None where it was lost
     whole: bool = True  # of weights: is every row still what a softmax gave?
-    kept: Tensor | None = None  # the same without dropout, where there was some
+    undropped: Tensor | None = None  # the same without dropout, where there was some
     joined: bool = False  # was it put together of several?
 
 
@@ -151,9 +149,12 @@ def _product(func: Any, args: Sequence[Any], operands: Sequence[Tensor], result:
     return Product(weights.mT, v.mT, result.mT, -2, lambda out: out.mT)
 
 
-def _heads_last(product: Product | None, told: int) -> Product | None:
-    """The same with windows before the heads, where a module that has so many puts them behind, (B,H,W,T,E)."""
-    if product is None or product.out.ndim != 5 or product.weights.ndim != 5 or product.v.ndim != 5:
+def _windows_first(product: Product | None, told: int) -> Product | None:
+    """The product of a call on windows, (B,H,W,T,E), with the windows before the heads; others as they are.
+
+    told  how many heads the module says that it has, which tells the two axes apart
+    """
+    if product is None or {product.out.ndim, product.weights.ndim, product.v.ndim} != {5}:
         return product
     heads, windows = product.out.shape[1:3]
     if heads != told or windows == told:
@@ -163,37 +164,45 @@ def _heads_last(product: Product | None, told: int) -> Product | None:
 
 
 def _einsum(equation: str, operands: Sequence[Tensor], result: Tensor, side: int) -> Product | None:
-    read, arrow, gave = equation.replace(" ", "").partition("->")
-    parts = read.split(",")
+    """The product of an equation such as "bhts,bshe->bthe", told by which letters its three parts share."""
+    inputs, arrow, out = equation.replace(" ", "").partition("->")
+    parts = inputs.split(",")
     if not arrow or len(parts) != 2:
         return None
-    free = "".join(letter for letter in map(chr, range(65, 91)) if letter not in equation)
-    for n, (part, operand) in enumerate(zip(parts, operands, strict=True)):  # letters for "...", the last axis first
-        parts[n] = part.replace("...", free[: operand.ndim - len(part) + 3][::-1])
-    gave = gave.replace("...", free[: result.ndim - len(gave) + 3][::-1])
-    ours, theirs, weights = parts[side], parts[1 - side], operands[side]
-    keys = [x for x in ours if x in theirs and x not in gave]
-    alone = [x for x in ours if x in gave and x not in theirs]
-    features = [x for x in theirs if x in gave and x not in ours]
-    if len(alone) > 1 and keys:  # values that heads share: the queries are those of which there are as many as keys
-        sizes = dict(zip(ours, weights.shape, strict=True))
-        alone = [x for x in alone if sizes[x] == sizes[keys[0]]]
-    if len(keys) != 1 or len(alone) != 1 or len(features) != 1 or any(x not in gave + theirs for x in ours):
+    free = "".join(letter for letter in ascii_uppercase if letter not in equation)
+
+    def spelled_out(letters: str, x: Tensor) -> str:
+        """With letters for "...": its axes are counted from the last, which all tensors have in common."""
+        return letters.replace("...", free[: x.ndim - len(letters) + 3][::-1])
+
+    weights, values, out = (
+        spelled_out(parts[side], operands[side]),
+        spelled_out(parts[1 - side], operands[1 - side]),
+        spelled_out(out, result),
+    )
+    keys = [x for x in weights if x in values and x not in out]
+    queries = [x for x in weights if x in out and x not in values]
+    features = [x for x in values if x in out and x not in weights]
+    if len(queries) > 1 and keys:  # heads that share values are such axes, too: as many queries as keys tell them apart
+        sizes = dict(zip(weights, operands[side].shape, strict=True))
+        queries = [x for x in queries if sizes[x] == sizes[keys[0]]]
+    if len(keys) != 1 or len(queries) != 1 or len(features) != 1 or any(x not in out + values for x in weights):
         return None
-    key, query, feature = keys[0], alone[0], features[0]
-    lead = "".join(x for x in ours if x not in (key, query))
-    inside = f"{lead}{query}{feature}"
+    key, query, feature = keys[0], queries[0], features[0]
+    lead = "".join(x for x in weights if x not in (key, query))
     # Axes in our order; one that the values alone have is summed up, and one that they lack has length 1.
-    v = torch.einsum(f"{theirs}->{''.join(x for x in lead if x in theirs)}{key}{feature}", operands[1 - side])
+    shared = "".join(x for x in lead if x in values)
+    v = torch.einsum(f"{values}->{shared}{key}{feature}", operands[1 - side])
     for place, x in enumerate(lead):
-        if x not in theirs:
+        if x not in values:
             v = v.unsqueeze(place)
+    ours = f"{lead}{query}{feature}"
     return Product(
-        torch.einsum(f"{ours}->{lead}{query}{key}", weights),
+        torch.einsum(f"{weights}->{lead}{query}{key}", operands[side]),
         v,
-        torch.einsum(f"{gave}->{inside}", result),
-        ours.index(key) - len(ours),
-        lambda out: torch.einsum(f"{inside}->{gave}", out),
+        torch.einsum(f"{out}->{ours}", result),
+        weights.index(key) - len(weights),
+        lambda gave: torch.einsum(f"{ours}->{out}", gave),
     )
 
 
@@ -207,7 +216,7 @@ class Running:
     module: nn.Module
     cross: bool  # is it given another sequence for its keys?
     others: list[Tensor]  # what it is given beside the sequence of its queries, and looks like one
-    sizes: tuple[int, ...]  # the first two axes of what it is given: documents are one of them
+    sizes: tuple[int, ...]  # of which the number of its documents is one: 1, and the first axes of what it is given
     refused: bool = False
     handed: bool = False  # is it handed queries and keys that another module has made?
     made: list[Tensor] = field(default_factory=list)  # what linear layers have given in it so far
@@ -217,7 +226,8 @@ class Block:
     """The attentions that one block of the hook listens to, and which of its modules runs."""
 
     def __init__(self, takes: Mapping[nn.Module, tuple[Take, int]], here: Callable[[], bool]) -> None:
-        self.takes, self.here = takes, here  # module -> who takes its calls, and how many heads it says it has, or 0
+        self.takes = takes  # module -> who takes its calls, and how many heads it says it has, or 0
+        self.here = here  # does this thread belong to the block?
         self.running: list[Running] = []
         self.idle: set[nn.Module] = set()  # attentions that ran, and of which nothing was handed on
         self.handed: set[nn.Module] = set()
@@ -226,12 +236,15 @@ class Block:
         inputs = {**dict(zip(inspect.signature(module.forward).parameters, args, strict=False)), **keywords}
         tensors = {name: x for name, x in inputs.items() if isinstance(x, Tensor) and x.is_floating_point()}
         first = next(iter(tensors.values()), None)
-        sizes = () if first is None else (1, *first.shape[:2]) if first.ndim < 4 else tuple(first.shape[:1])
         others = {name: x for name, x in tensors.items() if x is not first}
-        alike = [x for x in others.values() if first is not None and x.ndim == first.ndim == 3]
+        sizes: tuple[int, ...] = ()
+        if first is not None:  # (B,T,C) or (T,B,C); with more axes they are heads, or height and width of an image
+            sizes = (1, *first.shape[:2]) if first.ndim < 4 else tuple(first.shape[:1])
+        sequences = [x for x in others.values() if first is not None and x.ndim == first.ndim == 3]
         if module in self.takes and module not in self.handed:
             self.idle.add(module)
-        running = Running(module, bool(CONTEXT & others.keys()), [] if "key" in inputs else alike, sizes)
+        # What is called `key` is told by its name, and may be the queries' own sequence once more.
+        running = Running(module, bool(CONTEXT & others.keys()), [] if "key" in inputs else sequences, sizes)
         running.handed = first is not None and first.ndim > 3 and bool({"k", "key"} & others.keys())
         self.running.append(running)
 
@@ -254,7 +267,7 @@ class Listener(TorchFunctionMode):
         self.blocks: list[Block] = []
         self.quiet = False  # while those who listen compute
         self.n_heads, self.w_o = 0, None  # as PACKED was told, while it runs
-        self.trails: Any = WeakIdKeyDictionary()
+        self.trails: Any = WeakIdKeyDictionary()  # tensor -> its Trail
 
     def __torch_function__(self, func: Any, kinds: Any, args: Any = (), keywords: Any = None) -> Any:
         keywords = keywords or {}
@@ -269,11 +282,11 @@ class Listener(TorchFunctionMode):
                     return SPELLED_OUT(*args, **keywords)
             finally:
                 self.n_heads, self.w_o = before
-        kept = self._before_dropout(func, args, keywords)
+        undropped = self._before_dropout(func, args, keywords)
         result = func(*args, **keywords)
         if func is FUSED:
             return self._hand(lambda running, n_heads: _fused(running, n_heads, args, keywords, result), result)
-        if func in PRODUCTS or func in ADDED:
+        if func in PRODUCTS or func in PRODUCT_ADDED:
             return self._multiplied(func, [*args, *keywords.values()], result)
         if func is F.linear:  # keys and values are made of it
             for running in (block.running[-1] for block in self.blocks if block.running):
@@ -281,7 +294,7 @@ class Listener(TorchFunctionMode):
                 running.made.append(result)
         for part in result if isinstance(result, tuple | list) else [result]:
             if isinstance(part, Tensor) and part.is_floating_point():
-                self._follow(func, args, keywords, part, kept)
+                self._follow(func, args, keywords, part, undropped)
         return result
 
     def _trail(self, x: Any) -> Trail | None:
@@ -292,77 +305,83 @@ class Listener(TorchFunctionMode):
         trail = self._trail(args[0]) if func is F.dropout and args else None
         if trail is None or not trail.weights:
             return None
-        kept: Tensor = args[0] if trail.kept is None else trail.kept
+        undropped: Tensor = args[0] if trail.undropped is None else trail.undropped
         asked = DROPOUT.bind(*args, **keywords)
         asked.apply_defaults()
         _, p, training, inplace = asked.args
         if not training or not p:
             return None
-        return kept.clone() if inplace else kept
+        return undropped.clone() if inplace else undropped
 
-    def _follow(self, func: Any, args: Any, keywords: Any, result: Tensor, kept: Tensor | None) -> None:
+    def _follow(self, func: Any, args: Any, keywords: Any, result: Tensor, undropped: Tensor | None) -> None:
         """What is made of a tensor with a trail has one, too."""
         name = getattr(func, "__name__", "")
         operands = args[0] if name in JOINS else [*args, *keywords.values()]
         source = next((x for x in operands if self._trail(x) is not None), None)
         trail = self._trail(source)
-        if source is None or trail is None or name in NEW:
+        if source is None or trail is None or name in MAKES_NEW:
             return
         if func in SOFTMAX:
             dim = keywords.get("dim", args[1] if len(args) > 1 else -1)
             trail = Trail(True, dim if dim is None or dim < 0 else dim - result.ndim, joined=trail.joined)
         elif name in JOINS:
-            sink = len(operands) == 2 and source.shape[-1] + 1 == result.shape[-1]  # one more column of scores
-            trail = trail._replace(joined=trail.joined or not sink)
-        elif kept is not None:
-            trail = trail._replace(kept=kept)
+            is_sink = len(operands) == 2 and source.shape[-1] + 1 == result.shape[-1]  # one more column of scores
+            trail = trail._replace(joined=trail.joined or not is_sink)
+        elif undropped is not None:
+            trail = trail._replace(undropped=undropped)
         elif trail.weights:
-            if trail.kept is not None:  # the same is done to what dropout has not changed
+            if trail.undropped is not None:  # the same is done to what dropout has not changed
                 trails = [self._trail(x) for x in args]
-                swapped = [x if t is None or t.kept is None else t.kept for x, t in zip(args, trails, strict=True)]
+                swapped = [
+                    x if t is None or t.undropped is None else t.undropped for x, t in zip(args, trails, strict=True)
+                ]
                 again = func(*swapped, **keywords)
-                kept = again if isinstance(again, Tensor) else None
-            alike = source.shape == result.shape or (trail.axis == -1 and source.shape[-1:] == result.shape[-1:])
-            axis = trail.axis if alike and name not in TURNS else None
-            trail = Trail(True, axis, trail.whole and name in MOVES, kept, trail.joined)
+                undropped = again if isinstance(again, Tensor) else None
+            same_axes = source.shape == result.shape or (trail.axis == -1 and source.shape[-1:] == result.shape[-1:])
+            axis = trail.axis if same_axes and name not in TRANSPOSES else None
+            trail = Trail(True, axis, trail.whole and name in KEEPS_ROWS, undropped, trail.joined)
         self.trails[result] = trail
 
     def _multiplied(self, func: Any, args: Any, result: Tensor) -> Tensor:
         """A product: of scores, or of weights with values."""
-        operands = [x for y in args for x in (y if isinstance(y, list | tuple) else [y]) if isinstance(x, Tensor)]
-        operands = operands[1:3] if func in ADDED else operands
+        flat_args = itertools.chain.from_iterable(x if isinstance(x, list | tuple) else [x] for x in args)
+        operands = [x for x in flat_args if isinstance(x, Tensor)]
+        if func in PRODUCT_ADDED:
+            del operands[0]
         if len(operands) != 2:
             return result
         trails = [self._trail(x) for x in operands]
         sides = [side for side, trail in enumerate(trails) if trail is not None and trail.weights]
-        parameter = any(isinstance(x, nn.Parameter) for x in operands)
-        if not sides and (not parameter or any(trails)):
-            self.trails[result] = Trail()
-        if not sides or parameter:
+        has_parameter = any(isinstance(x, nn.Parameter) for x in operands)
+        if not sides:
+            if not has_parameter or any(trails):  # two tensors that were computed make scores
+                self.trails[result] = Trail()
+            return result
+        if has_parameter:  # weights of a codebook
             return result
         if len(sides) == 2:
             why = "multiplies the weights of one softmax with those of another, as attention through landmarks does"
-            return self._hand(lambda running, n_heads: why, result)
+            return self._hand(why, result)
         trail = trails[sides[0]]
         assert trail is not None
         if trail.joined:
             why = "joins the scores of several products before its softmax: its map lies in pieces, as of chunks"
-            return self._hand(lambda running, n_heads: why, result)
+            return self._hand(why, result)
         told = next((block.takes[r.module][1] for block in self.blocks if (r := block.attention) is not None), 0)
-        product = _heads_last(_product(func, args, operands, result, sides[0]), told)
+        product = _windows_first(_product(func, args, operands, result, sides[0]), told)
         if product is None:
             return result
-        alone = all(size == 1 for size in product.v.shape[:-2]) and any(size > 1 for size in product.out.shape[:-2])
-        if alone and not trail.whole:  # embeddings of distances, which no document has made, times shifted weights
+        one_for_all = all(size == 1 for size in product.v.shape[:-2]) and any(n > 1 for n in product.out.shape[:-2])
+        if one_for_all and not trail.whole:  # shifted weights times embeddings of distances, which no document has made
             return result
         if trail.axis not in (None, product.axis):
             why = "its softmax is over another axis than the one along which it is multiplied with values"
-            return self._hand(lambda running, n_heads: why, result)
-        kept = product
-        if trail.kept is not None:
-            undropped = [trail.kept if side == sides[0] else y for side, y in enumerate(operands)]
-            kept = _heads_last(_product(func, args, undropped, result, sides[0]), told) or product
-        weights = kept.weights
+            return self._hand(why, result)
+        weights = product.weights
+        if trail.undropped is not None:
+            operands[sides[0]] = trail.undropped
+            before_dropout = _windows_first(_product(func, args, operands, result, sides[0]), told)
+            weights = weights if before_dropout is None else before_dropout.weights
         return self._hand(
             lambda running, n_heads: _mapped(running, self.n_heads, n_heads, product, weights, trail.whole),
             result,
@@ -370,9 +389,15 @@ class Listener(TorchFunctionMode):
         )
 
     def _hand(
-        self, read: Callable[[Running, int], tuple[Call, bool] | str], result: Tensor, product: Product | None = None
+        self,
+        read: Callable[[Running, int], tuple[Call, bool] | str] | str,
+        result: Tensor,
+        product: Product | None = None,
     ) -> Tensor:
-        """Hand a call to every block whose attention runs; what the model goes on with."""
+        """Hand a call to every block whose attention runs; what the model goes on with.
+
+        read  the call, from what runs and the number of its heads, and whether their order is sure; or why it is none
+        """
         gave: Tensor | None = None
         for block in [*self.blocks]:
             running = block.attention
@@ -380,11 +405,11 @@ class Listener(TorchFunctionMode):
                 continue
             take, n_heads = block.takes[running.module]
             with self.silence():
-                told = read(running, self.n_heads or n_heads)
+                answer = read if isinstance(read, str) else read(running, self.n_heads or n_heads)
                 block.idle.discard(running.module)
                 block.handed.add(running.module)
-                running.refused |= isinstance(told, str)
-                call, sure = (refusal(running.module, told), True) if isinstance(told, str) else told
+                running.refused |= isinstance(answer, str)
+                call, sure = (refusal(running.module, answer), True) if isinstance(answer, str) else answer
                 changed = take(call, call.out if gave is None else gave, sure)
             gave = gave if changed is None else changed
         if gave is None:
@@ -459,7 +484,11 @@ def _heads(x: Tensor, n_heads: int) -> Tensor:
 
 
 def _n_heads(running: Running, packed: int, told: int, shape: Sequence[int]) -> tuple[int, bool] | str:
-    """How many heads a call of weights of this shape has, and is their order sure? Or why that cannot be told."""
+    """How many heads a call of weights of this shape has, and is their order sure? Or why that cannot be told.
+
+    packed  as `multi_head_attention_forward` was told; 0 outside of it
+    told    as the module says; 0 where it does not
+    """
     if len(shape) == 5 and told == shape[1] * shape[2]:  # query heads by the key/value head that they read
         return told, True
     name = type(running.module).__name__
@@ -470,11 +499,11 @@ def _n_heads(running: Running, packed: int, told: int, shape: Sequence[int]) -> 
         )
     if len(shape) != 3:
         return (1 if len(shape) == 2 else shape[-3]), True
-    N = shape[0]
+    N = shape[0]  # documents, heads, or both in one axis
     if packed:
         return packed, True
     if told > 1 and N % told == 0 and (N not in running.sizes or any(size * told == N for size in running.sizes)):
-        return told, False
+        return told, False  # the heads of a document may lie side by side, or the documents of a head
     if N in running.sizes and told <= 1:
         return 1, True
     if told > 1:
@@ -496,6 +525,7 @@ def _mapped(
         return counted
     H, sure = counted
     out, lead = product.out, product.out.shape[:-2]
+    # p are the weights before dropout, which are shown; `used` those that the model multiplied.
     p, used = (x.detach().expand(*lead, *x.shape[-2:]) for x in (weights, product.weights))
     v = product.v[(None,) * (out.ndim - product.v.ndim)]
     if lead:  # values that all heads share stay one
@@ -503,27 +533,27 @@ def _mapped(
     p, used, v, out = (_heads(x, H) for x in (p, used, v, out))
     sure = sure or any(_side_by_side(v, made) for made in running.made)
     B, _, T, S = p.shape
-    rows = sorted({0, T // 3, 2 * T // 3, T - 1})
+    rows = probed_rows(T)
     wide = torch.promote_types(out.dtype, torch.float32)
-    some = p[:, :, rows].to(wide)
-    sums, close = some.sum(-1), max(1e-3, 8 * torch.finfo(weights.dtype).eps)
-    even = ((sums - 1).abs() <= close) | (sums.abs() <= close) | ~sums.isfinite()
+    probed = p[:, :, rows].to(wide)
+    sums, close = probed.sum(-1), max(1e-3, 8 * torch.finfo(weights.dtype).eps)
+    # A row that may attend nothing sums to 0, or is NaN; weights changed after the softmax may sum to less than 1.
+    as_weights = ((sums - 1).abs() <= close) | (sums.abs() <= close) | ~sums.isfinite()
     if not whole:
-        even |= sums <= 1 + close
+        as_weights |= sums <= 1 + close
     name = type(running.module).__name__
-    if not even.all() or (some < -close).any():
-        total = float(sums[~even][0] if not even.all() else sums.flatten()[0])
+    if not as_weights.all() or (probed < -close).any():
+        total = float(sums[~as_weights][0] if not as_weights.all() else sums.flatten()[0])
         return (
             f"what {name} multiplies with values is no distribution over keys: a row of {S} weights sums to "
-            f"{total:.5g}, and the least weight is {float(some.min()):.5g}"
+            f"{total:.5g}, and the least weight is {float(probed.min()):.5g}"
         )
     difference = (used[:, :, rows].to(wide) @ v.detach().to(wide) - out.detach()[:, :, rows].to(wide)).abs()
     most = float(difference.nan_to_num().max()) if difference.numel() else 0.0
     if most > 64 * max(torch.finfo(out.dtype).eps, 1e-6) * max(1.0, float(v.detach().abs().max())):
         return f"in {name} weights times values differ from what it goes on with by {most:.3g}"
     q, k = p.new_empty(B, H, T, 0), p.new_empty(B, v.shape[1], S, 0)
-    causal = running.handed and T == S > 1 and not p.triu(1).any()
-    cross = running.cross and not causal
+    cross = running.cross and not (running.handed and T == S > 1 and not p.triu(1).any())
     note = HANDED if running.handed and cross else ""
     return Call(running.module, q, k, v, Options(), out, cross, note=note, weights=p), sure
 
@@ -547,34 +577,25 @@ def _fused(
     if q.is_nested or k.is_nested:
         return f"{type(running.module).__name__} gives its attention nested tensors; pad them"
     lead, T, S = q.shape[:-2], q.shape[-2], k.shape[-2]
-    whole = len(lead) == 2  # documents and heads
+    four_axes = len(lead) == 2  # documents and heads apart
     counted = _n_heads(running, 0, n_heads, (*lead, T, S))
     if isinstance(counted, str):
         return counted
     H, sure = counted
     mask: Tensor | None = asked.get("attn_mask")
-    if mask is not None and not whole and mask.ndim > 2:
+    if mask is not None and not four_axes and mask.ndim > 2:
         mask = _heads(mask.expand(*lead, T, S), H)
-    parts: list[Mask] = []
-    if asked.get("is_causal"):
-        parts.append(Causal(offset=0))
-    if mask is not None and mask.dtype == torch.bool:
-        parts.append(Allowed(mask[(None,) * (4 - mask.ndim)]))
-    elif mask is not None:
-        parts += numbers_added(mask)
-    if not whole:
+    if not four_axes:
         q, k, v = (_heads(x.expand(*lead, *x.shape[-2:]), H) for x in (q, k, v))
+    causal_flag = bool(asked.get("is_causal"))
     options = Options(
-        mask=reduce(operator.and_, parts) if parts else None,
-        scale=asked.get("scale"),
-        dropout=asked.get("dropout_p") or 0.0,
+        mask=joined_mask(causal_flag, mask), scale=asked.get("scale"), dropout=asked.get("dropout_p") or 0.0
     )
-    out = result if whole else _heads(result, H)
+    out = result if four_axes else _heads(result, H)
     B = len(out)
     q, k, v = (x if len(x) == B else x.expand(B, -1, -1, -1) for x in (q, k, v))
-    causal = running.handed and T == S > 1 and bool(asked.get("is_causal"))
-    cross = running.cross and not causal
+    cross = running.cross and not (running.handed and T == S > 1 and causal_flag)
     call = Call(running.module, q, k, v, options, out, cross, note=HANDED if running.handed and cross else "")
-    if not options.dropout:
-        check(call, False)
+    if not options.dropout:  # what it has dropped is not known
+        check(call, eager=False)
     return call, sure

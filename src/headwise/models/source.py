@@ -19,14 +19,15 @@ from headwise.files import check_file
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 CONFIG = "config.json"
-WANTED = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]  # of a repository
+PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]  # of a repository's files: no pickles, no code
+GGUF_PACKAGES = ("transformers", "torch", "gguf", "accelerate")  # that transformers reads such a file with
 
 
 def located(source: Path) -> Path:
     """The folder of a model. Raises HeadwiseError where it is named, and neither here nor to be had."""
-    if source.suffix == ".gguf" and source.is_file():
+    if _is_gguf(source):
         return _from_gguf(source)
-    return _from_hub(str(source), WANTED) if _is_elsewhere(source) else source
+    return _from_hub(str(source)) if _is_hub_name(source) else source
 
 
 def config_of(model: str) -> str | Path | dict[str, Any]:
@@ -35,31 +36,33 @@ def config_of(model: str) -> str | Path | dict[str, Any]:
     Anything else is handed back as it is. Raises HeadwiseError as `located` does.
     """
     path = Path(model)
-    if path.suffix == ".gguf" and path.is_file():
-        _require_readers(path, "transformers", "torch", "gguf")
+    if _is_gguf(path):
+        _require_readers(path)
         from headwise.models.hf import gguf_config
 
         return gguf_config(path)
-    return _from_hub(model, [CONFIG]) if _is_elsewhere(path) else model
+    return _from_hub(model, config_alone=True) if _is_hub_name(path) else model
 
 
-def _is_elsewhere(source: Path) -> bool:
-    """Is it a name on the hub, and nothing on this disk?"""
-    return bool(HUB_NAME.fullmatch(str(source))) and not source.exists() and not source.parent.exists()
+def _is_hub_name(source: Path) -> bool:
+    """Is it a name on the hub? Where owner/ is a folder here, it is the path of a folder, perhaps mistyped."""
+    return bool(HUB_NAME.fullmatch(str(source))) and not source.parent.exists()
 
 
-def _from_hub(name: str, wanted: list[str]) -> Path:
+def _from_hub(name: str, config_alone: bool = False) -> Path:
     try:
         import huggingface_hub as hub
     except ModuleNotFoundError:
         raise HeadwiseError(
             f"{name} is no folder here; to look it up on the hub: pip install 'headwise[hf]', or pass a folder"
         ) from None
-    options: dict[str, Any] = {"repo_id": name, "allow_patterns": wanted}
+    options: dict[str, Any] = {"repo_id": name, "allow_patterns": [CONFIG] if config_alone else PATTERNS}
     with suppress(Exception):  # it is not in the cache, or in a state that the library does not take
-        kept = Path(hub.snapshot_download(**options, local_files_only=True))
-        if (any(kept.glob("*.safetensors")) or wanted == [CONFIG]) and (kept / CONFIG).exists():
-            return kept
+        folder = Path(hub.snapshot_download(**options, local_files_only=True))
+        # The library hands out what the cache has of a repository; after a price that is the config without weights.
+        has_weights = any(folder.glob("*.safetensors"))
+        if (folder / CONFIG).exists() and (has_weights or config_alone):
+            return folder
     try:
         return Path(hub.snapshot_download(**options, etag_timeout=5))
     except Exception as error:  # no network, no such name, no right to read it: the library lets through what it meets
@@ -70,23 +73,26 @@ def _from_hub(name: str, wanted: list[str]) -> Path:
         ) from None
 
 
+def _is_gguf(path: Path) -> bool:
+    return path.suffix == ".gguf" and path.is_file()
+
+
 def _from_gguf(path: Path) -> Path:
-    """A folder with the weights of a GGUF file in bfloat16, made once for each content of the file."""
+    """A folder with the weights of a GGUF file in bfloat16, made once; with another size or time it is another file."""
     check_file(path)
     state = path.stat()
     key = hashlib.sha256(f"{path.resolve()} {state.st_size} {state.st_mtime_ns}".encode()).hexdigest()[:16]
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = base / "headwise" / f"{path.stem}-{key}"
-    if folder.exists():
-        return folder
-    _require_readers(path, "transformers", "gguf", "accelerate")
-    from headwise.models.hf import write_gguf
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = caches / "headwise" / f"{path.stem}-{key}"
+    if not folder.exists():
+        _require_readers(path)
+        from headwise.models.hf import write_gguf
 
-    write_gguf(path, folder)
+        write_gguf(path, folder)
     return folder
 
 
-def _require_readers(path: Path, *names: str) -> None:
-    lacking = [name for name in names if importlib.util.find_spec(name) is None]
+def _require_readers(path: Path) -> None:
+    lacking = [name for name in GGUF_PACKAGES if importlib.util.find_spec(name) is None]
     if lacking:
         raise HeadwiseError(f"{path} is a GGUF file; to read one: pip install {' '.join(lacking)}")
