@@ -84,7 +84,7 @@ class Within:
         return self.act(*args) if self.here() else None
 
     def __reduce__(self) -> Any:
-        return Within, (bool, bool)  # bool() is False; and what acts here could not be pickled
+        return Within, (bool, bool)  # functions that can be pickled: `here` is bool, and bool() is False
 
 
 @contextmanager
@@ -194,7 +194,7 @@ class Tap:
 
     def __init__(self, site: Site, handler: Handler) -> None:
         self.site, self.handler = site, handler
-        self.free = not uses_interface(site.module)
+        self.free = not uses_interface(site.module)  # does it call functions of torch itself?
         self.projection = None if site.module in _elsewhere else site.projection
         self.waiting: list[Call] = []  # calls whose heads have not entered W_O yet
         self.mixed = ""  # the norm in between that reads several heads at once
@@ -204,10 +204,11 @@ class Tap:
         """What listens from where the module is called to W_O."""
         if self.projection is None:
             return []
+        # A call of the module ends the one before, which never came to W_O.
         acts = [(self.site.module, self.end), (self.projection, self.joined)]
-        acts += [
-            (child, self.normed) for child in self.site.module.children() if "norm" in type(child).__name__.lower()
-        ]
+        for child in self.site.module.children():
+            if "norm" in type(child).__name__.lower():
+                acts.append((child, self.normed))
         return [(module.register_forward_pre_hook, act) for module, act in acts]
 
     def asked(self, asked: Asked, out: Tensor) -> Tensor | None:
@@ -244,13 +245,15 @@ class Tap:
             self.learn(call)
             known = w_o is not None and site.w_o is not None and w_o.data_ptr() == site.w_o.data_ptr()
             note = f"{site.name}: its W_O is not known, so its heads are read where they leave the attention, no norm"
-            told = "; ".join(filter(None, [call.note, "" if known else note]))
-            return self.handler(call._replace(out=out, note=told, at_w_o=known))
+            notes = [call.note, "" if known else note]
+            return self.handler(call._replace(out=out, note="; ".join(filter(None, notes)), at_w_o=known))
         self.sure = self.sure and sure
         last = self.waiting[-1] if self.waiting and call.weights is None else None
-        if last is None or last.q is not call.q or last.k is not call.k:
+        # DiffLlama lays the same maps over other values in a second call: these are the same heads.
+        is_same_maps = last is not None and last.q is call.q and last.k is call.k
+        if not is_same_maps:
             self.waiting.append(call._replace(out=out))
-        return None  # else the same maps are laid over other values: the same heads (DiffLlama)
+        return None
 
     def learn(self, call: Call) -> None:
         """Keep what has been found out about the module for the next block."""
@@ -259,7 +262,7 @@ class Tap:
 
     def refuse(self, why: str) -> Tensor | None:
         """Tell the handler, by a call of no documents, that what the module does is not read."""
-        note, self.waiting = f"{self.site.name}: {why}, no map", []  # what is known of the call is a part of it
+        note, self.waiting = f"{self.site.name}: {why}, no map", []  # calls that wait are parts of what is refused
         if self.handler(softmax.refusal(self.site.module, note)) is not None:
             raise HeadwiseError(note)
         return None
@@ -278,8 +281,9 @@ class Tap:
             return self._side_by_side(joined, args)
         width = 1 if self.site.w_o is None else self.site.w_o.shape[1]
         rows = [call.out.shape[0] * call.out.shape[2] for call in self.waiting]
-        several = len(rows) > 1 and any(len(call.out) > 1 for call in self.waiting)
-        if several or joined.numel() != sum(rows) * width:
+        # Calls of one document each stand below one another, as chunks of a text; of several the order is not known.
+        unordered = len(rows) > 1 and any(len(call.out) > 1 for call in self.waiting)
+        if unordered or joined.numel() != sum(rows) * width:
             return self.end()
         calls, self.waiting = self.waiting, []
         note = ""
@@ -298,25 +302,24 @@ class Tap:
         call = self.waiting[0]
         B, H, T, E = call.out.shape
         before = _before.get(joined, joined)
-        for turned in (False, True):
-            rows = joined.transpose(0, 1) if turned else joined
-            if self.waiting[1:] or joined.numel() != call.out.numel() or (turned and joined.ndim != 3):
-                continue
-            read = (before.transpose(0, 1) if turned else before).reshape(B, T, H, E).transpose(1, 2)
+        if self.waiting[1:] or joined.numel() != call.out.numel():
+            return self.end()
+        for tokens_first in (False, True) if joined.ndim == 3 else (False,):
+            rows, rows_before = (x.transpose(0, 1) if tokens_first else x for x in (joined, before))
+            read = rows_before.reshape(B, T, H, E).transpose(1, 2)
             with torch.no_grad():  # a comparison would leave its numbers for a backward pass
                 same = torch.allclose(read, call.out.to(read.dtype), rtol=0, atol=0, equal_nan=True)
             if not same:
                 continue
-            heads = rows.reshape(B, T, H, E).transpose(1, 2)
             self.waiting = []
             self.learn(call)
-            changed = self.handler(call._replace(out=heads))
+            changed = self.handler(call._replace(out=rows.reshape(B, T, H, E).transpose(1, 2)))
             if changed is None:
                 return None
-            whole = changed.to(joined.dtype).transpose(1, 2).reshape(rows.shape)
-            whole = whole.transpose(0, 1) if turned else whole
-            _before[whole] = before
-            return (whole, *args[1:])
+            replaced = changed.to(joined.dtype).transpose(1, 2).reshape(rows.shape)
+            replaced = replaced.transpose(0, 1) if tokens_first else replaced
+            _before[replaced] = before
+            return (replaced, *args[1:])
         return self.end()
 
     def end(self, *args: Any) -> None:
@@ -367,7 +370,8 @@ def _read(taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
         taps[module].refuse(f"{kind} ran, and no softmax over keys was seen that it multiplies with values")
 
 
-_blocks: list[tuple[Callable[[], bool], Mapping[nn.Module, Tap]]] = []  # that are open, in any thread
+# The blocks that are open, in any thread: is the caller inside, and which taps has it?
+_blocks: list[tuple[Callable[[], bool], Mapping[nn.Module, Tap]]] = []
 _library = ExitStack()  # what puts the library back as it was, after the last block
 
 

@@ -12,7 +12,6 @@ import dis
 import inspect
 import itertools
 import re
-import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,12 +31,10 @@ from headwise.layer.layer import MultiHeadAttention
 from headwise.models.softmax import attends
 from headwise.records import head_name, parse_head
 
-WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z][a-z0-9]*|[a-z0-9]+")  # of the name of a class
+WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z][a-z0-9]*|[a-z0-9]+")  # in the name of a class: LlamaMLP is Llama, MLP
 BASE = ("transformers.modeling_utils", "PreTrainedModel")  # by name: models of ours need no transformers
 # Names by which modules and configs call the same thing, tried in this order.
 PROJECTIONS, PACKED, COUNTS, CROSS = (USUAL[key] for key in ("projections", "packed", "counts", "cross"))
-
-
 # Of W_O in classes that people write: whether it reads the heads is seen when it runs.
 OWN_OUTPUTS = ("out", "w_o", "W_o", "W_O", "fc_out", "fc_o", "fc", "out_linear", "unify_heads", "output_projection")
 
@@ -104,13 +101,11 @@ def sites_of(model: nn.Module) -> list[Site]:
             f"headwise.MultiHeadAttention, none that goes through the attention interface of transformers, and no "
             f"module that calls scaled_dot_product_attention or multiplies a softmax with values"
         )
-    gathered = {part for module in model.modules() if _is_gathered(module) for part in module.modules()}
+    gathered: set[nn.Module] = set()  # by torch's `fully_shard`, while they run: every process has all of their heads
+    for module in model.modules():
+        if any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__):
+            gathered.update(module.modules())
     return [site if site.free or site.module in gathered else _held_here(site) for site in sites]
-
-
-def _is_gathered(module: nn.Module) -> bool:
-    """Does torch's `fully_shard` make its weights whole while it runs? Then every process has all heads."""
-    return any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__)
 
 
 def _held_here(site: Site) -> Site:
@@ -138,18 +133,22 @@ def is_watchable(module: nn.Module) -> bool:
 
 def _own_site(name: str, module: Any) -> Site:
     """The site of a layer of ours, or of a module that answers `records.Watchable`."""
+    weights: Callable[[str], Tensor | None]
     if isinstance(module, MultiHeadAttention):
-        return Site(name, module, module.spec.n_heads, partial(_own_weights, module), cross=False)
-    n_heads, w_o, w_v = module.watched()
-    return Site(name, module, n_heads, {"v": w_v, "o": w_o}.get, cross=False)
+        n_heads, weights = module.spec.n_heads, partial(_own_weights, module)
+    else:
+        n_heads, w_o, w_v = module.watched()
+        weights = {"v": w_v, "o": w_o}.get
+    return Site(name, module, n_heads, weights, cross=False)
 
 
 def _own_weights(module: MultiHeadAttention, name: str) -> Tensor | None:
     if module.spec.latent_dim is None or name == "o":
         return getattr(getattr(module, f"{name}_proj", None), "weight", None)
-    if any("norm" not in part and not isinstance(x, nn.Linear) for part, x in module.named_children()):  # adapters
-        return None
-    return torch.cat([getattr(head, f"w{name}").detach() for head in module.heads])  # without what norms divide by
+    if any("norm" not in part and not isinstance(x, nn.Linear) for part, x in module.named_children()):
+        return None  # an adapter stands for a matrix of the product
+    # The norms between two matrices divide by something else for each token: only their gains are in the product.
+    return torch.cat([getattr(head, f"w{name}").detach() for head in module.heads])
 
 
 def is_hf(module: nn.Module) -> bool:
@@ -159,21 +158,21 @@ def is_hf(module: nn.Module) -> bool:
 
 def uses_interface(module: nn.Module) -> bool:
     """Does a method of this module's class call the attention interface of transformers itself?"""
-    return _calls_interface(type(module).__mro__)
+    return _calls_interface(type(module))  # type: ignore[arg-type]  # a class has a hash
 
 
 @cache
-def _calls_interface(classes: tuple[type, ...]) -> bool:
-    bases = [base for base in classes if base.__module__ != BASE[0]]
-    functions = [inspect.unwrap(member) for base in bases for member in vars(base).values() if callable(member)]
-    codes = [code for function in functions if (code := getattr(function, "__code__", None)) is not None]
-    return any("ALL_ATTENTION_FUNCTIONS" in code.co_names and not _passes_by(code) for code in codes)
-
-
-def _passes_by(code: types.CodeType) -> bool:
-    """Does it ask the interface for an attribute, find none, and run a function of its own, as Kosmos 2.5 does?"""
-    names = [step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"]
-    return ("getattr", "ALL_ATTENTION_FUNCTIONS") in itertools.pairwise(names)
+def _calls_interface(kind: type) -> bool:
+    for base in kind.__mro__:
+        for member in vars(base).values() if base.__module__ != BASE[0] else ():
+            code = getattr(inspect.unwrap(member), "__code__", None) if callable(member) else None
+            if code is None or "ALL_ATTENTION_FUNCTIONS" not in code.co_names:
+                continue
+            # Kosmos 2.5 asks the interface for an attribute, finds none, and runs a function of its own.
+            names = [step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"]
+            if ("getattr", "ALL_ATTENTION_FUNCTIONS") not in itertools.pairwise(names):
+                return True
+    return False
 
 
 def _owner(modules: Mapping[str, nn.Module], path: str) -> nn.Module:
@@ -228,23 +227,22 @@ def _free_sites(model: nn.Module, apart: set[nn.Module], taken: set[str]) -> lis
     modules = {path: module for path, module in model.named_modules() if module not in apart}
     paths = [path for path, module in modules.items() if attends(module) and not uses_interface(module)]
     decoders = {path for path, module in modules.items() if isinstance(module, nn.TransformerDecoderLayer)}
-    path_of: dict[str, str] = {}  # what a name is made from -> the path
+    path_of: dict[str, str] = {}  # the path that a name is made from -> the module's own
     for path in paths:
         layer, dot, last = path.rpartition(".")
         if layer in decoders and last == "multihead_attn":  # torch's name for cross attention
             last = "cross_attn"
         path_of[layer + dot + last] = path
-    # One that has others inside is the attention of none of their layers, and does not change their names.
-    inner = [place for place, path in path_of.items() if not any(_is_inside(other, path) for other in paths)]
-    names = _names(model, inner)
+    # An attention that has others inside belongs to none of their layers, and does not change their names.
+    innermost = [place for place, path in path_of.items() if not any(_is_inside(other, path) for other in paths)]
+    names = _names(model, innermost)
     sites = []
     for place, path in path_of.items():
         name = names.get(place, f"{place or 'whole'}.L0")
         core = modules[path]
         n_heads = _ran.get(core) or _told_count(core, getattr(core, "config", None)) or 0
         if isinstance(core, nn.MultiheadAttention):
-            weights = partial(_packed_weight, core)
-            projection = None
+            weights, projection = partial(_packed_weight, core), None
         else:
             parts = _projections(modules, path, None)
             parts["packed"] = None  # in which order its rows lie is not known here
@@ -278,7 +276,7 @@ def w_o_places(model: nn.Module, sites: Iterable[Site]) -> dict[str, tuple[str, 
         path = None if projection is None else paths.get(projection)
         if path and w_o is not None and site.n_heads:
             width = w_o.shape[1] // (site.n_heads * site.parts)
-            places[site.name] = re.sub(r"\.(\d+)(?=\.)", r"[\1]", path), width
+            places[site.name] = re.sub(r"\.(\d+)(?=\.)", r"[\1]", path), width  # layers.3.attn -> layers[3].attn
     return places
 
 
@@ -297,23 +295,26 @@ def layers_of(model: nn.Module) -> list[Layer]:
     paths = {module: path for path, module in model.named_modules()}
     layers = []
     for site in sites_of(model):
-        above = list(_upwards(paths[site.module]))
-        block = next((path for path in above if path.rpartition(".")[2].isdigit()), None)
-        within = model.get_submodule(block).modules() if block is not None else ()
-        projection = site.projection or next((module for module in within if _holds(module, site.w_o)), None)
-        if block is None or projection is None:
+        above = _upwards(paths[site.module])
+        path = next((path for path in above if path.rpartition(".")[2].isdigit()), None)  # "model.layers.3"
+        block = None if path is None else model.get_submodule(path)
+        projection = site.projection
+        if block is not None and projection is None:
+            projection = next((module for module in block.modules() if _holds(module, site.w_o)), None)
+        if path is None or block is None or projection is None:
             raise HeadwiseError(f"{site.name} of {type(model).__name__}: where its output projection lies is not known")
-        body = model.get_submodule(block.rpartition(".")[0].rpartition(".")[0])
+        body = model.get_submodule(path.rpartition(".")[0].rpartition(".")[0])  # "model", which has the list of layers
         around = tuple(child for child in body.children() if not isinstance(child, nn.ModuleList))
-        layers.append(Layer(site, model.get_submodule(block), projection, around))
+        layers.append(Layer(site, block, projection, around))
     return layers
 
 
 def _holds(module: nn.Module, weights: Tensor | None) -> bool:
+    """Are these the weights of the module, perhaps another view of them?"""
     weight = getattr(module, "weight", None)
-    if not isinstance(weight, Tensor) or weights is None or weight.is_meta:
-        return weight is weights is not None
-    return weight.data_ptr() == weights.data_ptr()
+    if not isinstance(weight, Tensor) or weights is None:
+        return False
+    return weight is weights or (not weight.is_meta and weight.data_ptr() == weights.data_ptr())
 
 
 def missing(model: nn.Module) -> list[str]:
@@ -322,26 +323,27 @@ def missing(model: nn.Module) -> list[str]:
     lines: list[str] = []
     if any(map(is_hf, modules.values())):
         counts = _counts(model)
-        through, uncounted = ([path for path, n in counts.items() if bool(n) is told] for told in (True, False))
-        covered = set(counts)
+        counted = [path for path, n_heads in counts.items() if n_heads]
+        uncounted = [path for path, n_heads in counts.items() if not n_heads]
+        covered = set(counts)  # the paths of modules of which something is said
         if uncounted:
             kind = type(modules[uncounted[0]]).__name__
             lines.append(
                 f"{uncounted[0]} and its kin: {kind} says how many heads it has by none of {', '.join(COUNTS)}, no map"
             )
-        for stack in dict.fromkeys(_stack(path).removesuffix("/cross") for path in through):
-            lines += _layers_without(model, modules, stack, through, covered)
+        for stack in dict.fromkeys(_stack(path).removesuffix("/cross") for path in counted):
+            lines += _layers_without(model, modules, stack, counted, covered)
         covered.update(path for path, module in modules.items() if attends(module))
         lines += _attentions_outside(modules, covered)
     return lines + _native_paths(model, modules)
 
 
 def _layers_without(
-    model: nn.Module, modules: Mapping[str, nn.Module], stack: str, through: Sequence[str], covered: set[str]
+    model: nn.Module, modules: Mapping[str, nn.Module], stack: str, attentions: Sequence[str], covered: set[str]
 ) -> list[str]:
     """Layers of a stack that have no heads, by their first module of a kind that those with heads do not have."""
     layers = {path: module for path, module in modules.items() if re.fullmatch(re.escape(stack) + r"\.\d+", path)}
-    with_heads = [path for path in layers if any(path == other or _is_inside(other, path) for other in through)]
+    with_heads = [path for path in layers if any(path == other or _is_inside(other, path) for other in attentions)]
     usual = {type(part) for path in with_heads for part in modules[path].modules()}
     kinds: dict[str, list[int]] = {}
     for path in sorted(layers.keys() - set(with_heads), key=_number):
@@ -414,26 +416,30 @@ def _ranges(place: str, numbers: Sequence[int]) -> str:
     return ", ".join(f"{place}L{run[0]}" + (f" to {place}L{run[-1]}" if run[1:] else "") for run in runs)
 
 
-def _names(model: nn.Module, through: Sequence[str]) -> dict[str, str]:
+def _names(model: nn.Module, attentions: Sequence[str]) -> dict[str, str]:
     """For each attention a name, "encoder.L3"; those that would share one get what tells their paths apart."""
-    prefixes = _stack_names(model, list(dict.fromkeys(map(_stack, through))))
+    prefixes = _stack_names(model, list(dict.fromkeys(map(_stack, attentions))))
     orders: Counter[str] = Counter()  # attentions of a stack so far
     names, numbers = {}, {}
-    for path in through:
+    for path in attentions:
         stack = _stack(path)
         numbers[path] = next((int(part) for part in path.split(".") if part.isdigit()), orders[stack])
         names[path] = f"{prefixes[stack]}L{numbers[path]}"
         orders[stack] += 1
-    for base in [name for name, times in Counter(names.values()).items() if times > 1]:
-        alike = {path: _parts(path) for path in through if names[path] == base}
-        shared = set.intersection(*map(set, alike.values()))
-        for path, parts in alike.items():
+    for name in _several_times(names):
+        parts_of = {path: _parts(path) for path in attentions if names[path] == name}
+        shared = set.intersection(*map(set, parts_of.values()))
+        for path, parts in parts_of.items():
             telling = [part for part in parts if part not in shared] or parts
-            stack = base.rpartition(".")[0]
+            stack = name.rpartition(".")[0]
             before = [stack] if stack and stack not in telling else []
             names[path] = ".".join([*before, *telling, f"L{numbers[path]}"])
-    twice = {name for name, times in Counter(names.values()).items() if times > 1}
+    twice = _several_times(names)  # still: then the whole path is a part of the name
     return {path: f"{path}.L{numbers[path]}" if name in twice else name for path, name in names.items()}
+
+
+def _several_times(names: Mapping[str, str]) -> list[str]:
+    return [name for name, times in Counter(names.values()).items() if times > 1]
 
 
 def _parts(path: str) -> list[str]:
@@ -447,26 +453,26 @@ def _is_cross(path: str) -> bool:
 
 
 def _stack(path: str) -> str:
-    """Modules of one stack of layers share their path up to the number; self and cross attention are apart."""
+    """Modules of one stack of layers share their path up to the number; that of cross attention has "/cross" behind."""
     before = list(itertools.takewhile(lambda part: not part.isdigit(), path.split(".")))
     return ".".join(before) + ("/cross" if _is_cross(path) else "")
 
 
 def _stack_names(model: nn.Module, stacks: list[str]) -> dict[str, str]:
     """What stands before `L3`: nothing for the one stack of self attention, else what tells the stacks apart."""
-    plain = [stack for stack in stacks if not stack.endswith("/cross")]
+    of_self = [stack for stack in stacks if not stack.endswith("/cross")]
     names = {}
     for stack in stacks:
         parts = stack.removesuffix("/cross").split(".")
         if stack.endswith("/cross"):
             names[stack] = "cross."
-        elif len(plain) == 1 and not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        elif len(of_self) == 1 and not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
             names[stack] = ""
         else:
-            others = [other.split(".") for other in plain if other != stack]
-            telling = [part for part in parts if not any(part in other for other in others)]
-            known = [part for part in parts if part in ("encoder", "decoder")]
-            names[stack] = (telling or known or parts)[0] + "."
+            elsewhere = {part for other in of_self if other != stack for part in other.split(".")}
+            telling = [part for part in parts if part not in elsewhere]
+            side = [part for part in parts if part in ("encoder", "decoder")]
+            names[stack] = (telling or side or parts)[0] + "."
     return names
 
 
@@ -530,9 +536,12 @@ def _weight(parts: Mapping[str, nn.Module | None], n_heads: int, name: str) -> T
 
 def _plain_rows(module: nn.Module | None) -> Tensor | None:
     """Its weight as rows; None of what does more than multiply with it, as one with an adapter."""
-    names = set() if module is None else {name for name, _ in module.named_parameters()}
-    more = any(name not in ("weight", "bias") and not name.startswith("parametrizations.weight.") for name in names)
-    return None if module is None or more else as_rows(module)
+    if module is None:
+        return None
+    for name, _ in module.named_parameters():
+        if name not in ("weight", "bias") and not name.startswith("parametrizations.weight."):
+            return None
+    return as_rows(module)
 
 
 def _latent_weight(
@@ -547,14 +556,17 @@ def _latent_weight(
     if any(part is not None and _plain_rows(part) is None for part in map(read, places)):
         return None
     if name == "q":
-        if (low := read(family.q_down)) is None:
+        q_down = read(family.q_down)
+        if q_down is None:
             return as_rows(read(family.q))
-        return through(as_rows(low), read(family.q_norm), as_rows(read(family.q_up)))
+        return through(as_rows(q_down), read(family.q_norm), as_rows(read(family.q_up)))
     down, up = as_rows(read(family.kv_down)), as_rows(read(family.k))
-    made = through(down, read(family.k_norm), up).reshape(n_heads, -1, down.shape[1])
-    k, v = made.tensor_split([-(w_o.shape[1] // n_heads)], 1)
-    rotary = down[up.shape[1] :].expand(n_heads, -1, -1)
-    return (v if name == "v" else torch.cat([k, rotary], 1)).flatten(0, 1)
+    by_head = through(down, read(family.k_norm), up).reshape(n_heads, -1, down.shape[1])
+    value_dim = w_o.shape[1] // n_heads
+    if name == "v":
+        return by_head[:, -value_dim:].flatten(0, 1)
+    rotary = down[up.shape[1] :].expand(n_heads, -1, -1)  # one rotary key for all heads
+    return torch.cat([by_head[:, :-value_dim], rotary], 1).flatten(0, 1)
 
 
 def _first_matrix(modules: Mapping[str, nn.Module], places: Sequence[str], names: Sequence[str]) -> nn.Module | None:
