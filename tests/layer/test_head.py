@@ -245,7 +245,8 @@ def test_what_a_head_adds_and_costs(make: Any, layer: hw.MultiHeadAttention) -> 
     read = {head.kv_index for head in layer.heads}
     unread = (spec.n_kv_heads - len(read)) * costs[0].kv_parameters
     elsewhere = unread + 2 * D * spec.qk_norm + spec.d_out * spec.out_bias
-    assert sum(cost.parameter_share for cost in costs) == pytest.approx(spec.n_parameters - elsewhere)
+    of_heads = [cost.parameters + cost.kv_parameters / cost.shared_by for cost in costs]
+    assert sum(of_heads) == pytest.approx(spec.n_parameters - elsewhere)
     assert sum(cost.cache_share for cost in costs) == pytest.approx(len(read) * (D + E) * 8)
     assert all(cost.cache_bytes == (D + E) * 8 for cost in costs)
     heads = make(**KINDS["GQA"]).heads

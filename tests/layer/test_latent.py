@@ -114,7 +114,7 @@ def test_the_price_is_what_is_counted(options: dict[str, Any]) -> None:
     with torch.no_grad():
         layer.float()(draw(11).float(), cache=cache)
     assert price.cache.total_bytes == cache.nbytes
-    of_heads = sum(head.cost.parameter_share for head in layer.heads)
+    of_heads = sum(head.cost.parameters + head.cost.kv_parameters / head.cost.shared_by for head in layer.heads)
     assert of_heads == pytest.approx(counted, abs=1e-9)
 
 

@@ -85,8 +85,8 @@ def explain(
     """
     sources = context, values
     x, context, values = layer.batched(x, context, values)
-    both = layer.mask_with(mask)
-    layer.check(x, context, both, cache, positions, values)
+    mask = layer.mask_with(mask)
+    layer.check(x, context, mask, cache, positions, values)
     spec, (B, T, _) = layer.spec, x.shape
     held = 0 if cache is None else cache.kept
     source = x if context is None else context
@@ -96,10 +96,10 @@ def explain(
         # On the layer's call the learned bias joins the mask; here its shape is all that matters, so one zero stands
         # for all of it.
         bias = Bias(layer.relative_bias.new_zeros(1, 1, 1, 1).expand(1, sizes.H, T, sizes.S))
-        both = bias if both is None else both & bias
-    options = layer.options(both, gate)
-    if both is not None:
-        both.check(BroadcastGrid((B, sizes.H, T, sizes.S), torch.as_tensor, torch.arange))
+        mask = bias if mask is None else mask & bias
+    options = layer.options(mask, gate)
+    if mask is not None:
+        mask.check(BroadcastGrid((B, sizes.H, T, sizes.S), torch.as_tensor, torch.arange))
     if gate is not None:
         check_per_head("gate", gate.shape, sizes.H)
     if cache is not None and cache.holds_context:
@@ -149,23 +149,23 @@ def _bytes(
     layer: MultiHeadAttention, x: Tensor, sizes: Sizes, path: paths.Path, keys: int, form: str | None
 ) -> dict[str, int]:
     spec, (B, H, G, T, S, D, E) = layer.spec, sizes
-    each = x.element_size()
+    size = x.element_size()
     counts = {
         "weights": sum(p.numel() * p.element_size() for p in layer.parameters()),
-        "x and result": B * T * (spec.d_in + spec.d_out) * each,
-        "q, k, v and heads": B * (H * T * (D + E) + G * keys * (D if form == "absorbed" else D + E)) * each,
+        "x and result": B * T * (spec.d_in + spec.d_out) * size,
+        "q, k, v and heads": B * (H * T * (D + E) + G * keys * (D if form == "absorbed" else D + E)) * size,
     }
     if form == "expanded":
-        counts["latents"] = B * S * spec.cache_values_per_token * each
-    dense = path.rest or (path.band is not None and path.name != paths.CAUSAL)
+        counts["latents"] = B * S * spec.cache_values_per_token * size
+    has_mask_tensor = path.rest or (path.band is not None and path.name != paths.CAUSAL)
     if path.name == paths.EXPLICIT:
-        counts["maps"] = 3 * B * H * T * S * max(4, each)
-    elif dense:
-        counts["mask"] = _mask_bytes(path, sizes, keys, each)
+        counts["maps"] = 3 * B * H * T * S * max(4, size)  # in float32 or wider
+    elif has_mask_tensor:
+        counts["mask"] = _mask_bytes(path, sizes, keys, size)
     return counts
 
 
-def _mask_bytes(path: paths.Path, sizes: Sizes, keys: int, each: int) -> int:
+def _mask_bytes(path: paths.Path, sizes: Sizes, keys: int, size: int) -> int:
     """Of the tensor that the masks become: one number a pair, for each document and head that they tell apart."""
     to_cpu = partial(torch.as_tensor, device="cpu")
     grid = BroadcastGrid((sizes.B, sizes.H, sizes.T, sizes.S), to_cpu, torch.arange, path.keys)
@@ -175,7 +175,7 @@ def _mask_bytes(path: paths.Path, sizes: Sizes, keys: int, each: int) -> int:
     pairs = 1
     for axis in range(1, 5):  # from the last: keys, queries, heads, documents
         pairs *= max((shape[-axis] for shape in shapes if len(shape) >= axis), default=1)
-    return pairs * (1 if bias is None else max(4, each))
+    return pairs * (1 if bias is None else max(4, size))  # bool, or numbers of at least 32 bits
 
 
 def _parts(counts: dict[str, int], base: int, units: tuple[str, ...]) -> str:

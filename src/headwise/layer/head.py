@@ -23,7 +23,7 @@ SMALL, LARGE = (16, 48), (64, 192)  # the most pixels of a picture, rows and col
 LayerT = TypeVar("LayerT", bound=Projections)
 
 # What a head hands out and takes: the parameter of the layer, the axis along which heads lie in it, and the field of
-# the spec with the length of one head there. Parameters of k_proj and v_proj are those of the key/value head.
+# the spec with the length of one head there.
 PARTS = {
     "wq": ("q_proj.weight", 0, "head_dim"),
     "wk": ("k_proj.weight", 0, "head_dim"),
@@ -36,6 +36,7 @@ PARTS = {
     "sink": ("sink", 0, None),
     "relative_bias": ("relative_bias", 1, None),
 }
+KV_PARTS = ("k_proj", "v_proj", "kv_up")  # these lie by key/value head, of which a latent has one for each head
 
 
 class Heads:
@@ -88,7 +89,16 @@ class Heads:
         return f"Heads({self._named()}; the layer has {spec.n_heads}, and {plural(spec.n_kv_heads, 'key/value head')})"
 
     def _repr_html_(self) -> str:
-        return heads_html(self)
+        """A row for each head: what it reads, its slices of the four matrices, its cost."""
+        rows = []
+        for head in list(self)[:MOST_HEADS]:
+            pictures = [_picture(head, name, matrix, 24, SMALL) for name, matrix in _matrices(head).items()]
+            share = scaled(head.cost.cache_share, 1024, BINARY)
+            rows.append((head.name, kv_head_of(head), *pictures, f"{head.cost.parameters:,}", share))
+        matrices = ("W_Q", "W_K", "W_V", "W_O^T")
+        columns = ("head", "key/value head", *matrices, "parameters of its own", "share of cache a token")
+        more = len(self) - len(rows)
+        return Table(columns, rows).html() + (f"<p>and {plural(more, 'more head')}</p>" if more else "")
 
 
 @dataclass(frozen=True)
@@ -110,13 +120,11 @@ class HeadCost:
     shared: str = "key/value head"
 
     @property
-    def parameter_share(self) -> float:
-        """Parameters when each reader of the key/value head bears the same part of it."""
-        return self.parameters + self.kv_parameters / self.shared_by
-
-    @property
     def cache_share(self) -> float:
-        """Bytes a token, the same way. Without this head the cache is smaller only if nobody else reads it."""
+        """Bytes a token when each reader of the key/value head bears the same part of them.
+
+        Without this head the cache is smaller only if nobody else reads it.
+        """
         return self.cache_bytes / self.shared_by
 
     def __str__(self) -> str:
@@ -195,7 +203,8 @@ class Head:
         parameter = _parameter(self.layer, path)
         if parameter is None:
             return None
-        index = self.kv_index if path[0] in "kv" else self.index
+        of_kv_head = path.startswith(KV_PARTS)
+        index = self.kv_index if of_kv_head else self.index
         if size is None:
             return parameter.select(axis, index)
         width = getattr(self.layer.spec, size)
@@ -253,7 +262,18 @@ class Head:
         return f"Head({self.name}, reads key/value head {kv_head_of(self)}; {self.cost})"
 
     def _repr_html_(self) -> str:
-        return head_html(self)
+        """Its slices large, with their shapes and sizes, and its cost."""
+        rows = []
+        for name, matrix in _matrices(self).items():
+            if matrix is not None:
+                size = None if matrix.is_meta else float(matrix.detach().float().norm())
+                image = _picture(self, name, matrix, 72, LARGE)
+                rows.append((name, f"{matrix.shape[0]} x {matrix.shape[1]}", image, number(size, 3)))
+        return (
+            f"<p><b>{self.name}</b> reads key/value head {kv_head_of(self)}. {escaped(str(self.cost))}.</p>"
+            + Table(("matrix", "shape", "weights", "Frobenius norm"), rows).html()
+            + "<p>blue above zero, red below; the largest magnitude is the darkest</p>"
+        )
 
 
 def without(layer: LayerT, heads: Sequence[int]) -> LayerT:
@@ -298,7 +318,7 @@ def _selected(layer: LayerT, heads: list[int]) -> LayerT:
         parameter = _parameter(layer, path)
         if path in parts:  # gains and the bias of W_O are of no head
             axis, width = parts[path]
-            first = torch.tensor(kv_heads if path[0] in "kv" else heads, device=like.device)[:, None] * width
+            first = torch.tensor(kv_heads if path.startswith(KV_PARTS) else heads, device=like.device)[:, None] * width
             parameter = parameter.index_select(axis, (first + torch.arange(width, device=like.device)).flatten())
         copy.copy_(parameter)
     return new
@@ -312,40 +332,6 @@ def _parameter(layer: Projections, path: str) -> Any:
     if name == "weight" and module is not None and not isinstance(parameter, Tensor):
         raise HeadwiseError(f"{type(module).__name__} stands for a projection and has no weight to hand out")
     return parameter
-
-
-def heads_html(heads: Heads) -> str:
-    """A row for each head: what it reads, its slices of the four matrices, its cost."""
-    shown = list(heads)[:MOST_HEADS]
-    rows = [
-        (
-            head.name,
-            kv_head_of(head),
-            *(_picture(head, name, matrix, 24, SMALL) for name, matrix in _matrices(head).items()),
-            f"{head.cost.parameters:,}",
-            scaled(head.cost.cache_share, 1024, BINARY),
-        )
-        for head in shown
-    ]
-    matrices = ("W_Q", "W_K", "W_V", "W_O^T")
-    columns = ("head", "key/value head", *matrices, "parameters of its own", "share of cache a token")
-    more = len(heads) - len(shown)
-    return Table(columns, rows).html() + (f"<p>and {plural(more, 'more head')}</p>" if more else "")
-
-
-def head_html(head: Head) -> str:
-    """One head: its slices large, with their shapes and sizes, and its cost."""
-    rows = []
-    for name, matrix in _matrices(head).items():
-        if matrix is not None:
-            size = None if matrix.is_meta else float(matrix.detach().float().norm())
-            image = _picture(head, name, matrix, 72, LARGE)
-            rows.append((name, f"{matrix.shape[0]} x {matrix.shape[1]}", image, number(size, 3)))
-    return (
-        f"<p><b>{head.name}</b> reads key/value head {kv_head_of(head)}. {escaped(str(head.cost))}.</p>"
-        + Table(("matrix", "shape", "weights", "Frobenius norm"), rows).html()
-        + "<p>blue above zero, red below; the largest magnitude is the darkest</p>"
-    )
 
 
 def kv_head_of(head: Head) -> str:

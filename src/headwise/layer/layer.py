@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from importlib import resources
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.layer import elsewhere, latent
+from headwise.layer import latent
 from headwise.layer.head import Heads, permuted, without
 from headwise.layer.projections import Projections
 from headwise.masks import Bias, Mask, bare_mask_error
@@ -18,6 +22,27 @@ from headwise.records import Call
 from headwise.rungs.cache import KVCache, PlannedCache
 from headwise.rungs.tensor import attend
 from headwise.spec import AttentionSpec, Options
+
+MethodT = TypeVar("MethodT", bound=Callable[..., Any])
+
+# What those type who come from torch.nn, transformers or a course, and what it is called here.
+ELSEWHERE = tomllib.loads(resources.files("headwise.layer").joinpath("elsewhere.toml").read_text(encoding="utf-8"))
+
+
+def _translates(words: Mapping[str, str]) -> Callable[[MethodT], MethodT]:
+    """A method that, asked with one of these `words` as a keyword, says what it is called here."""
+
+    def around(method: MethodT) -> MethodT:
+        @functools.wraps(method)
+        def checked(*args: Any, **keywords: Any) -> Any:
+            foreign = [name for name in keywords if name in words]
+            if foreign:
+                raise HeadwiseError("; ".join(f"{name}= is here {words[name]}" for name in foreign))
+            return method(*args, **keywords)
+
+        return cast(MethodT, checked)
+
+    return around
 
 
 class MultiHeadAttention(Projections):
@@ -37,7 +62,7 @@ class MultiHeadAttention(Projections):
         y = layer(next_token, cache=cache)                      # with cache = KVCache()
     """
 
-    @elsewhere.translates(elsewhere.BUILT)
+    @_translates(ELSEWHERE["built"])
     def __init__(
         self,
         d_model: int,
@@ -82,7 +107,7 @@ class MultiHeadAttention(Projections):
     without = without
     permuted = permuted
 
-    @elsewhere.translates(elsewhere.CALLED)
+    @_translates(ELSEWHERE["called"])
     def forward(
         self,
         x: Tensor,
@@ -115,10 +140,10 @@ class MultiHeadAttention(Projections):
         Raises:
             HeadwiseError: with both numbers where shapes, dtypes, a mask or a cache do not fit the layer.
         """
-        alone, sources = x.ndim == 2, (context, values)  # by the tensors themselves a cache knows its context
+        is_one_document, sources = x.ndim == 2, (context, values)  # by the tensors themselves a cache knows its context
         x, context, values = self.batched(x, context, values)
-        both = self.mask_with(mask)
-        self.check(x, context, both, cache, positions, values)
+        mask = self.mask_with(mask)
+        self.check(x, context, mask, cache, positions, values)
         start = 0 if cache is None else cache.length
         planned = cache if isinstance(cache, PlannedCache) else None
         q_source = x if self.spec.q_latent_dim is None else _normed(self.q_latent_norm, self.q_down(x))
@@ -132,9 +157,9 @@ class MultiHeadAttention(Projections):
                 k, v = cache.offer(k, v)
         if self.relative_bias is not None:
             bias = Bias(self._bias_by_distance(q.shape[2], k.shape[2] + (start if planned is not None else 0)))
-            both = bias if both is None else both & bias
+            mask = bias if mask is None else mask & bias
 
-        options = self.options(both, gate)
+        options = self.options(mask, gate)
         out, k, v = self._attended(q, k, v, options, planned)
         if cache is not None:  # only now: a call that was refused leaves the cache as it was
             cache.take(self._number, *(sources if context is not None else ()))
@@ -145,7 +170,7 @@ class MultiHeadAttention(Projections):
                 out = out if changed is None else changed
         joined = out.transpose(1, 2).flatten(2)
         result: Tensor = joined if self.o_proj is None else self.o_proj(joined)
-        return result[0] if alone else result
+        return result[0] if is_one_document else result
 
     def batched(
         self, x: Tensor, context: Tensor | None, values: Tensor | None
@@ -159,7 +184,7 @@ class MultiHeadAttention(Projections):
                     f"x has shape {tuple(x.shape)}, one document, and {name} {tuple(tensor.shape)}; pass both with the "
                     f"axis of documents, or both without"
                 )
-        if values is not None and values is context:
+        if values is not None and values is context:  # layer(x, m, m) is layer(x, m), and layer(x, x, x) is layer(x)
             context, values = (None if context is x else context), None
         if x.ndim != 2:
             return x, context, values
@@ -203,7 +228,7 @@ class MultiHeadAttention(Projections):
     def _ready(
         self, x_btc: Tensor, n_heads: int, norm: nn.Module | None, start: int, positions: Tensor | None
     ) -> Tensor:
-        """Projected queries or keys as (B,h,T,d), normed and turned."""
+        """Projected queries or keys as (B,h,T,d), normed and rotated."""
         x_bhtd = self._split(x_btc, n_heads)
         rotation = self._rotation
         if rotation is not None and rotation.rope.before_norm:
@@ -224,16 +249,16 @@ class MultiHeadAttention(Projections):
         rule = self.spec.relative_bias
         assert rule is not None and self.relative_bias is not None
         device = self.relative_bias.device
-        behind = torch.arange(T, device=device)[:, None] + (S - T) - torch.arange(S, device=device)
-        n, first = rule.n_buckets, torch.zeros_like(behind)
-        if rule.two_sided:
+        distance = torch.arange(T, device=device)[:, None] + (S - T) - torch.arange(S, device=device)  # how far back
+        n, first = rule.n_buckets, torch.zeros_like(distance)
+        if rule.two_sided:  # the second half of the buckets is for keys after the query
             n //= 2
-            first = n * (behind < 0)
-            behind = behind.abs()
-        behind = behind.clamp(min=0)
-        exact = n // 2
-        steps = torch.log(behind.clamp(min=1) / exact) / math.log(rule.max_distance / exact) * (n - exact)
-        bucket = torch.where(behind < exact, behind, (exact + steps.long()).clamp(max=n - 1))
+            first = n * (distance < 0)
+            distance = distance.abs()
+        distance = distance.clamp(min=0)
+        exact = n // 2  # so many distances have a bucket each; the others grow by a factor
+        steps = torch.log(distance.clamp(min=1) / exact) / math.log(rule.max_distance / exact) * (n - exact)
+        bucket = torch.where(distance < exact, distance, (exact + steps.long()).clamp(max=n - 1))
         return self.relative_bias[first + bucket].permute(2, 0, 1)[None]
 
     def check(
@@ -275,23 +300,23 @@ class MultiHeadAttention(Projections):
                 "context="
             )
         elif cache is None or not cache.holds_context:
-            for what, field, remedy in (
-                ("keys", "d_context", "context="),
-                ("values", "d_values", "context= and values="),
-            ):
-                width = getattr(self.spec, field)
-                if width != self.spec.d_in:
-                    raise HeadwiseError(
-                        f"this layer reads {what} of width {field}={width} and x has {self.spec.d_in}; pass {remedy}"
-                    )
+            spec = self.spec
+            if spec.d_context != spec.d_in:
+                what, remedy = f"keys of width d_context={spec.d_context}", "context="
+            elif spec.d_values != spec.d_in:
+                what, remedy = f"values of width d_values={spec.d_values}", "context= and values="
+            else:
+                return
+            raise HeadwiseError(f"this layer reads {what} and x has {spec.d_in}; pass {remedy}")
 
     def _check_fit(self, name: str, x: Tensor, field: str) -> None:
         if x.ndim != 3:
-            fact = f"{name} has shape {tuple(x.shape)}, {x.ndim} axes"
             raise HeadwiseError(
-                f"{fact}; the layer takes (batch, tokens, width), or all of one document as (tokens, width)"
+                f"{name} has shape {tuple(x.shape)}, {x.ndim} axes; the layer takes (batch, tokens, width), or all of "
+                f"one document as (tokens, width)"
             )
-        if x.shape[-1] != (width := getattr(self.spec, field)):
+        width = getattr(self.spec, field)
+        if x.shape[-1] != width:
             raise HeadwiseError(f"{name} has width {x.shape[-1]}; this layer has {field}={width}")
         weight = self.q_proj.weight if type(self.q_proj) is nn.Linear else x  # an adapter knows what it takes
         if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
@@ -333,17 +358,19 @@ class MultiHeadAttention(Projections):
             )
         if self._rotation is not None:
             raise HeadwiseError("context= with rope=: queries and keys of two sequences share no positions; drop one")
-        if cache is not None and (name := "plan" if cache.plan else "window" if cache.window else ""):
-            raise HeadwiseError(
-                f"context= with a cache of {name}={getattr(cache, name)}: a context stays whole; drop {name}="
-            )
+        for name in ("plan", "window"):
+            if getattr(cache, name, None):
+                raise HeadwiseError(
+                    f"context= with a cache of {name}={getattr(cache, name)}: a context stays whole; drop {name}="
+                )
 
     def _repr_html_(self) -> str:
         return self.spec._repr_html_() + self.heads._repr_html_()
 
     def extra_repr(self) -> str:
-        names = ["n_heads", "n_kv_heads", "head_dim"] + ["mask"] * (self.spec.mask is not None)
-        return ", ".join(f"{name}={getattr(self.spec, name)!r}" for name in names)
+        spec = self.spec
+        mask = "" if spec.mask is None else f", mask={spec.mask!r}"
+        return f"n_heads={spec.n_heads}, n_kv_heads={spec.n_kv_heads}, head_dim={spec.head_dim}{mask}"
 
 
 def _normed(norm: nn.Module, x: Tensor) -> Tensor:

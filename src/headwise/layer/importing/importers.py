@@ -24,14 +24,7 @@ from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.families import Family, class_names, families, family_of_attention
-from headwise.layer.importing.parts import (
-    Parts,
-    build,
-    check_parameters,
-    linear_weights,
-    parameters_of,
-    parts_of,
-)
+from headwise.layer.importing.parts import Parts, build, check_parameters, linear_weights, parameters_of, parts_of
 from headwise.layer.layer import MultiHeadAttention
 from headwise.masks import BroadcastGrid, Causal, Lengths, Mask, Window
 from headwise.positions import RoPE
@@ -41,8 +34,8 @@ CAUSAL = Causal()
 
 N_TEXTS, N_TOKENS, N_KEYS = 3, 13, 11  # of a certificate; N_KEYS of a context
 
-# Answers x (B,T,c), what keys are made of (B,S,c) and what values are made of (B,S,c), both x in self attention, and
-# what is added to the scores (B|1,H|1,T,S) or None, -inf = forbidden.
+# What is imported, as a function: of x (B,T,c), of what keys (B,S,c) and values (B,S,c) are made of, both x in self
+# attention, and of what is added to the scores, (B|1,H|1,T,S) or None, -inf = forbidden.
 Original = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
@@ -88,23 +81,28 @@ def certified(
         ways = ways if spec.d_context == spec.d_values == spec.d_in else ("cross",)
     generator = torch.Generator("cpu").manual_seed(0)
     layer.eval()
+    measured: list[Tensor] = []  # of each run the largest difference, and the largest output
+    answered: list[str] = []
     with torch.no_grad(), torch.device(like.device), torch.autocast(like.device.type, enabled=False):
-        runs = {way: list(_runs(layer, original, way, n_tokens, padding, generator)) for way in ways}
+        for way in ways:
+            names = []
+            for name, difference, size in _runs(layer, original, way, n_tokens, padding, generator):
+                names.append(name)
+                measured.append(torch.stack([difference, size]))
+            answered.append(f"{way} attention ({', '.join(names)})")
     layer.train(mode)
-    measured = torch.stack([torch.stack(numbers) for way in ways for _, *numbers in runs[way]])
-    difference, size = measured.amax(0).tolist()  # which keeps NaN
-    if like.dtype.itemsize >= 4 and not difference <= 1e-3 * size:
+    largest, reached = torch.stack(measured).amax(0).tolist()  # which keeps NaN
+    if like.dtype.itemsize >= 4 and not largest <= 1e-3 * reached:
         raise HeadwiseError(
-            f"{path}: the layer differs from {what} by {difference:.3g} where outputs reach {size:.3g}, beyond "
+            f"{path}: the layer differs from {what} by {largest:.3g} where outputs reach {reached:.3g}, beyond "
             f"rounding; its forward is not what its weights and name say, so it is not imported"
         )
     mask = "" if spec.mask is None else f", mask {spec.mask!r}"
-    answered = [f"{way} attention ({', '.join(name for name, *_ in runs[way])})" for way in ways]
     compared = (
         f"{what} against the layer{mask}: {', '.join(answered)}; {N_TEXTS} texts of {n_tokens} tokens, "
         f"{str(like.dtype).removeprefix('torch.')} on {like.device.type}, eval"
     )
-    return Imported(layer, difference, path, compared)
+    return Imported(layer, largest, path, compared)
 
 
 def _runs(
@@ -121,9 +119,10 @@ def _runs(
     values = None if context is None or spec.d_values == spec.d_context else others
     keys = x if context is None else context
     masks: list[Mask | None] = [None]
-    masks += [CAUSAL] * (way == "self" and spec.mask is None and padding) + [
-        Lengths([n_keys, n_keys // 2 + 1, 1])
-    ] * padding
+    if padding and way == "self" and spec.mask is None:
+        masks.append(CAUSAL)
+    if padding:
+        masks.append(Lengths([n_keys, n_keys // 2 + 1, 1]))
     for mask in masks:
         added = _added(layer.mask_with(mask), spec.n_heads, n_tokens, n_keys, like)
         expected = original(x, keys, keys if values is None else values, added)
@@ -148,14 +147,6 @@ def _added(mask: Mask | None, n_heads: int, n_queries: int, n_keys: int, like: T
     numbers = zeros if bias is None else zeros + bias.to(dtype)
     return numbers if allowed is None else numbers.masked_fill(~allowed, -math.inf)
 
-
-__all__ = [
-    "Imported",
-    "from_course",
-    "from_torch",
-    "from_transformers",
-    "import_attention",
-]
 
 COURSE = ("W_query", "W_key", "W_value", "out_proj", "num_heads")
 
@@ -216,8 +207,8 @@ def from_torch(module: nn.MultiheadAttention) -> Imported:
 
     def original(x: Tensor, keys: Tensor, values: Tensor, added: Tensor | None) -> Tensor:
         blocked = None
-        if added is not None:  # here True = may NOT attend
-            blocked = (added == -math.inf).expand(-1, n_heads, -1, -1).flatten(0, 1)
+        if added is not None:
+            blocked = (added == -math.inf).expand(-1, n_heads, -1, -1).flatten(0, 1)  # True = may NOT attend
         if not twin.batch_first:
             x, keys, values = (sequence.transpose(0, 1) for sequence in (x, keys, values))
         out: Tensor = twin(x, keys, values, attn_mask=blocked, need_weights=False)[0]
@@ -346,11 +337,13 @@ def _mask(core: Any, family: Family) -> Mask | None:
 
 
 def _norm_eps(core: nn.Module, family: Family) -> float:
-    norms = [norm for path in (family.q_norm, family.k_norm) if (norm := family.read(core, path)) is not None]
-    eps = {float(getattr(norm, "variance_epsilon", None) or norm.eps) for norm in norms} or {1e-6}
+    eps: set[float] = set()
+    for norm in (family.read(core, family.q_norm), family.read(core, family.k_norm)):
+        if norm is not None:
+            eps.add(float(getattr(norm, "variance_epsilon", None) or norm.eps))
     if len(eps) > 1:
         raise HeadwiseError(f"the norms of queries and keys have eps {sorted(eps)}; a headwise layer has one for both")
-    return eps.pop()
+    return eps.pop() if eps else 1e-6
 
 
 def _rope(core: Any, family: Family) -> RoPE | None:
@@ -374,17 +367,17 @@ def _rope(core: Any, family: Family) -> RoPE | None:
     if parameters.get("partial_rotary_factor", 1) != 1:
         fields["dim"] = int(width * parameters["partial_rotary_factor"])
     rope = RoPE(**fields)
-    frequencies, sharper = rope.frequencies(width)
+    frequencies, our_factor = rope.frequencies(width)
     rotary = _rotary(core, family)
-    before = f"{kind}_" if hasattr(rotary, f"{kind}_inv_freq") else ""
+    prefix = f"{kind}_" if hasattr(rotary, f"{kind}_inv_freq") else ""  # of Gemma 3
     ours = torch.tensor(frequencies, dtype=torch.float64)
-    theirs = getattr(rotary, f"{before}inv_freq").double().cpu()
+    theirs = getattr(rotary, f"{prefix}inv_freq").double().cpu()
     if theirs.shape != ours.shape or not torch.allclose(theirs, ours, rtol=1e-5, atol=0):
         raise HeadwiseError(
             f"rope_parameters={parameters} make other frequencies than {rope}; a field has no counterpart"
         )
-    factor = float(getattr(rotary, f"{before}attention_scaling"))
-    return rope if math.isclose(factor, sharper, rel_tol=1e-6) else replace(rope, attention_factor=factor)
+    factor = float(getattr(rotary, f"{prefix}attention_scaling"))
+    return rope if math.isclose(factor, our_factor, rel_tol=1e-6) else replace(rope, attention_factor=factor)
 
 
 def _rotary(core: Any, family: Family) -> Any:

@@ -34,7 +34,9 @@ class Parts(NamedTuple):
     q_down: tuple[Tensor, Tensor | None] | None = None
 
 
-OF_LATENT = {"k": "kv_up", "q_norm": "q_latent_norm", "k_norm": "kv_latent_norm"}  # what these are then called
+# What parts are called in our layer, where that is not their name with "_proj" behind.
+PLACES = {name: name for name in ("q_norm", "k_norm", "kv_down", "q_down")}
+PLACES_WITH_LATENT = PLACES | {"k": "kv_up", "q_norm": "q_latent_norm", "k_norm": "kv_latent_norm"}
 
 
 def parts_of(family: Family, core: nn.Module, w_o: nn.Module | None) -> Parts:
@@ -65,11 +67,8 @@ def parts_of(family: Family, core: nn.Module, w_o: nn.Module | None) -> Parts:
             )
         if norm is None:
             return None
-        if not family.norm_offset:
-            weight: Tensor = norm.weight
-            return weight
-        shifted: Tensor = norm.weight + family.norm_offset
-        return shifted
+        weight: Tensor = norm.weight  # a view that can be written to, where there is no offset
+        return weight + family.norm_offset if family.norm_offset else weight
 
     n_heads = family.read(core, family.n_heads)
     n_kv_heads = family.read(core, family.n_kv_heads) or n_heads
@@ -126,11 +125,11 @@ def build(
     with torch.inference_mode(False):
         with shapes_alone():  # elsewhere initial values would be drawn from the RNG
             layer = MultiHeadAttention.from_spec(spec)
+        places = PLACES_WITH_LATENT if "kv_down" in tensors else PLACES
         state = {}
         for name, tensor in tensors.items():
             part, kind = name.removesuffix("_bias"), "bias" if name.endswith("_bias") else "weight"
-            part = OF_LATENT.get(part, part) if "kv_down" in tensors else part
-            place = f"{part}_proj.{kind}" if part in ("q", "k", "v", "o") else f"{part}.{kind}"
+            place = f"{places.get(part, f'{part}_proj')}.{kind}"
             state[place] = tensor.detach().clone(memory_format=torch.contiguous_format)
         layer.load_state_dict(state, assign=True)
     return layer.train(training)
@@ -138,20 +137,19 @@ def build(
 
 def _tensors(parts: Parts) -> dict[str, Tensor]:
     """The weights that are there: q, q_bias, ... Raises HeadwiseError for what no layer can have."""
-    tensors = {"q_norm": parts.q_norm, "k_norm": parts.k_norm}
     projections = {"q": parts.q, "k": parts.k, "o": parts.o, "kv_down": parts.kv_down, "q_down": parts.q_down}
     if parts.kv_down is None:
         projections["v"] = parts.v
-    for name, (weight, bias) in ((name, pair) for name, pair in projections.items() if pair is not None):
-        tensors |= {name: weight, f"{name}_bias": bias}
-        if weight is not None:
-            if not weight.is_floating_point() or weight.dtype.itemsize < 2:
-                raise HeadwiseError(f"{name} is {weight.dtype}: quantised weights have no layer; dequantise them first")
-            if weight.is_meta:
-                raise HeadwiseError(f"{name} is on the meta device and holds no numbers; load the weights first")
+    tensors = {"q_norm": parts.q_norm, "k_norm": parts.k_norm}
+    for name, pair in projections.items():
+        tensors[name], tensors[f"{name}_bias"] = pair or (None, None)
     present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     like = present["q"]
     for name, tensor in present.items():
+        if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
+            raise HeadwiseError(f"{name} is {tensor.dtype}: quantised weights have no layer; dequantise them first")
+        if tensor.is_meta:
+            raise HeadwiseError(f"{name} is on the meta device and holds no numbers; load the weights first")
         if (tensor.dtype, tensor.device) != (like.dtype, like.device):
             raise HeadwiseError(
                 f"q is {like.dtype} on {like.device}, {name} is {tensor.dtype} on {tensor.device}; "
@@ -174,13 +172,14 @@ def _fields(tensors: dict[str, Tensor], n_heads: int, kv_heads: int) -> dict[str
 
 def _latent_fields(tensors: dict[str, Tensor], n_heads: int) -> dict[str, Any]:
     """The same of a layer with a latent."""
-    up, down, first = tensors["k"], tensors["kv_down"], "q_down" if "q_down" in tensors else "q"
+    up, down = tensors["k"], tensors["kv_down"]
+    q_latent_dim = len(tensors["q_down"]) if "q_down" in tensors else None
+    reads_x = "q" if q_latent_dim is None else "q_down"
     rope_dim, head_dim = len(down) - up.shape[1], len(tensors["q"]) // n_heads
-    value_dim = len(up) // n_heads - (head_dim - rope_dim)
-    widths = {"d_model": tensors[first].shape[1], "d_context": down.shape[1], "latent_dim": up.shape[1]}
-    biases = {"q_bias": f"{first}_bias" in tensors, "kv_bias": "kv_down_bias" in tensors}
-    ranks = {"rope_dim": rope_dim, "q_latent_dim": len(tensors[first]) if first == "q_down" else None}
-    return {"head_dim": head_dim, "value_dim": value_dim, **widths, **biases, **ranks}
+    value_dim = len(up) // n_heads - (head_dim - rope_dim)  # `up` makes the rest of a key, and a value
+    heads = {"head_dim": head_dim, "value_dim": value_dim, "rope_dim": rope_dim, "q_latent_dim": q_latent_dim}
+    widths = {"d_model": tensors[reads_x].shape[1], "d_context": down.shape[1], "latent_dim": up.shape[1]}
+    return {**heads, **widths, "q_bias": f"{reads_x}_bias" in tensors, "kv_bias": "kv_down_bias" in tensors}
 
 
 def _head_widths(tensors: dict[str, Tensor], n_heads: int, kv_heads: int) -> tuple[int, int]:

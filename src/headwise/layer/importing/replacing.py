@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import operator
 import os
 import statistics
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -56,9 +58,9 @@ class TorchAttention(nn.Module):
         is_causal: bool = False,
     ) -> Answer:
         """Masks mean what they mean in torch: True may not be attended to, numbers are added to the scores."""
-        alone = query.ndim == 2
+        is_one_document = query.ndim == 2
         sources = [query, key, value] if key is not query or value is not query else [query]
-        if alone:
+        if is_one_document:
             sources = [source[None] for source in sources]
         elif not self.batch_first:
             sources = [source.transpose(0, 1) for source in sources]
@@ -66,7 +68,7 @@ class TorchAttention(nn.Module):
         thread = threading.get_ident()
 
         def look(call: Call) -> None:
-            if threading.get_ident() == thread:
+            if threading.get_ident() == thread:  # other threads may call the same layer
                 weights.append(trace(call.q, call.k, call.v, call.options).weights)
 
         mask = self._mask(sources, key_padding_mask, attn_mask, is_causal)
@@ -77,7 +79,7 @@ class TorchAttention(nn.Module):
         finally:
             if need_weights:
                 self.layer.watchers.remove(look)
-        if alone:
+        if is_one_document:
             out = out[0]
         elif not self.batch_first:
             out = out.transpose(0, 1)
@@ -85,7 +87,8 @@ class TorchAttention(nn.Module):
             return out, None
         (maps,) = weights
         maps = maps.mean(1) if average_attn_weights else maps
-        return out, maps[0].to(out.dtype) if alone else maps.to(out.dtype)
+        maps = maps[0] if is_one_document else maps
+        return out, maps.to(out.dtype)
 
     def _mask(
         self, sources: Sequence[Tensor], padding: Tensor | None, attn_mask: Tensor | None, is_causal: bool
@@ -101,10 +104,7 @@ class TorchAttention(nn.Module):
             masks.append(_theirs(attn_mask))
         if padding is not None:
             masks.append(_theirs(padding.reshape(sources[0].shape[0], 1, 1, -1)))
-        whole: Mask | None = None
-        for mask in masks:
-            whole = mask if whole is None else whole & mask
-        return whole
+        return reduce(operator.and_, masks) if masks else None
 
 
 def _theirs(mask: Tensor) -> Mask:
@@ -224,16 +224,16 @@ def _measured(model: nn.Module, done: Replaced, inputs: Sequence[Any]) -> Replac
     """With the difference of the whole models, their time and their memory."""
     if model.training:
         raise HeadwiseError("inputs= compares both models, and dropout makes them differ; call model.eval() first")
-    both = model, done.model
+    ours = done.model
     with torch.no_grad():
-        before, after = ([x for x in tree_leaves(each(*inputs)) if isinstance(x, Tensor)] for each in both)
-        differences = [float((x - y).abs().max()) for x, y in zip(before, after, strict=True)]
-        rounds = [[_seconds(each, inputs) for each in both] for _ in range(ROUNDS)]
-        peaks = [_peak(each, inputs) for each in both]
-    seconds = [statistics.median(times) for times in zip(*rounds, strict=True)]
-    return dataclasses.replace(
-        done, difference=max(differences), seconds=(seconds[0], seconds[1]), peak=(peaks[0], peaks[1])
-    )
+        before, after = (tree_leaves(run(*inputs)) for run in (model, ours))
+        pairs = [(x, y) for x, y in zip(before, after, strict=True) if isinstance(x, Tensor)]
+        difference = max(float((x - y).abs().max()) for x, y in pairs)
+        rounds = [(_seconds(model, inputs), _seconds(ours, inputs)) for _ in range(ROUNDS)]
+        peak = _peak(model, inputs), _peak(ours, inputs)
+    times_before, times_after = zip(*rounds, strict=True)
+    seconds = statistics.median(times_before), statistics.median(times_after)
+    return dataclasses.replace(done, difference=difference, seconds=seconds, peak=peak)
 
 
 def _seconds(model: nn.Module, inputs: Sequence[Any]) -> float:
