@@ -55,6 +55,7 @@ BENCHMARKS: dict[str, Callable[[int], dict[str, Any]]] = {
     "corpus": corpus.run,
     "onnx": onnx_peers.run,
     "training": training.run,
+    "book": training.book,
     "reshape": reshape.run,
     "latent": latent.run,
     "conversion": conversion.run,

@@ -135,7 +135,7 @@ def test_the_presets_are_listed(invoke: Invoke) -> None:
     assert "the default" in lines[0] and "layers 4, heads 4, key/value heads 2, width 128, context 128" in out
     rows = json.loads(invoke("train", "--list", "--json").out)["presets"]
     assert {row["name"]: row["about"] for row in rows} == {name: phrase(f"preset.{name}") for name in PRESETS}
-    assert rows[4]["n_kv_heads"] == 2 and rows[4]["d_model"] == 128 and rows[4]["steps"] == 1000
+    assert rows[5]["n_kv_heads"] == 2 and rows[5]["d_model"] == 128 and rows[5]["steps"] == 1000
 
 
 def test_train_json_is_one_document_with_progress_elsewhere(trained: tuple[Path, Outcome]) -> None:
