@@ -89,10 +89,11 @@ BUILD: dict[str, Callable[[], nn.Module]] = {
         tf.Qwen2Config(**{name: x for name, x in ROTARY.items() if name != "head_dim"})
     ),
     "qwen3": lambda: tf.Qwen3ForCausalLM(tf.Qwen3Config(**{**ROTARY, "hidden_size": 23})),
+    "gemma3, tied": lambda: tf.Gemma3ForCausalLM(tf.Gemma3TextConfig(**ROTARY, tie_word_embeddings=True)),
     "gpt2": lambda: tf.GPT2LMHeadModel(tf.GPT2Config(**GPT2)),
     "bert": lambda: tf.BertForMaskedLM(tf.BertConfig(**BERT)),
 }
-SHAREABLE = tuple(name for name in BUILD if name not in ("gpt2", "bert"))
+SHAREABLE = tuple(name for name in BUILD if name not in ("gpt2", "bert", "gemma3, tied"))
 
 
 def build(name: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Module:

@@ -61,7 +61,7 @@ def same(result: Survey, wanted: Survey) -> None:
         assert abs(other.thumbnail - head.thumbnail).max() < 1e-5
 
 
-@every("name", ["bert", "mistral", "run", *NAMES])
+@every("name", ["bert", "mistral", "gemma3, tied", "run", *NAMES])
 def test_logits_are_those_in_memory(folder: Any, name: str) -> None:
     whole, parts = both(folder(name))
     batches = [IDS[:5], IDS[5:]]

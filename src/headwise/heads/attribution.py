@@ -29,7 +29,7 @@ from headwise.models.ask import evaluating, logits, output_matrix, require_next
 from headwise.models.hook import attach, hooked
 from headwise.models.open import ids_of, token_of
 from headwise.models.sites import Layer, Site, layers_of
-from headwise.models.stream import loaded, waits
+from headwise.models.stream import loaded
 from headwise.records import Call
 from headwise.spec import resolve_kv_index
 
@@ -101,7 +101,7 @@ def attribute(
         raise HeadwiseError(f"target has {len(answer)} tokens; pass one, or two whose logits are compared")
     layers = layers_of(model)
     calls: dict[str, Call] = {}
-    recorder = Recorder(model, layers)
+    recorder = Recorder(layers)
 
     def remember(site: Site, call: Call) -> None:
         calls[site.name] = call
@@ -244,8 +244,8 @@ class _Run:
 class Recorder:
     """What the modules that take part in a pass read and gave at its last position."""
 
-    def __init__(self, model: nn.Module, layers: Sequence[Layer]) -> None:
-        self.model, self.layers = model, layers
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        self.layers = layers
         self.rows: dict[nn.Module, _Row] = {}
         self.digits: list[float] = []  # of the number formats in which the model computes
 
@@ -264,7 +264,7 @@ class Recorder:
         # Modules that take or give something else than hidden states, masks for instance, are passed over.
         tensors: Any = first, result
         is_state = all(isinstance(x, Tensor) and x.ndim in (2, 3) and x.is_floating_point() for x in tensors)
-        if is_state and not waits(self.model, module):
+        if is_state:
             self.digits.extend(torch.finfo(x.dtype).eps for x in tensors)
             self.rows[module] = _Row(*(x.flatten(0, -2)[-1].cpu().double() for x in tensors))
 

@@ -31,12 +31,11 @@ from headwise.models.ask import (
     evaluating,
     require_next,
     require_slopes,
-    run_body,
 )
 from headwise.models.hook import Handler, attach, attend_by_rows, hooked, inside
 from headwise.models.open import ids_of, token_of
 from headwise.models.sites import Layer, Site, layers_of
-from headwise.models.stream import Stream, portions, stream_of, waits
+from headwise.models.stream import loaded, portions, stream_of
 from headwise.records import Call, head_name
 from headwise.spec import resolve_kv_index
 from headwise.words import unknown
@@ -45,8 +44,8 @@ PLACES = ("q", "k", "v", "out", "weights")
 
 Ids = Tensor | Sequence[int] | Sequence[Sequence[int]] | str
 Target = Sequence[int | str] | Sequence[Sequence[int]] | Tensor
-SHARED = ("k", "v")  # places that belong to key/value heads, L3.KV1
 LARGEST = 2**19  # numbers of the residual stream that run as one batch: more leave the processor's cache
+SHARED = ("k", "v")  # places that belong to key/value heads, L3.KV1
 
 Place = tuple[str, tuple[int, ...]]  # the name of a site, and the query heads whose output changes there
 Receiver = tuple[str, str]  # what reads, q, k or v, and the head, or key/value head, whose it is
@@ -249,18 +248,29 @@ class Variants:
     handlers: Mapping[Site, Handler]  # what they change, or keep, of calls with n texts
     ask: Callable[[Tensor], list[float]]  # of the logits (n,V) of their answers
     beside: Callable[[], AbstractContextManager[Any]] = nullcontext  # what else listens while they pass
-    last: Layer | None = None  # behind it nobody asks for them any more: a handler ends the pass there
+    last: Layer | None = None  # behind it nobody asks for them any more
 
 
 class Passes:
     """The passes of a model that a study asks for: a text, and variants of it, at a masked position or at the end.
 
-    A model in memory makes one after another. Of a streamed one all pass a layer while it has its weights, in their
-    order: so what one needs of an earlier one, a call or what a block gave, is there when the layer comes to it.
+    Variants go up the model side by side, a block at a time, and each joins the others where it leaves the text:
+
+        block          0     1     2     3     logits
+        the text       ---------------------->         what each block gave is kept
+        variant a            ---------------->
+        variant b                  ---------->
+
+    For a step the model runs from its beginning, so that masks and positions are its own; but blocks below give at once
+    what they gave before, and behind the block whose turn it is the pass ends. The texts of a streamed model go up in
+    the same way: each block is read once for all, and has seen the text before a variant of it comes. Other texts run
+    as a whole, and so do variants where the blocks of a decoder read an encoder besides.
     """
 
     def __init__(self, model: nn.Module, layers: Sequence[Layer], position: int = -1) -> None:
         self.model, self.layers, self.position, self.stream = model, layers, position, stream_of(model)
+        blocks = [layer.block for layer in layers] if self.stream is None else self.stream.blocks
+        self.blocks = list(dict.fromkeys(blocks))
 
     def text(self, reading: Reading, beside: Callable[[], AbstractContextManager[Any]] = nullcontext) -> Variants:
         """The pass of a text itself, which fills its `reading`."""
@@ -274,13 +284,11 @@ class Passes:
             reading.calls[site.name] = call
 
         def record(block: nn.Module, args: Any, gave: Any) -> None:
-            if not waits(self.model, block):
-                reading.outputs[block] = gave
+            reading.outputs[block] = gave
 
         @contextmanager
         def listening() -> Iterator[None]:
-            blocks = [layer.block for layer in self.layers] if self.stream is None else self.stream.blocks
-            with hooked((block.register_forward_hook, record) for block in blocks), beside():
+            with hooked((block.register_forward_hook, record) for block in self.blocks), beside():
                 yield
 
         def answered(logits_nv: Tensor) -> list[float]:
@@ -292,31 +300,34 @@ class Passes:
 
     def parts(self, reading: Reading, count: int) -> list[slice]:
         """So many variants of a text as batches that run at once."""
-        if self.stream is None:
-            out = next(iter(reading.calls.values())).out
-            most = LARGEST // (reading.ids.numel() * out.shape[1] * out.shape[3])
-        else:
-            most = self.stream.at_once // reading.ids.numel()
-        size = max(1, most)
+        size = max(1, self._most(reading))
         return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+
+    def _most(self, reading: Reading) -> int:
+        """How many variants of a text run together at most; where a single one is more than that, 0."""
+        if self.stream is not None:
+            return self.stream.at_once // reading.ids.numel()
+        return LARGEST // _hidden(reading.outputs[self.blocks[0]]).numel()
 
     def asked(
         self, batches: Sequence[Variants], progress: Told = silent, beside: Callable[[int], None] = lambda layer: None
     ) -> Iterator[list[float]]:
         """What each batch was to be asked. `beside` is called with each layer's number, while it has its weights."""
-        if self.stream is not None:
-            yield from self._streamed(self.stream, batches, progress, beside)
-            return
-        done, total = 0, sum(each.n for each in batches)
-        for each in batches:
-            logits_nv = None
-            with self._replaying(each) as ids, attach(each.handlers), each.beside(), suppress(_StopError):
-                logits_nv = answer_logits(self.model, ids, self.position)
-            done += each.n
-            progress(done, total)
-            yield [] if logits_nv is None else each.ask(logits_nv)
-        for number in range(len(self.layers)):
-            beside(number)
+        groups, depth = self._groups(batches), len(self.blocks)
+        for number, group in enumerate(groups):
+            states: dict[Variants, Tensor] = {}
+            # Once all have joined, a model in memory goes through the rest at once; another one needs its weights.
+            steps = range(depth if self.stream is not None else max(self._turns(each).start for each in group))
+            for n in range(depth):
+                with loaded(self.model, n):
+                    passing = [each for each in group if n in steps and n in self._turns(each)]
+                    for joined in self._joined(passing):
+                        self._advance(joined, range(n, n + 1), states)
+                    if number == 0:
+                        beside(n)
+                progress(number * depth + n + 1, len(groups) * depth)
+            for joined in self._joined(group):
+                yield from self._answers(joined, steps.stop, states)
 
     def measured(
         self,
@@ -326,115 +337,114 @@ class Passes:
     ) -> dict[Key, list[float]]:
         """What the batches of each group were to be asked, one after another."""
         answers = self.asked([each for group in groups.values() for each in group], progress, beside)
-        values = {key: [value for _ in group for value in next(answers)] for key, group in groups.items()}
-        for _ in answers:  # what is to be done beside them, when all have passed
-            pass
-        return values
+        return {key: [value for _ in group for value in next(answers)] for key, group in groups.items()}
 
-    @contextmanager
-    def _replaying(self, each: Variants) -> Iterator[Tensor]:
-        """The ids to run. Below the layer where variants begin the text is replayed; the layer reads it n times.
+    def _groups(self, batches: Sequence[Variants]) -> Sequence[Sequence[Variants]]:
+        """Batches that go up together: as many as run at once; of a streamed model all whose states fit into memory."""
+        if self.stream is None:
+            return self._joined(batches)
+        sizes = [range(each.n * each.reading.ids.numel()) for each in batches]
+        return [batches[start : start + len(part)] for start, part in portions(self.model, sizes)]
 
-        The layers of a decoder read what an encoder gives, too: there the whole model reads n texts.
-        """
-        reading = each.reading
-        if each.start is None or any(call.cross for call in reading.calls.values()):
-            yield reading.ids.expand(each.n, -1)
-            return
-        with ExitStack() as stack:
-            here = stack.enter_context(inside())
-            for below in self.layers[: self.layers.index(each.start)]:
-                stack.enter_context(_replayed(below.block, here, reading.outputs[below.block]))
-            stack.enter_context(_widened(each.start.block, each.n))
-            yield reading.ids
-
-    def _streamed(
-        self, stream: Stream, batches: Sequence[Variants], progress: Told, beside: Callable[[int], None]
-    ) -> Iterator[list[float]]:
-        """Layer by layer, in as many sweeps as their states ask for memory: one, where texts are short."""
-        depth, done = len(stream.blocks), 0
-        total = sum(each.n * len(self._turns(stream, each)) for each in batches)
-        for start, part in portions(self.model, [range(each.n * each.reading.ids.numel()) for each in batches]):
-            group, states = batches[start : start + len(part)], dict[Variants, Tensor]()
-            for layer in range(depth):
-                with stream.loaded(layer), stream.only(layer):
-                    for some in self._joined(stream, [x for x in group if layer in self._turns(stream, x)]):
-                        self._advance(stream, some, layer, states)
-                        done += sum(each.n for each in some)
-                        progress(done, total)
-                    if not start:
-                        beside(layer)
-            for some in self._joined(stream, group):
-                if some[0].last is not None:
-                    yield from ([] for _ in some)
-                    continue
-                stream.number, stream.states[0] = 0, torch.cat([states.pop(each) for each in some])
-                with stream.only(depth), some[0].beside():
-                    logits_nv = answer_logits(self.model, some[0].reading.ids, self.position)
-                for each, rows in zip(some, torch.split(logits_nv, [each.n for each in some]), strict=True):
-                    yield each.ask(rows)
-            stream.states.clear()
-
-    def _turns(self, stream: Stream, each: Variants) -> range:
-        """The layers through which variants pass."""
-        first = 0 if each.start is None else stream.blocks.index(each.start.block)
-        return range(first, len(stream.blocks) if each.last is None else stream.blocks.index(each.last.block) + 1)
-
-    def _joined(self, stream: Stream, batches: Iterable[Variants]) -> list[list[Variants]]:
+    def _joined(self, batches: Iterable[Variants]) -> list[list[Variants]]:
         """Neighbours that run together: few large products take less time than many small ones. A text runs alone."""
         joined: list[list[Variants]] = []
         for each in batches:
-            before = joined[-1] if joined else [each]
-            n_tokens = (sum(x.n for x in before) + each.n) * each.reading.ids.numel()
-            alike = before[0].reading is each.reading and (before[0].last is None) is (each.last is None)
-            alone = None in (before[0].start, each.start)
-            if not joined or alone or not alike or n_tokens > stream.at_once:
+            before = joined[-1] if joined else []
+            if each.start is None or not before or before[0].start is None or not self._fits(before, each):
                 joined.append([])
             joined[-1].append(each)
         return joined
 
-    def _advance(self, stream: Stream, some: Sequence[Variants], layer: int, states: dict[Variants, Tensor]) -> None:
-        """Take batches through one layer, as one batch."""
-        block, sizes, reading = stream.blocks[layer], [each.n for each in some], some[0].reading
-        if layer:
-            leaving = [] if some[0].start is None else [reading.outputs[stream.blocks[layer - 1]].cpu()]
-            parts = (states[each] if each in states else leaving[0].expand(each.n, -1, -1) for each in some)
-            stream.states[0] = torch.cat([*parts])
-        stream.number = 0
-        widened = nullcontext() if layer else _widened(block, sum(sizes))
-        handlers = {x.site: partial(_in_turn, some, x.site) for x in self.layers if x.block is block}
-        with widened, attach(handlers), some[0].beside(), suppress(_StopError):
-            run_body(self.model, reading.ids)
-        states |= zip(some, torch.split(stream.states.pop(0), sizes), strict=True)
+    def _fits(self, before: Sequence[Variants], each: Variants) -> bool:
+        """May a batch run together with those?"""
+        if before[0].reading is not each.reading or (before[0].last is None) is not (each.last is None):
+            return False
+        return sum(other.n for other in before) + each.n <= self._most(each.reading)
+
+    def _turns(self, each: Variants) -> range:
+        """The numbers of the blocks through which a batch goes up."""
+        is_joined = each.start is not None and not any(call.cross for call in each.reading.calls.values())
+        first = self.blocks.index(each.start.block) if each.start is not None and is_joined else 0
+        last = len(self.blocks) - 1 if each.last is None else self.blocks.index(each.last.block)
+        return range(first, last + 1)
+
+    def _advance(self, joined: Sequence[Variants], turns: range, states: dict[Variants, Tensor]) -> None:
+        """Take batches through some blocks, as one batch."""
+        outputs: list[Any] = []
+
+        def halt(block: nn.Module, args: Any, gave: Any) -> None:
+            outputs.append(gave)
+            raise _StopError
+
+        with self._running(joined, turns, states) as ids:
+            stops = hooked([(self.blocks[turns[-1]].register_forward_hook, halt)])
+            with stops, suppress(_StopError):
+                answer_logits(self.model, ids, self.position)
+        state = _hidden(outputs[0])
+        if self.stream is not None:
+            state = state.cpu()  # the memory of the machine is larger than that of a device
+        states |= zip(joined, torch.split(state, [each.n for each in joined]), strict=True)
+
+    def _answers(self, joined: Sequence[Variants], start: int, states: dict[Variants, Tensor]) -> Iterator[list[float]]:
+        """Take batches through the blocks from `start` on, and ask what they were to be asked."""
+        depth = len(self.blocks)
+        if joined[0].last is not None:
+            rest = range(start, self._turns(joined[0]).stop)
+            if rest:
+                self._advance(joined, rest, states)
+            yield from ([] for _ in joined)
+            return
+        with self._running(joined, range(start, depth), states) as ids:
+            logits_nv = answer_logits(self.model, ids, self.position)
+        rows = torch.split(logits_nv, [each.n for each in joined])
+        for each, of_each in zip(joined, rows, strict=True):
+            yield each.ask(of_each)
+
+    @contextmanager
+    def _running(self, joined: Sequence[Variants], turns: range, states: Mapping[Variants, Tensor]) -> Iterator[Tensor]:
+        """The ids to run so that batches pass these blocks, with what they change there; those below are replayed."""
+        reading = joined[0].reading
+        blocks, below = [self.blocks[n] for n in turns], self.blocks[: turns.start]
+        sites = [layer.site for layer in self.layers if layer.block in blocks]
+        handlers = {site: partial(_in_turn, joined, site) for site in sites if any(site in x.handlers for x in joined)}
+        with ExitStack() as stack:
+            here = stack.enter_context(inside())
+            outputs = {block: reading.outputs[block] for block in below}
+            if below:
+                output = outputs[below[-1]]
+                unchanged = _hidden(output)
+                wide = [states[x].to(unchanged) if x in states else unchanged.expand(x.n, -1, -1) for x in joined]
+                outputs[below[-1]] = (torch.cat(wide), *output[1:]) if isinstance(output, tuple) else torch.cat(wide)
+            for block, output in outputs.items():
+                stack.enter_context(_replayed(block, here, output))
+            stack.enter_context(attach(handlers))
+            stack.enter_context(joined[0].beside())
+            yield reading.ids if below else reading.ids.expand(sum(each.n for each in joined), -1)
 
 
-def _in_turn(some: Sequence[Variants], site: Site, call: Call) -> Tensor | None:
+def _hidden(output: Any) -> Tensor:
+    """The hidden states among what a block gives."""
+    state: Tensor = output[0] if isinstance(output, tuple) else output
+    return state
+
+
+def _in_turn(joined: Sequence[Variants], site: Site, call: Call) -> Tensor | None:
     """What takes the place of `out` in a call of several batches, each of which changes, or keeps, its own part."""
-    outs, stopped, start = list[Tensor](), 0, 0
-    for each in some:
+    outs: list[Tensor] = []
+    is_changed, start = False, 0
+    for each in joined:
         rows = slice(start, start + each.n)
-        parts = {name: x[rows] for name in ("q", "k", "v", "out", "weights") if (x := getattr(call, name)) is not None}
-        changed, start = None, rows.stop
-        try:
-            if site in each.handlers:
-                changed = each.handlers[site](call._replace(**parts))
-        except _StopError:
-            stopped += 1
-        outs.append(parts["out"] if changed is None else changed)
-    if stopped == len(some):
-        raise _StopError
-    return torch.cat(outs)
-
-
-def _widened(block: nn.Module, n: int) -> AbstractContextManager[None]:
-    """Inside this block of code a layer reads its one text n times, as a batch."""
-
-    def widen(block: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        x = args[0] if args else keywords["hidden_states"]
-        wide = x.expand(n, *x.shape[1:])
-        return ((wide, *args[1:]), keywords) if args else (args, keywords | {"hidden_states": wide})
-
-    return hooked([(block.register_forward_pre_hook, widen)], with_kwargs=True)
+        start = rows.stop
+        out: Tensor | None = None
+        if site in each.handlers:
+            parts = {
+                name: x[rows] for name in ("q", "k", "v", "out", "weights") if (x := getattr(call, name)) is not None
+            }
+            out = each.handlers[site](call._replace(**parts))
+        is_changed |= out is not None
+        outs.append(call.out[rows] if out is None else out)
+    return torch.cat(outs) if is_changed else None
 
 
 # One pair of texts
@@ -584,17 +594,17 @@ class Study:
         names = list(self.names("out"))
         joined = torch.tensor([name in half for name in names])
         clean = torch.cat([joined[None], joined ^ torch.eye(len(names), dtype=torch.bool)])  # (1+heads, heads)
-        shares: list[float] = []
+
+        def change(site: Site, rows: Tensor, call: Call) -> Tensor:
+            here = rows[:, [names.index(head) for head in site.heads]].to(call.out.device)
+            return torch.where(here[:, :, None, None], self.clean_text.calls[site.name].out, call.out)
+
+        batches = []
         for part in self.passes.parts(self.text, len(clean)):
             rows = clean[part]
-
-            def change(site: Site, call: Call, rows: Tensor = rows) -> Tensor:
-                here = rows[:, [names.index(head) for head in site.heads]].to(call.out.device)
-                return torch.where(here[:, :, None, None], self.clean_text.calls[site.name].out, call.out)
-
-            with attach({layer.site: partial(change, layer.site) for layer in self.layers}):
-                ids = self.text.ids.expand(len(rows), -1)
-                shares += self._shares(answer_logits(self.passes.model, ids, self.passes.position))
+            handlers: dict[Site, Handler] = {x.site: partial(change, x.site, rows) for x in self.layers}
+            batches.append(Variants(self.text, self.layers[0], len(rows), handlers, self._shares))
+        shares = self.passes.measured({"": batches})[""]
         moved = [share - shares[0] for share in shares[1:]]
         return {name: -more if name in half else more for name, more in zip(names, moved, strict=True)}
 
@@ -648,9 +658,9 @@ class Study:
             source, rows = self._source(site, at, positions)
             return _replaced(call.out, [chosen[site.name]], source(slice(0, 1)), rows)
 
-        sites = [layer.site for layer in self.layers if layer.site.name in chosen]
-        with attach({site: partial(change, site) for site in sites}):
-            return self._share(self._answers())[0]
+        layers = [layer for layer in self.layers if layer.site.name in chosen]
+        handlers: dict[Site, Handler] = {layer.site: partial(change, layer.site) for layer in layers}
+        return self.passes.measured({"": [Variants(self.text, layers[0], 1, handlers, self._shares)]})[""][0]
 
     def estimate(self, names: Sequence[str], positions: Sequence[int] | None) -> dict[str, float]:
         """What one backward pass says of the effect of each head's output."""
@@ -702,21 +712,17 @@ class Study:
         for number, layer in enumerate(self.layers[:last]):
             heads = [(h,) for h, name in enumerate(self._heads(layer)) if name in senders]
             for part in self.passes.parts(self.text, len(heads)):
-                ahead = {site for site in sites.values() if order.index(site) > number}
 
                 def change(call: Call, layer: Layer = layer, chosen: Sequence[tuple[int, ...]] = heads[part]) -> Tensor:
                     return _replaced(call.out, chosen, self.clean_text.calls[layer.site.name].out, None)
 
-                def freeze(site: Site, ahead: set[str], call: Call) -> Tensor:
+                def freeze(site: Site, call: Call) -> Tensor:
                     for at, name in (receiver for receiver, place in sites.items() if place == site.name):
                         arrived[at, name].append(getattr(call, at)[:, _number(name)].clone())
-                    ahead.discard(site.name)
-                    if not ahead:
-                        raise _StopError
                     return self.text.calls[site.name].out.expand_as(call.out)
 
                 above = self.layers[number + 1 : last + 1]
-                handlers: dict[Site, Handler] = {x.site: partial(freeze, x.site, ahead) for x in above}
+                handlers: dict[Site, Handler] = {x.site: partial(freeze, x.site) for x in above}
                 handlers[layer.site] = change
                 n = len(heads[part])
                 batches.append(Variants(self.text, layer, n, handlers, lambda answers: [], last=self.layers[last]))

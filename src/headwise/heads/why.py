@@ -259,7 +259,7 @@ class _Telling:
         ids = torch.tensor(question.ids)
         self.study = None if twin is None else Study(passes, ids, torch.tensor(twin.ids))  # None: no corrupted text
         self.text = Reading(ids[None].to(device_of(passes.model))) if self.study is None else self.study.clean_text
-        self.recorder = Recorder(passes.model, passes.layers)
+        self.recorder = Recorder(passes.layers)
         self.adding: Parts | None = None
         self.parts: Attribution | None = None
         self.effects: dict[str, float] = {}

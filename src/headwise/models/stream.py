@@ -311,8 +311,10 @@ def hollow(kind: Any, config: Any, dtype: torch.dtype) -> Any:
         build = getattr(kind, "from_config", None) or getattr(kind, "_from_config", None)
         model: Any = cast(kind(config), dtype) if build is None else build(config, dtype=dtype)
     for module in model.modules():
-        if any(buffer.is_meta for buffer in module.buffers(recurse=False)):
-            module.to_empty(device="cpu", recurse=False)
+        lacking = [leaf for leaf, buffer in module.named_buffers(recurse=False) if buffer.is_meta]
+        for leaf in lacking:  # not `to_empty`: it makes new weights, too, and a tied matrix would be tied no more
+            setattr(module, leaf, torch.empty_like(getattr(module, leaf), device="cpu"))
+        if lacking:
             model._init_weights(module)
     return model
 
@@ -320,14 +322,6 @@ def hollow(kind: Any, config: Any, dtype: torch.dtype) -> Any:
 def stream_of(model: nn.Module) -> Stream | None:
     """What streams the model; None for one in memory."""
     return getattr(model, "headwise_stream", None)
-
-
-def waits(model: nn.Module, module: nn.Module) -> bool:
-    """Is it a layer of a streamed model that hands on what it reads, since another one has its turn?"""
-    stream = stream_of(model)
-    if stream is None or stream.layer is None or module not in stream.blocks:
-        return False
-    return stream.blocks.index(module) != stream.layer
 
 
 def turns(model: nn.Module) -> int:
