@@ -23,6 +23,7 @@ LARGEST = 2**40  # of one size; beyond it a number is a slip, and sums would tak
 MOST_LAYERS, MOST_HEADS = 10_000, 4096
 
 REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads")
+NORMS = (2, 1)  # gains of a layer, and of the norm behind all layers, in widths of the model: RMSNorms
 
 
 def name_in(name: str, family: Family) -> str:
@@ -40,12 +41,13 @@ class Fields:
         self.required = self.record.get("required", REQUIRED)
         self.defaults = dict.fromkeys(self.record.get("null", ())) | self.record.get("defaults", {})
         self.aliases: dict[str, str] = self.record.get("aliases", {})
-        self.taken: dict[str, int] = {}  # sizes that the file leaves out, as they were filled in
+        self.filled_in: dict[str, int] = {}  # sizes that the file leaves out, by the default of the class
         known = {*self.required, *self.defaults, *self.aliases, *self.record.get("derived", ()), *HARMLESS}
         fixed = self.record.get("fixed", {})
         for name, value in config.items():
             if name in fixed:
-                if value != fixed[name] and value not in (None, False, [], {}):
+                is_absent = value in (None, False, [], {})
+                if value != fixed[name] and not is_absent:
                     wanted = f"{name}={_short(fixed[name])}"
                     raise HeadwiseError(f"{name}={_short(value)} is not priced for {family.name}, only {wanted}")
             elif name not in known and _sizes_something(name, value):
@@ -57,8 +59,8 @@ class Fields:
     def name_of(self, name: str) -> str:
         return name_in(name, self.family)
 
-    def told(self, value: bool | str) -> bool:
-        """What a record says by a constant, or by the name of a flag."""
+    def is_set(self, value: bool | str) -> bool:
+        """Is something there, which a record says by a constant, or by the name of a flag?"""
         return self.flag(value) if isinstance(value, str) else value
 
     def get(self, name: str) -> Any:
@@ -79,7 +81,7 @@ class Fields:
                 raise HeadwiseError(f"{name}=null; give a value, or leave it out for {_short(default)}")
             return None
         if isinstance(default, int) and not isinstance(default, bool):
-            self.taken[name] = default
+            self.filled_in[name] = default
         return default
 
     def size(self, name: str) -> int:
@@ -88,9 +90,10 @@ class Fields:
     def optional_size(self, name: str) -> int | None:
         return None if self.get(name) is None else self.size(name)
 
-    def count(self, name: str) -> int:  # 0 is one
+    def count(self, name: str) -> int:
+        """A size, or 0."""
         value = self.get(name)
-        return 0 if value == 0 and not isinstance(value, bool | float) else check_size(name, value)
+        return 0 if value == 0 and type(value) is int else check_size(name, value)
 
     def flag(self, name: str) -> bool:
         value = self.get(name)
@@ -107,10 +110,11 @@ class Fields:
     def side(self, name: str) -> tuple[int, int]:
         """Height and width of an image or a patch: one number for both, or a pair."""
         value = self.get(name)
-        pair = value if isinstance(value, list | tuple) else [value, value]
-        if len(pair) != 2:
+        sides = value if isinstance(value, list | tuple) else [value, value]
+        if len(sides) != 2:
             raise HeadwiseError(f"{name}={_short(value)} must be one number, or height and width")
-        return check_size(name, pair[0]), check_size(name, pair[1])
+        height, width = sides
+        return check_size(name, height), check_size(name, width)
 
     def layers(self, name: str) -> range:
         return range(self._at_most(MOST_LAYERS, name, "layers"))
@@ -127,11 +131,11 @@ class Fields:
     def pieces_of_class(self) -> list[str]:
         """The pieces that the class adds which `architectures` names."""
         heads: dict[str, list[str]] = self.record["heads"]
-        named = self.config.get("architectures") or list(heads)
-        if not isinstance(named, list) or not isinstance(named[0], str) or named[0] not in heads:
-            kind = f"architectures={_short(named)} is not priced for {self.family.name}"
-            raise HeadwiseError(f"{kind}; known: {', '.join(heads)}")
-        return heads[named[0]]
+        classes = self.config.get("architectures") or list(heads)
+        if not isinstance(classes, list) or not isinstance(classes[0], str) or classes[0] not in heads:
+            fact = f"architectures={_short(classes)} is not priced for {self.family.name}"
+            raise HeadwiseError(f"{fact}; known: {', '.join(heads)}")
+        return heads[classes[0]]
 
     def kv_heads(self, name: str = "num_key_value_heads") -> int:
         heads = self.heads()
@@ -154,9 +158,9 @@ class Fields:
         return d_model // number
 
     def notes(self) -> tuple[Note, ...]:
-        if not self.taken:
+        if not self.filled_in:
             return ()
-        sizes = ", ".join(f"{name}={value}" for name, value in self.taken.items())
+        sizes = ", ".join(f"{name}={value}" for name, value in self.filled_in.items())
         return (Note.of("price.taken", family=self.family.name, sizes=sizes),)
 
 
@@ -213,20 +217,22 @@ def layers_of(f: Fields, record: Record, stack: str = MAIN, prefix: str = "", cr
     spec = record.get("spec") or attention_of(f, record)
     numbers = f.layers(record.get("layers", "num_hidden_layers"))
     windows = WINDOWS[record["windows"]](f) if "windows" in record else [None] * len(numbers)
-    masked = {window: spec.replace(mask=Causal()) if window is None else spec.replace(mask=Window(window - 1, 0))
-              for window in set(windows)}  # fmt: skip
-    encodes = record.get("encoder", False) or stack == ENCODER
+    specs = dict.fromkeys(windows, spec)  # by window: layers that are alike share one spec
+    if not record.get("encoder", False) and stack != ENCODER:
+        for window in specs:
+            specs[window] = spec.replace(mask=Causal() if window is None else Window(window - 1, 0))
     key_bias = record.get("key_bias", True)
-    across = Attention(spec=spec, key_bias=key_bias) if cross else None
-    gains = record.get("norms", (2, 1))[0] * spec.d_model
     layers = []
     for n, window, forward in zip(numbers, windows, forwards_of(f, record, len(numbers)), strict=True):
-        attention = Attention(spec=spec if encodes else masked[window], key_bias=key_bias)
-        if n == 0 and "buckets" in record:  # the first layer holds the bias by distance of all
-            attention = replace(attention, buckets=f.size(record["buckets"]))
-        name = f"{prefix}L{n}"
+        # The first layer holds the bias by distance of all.
+        buckets = f.size(record["buckets"]) if n == 0 and "buckets" in record else 0
         layer = Layer(
-            name=name, stack=stack, attention=attention, cross=across, feed_forward=forward, norm_parameters=gains
+            name=f"{prefix}L{n}",
+            stack=stack,
+            attention=Attention(spec=specs[window], key_bias=key_bias, buckets=buckets),
+            cross=Attention(spec=spec, key_bias=key_bias) if cross else None,
+            feed_forward=forward,
+            norm_parameters=record.get("norms", NORMS)[0] * spec.d_model,
         )
         layers.append(layer)
     return layers
@@ -236,19 +242,22 @@ def attention_of(f: Fields, record: Record) -> AttentionSpec:
     """The attention of a layer, without its mask."""
     if record.get("latent"):
         return _latent_attention(f)
-    heads, bias = record.get("n_heads", "num_attention_heads"), f.told(record.get("bias", False))
-    of_three = f.told(record["qkv_bias"]) if "qkv_bias" in record else bias
-    own_heads = heads != "num_attention_heads"  # a stack of two names its heads, and has no grouped ones
+    bias = f.is_set(record.get("bias", False))
+    qkv_bias = f.is_set(record["qkv_bias"]) if "qkv_bias" in record else bias
+    if "n_heads" in record:  # a stack of two has a field of its own, and no grouped heads
+        n_heads = n_kv_heads = f.heads(record["n_heads"])
+    else:
+        n_heads, n_kv_heads = f.heads(), record.get("n_kv_heads") or f.kv_heads()
     return AttentionSpec(
         d_model=f.size("hidden_size"),
-        n_heads=f.heads(heads),
-        n_kv_heads=record.get("n_kv_heads") or (f.heads(heads) if own_heads else f.kv_heads()),
-        head_dim=f.head_dim(heads),
-        q_bias=of_three,
-        kv_bias=of_three,
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        head_dim=f.head_dim(record.get("n_heads", "num_attention_heads")),
+        q_bias=qkv_bias,
+        kv_bias=qkv_bias,
         out_bias=bias,
-        qk_norm=f.told(record.get("qk_norm", False)),
-        sink=f.told(record.get("sink", False)),
+        qk_norm=f.is_set(record.get("qk_norm", False)),
+        sink=f.is_set(record.get("sink", False)),
     )
 
 
@@ -276,17 +285,19 @@ def _latent_attention(f: Fields) -> AttentionSpec:
 
 
 def _every_window(f: Fields) -> list[int | None]:
-    window = f.optional_size("sliding_window") if f.told(f.record.get("use_windows", True)) else None
+    window = f.optional_size("sliding_window") if f.is_set(f.record.get("use_windows", True)) else None
     return [window] * len(f.layers("num_hidden_layers"))
 
 
-def _windows(f: Fields, usual: Callable[[int], bool]) -> list[int | None]:
-    """As `layer_types` says, else where `usual` says True."""
-    slides, types = [usual(n) for n in f.layers("num_hidden_layers")], f.get("layer_types")
-    if types is not None:
+def _windows(f: Fields, slides_by_default: Callable[[int], bool]) -> list[int | None]:
+    """The window in the layers that `layer_types` names, or without such a list in those of the class's default."""
+    n_layers, types = f.layers("num_hidden_layers"), f.get("layer_types")
+    if types is None:
+        slides = [slides_by_default(n) for n in n_layers]
+    else:
         count = len(types) if isinstance(types, list) else 0
-        if count != len(slides):
-            raise HeadwiseError(f"layer_types has {count} entries for {len(slides)} layers; one for each is needed")
+        if count != len(n_layers):
+            raise HeadwiseError(f"layer_types has {count} entries for {len(n_layers)} layers; one for each is needed")
         unknown = [kind for kind in types if kind not in ("full_attention", "sliding_attention", "attention")]
         if unknown:
             known = "known: full_attention and sliding_attention, other layers keep other caches"
@@ -300,10 +311,10 @@ def _windows(f: Fields, usual: Callable[[int], bool]) -> list[int | None]:
 
 def _late_windows(f: Fields) -> list[int | None]:
     """Layers from max_window_layers on slide, where use_sliding_window says so."""
-    slides = f.flag("use_sliding_window") and f.optional_size("sliding_window") is not None
-    first = f.count("max_window_layers") if slides else 0
-    windows = _windows(f, lambda n: slides and n >= first)
-    if any(windows) and not slides:
+    has_windows = f.flag("use_sliding_window") and f.optional_size("sliding_window") is not None
+    first = f.count("max_window_layers") if has_windows else 0
+    windows = _windows(f, lambda n: has_windows and n >= first)
+    if any(windows) and not has_windows:
         raise HeadwiseError("layer_types has sliding_attention and use_sliding_window is false; correct one of them")
     return windows
 
@@ -346,9 +357,9 @@ def forwards_of(f: Fields, record: Record, n_layers: int) -> list[FeedForward]:
     listed = f.get(forward["dense"]) or [] if "dense" in forward else []
     if not isinstance(listed, list):
         raise HeadwiseError(f"{forward['dense']}={listed!r} must be a list of layers")
-    dense = [n < first or n in listed or (n + 1) % step > 0 for n in range(n_layers)]
-    plain = _feed_forward(f, forward) if any(dense) else experts
-    return [plain if alone else experts for alone in dense]
+    is_plain = [n < first or n in listed or (n + 1) % step > 0 for n in range(n_layers)]
+    plain = _feed_forward(f, forward) if any(is_plain) else experts  # else the fields of its sizes may be absent
+    return [plain if without_experts else experts for without_experts in is_plain]
 
 
 def _feed_forward(f: Fields, forward: Record) -> FeedForward:
@@ -356,8 +367,8 @@ def _feed_forward(f: Fields, forward: Record) -> FeedForward:
     return FeedForward(
         d_model=d,
         width=f.optional_size(forward.get("width", "intermediate_size")) or 4 * d,
-        gated=_is_gated(f) if gated == "feed_forward_proj" else f.told(gated),
-        bias=f.told(forward.get("bias", False)),
+        gated=_is_gated(f) if gated == "feed_forward_proj" else f.is_set(gated),
+        bias=f.is_set(forward.get("bias", False)),
     )
 
 
@@ -382,7 +393,7 @@ def norm(parameters: int) -> Piece:
 
 
 def final_norm(f: Fields, record: Record) -> Piece:
-    return norm(record.get("norms", (2, 1))[1] * f.size("hidden_size"))
+    return norm(record.get("norms", NORMS)[1] * f.size("hidden_size"))
 
 
 def once(d_in: int, d_out: int) -> Piece:
@@ -398,9 +409,10 @@ def lm_head(f: Fields) -> Piece:
 def masked_lm_head(f: Fields) -> Piece:
     """BERT's and its kin's head; untied, the decoder's own bias is a second one beside the head's."""
     width, vocabulary, tied = _embedded(f), f.size("vocab_size"), f.flag("tie_word_embeddings")
-    square, rows = f.size("hidden_size") * width, width * vocabulary
-    parameters = square + width + 2 * width + vocabulary + (not tied) * (rows + vocabulary)
-    return Piece(part="head", parameters=parameters, weights=square + rows, borrowed=tied * rows)
+    transform, decoder = f.size("hidden_size") * width, width * vocabulary
+    biases, layer_norm = width + vocabulary, 2 * width
+    parameters = transform + layer_norm + biases + (not tied) * (decoder + vocabulary)
+    return Piece(part="head", parameters=parameters, weights=transform + decoder, borrowed=tied * decoder)
 
 
 def _embedded(f: Fields) -> int:
@@ -462,7 +474,8 @@ PIECES: dict[str, Callable[[Fields], Piece]] = {
 
 def ours(f: Fields) -> ModelShape:
     """Our own GPT, by the fields of GPTConfig; a latent's spec fills its sizes in by itself."""
-    gains = f.flag("norm_gain") * (2 if f.choice("norm", "rms", "layer") == "layer" and f.flag("bias") else 1)
+    has_norm_bias = f.choice("norm", "rms", "layer") == "layer" and f.flag("bias")
+    gains = f.flag("norm_gain") * (1 + has_norm_bias)
     learned = f.choice("position", "rope", "learned") == "learned"
     changes: Record = {"pieces": ["tokens", "positions"] if learned else ["tokens"]}
     if f.flag("embedding_norm"):
@@ -489,10 +502,10 @@ def falcon(f: Fields) -> ModelShape:
 
 def roberta(f: Fields) -> ModelShape:
     """Positions count from after the padding token's id, so that many rows and one more are never a position."""
-    lost, rows = f.count("pad_token_id") + 1, f.size("max_position_embeddings")
-    if rows <= lost:
-        raise HeadwiseError(f"max_position_embeddings={rows} leaves no position: {lost}, pad_token_id + 1, rest")
-    return one_stack(f, positions=rows - lost)
+    unused, rows = f.count("pad_token_id") + 1, f.size("max_position_embeddings")
+    if rows <= unused:
+        raise HeadwiseError(f"max_position_embeddings={rows} leaves no position: {unused}, pad_token_id + 1, rest")
+    return one_stack(f, positions=rows - unused)
 
 
 def albert(f: Fields) -> ModelShape:
@@ -536,7 +549,7 @@ def two_stacks(f: Fields) -> ModelShape:
     layers, pieces = list[Layer](), list[Piece]()
     for side, stack in (("encoder", ENCODER), ("decoder", MAIN)):
         record = {**f.record, "encoder": False, **f.record[side]}
-        if not f.get(record["layers"]):
+        if not f.get(record["layers"]):  # as many layers as the encoder has
             record["layers"] = f.record["encoder"]["layers"]
         layers += layers_of(f, record, stack, f"{side}.", cross=stack == MAIN)
         parts = [*(PIECES[name](f) for name in record.get("pieces", ())), final_norm(f, record)]
