@@ -56,8 +56,9 @@ class Grid(Protocol):
 class BroadcastGrid:
     """The grid as index arrays that broadcast to (B, H, T, S), for NumPy and torch alike.
 
-    `array` turns values into the rung's array, `arange` makes its indices. `keys`, `queries` and `documents` restrict
-    the grid to a range of each; B, H, T, S stay the lengths of the whole call.
+    `array` turns values into the rung's array, `arange` makes its indices, `known` says whether numbers can be looked
+    at. `keys`, `queries` and `documents` restrict the grid to a range of each; B, H, T, S stay the lengths of the whole
+    call.
     """
 
     def __init__(
@@ -83,11 +84,12 @@ class BroadcastGrid:
     def pick(self, values: Any, axes: str) -> Any:
         array = self._array(values)
         if array.ndim:
-            named = axes[-array.ndim :]
-            whole = {"b": self.B, "h": self.H, "t": self.T, "s": self.S}
+            lengths = {"b": self.B, "h": self.H, "t": self.T, "s": self.S}
             # What broadcasts has length 1; the whole of an axis, 1 included, is cut to the part at hand.
-            sizes = zip(named, array.shape, strict=True)
-            array = array[tuple(self._part[axis] if n == whole[axis] else slice(None) for axis, n in sizes)]
+            cuts = []
+            for axis, n in zip(axes[-array.ndim :], array.shape, strict=True):
+                cuts.append(self._part[axis] if n == lengths[axis] else slice(None))
+            array = array[tuple(cuts)]
         if axes == "bhts":
             return array
         return array.reshape([array.shape[axes.index(axis)] if axis in axes else 1 for axis in "bhts"])
@@ -170,14 +172,15 @@ class Mask:
 
 def bare_mask_error(mask: object) -> HeadwiseError:
     """What to raise where an array stands for a mask: the two polarities in the field contradict each other."""
-    polarities = (
-        "; True forbids in nn.MultiheadAttention (pass Allowed(~array)), allows in scaled_dot_product_attention"
-    )
-    return HeadwiseError(
+    message = (
         f"mask is a bare {type(mask).__name__}, and its meaning is ambiguous; wrap it: "
         f"Allowed(array) for bool with True = may attend, Bias(array) for float added to the scores"
-        f"{polarities if 'bool' in str(getattr(mask, 'dtype', '')) else ''}"
     )
+    if "bool" in str(getattr(mask, "dtype", "")):
+        message += (
+            "; True forbids in nn.MultiheadAttention (pass Allowed(~array)), allows in scaled_dot_product_attention"
+        )
+    return HeadwiseError(message)
 
 
 @dataclass(frozen=True)
@@ -200,8 +203,8 @@ class Both(Mask):
         return self.masks
 
     def real_length(self, b: int) -> int | None:
-        lengths = [length for mask in self.masks if (length := mask.real_length(b)) is not None]
-        return min(lengths, default=None)
+        lengths = [mask.real_length(b) for mask in self.masks]
+        return min((length for length in lengths if length is not None), default=None)
 
     def for_heads(self, heads: Sequence[int], n_heads: int) -> Mask:
         return Both(tuple(mask.for_heads(heads, n_heads) for mask in self.masks))
@@ -304,8 +307,8 @@ class Part(_Derived):
         band = self.mask.band(self.length if self.axis == "t" else T, S)
         if band is None or self.axis == "s" or (self.axis == "t" and not _neighbours(self.numbers)):
             return None
-        low, high = band
-        return None if low is None else low + self.first_query, None if high is None else high + self.first_query
+        low, high = (None if bound is None else bound + self.first_query for bound in band)
+        return low, high
 
 
 class _WholeGrid:
@@ -314,26 +317,30 @@ class _WholeGrid:
     def __init__(self, grid: Grid, part: Part) -> None:
         self._grid, self._axis, self._length = grid, part.axis, part.length
         numbers = list(part.numbers)
-        together = _neighbours(numbers)
+        neighbours = _neighbours(numbers)
         # A slice copies nothing.
-        self._numbers = slice(numbers[0], numbers[0] + len(numbers)) if numbers and together else numbers
-        self.B, self.read = grid.B, grid.read
-        self.S, self.j = (part.length, grid.pick(numbers, "s")) if part.axis == "s" else (grid.S, grid.j)
-        self.H = part.length if part.axis == "h" else grid.H
-        self.T = part.length if part.axis == "t" else grid.T
-        self.i = grid.i + part.first_query if together or part.axis != "t" else grid.pick(numbers, "t")
+        self._numbers = slice(numbers[0], numbers[0] + len(numbers)) if numbers and neighbours else numbers
+        self.B, self.H, self.T, self.S = grid.B, grid.H, grid.T, grid.S
+        self.i, self.j, self.read = grid.i, grid.j, grid.read
+        if part.axis == "h":
+            self.H = part.length
+        elif part.axis == "t":
+            self.T = part.length
+            self.i = grid.i + part.first_query if neighbours else grid.pick(numbers, "t")
+        else:
+            self.S, self.j = part.length, grid.pick(numbers, "s")
 
     def pick(self, values: Any, axes: str) -> Any:
         shape = shape_of(values)
-        named = axes[len(axes) - len(shape) :]
-        place = named.find(self._axis)
+        place = axes[len(axes) - len(shape) :].find(self._axis)
         if place >= 0 and shape[place] == self._length:  # else it is 1, and broadcast
             values = _taken(values, place, self._numbers)
         return self._grid.pick(values, axes)
 
 
 def _neighbours(numbers: Sequence[int]) -> bool:
-    return list(numbers) == list(range(numbers[0], numbers[0] + len(numbers))) if len(numbers) else True
+    """Does each number follow on the one before?"""
+    return not len(numbers) or list(numbers) == list(range(numbers[0], numbers[0] + len(numbers)))
 
 
 def _taken(values: Any, axis: int, numbers: slice | list[int]) -> Any:
@@ -415,7 +422,9 @@ class Window(Shifted):
         if self.by_document:
             return None
         shift = self.shift(T, S)
-        return None if self.left is None else shift - self.left, None if self.right is None else shift + self.right
+        low = None if self.left is None else shift - self.left
+        high = None if self.right is None else shift + self.right
+        return low, high
 
 
 @dataclass(frozen=True)
@@ -505,7 +514,8 @@ class _OfArray(Mask):
     def check(self, grid: Grid) -> None:
         name = type(self).__name__
         shape, full = check_even(name, self.array), (grid.B, grid.H, grid.T, grid.S)
-        if len(shape) > 4 or any(n != 1 and n != m for n, m in zip(shape[::-1], full[::-1], strict=False)):
+        pairs = zip(reversed(shape), reversed(full), strict=False)  # leading axes may be left out
+        if len(shape) > 4 or any(n not in (1, whole) for n, whole in pairs):
             raise HeadwiseError(f"{name} has shape {shape}, which does not broadcast to (B,H,T,S) = {full}")
         if len(shape) == 3 and shape[0] == grid.B == grid.H > 1:
             raise HeadwiseError(
@@ -523,8 +533,10 @@ class Allowed(_OfArray):
 
     def __post_init__(self) -> None:
         if kind_of(self.array) != "bool":
-            fact = "Allowed takes bool values, True = may attend, and got numbers"
-            raise HeadwiseError(f"{fact}; pass Bias(array) to add them to the scores")
+            raise HeadwiseError(
+                "Allowed takes bool values, True = may attend, and got numbers; pass Bias(array) to add them to the "
+                "scores"
+            )
 
     def allowed(self, grid: Grid) -> Any:
         return grid.pick(self.array, "bhts")
@@ -536,8 +548,10 @@ class Bias(_OfArray):
 
     def __post_init__(self) -> None:
         if kind_of(self.array) != "float":
-            fact = "Bias takes float values that are added to the scores, and got bool or whole numbers"
-            raise HeadwiseError(f"{fact}; pass Allowed(array) for True = may attend")
+            raise HeadwiseError(
+                "Bias takes float values that are added to the scores, and got bool or whole numbers; pass "
+                "Allowed(array) for True = may attend"
+            )
 
     def bias(self, grid: Grid) -> Any:
         return grid.pick(self.array, "bhts")
@@ -572,7 +586,7 @@ def alibi_slopes(n_heads: int) -> list[float]:
 
     Press et al. 2021, section 3 and the authors' note on head counts that are no power of two.
     """
-    power = 2 ** int(math.log2(n_heads))
+    power = 2 ** int(math.log2(n_heads))  # the largest power of two that is not above n_heads
     slopes = [2 ** (-8 * (h + 1) / power) for h in range(power)]
     between = [2 ** (-4 * (h + 1) / power) for h in range(0, 2 * power, 2)]
     return slopes + between[: n_heads - power]

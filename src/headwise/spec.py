@@ -151,8 +151,9 @@ class AttentionSpec:
         if name == "d_out" and not self.out_proj:
             return self.joined_dim
         if name == "rope_dim":
-            turned = self.rope if self.latent_dim is not None else None
-            return turned.dim or 2 * max(1, self.head_dim // 6) if turned else 0
+            if self.rope is None or self.latent_dim is None:
+                return 0
+            return self.rope.dim or 2 * max(1, self.head_dim // 6)  # about a third of the head, and even
         size: int = getattr(self, SIZES[name])
         return size
 
@@ -167,16 +168,22 @@ class AttentionSpec:
             return
         fact = f"with latent_dim={self.latent_dim}"
         if self.kv_index != tuple(range(self.n_heads)):
-            heads = f"n_kv_heads={self.n_kv_heads}, kv_index={self.kv_index}"
-            raise HeadwiseError(f"{heads} {fact}: each head has keys of its own; drop these")
+            raise HeadwiseError(
+                f"n_kv_heads={self.n_kv_heads}, kv_index={self.kv_index} {fact}: each head has keys of its own; drop "
+                f"these"
+            )
         if self.d_values != self.d_context:
-            remedy = f"keys and values come from one latent of width d_context={self.d_context}"
-            raise HeadwiseError(f"d_values={self.d_values} {fact}: {remedy}")
+            raise HeadwiseError(
+                f"d_values={self.d_values} {fact}: keys and values come from one latent of width "
+                f"d_context={self.d_context}"
+            )
         if self.qk_norm:
             raise HeadwiseError(f"qk_norm {fact}: a norm over each head's keys cannot be absorbed; see latent_norm")
         if self.rope_dim >= self.head_dim:
-            remedy = "nothing is left for what the latent says; pass a smaller rope_dim, or a larger head_dim"
-            raise HeadwiseError(f"rope_dim={self.rope_dim} of head_dim={self.head_dim}: {remedy}")
+            raise HeadwiseError(
+                f"rope_dim={self.rope_dim} of head_dim={self.head_dim}: nothing is left for what the latent says; pass "
+                f"a smaller rope_dim, or a larger head_dim"
+            )
         if self.rope and self.rope.dim not in (None, self.rope_dim):
             raise HeadwiseError(f"rope dim={self.rope.dim} and rope_dim={self.rope_dim} name one size; drop one")
 
@@ -193,8 +200,10 @@ class AttentionSpec:
         if self.rope and (self.rope.dim or width) > width:
             raise HeadwiseError(f"rope dim={self.rope.dim} exceeds head_dim={self.head_dim}")
         if self.rope and (width == 0 or (self.rope.dim or width) % 2):
-            fact = f"rope turns features in pairs, and {size}={width} is {'odd' if width else 'none'}"
-            raise HeadwiseError(f"{fact}; pass {'an even one' if self.latent_dim else 'RoPE(dim=)'}")
+            remedy = "an even one" if self.latent_dim else "RoPE(dim=)"
+            raise HeadwiseError(
+                f"rope turns features in pairs, and {size}={width} is {'odd' if width else 'none'}; pass {remedy}"
+            )
         for name, kind in (("rope", RoPE), ("relative_bias", RelativeBias)):
             value = getattr(self, name)
             if value is not None and not isinstance(value, kind):
@@ -344,10 +353,11 @@ class AttentionSpec:
 
     def replace(self, **changes: Any) -> AttentionSpec:
         """A copy with some fields changed, validated anew; other sizes stay as they are."""
-        known = dict(vars(self))
-        for name in FOLLOWING:
-            known[name] = None if self._is_usual(name, known[name]) else known[name]
-        return AttentionSpec(**{**known, **changes})
+        fields = dict(vars(self))
+        for name in FOLLOWING:  # as usual, it stays as usual, and so follows the changes
+            if self._is_usual(name, fields[name]):
+                fields[name] = None
+        return AttentionSpec(**{**fields, **changes})
 
 
 PerHead: TypeAlias = "Sequence[Any] | NDArray[Any] | Tensor"  # (H,) one number for each query head
@@ -382,8 +392,10 @@ def check_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int]) -> Sizes:
     for name, shape in (("q", q), ("k", k), ("v", v)):
         if len(shape) != 4:
             letters = {"q": "(B,H,T,D)", "k": "(B,G,S,D)", "v": "(B,G,S,E)"}[name]
-            fact = f"{name} has shape {tuple(shape)}, {len(shape)} axes; attention takes 4: {letters}"
-            raise HeadwiseError(f"{fact}; split the heads first, or add the missing axis")
+            raise HeadwiseError(
+                f"{name} has shape {tuple(shape)}, {len(shape)} axes; attention takes 4: {letters}; split the heads "
+                f"first, or add the missing axis"
+            )
     (B, H, T, D), (Bk, G, S, Dk), (Bv, Gv, Sv, E) = q, k, v
     if not B == Bk == Bv:
         raise HeadwiseError(f"batch sizes differ: q has {B}, k has {Bk}, v has {Bv}")
@@ -400,8 +412,9 @@ def resolve_kv_index(n_heads: int, n_kv_heads: int, kv_index: Sequence[int] | No
     """Which key/value head each query head reads: h // (H // G), unless the caller says otherwise."""
     if kv_index is None:
         if n_kv_heads == 0 or n_heads % n_kv_heads:
-            fact = f"{n_kv_heads} key/value heads do not divide {n_heads} query heads"
-            raise HeadwiseError(f"{fact}; pass kv_index= to map them")
+            raise HeadwiseError(
+                f"{n_kv_heads} key/value heads do not divide {n_heads} query heads; pass kv_index= to map them"
+            )
         return tuple(h // (n_heads // n_kv_heads) for h in range(n_heads))
     try:
         index = tuple(operator.index(g) for g in kv_index)

@@ -54,9 +54,10 @@ def _try_predicting(model: nn.Module) -> Literal["next", "masked"] | None:
     size, most = vocabulary_of(model) or 0, context_of(model) or 8
     if not reads_tokens(model) or size < 8 or most < 4:
         return None
+    # Two texts of up to 8 tokens that differ in the last; ids from 3 on, for the first ones are often special.
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(3, size, (1, min(8, most)), generator=generator).repeat(2, 1)
-    ids[1, -1] = 3 + (ids[0, -1] - 2) % (size - 3)  # another last token
+    ids[1, -1] = 3 + (ids[0, -1] - 2) % (size - 3)  # the next id, or after the last one the first
     stream = stream_of(model)  # one layer tells as much as all
     try:
         with evaluating(model), nullcontext() if stream is None else stream.alone():
@@ -65,9 +66,9 @@ def _try_predicting(model: nn.Module) -> Literal["next", "masked"] | None:
         return None
     if rows is None or rows.ndim != 3 or rows.shape[1] != ids.shape[1] or rows.shape[2] < size:
         return None
-    before, after = rows[:, :-1].cpu().double()
-    rounding = 16 * torch.finfo(rows.dtype).eps * before.abs().max()
-    return "next" if (before - after).abs().max() <= rounding else "masked"
+    ours, theirs = rows[:, :-1].cpu().double()
+    rounding = 16 * torch.finfo(rows.dtype).eps * ours.abs().max()
+    return "next" if (ours - theirs).abs().max() <= rounding else "masked"
 
 
 def require_next(model: nn.Module) -> None:
@@ -84,13 +85,14 @@ def answering(model: nn.Module) -> Literal["next", "masked", "first"]:
 
     Raises HeadwiseError for a model that answers with none.
     """
-    config = getattr(model, "config", None)
-    if getattr(config, "is_encoder_decoder", False) and reads_tokens(model) and not hears(model):
-        whole: Any = model
-        if whole.get_output_embeddings() is not None:
+    foreign: Any = model
+    if reads_tokens(model) and not hears(model):
+        if not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+            kind = predicts(model)
+            if kind is not None:
+                return kind
+        elif foreign.get_output_embeddings() is not None:
             return "first"
-    elif reads_tokens(model) and not hears(model) and (way := predicts(model)) is not None:
-        return way
     raise HeadwiseError(
         f"{type(model).__name__} answers a text with no token, so there is no prediction to be explained; load the "
         f"model with its language-model head"
@@ -112,9 +114,11 @@ def _start_of(model: nn.Module) -> list[int] | None:
         return None
     start: list[int] = []
     for name in ("decoder_start_token_id", "forced_bos_token_id"):
-        places = (getattr(model, "generation_config", None), config)
-        token = next((x for place in places if (x := getattr(place, name, None)) is not None), None)
-        start += [] if token is None else [token]
+        token = getattr(getattr(model, "generation_config", None), name, None)
+        if token is None:
+            token = getattr(config, name, None)
+        if token is not None:
+            start.append(token)
     if not start:
         raise HeadwiseError(
             f"the config of {type(model).__name__} does not say its decoder_start_token_id; set it there"
@@ -202,8 +206,8 @@ def compact_rows(model: nn.Module) -> Iterator[None]:
     Where a row is a part of a larger tensor, as the last of a text, torch takes fifty times as long for this product
     in bfloat16; the numbers are the same.
     """
-    whole: Any = model
-    head = whole.lm_head if isinstance(model, GPT) else whole.get_output_embeddings()
+    foreign: Any = model
+    head = model.lm_head if isinstance(model, GPT) else foreign.get_output_embeddings()
 
     def compact(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return args[0].clone(memory_format=torch.contiguous_format), *args[1:]
@@ -270,16 +274,16 @@ def embeddings(model: nn.Module) -> tuple[Tensor, Tensor] | None:
     """W_E and W_U, (V,C) each; None where a model has no such pair."""
     if isinstance(model, GPT):
         return model.token_embedding.weight, model.lm_head.weight
-    whole: Any = model
-    if not hasattr(model, "get_output_embeddings") or whole.get_output_embeddings() is None:
+    foreign: Any = model
+    if not hasattr(model, "get_output_embeddings") or foreign.get_output_embeddings() is None:
         return None
-    return whole.get_input_embeddings().weight, whole.get_output_embeddings().weight
+    return foreign.get_input_embeddings().weight, foreign.get_output_embeddings().weight
 
 
 def output_matrix(model: nn.Module) -> tuple[Tensor, Tensor | None]:
     """W_U (V,C) and its bias (V,), which turn the last hidden state into logits."""
-    whole: Any = model
-    module = model.lm_head if isinstance(model, GPT) else whole.get_output_embeddings()
+    foreign: Any = model
+    module = model.lm_head if isinstance(model, GPT) else foreign.get_output_embeddings()
     if module is None:
         raise HeadwiseError(f"{type(model).__name__} has no output matrix, so no part of it adds to a logit")
     return module.weight, getattr(module, "bias", None)
@@ -290,7 +294,7 @@ def context_of(model: nn.Module) -> int | None:
     if isinstance(model, GPT):
         return model.config.context
     config = _text_config(model)
-    if getattr(config, "model_type", "") in RELATIVE:
+    if getattr(config, "model_type", "") in ("t5", "mt5", "umt5"):  # positions are distances: no text is too long
         return None
     most = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     if not isinstance(most, int) or most < 1:
@@ -298,11 +302,8 @@ def context_of(model: nn.Module) -> int | None:
     for name, table in model.named_modules():
         if name.endswith("position_embeddings") and getattr(table, "num_embeddings", None) == most:
             padding: int | None = getattr(table, "padding_idx", None)
-            return most if padding is None else most - padding - 1  # RoBERTa counts from the place after padding's
+            return most if padding is None else most - padding - 1  # RoBERTa counts from behind the padding token's id
     return most
-
-
-RELATIVE = ("t5", "mt5", "umt5")  # positions are distances: no text is too long
 
 
 def vocabulary_of(model: nn.Module) -> int | None:

@@ -117,13 +117,14 @@ def steps(
     decoder = model if isinstance(model, Decoder) else None
     if decoder is None and plan is None and options.get("cache", True):
         # Is the text long enough to make a form for it, and the model small enough to be held once more?
-        worth = n_tokens >= WORTH and sum(x.numel() * x.element_size() for x in module.parameters()) <= MOST
+        size = sum(x.numel() * x.element_size() for x in module.parameters())
+        is_worth_a_form = n_tokens >= WORTH and size <= MOST
         rows = len(prompts) + lookup
         if lookup:
             decoder = decode_form(module, rows=rows)
-        elif worth and (len(prompts) > 1 or isinstance(module, GPT)):  # side by side, or sooner from the start
+        elif is_worth_a_form and (len(prompts) > 1 or isinstance(module, GPT)):  # that of a GPT is made at once
             decoder = _form(module, rows)
-        if decoder is None and worth:
+        if decoder is None and is_worth_a_form:
             begin = Sooner(module, _form, n_tokens)
     source = Source(begin, context_of(module), vocabulary_of(module), decoder)
     return continued(source, ids, n_tokens, stops=stops, lookup=lookup, **options)
@@ -158,7 +159,7 @@ def decode_form(model: nn.Module | str | Path, int8: bool = False, rows: int = 1
     assert decoder.rotation is not None
     decoder.rotation.frequencies, decoder.rotation.factor = rotary.inv_freq.tolist(), rotary.attention_scaling
     difference = decode_loss(decoder, _few_ids(module))
-    if not difference < (1e-6, 0.1)[int8]:
+    if not difference < (0.1 if int8 else 1e-6):  # `not <`, so that NaN is refused, too
         raise HeadwiseError(f"this model has no decode form: ours differs from it by {difference:.2g} nats a token")
     return decoder
 
@@ -181,8 +182,10 @@ def _for_plan(module: Any) -> GPT:
     rope = import_attention(module.model.layers[0].self_attn).layer.spec.rope
     for block in cast(list[Block], ours.blocks):
         block.attention.spec = block.attention.spec.replace(rope=rope)
-    difference = _divergence(*(logits(model, torch.tensor([_few_ids(module)])) for model in (module, ours)))
-    if not difference < (1e-6 if next(module.parameters()).dtype == torch.float32 else 1e-3):
+    ids = torch.tensor([_few_ids(module)])
+    difference = _divergence(logits(module, ids), logits(ours, ids))
+    most = 1e-6 if next(module.parameters()).dtype == torch.float32 else 1e-3
+    if not difference < most:
         raise HeadwiseError(f"this model takes no plan: our form differs from it by {difference:.2g} nats a token")
     return ours
 
@@ -194,7 +197,7 @@ def _few_ids(module: Any) -> list[int]:
 @torch.no_grad()
 def _divergence(theirs: Tensor, ours: Tensor) -> float:
     """Mean KL(theirs || ours) of logits (...,V), in nats."""
-    log_p, log_q = (x.double().log_softmax(-1) for x in (theirs, ours))
+    log_p, log_q = theirs.double().log_softmax(-1), ours.double().log_softmax(-1)
     return float((log_p.exp() * (log_p - log_q)).sum(-1).mean())
 
 

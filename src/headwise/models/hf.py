@@ -1,7 +1,6 @@
 """The one door to transformers: model folders, their tokenizers, and the attention interface that `hook` listens at.
 
-Everything is read from disk: nothing is downloaded, no code of a folder is
-run, and no pickle is opened.
+Everything is read from disk: nothing is downloaded, no code of a folder is run, and no pickle is opened.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from headwise.models.stream import Stream, hollow, is_finite
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 FOREIGN_CODE = "; the folder brings code of its own (auto_map), which headwise never runs"
 MOST_LAYERS = 1000  # so many are built without comparing them with the weights
-TIED = 8  # times the weights in its files that a model may have: an embedding may serve in several places
+TIED = 8  # a model may have so many times the weights of its files: an embedding may serve in several places
 
 
 def load_folder(folder: Path, ranks: Ranks = ALONE, dtype: torch.dtype | str = "auto") -> PreTrainedModel:
@@ -83,9 +82,11 @@ def _layers_apart(model: Any) -> Any:
     for module in [*model.modules()]:
         groups, config = getattr(module, "albert_layer_groups", None), model.config
         if groups is not None:
-            runs = config.num_hidden_layers / len(groups)
-            kept = {id(x): x for x in (config, module.config, *groups.parameters())}  # what copies have in common
-            layers = (copy.deepcopy(groups[int(n / runs)], dict(kept)) for n in range(config.num_hidden_layers))
+            layers_of_group = config.num_hidden_layers / len(groups)
+            shared = {id(x): x for x in (config, module.config, *groups.parameters())}  # not copied: all layers have it
+            layers = []
+            for n in range(config.num_hidden_layers):
+                layers.append(copy.deepcopy(groups[int(n / layers_of_group)], dict(shared)))
             module.albert_layer_groups = nn.ModuleList(layers)
             module.config.num_hidden_groups = config.num_hidden_groups = config.num_hidden_layers
     return model
@@ -99,8 +100,10 @@ def write_gguf(path: Path, folder: Path) -> None:
     with TemporaryDirectory(dir=folder.parent) as scratch, _loading(path, f"{path} does not load"):
         read = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, **LOCAL)
         config = read.config
-        left_out = ("model_type", "quantization_config", "architectures", "dtype")
-        fresh: Any = type(read)(type(config)(**{k: x for k, x in config.to_dict().items() if k not in left_out}))
+        fields = config.to_dict()
+        for name in ("model_type", "quantization_config", "architectures", "dtype"):
+            fields.pop(name, None)
+        fresh: Any = type(read)(type(config)(**fields))
         fresh.load_state_dict(read.state_dict())
         fresh.tie_weights()
         fresh.to(torch.bfloat16).save_pretrained(scratch)
@@ -178,7 +181,8 @@ def _require_whole(folder: Path, kind: Any, lacking: Iterable[str]) -> None:
 
 def _own_choices(config: Any) -> Any:
     """A config without what could lead to foreign code: its own kernels of attention, and code of the folder."""
-    for part in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))):
+    parts = [getattr(config, name, None) for name in getattr(config, "sub_configs", ())]
+    for part in (config, *parts):
         if part is not None:
             part._attn_implementation = None
             if hasattr(part, "auto_map"):
@@ -203,18 +207,20 @@ def _loading(config: Path, failure: str, remedy: str = "") -> Iterator[None]:
 def _check_sizes(folder: Path, config: Mapping[str, Any], count: Callable[[], int]) -> None:
     """Compare what config.json describes with the weights, before anything of that size is made."""
     shapes = [place.shape for path in folder.glob("*.safetensors") for place in tensors_in(path).values()]
-    parts = [config, *(part for part in config.values() if isinstance(part, dict))]
-    for name, value in (field for part in parts for field in part.items()):
-        if "layer" in name and isinstance(value, int) and value > max(MOST_LAYERS, len(shapes)):
-            raise HeadwiseError(f"{folder / 'config.json'} says {name}={value:,}, and there are {len(shapes)} tensors")
-    described, there = 0, sum(map(math.prod, shapes))
-    if not there or config.get("quantization_config"):
+    for part in (config, *config.values()):
+        for name, value in part.items() if isinstance(part, Mapping) else ():
+            if "layer" in name and isinstance(value, int) and value > max(MOST_LAYERS, len(shapes)):
+                raise HeadwiseError(
+                    f"{folder / 'config.json'} says {name}={value:,}, and there are {len(shapes)} tensors"
+                )
+    described, held = 0, sum(map(math.prod, shapes))
+    if not held or config.get("quantization_config"):
         return  # damaged, which is said when it is loaded; or its tensors hold several weights in a number
     with suppress(Exception), _quiet(), shapes_alone():  # what cannot be built is said when it is loaded
         described = count()
-    if described > TIED * there:
+    if described > TIED * held:
         raise HeadwiseError(
-            f"{folder / 'config.json'} describes {described:,} weights, and its files hold {there:,}: "
+            f"{folder / 'config.json'} describes {described:,} weights, and its files hold {held:,}: "
             f"they do not belong together"
         )
 
@@ -245,7 +251,8 @@ class FolderTokens:
     """The tokenizer of a model folder, through transformers; or one of transformers that is open already."""
 
     def __init__(self, source: Any) -> None:
-        self._tokenizer, self._growth = source, 1  # how many times longer it may make a text
+        self._tokenizer = source
+        self._growth = 1  # how many times longer it may make a text
         if isinstance(source, Path):
             check_regular(source)
             failure = f"the tokenizer of {source} does not load"
@@ -299,7 +306,8 @@ class FolderTokens:
 
     def begin_with(self, transcript: list[int], last: int) -> None:
         """Begin each text from now on as this transcript does, whose first id is its sound, up to the last such id."""
-        self.frame, self.beyond = (transcript[: transcript.index(last) + 1], []), "\u266a"
+        self.frame = transcript[: transcript.index(last) + 1], []
+        self.beyond = "\u266a"  # a sound is shown as a note
         self.specials |= {*self.frame[0]}
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -330,6 +338,7 @@ def sound_features(folder: Path, samples: Any) -> tuple[torch.Tensor, float]:
 
 def transcribed(model: Any, states: torch.Tensor) -> list[int]:
     """What a model of speech writes, decoded greedily, of what its encoder has made of a sound, (1,S,C)."""
+    # A model of one language refuses the word.
     task = {"task": "transcribe"} if getattr(model.generation_config, "is_multilingual", False) else {}
     with _quiet():
         rows = model.generate(encoder_outputs=BaseModelOutput(states), force_unique_generate_call=True, **task)

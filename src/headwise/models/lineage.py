@@ -32,14 +32,15 @@ def ancestors(source: Path, origins: Sequence[Sequence[int]], out: Path | None) 
     origins  for each layer of the child the number in `source` of each of its heads
     """
 
-    def seen_from_out(path: Path) -> str:
+    def as_written(path: Path) -> str:
+        """The path as seen from `out`, so that both folders may be moved together."""
         return str(path) if out is None else os.path.relpath(path.resolve(), out.resolve())
 
-    lineage = [Ancestor(seen_from_out(source), digest(source), tuple(map(tuple, origins)))]
+    lineage = [Ancestor(as_written(source), digest(source), tuple(map(tuple, origins)))]
     for older in recorded(source):
         try:
             heads = tuple(tuple(row[n] for n in numbers) for numbers, row in zip(origins, older.heads, strict=True))
-            lineage.append(Ancestor(seen_from_out(source / older.folder), older.digest, heads))
+            lineage.append(Ancestor(as_written(source / older.folder), older.digest, heads))
         except (ValueError, IndexError):
             raise _damaged(source / RECORD) from None
     return tuple(lineage)
@@ -86,7 +87,8 @@ def run_of(folder: Path) -> Path | None:
 
 def require_run(folder: Path) -> Path:
     """`run_of` where nothing but the run knows what the model was trained on."""
-    if (run := run_of(folder)) is None:
+    run = run_of(folder)
+    if run is None:
         raise refusal("no_lineage", folder=folder)
     return run
 
@@ -96,15 +98,14 @@ def counterparts(folder: Path, other: Path) -> dict[str, str] | None:
 
     None where neither comes from the other and both come from no third model.
     """
-    records = [(path, recorded(path)) for path in (folder, other)]
-    if not any(older for _, older in records):
+    our_record, their_record = recorded(folder), recorded(other)
+    if not our_record and not their_record:
         return None  # and no digest is taken, for files may be large
-    # For each model that a folder comes from, by digest, what its heads were called there; None for itself.
-    here, there = (_known_models(path, older) for path, older in records)
-    common = next((known for known in here if known in there), None)
+    our_names, their_names = _names_in(folder, our_record), _names_in(other, their_record)
+    common = next((model for model in our_names if model in their_names), None)  # by digest, the nearest first
     if common is None:
         return None
-    ours, theirs = here[common], there[common]
+    ours, theirs = our_names[common], their_names[common]
     if theirs is None:
         return ours  # None where both are the common model: the same weights
     name_of = {ancestor: name for name, ancestor in theirs.items()}
@@ -113,7 +114,7 @@ def counterparts(folder: Path, other: Path) -> dict[str, str] | None:
     return {name: name_of[ancestor] for name, ancestor in ours.items() if ancestor in name_of}
 
 
-def _known_models(folder: Path, older: Sequence[Ancestor]) -> dict[str, dict[str, str] | None]:
+def _names_in(folder: Path, older: Sequence[Ancestor]) -> dict[str, dict[str, str] | None]:
     """What the heads of a folder were called in each model that it comes from, by digest; None for itself."""
     models: dict[str, dict[str, str] | None] = {digest(folder): None}
     for ancestor in older:

@@ -23,10 +23,12 @@ from headwise.models.open import DTYPES, open_folder
 from headwise.models.stream import stream_of
 from headwise.words import Note
 
-RUNS, STEPS, WARM_UP = 5, 10, 2  # of a prefill; tokens that are written, and how many of them are not timed
+RUNS = 5  # prefills that are timed
+STEPS, WARM_UP = 10, 2  # tokens that are written and timed; and those before them that are not timed
 LONG = 5.0  # seconds of a prefill that is not repeated
-WIDTH = 32  # numbers a token and a feature of the model's width that a pass holds at once, about
-SIDE, ROWS = 8192, 512  # of the matrix by which the machine is measured, larger than its caches; and what is multiplied
+NUMBERS = 32  # that a pass holds at once for each token and each feature of the model's width, about
+SIDE = 8192  # of the square matrix by which the machine is measured, larger than its caches
+ROWS = 512  # that are multiplied with it
 
 Progress = Callable[[str, int, int], None]
 
@@ -130,7 +132,7 @@ def open_priced(folder: Path, price: Price, stream: bool | None, device: str) ->
 def _require_room(price: Price, device: torch.device) -> None:
     """Refuse a text whose cache and features do not fit beside the weights, which are there already."""
     setting, free = price.setting, free_on(device)
-    token = WIDTH * price.d_model * DTYPES[setting.dtype].itemsize + price.cache.bytes_per_token
+    token = NUMBERS * price.d_model * DTYPES[setting.dtype].itemsize + price.cache.bytes_per_token
     tokens = setting.batch * setting.context
     if token * tokens <= free.size:
         return

@@ -15,6 +15,7 @@ from torch import nn
 from headwise.corpus.tokens import TextTokens, Tokens
 from headwise.cost.pricing import number_format
 from headwise.errors import HeadwiseError
+from headwise.families import OURS
 from headwise.folders import is_own
 from headwise.gpt.checkpoint import save_model
 from headwise.gpt.gpt import GPT
@@ -35,7 +36,7 @@ COPIED = (
 )  # fmt: skip
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-ROOM = 0.8  # of the free memory that weights may take
+FRACTION = 0.8  # of the free memory that weights may take; activations and a cache need the rest
 
 
 @dataclass(frozen=True)
@@ -88,14 +89,13 @@ def open_model(
 def described(model: nn.Module) -> Folder | None:
     """What is known of a model that was read from a folder; None for one that was made in memory."""
     origin = _origins.get(model)
-    return None if origin is None else remember(model, *origin)
+    return None if origin is None else _folder(model, *origin)
 
 
 def folder_of(model: nn.Module, tokenizer: Any = None) -> Folder:
     """What is known of a model, with another tokenizer where one is passed; one made in memory has its class's name."""
-    family = getattr(getattr(model, "config", None), "model_type", "headwise")
-    made = Folder(Path(type(model).__name__), model, None, context_of(model), family, vocabulary_of(model))
-    folder = described(model) or made
+    family = getattr(getattr(model, "config", None), "model_type", OURS)
+    folder = described(model) or _folder(model, Path(type(model).__name__), None, family)
     if tokenizer is None:
         return folder
     if not hasattr(tokenizer, "shown"):
@@ -123,7 +123,9 @@ def ids_of(model: nn.Module, text: Any) -> Any:
     tokens = tokens_of(model)
     if not text.strip():
         raise refusal("empty_text")
-    ids = [*tokens.prompt(text), *([] if predicts(model) == "next" else tokens.frame[1])]
+    ids = list(tokens.prompt(text))
+    if predicts(model) != "next":  # it reads a whole text, with what stands behind one, such as [SEP]
+        ids += tokens.frame[1]
     most = context_of(model)
     if most is not None and len(ids) > most:
         raise HeadwiseError(
@@ -148,6 +150,10 @@ def token_of(model: nn.Module, word: int | str) -> int:
 def remember(model: nn.Module, path: Path, tokens: TextTokens | None, family: str) -> Folder:
     """Note where a model came from, for as long as it lives."""
     _origins[model] = path, tokens, family
+    return _folder(model, path, tokens, family)
+
+
+def _folder(model: nn.Module, path: Path, tokens: TextTokens | None, family: str) -> Folder:
     return Folder(path, model, tokens, context_of(model), family, vocabulary_of(model))
 
 
@@ -177,28 +183,30 @@ def open_folder(
             Stream(run, {name: weights.detach() for name, weights in run.named_parameters()}, device=place)
         elif place != CPU:
             run.to(place)
-        return remember(run, path, tokens, "headwise")
+        return remember(run, path, tokens, OURS)
     try:
         from headwise.models.hf import FolderTokens, has_tokenizer, load_folder, stream_folder
     except ModuleNotFoundError as error:
         if error.name != "transformers":
             raise
         raise HeadwiseError(f"{path} is no run of headwise; to read other models: pip install 'headwise[hf]'") from None
-    if stream or (stream is None and ranks.world == 1 and too_large(path, place)):
-        foreign = stream_folder(path, numbers, place)
+    if stream or (stream is None and ranks.world == 1 and _is_too_large(path, place)):
+        model = stream_folder(path, numbers, place)
     else:
-        foreign = load_folder(path, ranks, numbers)
+        model = load_folder(path, ranks, numbers)
         if place != CPU:
-            nn.Module.to(foreign, place)
-    return remember(foreign, path, FolderTokens(path) if has_tokenizer(path) else None, foreign.config.model_type)
+            nn.Module.to(model, place)
+    return remember(model, path, FolderTokens(path) if has_tokenizer(path) else None, model.config.model_type)
 
 
-def too_large(path: Path, device: torch.device) -> bool:
+def _is_too_large(path: Path, device: torch.device) -> bool:
     """Do the weights of a folder leave too little of the free memory, of the machine or of the device?"""
-    sizes = [file.stat().st_size for file in path.glob("*.safetensors")] if path.is_dir() else []
+    sizes = [file.stat().st_size for file in path.glob("*.safetensors")]
     room = min(free_memory(), free_on(device))
-    # Pages of a file that is being read count where addresses are limited, and nowhere else.
-    return bool(sizes) and sum(sizes) + max(sizes) * ("ulimit" in room.limit) > ROOM * room.size
+    needed = sum(sizes)
+    if "ulimit" in room.limit:  # there the pages of the file that is being read count, too
+        needed += max(sizes, default=0)
+    return needed > FRACTION * room.size
 
 
 def write_folder(folder: Path, model: nn.Module, source: Folder) -> None:
@@ -211,11 +219,11 @@ def write_folder(folder: Path, model: nn.Module, source: Folder) -> None:
                 stack.enter_context(loaded(model, layer))
             save_model(folder, model, source.tokens)
         return
-    written: Any = model
+    foreign: Any = model
     if stream is None:
-        written.save_pretrained(folder)
+        foreign.save_pretrained(folder)
     else:
-        written.config.save_pretrained(folder)
+        foreign.config.save_pretrained(folder)
         stream.write(folder)
     for name in COPIED:
         if (source.path / name).is_file():

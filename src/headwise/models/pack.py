@@ -21,9 +21,9 @@ from headwise.models.sites import attention_layers
 from headwise.records import Call
 from headwise.rungs.tensor import trace
 
-EXACT = 500_000  # parameters that travel in float32; up to MOST they travel in float16, above not at all
-MOST = 4_000_000
-EMBEDDED = 30_000_000  # and so many where that is asked for: a file of 80 MB
+EXACT = 500_000  # parameters of a model that travels in float32
+MOST = 4_000_000  # and of one that travels in float16; a larger one stays at home
+EMBEDDED = 30_000_000  # or so many, where that is asked for: a file of 80 MB
 PROBES = 5  # random texts on which the rounding to float16 is measured
 MARGIN = 2.0  # what is stated is so many times the largest difference that was measured
 
@@ -53,7 +53,7 @@ def pack_model(model: nn.Module, tokens: object, most: int = MOST) -> dict[str, 
     if part is not None:
         return {"reason": "tokenizer", "part": part}
     dtype = torch.float32 if model.n_parameters <= EXACT else torch.float16
-    strings = {i: token for token, i in tokens.vocabulary.items()}
+    token_of = {i: token for token, i in tokens.vocabulary.items()}
     shown = tokens.shown(range(len(tokens)))
     error = 0.0 if dtype is torch.float32 else MARGIN * rounding_error(model, dtype)
     if not math.isfinite(error):
@@ -71,7 +71,7 @@ def pack_model(model: nn.Module, tokens: object, most: int = MOST) -> dict[str, 
         "tensors": [[name, list(weight.shape)] for name, weight in state.items()],
         "weights": base64.b64encode(packed).decode("ascii"),
         "tokenizer": {key: layout[key] for key in ("model", "normalizer", "pre_tokenizer", "added_tokens")},
-        "shown": None if all(strings.get(i) == token for i, token in enumerate(shown)) else shown,
+        "shown": None if all(token_of.get(i) == token for i, token in enumerate(shown)) else shown,
     }
 
 
@@ -114,7 +114,7 @@ def rounding_error(model: GPT, dtype: torch.dtype) -> float:
     seed = torch.Generator().manual_seed(0)
     ids = torch.randint(model.config.vocab_size, (PROBES, model.config.context), generator=seed)
     pairs = zip(_numbers(exact, ids), _numbers(rounded, ids), strict=True)
-    return max(float((ours - theirs).abs().max()) for ours, theirs in pairs)
+    return max(float((x - y).abs().max()) for x, y in pairs)
 
 
 def _numbers(model: GPT, ids: Tensor) -> list[Tensor]:

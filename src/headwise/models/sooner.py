@@ -42,8 +42,8 @@ class Begun:
 
     def __init__(self, begin: Sooner) -> None:
         self._begin, self._ids = begin, list[int]()
-        self._reader: Reader | None = None  # the model's own; None while the form reads
-        self._texts: Texts | None = None  # the form's
+        self._reader: Reader | None = None  # of the model; None while the form reads
+        self._texts: Texts | None = None  # what the form has read; None while the model reads
 
     def __call__(self, ids: Tensor) -> Tensor:
         unread, before = ids[0].tolist(), len(self._ids)
@@ -64,14 +64,19 @@ class Begun:
 
     def _take_over(self, form: Decoder, length: int) -> bool:
         """Go on in the form; does it know the first tokens already, from the keys and values that the model kept?"""
-        room = min(context_of(self._begin.model) or sys.maxsize, length + self._begin.n_tokens)
-        self._texts, kept = Texts(form, room), getattr(self._reader and self._reader.cache, "layers", [])
+        cached = getattr(self._reader and self._reader.cache, "layers", [])
         self._reader = None
-        past: list[tuple[Any, Any]] = [(getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in kept]
+        room = min(context_of(self._begin.model) or sys.maxsize, length + self._begin.n_tokens)
+        self._texts = Texts(form, room)
         shape = (1, form.spec.n_kv_heads, length, form.spec.head_dim)
-        whole = [isinstance(x, Tensor) and x.shape == shape for pair in past for x in pair]
-        if len(past) != len(form.layers) or not all(whole):
-            return False  # a window has dropped some
+        past: list[tuple[Any, Any]] = []
+        for layer in cached:
+            pair = getattr(layer, "keys", None), getattr(layer, "values", None)
+            if any(not isinstance(x, Tensor) or x.shape != shape for x in pair):
+                return False  # a window has dropped some
+            past.append(pair)
+        if len(past) != len(form.layers):
+            return False
         self._texts.take(past)
         return True
 
@@ -87,7 +92,7 @@ class Rows:
     @torch.no_grad()
     def __init__(self, model: nn.Module) -> None:
         self._forwards: dict[nn.Module, Callable[[Tensor], Tensor]] = {}
-        same: dict[tuple[int, ...], bool] = {}  # by shape: are the bits the same?
+        same_bits: dict[tuple[int, ...], bool] = {}  # by shape
         mkldnn: Any = torch.backends.mkldnn
         if not mkldnn.is_available() or stream_of(model) is not None or torch.is_autocast_enabled("cpu"):
             return
@@ -100,13 +105,15 @@ class Rows:
             weight = module.weight
             if weight.dtype != torch.bfloat16 or weight.device.type != "cpu" or weight.is_inference():
                 continue
-            kind = (*module.weight.shape, module.bias is None)
-            if same.get(kind, True):
-                forward = _laid_out(module)
+            shape = (*weight.shape, module.bias is None)
+            if not same_bits.get(shape, True):
+                continue
+            forward = _laid_out(module)
+            if shape not in same_bits:  # one module of each shape is tried
                 row = torch.arange(module.in_features).sin().bfloat16()[None]
-                same.setdefault(kind, torch.equal(forward(row), module(row)))
-                if same[kind]:
-                    self._forwards[module] = forward
+                same_bits[shape] = torch.equal(forward(row), module(row))
+            if same_bits[shape]:
+                self._forwards[module] = forward
 
     def __enter__(self) -> None:
         for module, forward in self._forwards.items():

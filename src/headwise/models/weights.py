@@ -30,6 +30,7 @@ from headwise.positions import RoPE
 
 AS_QWEN2 = {"llama": "Llama", "mistral": "Mistral"}  # family and what the names of its classes begin with
 SLIDING, FULL = "sliding_attention", "full_attention"
+# Fields of a Llama's config that a Qwen2 has not, or that are said anew.
 DROPPED = ("model_type", "architectures", "transformers_version", "dtype", "layer_types", "attention_bias", "mlp_bias")
 
 
@@ -71,9 +72,12 @@ class AttentionWeights:
 
     def selected(self, heads: Sequence[int], kv_heads: Sequence[int]) -> AttentionWeights:
         """The layer of these query heads and key/value heads, in that order."""
-        rows = {"wq": heads, "bq": heads, "wk": kv_heads, "bk": kv_heads, "wv": kv_heads, "bv": kv_heads}
-        tensors = {name: x[list(numbers)] for name, numbers in rows.items() if (x := getattr(self, name)) is not None}
-        return dataclasses.replace(self, wo=self.wo[:, list(heads)], **tensors)
+        tensors: dict[str, Any] = {"wo": self.wo[:, list(heads)]}
+        for name in ("wq", "bq", "wk", "bk", "wv", "bv"):
+            x = getattr(self, name)
+            if x is not None:
+                tensors[name] = x[list(heads if name.endswith("q") else kv_heads)]
+        return dataclasses.replace(self, **tensors)
 
     def permuted(self, kv_order: Sequence[int]) -> AttentionWeights:
         """Its key/value heads, or some of them, in another order; the query heads of each go with it."""
@@ -218,7 +222,7 @@ def cannot_carry(model: nn.Module, n_heads: int, n_kv_heads: int) -> str | None:
         return None
     width = config.d_model if isinstance(model, GPT) else config.hidden_size
     family = family_for("reshape", form)
-    if family.n_kv_heads is None and n_heads != old_heads:
+    if family.n_kv_heads is None and n_heads != old_heads:  # GPT-2's config has neither of the two fields
         return (
             f"{form}'s config has no head_dim: its {family.width}={width} must be {old_heads} heads of {head_dim}, "
             f"and {n_heads} make {n_heads * head_dim}"
@@ -273,9 +277,9 @@ def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 def _views(family: Family, module: nn.Module) -> dict[str, Tensor]:
     """wq (H*D,C), wk (G*D,C), wv (G*E,C), wo (C,H*E), with biases and gains where they are: views to write to."""
     parts = parts_of(family, module.get_submodule(family.core), module.get_submodule(family.o))
-    pairs = zip("qkv", parts[:3], strict=True)
-    views = {f"{kind}{x}": tensor for x, pair in pairs for kind, tensor in zip("wb", pair, strict=True)}
-    views |= {"wo": parts.o[0], "q_gain": parts.q_norm, "k_gain": parts.k_norm}
+    views = {"wo": parts.o[0], "q_gain": parts.q_norm, "k_gain": parts.k_norm}
+    for name in "qkv":
+        views[f"w{name}"], views[f"b{name}"] = getattr(parts, name)
     return {name: tensor for name, tensor in views.items() if tensor is not None}
 
 
@@ -336,12 +340,12 @@ def with_windows(model: nn.Module, windows: Sequence[int | None]) -> nn.Module:
     """The model with these windows, which have one length; `model` is left alone. Ask `cannot_narrow` before."""
     if isinstance(model, GPT):
         return rebuilt(model, dataclasses.replace(model.config, windows=tuple(windows)))
-    whole: Any = model
-    kind, prefix = type(whole), AS_QWEN2.get(family_of(whole).name)
+    foreign: Any = model
+    kind, prefix = type(foreign), AS_QWEN2.get(family_of(foreign).name)
     if prefix is not None:
         library = sys.modules["transformers"]  # it is loaded, for the model is of it
         kind = getattr(library, kind.__name__.replace(prefix, "Qwen2"))
-    fields = {key: value for key, value in whole.config.to_dict().items() if key not in DROPPED or prefix is None}
+    fields = {key: value for key, value in foreign.config.to_dict().items() if key not in DROPPED or prefix is None}
     fields |= {
         "layer_types": [FULL if window is None else SLIDING for window in windows],
         "sliding_window": next(window for window in windows if window is not None),
@@ -352,6 +356,6 @@ def with_windows(model: nn.Module, windows: Sequence[int | None]) -> nn.Module:
     child: Any = rebuilt(model, kind.config_class(**fields), kind)
     for name in child.state_dict().keys() - model.state_dict().keys():  # biases of a Qwen2, which a Llama has not
         child.get_parameter(name).zero_()
-    if whole.can_generate():
-        child.generation_config = copy.deepcopy(whole.generation_config)
+    if foreign.can_generate():
+        child.generation_config = copy.deepcopy(foreign.generation_config)
     return child

@@ -101,7 +101,7 @@ def _alive_only(k: Array, v: Array, allowed: Array | None, index: tuple[int, ...
     if allowed is None:
         return k, v
     B, G, S, _ = k.shape
-    n_rows = allowed.shape[-2] if allowed.ndim > 1 else 1
+    n_rows = allowed.shape[-2] if allowed.ndim > 1 else 1  # 1 where all queries may attend the same
     by_head: Array = np.asarray(np.broadcast_to(allowed, (B, len(index), n_rows, S)).any(-2))
     alive = np.zeros((B, G, S), bool)
     for h, g in enumerate(index):

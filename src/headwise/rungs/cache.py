@@ -38,7 +38,7 @@ class KVCache:
             that alone: `hw.Plan`, whose `mask` means the same on a whole text
     """
 
-    _most = sys.maxsize  # rows that it ever needs room for; fewer where it streams
+    _most_rows = sys.maxsize  # that it ever needs room for; fewer where it streams
 
     # `KVCache(plan=...)` is one name for two classes, as a caller need not know of the second.
     def __new__(cls, *_: Any, plan: object = None, **__: Any) -> KVCache:
@@ -57,14 +57,13 @@ class KVCache:
             if value is not None and value < 1:
                 raise HeadwiseError(f"{name}={value} must be at least 1")
         kinds = {"max_length": max_length, "window": window, "plan": plan}
-        if len(passed := [f"{name}={value}" for name, value in kinds.items() if value is not None]) > 1:
+        passed = [f"{name}={value}" for name, value in kinds.items() if value is not None]
+        if len(passed) > 1:
             raise HeadwiseError(f"{' and '.join(passed)}: a cache is static, rolls, or has a plan; pass one")
         self.plan = None if plan is None else layer_keep(plan)  # what each key/value head keeps
         self.max_length, self.window = max_length, window
         self.length = 0  # tokens seen
-        self.reorders = (
-            0  # times that documents have changed places, by which a survey tells that a cache goes on with others
-        )
+        self.reorders = 0  # times that documents have changed places: a survey that goes on must know
         self._buffers: tuple[Tensor, ...] = ()  # of keys (B,G,room,D) and of values (B,G,room,E), once there are some
         self._begin = self._end = 0  # of what is held in them
         # What `_buffers`, `_begin` and `_end` become with the next `take`, and the number of tokens that it counts.
@@ -91,8 +90,8 @@ class KVCache:
 
     def _views(self) -> tuple[Tensor, ...]:
         """The keys and the values held; nothing before the first."""
-        compiling = torch.compiler.is_compiling()  # code that is compiled cannot ask for the mode
-        if not compiling and not torch.is_inference_mode_enabled() and any(x.is_inference() for x in self._buffers):
+        is_compiled = torch.compiler.is_compiling()  # such code cannot ask for the mode
+        if not is_compiled and not torch.is_inference_mode_enabled() and any(x.is_inference() for x in self._buffers):
             # Buffers made in inference mode may not be written outside of it: copies may.
             self._buffers = tuple(buffer.clone() for buffer in self._buffers)
         return tuple(buffer[:, :, self._begin : self._end] for buffer in self._buffers)
@@ -123,8 +122,9 @@ class KVCache:
 
     def offer(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """What `append` would return; the cache counts the new tokens only after `take`."""
-        for name, buffer, new in zip(("keys", "values"), self._buffers, (k, v), strict=False):  # or none yet
-            _check_fit(name, buffer, new)
+        if self._buffers:
+            _check_fit("keys", self._buffers[0], k)
+            _check_fit("values", self._buffers[1], v)
         self.check_room(k.shape[2])
         held, n_new = self._views(), k.shape[2]
         if torch.is_grad_enabled() or any(view.requires_grad for view in held):
@@ -151,7 +151,7 @@ class KVCache:
             return self.max_length  # taken once
         if self.window is not None:
             return max(total, 2 * self.window)  # a window is copied to the beginning once in its own length
-        return min(self._most, max(total, 2 * self.kept))
+        return min(self._most_rows, max(total, 2 * self.kept))
 
     def _move(self, held: tuple[Tensor, ...], room: int) -> None:
         """Buffers with so much room, and what is held at their beginning."""
@@ -186,12 +186,16 @@ class KVCache:
 
     def held(self, context: Tensor | None, values: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The context's keys and values. Both arguments may be left out, or must be the tensors they came from."""
-        passed = (None, None) if context is None else (context, context if values is None else values)
-        for name, source, tensor in zip(("keys", "values"), (self._context, self._values), passed, strict=True):
-            if tensor is not None and (source is None or source() is not tensor):
-                raise HeadwiseError(
-                    f"the cache holds the {name} of another context tensor; use a new KVCache for this one"
-                )
+        if context is not None:
+            sources = {
+                "keys": (self._context, context),
+                "values": (self._values, context if values is None else values),
+            }
+            for name, (source, tensor) in sources.items():
+                if source is None or source() is not tensor:
+                    raise HeadwiseError(
+                        f"the cache holds the {name} of another context tensor; use a new KVCache for this one"
+                    )
         k, v = self._views()
         return k, v
 
@@ -212,9 +216,9 @@ class KVCache:
         self.reorders += 1
         self._buffers = tuple(view[index.to(view.device)] for view in self._views())
         self._begin, self._end = 0, self.kept
-        # A static cache has its room from the first token on; buffers with gradients are never written in place.
-        if self._buffers and self.max_length is not None and not any(buffer.requires_grad for buffer in self._buffers):
-            self._move(self._buffers, self.max_length)
+        has_gradients = any(buffer.requires_grad for buffer in self._buffers)  # and is never written in place
+        if self._buffers and self.max_length is not None and not has_gradients:
+            self._move(self._buffers, self.max_length)  # a static cache has its room from the first token on
 
 
 def _check_fit(name: str, buffer: Tensor, new: Tensor) -> None:
@@ -235,12 +239,13 @@ class PlannedCache(KVCache):
 
     plan: tuple[Kept, ...]
 
-    def __init__(self, *sizes: Any, **named: Any) -> None:
-        super().__init__(*sizes, **named)
-        self._kinds = [
-            ([g for g, other in enumerate(self.plan) if other == kept], KVCache() if kept is None else _Stream(kept))
-            for kept in dict.fromkeys(self.plan)
-        ]
+    def __init__(self, *sizes: Any, **options: Any) -> None:
+        super().__init__(*sizes, **options)
+        # The key/value heads that keep the same, and one cache for them together.
+        self._kinds: list[tuple[list[int], KVCache]] = []
+        for kept in dict.fromkeys(self.plan):
+            heads = [g for g, other in enumerate(self.plan) if other == kept]
+            self._kinds.append((heads, KVCache() if kept is None else _Stream(kept)))
 
     @property
     def kept(self) -> int:
@@ -265,15 +270,15 @@ class PlannedCache(KVCache):
             check_per_head("gate", shape_of(options.gate), H)
         index = resolve_kv_index(H, G, options.kv_index)
         mask = Causal() if options.mask is None else Causal() & options.mask
-        parts, order = [], list[int]()
+        outs, order = [], list[int]()  # of query heads, those of one kind after those of another
         for heads, cache in self._kinds:
             readers = [h for h in range(H) if index[h] in heads]
             sink, gate = (None if x is None else x[readers] for x in (options.sink, options.gate))  # type: ignore[call-overload]
             places = [heads.index(index[h]) for h in readers]
-            part = options._replace(mask=mask.for_heads(readers, H), sink=sink, gate=gate, kv_index=places)
-            parts.append(cache.attend(q[:, readers], k[:, heads], v[:, heads], part))
+            of_kind = options._replace(mask=mask.for_heads(readers, H), sink=sink, gate=gate, kv_index=places)
+            outs.append(cache.attend(q[:, readers], k[:, heads], v[:, heads], of_kind))
             order += readers
-        return torch.cat(parts, 1)[:, sorted(range(H), key=order.__getitem__)]
+        return torch.cat(outs, 1)[:, [order.index(h) for h in range(H)]]
 
     def take(self, layer: int | None = None, context: Tensor | None = None, values: Tensor | None = None) -> None:
         super().take(layer)
@@ -282,7 +287,7 @@ class PlannedCache(KVCache):
         self.length = self._kinds[0][1].length
 
     def crop(self, length: int) -> None:
-        for _, cache in sorted(self._kinds, key=lambda kind: kind[1]._most):  # the first to drop rows refuses first
+        for _, cache in sorted(self._kinds, key=lambda kind: kind[1]._most_rows):  # the first to drop rows refuses
             cache.crop(length)
         self.length = length
 
@@ -297,14 +302,14 @@ class _Stream(KVCache):
 
     def __init__(self, keep: Keep) -> None:
         super().__init__()
-        self._sinks, self._last, self._most = keep.sinks, keep.window, keep.sinks + keep.window
+        self._sinks, self._window, self._most_rows = keep.sinks, keep.window, keep.sinks + keep.window
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
         n, T = self.length, q.shape[2]
         assert options.mask is not None
-        all_before = all(part.band(T, n + T) == (None, n) for part in options.mask.parts())  # and nothing narrower
-        recorded = torch.is_grad_enabled() or any(view.requires_grad for view in self._views())
-        if T == 1 and all_before and not recorded:
+        is_causal = all(part.band(T, n + T) == (None, n) for part in options.mask.parts())  # and nothing narrower
+        has_gradients = torch.is_grad_enabled() or any(view.requires_grad for view in self._views())
+        if T == 1 and is_causal and not has_gradients:
             # What is held after the step is all that the token may see, so no mask is left to say.
             return attend(q, *self._step(k, v), options._replace(mask=None))
         held = self._views() or (k[:, :, :0], v[:, :, :0])
@@ -317,7 +322,7 @@ class _Stream(KVCache):
         for start in range(0, max(T, 1), CHUNK):  # once even where there is no query, for the shape of nothing
             stop = min(start + CHUNK, T)
             seen = self._seen(n + start, n + stop)
-            mask = (options.mask & Streaming(self._sinks, self._last)).for_queries(slice(start, stop), T)
+            mask = (options.mask & Streaming(self._sinks, self._window)).for_queries(slice(start, stop), T)
             rows = [row_of[position] for position in seen]
             chunk = q[:, :, start:stop], keys[:, :, rows], values[:, :, rows]
             parts.append(attend(*chunk, options._replace(mask=Part(mask, axis="s", numbers=seen, length=n + T))))
@@ -329,7 +334,7 @@ class _Stream(KVCache):
         It is written before `take`, and a call that fails in between leaves it there. No later query sees the token
         that stood there, so the answers stay the same.
         """
-        rows = min(self.length + 1, self._most)
+        rows = min(self.length + 1, self._most_rows)
         if not self._buffers or self._buffers[0].shape[2] < rows:
             self._move(self._views() or (k[:, :, :0], v[:, :, :0]), self._room(rows))
         slot = self._slot(self.length)
@@ -340,11 +345,12 @@ class _Stream(KVCache):
         return keys, values
 
     def _slot(self, position: int) -> int:
-        return position if position < self._sinks else self._sinks + (position - self._sinks) % self._last
+        """The row of the buffers in which a token stands."""
+        return position if position < self._sinks else self._sinks + (position - self._sinks) % self._window
 
     def _seen(self, first: int, stop: int) -> list[int]:
         """The tokens that queries at `first` up to `stop` see."""
-        return [*range(min(self._sinks, stop)), *range(max(self._sinks, first - self._last + 1), stop)]
+        return [*range(min(self._sinks, stop)), *range(max(self._sinks, first - self._window + 1), stop)]
 
     def _by_slot(self, length: int) -> list[int]:
         """The tokens that are held after that many."""

@@ -43,8 +43,8 @@ def choose(sizes: Sizes, options: Options) -> Path:
     elif band is None and len(rest) == 0:
         name = FUSED
     elif band is not None and len(rest) == 0 and options.sink is None and (options.scale is None or options.scale > 0):
-        triangle = band[0] <= 1 - sizes.T and band[1] == 0 and first == 0 and last == sizes.T  # of a square
-        name = CAUSAL if triangle else MASKED
+        is_triangle = band[0] <= 1 - sizes.T and band[1] == 0 and first == 0 and last == sizes.T  # of a square
+        name = CAUSAL if is_triangle else MASKED
     return Path(name, first, last, band, rest)
 
 

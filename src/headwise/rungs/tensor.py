@@ -94,10 +94,8 @@ class _Call:
         self.index = resolve_kv_index(sizes.H, sizes.G, options.kv_index)
         self.dtype = torch.promote_types(q.dtype, torch.float32)
         self.scale = 1 / math.sqrt(sizes.D) if options.scale is None else float(options.scale)
-        self.sink_h11, self.gate_h11 = (
-            None if x is None else _per_head(name, x, sizes.H, self.dtype, q.device)
-            for name, x in (("sink", options.sink), ("gate", options.gate))
-        )
+        self.sink_h11 = _per_head("sink", options.sink, sizes.H, self.dtype, q.device)
+        self.gate_h11 = _per_head("gate", options.gate, sizes.H, self.dtype, q.device)
         self._grouped = options.kv_index is None or is_adjacent(self.index, sizes.H, sizes.G)
 
     def pick(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,8 +128,9 @@ def _dense(
     like: Tensor,
 ) -> _Seen:
     """A checked mask as tensors over the given keys, from what it has become: a band, and other masks."""
-    nothing_to_say = band is None and len(rest) == 0  # len: the compiler knows no truth of a tuple of masks
-    if mask is None or (nothing_to_say and not any(part.checks for part in mask.parts())):
+    sees_all = band is None and len(rest) == 0  # len: the compiler knows no truth of a tuple of masks
+    # A mask without a check of its own has nothing to refuse; where it says nothing either, no grid is made.
+    if mask is None or (sees_all and not any(part.checks for part in mask.parts())):
         return _Seen(None, None, None, None)
     dtype = torch.promote_types(like.dtype, torch.float32)
     grid = BroadcastGrid(
@@ -142,7 +141,7 @@ def _dense(
         known=_readable,
     )
     mask.check(grid)
-    if nothing_to_say:
+    if sees_all:
         return _Seen(None, None, None, None)
     allowed, bias = resolve(rest, grid, torch.where, lambda bias: bias.to(dtype))
     bias = None if bias is None else _four_axes(bias).to(dtype)
@@ -167,7 +166,7 @@ def _alive(allowed_bhts: Tensor, index: Sequence[int], sizes: Sizes) -> Tensor:
     by_head = allowed_bhts.any(2)
     if sizes.H > 1 and by_head.shape[1] == sizes.H:  # the mask differs between heads
         readers = [[h for h in range(sizes.H) if index[h] == g] for g in range(sizes.G)]
-        by_head = torch.stack([by_head[:, heads].any(1) for heads in readers], 1)
+        by_head = torch.stack([by_head[:, heads].any(1) for heads in readers], 1)  # by key/value head
     return by_head[..., None]
 
 
@@ -203,7 +202,8 @@ def _kernel(
         q = q.reshape(B, G, H // G, q.shape[-1])
         if mask is not None and mask.shape[1] == H:
             mask = mask.reshape(mask.shape[0], G, H // G, mask.shape[3])
-    out = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=bool(q.shape[1] != G))
+    has_groups = bool(q.shape[1] != G)  # a bool, also where a compiler holds a symbol
+    out = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=has_groups)
     out = out.reshape(B, H, T, out.shape[-1])[..., :width]
     return out if zero_or_nan is None else out + zero_or_nan
 
@@ -212,9 +212,9 @@ def _zero_or_nan(q: Tensor, k: Tensor, causal: bool) -> Tensor:
     """(B,H,T,1): NaN for each query that holds NaN or sees a key that does, 0 for the others."""
     of_queries = (q * 0).sum(-1, keepdim=True)
     nan_keys = k.isnan().any(-1)  # (B,G,S)
-    seen = nan_keys.cumsum(-1) > 0 if causal else nan_keys.any(-1, keepdim=True)  # under the causal flag T is S
-    seen_by_head = seen.repeat_interleave(q.shape[1] // k.shape[1], 1)
-    return of_queries.masked_fill(seen_by_head[..., None], math.nan)
+    sees_nan = nan_keys.cumsum(-1) > 0 if causal else nan_keys.any(-1, keepdim=True)  # under the causal flag T is S
+    sees_nan = sees_nan.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    return of_queries.masked_fill(sees_nan[..., None], math.nan)
 
 
 def _widened(x: Tensor, width: int) -> Tensor:
@@ -236,13 +236,13 @@ def _sink_as_key(
     if q.dtype == torch.float16:
         factors = [2.0**15, 2.0**15, 1.0, 1.0]
         most = torch.finfo(q.dtype).max * factors[0]
-    rest = (sink_h / scale).clamp(-most, most)
+    left = (sink_h / scale).clamp(-most, most)  # what the features so far do not add up to
     parts = []
     for factor in factors:
         # Only the features that count once carry the gradient: times 2^15 it would leave the range of float16.
-        parts.append((rest if factor == 1 else rest.detach() / factor).to(q.dtype))
+        parts.append((left if factor == 1 else left.detach() / factor).to(q.dtype))
         if len(parts) < len(factors):
-            rest = rest - parts[-1].to(rest.dtype) * factor
+            left = left - parts[-1].to(left.dtype) * factor
     features = torch.stack(parts, -1)[None, :, None].expand(q.shape[0], -1, q.shape[2], -1)
     sink_key = F.pad(k.new_tensor(factors), (k.shape[-1], 0))
     q = torch.cat([q, features], -1)
@@ -298,8 +298,10 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise HeadwiseError(f"devices differ: q is on {q.device}, k on {k.device}, v on {v.device}; move them to one")
 
 
-def _per_head(name: str, values: Any, n_heads: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _per_head(name: str, values: Any, n_heads: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
     """sink or gate as (H,1,1)."""
+    if values is None:
+        return None
     tensor = as_tensor(values, device).to(dtype)
     check_per_head(name, tensor.shape, n_heads)
     return tensor.reshape(n_heads, 1, 1)
@@ -321,10 +323,8 @@ def as_tensor(values: Any, device: torch.device) -> Tensor:
 
 
 def _readable(values: Any) -> bool:
-    """Not while torch traces a graph, nor on the meta device."""
-    if not isinstance(values, Tensor):
-        return True
-    return not (torch.compiler.is_compiling() or values.device.type == "meta")
+    """Can numbers be looked at? Not while torch traces a graph, nor on the meta device."""
+    return not isinstance(values, Tensor) or not (torch.compiler.is_compiling() or values.device.type == "meta")
 
 
 def _four_axes(x: Tensor) -> Tensor:
