@@ -30,7 +30,9 @@ def write_whole(path: str | Path, data: bytes | str | Iterable[bytes]) -> None:
     keeps its permissions, and a symbolic link stays a link: the file that it names is replaced. A pipe, a device and
     standard output (/dev/stdout) are written to and never replaced. One thread of a process writes a path at a time.
     """
-    pieces = [data.encode()] if isinstance(data, str) else [data] if isinstance(data, bytes) else data
+    if isinstance(data, str):
+        data = data.encode()
+    pieces = [data] if isinstance(data, bytes) else data
     if is_stream(path):
         # Unbuffered: closing a buffered file whose reader has gone would raise a second time. Then a write may take a
         # part only.
@@ -170,13 +172,14 @@ def _writer(name: str, names: Iterable[str]) -> int | None:
 
 def is_running(process: int) -> bool:
     """Is there such a process on this host?"""
+    if os.name != "posix":  # there signal 0 is no question, and every process counts as running
+        return True
     try:
-        if os.name == "posix":  # elsewhere signal 0 is no question, and every process counts as running
-            os.kill(process, 0)
+        os.kill(process, 0)
     except (ProcessLookupError, OverflowError):  # a number in a file's name may be larger than any process has
         return False
-    except OSError:
-        pass  # it is somebody else's
+    except OSError:  # it is somebody else's
+        return True
     return True
 
 

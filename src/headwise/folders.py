@@ -57,19 +57,27 @@ def is_own(path: Path) -> bool:
         return False
 
 
+def _foreign_config(folder: Path) -> dict[str, Any]:
+    """`config.json` of a model of others, checked; without fields where the model is ours, which all verbs take."""
+    return {} if is_own(folder) else check_folder(folder)
+
+
+def _class_name(config: dict[str, Any]) -> str:
+    names = config.get("architectures")
+    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+
+
 def check_reshapable(folder: Path) -> None:
     """Refuse by its config a family that has no record, or one whose keys and values are made of a latent."""
-    config = {} if is_own(folder) else check_folder(folder)
-    if (kind := config.get("model_type")) is None or "text_config" in config:
-        return
-    family_for("reshape", str(kind))
+    config = _foreign_config(folder)
+    if "model_type" in config and "text_config" not in config:
+        family_for("reshape", str(config["model_type"]))
 
 
 def check_next(folder: Path, remedy: str) -> None:
     """Refuse by its config a model that has no head for a next token, or that writes what another stack has read."""
-    config = {} if is_own(folder) else check_folder(folder)
-    names = config.get("architectures")
-    name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+    config = _foreign_config(folder)
+    name = _class_name(config)
     two_stacks = config.get("is_encoder_decoder") is True
     if two_stacks or (name.endswith(NO_NEXT) and not name.endswith("HeadModel") and not config.get("is_decoder")):
         raise HeadwiseError(f"{folder} holds a {name or config.get('model_type')}, which {NO_LOSS}; {remedy}")
@@ -77,9 +85,8 @@ def check_next(folder: Path, remedy: str) -> None:
 
 def check_answers(folder: Path) -> None:
     """Refuse by its config a model without a head: it ends in hidden states, and answers with no word."""
-    config = {} if is_own(folder) else check_folder(folder)
-    names = config.get("architectures")
-    name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+    config = _foreign_config(folder)
+    name = _class_name(config)
     if name.endswith("Model") and not name.endswith("HeadModel"):
         raise HeadwiseError(
             f"{folder} holds a {name}, which has no head for words and so predicts none; load the model with its "
@@ -89,7 +96,7 @@ def check_answers(folder: Path) -> None:
 
 def check_reads_tokens(folder: Path, texts: Sequence[str] | None = None) -> None:
     """Refuse by its config a model whose input is pictures, or sound where these are no WAV files."""
-    config = {} if is_own(folder) else check_folder(folder)
+    config = _foreign_config(folder)
     sound, pictures = bool({"num_mel_bins", "feat_extract_norm"} & config.keys()), "image_size" in config
     speech = "max_source_positions" in config and all(text.lower().endswith(".wav") for text in texts or ())
     if speech and texts:

@@ -91,7 +91,7 @@ class StepLog:
         for number, line in enumerate(lines, 1 if header is None else 2):
             try:
                 row = json.loads(line.decode("utf-8"))
-                if row["step"] + 0 <= start:
+                if row["step"] <= start:  # a TypeError where it is no number
                     self.rows.append(row)
             except (ValueError, KeyError, TypeError, RecursionError):
                 if line is not lines[-1]:

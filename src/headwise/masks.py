@@ -225,6 +225,12 @@ def _joined(join: Callable[[Any, Any], Any], answers: Iterable[Any]) -> Any:
     return reduce(join, answers) if answers else None
 
 
+def all_of(masks: Iterable[Mask]) -> Mask | None:
+    """The masks joined by `&`; None where there is none."""
+    joined: Mask | None = _joined(operator.and_, masks)
+    return joined
+
+
 def resolve(
     masks: Iterable[Mask], grid: Grid, where: Callable[..., Any], narrowed: Callable[[Any], Any]
 ) -> tuple[Any, Any]:

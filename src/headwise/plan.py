@@ -117,10 +117,11 @@ class Plan:
             self.write(path)
         else:
             Path(path).mkdir(parents=True, exist_ok=True)
-            lines = ("\t".join("0.0" if kept else "1.0" for kept in layer) + "\n" for layer in self.keep)
-            write_whole(Path(path) / DUO_HEADS, "".join(lines))
-            sizes = [(kept.sinks, kept.window) for layer in self.keep for kept in layer if kept] or [(0, 1)]
-            sinks, window = map(max, zip(*sizes, strict=True))
+            lines = ["\t".join("0.0" if kept else "1.0" for kept in layer) for layer in self.keep]
+            write_whole(Path(path) / DUO_HEADS, "".join(f"{line}\n" for line in lines))
+            streaming = [kept for layer in self.keep for kept in layer if kept]
+            sinks = max((kept.sinks for kept in streaming), default=0)
+            window = max((kept.window for kept in streaming), default=1)
             _write(Path(path) / "config.json", {"sink_size": sinks, "recent_size": window})
 
     @classmethod
@@ -161,13 +162,13 @@ def _of_duo(text: str, sizes: Any) -> Plan:
     """Of the matrix of a folder of DuoAttention, layers x key/value heads of 0 to 1, and its config.json."""
     config = sizes if isinstance(sizes, dict) else {}
     keep = from_json(Keep, {"sinks": config.get("sink_size"), "window": config.get("recent_size")}, "config.json")
+    layers: list[tuple[Kept, ...]] = []
     try:
-        matrix = [[float(number) for number in line.split("\t")] for line in text.splitlines()]
+        for line in text.splitlines():
+            numbers = map(float, line.split("\t"))
+            layers.append(tuple(None if number >= DUO_THRESHOLD else keep for number in numbers))
     except ValueError:
         raise HeadwiseError(f"{DUO_HEADS} has no numbers between tabs") from None
-    layers: list[tuple[Kept, ...]] = []
-    for line in matrix:
-        layers.append(tuple(None if number >= DUO_THRESHOLD else keep for number in line))
     return Plan(tuple(layers))
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from headwise.markup import escaped, number
 from headwise.table import Table, say
-from headwise.words import Note, phrase
+from headwise.words import phrase, said
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -173,15 +173,14 @@ class Story:
             values |= {"bias": f"{self.bias:+.2f}", "feed": f"{math.fsum(self.feed_forwards.values()):+.2f}"}
             lines.append(phrase("why.sum", lang, **values))
         lines.append(phrase("why.columns", lang))
-        for each in (each for each in self.keys if max(abs(each.k), abs(each.v)) >= self.CLEAR):
-            lines += [phrase("why.keys", lang, head=each.head, k=_percent(each.k), v=_percent(each.v))]
+        for carried in self.keys:
+            if max(abs(carried.k), abs(carried.v)) >= self.CLEAR:
+                k, v = _percent(carried.k), _percent(carried.v)
+                lines.append(phrase("why.keys", lang, head=carried.head, k=k, v=v))
         for path in self.paths:
             values = {"sender": path.sender, "receiver": path.receiver, "share": _percent(path.effect)}
             lines.append(phrase(f"why.path_{path.at}", lang, **values))
-        return [
-            *lines,
-            *(phrase(note.key, lang, **note.facts) if isinstance(note, Note) else note for note in self.notes),
-        ]
+        return [*lines, *(said(note, lang) for note in self.notes)]
 
     def print(self, console: Console, lang: str = "en") -> None:
         """One screen: the prediction, the heads that matter in words, then in a table, and the paths."""

@@ -21,7 +21,7 @@ from headwise.markup import escaped
 
 LANGUAGES = ("en", "es")
 _PLACE = r"\{(\w+)(?::([^|{}]*)\|([^|{}]*))?\}"
-_MARKUP = re.compile(rf"{_PLACE}|\*([^*]+)\*|`([^`]+)`|\b([A-Za-z])_([A-Za-z]+)")
+_MARKUP = re.compile(rf"{_PLACE}|\*(?P<bold>[^*]+)\*|`(?P<kbd>[^`]+)`|\b(?P<letter>[A-Za-z])_(?P<index>[A-Za-z]+)")
 
 
 @functools.cache
@@ -90,9 +90,9 @@ def unknown(what: str, name: object, known: Iterable[str], offer: str | None = N
     offer  what to say when nothing is near; default: a list of the known names
     """
     names = list(known)
-    near = difflib.get_close_matches(str(name), names, n=2) or [
-        known for known in names if known.lower() == str(name).lower()
-    ]
+    near = difflib.get_close_matches(str(name), names, n=2)
+    if not near:  # capitals count as other letters there
+        near = [known for known in names if known.lower() == str(name).lower()]
     if near:
         key = "near" if len(near) == 1 else "near_two"
         return refusal(key, what=what, name=near[0], other=near[-1])
@@ -118,8 +118,11 @@ def _known_phrases() -> list[tuple[str, re.Pattern[str]]]:
     """Each of these phrases as what it looks like with any facts; the one that says most comes first."""
     sections = key_of("kept", ""), key_of("source", "")
     english = {key: texts["en"] for key, texts in table().items() if key.startswith(sections)}
-    whole = sorted(english, key=lambda key: -len(re.sub(_PLACE, "", english[key])))
-    return [(key, re.compile(re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>.+?)", re.escape(english[key])))) for key in whole]
+    patterns = []
+    for key in sorted(english, key=lambda key: -len(re.sub(_PLACE, "", english[key]))):
+        pattern = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>.+?)", re.escape(english[key]))
+        patterns.append((key, re.compile(pattern)))
+    return patterns
 
 
 def said(text: Any, lang: str) -> Any:
@@ -149,14 +152,19 @@ def phrase_html(key: str, lang: str, values: Mapping[str, Any]) -> str:
     for mark in _MARKUP.finditer(text):
         html += escaped(text[done : mark.start()])
         done = mark.end()
-        if mark[4] or mark[5]:
-            tag, inner = ("b", mark[4]) if mark[4] else ("kbd", mark[5])
+        if mark["bold"] or mark["kbd"]:
+            tag, inner = ("b", mark["bold"]) if mark["bold"] else ("kbd", mark["kbd"])
             html += f"<{tag}>{escaped(re.sub(_PLACE, lambda place: _value(place, values), inner))}</{tag}>"
+        elif mark["letter"]:
+            html += f"{mark['letter']}<sub>{mark['index']}</sub>"
         else:
-            html += f"{mark[6]}<sub>{mark[7]}</sub>" if mark[6] else escaped(_value(mark, values))
+            html += escaped(_value(mark, values))
     return html + escaped(text[done:])
 
 
 def _value(place: re.Match[str], values: Mapping[str, Any]) -> str:
-    value = values[place[1]]
-    return str(value) if place[2] is None else place[2] if value in (1, "1") else place[3]
+    """A value as text; of `{count:head|heads}` the word that goes with it."""
+    value, singular, plural = values[place[1]], place[2], place[3]
+    if singular is None:
+        return str(value)
+    return singular if value in (1, "1") else plural

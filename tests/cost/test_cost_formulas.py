@@ -53,7 +53,9 @@ def test_llama_2_70b_by_hand() -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("changes", [{}, {"bias": True, "n_kv_heads": 2, "head_dim": 10, "qk_norm": True}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"bias": True, "n_heads": 6, "n_kv_heads": 2, "head_dim": 10, "qk_norm": True}]
+)
 def test_our_own_models(preset: str, changes: dict[str, Any]) -> None:
     """A run's config.json, with and without a Hugging Face form; learned positions and odd norms among them."""
     config = GPTConfig(vocab_size=101, **PRESETS[preset].shape | changes)

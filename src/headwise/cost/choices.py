@@ -142,18 +142,19 @@ def _choose_heads(d_model: int, present: int, present_width: int) -> tuple[int, 
     span = f"{d_model} / {NARROW} = {d_model / NARROW:g}, {d_model} / {WIDE} = {d_model / WIDE:g}"
     if present * present_width == d_model and NARROW <= present_width <= WIDE:
         return present, Note.of("price.lies_between", span=span, heads=present)
-    width = min(max(present_width, NARROW), WIDE)
-    heads = min(divisors, key=lambda n: (not NARROW <= d_model / n <= WIDE, abs(d_model / n - width)))
+    wanted = min(max(present_width, NARROW), WIDE)
+    # Of the widths in the usual range, or else of all, the one that is nearest.
+    heads = min(divisors, key=lambda n: (not NARROW <= d_model / n <= WIDE, abs(d_model / n - wanted)))
     return heads, Note.of("price.divides", span=span, heads=heads, d_model=d_model)
 
 
 def _choose_kv_heads(shape: ModelShape, setting: Setting, sizes: dict[str, int]) -> tuple[int, Note]:
     heads = sizes["n_heads"]
-    within = [n for n in _divisors(heads) if n > 1 and heads <= 8 * n and 4 * n <= heads]
+    between = [n for n in _divisors(heads) if n > 1 and heads / 8 <= n <= heads / 4]
     if heads % 8 == 0 and heads > 8:
         start, how = 8, Note.of("price.eight_divides", heads=heads)
-    elif within:
-        start = within[0]
+    elif between:
+        start = between[0]
         span = f"h / 4 = {heads / 4:g}, h / 8 = {heads / 8:g}"
         how = Note.of("price.within", span=span, start=start, heads=heads)
     else:
@@ -161,8 +162,9 @@ def _choose_kv_heads(shape: ModelShape, setting: Setting, sizes: dict[str, int])
     if setting.gpu_memory is None:
         return start, how
     for n in _divisors(heads):
-        if n <= start and _fits(shape.with_heads(**sizes, n_kv_heads=n), setting):
-            return n, how if n == start else Note.of("price.forced", how=how, n=n)
+        if n > start or not _fits(shape.with_heads(**sizes, n_kv_heads=n), setting):
+            continue
+        return n, how if n == start else Note.of("price.forced", how=how, n=n)
     return 1, Note.of("price.not_even_one", how=how)
 
 

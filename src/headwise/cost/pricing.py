@@ -11,25 +11,23 @@ from headwise.cost import formulas
 from headwise.cost.formulas import ForwardPrice
 from headwise.cost.shape import MAIN, VISION, Attention, Layer, ModelShape
 from headwise.errors import HeadwiseError
-from headwise.markup import BINARY, DECIMAL, escaped, scaled
+from headwise.markup import DECIMAL, amount, escaped, scaled
 from headwise.table import Table
 from headwise.words import Note, unknown
 
 # Bits of one number. Formats that share a scale among a block of numbers take a little more; it is not counted.
 BITS = {"fp64": 64, "fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "fp4": 4, "int4": 4}
 LONG_NAMES = {"double": "fp64", "float": "fp32", "half": "fp16", "bfloat16": "bf16"}
-UNITS = {"b": 1} | {
-    f"{letter}{infix}b": base**power
-    for power, letter in enumerate("kmgtp", start=1)
-    for infix, base in (("", 1000), ("i", 1024))
-}
-LARGEST = 2**63
+UNITS = {"b": 1}
+for _power, _letter in enumerate("kmgtp", start=1):
+    UNITS |= {f"{_letter}b": 1000**_power, f"{_letter}ib": 1024**_power}
+LARGEST = 2**63  # bytes; beyond it a number is a slip
 
 
 def number_format(name: str) -> str:
     """The short name of a number format."""
     long = name.lower().removeprefix("torch.")
-    short = LONG_NAMES.get(long) or re.sub(r"float(\d+)(_e\dm\d(fn)?)?", r"fp\1", long)
+    short = LONG_NAMES.get(long) or re.sub(r"float(\d+)(_e\dm\d(fn)?)?", r"fp\1", long)  # float8_e4m3fn: fp8
     if short in BITS:
         return short
     raise unknown(f"no number format {name!r}", short, BITS)
@@ -174,8 +172,8 @@ class Price:
     def heading(self) -> Note:
         """The sizes of the model, and the setting in a second line."""
         setting = self.setting
-        main = [layer for layer in self.layers if layer.cross] or self.layers
-        heads = main[0].attention
+        decoder = [layer for layer in self.layers if layer.cross] or self.layers
+        heads = decoder[0].attention
         sizes = {"layers": self.n_layers, "width": f"{self.d_model:,}", "n_heads": heads.n_heads}
         sizes |= {"head_dim": heads.head_dim, "n_kv_heads": heads.n_kv_heads, "variant": heads.variant}
         source: str = ""
@@ -239,7 +237,7 @@ class Price:
 
 
 def _bytes(label: str, count: int) -> tuple[str, str, str]:
-    return label, f"{count:,} bytes", scaled(count, 1024, BINARY)
+    return label, f"{count:,} bytes", amount(count)
 
 
 def _flops(label: str, count: int) -> tuple[str, str, str]:
@@ -263,8 +261,9 @@ def make_setting(
             raise HeadwiseError(f"{name}={value} is outside 1 to {MOST:,}; give a number of {unit}")
     for name, setting in (("bandwidth", bandwidth), ("cache_dtype", cache_dtype)):
         if setting is not None and not shape.generates:
-            fact = f"{name}={setting} is about decoding, and a {shape.family} encoder writes nothing"
-            raise HeadwiseError(f"{fact}; leave it out")
+            raise HeadwiseError(
+                f"{name}={setting} is about decoding, and a {shape.family} encoder writes nothing; leave it out"
+            )
     if not shape.two_sided and source is not None:
         raise HeadwiseError(f"source={source} needs an encoder with a decoder, and a {shape.family} model is not one")
     if shape.source_positions is not None and source not in (None, shape.source_positions):
@@ -369,8 +368,15 @@ def cache_price(shape: ModelShape, setting: Setting) -> CachePrice:
     per_source = sum(attention.spec.cache_values_per_token for attention in shape.crossed)
     text = formulas.cache_values(shape, setting.context, 0) * setting.batch
     source = per_source * (setting.source or 0) * setting.batch
-    sizes = (bytes_of(n, setting.cache_dtype) for n in (per_token, beyond, per_source, text, source, text + source))
-    return CachePrice(*sizes)
+    dtype = setting.cache_dtype
+    return CachePrice(
+        bytes_per_token=bytes_of(per_token, dtype),
+        bytes_per_token_beyond_windows=bytes_of(beyond, dtype),
+        bytes_per_source_token=bytes_of(per_source, dtype),
+        text_bytes=bytes_of(text, dtype),
+        source_bytes=bytes_of(source, dtype),
+        total_bytes=bytes_of(text + source, dtype),
+    )
 
 
 def decode_price(shape: ModelShape, setting: Setting) -> DecodePrice:

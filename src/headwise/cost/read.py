@@ -27,7 +27,7 @@ PRESETS: dict[str, dict[str, Any]] = tomllib.loads(
 NOTES: dict[str, str] = {name: config.pop("note") for name, config in PRESETS.items() if "note" in config}
 
 # Sizes that both the section of our own and the fields around it say; where they differ, the file is not one model.
-SAME = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
+TWICE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
 
 
 def price(config: Any, plan: Plan | None = None, **setting: Any) -> Price:
@@ -102,10 +102,11 @@ def _read_description(description: str | Path) -> tuple[str, ModelShape]:
 
 
 def _spec_shape(spec: AttentionSpec) -> ModelShape:
-    if spec.d_in != spec.d_model or spec.d_context != spec.d_model or spec.d_out != spec.d_model or not spec.out_proj:
-        fact = f"d_in={spec.d_in}, d_context={spec.d_context}, d_out={spec.d_out}, out_proj={spec.out_proj}"
-        remedy = f"only an attention from d_model={spec.d_model} to the same width, with W_O, is priced"
-        raise HeadwiseError(f"{fact}: {remedy}")
+    if {spec.d_in, spec.d_context, spec.d_out} != {spec.d_model} or not spec.out_proj:
+        raise HeadwiseError(
+            f"d_in={spec.d_in}, d_context={spec.d_context}, d_out={spec.d_out}, out_proj={spec.out_proj}: only an "
+            f"attention from d_model={spec.d_model} to the same width, with W_O, is priced"
+        )
     nothing = FeedForward(d_model=spec.d_model, width=0, gated=False)
     layer = Layer(name="L0", attention=Attention(spec=spec), feed_forward=nothing, norm_parameters=0)
     return ModelShape(family="attention", d_model=spec.d_model, layers=(layer,), pieces=(), positions=None)
@@ -118,9 +119,11 @@ def model_shape(config: dict[str, Any]) -> ModelShape:
         raise HeadwiseError(f"model_type is missing; known: {', '.join(families('price'))}")
     shape = build(config if section is None else section, family_for("price", kind))
     text = config.get("text_config")
-    places = (config, text if isinstance(text, dict) else {})
-    formats = (place.get(name) for place in places for name in ("dtype", "torch_dtype"))
-    dtype = next((name for name in formats if isinstance(name, str) and name != "auto"), None)
+    dtype = None
+    for place in (config, text if isinstance(text, dict) else {}):
+        for name in (place.get("dtype"), place.get("torch_dtype")):
+            if dtype is None and isinstance(name, str) and name != "auto":
+                dtype = name
     notes = []
     if config.get("quantization_config"):
         notes.append(Note.of("price.quantized"))
@@ -136,10 +139,13 @@ def _own_section(config: dict[str, Any]) -> dict[str, Any] | None:
     if not isinstance(section, dict):
         raise HeadwiseError("the section `headwise` is missing or no table; a run folder's config.json has one")
     around = families("price").get(str(config.get("model_type")))
-    for field in SAME:
+    for field in TWICE:
         name = name_in(field, families()[OURS])
         theirs = field if around is None else name_in(field, around)
-        if None not in (section.get(name), config.get(theirs)) and section[name] != config[theirs]:
-            fact = f"headwise.{name}={section[name]} and {theirs}={config[theirs]} name one size"
-            raise HeadwiseError(f"{fact}; keep the right one, or take the section `headwise` out")
+        sizes = section.get(name), config.get(theirs)
+        if None not in sizes and sizes[0] != sizes[1]:
+            raise HeadwiseError(
+                f"headwise.{name}={sizes[0]} and {theirs}={sizes[1]} name one size; keep the right one, or take the "
+                f"section `headwise` out"
+            )
     return section

@@ -203,10 +203,12 @@ class ModelShape:
     def with_plan(self, plan: Plan) -> ModelShape:
         """The same model with a cache that holds what the plan says. Raises HeadwiseError where it does not fit."""
         specs = [attention.spec for attention in self.cached]
-        heads = [0 if spec.latent_dim else spec.n_kv_heads for spec in specs]
-        if 0 in (heads or [0]):
+        if not specs or any(spec.latent_dim for spec in specs):
             raise HeadwiseError(f"a plan is about cached keys and values of single heads, and {self.family} has none")
-        plan.check(len(heads), max(heads))
-        keeps = dict(zip(map(id, self.main_layers), plan.keep, strict=True))
-        layers = (replace(x, attention=replace(x.attention, keep=keeps.get(id(x)))) for x in self.layers)
+        plan.check(len(specs), max(spec.n_kv_heads for spec in specs))
+        keeps = iter(plan.keep)
+        layers = []
+        for layer in self.layers:
+            keep = next(keeps) if layer.stack == MAIN else None
+            layers.append(replace(layer, attention=replace(layer.attention, keep=keep)))
         return replace(self, layers=tuple(layers))

@@ -14,7 +14,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 from headwise.errors import HeadwiseError
 from headwise.layer import latent
 from headwise.layer.projections import Projections
-from headwise.markup import BINARY, escaped, listed, number, picture, plural, scaled
+from headwise.markup import amount, escaped, listed, number, picture, plural
 from headwise.table import Table
 from headwise.words import unknown
 
@@ -93,7 +93,7 @@ class Heads:
         rows = []
         for head in list(self)[:MOST_HEADS]:
             pictures = [_picture(head, name, matrix, 24, SMALL) for name, matrix in _matrices(head).items()]
-            share = scaled(head.cost.cache_share, 1024, BINARY)
+            share = amount(head.cost.cache_share)
             rows.append((head.name, kv_head_of(head), *pictures, f"{head.cost.parameters:,}", share))
         matrices = ("W_Q", "W_K", "W_V", "W_O^T")
         columns = ("head", "key/value head", *matrices, "parameters of its own", "share of cache a token")
@@ -131,7 +131,7 @@ class HeadCost:
         others = "" if self.shared_by == 1 else f", shared by {self.shared_by} heads"
         return (
             f"{plural(self.parameters, 'parameter')} of its own; {self.shared}: "
-            f"{plural(self.kv_parameters, 'parameter')} and {scaled(self.cache_bytes, 1024, BINARY)} of cache a token"
+            f"{plural(self.kv_parameters, 'parameter')} and {amount(self.cache_bytes)} of cache a token"
             f"{others}"
         )
 

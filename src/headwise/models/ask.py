@@ -39,7 +39,7 @@ def predicts(model: nn.Module) -> Literal["next", "masked"] | None:
     """
     if isinstance(model, GPT) or hears(model):
         return "next"
-    if "transformers" not in sys.modules or getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+    if "transformers" not in sys.modules or _has_encoder(model):
         return None
     if model not in _predicts:  # in a context of its own: those who watch do not see it
         _predicts[model] = Context().run(_try_predicting, model)
@@ -87,7 +87,7 @@ def answering(model: nn.Module) -> Literal["next", "masked", "first"]:
     """
     foreign: Any = model
     if reads_tokens(model) and not hears(model):
-        if not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        if not _has_encoder(model):
             kind = predicts(model)
             if kind is not None:
                 return kind
@@ -107,11 +107,16 @@ def answer_logits(model: nn.Module, ids: Tensor, position: int = -1) -> Tensor:
     return logits(model, ids, last=True)[:, -1] if position == -1 else logits(model, ids)[:, position]
 
 
+def _has_encoder(model: nn.Module) -> bool:
+    """Does it read one text and write another?"""
+    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+
+
 def _start_of(model: nn.Module) -> list[int] | None:
     """What the decoder of an encoder-decoder reads before its first token; None of another model."""
-    config = getattr(model, "config", None)
-    if not getattr(config, "is_encoder_decoder", False):
+    if not _has_encoder(model):
         return None
+    config = model.config
     start: list[int] = []
     for name in ("decoder_start_token_id", "forced_bos_token_id"):
         token = getattr(getattr(model, "generation_config", None), name, None)
@@ -414,7 +419,7 @@ def _forward(model: nn.Module, ids: Tensor, last: bool = False, start: Sequence[
         else:
             inputs = {"input_features": sounds.features[sound]}
         inputs["decoder_input_ids"] = ids.where(ids < config.vocab_size, config.decoder_start_token_id)
-    elif getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+    elif _has_encoder(model):
         inputs["decoder_input_ids"] = ids if start is None else torch.tensor([start]).expand(len(ids), -1).to(ids)
     if "use_cache" in _parameters(model):
         inputs["use_cache"] = False

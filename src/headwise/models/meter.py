@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from headwise.cost import PRESETS, Price
 from headwise.errors import HeadwiseError
-from headwise.markup import BINARY, DECIMAL, amount, scaled
+from headwise.markup import DECIMAL, amount, scaled
 from headwise.memory import device_named, free_on, peak_memory
 from headwise.models.ask import device_of, each, logits, reader, require_next, vocabulary_of
 from headwise.models.open import DTYPES, open_folder
@@ -77,8 +77,8 @@ class Measured:
                 ("cache", f"{price.cache.total_bytes:,} bytes", f"{self.cache_bytes:,} bytes"),
             ]
         if self.peak_bytes is not None:
-            whole, most_held = (scaled(n, 1024, BINARY) for n in (held, self.peak_bytes))
-            rows.append(("memory", Note.of("price.held", whole=whole), Note.of("price.most_held", most=most_held)))
+            whole, peak = Note.of("price.held", whole=amount(held)), amount(self.peak_bytes)
+            rows.append(("memory", whole, Note.of("price.most_held", most=peak)))
         return rows
 
     @property

@@ -7,16 +7,15 @@ from that reading, and hold them against the output: O(T) work in each call. Whe
 from __future__ import annotations
 
 import inspect
-import operator
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, reduce
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.masks import Allowed, Bias, Causal, Mask, Part
+from headwise.masks import Allowed, Bias, Causal, Mask, Part, all_of
 from headwise.records import Call
 from headwise.rungs.tensor import trace
 from headwise.spec import Options
@@ -102,7 +101,7 @@ def joined_mask(
     elif mask is not None:
         parts += numbers_added(mask)
     parts += biases
-    return reduce(operator.and_, parts) if parts else None
+    return all_of(parts)
 
 
 def numbers_added(added: Tensor) -> list[Mask]:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-import operator
 import os
 import statistics
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 import torch
@@ -24,7 +22,7 @@ from headwise.errors import HeadwiseError
 from headwise.layer.importing.importers import Imported, from_torch
 from headwise.layer.layer import MultiHeadAttention
 from headwise.markup import amount
-from headwise.masks import Allowed, Bias, Causal, Mask
+from headwise.masks import Allowed, Bias, Causal, Mask, all_of
 from headwise.records import Call
 from headwise.rungs.tensor import trace
 
@@ -104,7 +102,7 @@ class TorchAttention(nn.Module):
             masks.append(_theirs(attn_mask))
         if padding is not None:
             masks.append(_theirs(padding.reshape(sources[0].shape[0], 1, 1, -1)))
-        return reduce(operator.and_, masks) if masks else None
+        return all_of(masks)
 
 
 def _theirs(mask: Tensor) -> Mask:
