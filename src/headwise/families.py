@@ -93,7 +93,7 @@ class Family:
 
     @property
     def whole(self) -> str:
-        """Class of the attention with W_O."""
+        """The class of the attention with W_O: of all of it, where its core is a part."""
         return f"{self.prefix}Attention"
 
     @property
@@ -135,7 +135,9 @@ def _part(name: str, part: str) -> dict[str, Any] | None:
 def _family(name: str) -> Family:
     places: dict[str, Any] = {}
     for field, value in (_part(name, "attention") or {}).items():
-        places[field] = tuple(value) if isinstance(value, list) else None if value == "" else value
+        if value == "":  # TOML has no null
+            value = None
+        places[field] = tuple(value) if isinstance(value, list) else value
     decodes = _TABLE[name].get("decodes", False)
     return Family(name=name, price=_part(name, "price"), form=_part(name, "form"), decodes=decodes, **places)
 

@@ -64,7 +64,7 @@ def t_quantile(degrees: int, level: float = LEVEL) -> float:
     low, high = 0.0, 1.0
     while _inside(degrees, high) < level:
         high *= 2
-    for _ in range(60):
+    for _ in range(60):  # halvings: more than a float has digits
         middle = (low + high) / 2
         low, high = (middle, high) if _inside(degrees, middle) < level else (low, middle)
     return (low + high) / 2

@@ -68,14 +68,15 @@ def _cgroups() -> list[Room]:
 
 def device_named(name: str | torch.device) -> torch.device:
     """The device of this name: "cpu", "cuda", "cuda:1", "mps". Raises HeadwiseError, with what is there, for others."""
-    there = ["cpu"]
-    if (accelerator := torch.accelerator.current_accelerator(check_available=True)) is not None:
-        there += [f"{accelerator.type}:{n}" for n in range(torch.accelerator.device_count())]
+    names = ["cpu"]
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is not None:
+        names += [f"{accelerator.type}:{n}" for n in range(torch.accelerator.device_count())]
     with suppress(RuntimeError, TypeError):  # a word that is no device to torch
         device = torch.device(name)
-        if f"{device.type}:{device.index or 0}" in (*there, "cpu:0"):
+        if f"{device.type}:{device.index or 0}" in ("cpu:0", *names):
             return device
-    raise HeadwiseError(f"device {name} is not on this machine; there is {', '.join(there)}")
+    raise HeadwiseError(f"device {name} is not on this machine; there is {', '.join(names)}")
 
 
 def free_on(device: torch.device) -> Room:

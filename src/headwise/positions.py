@@ -55,9 +55,9 @@ class RoPE(_Brief):
     attention_factor: float | None = None
 
     def __post_init__(self) -> None:
-        needs = {} if self.scaling == "yarn" else dict.fromkeys(_OF_YARN, "scaling='yarn'")
+        needs = {} if self.scaling == "yarn" else dict.fromkeys(_OF_YARN, "scaling='yarn'")  # field -> what it is for
         if self.scaling is None:
-            needs = {"factor": "scaling=; one of linear, ntk, yarn", **needs}
+            needs["factor"] = "scaling=; one of linear, ntk, yarn"
         for name, setting in needs.items():
             if getattr(self, name) != RoPE.__dataclass_fields__[name].default:
                 raise HeadwiseError(f"rope {name}={getattr(self, name)} needs {setting}")
@@ -100,9 +100,13 @@ class RoPE(_Brief):
             return plain, 1.0
         low = max(math.floor(self._pair_that_turns(self.beta_fast, dim)), 0)
         high = min(math.ceil(self._pair_that_turns(self.beta_slow, dim)), dim - 1)
-        slow = [min(1.0, max(0.0, (m - low) / max(high - low, 1e-3))) for m in range(dim // 2)]
-        mixed = [f * (1 - s) + f / self.factor * s for f, s in zip(plain, slow, strict=True)]
-        return mixed, 0.1 * math.log(self.factor) + 1.0 if self.attention_factor is None else self.attention_factor
+        mixed = []
+        for m, frequency in enumerate(plain):
+            slowness = min(1.0, max(0.0, (m - low) / max(high - low, 1e-3)))  # 0 fast, 1 slow, a ramp between
+            mixed.append(frequency * (1 - slowness) + frequency / self.factor * slowness)
+        if self.attention_factor is not None:
+            return mixed, self.attention_factor
+        return mixed, 0.1 * math.log(self.factor) + 1.0
 
     def _pair_that_turns(self, times: float, dim: int) -> float:
         """The (fractional) pair of features that turns `times` times within the original context."""

@@ -71,9 +71,10 @@ def from_json(kind: Any, value: Any, name: str = "the document") -> Any:
         for option in arguments:
             with suppress(HeadwiseError):
                 return from_json(option, value, name)
-    elif origin is tuple and isinstance(value, list) and (... in arguments or len(value) == len(arguments)):
-        kinds = arguments[:1] * len(value) if ... in arguments else arguments
-        return tuple(from_json(option, x, name) for option, x in zip(kinds, value, strict=True))
+    elif origin is tuple and isinstance(value, list):
+        kinds = arguments[:1] * len(value) if ... in arguments else arguments  # tuple[int, ...], or one kind a place
+        if len(kinds) == len(value):
+            return tuple(map(from_json, kinds, value, [name] * len(value)))
     elif origin is dict and isinstance(value, dict):
         return {key: from_json(arguments[1], x, key) for key, x in value.items()}
     elif kind is Any or type(value) is kind or (kind is float and type(value) is int):

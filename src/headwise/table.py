@@ -105,22 +105,23 @@ class Table:
         cells = [[speak(cell) if isinstance(cell, str) else shown(cell) for cell in row] for row in self.rows]
         lefts = set(left)
         columns = [[speak(heading), *(row[place] for row in cells)] for place, heading in enumerate(self.columns)]
-        wide = [max(map(cell_len, column)) for column in columns]
-        least = []  # that a column may have: its longest number, or the longest word of its heading
+        wide = [max(map(cell_len, column)) for column in columns]  # what each column would like
+        least = []  # and what it must have: its longest number, or the longest word of its heading
         for place, (heading, *column) in enumerate(columns):
             longest = max(map(cell_len, column), default=0)
             word = max(map(cell_len, heading.split()), default=0)
             least.append(max(word, min(longest, WORDS) if place in lefts else longest))
         fits = sum(wide) + 2 * len(wide) <= console.width
         gap = 2 if fits else 1  # between two columns
-        beside = console.width - 2 - sum(least[1:]) - gap * (len(least) - 1)  # where all columns stand in one table
-        first = wide[0] if fits else min(wide[0], max(least[0], console.width // 3, beside))
-        start = 1
+        first = wide[0]  # the width of the first column: a third of the console, or what the others leave
+        if not fits:
+            remaining = console.width - 2 - sum(least[1:]) - gap * (len(least) - 1)
+            first = min(wide[0], max(least[0], console.width // 3, remaining))
+        room = console.width - first - 2
+        start = 1  # the first column of a table, behind the names of the rows; a table of names alone has none
         while start < len(columns) or start == 1:
-            end, room = start, console.width - first - 2
-            while end < len(columns) and (
-                end == start or sum(least[start : end + 1]) + gap * (end + 1 - start) <= room
-            ):
+            end = min(start + 1, len(columns))
+            while end < len(columns) and sum(least[start : end + 1]) + gap * (end + 1 - start) <= room:
                 end += 1
             widths = _spread(wide[start:end], least[start:end], room - gap * (end - start))
             grid = Grid(box=box.SIMPLE_HEAD, padding=(0, gap - 1, 0, 0), pad_edge=False, show_header=any(self.columns))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from headwise.cost.shape import MAIN, VISION, Attention, FeedForward, ModelShape
 from headwise.spec import AttentionSpec
 
-LONGEST = 2**62  # tokens: more than any window, and than any plan keeps
+LONGEST = 2**62  # tokens: more than any window has, and than any plan keeps
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,17 @@ class ForwardPrice:
 
 
 def score_pairs(attention: Attention, tokens: int) -> int:
-    """Of all key/value heads together."""
+    """Pairs of a query and a key that it sees, summed up over the key/value heads."""
     if not attention.spec.causal:
         return tokens * tokens * attention.spec.n_kv_heads
-    kinds = attention.kept(tokens).items()  # keys of the last query -> heads
-    return sum(heads * (full * (full + 1) // 2 + (tokens - full) * full) for full, heads in kinds)
+    total = 0
+    for most, heads in attention.kept(tokens).items():  # the first queries see 1, 2, ... keys, all later ones `most`
+        total += heads * (most * (most + 1) // 2 + (tokens - most) * most)
+    return total
 
 
 def pair_flops(spec: AttentionSpec, pairs: int) -> int:
-    """Of pairs that are counted over all key/value heads."""
+    """FLOPs of scores and weighted values, of pairs summed up over the key/value heads, each of H / G query heads."""
     return 2 * spec.n_heads * (spec.head_dim + spec.value_dim) * pairs // spec.n_kv_heads
 
 
@@ -57,8 +59,13 @@ def forward_price(shape: ModelShape, batch: int, tokens: int, source: int) -> Fo
     pieces = [piece for piece in shape.pieces if piece.stack != VISION]
     head, once = 2 * sum(piece.weights for piece in pieces), 2 * sum(piece.once for piece in pieces)
     outside = once + head * (1 if shape.generates else tokens)  # what follows a prompt needs the last logits alone
-    flops = linear, attention, outside, linear + attention + outside, linear + dense + once + head * tokens
-    return ForwardPrice(*(batch * n for n in flops))
+    return ForwardPrice(
+        layer_flops=batch * linear,
+        attention_flops=batch * attention,
+        outside_flops=batch * outside,
+        total_flops=batch * (linear + attention + outside),
+        dense_flops=batch * (linear + dense + once + head * tokens),
+    )
 
 
 def _token_weights(spec: AttentionSpec) -> int:
@@ -77,11 +84,12 @@ def decode_flops(shape: ModelShape, tokens: int, source: int, expand: bool = Fal
         spec, rows = layer.attention.spec, layer.attention.rows(tokens)
         total += 2 * (_token_weights(spec) + layer.feed_forward.active_weights)
         if spec.latent_dim and not expand:
-            features = spec.latent_dim + spec.cache_values_per_token
+            features = spec.cache_values_per_token + spec.latent_dim  # of a key, and of a value
             total += 2 * spec.n_heads * features * rows // spec.n_kv_heads
         else:
             total += pair_flops(spec, rows)
-            total += 2 * spec.expanding_weights * (rows // spec.n_kv_heads - 1)
+            earlier = rows // spec.n_kv_heads - 1  # the new token's own latent is expanded with its other products
+            total += 2 * spec.expanding_weights * earlier
         if layer.cross:
             cross = layer.cross.spec
             total += 2 * (cross.q_weights + cross.o_weights) + pair_flops(cross, source * cross.n_kv_heads)

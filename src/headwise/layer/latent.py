@@ -67,4 +67,4 @@ def split_up(spec: AttentionSpec, up: Tensor, axis: int = 0) -> tuple[Tensor, Te
 def through(down: Tensor, norm: nn.Module, up: Tensor) -> Tensor:
     """`up` diag(gain) `down`: two matrices and the gain of the norm between them as one."""
     gain: Tensor | float = getattr(norm, "weight", 1.0)
-    return (up * gain) @ down[: up.shape[1]]
+    return (up * gain) @ down[: up.shape[1]]  # the rows of `down` after these make the rotary key

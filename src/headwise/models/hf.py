@@ -158,7 +158,10 @@ def shallow(model: Any, n_layers: int, seed: int) -> Any:
 
 
 def _described(folder: Path) -> tuple[Any, Callable[[], Any]]:
-    """The class of a folder's model and what makes its config, once all that can be told before loading is in order."""
+    """The class of a folder's model and what makes its config, once all that can be told before loading is in order.
+
+    The config is made anew for each use: a model that is built writes into it.
+    """
     fields = check_folder(folder)
     kind = _architecture(folder, fields)
     config_class = AutoConfig if kind is AutoModel else kind.config_class
