@@ -11,7 +11,7 @@ import copy
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Lock
 from typing import Any, TypeVar
@@ -51,6 +51,7 @@ Place = tuple[str, tuple[int, ...]]  # the name of a site, and the query heads w
 Receiver = tuple[str, str]  # what reads, q, k or v, and the head, or key/value head, whose it is
 Heads = tuple[str, ...]  # a place of heads, "out" or "q", and their names
 Source = Callable[[slice], Tensor]  # for some of the variants what heads give: (1,H,T,E) for all alike, or (n,H,T,E)
+Rows = Sequence[Sequence[int]] | None  # of each variant tokens
 Key = TypeVar("Key", bound=Hashable)
 Told = Callable[[int, int], None]  # steps done, and of all
 
@@ -271,6 +272,7 @@ class Passes:
         self.model, self.layers, self.position, self.stream = model, layers, position, stream_of(model)
         blocks = [layer.block for layer in layers] if self.stream is None else self.stream.blocks
         self.blocks = list(dict.fromkeys(blocks))
+        self.layer_of = {layer.site.name: layer for layer in layers}
 
     def text(self, reading: Reading, beside: Callable[[], AbstractContextManager[Any]] = nullcontext) -> Variants:
         """The pass of a text itself, which fills its `reading`."""
@@ -302,6 +304,31 @@ class Passes:
         """So many variants of a text as batches that run at once."""
         size = max(1, self._most(reading))
         return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+
+    def giving(
+        self,
+        reading: Reading,
+        site: str,
+        heads: Sequence[Sequence[int]],
+        source: Source,
+        ask: Callable[[Tensor], list[float]],
+        rows: Rows = None,
+    ) -> list[Variants]:
+        """Variants of a text, in each of which some heads of a site give something else.
+
+        heads   of each variant, which heads
+        source  what they give then; it is asked when the variants pass: the text may not have been read before
+        rows    of each variant, at which tokens; None: at all
+        """
+        layer = self.layer_of[site]
+        batches = []
+        for part in self.parts(reading, len(heads)):
+
+            def change(call: Call, part: slice = part) -> Tensor:
+                return _replaced(call.out, heads[part], source(part), None if rows is None else rows[part])
+
+            batches.append(Variants(reading, layer, len(heads[part]), {layer.site: change}, ask))
+        return batches
 
     def _most(self, reading: Reading) -> int:
         """How many variants of a text run together at most; where a single one is more than that, 0."""
@@ -553,22 +580,16 @@ class Study:
             here = [name for name, (site, _) in places.items() if name in wanted and site == layer.site.name]
             if here:
                 source, rows = self._source(layer.site, at, positions)
-                groups[at, *here] = self._changed(layer, [places[name][1] for name in here], source, rows)
+                members = [places[name][1] for name in here]
+                every = None if rows is None else [rows] * len(here)
+                groups[at, *here] = self._giving(layer.site.name, members, source, every)
         return groups
 
     def at_each(self, name: str, positions: Sequence[int]) -> list[Variants]:
         """Variants in which what a head gives is clean at one of these positions after another."""
-        site, members = self.names("out")[name]
-        layer = next(layer for layer in self.layers if layer.site.name == site)
-
-        def source(part: slice) -> Tensor:
-            places = positions[part]
-            out = self.text.calls[site].out.repeat(len(places), 1, 1, 1)
-            for i, t in enumerate(places):
-                out[i, :, t] = self.clean_text.calls[site].out[0, :, t]
-            return out
-
-        return self._changed(layer, [members] * len(positions), source, None)
+        site, h = place_of(name)
+        clean = self.clean_text.calls[site].out
+        return self._giving(site, [[h]] * len(positions), always(clean), [[t] for t in positions])
 
     def carried(self, contexts: int = 0) -> dict[str, float]:
         """What each head carries of the difference: the largest of what it brings, takes, and does in random contexts.
@@ -632,20 +653,11 @@ class Study:
             changed: Tensor = getattr(call, at).clone()
             changed[:, :, chosen] = getattr(clean, at)[:, :, chosen]
             out = _attend(call._replace(k=changed), call.v) if at == "k" else _attend(call, changed)
-        return lambda part: out, None if at in SHARED else positions
+        return always(out), None if at in SHARED else positions
 
-    def _changed(
-        self, layer: Layer, heads: Sequence[Sequence[int]], source: Source, rows: Sequence[int] | None
-    ) -> list[Variants]:
-        """Variants of the corrupted run, in each of which some heads of a layer give what the source has for it."""
-        batches = []
-        for part in self.passes.parts(self.text, len(heads)):
-
-            def change(call: Call, part: slice = part) -> Tensor:
-                return _replaced(call.out, heads[part], source(part), rows)
-
-            batches.append(Variants(self.text, layer, len(heads[part]), {layer.site: change}, self._shares))
-        return batches
+    def _giving(self, site: str, heads: Sequence[Sequence[int]], source: Source, rows: Rows = None) -> list[Variants]:
+        """Variants of the corrupted text, which are asked for their share of the difference."""
+        return self.passes.giving(self.text, site, heads, source, self._shares, rows)
 
     def _together(self, at: str, names: Sequence[str], positions: Sequence[int] | None) -> float:
         """The effect of all these heads at once."""
@@ -656,7 +668,7 @@ class Study:
 
         def change(site: Site, call: Call) -> Tensor:
             source, rows = self._source(site, at, positions)
-            return _replaced(call.out, [chosen[site.name]], source(slice(0, 1)), rows)
+            return _replaced(call.out, [chosen[site.name]], source(slice(0, 1)), None if rows is None else [rows])
 
         layers = [layer for layer in self.layers if layer.site.name in chosen]
         handlers: dict[Site, Handler] = {layer.site: partial(change, layer.site) for layer in layers}
@@ -708,50 +720,50 @@ class Study:
         """
         order = [layer.site.name for layer in self.layers]
         last = max((order.index(site) for site in sites.values()), default=0)
-        batches = []
+        batches: list[Variants] = []
+
+        def freeze(site: Site, call: Call) -> Tensor:
+            for at, name in (receiver for receiver, place in sites.items() if place == site.name):
+                arrived[at, name].append(getattr(call, at)[:, place_of(name)[1]].clone())
+            return self.text.calls[site.name].out.expand_as(call.out)
+
         for number, layer in enumerate(self.layers[:last]):
-            heads = [(h,) for h, name in enumerate(self._heads(layer)) if name in senders]
-            for part in self.passes.parts(self.text, len(heads)):
-
-                def change(call: Call, layer: Layer = layer, chosen: Sequence[tuple[int, ...]] = heads[part]) -> Tensor:
-                    return _replaced(call.out, chosen, self.clean_text.calls[layer.site.name].out, None)
-
-                def freeze(site: Site, call: Call) -> Tensor:
-                    for at, name in (receiver for receiver, place in sites.items() if place == site.name):
-                        arrived[at, name].append(getattr(call, at)[:, _number(name)].clone())
-                    return self.text.calls[site.name].out.expand_as(call.out)
-
-                above = self.layers[number + 1 : last + 1]
-                handlers: dict[Site, Handler] = {x.site: partial(freeze, x.site) for x in above}
-                handlers[layer.site] = change
-                n = len(heads[part])
-                batches.append(Variants(self.text, layer, n, handlers, lambda answers: [], last=self.layers[last]))
+            site = layer.site.name
+            heads = [(h,) for name, (place, (h,)) in self.names("out").items() if place == site and name in senders]
+            clean = self.clean_text.calls[site].out
+            above = self.layers[number + 1 : last + 1]
+            frozen = {frozen_layer.site: partial(freeze, frozen_layer.site) for frozen_layer in above}
+            for each in self.passes.giving(self.text, site, heads, always(clean), lambda answers: []):
+                batches.append(replace(each, handlers={**each.handlers, **frozen}, last=self.layers[last]))
         return batches
-
-    def _heads(self, layer: Layer) -> list[str]:
-        return [name for name, (site, _) in self.names("out").items() if site == layer.site.name]
 
     def _received(self, receiver: Receiver, place: Place, count: int, arrived: Sequence[Tensor]) -> list[Variants]:
         """Variants in which the receiver has what has arrived there from one sender after another."""
         at, name = receiver
         site, members = place
-        layer, call = next(x for x in self.layers if x.site.name == site), self.text.calls[site]
+        call = self.text.calls[site]
 
         def source(part: slice) -> Tensor:
             outs = []
             for each in torch.cat([*arrived])[part]:
                 changed = getattr(call, at).clone()
-                changed[0, _number(name)] = each
+                changed[0, place_of(name)[1]] = each
                 made = call._replace(**{at: changed})
                 outs.append(_attend(made, made.v))
             return torch.cat(outs)
 
-        return self._changed(layer, [members] * count, source, None)
+        return self._giving(site, [members] * count, source)
 
 
-def _number(name: str) -> int:
-    """That of a head, or of a key/value head, in its layer."""
-    return int(name.rpartition(".")[2].lstrip("HKV"))
+def always(out: Tensor) -> Source:
+    """What heads give, (1,H,T,E), in all variants alike."""
+    return lambda part: out
+
+
+def place_of(name: str) -> tuple[str, int]:
+    """The site of a head, or key/value head, and its number there: ("L3", 5) of L3.H5."""
+    site, _, last = name.rpartition(".")
+    return site, int(last.lstrip("HKV"))
 
 
 def _attend(call: Call, v: Tensor) -> Tensor:
@@ -769,10 +781,11 @@ def _require_scores(call: Call, at: str) -> None:
         )
 
 
-def _replaced(out: Tensor, heads: Sequence[Sequence[int]], source: Tensor, rows: Sequence[int] | None) -> Tensor:
-    """Outputs (n,H,T,E) in which heads[i] of variant i give source[0], or source[i], in these rows; None: in all."""
-    out, places = out.clone(), slice(None) if rows is None else list(rows)
+def _replaced(out: Tensor, heads: Sequence[Sequence[int]], source: Tensor, rows: Rows) -> Tensor:
+    """Outputs (n,H,T,E) in which heads[i] of variant i give source[0], or source[i], at rows[i]; None: at all."""
+    out = out.clone()
     for i, members in enumerate(heads):
+        places = slice(None) if rows is None else list(rows[i])
         for h in members:
             out[i, h, places] = source[i % len(source), h, places].to(out)
     return out

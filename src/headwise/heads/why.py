@@ -17,12 +17,12 @@ from headwise.corpus.tokens import TextTokens
 from headwise.errors import HeadwiseError
 from headwise.heads.attribution import Attribution, Parts, Recorder
 from headwise.heads.blocks import row_weights
-from headwise.heads.patching import SHARED, Heads, Passes, Reading, Study, Variants
+from headwise.heads.patching import SHARED, Heads, Passes, Reading, Study, Variants, always, place_of
 from headwise.models.ask import answering, device_of, evaluating
 from headwise.models.open import Folder, folder_of, ids_of, tokens_of
 from headwise.models.sites import layers_of, sites_of
 from headwise.models.stream import loaded, stream_of
-from headwise.records import Call, head_name
+from headwise.records import head_name
 from headwise.story import Story, StoryHead, StoryKeys, StoryPath
 from headwise.words import Note, refusal
 
@@ -353,24 +353,17 @@ class _Telling:
             return [float(value) for value in chance(logits_nv) - chance(self.text.answer)]
 
         groups: dict[Heads, list[Variants]] = {}
-        for layer in self.passes.layers:
-            here = [name for name in names if name.rpartition(".H")[0] == layer.site.name]
-            for part in self.passes.parts(self.text, len(here)):
-                heads = [int(name.rpartition(".H")[2]) for name in here[part]]
-
-                def silence(call: Call, heads: Sequence[int] = heads) -> Tensor:
-                    out = call.out.clone()
-                    for variant, h in enumerate(heads):
-                        out[variant, h] = 0
-                    return out
-
-                variants = Variants(self.text, layer, len(heads), {layer.site: silence}, changes)
-                groups["without", *here[part]] = [variants]
+        for site, call in self.text.calls.items():
+            here = [name for name in names if place_of(name)[0] == site]
+            if here:
+                heads = [[place_of(name)[1]] for name in here]
+                silence = always(torch.zeros_like(call.out))
+                groups["without", *here] = self.passes.giving(self.text, site, heads, silence, changes)
         return groups
 
     def _places(self, name: str) -> list[int]:
         """Where what a head gives differs most between the two texts."""
-        site, h = name.rpartition(".H")[0], int(name.rpartition(".H")[2])
+        site, h = place_of(name)
         if self.study is None or (self.question.way == "first" and not site.startswith("encoder.")):
             return []
         moved = (self.text.calls[site].out[0, h] - self.study.text.calls[site].out[0, h]).float().norm(dim=-1)
@@ -405,12 +398,12 @@ class _Telling:
         """With where it acts, where it carries most alone or where the answer stands; and where it looks from there."""
         end = None if self.question.way == "first" else self.question.position % len(self.question.ids)
         at = max(places, key=lambda t: abs(places[t])) if places else end
-        call, h = self.text.calls[name.rpartition(".H")[0]], int(name.rpartition(".H")[2])
+        site, h = place_of(name)
+        call = self.text.calls[site]
         looks: tuple[tuple[int, float], ...] = ()
         if at is not None or call.cross:
-            looks = self._strongest(
-                self.weights(name.rpartition(".H")[0], call.q.shape[2] - 1 if at is None else at)[h]
-            )
+            row = call.q.shape[2] - 1 if at is None else at
+            looks = self._strongest(self.weights(site, row)[h])
         adds = None if self.parts is None else self.parts.heads[name]
         return StoryHead(name, adds, at, looks, without, self.effects.get(name))
 
