@@ -56,7 +56,7 @@ from headwise.records import Call, from_json, head_name
 from headwise.rungs.tensor import trace
 
 FRAMES = 60  # at most
-GAPS = 32, 100  # steps between two frames at least once the first ones are over; and that of tiny models
+GAP, TINY_GAP = 32, 100  # steps between two frames at least, once the first ones are over; those of tiny models
 TINY = 1000  # width of the model x texts of a batch: below, a frame takes longer than a step
 SIZE = 900_000  # bytes of the file, about
 LINES, LONGEST = 3, 32  # that are filmed, and the most tokens of one
@@ -147,7 +147,8 @@ class Glance:
                 scores[name] = (formula_of(all_statistics()[name].repeated)(again) * self.probe_rows).sum((1, 2))
         N, B, T, _ = maps.shape
         behind = (torch.arange(T) - maps.argmax(-1)).clamp(max=REACH + 1)
-        counts = torch.zeros(N, B, REACH + 2).scatter_add_(2, behind, (self.rows > 0).float().expand(N, B, T))
+        is_row = (self.rows > 0).float().expand(N, B, T)
+        counts = torch.zeros(N, B, REACH + 2).scatter_add_(2, behind, is_row)
         scores["positional"] = (counts * self.offsets).sum(1).amax(1)
         scores["rare_top"] = self._mean("rare_top", dense)
         return scores, elsewhere
@@ -161,8 +162,8 @@ class Glance:
                 sums = cells.of(weights).masked_fill(cells.empty, nan)
                 for name, pairs in plan.of.items():
                     of_relation[name].append(sums[:, pairs].nanmean(-1))
-        right, elsewhere = ({name: torch.stack(x).nanmean(0) for name, x in each.items()} for each in means)
-        return right, elsewhere
+        over_documents = [{name: torch.stack(x).nanmean(0) for name, x in each.items()} for each in means]
+        return over_documents[0], over_documents[1]
 
     def _mean(self, name: str, dense: Dense) -> Tensor:
         """The mean of a statistic over the rows of the documents, (N,)."""
@@ -197,8 +198,9 @@ class Film:
         self.text.relations = _relations(corpus, len(self.text.documents))
         followed = () if self.text.relations is None else described(self.text.relations)
         self.roles = (*map(relation_role, followed), *ROLES)
-        numbers = len(names) * (DIGITS + 4) * len(self.roles)  # bytes of a frame besides its maps
-        gap = GAPS[config.d_model * recipe.batch < TINY]
+        # Bytes of a frame besides its maps: a number has its digits, a sign, "0.", and a comma.
+        numbers = len(names) * (DIGITS + 4) * len(self.roles)
+        gap = TINY_GAP if config.d_model * recipe.batch < TINY else GAP
         self.due = frame_steps(recipe.steps, min(FRAMES, SIZE // (2 * numbers)), gap)
         cells = int((SIZE / len(self.due) - numbers) * 3 / 4 / len(names))  # base64 takes four bytes for three
         example = tokens.prompt(corpus.example)
@@ -232,11 +234,12 @@ class Film:
         maps, tensors, elsewhere = self.glance.look(model, sites_of(model))
         require_finite(step, weights=float(maps.sum()))
         shares = map(self.glance.alike, maps.chunk(model.config.n_layers))
-        layers = [share and round(share, DIGITS) for share in shares]
+        layers = [None if share is None else round(share, DIGITS) for share in shares]
         scores = {name: [round(score, DIGITS) for score in tensor.tolist()] for name, tensor in tensors.items()}
         earned: list[list[str]] = [[] for _ in maps]
         for role in self.roles:
-            limit = max(self.header["even"].get(role.score, -inf), *untrained.get(role.score, [inf, inf]))
+            largest = max(untrained[role.score]) if role.score in untrained else inf  # the first frame has no roles
+            limit = max(self.header["even"].get(role.score, -inf), largest)
             at_distance = elsewhere[role.score].tolist() if role.score in elsewhere else [limit] * len(maps)
             for n, score in enumerate(scores.get(role.score, ())):
                 if role.threshold <= score > max(limit, at_distance[n]):  # nan, of no distance, is no limit
@@ -279,7 +282,8 @@ def _padded(rows: Sequence[Sequence[int]], length: int | None = None) -> Tensor:
 
 def _rows(texts: Sequence[Sequence[int]], T: int, first: int = 0) -> Tensor:
     """What each row counts for, (B,T): each text alike, and in it alike each row from `first` on."""
-    counts = _padded([[0] * first + [1] * (len(text) - first) for text in texts], T).float()
+    counted = [[0] * first + [1] * (len(text) - first) for text in texts]
+    counts = _padded(counted, T).float()
     return counts / counts.sum(1, keepdim=True) / max(1, len(texts))
 
 
@@ -303,7 +307,7 @@ def frame_steps(steps: int, most: int, gap: int) -> frozenset[int]:
             return frozenset(due)
         if gap >= steps:  # so few that not even the first ones fit
             return frozenset({*due[:: -(-len(due) // most)], steps})
-        gap += max(1, gap // 16)
+        gap += max(1, gap // 16)  # a little wider, until they are few enough
 
 
 def fitting(lines: Iterable[list[int]], cells: int) -> list[list[int]]:
@@ -336,7 +340,8 @@ def read_film(run: str | Path) -> tuple[Row, list[Row], list[Row]] | None:
         header, *frames = _lines_of(path)
         _check([header], HEADER)
         _check(frames, FRAME)
-        cells = len(header["heads"]) * sum(len(line) * (len(line) + 1) // 2 for line in header["lines"])
+        of_head = sum(len(line) * (len(line) + 1) // 2 for line in header["lines"])
+        cells = len(header["heads"]) * of_head
         if any(len(base64.b64decode(frame["maps"], validate=True)) != cells for frame in frames):
             raise HeadwiseError(f"maps are not those of {cells} weights")
         place = path.with_name(METRICS)
@@ -359,14 +364,16 @@ def _check(rows: Sequence[Row], kinds: Row) -> None:
     json.dumps(rows, allow_nan=False)
 
 
-def unpacked(header: dict[str, Any], frame: dict[str, Any]) -> dict[str, list[NDArray[Any]]]:
+def unpacked(header: Row, frame: Row) -> dict[str, list[NDArray[Any]]]:
     """The maps of a frame of a film by head: for each line (T,T), to within 1/510."""
     cells = np.frombuffer(base64.b64decode(frame["maps"]), np.uint8).astype(np.float32) / 255
     maps: dict[str, list[NDArray[Any]]] = {name: [] for name in header["heads"]}
     for of_head in maps.values():
         for line in header["lines"]:
             allowed = np.tri(len(line), dtype=bool)
-            weights, count = np.zeros(allowed.shape, np.float32), int(allowed.sum())
-            weights[allowed], cells = cells[:count], cells[count:]
+            count = int(allowed.sum())
+            weights = np.zeros(allowed.shape, np.float32)
+            weights[allowed] = cells[:count]
+            cells = cells[count:]
             of_head.append(weights)
     return maps

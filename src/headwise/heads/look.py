@@ -99,7 +99,8 @@ class Desk:
     @torch.no_grad()
     def _called(self) -> list[Layer]:
         """The attentions that read a text, in the order of their calls: a tower of images is none of them."""
-        model, order = self.folder.model, list[Site]()
+        model = self.folder.model
+        order: list[Site] = []  # of the calls
         sites = sites_of(model)
         word = next(i for i in range(len(self.tokens)) if i not in self.tokens.specials)
         before, after = self.tokens.frame
@@ -111,7 +112,8 @@ class Desk:
             run_body(model, torch.tensor([[*before, word, *after]]))
         if len(set(order)) == len(order):
             return [Layer(site, 0, site.heads) for site in sites if site in order]
-        layers, numbers, runs = list[Layer](), Counter[str](), Counter[Site]()
+        layers: list[Layer] = []
+        numbers, runs = Counter[str](), Counter[Site]()  # of each stack, and of each site, the calls so far
         for site in order:  # a layer is then numbered by its place among the calls of its stack
             part = parse_head(site.head(0))[0]
             name = f"{part}.L{numbers[part]}" if part else f"L{numbers[part]}"
@@ -149,11 +151,13 @@ class Desk:
 
     def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Answer a question of the page's; HeadwiseError says, as a note where it can, why a text is not read."""
-        ways: dict[str, Callable[..., dict[str, Any]]] = {"read": self._read, "maps": self._maps, "each": self._each}
         name = str(asked.get("do"))
-        values = {key: asked.get(key) for key in QUESTIONS.get(name, {})}
-        if not values or any(type(value) is not QUESTIONS[name][key] for key, value in values.items()):
+        kinds = QUESTIONS.get(name, {})
+        values = {key: asked.get(key) for key in kinds}
+        if not kinds or any(type(values[key]) is not kind for key, kind in kinds.items()):
             raise HeadwiseError("this is no question of the page's")
+        ways: dict[str, Callable[..., dict[str, Any]]]
+        ways = {"read": self._read, "maps": self._maps, "each": self._each}
         with encoded():  # a sound was read once
             return ways[name](**values)
 
@@ -220,9 +224,10 @@ class Desk:
         words: list[tuple[str, bool, int, bool]] = []
         done = 0
         for n, (i, piece) in enumerate(zip(ids, shown, strict=True)):
-            if not n_before <= n < n_before + len(places):
-                sign = i in self.signs
-                words.append((piece.strip() or piece, sign or piece[:1].isspace(), piece.count("\n"), sign))
+            if not n_before <= n < n_before + len(places):  # it frames the text, or its place is not known
+                is_sign = i in self.signs
+                has_gap = is_sign or piece[:1].isspace()
+                words.append((piece.strip() or piece, has_gap, piece.count("\n"), is_sign))
                 continue
             start, end = places[n - n_before]
             between, there = text[done:start], text[start:end]
@@ -284,13 +289,14 @@ class Desk:
 
     def _kind(self, ids: Sequence[int], weights: Array) -> tuple[str, float]:
         """Where a head looks in this text, and with what part of its weight."""
-        T, numbers = len(ids), np.array(ids)
+        T = len(ids)
+        numbers = np.array(ids)
         if weights.shape != (T, T):  # it did not run, or looks at another text, or at a sound
             return ("sound", float(weights.max(1).mean())) if self.spoken and weights.size else ("elsewhere", 0.0)
         causal = T > 1 and not weights[0, 1:].any()
         first = 1 if causal else 0  # the first row of a causal map has no choice
         rows = weights[first:]
-        t, s = np.arange(first, T)[:, None], np.arange(T)[None]
+        t, s = np.arange(first, T)[:, None], np.arange(T)[None]  # queries and keys
         same_token = (numbers[first:, None] == numbers) & (t != s)
         after_same = np.zeros_like(same_token)  # the token before this key is the same as the one that looks
         after_same[:, 1:] = same_token[:, :-1] & (t != s)[:, 1:]
@@ -325,7 +331,8 @@ class Desk:
         T = len(reading.ids)
         skipped = np.isin(np.array(reading.ids), list(self.signs))
         skipped[0] = True
-        best, keys = np.zeros((len(self.heads), T), np.float32), np.zeros((len(self.heads), T), int)
+        best = np.zeros((len(self.heads), T), np.float32)
+        keys = np.zeros((len(self.heads), T), int)
         for n, weights in enumerate(reading.maps):
             if len(weights) != T or (other is not None and other.maps[n].shape != weights.shape):
                 continue
@@ -338,7 +345,10 @@ class Desk:
         hardest: list[list[tuple[int, int, float]]] = []
         for t in range(T):
             order = np.argsort(-best[:, t], kind="stable")[:HARDEST]
-            hardest.append([(int(n), int(keys[n, t]), round(float(best[n, t]), 4)) for n in order])
+            keys_of, weights_of = keys[order, t].tolist(), best[order, t].tolist()
+            hardest.append(
+                [(n, key, round(p, 4)) for n, key, p in zip(order.tolist(), keys_of, weights_of, strict=True)]
+            )
         return hardest
 
     def _maps(self, slot: str, heads: list[Any]) -> dict[str, Any]:

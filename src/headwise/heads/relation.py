@@ -43,8 +43,9 @@ def follow(
     up, and those from them averaged. A head that looks at one fixed distance follows many relations by accident, so the
     weight at the same distances from other tokens of the document stands beside.
     """
-    documents = sorted(relations.documents, key=lambda document: len(document.ids))
-    plans, first = [Plan(document) for document in documents], documents.index(relations.documents[0])
+    documents = sorted(relations.documents, key=lambda document: len(document.ids))  # those of one length run together
+    plans = [Plan(document) for document in documents]
+    first = documents.index(relations.documents[0])
     taken: dict[Site, list[Tensor]] = defaultdict(list)  # of each document (H+1, 3, pairs)
 
     def take(number: int, site: Site, call: Call, b: int, document: Document) -> None:
@@ -69,11 +70,12 @@ def described(relations: Relations) -> tuple[Relation, ...]:
     for name, meaning in relations.meanings.items():
         if name in taken:
             raise HeadwiseError(f"the relation {name!r} has the name of a statistic or a role; choose another")
-        having = [document.pairs[name] for document in relations.documents if name in document.pairs]
-        pairs = [pair for some in having for pair in some]
+        by_document = [document.pairs[name] for document in relations.documents if name in document.pairs]
+        pairs = [pair for of_document in by_document for pair in of_document]
         looking = [(query, keys) for queries, keys in pairs for query in queries]
-        offset, hits = Counter(query - key for query, keys in looking for key in keys).most_common(1)[0]
-        sizes = len(pairs), len(having)
+        offsets = Counter(query - key for query, keys in looking for key in keys)
+        offset, hits = offsets.most_common(1)[0]
+        sizes = len(pairs), len(by_document)
         result.append(Relation(name, meaning, relations.source, *sizes, offset, hits / len(looking)))
     return tuple(result)
 
@@ -82,7 +84,8 @@ class Plan:
     """Which weights of a document count for which pair."""
 
     def __init__(self, document: Labelled) -> None:
-        self.ids, T = document.ids, len(document.ids)
+        self.ids = document.ids
+        T = len(document.ids)
         self.pairs: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = []  # relation, rows that look, right keys
         self.of: dict[str, list[int]] = defaultdict(list)  # relation -> its places among the pairs
         looking: dict[str, set[int]] = defaultdict(set)
@@ -162,20 +165,22 @@ def _followed(
     The example is the best pair of document `first`, which a reader has before them, unless the head does worse there
     than on average; then it is the best of all.
     """
-    chosen = [plan.of.get(name, []) for plan in plans]
-    cells = [(n, i) for n, some in enumerate(chosen) for i in some]
-    masses = torch.stack([numbers[n][:, 0, i] for n, i in cells], -1)
-    means = torch.stack([numbers[n][..., some].nanmean(-1) for n, some in enumerate(chosen) if some], -1)
-    even, result = float(means[-1, 0].mean()), []
-    opening = [place for place, (n, _) in enumerate(cells) if n == first]
+    pairs = [(n, i) for n, plan in enumerate(plans) for i in plan.of.get(name, ())]  # document, place of the pair there
+    masses = torch.stack([numbers[n][:, 0, i] for n, i in pairs], -1)  # (H+1, pairs)
+    of_documents = [numbers[n][..., plan.of[name]].nanmean(-1) for n, plan in enumerate(plans) if name in plan.of]
+    means = torch.stack(of_documents, -1)  # (H+1, 3, documents); the last row is even attention's
+    even = float(means[-1, 0].mean())
+    result = []
+    opening = [place for place, (n, _) in enumerate(pairs) if n == first]
     for of_head, of_pairs in zip(means[:-1], masses, strict=False):
         mass, accuracy, elsewhere = map(interval_of, of_head.tolist())
         best = max(opening, key=lambda place: float(of_pairs[place]), default=-1)
         if best < 0 or of_pairs[best] < mass.mean:
             best = int(of_pairs.argmax())
-        n, i = cells[best]
+        n, i = pairs[best]
         _, queries, keys = plans[n].pairs[i]
-        looks, at = ("".join(shown([plans[n].ids[place] for place in places])).strip() for places in (queries, keys))
-        example = looks, at, float(of_pairs[best])
+        looks = shown([plans[n].ids[place] for place in queries])
+        looked_at = shown([plans[n].ids[place] for place in keys])
+        example = "".join(looks).strip(), "".join(looked_at).strip(), float(of_pairs[best])
         result.append(Followed(mass, accuracy, even, elsewhere.mean, math.nan, example))
     return result

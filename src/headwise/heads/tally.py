@@ -57,15 +57,17 @@ class Running:
 
     def state(self) -> Tensor:
         """Number, mean and squares of each cell, side by side in the last axis."""
-        return torch.from_numpy(np.stack(np.broadcast_arrays(self.n, self.mean, self.squares), -1).astype(np.float64))
+        parts = np.broadcast_arrays(self.n, self.mean, self.squares)
+        return torch.from_numpy(np.stack(parts, -1).astype(np.float64))
 
     def join(self, state: Tensor) -> None:
         """Add what another one has seen (Chan, Golub & LeVeque 1979, formula 2.1)."""
         n, mean, squares = np.moveaxis(state.numpy(), -1, 0)
         total = self.n + n.astype(np.int64)
         apart = mean - self.mean
-        self.squares = self.squares + squares + apart**2 * self.n * n / np.maximum(total, 1)
-        self.mean = self.mean + apart * n / np.maximum(total, 1)
+        fraction = n / np.maximum(total, 1)  # what of all is the other's
+        self.squares = self.squares + squares + apart**2 * self.n * fraction
+        self.mean = self.mean + apart * fraction
         self.n = total
 
     def interval(self, *cell: int) -> Interval:
@@ -93,12 +95,14 @@ class Gleaning:
         if not len(rows):
             return
         behind = (rows - argmax).abs().clamp(max=DISTANCES[-1])
+        # Bin 0 is the token itself, 1 its neighbour; from there on a bin begins at each power of two.
         bins = torch.where(behind > 0, behind.double().log2().floor().long() + 1, 0)
         for counts, of_head in zip(self.distances, bins, strict=True):
             counts += torch.bincount(of_head, minlength=len(DISTANCES)).numpy()
         if document.k_ids is not None:
             self._receive(measured.received.cpu().double(), document.k_ids.cpu())
-        weights = measured.rows["confidence"].cpu().double().masked_fill((argmax == 0) | (argmax == rows), -1)
+        is_trivial = (argmax == 0) | (argmax == rows)  # there most heads rest
+        weights = measured.rows["confidence"].cpu().double().masked_fill(is_trivial, -1)
         best, at = weights.max(1, keepdim=True)
         place = torch.stack([torch.full_like(at, number), rows[at], argmax.gather(1, at)], -1)
         self._keep_best(best.numpy(), place.numpy())
@@ -131,7 +135,8 @@ class Gleaning:
         shares = self.attended[h] / self.total[h].clamp(min=torch.finfo(torch.float64).tiny)
         values, places = shares.topk(min(ATTENDED, len(shares)))
         examples = []
-        for weight, (number, row, key) in zip(self.weights[h].tolist(), self.places[h].tolist(), strict=True):
+        kept = zip(self.weights[h].tolist(), self.places[h].tolist(), strict=True)
+        for weight, (number, row, key) in kept:
             if weight >= 0:
                 looks, at = text.shown([text.documents[number][place] for place in (row, key)])
                 examples.append(Example(number, row, key, looks, at, weight))
@@ -198,7 +203,9 @@ class Tally:
         T, S = call.n_queries, call.n_keys
         band = (None, None) if call.options.mask is None else call.options.mask.band(T, S)
         stack, _, _ = parse_head(site.head(0))
-        key = object() if band is None or call.weights is not None else (number, stack, T, S, band, document.start)
+        key: object = number, stack, T, S, band, document.start
+        if band is None or call.weights is not None:
+            key = object()  # what another layer may attend is not known to be the same
         if key not in self.evens:
             self.evens[key] = _means(measure(uniform(call), b, document))
         return self.evens[key]
@@ -212,7 +219,9 @@ class Tally:
         }
         for site, gleaning in self.gleanings.items():
             state |= {f"gleanings {site} {key}": each for key, each in gleaning.state().items()}
-        return state | {f"first {site} {key}": each for site, keys in self.first.items() for key, each in keys.items()}
+        for site, pictures in self.first.items():
+            state |= {f"first {site} {key}": each for key, each in pictures.items()}
+        return state
 
     def join(self, state: Mapping[str, Tensor]) -> None:
         """Add what another one has seen of other documents."""
@@ -293,8 +302,8 @@ def _shares(measured: Measured, start: int, n_keys: int) -> Tensor:
     behind = at - measured.argmax.cpu()
     target = at[:, None] - offsets
     able = ((target >= 0) & (target < n_keys)).sum(0)
-    near = (behind + REACH + 1).clamp(0, 2 * REACH + 2)
-    counts = torch.stack([torch.bincount(row, minlength=2 * REACH + 3)[1:-1] for row in near]).double()
+    bins = (behind + REACH + 1).clamp(0, 2 * REACH + 2)  # the first and the last one are beyond reach
+    counts = torch.stack([torch.bincount(of_head, minlength=2 * REACH + 3)[1:-1] for of_head in bins]).double()
     return torch.where(2 * able >= len(at), counts / able.clamp(min=1), 0)
 
 
@@ -339,5 +348,6 @@ def copying(site: Site, vocabulary: Tensor | None) -> list[float] | None:
     read = (w_v.to(vocabulary) @ vocabulary).reshape(G, E, C).repeat_interleave(H // G, 0)
     through = read @ w_o.to(vocabulary).reshape(C, H, E).transpose(0, 1)  # (H,E,E)
     values = torch.linalg.eigvals(through)
-    ratio = values.sum(-1).real / values.abs().sum(-1).clamp(min=torch.finfo(values.real.dtype).tiny)
+    tiny = torch.finfo(values.real.dtype).tiny  # of a silent head all are 0
+    ratio = values.sum(-1).real / values.abs().sum(-1).clamp(min=tiny)
     return list(ratio.tolist())

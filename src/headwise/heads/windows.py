@@ -59,11 +59,15 @@ def windows(
         HeadwiseError: for a model that does not predict the next token, or a text that does not fit.
     """
     check_seed(seed)
-    folder, progress = folder_of(open_model(model), tokenizer), progress or (lambda *counts: None)
+    folder = folder_of(open_model(model), tokenizer)
+    progress = progress or (lambda *counts: None)
     ask.require_next(folder.model)
     text = read_texts(folder, texts, tokens, documents)
     longest = max(map(len, text.documents))
-    sizes = [n for n in (SMALLEST << k for k in range(longest.bit_length())) if n < longest] + [longest]
+    sizes: list[int] = []
+    while (window := SMALLEST << len(sizes)) < longest:
+        sizes.append(window)
+    sizes.append(longest)
     seen: Gathered = defaultdict(lambda: defaultdict(Running))
 
     def take(number: int, site: Site, call: Call, b: int, document: Document) -> None:
@@ -106,6 +110,7 @@ class _Distances(Pass):
     def __init__(self, call: Call, b: int, document: Document) -> None:
         super().__init__(call, b, document, Layout.of(document, call.n_queries, call.n_keys, call.q.device))
         self.formulas, self.offsets, self.marks = {}, [], {}
+        # Of the sums a mean needs the first three alone, share, total and shifted, and of near keys the first one.
         self.names, self.sums = self.names[:3], self.sums[:3]
         self.near = self.near[..., :1]
         self.start = document.start or 0
@@ -118,14 +123,17 @@ class _Distances(Pass):
     def _add(self, totals: Tensor, e: Tensor, share: Tensor, heads: slice, strip: Strip) -> None:
         """The queries are neighbours: documents that run by themselves have no padding."""
         h, t, s = e.shape
-        keys, skewed = strip.keys, e.new_zeros(h, t * (s + t + 1))
-        # Rows of s + t numbers, read as rows of one more: each is shifted by one against the next, so that a column
+        keys, width = strip.keys, s + t
+        # Rows of `width` numbers, read as rows of one more: each is shifted by one against the next, so that a column
         # is a diagonal of the block, which is a distance.
-        p = skewed[:, : t * (s + t)].view(h, t, s + t)[..., t:]
+        skewed = e.new_zeros(h, t * (width + 1))
+        p = skewed[:, : t * width].view(h, t, width)[..., t:]
         torch.mul(e, share[..., None], out=p)
-        sums = skewed.view(h, t, s + t + 1).sum(1)[:, 1:].flip(1).to(widest(self.device))
-        first = int(strip.at[0]) - s  # the distance of the first of them
-        totals[heads, max(0, first) : first + s + t] += sums[:, max(0, -first) :]
+        diagonals = skewed.view(h, t, width + 1).sum(1)
+        by_distance = diagonals[:, 1:].flip(1).to(widest(self.device))
+        nearest = int(strip.at[0]) - s  # the first of these distances; below 0 the key stands behind the query
+        ahead = max(0, -nearest)
+        totals[heads, max(0, nearest) : nearest + width] += by_distance[:, ahead:]
         if keys.start < max(SINKS):
             last = min(keys.stop, max(SINKS))
             self.early[heads, strip.queries, keys.start : last] = p[..., : last - keys.start]
@@ -138,16 +146,21 @@ def distances(call: Call, b: int, document: Document, sizes: Sequence[int]) -> t
     The window of a query counts its own token: w = 1 is that token alone.
     """
     work = _Distances(call, b, document)
-    behind, early = run(work).cpu().double(), work.early.cpu().double()  # (H,N) by distance; (H,T,first) by query
-    n_rows, length = max(1, int(Sums(work).seen.any(0).sum())), behind.shape[1]
-    distance = work.start + torch.arange(early.shape[1])[:, None] - torch.arange(early.shape[2])
+    behind = run(work).cpu().double()  # (H,N) by distance
+    early = work.early.cpu().double()  # (H,T,first) by query
+    n_rows = max(1, int(Sums(work).seen.any(0).sum()))
+    length = behind.shape[1]
+    query, key = torch.arange(early.shape[1]), torch.arange(early.shape[2])
+    distance = work.start + query[:, None] - key
     on_first = early.new_zeros(len(early), length, early.shape[2])
     on_first.scatter_add_(1, distance.clamp(min=0).expand_as(early), early)
-    lost = behind[..., None] - F.pad(on_first.cumsum(2), (1, 0))[..., list(SINKS)]  # (H,N,sinks)
+    on_sinks = F.pad(on_first.cumsum(2), (1, 0))[..., list(SINKS)]
+    lost = behind[..., None] - on_sinks  # (H,N,sinks)
     farther = F.pad(lost.flip(1).cumsum(1).flip(1), (0, 0, 0, 1))  # at n all that lies n or more tokens back
     outside = farther[:, [min(window, length) for window in sizes]]
     within = behind.cumsum(1)
     shares = within[:, -1:] * torch.tensor(SHARES, dtype=within.dtype)
+    # What rounding alone leaves below a share has reached it.
     reached = torch.searchsorted(within, shares - 1e-12).clamp(max=length - 1)
     return outside.mT.clamp(min=0) / n_rows, reached.double()
 
@@ -162,12 +175,15 @@ def plant_needles(text: Text, longest: int, seed: int) -> list[tuple[list[int], 
     room = longest - len(before) - 2 * NEEDLE + 1
     if room < NEEDLE or len(known) < 2 * NEEDLE:
         return []
-    generator, planted = torch.Generator().manual_seed(seed), []
-    source = itertools.chain.from_iterable(itertools.repeat(text.documents))
+    generator = torch.Generator().manual_seed(seed)
+    planted = []
+    again_and_again = itertools.chain.from_iterable(itertools.repeat(text.documents))
+    tokens = itertools.chain.from_iterable(again_and_again)  # each needle goes on where the last one ended
     for n in range(NEEDLES):
         needle = [known[i] for i in torch.randperm(len(known), generator=generator)[:NEEDLE]]
-        others = (i for i in itertools.chain.from_iterable(source) if i not in needle and i not in text.specials)
-        hay, depth = list(itertools.islice(others, room)), n * room // NEEDLES
+        others = (i for i in tokens if i not in needle and i not in text.specials)
+        hay = list(itertools.islice(others, room))
+        depth = n * room // NEEDLES
         question, answer = needle[:-1], needle[-1]
         ids = [*before, *hay[:depth], *needle, *hay[depth:], *question]
         planted.append((ids, len(before) + depth, answer))
@@ -184,11 +200,13 @@ def _find_needles(
 
     The control is the rest of the needle: the same head, at the same distance, where the answer does not stand.
     """
-    right, device = 0, next(model.parameters()).device
+    right = 0  # needles that the model completes
+    device = next(model.parameters()).device
 
     def note(place: int, length: int, site: Site, call: Call, documents: Sequence[Document]) -> None:
         weights = row_weights(call, 0, range(length - NEEDLE + 1, length)).cpu().double()
-        n, at_needle = NEEDLE - 1, weights[..., place + 1 : place + NEEDLE]  # (H,n,n), answers on the diagonal
+        n = NEEDLE - 1
+        at_needle = weights[..., place + 1 : place + NEEDLE]  # (H,n,n), answers on the diagonal
         answers = at_needle.diagonal(dim1=1, dim2=2).sum(1)
         others = (at_needle.sum((1, 2)) - answers) / (n - 1)
         lift = ((answers + n / length) / (others + n / length)).log()  # what is below an even share counts as none
@@ -197,7 +215,8 @@ def _find_needles(
 
     for n, (ids, place, last) in enumerate(planted):
         with torch.no_grad(), listening(model, partial(note, place, len(ids))), ask.evaluating(model):
-            right += int(ask.logits(model, torch.tensor([ids], device=device), last=True)[0, -1].argmax()) == last
+            row = ask.logits(model, torch.tensor([ids], device=device), last=True)[0, -1]
+        right += int(row.argmax()) == last
         progress(n + 1, len(planted))
     return right / len(planted) if planted else None
 
