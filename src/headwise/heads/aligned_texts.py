@@ -154,13 +154,12 @@ def _links(record: dict[str, Any], rows: Sequence[int], keys: Sequence[int]) -> 
 
 
 def _first_tokens(tokens: TextTokens, text: str, before: int) -> Sequence[int]:
-    """For each word between spaces the number of its first token, counted behind so many that frame the text."""
+    """For each word between spaces the number of its first token, where `before` tokens stand before the text."""
     places = tokens.places(text)
     numbers: list[int] = []
     for word in re.finditer(r"\S+", text):
-        inside = (n for n, (start, end) in enumerate(places) if start < word.end() and end > word.start())
-        number = next(inside, None)
-        if number is None:
+        overlapping = [n for n, (start, end) in enumerate(places) if start < word.end() and end > word.start()]
+        if not overlapping:
             raise HeadwiseError(f"the tokenizer has nothing for the word {word.group()!r}")
-        numbers.append(before + number)
+        numbers.append(before + overlapping[0])
     return numbers

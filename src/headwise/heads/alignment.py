@@ -147,12 +147,13 @@ def align(
             maps.append(_maps(model, sites, text))
             progress(number, len(texts) + len(judged))
     kind, aligned = ("spoken", _Spoken) if True in spoken else ("linked", _Linked)
-    chosen_by, others = aligned(texts, maps[: len(texts)]), aligned(judged, maps[len(texts) :])
-    singles = [[h] for h in range(len(names))]
-    errors = chosen_by.errors(singles)
-    order = np.argsort(errors.mean(0), kind="stable")
-    chosen = _greedy(chosen_by, int(order[0]), float(errors.mean(0)[order[0]]), len(names), most)
-    sets = {"straight line": None, f"best alone: {names[order[0]]}": [int(order[0])]}
+    chosen_by = aligned(texts, maps[: len(texts)])
+    others = aligned(judged, maps[len(texts) :])
+    errors = chosen_by.errors([[h] for h in range(len(names))]).mean(0)  # of each head alone
+    order = np.argsort(errors, kind="stable")
+    best = int(order[0])
+    chosen = _greedy(chosen_by, best, float(errors[best]), len(names), most)
+    sets = {"straight line": None, f"best alone: {names[best]}": [best]}
     if named:
         sets[f"named: {' '.join(named)}"] = [names.index(name) for name in named]
     shares = others.within(chosen)
@@ -231,7 +232,8 @@ class _Aligned(ABC):
 
     def scored(self, heads: Heads, names: Sequence[str]) -> Scored:
         shares = tuple(map(interval_of, self.within(heads).tolist()))
-        return Scored(tuple(names[h] for h in heads or ()), interval_of(self.errors([heads])[:, 0].tolist()), shares)
+        errors = self.errors([heads])[:, 0]
+        return Scored(tuple(names[h] for h in heads or ()), interval_of(errors.tolist()), shares)
 
 
 # Speech
@@ -249,7 +251,8 @@ class _Spoken(_Aligned):
     def within(self, heads: Heads) -> Numbers:
         """The share of each text's words that are found within 50 and 100 ms."""
         offs = [self._off(n, [heads])[0] for n in range(len(self.texts))]
-        return np.array([[float((off <= limit + 1e-9).mean()) for off in offs] for limit in WITHIN])
+        limits = [limit + 1e-9 for limit in WITHIN]  # what rounding alone puts beyond is within
+        return np.array([[float((off <= limit).mean()) for off in offs] for limit in limits])
 
     def _off(self, number: int, sets: Sequence[Heads]) -> Numbers:
         """How far found beginnings lie from the known ones, for each set, (sets, words)."""
@@ -260,10 +263,8 @@ class _Spoken(_Aligned):
         starts = np.empty((len(sets), n))
         size = max(1, BATCH // (n * m))
         for at in range(0, len(sets), size):
-            part = sets[at : at + size]
-            starts[at : at + size] = path_starts(
-                np.stack([line if heads is None else maps[list(heads)].mean(0) for heads in part])
-            )
+            part = [line if heads is None else maps[list(heads)].mean(0) for heads in sets[at : at + size]]
+            starts[at : at + size] = path_starts(np.stack(part))
         return np.abs(starts[:, list(text.starts)] * text.seconds_per_key - np.array(text.begins))
 
 
@@ -290,16 +291,18 @@ def path_starts(scores_knm: Maps) -> NDArray[np.int64]:
     for diagonal in range(2, N + M + 1):
         i = np.arange(max(1, diagonal - M), min(N, diagonal - 1) + 1)
         j = diagonal - i
-        ways = np.stack([best[:, i - 1, j - 1], best[:, i - 1, j], best[:, i, j - 1]])
+        both, down, on = best[:, i - 1, j - 1], best[:, i - 1, j], best[:, i, j - 1]
+        ways = np.stack([both, down, on])
         step[:, i, j] = ways.argmax(0)
         best[:, i, j] = scores_knm[:, i - 1, j - 1] + ways.max(0)
     starts = np.zeros((K, N), np.int64)
     k, i, j = np.arange(K), np.full(K, N), np.full(K, M)
     while (i > 0).any():
-        on = i > 0
-        starts[k[on], i[on] - 1] = j[on] - 1
+        is_open = i > 0  # paths that have not come to their first cell
+        starts[k[is_open], i[is_open] - 1] = j[is_open] - 1
         way = step[k, i, j]
-        i, j = np.where(on & (way != 2), i - 1, i), np.where(on & (way != 1), j - 1, j)
+        i = np.where(is_open & (way != 2), i - 1, i)
+        j = np.where(is_open & (way != 1), j - 1, j)
     return starts
 
 
@@ -329,7 +332,10 @@ class _Linked(_Aligned):
         """The strongest key of each row that has a link."""
         maps = self.maps[number]
         n, n_keys = maps.shape[1:]
-        keys = np.arange(n) * n_keys // n if heads is None else maps[list(heads)].mean(0).argmax(-1)
+        if heads is None:
+            keys = np.arange(n) * n_keys // n  # a straight line
+        else:
+            keys = maps[list(heads)].mean(0).argmax(-1)
         return set(zip(_linked_rows(self.texts[number]), keys.tolist(), strict=True))
 
 

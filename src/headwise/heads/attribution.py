@@ -121,8 +121,10 @@ def _logit_scale(model: nn.Module, matrix: Tensor, bias: Tensor | None, run: _Ru
     # Float32 is enough here; a copy of a large vocabulary's matrix is not held as a whole.
     wide = torch.promote_types(matrix.dtype, torch.float32)
     normed = run.normed.to(matrix.device, wide)
-    product = torch.cat([rows.to(wide) @ normed for rows in torch.split(matrix, ROWS)]).cpu().double()
-    raw = product + (0 if bias is None else bias.cpu().double())
+    products = [rows.to(wide) @ normed for rows in torch.split(matrix, ROWS)]
+    raw = torch.cat(products).cpu().double()
+    if bias is not None:
+        raw = raw + bias.cpu().double()
     scale = float(run.logits @ raw / (raw @ raw).clamp(min=1e-30))  # the factor that fits best, by least squares
     if _apart(scale * raw, run.logits) <= run.close:
         is_rounding = abs(scale - 1) <= run.close
@@ -181,9 +183,11 @@ class Parts:
         self.parts.heads.update(zip(layer.site.heads, by_head.tolist(), strict=True))
         self.parts.tokens.update(zip(layer.site.heads, by_token.numpy(), strict=True))
         self.parts.weights.update(zip(layer.site.heads, weights_hs.numpy(), strict=True))
-        block, written = rows[layer.block], writer.factor * rows[writer.module].gave
+        block = rows[layer.block]
+        by_heads = writer.factor * rows[writer.module].gave  # what all of them write together
         # What is left of the layer; the sum of all parts therefore tests heads, norms and biases, not this.
-        self.parts.feed_forwards[layer.site.name] = float(self.direction @ (block.gave - block.read - written))
+        rest = block.gave - block.read - by_heads
+        self.parts.feed_forwards[layer.site.name] = float(self.direction @ rest)
 
     def summed(self) -> Attribution:
         """All parts. Raises HeadwiseError where they do not sum to the logit."""
@@ -266,7 +270,8 @@ class Recorder:
         is_state = all(isinstance(x, Tensor) and x.ndim in (2, 3) and x.is_floating_point() for x in tensors)
         if is_state:
             self.digits.extend(torch.finfo(x.dtype).eps for x in tensors)
-            self.rows[module] = _Row(*(x.flatten(0, -2)[-1].cpu().double() for x in tensors))
+            last = [x.flatten(0, -2)[-1].cpu().double() for x in tensors]
+            self.rows[module] = _Row(*last)
 
     def run(self, calls: dict[str, Call], answer: Tensor) -> _Run:
         """The pass that was recorded, with the call of each attention and the logits (V,) that came of it."""
@@ -280,13 +285,17 @@ class Recorder:
 
 def _apart(x: Tensor, y: Tensor) -> float:
     """How far two tensors are from each other, relative to their size; inf where their shapes differ."""
-    return float((x - y).norm() / (x.norm() + y.norm() + 1e-30)) if x.shape == y.shape else math.inf
+    if x.shape != y.shape:
+        return math.inf
+    return float((x - y).norm() / (x.norm() + y.norm() + 1e-30))  # two that are 0 are alike
 
 
 def _wide_twin(norm: nn.Module) -> nn.Module:
     """A copy in float64 on the processor, without hooks: other weights lent to the module would reach every thread."""
     # deepcopy takes what stands here under an object's id, instead of copying the object.
-    copies: dict[int, Any] = {id(p): nn.Parameter(p.detach().cpu().double()) for p in norm.parameters()}
+    copies: dict[int, Any] = {}
+    for weights in norm.parameters():
+        copies[id(weights)] = nn.Parameter(weights.detach().cpu().double())
     for module in norm.modules():
         copies[id(module._forward_hooks)] = OrderedDict()
         copies[id(module._forward_pre_hooks)] = OrderedDict()
@@ -339,7 +348,8 @@ def _writer_of(model: nn.Module, layer: Layer, run: _Run) -> _Writer:
     rows, gave = run.rows, run.rows[layer.projection].gave
     children = [child for child in layer.block.children() if child in rows]
     # What reads W_O's output and gives it back as it is, a dropout for instance, is no norm.
-    norms = (child for child in children if rows[child].read.equal(gave) and not rows[child].gave.equal(gave))
+    readers = [child for child in children if rows[child].read.equal(gave)]
+    norms = [child for child in readers if not rows[child].gave.equal(gave)]
     factor = getattr(layer.block, "residual_multiplier", 1.0)  # Granite
     before, after = rows[layer.block]
 

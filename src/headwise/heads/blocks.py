@@ -81,7 +81,8 @@ class Layout(NamedTuple):
         """Means over blocks of queries x keys, and the share of the first key in the first column."""
         inside = self.key_block[:, None] == torch.arange(self.n_keys, device=sums.device)
         rows = torch.bincount(self.row_block[self.row_block >= 0], minlength=self.n_rows)
-        result, area = sums @ inside.to(sums.dtype), rows[:, None] * inside.sum(0)
+        result = sums @ inside.to(sums.dtype)
+        area = rows[:, None] * inside.sum(0)  # pairs of a query and a key in each block
         if not self.n_keys or self.first is None:
             return result / area.clamp(min=1), sums.new_zeros(sums.shape[:2])
         return result / area, sums[..., self.first] / area[:, 0]
@@ -123,7 +124,8 @@ class Strip(NamedTuple):
                 queries = slice(self.queries.start + rows.start, self.queries.start + rows.stop)
             else:
                 queries = self.queries[rows]
-            first, last = torch.searchsorted(self.pair_rows % t, self.at.new_tensor([rows.start, rows.stop])).tolist()
+            ends = self.at.new_tensor([rows.start, rows.stop])
+            first, last = torch.searchsorted(self.pair_rows % t, ends).tolist()
             part = self._replace(
                 queries=queries,
                 rows=slice(self.rows.start + rows.start, self.rows.start + rows.stop),
@@ -156,7 +158,8 @@ class Pass:
         self.device = call.q.device
         self.dtype = torch.promote_types((call.q if call.weights is None else call.weights).dtype, torch.float32)
         options: Options = call.options
-        self.scale = 1 / math.sqrt(max(1, call.q.shape[3])) if options.scale is None else float(options.scale)
+        width = max(1, call.q.shape[3])  # of queries without features every score is 0
+        self.scale = 1 / math.sqrt(width) if options.scale is None else float(options.scale)
         self.sink = None
         if options.sink is not None:  # one of +inf counts as a very large number
             most = torch.finfo(self.dtype).max / 2
@@ -229,7 +232,9 @@ class Pass:
         scores = self._scores(slice(0, self.H), strip, torch.empty(shape, dtype=self.dtype, device=self.device))
         sink = None if self.sink is None else self.sink[:, None, None].expand(*scores.shape[:2], 1)
         logits = scores if sink is None else torch.cat([scores, sink], -1)
-        return strip.keys, (logits / LOG2E).softmax(-1)[..., :n_keys].masked_fill(scores[..., :n_keys] <= FORBIDDEN, 0)
+        weights = (logits / LOG2E).softmax(-1)[..., :n_keys]
+        is_forbidden = scores[..., :n_keys] <= FORBIDDEN  # where all are, the softmax would be even
+        return strip.keys, weights.masked_fill(is_forbidden, 0)
 
     def _block(self, strip: Strip, rooms: tuple[Tensor, Tensor], totals: Tensor) -> None:
         """All heads of a block of queries, as many at a time as fit.
@@ -239,16 +244,22 @@ class Pass:
         """
         t, s, block = len(strip.at), strip.width, len(rooms[1])
         n_heads = _whole_groups(max(1, min(self.H, block // (t * s))), self.index)
-        parts = strip.parts(max(1, block // s)) if n_heads == 1 else [(slice(0, t), slice(None), strip)]
+        if n_heads == 1:  # not even one may fit
+            parts = strip.parts(max(1, block // s))
+        else:
+            parts = [(slice(0, t), slice(None), strip)]
         empty = partial(torch.empty, dtype=self.dtype, device=self.device)
-        sums, near = empty(len(self.names), self.H * t), empty(self.H, *strip.near.shape)
+        sums = empty(len(self.names), self.H * t)
+        near = empty(self.H, *strip.near.shape)
         copied = empty(self.H, len(strip.pairs))
         for start in range(0, self.H, n_heads):
             heads = slice(start, min(start + n_heads, self.H))
-            h, first = heads.stop - start, start * t
+            h = heads.stop - start
+            first = start * t  # of their places among the sums
             room = self._scores(heads, strip, rooms[0][: h * t * s].view(h, t, s))
             for rows, pairs, part in parts:
-                scores, n = room[:, rows], h * (rows.stop - rows.start)
+                scores = room[:, rows]
+                n = h * (rows.stop - rows.start)
                 e = rooms[1][: n * s].view(scores.shape)
                 into = dict(zip(self.names, sums[:, first : first + n].unbind(), strict=True))
                 run, peak = self._sum(part, heads, scores.view(-1, s), e.view(-1, s), into)
@@ -285,7 +296,8 @@ class Pass:
             torch.div(room, top[:, None].clamp(min=torch.finfo(room.dtype).tiny), out=e)
             least = torch.finfo(room.dtype).tiny  # log2 takes twenty times as long at 0, and 0 * score is 0 here, too
             torch.log2(torch.clamp(e, min=least, out=room), out=room)
-        peak = e.view(-1, RUN).index_select(0, torch.arange(len(run), device=self.device) * runs.shape[1] + run)
+        first_runs = torch.arange(len(run), device=self.device) * runs.shape[1]
+        peak = e.view(-1, RUN).index_select(0, first_runs + run)
         # The few rows of the powers come first: with e first this product takes three to five times as long.
         powers = torch.mm(self.powers, e.view(-1, RUN).mT).view(-1, *runs.shape[:2])
         total = torch.sum(powers[0], -1, out=into["total"])
@@ -311,7 +323,8 @@ class Pass:
             # run they are one, so that of the peak is summed key by key.
             off = middle - centre[:, None]
             squares = (off * weight).add_(first, alpha=2).mul_(off).add_(second)
-            near = (self.powers[1] + off.gather(1, run[:, None])).square_().mul_(peak).sum(-1, keepdim=True)
+            key_off = self.powers[1] + off.gather(1, run[:, None])  # (n,RUN) how far the keys of that run lie off
+            near = key_off.square_().mul_(peak).sum(-1, keepdim=True)
             torch.sum(squares.scatter_(1, run[:, None], near), -1, out=into["squares"])
         return run, peak
 
@@ -332,7 +345,8 @@ class Pass:
         at = numbers + (self.document.start or 0) - keys.start
         n_keys = keys.stop - keys.start
         width = _whole_runs(n_keys)
-        first_key = at.new_full((len(at), 1), -1 if self.layout.first is None else self.layout.first - keys.start)
+        place = -1 if self.layout.first is None else self.layout.first - keys.start
+        first_key = at.new_full((len(at), 1), place)
         near = torch.cat([first_key, at[:, None] - at.new_tensor(self.offsets)], 1)
         blocks = self.layout.row_block[queries]
         first, last = int(blocks[0]), int(blocks[-1]) + 1
@@ -389,7 +403,8 @@ class Pass:
         scores = room[..., : k.shape[1]]
         room[..., k.shape[1] :] = FORBIDDEN
         # A group reads its keys once.
-        torch.bmm(q.view(len(groups), -1, D), k.mT, out=room.view(len(groups), -1, strip.width)[..., : k.shape[1]])
+        by_group = room.view(len(groups), -1, strip.width)[..., : k.shape[1]]
+        torch.bmm(q.view(len(groups), -1, D), k.mT, out=by_group)
         if self.call.options.softcap is not None:
             cap = self.call.options.softcap * LOG2E
             scores = scores.div_(cap).tanh_().mul_(cap)
@@ -411,7 +426,10 @@ class Pass:
         first = torch.searchsorted(values, tokens)
         count = (torch.searchsorted(values, tokens + at + keys.start, right=True) - first).clamp(min=0)
         row = torch.arange(len(tokens), device=self.device).repeat_interleave(count)
-        after = order[torch.arange(len(row), device=self.device) + (first - count.cumsum(0) + count)[row]] - keys.start
+        # Pair by pair its place among the sorted tokens: the copies of a row's token lie there side by side.
+        offset = first - (count.cumsum(0) - count)
+        place = torch.arange(len(row), device=self.device) + offset[row]
+        after = order[place] - keys.start
         t, s = len(tokens), keys.stop - keys.start
         row, key = torch.stack([row, row], 1), torch.stack([after - 1, after], 1)
         inside = (key >= 0) & (key < s)
@@ -419,7 +437,10 @@ class Pass:
         if len(row) * FEW < t * width:
             return places[inside], (row + t * torch.arange(2, device=self.device))[inside], ()
         zeros = torch.zeros(t * width, dtype=self.dtype, device=self.device)
-        dense = (zeros.index_fill(0, places[:, i][inside[:, i]], 1).view(t, width) for i in range(2))
+        dense = []
+        for kind in range(2):  # the copies, and the keys right after them
+            chosen = places[:, kind][inside[:, kind]]
+            dense.append(zeros.index_fill(0, chosen, 1).view(t, width))
         return nothing, nothing, tuple(dense)
 
 
@@ -467,7 +488,8 @@ class Sums:
 
     @property
     def spread(self) -> Tensor:
-        return torch.where(self.mass > 0, self._sums["squares"].clamp(min=0) / self._sums["total"], 0).sqrt()
+        variance = self._sums["squares"].clamp(min=0) / self._sums["total"]
+        return torch.where(self.mass > 0, variance, 0).sqrt()
 
     def back(self, k: int) -> Tensor:
         return self._work.near[..., 1 + self._work.offsets.index(k)] * self.share
@@ -519,10 +541,12 @@ class Dense:
         """Sum of p x over the keys; x is "shifted", "same", "after" or "first"."""
         if name == "first":
             return self.p[..., self.first]
-        if name == "shifted":  # 0 log 0 is 0
-            return torch.where(self.p > 0, self.p * (self.p.log2() + self.log_sum[..., None]), 0).sum(-1)
+        if name == "shifted":
+            shifted = self.p.log2() + self.log_sum[..., None]
+            return torch.where(self.p > 0, self.p * shifted, 0).sum(-1)  # 0 log 0 is 0
         assert self.ids is not None
-        same = ((self.ids[..., self.at, None] == self.ids[..., None, :]) & (self.behind > 0)).to(self.p.dtype)
+        is_copy = self.ids[..., self.at, None] == self.ids[..., None, :]
+        same = (is_copy & (self.behind > 0)).to(self.p.dtype)
         if name == "after":
             same = F.pad(same[..., :-1], (1, 0))
         return (self.p * same).sum(-1)

@@ -96,8 +96,8 @@ class Circuits:
         clear: list[Path] = []
         for at, chances in self.chances.items():
             for r, s in np.argwhere(chances < CLEAR):
-                score, chance = float(self.scores[at][r, s]), float(chances[r, s])
-                clear.append(Path(names[s], names[r], at, score, self.baseline, chance))
+                score = float(self.scores[at][r, s])
+                clear.append(Path(names[s], names[r], at, score, self.baseline, float(chances[r, s])))
         return sorted(clear, key=lambda path: -path.score)
 
     def plain(self) -> dict[str, Any]:
@@ -182,19 +182,22 @@ class _Factors:
             raise HeadwiseError(f"{site.name}: W_Q, W_K, W_V and W_O are not four matrices that are known there")
         E = w_o.shape[1] // H
         G, left = divmod(w_v.shape[0], E)
-        if left or not G or H % G or w_k.shape[0] % G or w_q.shape[0] != w_k.shape[0] // G * H:
+        are_groups = not left and G > 0 and H % G == 0 and w_k.shape[0] % G == 0
+        if not are_groups or w_q.shape[0] != w_k.shape[0] // G * H:
             raise HeadwiseError(
                 f"{site.name}: W_Q has {w_q.shape[0]} rows, W_K {w_k.shape[0]} and W_V {w_v.shape[0]}, which is no "
                 f"whole number of heads of one width for {H} heads of {E} values"
             )
-        index = getattr(getattr(site.module, "spec", None), "kv_index", None) or [h // (H // G) for h in range(H)]
+        spec = getattr(site.module, "spec", None)  # of layers of ours
+        index = getattr(spec, "kv_index", None) or [h // (H // G) for h in range(H)]
         q = _by_head(w_q, H)
         k = _by_head(w_k, G)[list(index)]
         v = _by_head(w_v, G)[list(index)]
         o = w_o.double().reshape(-1, H, E).transpose(0, 1)
         r_q, r_k, r_v, r_o = (torch.linalg.qr(columns, mode="r").R for columns in (q.mT, k.mT, v.mT, o))
         reads = {"q": r_k @ q, "k": r_q @ k, "v": r_o @ v}
-        qk, ov = torch.linalg.svdvals(r_q @ r_k.mT), torch.linalg.svdvals(r_o @ r_v.mT)
+        qk = torch.linalg.svdvals(r_q @ r_k.mT)
+        ov = torch.linalg.svdvals(r_o @ r_v.mT)
         return cls(site, v, o, reads, writes=o @ r_v.mT, qk=qk, ov=ov)
 
 
@@ -214,7 +217,8 @@ def _composition(layers: Sequence[_Factors]) -> tuple[dict[str, Numbers], dict[s
             writes = earlier.writes.transpose(0, 1).flatten(1)  # (C,S*E)
             for at, reads in later.reads.items():
                 spectrum = later.ov if at == "v" else later.qk
-                passed = (reads.flatten(0, 1) @ writes).view(*reads.shape[:2], -1, earlier.o.shape[2])  # (R,D,S,E)
+                products = reads.flatten(0, 1) @ writes
+                passed = products.view(*reads.shape[:2], -1, earlier.o.shape[2])  # (R,D,S,E)
                 sizes = (spectrum.norm(dim=-1)[:, None] * earlier.ov.norm(dim=-1)).clamp(min=1e-300)
                 square = (torch.linalg.vector_norm(passed, dim=(1, 3)) / sizes).square()
                 scores[at][place] = square.sqrt().cpu().numpy()
@@ -231,7 +235,8 @@ def random_moments(reads: Tensor, writes: Tensor, C: int) -> tuple[float, Tensor
     """Mean, and variance (R,S), of the squared score for random directions, from spectra (R,D) and (S,E)."""
     p, q = _concentration(reads)[:, None], _concentration(writes)[None]
     elsewhere = (1 - p) * (1 - q) * (C + 1) / max(C - 1, 1)  # pairs of entries that share neither row nor column
-    second = (3 * p * q + p * (1 - q) + (1 - p) * q + elsewhere) / (C * (C + 2))
+    same_line = p * (1 - q) + (1 - p) * q  # pairs in one row, or in one column
+    second = (3 * p * q + same_line + elsewhere) / (C * (C + 2))
     return 1 / C, second - 1 / C**2
 
 
@@ -257,7 +262,10 @@ class _Probe:
         if pair is None or pair[0].shape[1] != pair[1].shape[1]:
             return None
         V = len(pair[1])
-        chosen = torch.arange(0, V, max(1, -(-V // PROBED))) if tokens is None else torch.tensor(list(tokens))
+        if tokens is None:
+            chosen = torch.arange(0, V, -(-V // PROBED))
+        else:
+            chosen = torch.tensor(list(tokens))
         if len(chosen) < 2 or not 0 <= int(chosen.min()) <= int(chosen.max()) < V:
             raise HeadwiseError(f"tokens={chosen.tolist()} must be two or more ids below {V}")
         chosen = chosen.to(pair[1].device)
@@ -266,7 +274,7 @@ class _Probe:
     def shares(self, v: Tensor, o: Tensor, first: bool) -> tuple[Scored, Scored]:
         """Of one head, v (E,C) and o (C,E): how often a token's own logit comes out on top, and at the bottom."""
         logits = (self.states[not first] @ v.mT @ o.mT).float() @ self.unembed.mT  # (n,V)
-        most = max(1, len(self.unembed) // 20)
+        most = max(1, len(self.unembed) // 20)  # places of a small vocabulary
 
         def among_first(logits: Tensor, tokens: Tensor, places: int) -> float:
             higher = (logits >= logits.gather(1, tokens[:, None])).sum(1) - 1  # itself does not count
@@ -282,7 +290,8 @@ class _Probe:
         hits, blind = [], []
         for order in orders:
             row = torch.tensor(list(order), device=self.unembed.device)
-            logits = (_alone(self.model, row)[1] @ v.mT @ o.mT).float() @ self.unembed[row].mT
+            read = _alone(self.model, row)[1]
+            logits = (read @ v.mT @ o.mT).float() @ self.unembed[row].mT
             following = torch.arange(1, len(row), device=row.device)
             hits += (logits[:-1].argmax(1) == following).tolist()
             blind += [1 / len(row)] * len(following)

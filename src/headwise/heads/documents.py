@@ -94,21 +94,21 @@ def listening(
     model: nn.Module, listener: Listener, marker: Marker | None = None, sites: Sequence[Site] | None = None
 ) -> Iterator[None]:
     """Hand every call of these attentions, default all, to `listener`; what it returns replaces their `out`."""
-    sites, readers = sites_of(model) if sites is None else sites, _readers(model)
-    batch, counted = _Batch(), dict[Site, Site]()
+    sites = sites_of(model) if sites is None else sites
+    readers = _readers(model)
+    batch = _Batch()
+    counted: dict[Site, Site] = {}  # sites whose number of heads is known once they have run, with that number
 
     def watcher(site: Site, call: Call) -> Tensor | None:
         reader = (readers.get(site.module) or _Reader(None, ())).at_work()
         if not site.n_heads:
             site = counted.setdefault(site, replace(site, n_heads=call.out.shape[1]))
         if site.free and len(call.out) and len(call.out) not in batch.sizes:
-            told = f"{call.note}; " if call.note else f"{site.name}: "
-            call, reader = call._replace(cross=True, note=f"{told}{PIECES}"), _Reader(None, ())
+            call, reader = _noted(call, site, PIECES)._replace(cross=True), _Reader(None, ())
         cross = call.cross or site.cross
         documents = [_document(call, b, cross, reader, marker) for b in range(call.q.shape[0])]
         if not cross and len(call.out) and not reader.places(call):
-            told = f"{call.note}; " if call.note else f"{site.name}: "
-            call = call._replace(note=f"{told}{UNPLACED}")
+            call = _noted(call, site, UNPLACED)
         return listener(site, call, documents)
 
     hooks = [pair for reader in set(readers.values()) for pair in reader.hooks()]
@@ -117,6 +117,12 @@ def listening(
     hooks += [hook for module in above for hook in batch.hooks(module)]
     with hooked(hooks, with_kwargs=True), attach({site: partial(watcher, site) for site in sites}):
         yield
+
+
+def _noted(call: Call, site: Site, line: str) -> Call:
+    """The call with another line of what its numbers do not say."""
+    told = f"{call.note}; " if call.note else f"{site.name}: "
+    return call._replace(note=f"{told}{line}")
 
 
 def run_documents(
@@ -132,7 +138,8 @@ def run_documents(
     """
     if not documents:
         return  # no head would be reached, and a block says so
-    total, done, number = sum(map(len, documents)) * turns(model), 0, 0
+    total = sum(map(len, documents)) * turns(model)
+    done = number = 0  # tokens that have run; the number of the first document that runs
 
     def listener(site: Site, call: Call, described: Sequence[Document]) -> None:
         for b, document in enumerate(described):
@@ -226,8 +233,8 @@ class _Reader:
             self.ids = None
         elif self.past == 0:
             self.ids = ids.detach()
-        elif same and self.ids is not None and self.past <= self.ids.shape[1] and self.ids.shape[0] == ids.shape[0]:
-            self.ids = torch.cat([self.ids[:, : self.past], ids.detach()], 1)
+        elif same and self.ids is not None and len(self.ids) == len(ids) and self.past <= self.ids.shape[1]:
+            self.ids = torch.cat([self.ids[:, : self.past], ids.detach()], 1)  # the cache's tokens, then these
         else:  # tokens that were not watched, or that have changed places
             self.ids = None
         embedded = arguments.get("inputs_embeds")
@@ -275,7 +282,8 @@ class _Reader:
             span = torch.isin(self.ids, torch.tensor(numbers, device=self.ids.device))
             if span.any():
                 self.spans[name] = span
-                self.ids = torch.where(span, -2 - torch.arange(self.ids.shape[1], device=self.ids.device), self.ids)
+                unlike = -2 - torch.arange(self.ids.shape[1], device=self.ids.device)  # -1 stands for no token
+                self.ids = torch.where(span, unlike, self.ids)
 
     def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         return {**dict(zip(self.parameters, args, strict=False)), **kwargs}
@@ -295,7 +303,9 @@ class _Reader:
             if outer is not None and outer.padding is not None and outer.past == self.past:
                 return outer.padding  # the model around was given the padding itself
             return self.padding  # what was known holds on
-        may = mask.detach() if mask.dtype == torch.bool else mask.detach() > torch.finfo(mask.dtype).min / 2
+        may = mask.detach()
+        if may.dtype != torch.bool:  # what is added to scores: about the least number there is forbids
+            may = may > torch.finfo(may.dtype).min / 2
         return may.any(1).any(1)[:, : mask.shape[2]]  # without a cache every real token is seen, by itself at least
 
 
@@ -357,9 +367,11 @@ def _of_method(method: Callable[..., Any]) -> list[str]:
 def _document(call: Call, b: int, cross: bool, reader: _Reader, marker: Marker | None) -> Document:
     """What is known about document b of a call."""
     T, S = call.q.shape[2], call.k.shape[2]
-    padding, ids = _row(reader.padding, b), _row(reader.ids, b)
+    padding = _row(reader.padding, b)
+    ids = _row(reader.ids, b)
     if cross:  # queries of one sequence, keys of another: there are no distances
-        context, looked_at = _row(reader.context_padding, b), None if call.weights is None else _attended(call, b)
+        context = _row(reader.context_padding, b)
+        looked_at = None if call.weights is None else _attended(call, b)
         if padding is not None and not reader.past and len(padding) != T:
             context, padding = padding, None  # of the other sequence: here the places of an image look at a text
         return Document(
@@ -368,9 +380,10 @@ def _document(call: Call, b: int, cross: bool, reader: _Reader, marker: Marker |
             start=None,
         )
     past = reader.past if call.past is None else call.past
-    other = padding is not None and (len(padding) < T or (call.weights is not None and T == S != len(padding)))
-    other = other or reader.n_tokens not in (None, T)
-    if other and not past:  # it is of another sequence, or of one that the model added to, or has pooled
+    is_other = reader.n_tokens not in (None, T)
+    if padding is not None:
+        is_other |= len(padding) < T or (call.weights is not None and T == S != len(padding))
+    if is_other and not past:  # it is of another sequence, or of one that the model added to, or has pooled
         padding = _attended(call, b) if T == S else None
     length = past + T  # tokens so far; a cache with a window holds fewer keys, a static one has room for more
     gone = max(0, length - S)  # tokens that have left a window
@@ -423,7 +436,8 @@ def _attended(call: Call, b: int) -> Tensor | None:
     allowed = resolve(call.options.mask.parts(), grid, torch.where, lambda bias: bias)[0]
     if allowed is None:
         return None
-    real: Tensor = allowed.reshape(-1, *allowed.shape[-2:]).any(0).any(0).expand(call.k.shape[2])
+    maps = allowed.reshape(-1, *allowed.shape[-2:])
+    real: Tensor = maps.any(0).any(0).expand(call.k.shape[2])
     return None if real.all() else real
 
 
@@ -438,4 +452,5 @@ def _longer(real: Tensor, length: int) -> Tensor:
 
 def _fit(values: Tensor, length: int, filler: Any) -> Tensor:
     """The last `length` values, or all of them and a filler behind."""
-    return torch.cat([values[max(0, len(values) - length) :], values.new_full((max(0, length - len(values)),), filler)])
+    lacking = max(0, length - len(values))
+    return torch.cat([values[max(0, len(values) - length) :], values.new_full((lacking,), filler)])

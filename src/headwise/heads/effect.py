@@ -131,7 +131,8 @@ def importance(model: nn.Module, batches: Iterable[Tensor], after: int | None = 
     with evaluating(model):
         for ids in batches:
             for site, out, slope in slopes_of(sites, partial(loss_on, ids)):
-                totals[site] += (out.detach() * slope).sum(-1).abs().sum((0, 2)).cpu().double()
+                of_rows = (out.detach() * slope).sum(-1).abs()  # (B,H,T)
+                totals[site] += of_rows.sum((0, 2)).cpu().double()
             rows += ids.numel()
         if not rows:
             raise HeadwiseError("importance needs at least one batch of ids")
@@ -187,7 +188,8 @@ def ablation(
     with evaluating(model):
         for n, ids in enumerate(batches):
             base = next_token_losses(model, ids, after) if whole is None else whole[n]
-            n_variants = max(1, LARGEST // (ids.numel() * (vocabulary_of(model) or 1)))  # that run at once
+            n_logits = ids.numel() * (vocabulary_of(model) or 1)
+            n_variants = max(1, LARGEST // n_logits)  # that run at once
             for name, numbers in chosen.items():
                 for start in range(0, len(numbers), n_variants):
                     chunk = numbers[start : start + n_variants]

@@ -102,8 +102,11 @@ def _choose(values: Sequence[float], draw: random.Random) -> dict[int, int]:
         bands[INTERVALS - rank * INTERVALS // len(order)].append(number)
     chosen: dict[int, int] = {}
     for band, numbers in sorted(bands.items()):
-        some = numbers[:STRONGEST] if band == INTERVALS else draw.sample(numbers, min(SAMPLES, len(numbers)))
-        chosen |= dict.fromkeys(some, band)
+        if band == INTERVALS:
+            shown = numbers[:STRONGEST]
+        else:
+            shown = draw.sample(numbers, min(SAMPLES, len(numbers)))
+        chosen |= dict.fromkeys(shown, band)
     return chosen
 
 
@@ -131,11 +134,13 @@ def _head(profile: HeadProfile, strongest: Sequence[float], chosen: dict[int, in
     """heads/L3H5.json."""
     sequences = []
     looking: dict[str, float] = defaultdict(float)
-    for number, band in sorted(chosen.items(), key=lambda item: (-item[1], -strongest[item[0]])):
-        tokens, (indices, values) = text.shown(text.documents[number]), rows[profile.name, number]
+    # The highest band first, and in it the strongest document.
+    for number in sorted(chosen, key=lambda n: (-chosen[n], -strongest[n])):
+        tokens = text.shown(text.documents[number])
+        indices, values = rows[profile.name, number]
         for index, value in zip(indices, values, strict=True):
             looking[tokens[index // len(tokens)]] += value
-        sequence = {"sequence_id": number, "interval": band, "tokens": tokens, "seq_len": len(tokens)}
+        sequence = {"sequence_id": number, "interval": chosen[number], "tokens": tokens, "seq_len": len(tokens)}
         sequence |= {"attention_indices": indices, "attention_values": values}
         sequences.append(sequence | {"max_activation": round(strongest[number], 4)})
     queries = sorted(looking.items(), key=lambda item: -item[1])[:BINS]

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -53,6 +53,7 @@ Heads = tuple[str, ...]  # a place of heads, "out" or "q", and their names
 Source = Callable[[slice], Tensor]  # for some of the variants what heads give: (1,H,T,E) for all alike, or (n,H,T,E)
 Rows = Sequence[Sequence[int]] | None  # of each variant tokens
 Key = TypeVar("Key", bound=Hashable)
+Choice = Callable[[Tensor, Tensor], tuple[int, int | None]]  # logits (V,) of both texts -> the answer and the other
 Told = Callable[[int, int], None]  # steps done, and of all
 
 
@@ -126,33 +127,36 @@ def patch(
         raise HeadwiseError(f"contexts={contexts} tries all heads at all tokens and at='out'; leave the others out")
     if fast:
         require_slopes(model)
-    pairs, passes = _pairs(model, clean, corrupted, target), Passes(model, layers_of(model))
+    pairs = _pairs(model, clean, corrupted, target)
+    passes = Passes(model, layers_of(model))
     effects: dict[str, list[float]] = defaultdict(list)  # of each head what every pair of texts gave
-    by_position: dict[str, list[float]] = defaultdict(list)  # pair after pair, token after token
-    ends = []
+    by_position: dict[str, list[float]] = defaultdict(list)  # of each head pair after pair, token after token
+    ends = []  # of each pair the difference that its clean text has, and its corrupted one
     with evaluating(model):
         for number, pair in enumerate(pairs, 1):
-            study = Study(passes, *pair[:2])
-            study.read(pair[2])
+            study = Study(passes, pair.clean, pair.corrupted)
+            study.read(pair.target)
             names = chosen_heads(study.names(at), heads, at)
             ends.append((study.clean, study.corrupted))
             if positions == "each":
-                for t in range(len(pair[0])):
+                for t in range(len(pair.clean)):
                     for name, effect in study.effects(at, names, [t]).items():
                         by_position[name].append(effect)
-            rows = _positions(positions, len(pair[0]))
+            rows = _positions(positions, len(pair.clean))
             if contexts is not None:
                 table = study.carried(contexts)
+            elif fast:
+                table = study.estimate(names, rows)
             else:
-                table = study.estimate(names, rows) if fast else study.effects(at, names, rows, together)
+                table = study.effects(at, names, rows, together)
             for name, effect in table.items():
                 effects[name].append(effect)
             if progress is not None:
                 progress(number, len(pairs))
-    whole, none = (interval_of(list(values)) for values in zip(*ends, strict=True))
+    of_clean, of_corrupted = (interval_of(list(values)) for values in zip(*ends, strict=True))
     intervals = {name: interval_of(values) for name, values in effects.items()}
-    means = {name: np.mean(np.reshape(x, (len(pairs), -1)), 0) for name, x in by_position.items()}
-    return Patching(at, intervals, whole, none, means)
+    means = {name: np.reshape(values, (len(pairs), -1)).mean(0) for name, values in by_position.items()}
+    return Patching(at, intervals, of_clean, of_corrupted, means)
 
 
 @torch.no_grad()
@@ -179,25 +183,29 @@ def path_effects(
     require_next(model)
     if at not in ("q", *SHARED):
         raise unknown(f"at={at!r} is nothing that a head reads from another", at, ("q", *SHARED))
-    pairs, passes = _pairs(model, clean, corrupted, target), Passes(model, layers_of(model))
+    passes = Passes(model, layers_of(model))
     effects: dict[str, list[float]] = defaultdict(list)
     with evaluating(model):
-        for pair in pairs:
-            study = Study(passes, *pair[:2])
-            study.read(pair[2])
+        for pair in _pairs(model, clean, corrupted, target):
+            study = Study(passes, pair.clean, pair.corrupted)
+            study.read(pair.target)
             chosen_heads(study.names(at), [receiver], at)
             for name, effect in study.paths([(at, receiver)], senders)[at, receiver].items():
                 effects[name].append(effect)
     return {name: interval_of(values) for name, values in effects.items()}
 
 
-def _pairs(
-    model: nn.Module, clean: Ids, corrupted: Ids, target: Target | None
-) -> list[tuple[Tensor, Tensor, list[int] | None]]:
-    """Pairs of texts (T,), each with its two targets."""
-    good, bad = (
-        torch.as_tensor(ids_of(model, ids)).clone() for ids in (clean, corrupted)
-    )  # not of torch.inference_mode
+class _Pair(NamedTuple):
+    """Two texts (T,), and their two targets; None: what the model likes best after each."""
+
+    clean: Tensor
+    corrupted: Tensor
+    target: list[int] | None
+
+
+def _pairs(model: nn.Module, clean: Ids, corrupted: Ids, target: Target | None) -> list[_Pair]:
+    # A copy is no tensor of torch.inference_mode, which a backward pass could not keep.
+    good, bad = (torch.as_tensor(ids_of(model, ids)).clone() for ids in (clean, corrupted))
     if good.shape != bad.shape:
         raise HeadwiseError(
             f"clean is {tuple(good.shape)} and corrupted {tuple(bad.shape)}: pass as many tokens in both"
@@ -212,7 +220,7 @@ def _pairs(
         if tuple(rows.shape) not in ((2,), (len(good), 2)):
             raise HeadwiseError(f"target is {tuple(rows.shape)}; pass two token ids, or ({len(good)}, 2)")
         targets = rows.expand(len(good), 2).tolist()
-    return list(zip(good, bad, targets, strict=True))
+    return [_Pair(*pair) for pair in zip(good, bad, targets, strict=True)]
 
 
 def _positions(positions: Sequence[int] | str | None, T: int) -> list[int] | None:
@@ -439,10 +447,8 @@ class Passes:
             here = stack.enter_context(inside())
             outputs = {block: reading.outputs[block] for block in below}
             if below:
-                output = outputs[below[-1]]
-                unchanged = _hidden(output)
-                wide = [states[x].to(unchanged) if x in states else unchanged.expand(x.n, -1, -1) for x in joined]
-                outputs[below[-1]] = (torch.cat(wide), *output[1:]) if isinstance(output, tuple) else torch.cat(wide)
+                nearest = below[-1]
+                outputs[nearest] = _with_hidden(outputs[nearest], _states_of(joined, outputs[nearest], states))
             for block, output in outputs.items():
                 stack.enter_context(_replayed(block, here, output))
             stack.enter_context(attach(handlers))
@@ -454,6 +460,20 @@ def _hidden(output: Any) -> Tensor:
     """The hidden states among what a block gives."""
     state: Tensor = output[0] if isinstance(output, tuple) else output
     return state
+
+
+def _states_of(joined: Sequence[Variants], output: Any, states: Mapping[Variants, Tensor]) -> Tensor:
+    """What batches are where they go on, (n,T,C): those that begin here are still what a block gave of the text."""
+    unchanged = _hidden(output)
+    rows = []
+    for each in joined:
+        rows.append(states[each].to(unchanged) if each in states else unchanged.expand(each.n, -1, -1))
+    return torch.cat(rows)
+
+
+def _with_hidden(output: Any, state: Tensor) -> Any:
+    """What a block gives, with other hidden states."""
+    return (state, *output[1:]) if isinstance(output, tuple) else state
 
 
 def _in_turn(joined: Sequence[Variants], site: Site, call: Call) -> Tensor | None:
@@ -489,7 +509,7 @@ class Study:
 
     def read(
         self,
-        target: Sequence[int] | Callable[[Tensor, Tensor], tuple[int, int | None]] | None,
+        target: Sequence[int] | Choice | None,
         beside: Callable[[], AbstractContextManager[Any]] = nullcontext,
         effects: bool = False,
         progress: Told = silent,
@@ -510,12 +530,14 @@ class Study:
             answers = self.passes.asked([each for group in groups.values() for each in group], progress)
         return self.by_head({key: [value for _ in group for value in next(answers)] for key, group in groups.items()})
 
-    def _aim(self, target: Sequence[int] | Callable[[Tensor, Tensor], tuple[int, int | None]] | None) -> None:
+    def _aim(self, target: Sequence[int] | Choice | None) -> None:
+        """Note which two tokens are compared, and their difference after each text."""
         good, bad = self.clean_text.answer, self.text.answer
         if callable(target):
             self.target = target(good, bad)
         else:
-            self.target = (int(good.argmax()), int(bad.argmax())) if target is None else (target[0], target[1])
+            first, second = target or (int(good.argmax()), int(bad.argmax()))
+            self.target = first, second
         if self.target[0] == self.target[1]:
             raise HeadwiseError(
                 f"both texts are answered with token {self.target[0]}, so there is no difference to bring back; pass "
@@ -553,7 +575,8 @@ class Study:
                 continue
             index = resolve_kv_index(H, call.k.shape[1], call.options.kv_index)
             for g in range(call.k.shape[1]):
-                places[f"{site.name}.KV{g}"] = site.name, tuple(h for h in range(H) if index[h] == g)
+                readers = tuple(h for h in range(H) if index[h] == g)
+                places[f"{site.name}.KV{g}"] = site.name, readers
         return places
 
     def effects(
@@ -567,7 +590,10 @@ class Study:
     @staticmethod
     def by_head(values: Mapping[Heads, Sequence[float]]) -> dict[str, float]:
         """What was measured of `variants`, head by head."""
-        return {name: value for (_, *names), each in values.items() for name, value in zip(names, each, strict=True)}
+        by_head: dict[str, float] = {}
+        for (_, *names), of_variants in values.items():
+            by_head |= zip(names, of_variants, strict=True)
+        return by_head
 
     def variants(
         self, at: str, names: Iterable[str] | None = None, positions: Sequence[int] | None = None
@@ -676,13 +702,15 @@ class Study:
 
     def estimate(self, names: Sequence[str], positions: Sequence[int] | None) -> dict[str, float]:
         """What one backward pass says of the effect of each head's output."""
-        slopes = {site.name: slope for site, _, slope in slopes_of([x.site for x in self.layers], self._answers)}
+        sites = [layer.site for layer in self.layers]
+        slopes = {site.name: slope for site, _, slope in slopes_of(sites, self._answers)}
+        rows = slice(None) if positions is None else list(positions)
         effects: dict[str, float] = {}
         for name, (site, (h,)) in self.names("out").items():
             if name in names:
-                rows = list(range(self.text.ids.shape[1]) if positions is None else positions)
                 moved = self.clean_text.calls[site].out[0, h, rows] - self.text.calls[site].out[0, h, rows]
-                effects[name] = float((moved * slopes[site][0, h, rows]).sum()) / (self.clean - self.corrupted)
+                gained = float((moved * slopes[site][0, h, rows]).sum())
+                effects[name] = gained / (self.clean - self.corrupted)
         return effects
 
     def paths(
@@ -704,7 +732,9 @@ class Study:
                 _require_scores(self.text.calls[site], at)
         arrived: dict[Receiver, list[Tensor]] = {receiver: [] for receiver in earlier}
         sites = {receiver: site for receiver, (site, _) in places.items() if earlier[receiver]}
-        groups: dict[Receiver, list[Variants]] = {("", ""): self._sent(set().union(*earlier.values()), sites, arrived)}
+        every_sender = set().union(*earlier.values())
+        sent = "", ""  # no receiver
+        groups: dict[Receiver, list[Variants]] = {sent: self._sent(every_sender, sites, arrived)}
         for receiver, heads in earlier.items():
             groups[receiver] = self._received(receiver, places[receiver], len(heads), arrived[receiver])
         values = self.passes.measured(groups, progress)

@@ -77,8 +77,10 @@ class Tallies:
         if ranks.rank == 0:
             busy = f"another survey is at work in {folder}; pass another keep="
             self.kept = Kept(folder, ["tally-*.safetensors"], busy=busy)
+        # The first numbers of each matrix tell a model from another one; a digest of all would take its time.
         weights = [(name, each.shape, each.flatten()[:9].tolist()) for name, each in tally.model.named_parameters()]
-        digest = hashlib.sha256(str((weights, tally.rows and (tally.rows, tally.seed))).encode())
+        drawn = tally.rows and (tally.rows, tally.seed)  # the seed draws the rows, and nothing else
+        digest = hashlib.sha256(str((weights, drawn)).encode())
         for document in documents:
             digest.update(array("q", document).tobytes() + b"|")
         self.key = digest.hexdigest()
@@ -160,9 +162,12 @@ def read_corpus(
 def gather_heads(tally: Tally, ranks: Ranks) -> Tally:
     """A tally of all heads, on all, where each process holds some of them: numbers travel, and no weights."""
     states = ranks.gathered(tally.state())
-    state = {name: torch.cat([each[name] for each in states]) for name in states[0] if not name.startswith("uniform ")}
+    state = dict(states[0])
+    for name in state:
+        if not name.startswith("uniform "):  # even attention is one head's in each process
+            state[name] = torch.cat([each[name] for each in states])
     gathered = replace(tally, probe=None if tally.probe is None else gather_heads(tally.probe, ranks))
-    gathered.join({**states[0], **state})
+    gathered.join(state)
     for name, site in gathered.sites.items():
         n_heads = site.n_heads * site.parts
         gathered.sites[name] = replace(site, n_heads=n_heads, part=0, parts=1, weights=lambda name: None)

@@ -70,9 +70,9 @@ def head_steps(
         raise HeadwiseError("this layer has no output projection, so no head adds through one; trace a layer with W_O")
     outs = zip(seen.layer.heads, call.out[0, :, at], strict=True)
     added = torch.stack([each.wo @ out for each, out in outs if each.wo is not None])
-    query = _stages(seen.layer, seen.layer.q_norm, chosen.wq, chosen.bq, seen.normed[at], at, call.q[0, head, at])
-    gate = call.options.gate
     q_norm, k_norm, bias = seen.layer.q_norm, seen.layer.k_norm, seen.layer.o_proj.bias
+    query = _stages(seen.layer, q_norm, chosen.wq, chosen.bq, seen.normed[at], at, call.q[0, head, at])
+    gate = call.options.gate
     return HeadSteps(
         model=name,
         tokens=tuple(tokens),
@@ -152,7 +152,8 @@ def _turned(rope: RoPE, head_dim: int, values: tuple[float, ...], position: int)
     frequencies, factor = rope.frequencies(head_dim)
     angles = torch.tensor(frequencies, dtype=torch.float64) * position
     # The rotation keeps its table in float32, so these are the very cosines that it multiplies by.
-    cos, sin = _floats((angles.cos() * factor).float()), _floats((angles.sin() * factor).float())
+    cos = _floats((angles.cos() * factor).float())
+    sin = _floats((angles.sin() * factor).float())
     result = list(values)
     for m, (a, b) in enumerate(rope.pairs(head_dim)):
         result[a] = values[a] * cos[m] - values[b] * sin[m]
@@ -172,11 +173,15 @@ def _softmax(seen: _Seen, head: int, at: int, query: tuple[float, ...]) -> dict[
     sink = None if chosen.sink is None else float(chosen.sink)
     if sink == -math.inf or not visible:
         sink = None  # it takes nothing
-    top = max([logits[j] for j in visible] + ([] if sink is None else [sink]), default=0.0)
+    terms = [logits[j] for j in visible]
+    if sink is not None:
+        terms.append(sink)
+    top = max(terms, default=0.0)
     sink_exp = None if sink is None else math.exp(sink - top)
     keys = []
     for j in visible:
-        key, value = call.k[0, chosen.kv_index, j], _floats(call.v[0, chosen.kv_index, j])
+        key = call.k[0, chosen.kv_index, j]
+        value = _floats(call.v[0, chosen.kv_index, j])
         stages = _stages(layer, layer.k_norm, chosen.wk, chosen.bk, seen.normed[j], j, key)
         products = tuple(a * b for a, b in zip(query, stages[-1].values, strict=True))
         keys.append(

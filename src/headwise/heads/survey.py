@@ -206,7 +206,8 @@ class _Study:
         followed = self._follow(self.model, "relations")
         untrained = self._untrained(vocabulary) if controls and self.parts == 1 else None
         effects = self._effects(how)
-        profiles = tuple(self._profile(site, h, tally, followed, untrained or {}, effects) for site, h in tally.heads())
+        profile_of = partial(self._profile, tally=tally, followed=followed, untrained=untrained or {}, effects=effects)
+        profiles = tuple(profile_of(site, h) for site, h in tally.heads())
         silent = [profile.name for profile in profiles if profile.means.get("norm") == 0]  # as `headwise prune` leaves
         if silent:
             self._note("note.silent", heads=", ".join(silent))
@@ -343,7 +344,8 @@ class _Study:
         """The row of a head: its numbers, what they are held against, and the roles that it earns by that."""
         name = site.head(h)
         scores, even = tally.of_head(site, h), tally.even(site)
-        pictures: dict[str, Any] = {key: values[h].numpy() for key, values in tally.first[site.name].items()}
+        pictures: dict[str, Any] = {key: of_site[h].numpy() for key, of_site in tally.first[site.name].items()}
+        kept = {key: each.kept for key, each in tally.of("scores", site).items() if each.kept}
         part, layer, _ = parse_head(name)
         relations, elsewhere = {}, {}
         for relation, by_head in followed.items():
@@ -363,7 +365,7 @@ class _Study:
             importance=effects.importance.get(name),
             ablation=effects.ablation.get(name),
             relations=relations,
-            by_document={key: np.array(each.kept)[:, h] for key, each in tally.of("scores", site).items() if each.kept},
+            by_document={key: np.array(documents)[:, h] for key, documents in kept.items()},
             **pictures,
             **tally.gleanings[site.name].fields(h, self.text) if site.name in tally.gleanings else {},
         )
@@ -375,7 +377,7 @@ def repeated_tokens(text: Text, context: int | None, seed: int) -> tuple[list[li
     known = sorted(set(text.counts) - text.specials)
     room = PROBE if context is None else (context - len(before) - len(after)) // 2
     length = min(PROBE, room, len(known))
-    if length < 4:
+    if length < 4:  # a repetition of so few tells nothing
         return [], 0
     generator = torch.Generator().manual_seed(seed)
     texts: list[list[int]] = []

@@ -230,7 +230,8 @@ class Role:
         if self.score not in scores:
             return False
         score = scores[self.score]
-        return score.mean >= self.threshold and all(score.low > control.get(self.score, -inf) for control in controls)
+        limits = [control.get(self.score, -inf) for control in controls]
+        return score.mean >= self.threshold and all(score.low > limit for limit in limits)
 
 
 @dataclass(frozen=True)
@@ -260,7 +261,8 @@ class Followed:
     @property
     def lead(self) -> float:
         """How far the mass lies above the highest of the three controls."""
-        return self.mass.mean - max(x for x in (self.even, self.elsewhere, self.untrained) if not math.isnan(x))
+        controls = self.even, self.elsewhere, self.untrained
+        return self.mass.mean - max(control for control in controls if not math.isnan(control))
 
 
 # Lower edges of the bins of `HeadProfile.distances`: 0, 1, 2 to 3, 4 to 7, ...

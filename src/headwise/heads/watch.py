@@ -56,7 +56,8 @@ class _SeenSite:
         start, n_rows = self.n_rows, len(measured.places)
         if start + n_rows > self._room.shape[2]:
             before = self._room[..., :start]
-            self._room = np.empty((*before.shape[:2], max(2 * start, start + n_rows)), np.float32)
+            n_statistics, n_heads, _ = before.shape
+            self._room = np.empty((n_statistics, n_heads, max(2 * start, start + n_rows)), np.float32)
             self._room[..., :start] = before
         for name, rows in zip(self.names, self._room, strict=True):
             rows[:, start : start + n_rows] = as_numpy(measured.rows[name])
@@ -83,7 +84,10 @@ class _SeenSite:
         """The mean over the rows of each head, (H,)."""
         if name not in self._means:
             rows = self.rows(name)
-            self._means[name] = rows.mean(1, dtype=np.float64) if self.n_rows else np.full(len(rows), np.nan)
+            if self.n_rows:
+                self._means[name] = rows.mean(1, dtype=np.float64)
+            else:
+                self._means[name] = np.full(len(rows), np.nan)
         return self._means[name]
 
 
@@ -256,7 +260,8 @@ class Seen(HeadTable[SeenHead]):
                 end += size
                 record = {"name": name, "document": n, "rows": size}
                 for key in head.rows:
-                    record[key] = float(head.rows[key][end - size : end].mean()) if size else math.nan
+                    rows = head.rows[key][end - size : end]
+                    record[key] = float(rows.mean()) if size else math.nan
                 records.append(record)
         return records
 
@@ -327,7 +332,8 @@ def watch(
             of the model, and at the end of a block in which no head was reached.
     """
     _check(offsets, marks or {})
-    shown = folder.tokens.shown if (folder := described(model)) and folder.tokens is not None else None
+    folder = described(model)
+    shown = None if folder is None or folder.tokens is None else folder.tokens.shown
     sites = sites_of(model)
     seen = Seen(sites, shown, missing(model), w_o_places(model, sites))
     seen.note(share_note(rows, seed))
@@ -359,7 +365,9 @@ def _marker(marks: Mapping[str, Sequence[int]]) -> Marker:
 
 def _maps(call: Call, b: int, maps: bool | Sequence[int]) -> Tensor:
     T, S = call.n_queries, call.n_keys
-    rows = range(T) if isinstance(maps, bool) else [row % T for row in maps if -T <= row < T]
+    rows: Sequence[int] = range(T)
+    if not isinstance(maps, bool):
+        rows = [row % T for row in maps if -T <= row < T]
     if len(rows) * S > MAP:
         raise HeadwiseError(
             f"maps={maps!r} keeps up to {MAP:,} weights a head, and here {len(rows):,} tokens look at {S:,}, "

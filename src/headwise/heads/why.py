@@ -17,7 +17,7 @@ from headwise.corpus.tokens import TextTokens
 from headwise.errors import HeadwiseError
 from headwise.heads.attribution import Attribution, Parts, Recorder
 from headwise.heads.blocks import row_weights
-from headwise.heads.patching import SHARED, Heads, Passes, Reading, Study, Variants, always, place_of
+from headwise.heads.patching import SHARED, Heads, Passes, Reading, Receiver, Study, Variants, always, place_of
 from headwise.models.ask import answering, device_of, evaluating
 from headwise.models.open import Folder, folder_of, ids_of, tokens_of
 from headwise.models.sites import layers_of, sites_of
@@ -64,6 +64,7 @@ def why(
     compared = True  # are two tokens compared? Else the probability of the one counts
 
     def choose(good: Tensor, bad: Tensor | None) -> tuple[int, int | None]:
+        """The token that is explained, and what it is compared with; None: with nothing."""
         row = good.double()
         token = int(row.argmax()) if answer is None else _token(folder, question, answer, row, notes)
         if other is not None:
@@ -165,7 +166,8 @@ def _twin(folder: Folder, question: _Question, corrupt: str | Sequence[int]) -> 
     """The corrupted text, which has as many tokens and its masked word at the same place."""
     twin = _Question.of(folder, question.way, corrupt)
     if len(twin.ids) != len(question.ids):
-        first, second = (f"{len(each.ids)} tokens ({' '.join(_shown(folder)(each.ids))})" for each in (question, twin))
+        shown = _shown(folder)
+        first, second = (f"{len(each.ids)} tokens ({' '.join(shown(each.ids))})" for each in (question, twin))
         raise refusal("lengths_differ", first=first, second=second)
     if twin.position != question.position:
         places = f"token {question.position} of the prompt and token {twin.position} of the corrupted one"
@@ -206,11 +208,13 @@ def _pieces(tokens: TextTokens, question: _Question, word: str) -> list[list[int
     if text is None or question.way == "first":
         return [ids for written in (word, f" {word.strip()}") if (ids := tokens.encode(written))]
     if question.way == "next":
-        texts, before, after = (f"{text.rstrip()} {word.strip()}", text + word), ids, list[int]()
+        texts = f"{text.rstrip()} {word.strip()}", text + word
+        before, after = ids, list[int]()
     else:
         place = question.position
-        sign, before, after = tokens.shown([ids[place]])[0], ids[:place], ids[place + 1 :]
-        texts = (text.replace(sign, word.strip(), 1), text.replace(sign, f" {word.strip()}", 1))
+        before, after = ids[:place], ids[place + 1 :]
+        sign = tokens.shown([ids[place]])[0]
+        texts = text.replace(sign, word.strip(), 1), text.replace(sign, f" {word.strip()}", 1)
     choices: list[list[int]] = []
     unknown = None
     for written in texts:
@@ -281,7 +285,9 @@ class _Telling:
     ) -> tuple[list[StoryHead], list[StoryKeys], list[StoryPath]]:
         """All heads, those first that carry most, or that add most, or without which most changes; keys; paths."""
         self._attribute(target)
-        names = [head_name(site, h) for site, call in self.text.calls.items() for h in range(call.q.shape[1])]
+        names: list[str] = []
+        for site, call in self.text.calls.items():
+            names += [head_name(site, h) for h in range(call.q.shape[1])]
         if self.study is None:
             for number in range(len(self.passes.layers)):
                 with loaded(self.passes.model, number):
@@ -290,8 +296,9 @@ class _Telling:
         size = self.effects or ({} if self.parts is None else self.parts.heads)
         names.sort(key=lambda name: -abs(size.get(name, 0.0)))
         first = names[: Story.MOST] if size else names
-        silenced, moved, carried = self._silenced(first, target[0]), self._moved(first), {}
-        refused = ""
+        silenced, moved = self._silenced(first, target[0]), self._moved(first)
+        carried: dict[Heads, list[Variants]] = {}
+        refused = ""  # why what keys and values carry is not known
         try:
             carried = self._carried(first)
         except HeadwiseError as error:
@@ -299,12 +306,17 @@ class _Telling:
         groups = {**silenced, **moved, **carried}
         values = self.passes.measured(groups, partial(self.progress, "silencing heads"), self._add)
         self._sum()
-        notes += [Note.of("why.no_parts", reason=self.refused)] if self.refused else []
-        notes += [Note.of("why.no_keys", reason=refused)] if refused else []
+        if self.refused:
+            notes.append(Note.of("why.no_parts", reason=self.refused))
+        if refused:
+            notes.append(Note.of("why.no_keys", reason=refused))
         without = Study.by_head({key: values[key] for key in silenced})
         if not size:
             names.sort(key=lambda name: -abs(without[name]))
-        places = {name: dict(zip(self._places(name), values[key], strict=True)) for key in moved for name in key[1:]}
+        places: dict[str, dict[int, float]] = {}
+        for key in moved:
+            name = key[1]
+            places[name] = dict(zip(self._places(name), values[key], strict=True))
         heads = [self._head(name, without.get(name), places.get(name)) for name in names]
         keys, paths = self._through(first, {key: values[key] for key in carried})
         return heads, keys, paths
@@ -366,7 +378,8 @@ class _Telling:
         site, h = place_of(name)
         if self.study is None or (self.question.way == "first" and not site.startswith("encoder.")):
             return []
-        moved = (self.text.calls[site].out[0, h] - self.study.text.calls[site].out[0, h]).float().norm(dim=-1)
+        clean, corrupted = self.text.calls[site].out, self.study.text.calls[site].out
+        moved = (clean[0, h] - corrupted[0, h]).float().norm(dim=-1)
         return [t for t in moved.argsort(descending=True)[:PLACES].tolist() if moved[t] > 0]
 
     def _moved(self, names: Sequence[str]) -> dict[Heads, list[Variants]]:
@@ -425,9 +438,9 @@ class _Telling:
         """What keys and values carry, and the clear paths to the heads that carry something, the strongest first."""
         if self.study is None:
             return [], []
-        effects = {
-            (at, name): Study.by_head({(at, *heads): v})[name] for (at, *heads), v in values.items() for name in heads
-        }
+        effects: dict[Receiver, float] = {}
+        for (at, *heads), of_variants in values.items():
+            effects |= zip(((at, name) for name in heads), of_variants, strict=True)
         keys = [StoryKeys(name, effects["k", name], effects["v", name]) for at, name in effects if at == "k"]
         # Where all that arrives there together changes little, no single path is followed.
         receivers = [receiver for receiver, effect in effects.items() if abs(effect) >= Story.CLEAR]
