@@ -14,8 +14,7 @@ import torch
 import transformers as tf
 from cases import refuses
 
-from headwise.corpus.sound import read_wav, resampled
-from headwise.heads.aligned_texts import read_aligned, transcripts
+from headwise.heads.aligned_texts import read_aligned, read_wav, resampled, transcripts
 from headwise.heads.alignment import Linked, Spoken
 from headwise.heads.look import Desk
 from headwise.heads.watch import watch
@@ -114,6 +113,9 @@ def test_the_command_ranks_judges_and_writes(tmp_path: Path, whisper: Path, invo
     assert "named: cross.L1.H2" in result["controls"]
     shown = invoke("align", whisper, "--pairs", tmp_path / "speech.jsonl")
     assert "alignment_heads: [[" in shown.out and "straight line" in shown.out
+    spanish = invoke("align", whisper, "--pairs", tmp_path / "speech.jsonl", "--lang", "es").out
+    for phrase in ("línea recta", "error medio, s", "a menos de 50 ms", "nombradas: cross.L1.H2", "en otros 2"):
+        assert phrase in " ".join(spanish.split()), spanish
 
 
 @pytest.mark.parametrize(

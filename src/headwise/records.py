@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,6 +24,7 @@ from headwise.errors import HeadwiseError
 from headwise.markup import escaped, picture
 from headwise.shapes import flat, shape_of
 from headwise.table import Table
+from headwise.words import Note
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 AnyArray = TypeVar("AnyArray", list[Any], "NDArray[Any]", "Tensor")  # what the plain, array and tensor rungs take
 
+DECIMALS = 6  # of arrays in plain data: float32 has no more that mean anything
 PICTURED = {"documents": 4, "heads": 32, "queries": 96, "keys": 96}  # of a trace in a notebook, at most
 HEAD_NAME = re.compile(r"(?:(?P<part>.+)\.)?L(?P<layer>\d+)\.H(?P<head>\d+)")
 
@@ -80,6 +83,19 @@ def from_json(kind: Any, value: Any, name: str = "the document") -> Any:
     elif kind is Any or type(value) is kind or (kind is float and type(value) is int):
         return value
     raise HeadwiseError(f"{name} is {value!r:.60}, where {getattr(kind, '__name__', kind)} belongs")
+
+
+def plain_data(value: Any) -> Any:
+    """Records, arrays and tuples as dicts and lists; None for what is not finite, which JSON does not have."""
+    if hasattr(value, "tolist"):
+        return plain_data((value.astype("float64").round(DECIMALS) if value.dtype.kind == "f" else value).tolist())
+    if isinstance(value, dict):
+        return {key: plain_data(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_data(inner) for inner in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return plain_data(vars(value)) if is_dataclass(value) else value
 
 
 @dataclass(frozen=True)
@@ -297,14 +313,20 @@ class LadderSizes:
     n_heads: int
     n_kv_heads: int
 
-    def __str__(self) -> str:
-        heads = f"{self.n_heads} heads, {self.n_kv_heads} key/value heads"
-        return f"batch {self.batch}, {self.tokens} tokens, width {self.d_model}, {heads}"
+    @property
+    def note(self) -> Note:
+        """They in a line."""
+        facts = {"batch": self.batch, "tokens": self.tokens, "width": self.d_model}
+        return Note.of("ladder.sizes", **facts, n_heads=self.n_heads, n_kv_heads=self.n_kv_heads)
 
     @property
     def kv_width(self) -> int:
         """Width of all keys of a token together."""
         return self.d_model // self.n_heads * self.n_kv_heads
+
+
+STAGES = ("q", "k", "v", "scores", "weights", "heads", "joined", "output")  # of a rung, in the order of the layer
+LEAVES = ("W_Q", "W_K", "W_V", "W_O", "x")  # along which gradients are taken
 
 
 @dataclass(frozen=True)

@@ -126,8 +126,16 @@ def _known_phrases() -> list[tuple[str, re.Pattern[str]]]:
 
 
 def said(text: Any, lang: str) -> Any:
-    """A note in a language, and the notes among its facts; anything else as it is."""
+    """A note in a language, and the notes among its facts; a list as its parts with commas; anything else as it is."""
+    if isinstance(text, list):
+        return ", ".join(str(said(part, lang)) for part in text)
     return phrase(text.key, lang, **text.facts) if isinstance(text, Note) else text
+
+
+def labelled(section: str, label: str) -> str:
+    """A label as the note of `section` that bears its name; as it is where there is none, or it is a note already."""
+    key = key_of(section, label)
+    return Note.of(key) if key in table() and not isinstance(label, Note) else label
 
 
 def translator(section: str, lang: str) -> Callable[[str], str]:
@@ -137,13 +145,13 @@ def translator(section: str, lang: str) -> Callable[[str], str]:
     """
 
     def speak(text: str) -> str:
-        key = key_of(section, text.strip())
-        if isinstance(text, Note) or lang == "en" or key not in table():
-            return str(said(text, lang))
-        indent = len(text) - len(text.lstrip())
-        return text[:indent] + phrase(key, lang)
+        if isinstance(text, Note):
+            return phrase(text.key, lang, **text.facts)
+        label = text.lstrip()
+        indent = text[: len(text) - len(label)]
+        return indent + str(said(labelled(section, label), lang))
 
-    return speak
+    return str if lang == "en" else speak
 
 
 def phrase_html(key: str, lang: str, values: Mapping[str, Any]) -> str:

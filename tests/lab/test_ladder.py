@@ -16,11 +16,11 @@ import torch
 from cases import refuses_table
 from rich.console import Console
 
+from headwise.cli.ladder import print_ladder
 from headwise.lab import ladder as study
 from headwise.lab.ladder import Certificate, certificate_sizes, draw_leaves, run_ladder
 from headwise.lab.ladder_rungs import RUNGS, Rung
 from headwise.records import Ladder, LadderRung, LadderSizes
-from headwise.view.ladder import print_ladder
 
 NAMES = [
     "plain",

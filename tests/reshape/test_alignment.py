@@ -120,7 +120,8 @@ def test_rules() -> None:
         rule = key_rule(weights)
         named = [d for features in (*rule.planes, *rule.signs, rule.free) for d in features]
         assert sorted(named) == list(range(weights.wk.shape[1])), name
-    words = {name: key_rule(read_layers(build(name))[0]).description for name in ("rope", "gpt2", "qk-norm")}
+    notes = {name: key_rule(read_layers(build(name))[0]).note for name in ("rope", "gpt2", "qk-norm")}
+    words = {name: note.removeprefix("keys were aligned by what is exact here: ") for name, note in notes.items()}
     assert words["rope"] == "5 RoPE planes by a turn each"
     assert words["gpt2"] == "11 features by one orthogonal matrix"
     assert words["qk-norm"] == "5 sets of features by sign alone, for their qk-norm gains differ"

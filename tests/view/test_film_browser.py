@@ -13,8 +13,8 @@ from browsing import Opener, faults, unreadable, width_beyond
 from headwise.gpt.gpt import GPT
 from headwise.gpt.run import FILM, Settings
 from headwise.heads.film import Film, unpacked
-from headwise.view.live import FILM_STYLES, FILM_WORDS, Live, film_data, film_section, live_html
-from headwise.view.page.assemble import page
+from headwise.view.live import FILM_BODY, FILM_STYLES, FILM_WORDS, Live, film_data, live_html
+from headwise.view.page.assemble import package_text, page
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -59,7 +59,7 @@ def expect(actual: Any) -> Any:
 @pytest.fixture
 def path(film: Filmed, tmp_path: Path) -> Path:
     known = {"L0.H0": ["self"], "L0.H1": ["tense"]}
-    body = f'<header><h1>x</h1></header><main id="main">{film_section()}</main>'
+    body = f'<header><h1>x</h1></header><main id="main">{package_text(FILM_BODY)}</main>'
     data = {"film-data": film_data(film, known)}
     (tmp_path / "film.html").write_text(
         page("x", body, title="x", styles=FILM_STYLES, script="film.js", data=data, words=FILM_WORDS)
@@ -135,7 +135,7 @@ def test_films_at_the_end_and_none(open_page: Opener, path: Path, tmp_path: Path
     opened.locator("#film-at").focus()
     opened.keyboard.press("End")  # who takes the slider stops the film
     assert play.inner_text() == "Play" and at(opened) == 6
-    body = f'<header><h1>x</h1></header><main id="main">{film_section()}</main>'
+    body = f'<header><h1>x</h1></header><main id="main">{package_text(FILM_BODY)}</main>'
     (tmp_path / "x.html").write_text(page("x", body, title="x", styles=FILM_STYLES, script="film.js", words=FILM_WORDS))
     assert not open_page(tmp_path / "x.html").locator("#film").is_visible()
 

@@ -16,8 +16,8 @@ from report_browsing import drawn, open_head, plain, readout
 from surveys import ROLES, broken_survey, survey_of, survey_of_maps
 
 from headwise.heads.table import Survey
-from headwise.records import CurvePoint, HeadMap, HeadMaps, RunSummary
-from headwise.view.report import _run, plain_data, write_report
+from headwise.records import CurvePoint, HeadMap, HeadMaps, RunSummary, plain_data
+from headwise.view.report import _run, write_report
 from headwise.view.survey_words import KINDS
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from headwise.cli.reshape import print_damage, print_reshaped
 from headwise.reshape.damage import Damage, Pair, Speed
 from headwise.reshape.heal import HealPoint
 from headwise.reshape.job import Reshaped
-from headwise.view.reshape import print_damage, print_reshaped
 
 SPEED = Speed(12345.4, 23456.4, (11111.0, 13131.0), (21212.0, 29292.0), runs=9, told_apart=True)
 DAMAGE = Damage(

@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 from surveys import STATISTICS, broken_survey, survey_of
 
+from headwise.records import plain_data
 from headwise.table import Table
 from headwise.view.pictures import survey_png
-from headwise.view.report import plain_data, shares_of
+from headwise.view.report import shares_of
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

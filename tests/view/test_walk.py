@@ -20,7 +20,7 @@ from headwise.gpt.presets import PRESETS
 from headwise.heads.steps import head_steps
 from headwise.heads.watch import head_maps
 from headwise.models.pack import pack_model
-from headwise.view.page.walk import walk_html, write_walk
+from headwise.view.page.walk import walk_html
 from headwise.view.report import write_report
 
 if TYPE_CHECKING:
@@ -69,7 +69,8 @@ def written(
     folder: Path, model: str, layer: int = 0, head: int = 1, at: int = 4, text: str = TEXT, **more: str
 ) -> Path:
     path = folder / "walk.html"
-    write_walk(path, pack_model(MODELS[model](), tokens), text, layer, head, at, **{"name": "toy", **more})
+    document = walk_html(pack_model(MODELS[model](), tokens), text, layer, head, at, **{"name": "toy", **more})
+    path.write_text(document, encoding="utf-8")
     return path
 
 
@@ -254,7 +255,8 @@ def test_a_model_that_does_not_run_in_a_page_is_refused() -> None:
 def test_the_report_leads_to_the_walk_and_back(browser: Browser, tmp_path: Path) -> None:
     model, ids = MODELS["learned positions"](), tokens.prompt(TEXT)
     maps, packed = head_maps(model, ids, tokens.shown(ids), "toy"), pack_model(model, tokens)
-    write_walk(tmp_path / "walk.html", packed, TEXT, 0, 0, 3, report="report.html")
+    document = walk_html(packed, TEXT, 0, 0, 3, report="report.html")
+    (tmp_path / "walk.html").write_text(document, encoding="utf-8")
     write_report(tmp_path / "report.html", survey_of_maps(maps), maps, model=packed, walk="walk.html")
     page = browser.new_page(reduced_motion="reduce")
     page.goto((tmp_path / "report.html").as_uri() + "?lang=es#L1.H2/2/he%20ran")

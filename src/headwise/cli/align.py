@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 from headwise.cli.app import Progress, command, needs_torch, print_json, wants_json
 from headwise.cli.app import out as console
-from headwise.cli.early import check_model
+from headwise.cli.early import check_model, in_words, language
 from headwise.errors import HeadwiseError
 from headwise.files import write_whole
 from headwise.intervals import held_apart
+from headwise.words import translator
 
 
 @command()
@@ -51,9 +51,9 @@ def align(
     if out is not None:
         write_whole(out, json.dumps({"alignment_heads": result.alignment_heads}) + "\n")
     if wants_json():
-        print_json("align", {**asdict(result), "alignment_heads": result.alignment_heads})
+        print_json("align", {**vars(result), "alignment_heads": result.alignment_heads})
         return
-    result.table().print(console, (0,))
+    result.table().print(console, speak=translator("aligned", language()))
     console.print(f"alignment_heads: {json.dumps(result.alignment_heads)}")
     if out is not None:
-        console.print(f"written: {out}, for generation_config.json of transformers and config.json of CTranslate2")
+        console.print(in_words("aligned.written", path=out))

@@ -7,7 +7,6 @@ import functools
 import inspect
 import io
 import json
-import math
 import os
 import re
 import sys
@@ -34,7 +33,8 @@ from headwise.cli.interrupt import CODE, WORDS, leaving, loading
 from headwise.corpus.sources import exists
 from headwise.errors import HeadwiseError
 from headwise.files import check_link
-from headwise.words import Note, key_of, refusal, said, table, unknown
+from headwise.records import plain_data
+from headwise.words import Note, labelled, refusal, said, table, unknown
 
 # What a terminal obeys instead of showing, what turns the direction of text, and half of a surrogate pair.
 CONTROL = re.compile("\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -168,7 +168,7 @@ class Progress:
 
     def __call__(self, stage: str, done: int, total: int, numbers: str = "", milestone: bool = False) -> None:
         """The stage has done so many of `total` steps (0: unknown). A milestone has a plain line of its own."""
-        stage = _stage(stage)
+        stage, numbers = _stage(stage), str(said(numbers, language()))
         if err.is_terminal:
             self._bar.start()  # only now: a bar that runs takes standard output to its own console
             if stage not in self._tasks:
@@ -190,8 +190,7 @@ class Progress:
 
 def _stage(name: str) -> str:
     """What a stage is called, in the language of the command; as it is where the table of words has it not."""
-    key = key_of("stage", name)
-    return in_words(key) if key in table() else name
+    return str(said(labelled("stage", name), language()))
 
 
 MODEL_NAMES = ("model", "against")  # parameters of commands that name a model
@@ -401,17 +400,8 @@ def print_json(kind: str, document: dict[str, Any]) -> None:
     if sys.stdout is not None and not out.quiet:
         encoding = sys.stdout.encoding or "utf-8"  # what is no file, such as io.StringIO, has none and takes all text
         whole = {"schema": f"headwise-{kind}-1", **document}
-        text = json.dumps(_finite(whole), ensure_ascii="utf" not in encoding.lower(), indent=2)
+        text = json.dumps(plain_data(whole), ensure_ascii="utf" not in encoding.lower(), indent=2)
         sys.stdout.write(CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
-
-
-def _finite(value: Any) -> Any:
-    """The same with null for what is not finite, which JSON cannot say."""
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def main() -> NoReturn:

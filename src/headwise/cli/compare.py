@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +23,7 @@ from headwise.files import write_whole
 from headwise.words import refusal
 
 if TYPE_CHECKING:
-    from headwise.lab.compare.results import Comparison, Ledger
+    from headwise.lab.compare.results import Comparison
 
 FOLDER = Path("runs") / "compare"
 PAGE = Path("docs") / "claims.md"
@@ -53,6 +52,8 @@ def compare(
     with needs_torch():
         from headwise.lab.compare import run
         from headwise.lab.compare.claims import run_claims
+        from headwise.lab.compare.results import Ledger
+        from headwise.view.compare import claims_page, page_html, print_comparison, print_ledger
 
     chosen = None if experiment == run.CLAIMS else run.find_experiment(experiment)
     if chosen is None and text is not None:
@@ -63,13 +64,25 @@ def compare(
         page = page or PAGE
         check_outputs(html=html, page=page)
     count = workers if workers is not None else os.cpu_count() or 1
-    record: Comparison | Ledger
     with units_kept_in(folder) as report:
         if chosen is None:
-            record = run_claims(folder, _command(seeds, steps), seeds, steps, count, report)
+            record: Comparison | Ledger = run_claims(folder, _command(seeds, steps), seeds, steps, count, report)
         else:
             record = run.compare([chosen], folder, seeds, steps, text, count, report)[0]
-    _show(record, html, lang, page)
+    if html is not None:
+        write_whole(html, page_html(record, lang))
+    if page is not None and isinstance(record, Ledger):
+        write_whole(page, claims_page(record))
+    if wants_json():
+        print_json("ledger" if isinstance(record, Ledger) else "compare", vars(record))
+        return
+    if isinstance(record, Ledger):
+        print_ledger(out, record)
+    else:
+        print_comparison(out, record, lang)
+    for path in (html, page):
+        if path is not None:
+            out.print(in_words("tell.written", path=path))
 
 
 def _command(seeds: int, steps: int | None) -> str:
@@ -80,27 +93,3 @@ def _command(seeds: int, steps: int | None) -> str:
     if steps is not None:
         options += ["--steps", str(steps)]
     return shlex.join(["headwise", "compare", "claims", *options])
-
-
-def _show(record: Comparison | Ledger, html: Path | None, lang: str, page: Path | None) -> None:
-    """Write the files that are asked for, and print the record."""
-    from headwise.lab.compare.results import Ledger
-    from headwise.view.compare import claims_page, page_html, print_comparison, print_ledger
-
-    if html is not None:
-        write_whole(html, page_html(record, lang))
-    if page is not None and isinstance(record, Ledger):
-        write_whole(page, claims_page(record))
-    if wants_json():
-        if isinstance(record, Ledger):
-            print_json("ledger", asdict(record))
-        else:
-            print_json("compare", asdict(record))
-        return
-    if isinstance(record, Ledger):
-        print_ledger(out, record)
-    else:
-        print_comparison(out, record)
-    for path in (html, page):
-        if path is not None:
-            out.print(in_words("tell.written", path=path))

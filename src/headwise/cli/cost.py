@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,10 +109,16 @@ def _show_models(names: Iterable[str], dtype: str) -> None:
     from headwise.view.cost import print_models
 
     prices = [price(name, dtype=dtype) for name in names]
-    if wants_json():
-        print_json("models", {"models": [_summary(price) for price in prices]})
-    else:
+    if not wants_json():
         print_models(out, prices, language())
+        return
+    models: list[dict[str, Any]] = []
+    for each in prices:
+        heads = each.layers[0].attention
+        sizes = {field: getattr(heads, field) for field in ("n_heads", "head_dim", "n_kv_heads", "variant", "window")}
+        cache = {"n_layers": each.n_layers, "cache_bytes_per_token": each.cache.bytes_per_token}
+        models.append({"model": each.model, "d_model": each.d_model, **sizes, **cache})
+    print_json("models", {"models": models})
 
 
 def _show_price(
@@ -122,12 +127,7 @@ def _show_price(
     from headwise.view.cost import print_choice, print_measured, print_price, print_variants
 
     if wants_json():
-        variants = None if rows is None else [asdict(row) for row in rows]
-        more = {
-            "choice": None if choice is None else asdict(choice),
-            "measured": None if measured is None else asdict(measured),
-        }
-        print_json("cost", {**asdict(price), "variants": variants, **more})
+        print_json("cost", {**vars(price), "variants": rows, "choice": choice, "measured": measured})
         return
     print_price(out, price, language())
     if measured is not None:
@@ -136,11 +136,3 @@ def _show_price(
         print_variants(out, price.setting, rows, language())
     if choice is not None:
         print_choice(out, choice, language())
-
-
-def _summary(price: Price) -> dict[str, Any]:
-    """A line of the table: the sizes under the names of their fields."""
-    fields = ("n_heads", "head_dim", "n_kv_heads", "variant", "window")
-    sizes = {field: getattr(price.layers[0].attention, field) for field in fields}
-    cache = {"n_layers": price.n_layers, "cache_bytes_per_token": price.cache.bytes_per_token}
-    return {"model": price.model, "d_model": price.d_model, **sizes, **cache}

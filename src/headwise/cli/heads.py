@@ -22,6 +22,8 @@ from headwise.cli.early import check_model, check_texts, context_in, in_words, l
 from headwise.errors import HeadwiseError
 from headwise.files import check_file, write_whole
 from headwise.folders import check_reads_tokens, is_own
+from headwise.markup import number, plural
+from headwise.table import Table, say
 from headwise.words import refusal, said
 
 if TYPE_CHECKING:
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
 MOST_MAPS = 16  # that are drawn in the terminal
 REPORT = "report.html"
 BENCHES = "grammar", "meaning"
+MOST_PATHS = 20
+SCORES = ("copies", "suppresses", "succeeds")
+WAYS = {"q": "queries", "k": "keys", "v": "values"}
 
 
 @command()
@@ -81,7 +86,12 @@ def heads(
         from headwise.gpt.ranks import current
     ranks = current()
     if parallel is not None:
-        _check_parallel(ranks, headvis=headvis, keep=keep, against=against, relations=relations, embed=embed)
+        ranks.require_many("--parallel tensor spreads the heads of a model over processes")
+        whole = {"headvis": headvis, "keep": keep, "against": against, "relations": relations, "embed": embed}
+        if passed := [f"--{name}" for name, value in whole.items() if value]:
+            raise HeadwiseError(
+                f"--parallel tensor with {', '.join(passed)}: that needs the whole model; leave one out"
+            )
     options: dict[str, Any] = {"text": text, "ids": ids, "tokens": tokens, "documents": documents}
     options |= {"unknown": unknown, "field": field, "relations": labels, "rows": rows}
     options |= {"controls": controls, "ablate": ablate, "seed": seed}
@@ -96,7 +106,16 @@ def heads(
     report = html or (model / REPORT if (model / "run.json").exists() and not special else None)
     if report is not None:
         _write_report(model, report, survey, maps, other, other_maps, embed)
-    _write_tables(survey, png, csv, parquet)
+    if csv is not None:
+        write_whole(csv, Table.of(survey.records()).csv())
+    if parquet is not None:
+        from headwise.heads.table import parquet as parquet_bytes
+
+        write_whole(parquet, parquet_bytes(survey.records()))
+    if png is not None:
+        from headwise.view.pictures import survey_png
+
+        survey_png(png, survey)
     if card is not None:
         from headwise.view.card import write_card
 
@@ -117,13 +136,6 @@ def heads(
             out.print(in_words(f"tell.{what}", path=path))
 
 
-def _check_parallel(ranks: Ranks, **options: Any) -> None:
-    """Refuse what a model whose heads are spread over processes does not do."""
-    ranks.require_many("--parallel tensor spreads the heads of a model over processes")
-    if passed := [f"--{name}" for name, value in options.items() if value]:
-        raise HeadwiseError(f"--parallel tensor with {', '.join(passed)}: that needs the whole model; leave one out")
-
-
 def _circuits(model: Path, reading: Mapping[str, Any], **options: Any) -> None:
     """The heads by their weights alone, and who reads whom."""
     passed = [f"--{name}" for name, value in options.items() if value]
@@ -135,7 +147,6 @@ def _circuits(model: Path, reading: Mapping[str, Any], **options: Any) -> None:
     with needs_torch():
         from headwise.heads.circuits import circuits
         from headwise.models.open import open_folder
-    from headwise.view.circuits import print_circuits
 
     folder = open_folder(model, **reading)
     with Progress("reading the weights of all heads"):
@@ -143,31 +154,46 @@ def _circuits(model: Path, reading: Mapping[str, Any], **options: Any) -> None:
     if wants_json():
         print_json("circuits", {"model": folder.name, **result.plain()})
     else:
-        print_circuits(out, result.plain())
+        _print_circuits(result.plain())
 
 
-def _write_tables(survey: Survey, png: Path | None, csv: Path | None, parquet: Path | None) -> None:
-    from headwise.heads.table import parquet as parquet_bytes
-    from headwise.table import Table
-    from headwise.view.pictures import survey_png
-
-    if csv is not None:
-        write_whole(csv, Table.of(survey.records()).csv())
-    if parquet is not None:
-        write_whole(parquet, parquet_bytes(survey.records()))
-    if png is not None:
-        survey_png(png, survey)
+def _print_circuits(circuits: Mapping[str, Any]) -> None:
+    """What `Circuits.plain` gives, as two tables; a share stands beside that of chance."""
+    rows = []
+    for name, head in circuits["heads"].items():
+        row = [name, number(head["qk_rank"], 1), number(head["ov_rank"], 1)]
+        for score in SCORES:
+            scored = head[score]
+            row += ["-", "-"] if scored is None else [number(scored["share"], 2), number(scored["control"], 2)]
+        rows.append(row)
+    known = [place for place in range(3, 9) if any(row[place] != "-" for row in rows)]
+    heading = ("head", "rank QK", "rank OV", "copies", "chance", "suppresses", "chance", "succeeds", "chance")
+    chosen = [0, 1, 2, *known]
+    table = Table(
+        [heading[place] for place in chosen],
+        [[row[place] for place in chosen] for row in rows],
+        "heads by their weights",
+        "rank: how many directions a head compares (QK) and moves (OV), as the exponential of the entropy of its "
+        "singular values; copies, suppresses: share of tokens whose own logit it puts among the highest or the lowest",
+    )
+    table.print(out)
+    paths = circuits["paths"]
+    say(out, f"\n{plural(len(paths), 'path')} stronger than chance" + (":" if paths else "."))
+    for path in paths[:MOST_PATHS]:
+        beside = f"{path['score']:.2f}, random directions {path['baseline']:.2f}"
+        say(out, f"  {path['receiver']} reads {path['sender']} through its {WAYS[path['at']]}: {beside}")
+    if len(paths) > MOST_PATHS:
+        say(out, f"  ... and {len(paths) - MOST_PATHS} more; the JSON lists them all")
 
 
 def _print_json(survey: Survey, other: Survey | None, report: Path | None) -> None:
-    from headwise.view.report import plain_data
     from headwise.view.survey_words import head_sentence
     from headwise.words import LANGUAGES
 
-    compared = {} if other is None else {"against": plain_data(other)}
+    compared = {} if other is None else {"against": other}
     sentences = {lang: {name: head_sentence(survey, survey[name], lang) for name in survey} for lang in LANGUAGES}
     written = None if report is None else str(report)
-    print_json("heads", {**plain_data(survey), **compared, "sentences": sentences, "report": written})
+    print_json("heads", {**vars(survey), **compared, "sentences": sentences, "report": written})
 
 
 def _print_survey(survey: Survey, maps: HeadMaps | None, sort: str, other: Survey | None) -> None:
@@ -313,7 +339,7 @@ def _write_report(
     from headwise.gpt.run import WALK, example_of, load_run, read_run
     from headwise.heads.film import read_film
     from headwise.models.pack import EMBEDDED, MOST, pack_model
-    from headwise.view.page.walk import write_walk
+    from headwise.view.page.walk import walk_html
     from headwise.view.report import write_report
 
     lang, loaded = language(), load_run(model) if is_own(model) else None
@@ -322,7 +348,8 @@ def _write_report(
     if loaded is not None and path == model / REPORT and not embed and "reason" not in packed:
         walk, text = WALK, example_of(model)
         at = max(0, len(loaded[1].prompt(text)) - 2)  # from where the last token is guessed
-        write_walk(model / walk, packed, text, 0, 0, at, name=survey.model, lang=lang, report=path.name)
+        page = walk_html(packed, text, 0, 0, at, name=survey.model, lang=lang, report=path.name)
+        write_whole(model / walk, page)
     write_report(path, survey, maps, run and run.summary, against, against_maps, packed, lang, read_film(model), walk)
 
 

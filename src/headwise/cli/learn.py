@@ -61,7 +61,11 @@ def learn(
         code = exercise.code(course.language).rstrip("\n")
         print_json("solution", {"exercise": solution, "solution": code}) if wants_json() else out.print(code)
     elif notebook:
-        _notebooks(course)
+        from headwise.teach.notebook import write_notebooks
+
+        place = course.folder / "notebooks"
+        paths = [str(path) for path in write_notebooks(place, course.language)]
+        _tell(course, "notebooks", {"folder": str(place), "count": len(paths), "notebooks": paths})
     elif train:
         _train(course, steps)
     elif watch:
@@ -160,14 +164,6 @@ def _watch(course: Course) -> None:
         out.print("")
         if course.current is not exercise and course.current is not None:
             seen = course.path(course.current).read_bytes()
-
-
-def _notebooks(course: Course) -> None:
-    from headwise.teach.notebook import write_notebooks
-
-    folder = course.folder / "notebooks"
-    paths = [str(path) for path in write_notebooks(folder, course.language)]
-    _tell(course, "notebooks", {"folder": str(folder), "count": len(paths), "notebooks": paths})
 
 
 def _train(course: Course, steps: int | None) -> None:

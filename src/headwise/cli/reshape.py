@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from rich.console import Console
+
 from headwise.cli.app import (
     Progress,
     as_options,
@@ -19,7 +21,7 @@ from headwise.cli.app import (
     running_options,
     wants_json,
 )
-from headwise.cli.early import check_model, check_one_count, context_in, in_words, shape_of
+from headwise.cli.early import check_model, check_one_count, context_in, in_words, language, shape_of
 from headwise.cli.interrupt import leaving
 from headwise.errors import HeadwiseError
 from headwise.files import STDIN, check_file, text_path
@@ -36,13 +38,17 @@ from headwise.reshape.arguments import (
     recipe_of,
 )
 from headwise.reshape.workplace import STATE, check_free, check_place
-from headwise.table import say
+from headwise.table import Cell, Table, say
+from headwise.words import Note, phrase, said, translator
 
 if TYPE_CHECKING:
     from headwise.cost.shape import ModelShape
-    from headwise.reshape.damage import Damage
+    from headwise.reshape.damage import Damage, Pair
     from headwise.reshape.heal import HealPoint
-    from headwise.reshape.job import Change
+    from headwise.reshape.job import Change, Reshaped
+
+BAR = 20  # columns of the recovery curve
+SHOWN_LAYERS = 12  # entropies of more layers are cut
 
 
 @dataclass(kw_only=True)
@@ -96,35 +102,38 @@ class Reshape(ABC):
     def _run(self, change: Change, options: Options) -> None:
         """Make the change; show the damage as soon as it is known, then the rest."""
         from headwise.reshape.job import Job, Listener
-        from headwise.view.reshape import print_changed, print_damage, print_reshaped
 
         def point(evaluation: HealPoint, steps: int) -> None:
-            loss = "" if evaluation.held_out_loss is None else f"held-out {evaluation.held_out_loss:.3f}  "
-            progress("step", evaluation.step, steps, f"{loss}distance {evaluation.distance:.4f}", milestone=True)
+            line = Note.of("reshaped.point_alone", distance=f"{evaluation.distance:.4f}")
+            if evaluation.held_out_loss is not None:
+                line = Note.of("reshaped.point", **line.facts, loss=f"{evaluation.held_out_loss:.3f}")
+            progress("step", evaluation.step, steps, line, milestone=True)
 
         def damage(what: str, notes: tuple[str, ...], first: Damage) -> None:
             if not wants_json():
-                print_changed(out, what, notes)
-                print_damage(out, "Before any training, on held-out text", first)
+                for line in (what, *notes):
+                    say(out, said(line, language()))
+                print_damage(out, Note.of("reshaped.before_training"), first, language())
 
-        def note(line: str) -> None:
-            line = as_options(line, running_options())
-            err.print(line, soft_wrap=True)
+        def note(line: Note) -> None:
+            text = as_options(said(line, language()), running_options())
+            err.print(text, soft_wrap=True)
             if not err.is_terminal:
-                progress(line, 0, 0)  # the lines that follow tell how long it takes
+                progress(text, 0, 0)  # the lines that follow tell how long it takes
 
         with Progress("reading the model") as progress:
             reshaped = Job(self.model, change, options, Listener(note, point, damage)).run()
         if wants_json():
             print_json("reshaped", reshaped.document())
         else:
-            print_reshaped(out, reshaped)
-            lines = ["nothing was written; pass --out for a model folder"]
-            if reshaped.out is not None:
-                compare = f"compare: headwise heads {reshaped.out} --against {reshaped.source}"
-                lines = [f"verified: {reshaped.verified}", f"model: {reshaped.out}", compare]
-            for line in lines:
-                say(out, line)
+            print_reshaped(out, reshaped, language())
+            if reshaped.out is None:
+                say(out, in_words("reshaped.nothing_written"))
+                return
+            say(out, in_words("reshaped.verified", how=reshaped.verified))
+            say(out, in_words("reshaped.model", folder=reshaped.out))
+            command = f"headwise heads {reshaped.out} --against {reshaped.source}"
+            say(out, in_words("reshaped.compare", command=command))
 
 
 def _ending(folder: Path | None) -> Callable[[], str]:
@@ -235,3 +244,85 @@ class Narrow(Reshape, _Narrowing):
         from headwise.reshape.narrow import Narrowing
 
         return Narrowing(self.tolerance, self.cache, self.window)
+
+
+# What is printed: the damage as a table, the recovery curve, what was won.
+
+
+def print_damage(console: Console, title: str, damage: Damage, lang: str = "en") -> None:
+    """A row for each number, before and after."""
+    table = Table(("", "before", "after", "change"), rows_of(damage), title)
+    table.print(console, speak=translator("reshaped", lang))
+
+
+def rows_of(damage: Damage) -> list[tuple[str, str, str, str]]:
+    """Name, before, after and change of each number, as text."""
+    rows: list[tuple[str, str, str, str]] = []
+    if damage.loss is not None:
+        rows.append(("loss, nats per token", *_numbers(damage.loss, 4)))
+    if damage.kl is not None:
+        rows.append(("KL to the parent, nats per token", "", f"{damage.kl:.4f}", ""))
+    if damage.error is not None:
+        rows.append(("error of the hidden states, relative", "", f"{damage.error:.4f}", ""))
+    for layer, pair in enumerate(damage.entropy[:SHOWN_LAYERS]):
+        rows.append((Note.of("reshaped.entropy", layer=layer), *_numbers(pair, 3)))
+    if len(damage.entropy) > SHOWN_LAYERS:
+        rows.append((Note.of("reshaped.more_layers", count=len(damage.entropy) - SHOWN_LAYERS), "", "", ""))
+    rows.append(("cache, bytes per token", *_counts(damage.cache_bytes)))
+    rows.append(("parameters", *_counts(damage.parameters)))
+    speed = damage.tokens_per_second
+    if speed is not None:
+        before, after, factor = _counts(speed)
+        name = Note.of("reshaped.decoding", count=f"{damage.decode_context:,}")
+        rows.append((name, before, after, factor if speed.told_apart else "not told apart"))
+        before, after = (f"{low:,.0f}-{high:,.0f}" for low, high in (speed.before_range, speed.after_range))
+        rows.append((Note.of("reshaped.its_range", runs=speed.runs), before, after, ""))
+    return rows
+
+
+def print_curve(console: Console, curve: tuple[HealPoint, ...], lang: str = "en") -> None:
+    """The distance to the parent at each evaluation, with a bar."""
+    largest = max(point.distance for point in curve)
+    sign = "#" if console.options.ascii_only else "█"
+    rows: list[list[Cell]] = []
+    for point in curve:
+        loss = "-" if point.held_out_loss is None else f"{point.held_out_loss:.4f}"
+        length = round(BAR * point.distance / largest) if largest else 0
+        rows.append([point.step, point.tokens, loss, f"{point.distance:.4f}", sign * length])
+    table = Table(("step", "tokens", "held-out loss", "distance", ""), rows, Note.of("reshaped.curve"))
+    table.print(console, left=(4,), speak=translator("reshaped", lang))
+
+
+def print_reshaped(console: Console, reshaped: Reshaped, lang: str = "en") -> None:
+    """What comes after the first damage: healing, and what was won."""
+    if reshaped.curve:
+        print_curve(console, reshaped.curve, lang)
+    if reshaped.healed is not None:
+        print_damage(console, _kept(reshaped.curve), reshaped.healed, lang)
+    say(console, phrase("reshaped.in_all", lang, won=reshaped.won_parts))
+
+
+def _kept(curve: tuple[HealPoint, ...]) -> Note:
+    """Which weights of the curve were kept, where they are not those of its end."""
+    best = min(curve, key=lambda point: point.distance)
+    if best is curve[0]:
+        return Note.of("reshaped.healed_in_vain")
+    if best is curve[-1]:
+        return Note.of("reshaped.healed")
+    return Note.of("reshaped.healed_at", step=f"{best.step:,}")
+
+
+def _numbers(pair: Pair, digits: int) -> tuple[str, str, str]:
+    """Before, after and difference."""
+    return f"{pair.before:.{digits}f}", f"{pair.after:.{digits}f}", f"{pair.after - pair.before:+.{digits}f}"
+
+
+def _counts(pair: Pair) -> tuple[str, str, str]:
+    """Before, after and factor."""
+    if not pair.before:
+        factor = ""
+    elif pair.after == pair.before:
+        factor = "same"
+    else:
+        factor = f"x {pair.after / pair.before:.2f}"
+    return f"{pair.before:,.0f}", f"{pair.after:,.0f}", factor

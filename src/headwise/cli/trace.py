@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
 from pathlib import Path
 
 from headwise.cli.app import (
@@ -16,6 +15,7 @@ from headwise.cli.app import (
     wants_json,
 )
 from headwise.cli.early import in_words, language
+from headwise.files import write_whole
 from headwise.words import refusal, said
 
 
@@ -38,7 +38,7 @@ def trace(
         from headwise.gpt.run import REPORT, example_of, load_run
         from headwise.heads.steps import example_model, head_steps
         from headwise.models.pack import pack_model
-        from headwise.view.page.walk import write_walk
+        from headwise.view.page.walk import walk_html
         from headwise.view.steps import print_steps
     lang = language()
     if text == "":
@@ -56,11 +56,10 @@ def trace(
     steps = head_steps(model, ids, tokens.shown(ids), layer, head, last if at is None else at, name)
     if html is not None:
         report = None if run is None or not (run / REPORT).exists() else os.path.relpath(run / REPORT, html.parent)
-        write_walk(
-            html, pack_model(model, tokens), shown_text, layer, head, steps.at, name=name, lang=lang, report=report
-        )
+        packed = pack_model(model, tokens)
+        write_whole(html, walk_html(packed, shown_text, layer, head, steps.at, name=name, lang=lang, report=report))
     if wants_json():
-        print_json("trace", {**asdict(steps), "html": None if html is None else str(html)})
+        print_json("trace", {**vars(steps), "html": None if html is None else str(html)})
         return
     print_steps(out, steps, lang)
     if html is not None:

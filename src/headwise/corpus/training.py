@@ -197,13 +197,9 @@ def verb_corpus(seed: int, context: int, any_order: bool = True, core: bool = Fa
     tokens = Tokens.words(corpus.train_lines)
     ways = {"ways": verbs.clause_orders} if any_order else {}
     data = Documents.of_lines(tokens, corpus.train_lines, corpus.held_out_lines, context, "=", **ways)
-    example = max(corpus.held_out_cells, key=_telling).line
-    return Corpus(verbs.NAME, tokens, data, example, corpus.held_out_cells)
-
-
-def _telling(cell: verbs.Cell) -> tuple[bool, bool]:
-    """`would` decides a tense that the Spanish pronoun and the English verb do not tell."""
-    return cell.tense == "conditional", cell.person == "he"
+    # In a conditional `would` decides a tense that neither pronoun nor verb tells: heads have most to show there.
+    example = max(corpus.held_out_cells, key=lambda cell: (cell.tense == "conditional", cell.person == "he"))
+    return Corpus(verbs.NAME, tokens, data, example.line, corpus.held_out_cells)
 
 
 def text_corpus(

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import json
 import re
+import wave
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from headwise.corpus.sound import RATE, read_wav
 from headwise.corpus.tokens import TextTokens
 from headwise.errors import HeadwiseError
 from headwise.files import read_text
@@ -28,6 +30,8 @@ from headwise.models.ask import hear, sounds_of
 from headwise.models.open import Folder
 
 KINDS = {"audio": {"words"}, "source": {"target", "links"}, "text": {"links"}}  # what tells them, what each must have
+RATE = 16_000  # samples a second
+WIDTHS = {2: (np.int16, 2**15), 4: (np.int32, 2**31)}  # bytes of a sample: its type, and the full scale
 
 
 def read_aligned(folder: Folder, path: Path) -> list[Known]:
@@ -163,3 +167,36 @@ def _first_tokens(tokens: TextTokens, text: str, before: int) -> Sequence[int]:
             raise HeadwiseError(f"the tokenizer has nothing for the word {word.group()!r}")
         numbers.append(before + overlapping[0])
     return numbers
+
+
+# Sound as samples, which models of speech read.
+
+
+def read_wav(path: Path) -> NDArray[np.float32]:
+    """The samples of a WAV file (PCM of 16 or 32 bits), its channels averaged. Raises HeadwiseError for others."""
+    if not path.is_file():
+        raise HeadwiseError(f"{path} is no file")
+    try:
+        with wave.open(str(path)) as file:
+            width, channels, rate = file.getsampwidth(), file.getnchannels(), file.getframerate()
+            content = file.readframes(file.getnframes())
+    except (OSError, EOFError, wave.Error) as error:
+        raise HeadwiseError(f"{path} is no WAV file that can be read: {error}") from None
+    if width not in WIDTHS:
+        raise HeadwiseError(f"{path} has samples of {8 * width} bits; write it with 16")
+    kind, full_scale = WIDTHS[width]
+    samples = np.frombuffer(content, kind).reshape(-1, channels).mean(1) / full_scale
+    return resampled(samples.astype(np.float32), rate)
+
+
+def resampled(samples: NDArray[np.float32], rate: int, to: int = RATE) -> NDArray[np.float32]:
+    """The same sound at another number of samples a second, band-limited by its spectrum."""
+    if rate == to:
+        return samples
+    seconds = -(-len(samples) // rate) + 1  # whole ones, for a whole length; one of silence keeps the ends apart
+    spectrum = np.fft.rfft(np.pad(samples, (0, seconds * rate - len(samples))))
+    kept = np.zeros(seconds * to // 2 + 1, complex)
+    size = min(len(kept), len(spectrum))
+    kept[:size] = spectrum[:size]
+    sound = np.fft.irfft(kept, seconds * to) * (to / rate)
+    return sound[: round(len(samples) * to / rate)].astype(np.float32)

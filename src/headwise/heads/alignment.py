@@ -26,6 +26,7 @@ from headwise.models.ask import device_of, evaluating, run_body
 from headwise.models.sites import Site
 from headwise.records import Call, parse_head
 from headwise.table import Table
+from headwise.words import Note
 
 SMOOTH = 7  # frames of the median
 WITHIN = (0.05, 0.1)  # seconds
@@ -89,14 +90,14 @@ class Alignment:
 
     def table(self, n: int = 12) -> Table:
         """The best heads alone, and below them the sets, a row each."""
-        names = ("within 50 ms", "within 100 ms") if self.kind == "spoken" else ("links found",)
+        columns = ["heads", "alignment error rate", "links found"]
+        if self.kind == "spoken":
+            columns = ["heads", "mean error, s", "within 50 ms", "within 100 ms"]
         rows = [_row(each.heads[0], each) for each in self.ranking[:n]]
-        rows.append(_row(f"chosen: {' '.join(self.chosen.heads)}", self.chosen))
+        rows.append(_row(Note.of("aligned.chosen", heads=" ".join(self.chosen.heads)), self.chosen))
         rows += [_row(name, each) for name, each in self.controls.items()]
-        by, on = self.n_texts
-        note = f"single heads on the {by} texts that heads were chosen by, all below on {on} others"
-        error = "mean error, s" if self.kind == "spoken" else "alignment error rate"
-        return Table(["heads", error, *names], rows, note=note)
+        chosen_by, judged_on = self.n_texts
+        return Table(columns, rows, note=Note.of("aligned.judged_on", chosen_by=chosen_by, judged_on=judged_on))
 
     def __repr__(self) -> str:
         return f"Alignment({' '.join(self.chosen.heads)}: error {self.chosen.error.mean:.3f})"
@@ -153,9 +154,10 @@ def align(
     order = np.argsort(errors, kind="stable")
     best = int(order[0])
     chosen = _greedy(chosen_by, best, float(errors[best]), len(names), most)
-    sets = {"straight line": None, f"best alone: {names[best]}": [best]}
+    sets: dict[str, Heads] = {Note.of("aligned.straight_line"): None}
+    sets[Note.of("aligned.best_alone", head=names[best])] = [best]
     if named:
-        sets[f"named: {' '.join(named)}"] = [names.index(name) for name in named]
+        sets[Note.of("aligned.named", heads=" ".join(named))] = [names.index(name) for name in named]
     shares = others.within(chosen)
     controls: dict[str, Scored] = {}
     gains: dict[str, tuple[Interval, ...]] = {}

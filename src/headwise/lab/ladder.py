@@ -28,14 +28,13 @@ from torch.autograd.profiler import profile
 
 from headwise.errors import HeadwiseError
 from headwise.lab.ladder_rungs import RUNGS, Forward, Rung
-from headwise.records import Ladder, LadderRung, LadderSizes
+from headwise.records import STAGES, Ladder, LadderRung, LadderSizes
 from headwise.rungs.autograd import Value, dot
 from headwise.spec import require_size
+from headwise.words import Note, labelled
 
 Array = NDArray[np.float64]
 
-STAGES = ("q", "k", "v", "scores", "weights", "heads", "joined", "output")
-LEAVES = ("W_Q", "W_K", "W_V", "W_O", "x")
 TIMED_DTYPE = {"plain": "float64", "array": "float32", "tensor": "float32"}
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24}  # the largest relative error of one rounding
 ROUNDINGS = 32  # of a number besides sums: of products, of the scale, of the least exact exp in use
@@ -90,7 +89,7 @@ class Certificate:
         n, dtype = self.sizes, TIMED_DTYPE[rung.kind]
         result = LadderRung(rung.name, rung.how, dtype, rung.parameters(n))
         if n.n_kv_heads != n.n_heads and not rung.grouped:
-            refused = f"it cannot share {n.n_kv_heads} key/value heads among {n.n_heads} heads"
+            refused = Note.of("ladder.cannot_share", n_kv_heads=n.n_kv_heads, n_heads=n.n_heads)
             return replace(result, refused=refused, not_timed=refused)
         steps, slopes = self._steps(rung), {} if rung.kind == "array" else self._slopes(rung)
         differences = {name: self._difference(name, steps[name], self.steps[name]) for name in STAGES if name in steps}
@@ -99,14 +98,16 @@ class Certificate:
         with torch.no_grad():
             timed = self._difference("output", rung.prepare(n, leaves)(leaves["x"], None), self.steps["output"])
         everything = differences | gradients | {f"timed {dtype}": timed}
-        wrong = [name for name, far in everything.items() if far is None or far > self.tolerances[name]]
+        wrong = [
+            labelled("ladder", name) for name, far in everything.items() if far is None or far > self.tolerances[name]
+        ]
         return replace(
             result,
             differences=differences,
             gradients=gradients or None,
             timed_difference=timed,
             agrees=not wrong,
-            not_timed=f"it disagrees in {', '.join(wrong)}" if wrong else None,
+            not_timed=Note.of("ladder.disagrees", steps=wrong) if wrong else None,
         )
 
     def _steps(self, rung: Rung) -> dict[str, Any]:
@@ -189,27 +190,27 @@ def run_ladder(
         certificate = Certificate(small, seed)
         results = []
         for i, rung in enumerate(RUNGS):
-            tell(f"certify {rung.name}", i, total)
+            tell(Note.of("ladder.certifies", rung=labelled("ladder", rung.name)), i, total)
             results.append(replace(certificate.certify(rung), parameters=rung.parameters(sizes)))
         leaves, calls, scalar_call = draw_leaves(sizes, seed), {}, certificate.seconds * _work(sizes) / _work(small)
         for i, rung in enumerate(RUNGS):
-            tell(f"call {rung.name}", len(RUNGS) + i, total)
+            tell(Note.of("ladder.calls", rung=labelled("ladder", rung.name)), len(RUNGS) + i, total)
             if rung.kind == "plain" and scalar_call > longest:
-                reason = f"a call would take about {scalar_call:.0f} s, more than longest={longest:g}"
+                reason = Note.of("ladder.too_long", seconds=f"{scalar_call:.0f}", longest=f"{longest:g}")
                 results[i] = replace(results[i], not_timed=results[i].not_timed or reason)
             elif results[i].agrees:
                 calls[i] = _Timed(rung, sizes, leaves, repeats, longest)
-        tell("time all in turn", total - 1, total)
+        tell(Note.of("ladder.times_all"), total - 1, total)
         for call in list(calls.values()) * repeats:  # in turn, so that a slow moment of the machine is shared
             call.once_more()
-    tell("done", total, total)
+    tell(Note.of("ladder.done"), total, total)
     for i, call in calls.items():
         results[i] = call.priced(results[i])
     priced = tuple(results)
     agree = all(result.agrees for result in priced if result.refused is None)
-    note = f"certified at {small}: the scalar loops would take too long at the size asked for"
+    note = None if small == sizes else Note.of("ladder.certified", sizes=small.note)
     threads = torch.get_num_threads()
-    return Ladder(sizes, small, seed, threads, certificate.tolerances, priced, agree, None if small == sizes else note)
+    return Ladder(sizes, small, seed, threads, certificate.tolerances, priced, agree, note)
 
 
 def _check(n: LadderSizes, repeats: int, seed: int) -> None:

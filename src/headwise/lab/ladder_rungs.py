@@ -27,6 +27,7 @@ from headwise.records import Call, LadderSizes, Watchable
 from headwise.rungs import trace
 from headwise.rungs.autograd import dot
 from headwise.rungs.cache import KVCache
+from headwise.words import Note, key_of
 
 Array = NDArray[Any]
 Leaves = Mapping[str, Any]
@@ -212,17 +213,21 @@ def _for_each_head(n: LadderSizes) -> int:
     return 4 * n.d_model**2
 
 
+def _rung(name: str, kind: str, prepare: Callable[[LadderSizes, Leaves], Forward], **more: Any) -> Rung:
+    return Rung(name, Note.of(key_of("ladder", f"how {name}")), kind, prepare, **more)
+
+
 RUNGS = (
-    Rung("plain", "loops over lists; the definition", "plain", partial(_plain, False)),
-    Rung("plain GQA", "the same; heads of a group read one K and V", "plain", partial(_plain, True)),
-    Rung("stacked heads", "a module for each head, then a projection", "tensor", _stacked, parameters=_for_each_head),
-    Rung("course class", "one module, scores and weights in full", "tensor", _vectorised, parameters=_for_each_head),
-    Rung("NumPy loop", "a matrix product for each head", "array", partial(_arrays, _loop)),
-    Rung("NumPy batched", "all heads in one product", "array", partial(_arrays, attend_batched)),
-    Rung("NumPy einsum", "the same by the names of axes", "array", partial(_arrays, attend_einsum)),
-    Rung("NumPy attend", "headwise.attend on arrays", "array", partial(_arrays, _traced)),
-    Rung("torch explicit", "headwise.trace on tensors, every step kept", "tensor", partial(_arrays, _traced)),
-    Rung("torch fused", "headwise.MultiHeadAttention, one kernel", "tensor", partial(_layer, False)),
-    Rung("torch.nn", "torch.nn.MultiheadAttention", "tensor", _torch_nn, grouped=False),
-    Rung("cached decode", "torch fused, a token at a time, KVCache", "tensor", partial(_layer, True)),
+    _rung("plain", "plain", partial(_plain, False)),
+    _rung("plain GQA", "plain", partial(_plain, True)),
+    _rung("stacked heads", "tensor", _stacked, parameters=_for_each_head),
+    _rung("course class", "tensor", _vectorised, parameters=_for_each_head),
+    _rung("NumPy loop", "array", partial(_arrays, _loop)),
+    _rung("NumPy batched", "array", partial(_arrays, attend_batched)),
+    _rung("NumPy einsum", "array", partial(_arrays, attend_einsum)),
+    _rung("NumPy attend", "array", partial(_arrays, _traced)),
+    _rung("torch explicit", "tensor", partial(_arrays, _traced)),
+    _rung("torch fused", "tensor", partial(_layer, False)),
+    _rung("torch.nn", "tensor", _torch_nn, grouped=False),
+    _rung("cached decode", "tensor", partial(_layer, True)),
 )

@@ -27,6 +27,7 @@ from headwise.gpt.checkpoint import hf_form
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.layer.importing.parts import parts_of
 from headwise.positions import RoPE
+from headwise.words import Note
 
 AS_QWEN2 = {"llama": "Llama", "mistral": "Mistral"}  # family and what the names of its classes begin with
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -213,7 +214,7 @@ def changed_config(model: nn.Module, n_heads: int, n_kv_heads: int) -> Any:
     return config
 
 
-def cannot_carry(model: nn.Module, n_heads: int, n_kv_heads: int) -> str | None:
+def cannot_carry(model: nn.Module, n_heads: int, n_kv_heads: int) -> Note | None:
     """Why the model's config cannot have these numbers of heads, naming the field; None where it can."""
     old_heads, old_kv_heads, head_dim = head_counts(model)
     config: Any = model.config
@@ -223,21 +224,14 @@ def cannot_carry(model: nn.Module, n_heads: int, n_kv_heads: int) -> str | None:
     width = config.d_model if isinstance(model, GPT) else config.hidden_size
     family = family_for("reshape", form)
     if family.n_kv_heads is None and n_heads != old_heads:  # GPT-2's config has neither of the two fields
-        return (
-            f"{form}'s config has no head_dim: its {family.width}={width} must be {old_heads} heads of {head_dim}, "
-            f"and {n_heads} make {n_heads * head_dim}"
-        )
+        sizes = {"n_heads": old_heads, "head_dim": head_dim, "left": n_heads, "left_width": n_heads * head_dim}
+        return Note.of("reshaped.width_fixed", form=form, field=family.width, width=width, **sizes)
     if family.n_kv_heads is None:
-        return (
-            f"{form}'s config has no num_key_value_heads: {n_kv_heads} key/value heads for {n_heads} query heads "
-            f"cannot be written; share a Llama-type model"
-        )
+        return Note.of("reshaped.kv_heads_fixed", form=form, n_kv_heads=n_kv_heads, n_heads=n_heads)
     if family.even_width and width % n_heads:
-        divisors = ", ".join(str(n) for n in range(1, old_heads) if width % n == 0)
-        return (
-            f"{form}'s config wants num_attention_heads to divide {family.width}={width}, and {n_heads} does not; "
-            f"{divisors} would"
-        )
+        divisors = [n for n in range(1, old_heads) if width % n == 0]
+        facts = {"field": family.width, "width": width, "n_heads": n_heads, "divisors": divisors}
+        return Note.of("reshaped.width_divided", form=form, **facts)
     return None
 
 

@@ -33,6 +33,7 @@ from headwise.models.ask import run_body
 from headwise.models.hook import hooked
 from headwise.models.stream import sweep
 from headwise.models.weights import AttentionWeights, attentions, input_projection
+from headwise.words import Note
 
 ROUNDS = 12  # of generalised Procrustes analysis; its sum of squares falls in each
 
@@ -110,15 +111,11 @@ class KeyRule:
     free: tuple[int, ...]  # features that may be mixed by any orthogonal matrix
 
     @property
-    def description(self) -> str:
-        parts = []
-        if self.planes:
-            parts.append(f"{len(self.planes)} RoPE planes by a turn each")
-        if self.free:
-            parts.append(f"{len(self.free)} features by one orthogonal matrix")
-        if self.signs:
-            parts.append(f"{len(self.signs)} sets of features by sign alone, for their qk-norm gains differ")
-        return ", ".join(parts)
+    def note(self) -> Note:
+        """How keys of this rule are aligned."""
+        counts = {"planes": len(self.planes), "mixed": len(self.free), "signs": len(self.signs)}
+        parts = [Note.of(f"reshaped.{kind}", count=count) for kind, count in counts.items() if count]
+        return Note.of("reshaped.keys_aligned", rule=parts)
 
 
 def key_rule(weights: AttentionWeights) -> KeyRule:

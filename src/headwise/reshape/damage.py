@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +19,7 @@ from headwise.models.ask import answers, config_fields, each, predicts, reader
 from headwise.models.sites import Site
 from headwise.models.stream import stream_of
 from headwise.records import Call
+from headwise.words import Note
 
 HeadPairs = Sequence[Sequence[tuple[int, int]]]  # for each layer (head of the parent, the same head of the child)
 WATCHED = 4  # documents whose entropies are taken
@@ -63,14 +63,6 @@ class Damage:
     texts: Pair | None = None  # of that length, whose caches fit beside the weights in 24 GiB
 
 
-class Comparison(NamedTuple):
-    """Losses in nats a token, None where no next token is predicted; the divergence a token, or the relative error."""
-
-    parent_loss: float | None
-    child_loss: float | None
-    distance: float
-
-
 def divergence(parent: Tensor, child: Tensor) -> Tensor:
     """KL(parent || child) in nats, a mean over the distributions of logits (...,V) (Hinton et al. 2015, 1503.02531)."""
     log_p, log_q = (F.log_softmax(logits.flatten(0, -2).float(), -1) for logits in (parent, child))
@@ -82,8 +74,14 @@ def relative_error(parent: Tensor, child: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def compared(parent: nn.Module, child: nn.Module, batches: Sequence[Tensor]) -> Comparison:
-    """Both models on batches (B,T). They are taken as they are: call this in eval mode."""
+def compared(
+    parent: nn.Module, child: nn.Module, batches: Sequence[Tensor]
+) -> tuple[float | None, float | None, float]:
+    """Losses of both models on batches (B,T), which are taken as they are, and how far apart they answer.
+
+    Losses in nats a token, None where no next token is predicted; the divergence a token, or the relative error.
+    Call it in eval mode.
+    """
     kind = predicts(parent)
     distance_of = divergence if kind else relative_error
     distance, losses, n_tokens, n_predicted = 0.0, [0.0, 0.0], 0, 0
@@ -97,7 +95,7 @@ def compared(parent: nn.Module, child: nn.Module, batches: Sequence[Tensor]) -> 
                 predicted, following = logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten().to(logits.device)
                 losses[i] += F.cross_entropy(predicted, following).item() * n
     parent_loss, child_loss = (total / n_predicted if kind == "next" else None for total in losses)
-    return Comparison(parent_loss, child_loss, distance / n_tokens)
+    return parent_loss, child_loss, distance / n_tokens
 
 
 def measure(
@@ -106,7 +104,7 @@ def measure(
     held_out: Sequence[Tensor],
     pairs: HeadPairs,
     context: int | None,
-    say: Callable[[str], None] = lambda line: None,
+    say: Callable[[Note], None] = lambda line: None,
     speed: Speed | None = None,
 ) -> Damage:
     """Compare two models in eval mode on batches (B,T).
@@ -114,7 +112,7 @@ def measure(
     context  bounds the text whose decoding is timed
     speed    of a child of the same shape, where it is known already
     """
-    say("measuring loss, divergence and entropies")
+    say(Note.of("reshaped.measures"))
     with entropies(parent) as old, entropies(child) as new:
         before, after, distance = compared(parent, child, held_out)
     kind = predicts(parent)
@@ -124,7 +122,7 @@ def measure(
     sizes = Pair(*(sum(p.numel() for p in model.parameters()) for model in (parent, child)))
     smaller = cache.after != cache.before or sizes.after != sizes.before  # else two timings differ by chance alone
     if speed is None and smaller and kind == "next" and length > 0 and stream_of(parent) is None:
-        say("measuring decoding speed")
+        say(Note.of("reshaped.times"))
         speed = decode_speed(parent, child, held_out[0][:1], length)
     entropy: list[Pair] = []
     for layer, heads in enumerate(pairs):

@@ -26,6 +26,7 @@ from headwise.models.open import Folder, open_folder, write_folder
 from headwise.models.stream import stream_of
 from headwise.models.weights import cast, reads_as_stock, windows_of
 from headwise.reshape.workplace import Workplace
+from headwise.words import Note, labelled
 
 TOLERANCE = 1e-4  # largest difference of a logit; weights in half precision are compared in float32 as well
 PROBE_TOKENS = 256
@@ -36,7 +37,7 @@ def export(
     source: Folder,
     workplace: Workplace,
     record: dict[str, Any],
-    say: Callable[[str], None] = lambda line: None,
+    say: Callable[[Note], None] = lambda line: None,
 ) -> str:
     """Write `model` with the tokenizer of `source` and `record` as headwise.json; returns what was verified.
 
@@ -45,9 +46,9 @@ def export(
     fresh = workplace.fresh
     shutil.rmtree(fresh, ignore_errors=True)  # of a process that was killed
     fresh.mkdir()
-    say(f"writing {workplace.shown}")
+    say(Note.of("reshaped.writes", folder=workplace.shown))
     write_folder(fresh, model, source)
-    say("verifying in a fresh process")
+    say(Note.of("reshaped.verifies"))
     verified = verify(model, fresh, workplace.probe, source.context)
     write_whole(fresh / RECORD, json.dumps({**record, "verified": verified}, indent=2, ensure_ascii=False) + "\n")
     workplace.finish()
@@ -84,7 +85,7 @@ def verify(model: nn.Module, folder: Path, probe: Path, context: int | None) -> 
             f"the exported model, read by {reader}, differs from the one in memory by {difference:.2g} in a logit, "
             f"more than {TOLERANCE:.2g}; nothing was written"
         )
-    return f"{reader}, in a fresh process, largest difference of a logit {difference:.1e}"
+    return Note.of("reshaped.read_back", reader=labelled("reshaped", reader), difference=f"{difference:.1e}")
 
 
 def main(folder: Path, probe: Path, how: str, device: str) -> None:

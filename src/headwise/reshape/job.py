@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from abc import ABC, abstractmethod
@@ -28,15 +27,16 @@ from headwise.models.open import Folder, described, open_folder
 from headwise.models.source import located
 from headwise.models.stream import stream_of
 from headwise.models.weights import cast, family_of
-from headwise.records import Ancestor
+from headwise.records import Ancestor, plain_data
 from headwise.reshape.arguments import HealRecipe, Options, recipe_of
 from headwise.reshape.damage import Damage, HeadPairs, Speed, cache_bytes, measure
 from headwise.reshape.export import export
 from headwise.reshape.heal import Gone, Healing, HealPoint
 from headwise.reshape.text import Calibration, read_calibration
 from headwise.reshape.workplace import Workplace
+from headwise.words import Note
 
-STREAMED = "the model was run layer by layer, so decoding was not timed: it would read all weights for each token"
+STREAMED = Note.of("reshaped.streamed")
 GLIMPSE = 64  # tokens on which the speed of a model is tried
 IN_MEMORY = Path("the model in memory")  # stands for the folder of a model that was not read from one
 
@@ -46,10 +46,10 @@ class Changed:
     """A child, and what is known about it."""
 
     model: nn.Module
-    what: str
+    what: Note
     details: dict[str, object]
     origins: Sequence[Sequence[int]]  # for each layer the parent's number of each head
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     silent: Gone = ()  # heads that are zero and must stay so while the child heals
 
     @property
@@ -80,7 +80,7 @@ class Change(ABC):
 class Listener:
     """Whom to tell: lines for a reader, points of the recovery curve with the number of steps, and the first damage."""
 
-    say: Callable[[str], None] = lambda line: None
+    say: Callable[[Note], None] = lambda line: None
     point: Callable[[HealPoint, int], None] = lambda point, steps: None
     damage: Callable[[str, tuple[str, ...], Damage], None] = lambda what, notes, damage: None
 
@@ -107,27 +107,33 @@ class Reshaped:
     @property
     def won(self) -> str:
         """One line: cache, texts that fit, loss, speed."""
+        return ", ".join(self.won_parts)
+
+    @property
+    def won_parts(self) -> list[Note]:
         last = self.healed or self.damage
         cache, texts, speed = last.cache_bytes, last.texts, last.tokens_per_second
-        parts = []
+        parts: list[Note] = []
         if cache.before:
             unit, size = ("KiB", 1024) if min(cache.before, cache.after) >= 1024 else ("bytes", 1)
             before, after = (f"{n / size:,.4g}" for n in vars(cache).values())
-            change = f"{before} -> {after} {unit}" if after != before else f"as before, {after} {unit},"
-            parts.append(f"cache {change} a token at {last.context:,} tokens")
+            key = "reshaped.cache_changed" if after != before else "reshaped.cache_as_before"
+            parts.append(Note.of(key, before=before, after=after, unit=unit, context=f"{last.context:,}"))
         if texts is not None and texts.before and texts.after != texts.before:
-            parts.append(f"{texts.after / texts.before:.2g} x as many texts in 24 GiB")
+            parts.append(Note.of("reshaped.more_texts", factor=f"{texts.after / texts.before:.2g}"))
         if last.loss is not None:
-            parts.append(f"loss {last.loss.after - last.loss.before:+.3f} nats")
+            parts.append(Note.of("reshaped.loss_changed", change=f"{last.loss.after - last.loss.before:+.3f}"))
         if speed is not None:
-            low, high = speed.after_range[0] / speed.before_range[1], speed.after_range[1] / speed.before_range[0]
-            parts.append(f"decode x {speed.after / speed.before:.2g} ({low:.2g} to {high:.2g})")
-        return ", ".join(parts)
+            factor = f"{speed.after / speed.before:.2g}"
+            low = f"{speed.after_range[0] / speed.before_range[1]:.2g}"
+            high = f"{speed.after_range[1] / speed.before_range[0]:.2g}"
+            parts.append(Note.of("reshaped.faster", factor=factor, low=low, high=high))
+        return parts
 
     def document(self) -> dict[str, Any]:
         """All but the model, as JSON has it."""
         fields = {name: value for name, value in vars(self).items() if name != "model"} | {"won": self.won}
-        document: dict[str, Any] = json.loads(json.dumps(fields, default=vars))
+        document: dict[str, Any] = plain_data(fields)
         return document
 
 
@@ -213,7 +219,7 @@ class Job:
         if workplace is not None and (workplace.has_state or recipe is not None):
             resume = self.options.get("resume", False)
             if resume and not workplace.has_state:
-                say(f"nothing to resume in {workplace.path}; beginning")
+                say(Note.of("reshaped.begins", folder=workplace.path))
             settings = {
                 **vars(self.change),
                 "source": digest_of(source.model) if weights_folder is None else digest(weights_folder),
@@ -223,7 +229,7 @@ class Job:
                 **({} if recipe is None else asdict(recipe)),
             }
             workplace.claim(settings, resume)
-        say("reading the text to calibrate")
+        say(Note.of("reshaped.reads"))
         changed = self.change.apply(self)
 
         def damage_of(child: nn.Module, speed: Speed | None = None) -> Damage:
@@ -270,7 +276,7 @@ class Job:
         return replace(report, verified=verified)
 
     @torch.no_grad()
-    def _forecast(self) -> str:
+    def _forecast(self) -> Note:
         """What is read, and how long that takes at the speed of the first tokens, in a line."""
         model, calibration = self.source.model, self.calibration
         ids = calibration.evaluation[0][:1, :GLIMPSE]
@@ -281,10 +287,12 @@ class Job:
         to_measure = sum(ids.numel() for ids in calibration.evaluation)
         to_change = self.change.tokens_run(model, calibration)
         seconds = (to_change + 2 * to_measure) / speed  # the parent and the child
-        bound = "" if calibration.most else "; documents= bounds that"
-        return (
-            f"about {seconds / 60:.1f} min: {to_change:,} tokens to make the change and 2 x {to_measure:,} to measure "
-            f"it, at {speed:,.0f} tokens a second{bound}"
+        return Note.of(
+            "reshaped.forecast" if calibration.most else "reshaped.forecast_unbounded",
+            minutes=f"{seconds / 60:.1f}",
+            change=f"{to_change:,}",
+            measure=f"{to_measure:,}",
+            speed=f"{speed:,.0f}",
         )
 
     def _weights_folder(self) -> Path | None:
@@ -299,11 +307,11 @@ class Job:
 
     def _healed(self, recipe: HealRecipe, changed: Changed, workplace: Workplace | None) -> Healing:
         """Heal in float32, whatever the number format of the weights, and go back to it afterwards."""
-        where = ""
-        if workplace is not None:
+        if workplace is None:
+            self.listener.say(Note.of("reshaped.heals", steps=recipe.steps))
+        else:
             workplace.claim({"origins": changed.origins, "silent": changed.silent}, self.options.get("resume", False))
-            where = f"; the state goes to {workplace.path}"
-        self.listener.say(f"healing for {recipe.steps} steps{where}")
+            self.listener.say(Note.of("reshaped.heals_in", steps=recipe.steps, folder=workplace.path))
         dtype = next(changed.model.parameters()).dtype
         healing = Healing(
             self.source.model,

@@ -23,7 +23,7 @@ from headwise.corpus.documents import text_of
 from headwise.errors import HeadwiseError
 from headwise.heads.reach import KVReach
 from headwise.heads.windows import SMALLEST, windows
-from headwise.markup import amount, plural
+from headwise.markup import amount
 from headwise.masks import Mask, Streaming, Window
 from headwise.models.ask import evaluating, next_token_losses, require_next
 from headwise.models.hook import attach, attend_by_rows
@@ -34,6 +34,7 @@ from headwise.records import Call
 from headwise.reshape.arguments import Options, check_narrowing
 from headwise.reshape.job import Change, Changed, Job, Listener, Reshaped
 from headwise.reshape.text import Calibration, batches, spread
+from headwise.words import Note
 
 TOLERANCE = 0.01  # nats a token, where nothing else is asked for
 LOOK = 16_384  # tokens, at most, that one choice is measured on
@@ -147,7 +148,7 @@ class _Search:
             self.heads: tuple[KVReach, ...] = ()
             self.open = [n for n, w in enumerate(self.now) if w is not None]
             return
-        self.say("measuring how far each head looks")
+        self.say(Note.of("reshaped.looks"))
         self.heads = windows(self.model, text_of(job.source, [document.tolist() for document in documents])).heads
         retrieving = {head.layer for head in self.heads if head.retrieves}
         self.open = [n for n, w in enumerate(self.now) if w is None and n not in retrieving]
@@ -166,8 +167,9 @@ class _Search:
         else:
             best = min(choices, key=attrgetter("share", "cost"))
         child = with_windows(self.model, [best.window if n in best.layers else w for n, w in enumerate(self.now)])
-        names = ", ".join(f"L{n}" for n in best.layers)
-        what = f"a window of {best.window} tokens in {plural(len(best.layers), 'layer')} of {len(self.now)}: {names}"
+        names = [f"L{n}" for n in best.layers]
+        counts = {"window": best.window, "count": len(names), "all": len(self.now)}
+        what = Note.of("reshaped.narrowed", **counts, layers=names)
         first_token: dict[str, dict[str, float]] = {}  # of each layer that could be narrowed alone
         for n in () if self.tied else self.open:
             first_token[f"L{n}"] = {
@@ -204,7 +206,7 @@ class _Search:
 
     def _choice(self, window: int) -> Choice | None:
         """The layers to narrow to this window; None where none can be, or too few."""
-        self.say(f"trying a window of {window}")
+        self.say(Note.of("reshaped.tries", window=window))
         if self.tied:
             chosen, share = tuple(self.open), self._share(self.open, window)
             cost = self._cost(chosen, window, 0)
@@ -248,25 +250,26 @@ class _Search:
                 count += len(ids) * predicted
         return total / count
 
-    def _notes(self, child: nn.Module, best: Choice, first: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
+    def _notes(self, child: nn.Module, best: Choice, first: Mapping[str, Mapping[str, float]]) -> Iterator[Note]:
         if type(child) is not type(self.model):
             more = sum(p.numel() for p in child.parameters()) - sum(p.numel() for p in self.model.parameters())
             name = type(child).__name__.partition("For")[0]
-            yield f"written as the {name} of the same function, whose config has windows: {more} biases of 0 are new"
-        yield f"windows in place: {best.cost:+.4f} nats on the text to calibrate; {best.share:.2f} of the cache is left"
+            yield Note.of("reshaped.written_as", family=name, biases=more)
+        yield Note.of("reshaped.windows_cost", cost=f"{best.cost:+.4f}", share=f"{best.share:.2f}")
         for head in self.heads:
             if head.retrieves and self.now[head.layer] is None:
-                yield f"L{head.layer} keeps all: {head.name} finds needles ({head.needle.mean:.2f} of its weight)"
+                weight = f"{head.needle.mean:.2f}"
+                yield Note.of("reshaped.needles", layer=head.layer, head=head.name, weight=weight)
         for name, cost in first.items():
-            n, numbers = int(name[1:]), f"{cost['dropped']:+.4f} nats, with its first token {cost['kept']:+.4f}"
-            if n not in best.layers:
-                yield f"{name} keeps all: a window alone costs {numbers}"
+            numbers = Note.of("reshaped.window_costs", cost=f"{cost['dropped']:+.4f}", kept=f"{cost['kept']:+.4f}")
+            if int(name[1:]) not in best.layers:
+                yield Note.of("reshaped.keeps_all", layer=name, cost=numbers)
             elif self.sinks:
-                yield f"{name} learns without its first token: before healing the window costs {numbers}"
+                yield Note.of("reshaped.learns_without", layer=name, cost=numbers)
             else:
-                yield f"{name} does without its first token: the window costs {numbers}"
+                yield Note.of("reshaped.does_without", layer=name, cost=numbers)
         if reads_as_stock(self.model) and not reads_as_stock(child):
-            yield "no config of transformers has windows for this form: headwise alone reads the folder"
+            yield Note.of("reshaped.own_runtime")
 
     def _refusal(self, tried: Sequence[int]) -> str:
         if self.tied and self.asked.tolerance is not None:

@@ -29,6 +29,7 @@ from headwise.reshape.damage import cache_bytes
 from headwise.reshape.heal import Gone, silenced
 from headwise.reshape.job import Change, Changed, Job, Listener, Reshaped
 from headwise.reshape.text import Calibration
+from headwise.words import Note, labelled
 
 
 def prune(
@@ -107,11 +108,9 @@ class Pruning(Change):
         if not scores:
             return changed
         read = sum(ids.numel() for ids in job.calibration.statistics)
-        shown = "what the run held out" if job.options.get("text") is None else "the whole text"
-        ranked = (
-            f"ranked by {self.by} on {read:,} tokens of the part that is not held out; `headwise heads` measures on "
-            f"{shown}, so its order may differ"
-        )
+        part = "reshaped.held_out_of_run" if job.options.get("text") is None else "reshaped.whole_text"
+        score = labelled("reshaped", str(self.by))
+        ranked = Note.of("reshaped.ranked", by=score, tokens=f"{read:,}", shown=Note.of(part))
         return replace(changed, details=changed.details | {"scores": scores}, notes=(ranked, *changed.notes))
 
 
@@ -190,25 +189,20 @@ def prune_heads(model: nn.Module, heads: Gone, uniform: bool = False) -> Changed
     else:
         child = with_layers(model, map(silenced, layers, heads))
         kept = [list(range(n_heads)) for _ in heads]
-    return Changed(
-        child,
-        f"heads {'out of the weights' if reason is None else 'zeroed'}: {len(names)} of {len(heads) * n_heads}",
-        {"heads": names, "zeroed": reason is not None},
-        kept,
-        (
-            *([] if reason is None else [f"zeroed, not removed: {reason}"]),
-            f"gone: {', '.join(names)}",
-            _cache_note(model, child, reason is not None),
-        ),
-        silent=() if reason is None else heads,
-    )
+    zeroed = reason is not None
+    what = Note.of("reshaped.zeroed" if zeroed else "reshaped.removed", count=len(names), all=len(heads) * n_heads)
+    notes = [Note.of("reshaped.gone", heads=names), _cache_note(model, child, zeroed)]
+    if zeroed:
+        notes.insert(0, Note.of("reshaped.zeroed_for", reason=reason))
+    details: dict[str, object] = {"heads": names, "zeroed": zeroed}
+    return Changed(child, what, details, kept, tuple(notes), silent=heads if zeroed else ())
 
 
 def _names(heads: Gone) -> list[str]:
     return [head_name(layer, head) for layer, some in enumerate(heads) for head in some]
 
 
-def obstacle(model: nn.Module, heads: Gone, uniform: bool = False) -> str | None:
+def obstacle(model: nn.Module, heads: Gone, uniform: bool = False) -> Note | None:
     """Why these heads cannot leave the weights; None where they can. With `uniform` that is a HeadwiseError."""
     n_heads, n_kv_heads, _ = head_counts(model)
     r = n_heads // n_kv_heads
@@ -216,27 +210,23 @@ def obstacle(model: nn.Module, heads: Gone, uniform: bool = False) -> str | None
     lost, sizes = {len(gone) for gone in heads}, {len(row) for row in kv_kept}
     readers = [Counter(h // r for h in row).values() for row in kept]  # for each layer, of each key/value head
     mixed = [layer for layer, counts in enumerate(readers) if len(set(counts)) > 1]
-    reason: str | None
+    reason: Note | None
     if len(lost) > 1:
-        reason = (
-            f"the layers would lose {min(lost)} to {max(lost)} heads and the config has one number of heads for all"
-        )
+        reason = Note.of("reshaped.uneven_layers", fewest=min(lost), most=max(lost))
     elif mixed:
         counts = readers[mixed[0]]
-        reason = (
-            f"in layer {mixed[0]} some key/value heads would be read by {min(counts)} query heads and some by "
-            f"{max(counts)}; the config has one number, so whole groups of {r} go, or as many from each"
-        )
+        span = {"fewest": min(counts), "most": max(counts)}
+        reason = Note.of("reshaped.uneven_groups", layer=mixed[0], **span, size=r)
     elif len(sizes) > 1:
-        reason = (
-            f"the layers would have {min(sizes)} to {max(sizes)} key/value heads; the config has one number for all"
-        )
+        reason = Note.of("reshaped.uneven_kv_heads", fewest=min(sizes), most=max(sizes))
     else:
         reason = cannot_carry(model, len(kept[0]), len(kv_kept[0]))
-    if reason is not None and uniform:
-        raise HeadwiseError(f"{reason}; leave out uniform=True to have the heads zeroed instead")
-    shares = [] if reason is None else uniform_shares(model)
-    return f"{reason}; as many from each layer could leave, uniform at a keep of {shares[0]:.3g}" if shares else reason
+    if reason is None:
+        return None
+    if uniform:
+        raise HeadwiseError(Note.of("reshaped.without_uniform", reason=reason))
+    shares = uniform_shares(model)
+    return Note.of("reshaped.could_leave", reason=reason, share=f"{shares[0]:.3g}") if shares else reason
 
 
 def uniform_shares(model: nn.Module) -> list[float]:
@@ -255,16 +245,14 @@ def _remaining(model: nn.Module, heads: Gone) -> tuple[list[list[int]], list[lis
     return kept, [sorted({h // (n_heads // n_kv_heads) for h in row}) for row in kept]
 
 
-def _cache_note(model: nn.Module, child: nn.Module, zeroed: bool) -> str:
+def _cache_note(model: nn.Module, child: nn.Module, zeroed: bool) -> Note:
     n_heads, n_kv_heads, _ = head_counts(model)
     now, r = head_counts(child)[1], n_heads // n_kv_heads
     if now < n_kv_heads:
-        return f"the cache shrinks from {n_kv_heads} to {now} key/value heads a layer"
+        return Note.of("reshaped.cache_shrinks", before=n_kv_heads, after=now)
     if not cache_bytes(model):
-        return "the model keeps no cache" + ", and nothing is faster: zeroed heads are computed as before" * zeroed
-    shareable = n_kv_heads > 1 and cannot_carry(model, n_heads, 1) is None
-    if zeroed:
-        why = "nothing is faster and the cache does not shrink: zeroed heads keep their keys and values"
-        return f"{why}; `headwise share` lets heads share theirs" if shareable else why
-    why = f"the cache does not shrink: each key/value head is read by {r} query heads, and all {r} must go"
-    return f"{why}; prune whole groups, or let heads share theirs with `headwise share`" if shareable else why
+        return Note.of("reshaped.no_cache_zeroed" if zeroed else "reshaped.no_cache")
+    key = "reshaped.cache_zeroed" if zeroed else "reshaped.cache_stays"
+    if n_kv_heads > 1 and cannot_carry(model, n_heads, 1) is None:
+        key += "_share"
+    return Note.of(key, size=r)

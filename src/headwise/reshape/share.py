@@ -22,13 +22,13 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.markup import plural
 from headwise.models.weights import AttentionWeights, cannot_carry, head_counts, layers_in_turn, with_layers
 from headwise.reshape.align import activations, as_complex, key_rule, keys, moments, queries
 from headwise.reshape.arguments import Options, check_kv_heads, check_sharing
 from headwise.reshape.job import Change, Changed, Job, Listener, Reshaped
 from headwise.reshape.pool import ALIGNING, BLIND, POOLS, Pool
 from headwise.reshape.text import Calibration
+from headwise.words import Note
 
 Groups = tuple[tuple[int, ...], ...]
 Pair = tuple[Tensor, Tensor]  # what is multiplied, such as queries and keys, one of each for every query head
@@ -96,7 +96,10 @@ class Sharing(Change):
         check_sharing(self.method, self.groups)
 
     def check(self, model: nn.Module) -> None:
-        check_share(model, self.n_kv_heads, self.method, self.groups)
+        n_heads, now, _ = head_counts(model)
+        check_kv_heads(self.n_kv_heads, n_heads, now)
+        if problem := cannot_carry(model, n_heads, self.n_kv_heads):
+            raise HeadwiseError(problem)
 
     @property
     def blind(self) -> bool:
@@ -111,14 +114,6 @@ class Sharing(Change):
         return share_heads(model, self.n_kv_heads, self.method, self.groups, roots)
 
 
-def check_share(model: nn.Module, n_kv_heads: int, method: str, groups: str) -> None:
-    check_sharing(method, groups)
-    n_heads, now, _ = head_counts(model)
-    check_kv_heads(n_kv_heads, n_heads, now)
-    if problem := cannot_carry(model, n_heads, n_kv_heads):
-        raise HeadwiseError(problem)
-
-
 def share_heads(
     model: nn.Module,
     n_kv_heads: int,
@@ -130,18 +125,18 @@ def share_heads(
 
     roots  for each layer, from `moments`; a method of `BLIND` on adjacent groups needs none
     """
-    check_share(model, n_kv_heads, method, groups)
+    Sharing(n_kv_heads, method, groups).check(model)
     n_heads, before, _ = head_counts(model)
     neighbours = adjacent(before, n_kv_heads)
     chosen: list[Groups] = []  # for each layer the key/value heads of the parent that share, in the new order
-    rules: dict[str, None] = {}  # what alignment of the keys is exact, each once
+    rules: dict[Note, None] = {}  # what alignment of the keys is exact, each once
 
     def pooled(weights: AttentionWeights, root: Tensor) -> AttentionWeights:
         weights = weights.double()
         sharing = neighbours if groups == "adjacent" else best(weights, root, n_kv_heads, POOLS[method])
         chosen.append(sharing)
         if method in ALIGNING:
-            rules[key_rule(weights).description] = None
+            rules[key_rule(weights).note] = None
         if sharing != neighbours:
             weights = weights.permuted([g for group in sharing for g in group])
         return POOLS[method](weights, root, n_kv_heads)
@@ -153,11 +148,12 @@ def share_heads(
     for sharing in chosen:
         order = [g for group in sharing for g in group]
         origins.append([g * r + i for g in order for i in range(r)])
-    notes = [f"keys were aligned by what is exact here: {rule}" for rule in rules]
+    notes = list(rules)
     if set(chosen) != {neighbours}:
-        rows = (" | ".join(" ".join(map(str, group)) for group in sharing) for sharing in chosen)
-        notes += [f"layer {n}, key/value heads that share: {row}" for n, row in enumerate(rows)]
-    what = f"{plural(n_kv_heads, 'key/value head')} for {n_heads} query heads, {before} before"
+        for layer, sharing in enumerate(chosen):
+            row = " | ".join(" ".join(map(str, group)) for group in sharing)
+            notes.append(Note.of("reshaped.who_shares", layer=layer, groups=row))
+    what = Note.of("reshaped.shared", n_kv_heads=n_kv_heads, n_heads=n_heads, before=before)
     return Changed(child, what, {"shared": tuple(chosen)}, origins, tuple(notes))
 
 

@@ -16,7 +16,7 @@ from headwise.errors import HeadwiseError
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.train import evaluate, fit, one_thread
 from headwise.intervals import Interval, interval_of
-from headwise.lab.compare.experiment import Arm, Experiment, Report
+from headwise.lab.compare.experiment import LOSS, Arm, Experiment, Report
 from headwise.lab.compare.experiments import SHAPE, VERBS_OR_TEXT, verbs_or_text
 from headwise.lab.compare.results import Comparison, Metric
 from headwise.lab.compare.run import compare, silent
@@ -25,7 +25,6 @@ from headwise.teach.form import Masks, Stages, Weights, compute
 
 STEPS, SEEDS = 400, 3
 LINE = "he will write = él escribirá"
-LOSS = Metric("loss", "held-out loss", "nats", lower_is_better=True)
 FUTURE = Metric("future", "share of the weight on later tokens", "", lower_is_better=True)
 ROWS = Metric("rows", "distance of a row's sum from 1", "", lower_is_better=True)
 EVEN = Metric("even", "entropy of the weights, as a share of an even look", "")

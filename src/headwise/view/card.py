@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 from headwise.errors import HeadwiseError
@@ -31,12 +32,9 @@ def card_json(survey: Survey) -> str:
     card = survey.card()
     heads = card.pop("heads")
     first = json.dumps(card, ensure_ascii=False, allow_nan=False, indent=1)[: -len("\n}")]
-    lines = ",\n".join(f"  {json.dumps(name)}: {_compact(head)}" for name, head in heads.items())
+    compact = partial(json.dumps, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    lines = ",\n".join(f"  {json.dumps(name)}: {compact(head)}" for name, head in heads.items())
     return f'{first},\n "heads": {{\n{lines}\n }}\n}}\n'
-
-
-def _compact(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def card_markdown(survey: Survey) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import asdict
 from string import Template
 from typing import Any
@@ -11,21 +10,23 @@ from rich.console import Console
 
 from headwise.lab.compare.results import Comparison, Ledger, Metric, ledger_words
 from headwise.markup import escaped
+from headwise.records import plain_data
 from headwise.table import Cell, Table, markdown_text, say, shown
 from headwise.view.page.assemble import json_block, package_text, page, word
-from headwise.view.report import plain_data
+from headwise.words import Note, said, translator
 
 MISSING = "-"
 
 
-def print_comparison(console: Console, comparison: Comparison) -> None:
+def print_comparison(console: Console, comparison: Comparison, lang: str = "en") -> None:
     """The question, a table for each metric, the verdicts and notes."""
-    say(console, f"{comparison.name}: {comparison.question}")
-    say(console, setting(comparison))
+    say(console, f"{comparison.name}: {said(comparison.question, lang)}")
+    say(console, said(setting(comparison), lang))
     for metric in comparison.metrics:
-        _print_table(console, metric_table(comparison, metric))
+        say(console, "")
+        metric_table(comparison, metric).print(console, speak=translator("comparison", lang))
     for line in (*comparison.verdicts, *comparison.notes):
-        say(console, line)
+        say(console, said(line, lang))
 
 
 def print_ledger(console: Console, ledger: Ledger) -> None:
@@ -36,10 +37,10 @@ def print_ledger(console: Console, ledger: Ledger) -> None:
     say(console, spent(ledger))
 
 
-def setting(comparison: Comparison) -> str:
+def setting(comparison: Comparison) -> Note:
     """Data, steps and seeds in a line."""
-    seeds = comparison.seeds
-    return f"On {comparison.data}, {comparison.steps:,} steps, seeds {seeds[0]} to {seeds[-1]}."
+    facts = {"data": comparison.data, "steps": f"{comparison.steps:,}"}
+    return Note.of("comparison.setting", **facts, first=comparison.seeds[0], last=comparison.seeds[-1])
 
 
 def spent(ledger: Ledger) -> str:
@@ -51,29 +52,21 @@ def metric_table(comparison: Comparison, metric: Metric) -> Table:
     """The arms under one metric: means with intervals, and differences from the first arm."""
     rows: list[tuple[Cell, ...]] = []
     for arm in comparison.arms:
-        name = f"{arm.name}, {arm.about}" if arm.about else arm.name
+        name = Note.of("comparison.with_about", name=arm.name, about=arm.about) if arm.about else arm.name
         score = arm.scores.get(metric.name)
         if score is None:
             rows.append((name, arm.parameters, "diverged", *[MISSING] * 3))
             continue
+        row: list[Cell] = [name, arm.parameters, f"{score.mean.mean:.3f}", f"{score.mean.half_width:.3f}"]
         far = score.difference
-        differs = (
-            ("the first", MISSING) if far is None else (f"{far.mean:+z.3f}", f"{far.low:+z.3f} to {far.high:+z.3f}")
-        )
-        rows.append((name, arm.parameters, f"{score.mean.mean:.3f}", f"{score.mean.half_width:.3f}", *differs))
-    return Table(("arm", "parameters", "mean", "±", "difference", "95 % interval"), tuple(rows), with_unit(metric))
-
-
-def with_unit(metric: Metric) -> str:
-    """ "held-out loss, nats"; a share has no unit."""
-    return f"{metric.words}, {metric.unit}" if metric.unit else metric.words
-
-
-def _print_table(console: Console, table: Table) -> None:
-    say(console, "")
-    columns = zip(*table.rows, strict=True)  # those of words at the beginning stand at the left
-    words = itertools.takewhile(lambda column: all(isinstance(cell, str) for cell in column), columns)
-    table.print(console, range(max(1, len(list(words)))))
+        if far is None:
+            rows.append((*row, "the first", MISSING))
+        else:
+            interval = Note.of("comparison.from_to", low=f"{far.low:+z.3f}", high=f"{far.high:+z.3f}")
+            rows.append((*row, f"{far.mean:+z.3f}", interval))
+    columns = ("arm", "parameters", "mean", "±", "difference", "95 % interval")
+    title = Note.of("comparison.with_about", name=metric.words, about=metric.unit) if metric.unit else metric.words
+    return Table(columns, tuple(rows), title)
 
 
 def claims_page(ledger: Ledger) -> str:
@@ -113,12 +106,12 @@ def page_html(record: Comparison | Ledger, lang: str = "en") -> str:
     """One comparison, or the ledger with all of its comparisons. What was measured stays as the record says it."""
     data: dict[str, Any] = {"comparisons": [_comparison_data(record)]} if isinstance(record, Comparison) else {}
     if isinstance(record, Comparison):
-        title, lede = record.question, setting(record)
+        title, lede = record.question, str(setting(record))
         heading = f'<h1 lang="en">{escaped(title)}</h1>'
     else:
         title, lede, heading = word("compare.ledger", "title"), spent(record), word("compare.ledger", "h1")
         data = {
-            "claims": [asdict(claim) for claim in record.claims],
+            "claims": record.claims,
             "tables": list(map(_table_data, record.tables)),
             "comparisons": list(map(_comparison_data, record.comparisons)),
             "facts": {"command": record.command, **record.machine, "seeds": f"{record.seeds[0]} to {record.seeds[-1]}"},

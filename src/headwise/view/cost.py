@@ -48,17 +48,14 @@ def print_models(console: Console, prices: Sequence[Price], lang: str = "en") ->
     for price in prices:
         heads = price.layers[0].attention
         sizes = (price.d_model, heads.n_heads, heads.head_dim, heads.n_kv_heads)
-        sliding = {layer.attention.window for layer in price.layers if layer.attention.window is not None}
-        all_slide = all(layer.attention.window for layer in price.layers)
-        window = "".join(f"{window:,}" if all_slide else _some(window) for window in sliding)
+        windows = {layer.attention.window for layer in price.layers}
+        window = "".join(f"{size:,}" for size in windows if size is not None)
+        if window and None in windows:
+            window = Note.of("price.some_layers", window=window)
         cache = price.cache.bytes_per_token or "none"
         rows.append([price.model, *sizes, heads.variant, price.n_layers, window, cache])
     title = Note.of("price.models", dtype=prices[0].setting.cache_dtype)
     Table((*columns, "cache bytes per token"), rows, title).print(console, speak=translator("price", lang))
-
-
-def _some(window: int) -> Note:
-    return Note.of("price.some_layers", window=f"{window:,}")
 
 
 def _print_parameters(console: Console, price: Price, lang: str) -> None:

@@ -26,15 +26,10 @@ from headwise.errors import HeadwiseError
 from headwise.markup import escaped
 from headwise.view.page.assemble import json_block, package_text, page, word
 
-FILM_STYLES, FILM_WORDS = ("film.css",), ("film", "role")
+FILM_BODY, FILM_STYLES, FILM_WORDS = "film.html", ("film.css",), ("film", "role")  # where a page shows a film
 LOSSES = 400  # points of the curve in a page, about; evaluations on held-out text all stay
 
 Film = tuple[dict[str, Any], Sequence[dict[str, Any]], Sequence[dict[str, Any]]]  # header, frames, rows of the losses
-
-
-def film_section() -> str:
-    """Where the script shows a film; hidden where there is none."""
-    return package_text("film.html")
 
 
 def film_data(film: Film, known: Mapping[str, Sequence[str]]) -> str:
@@ -198,7 +193,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def live_html(name: str, lang: str = "en") -> str:
     """The page of a training that goes on; it asks its own origin for news, and nobody else."""
-    body = Template(package_text("live.html")).substitute(name=escaped(name), film=film_section())
+    body = Template(package_text("live.html")).substitute(name=escaped(name), film=package_text(FILM_BODY))
     title = word("film.live_title", "title", name=name)
     options: dict[str, Any] = {"styles": FILM_STYLES, "words": FILM_WORDS, "lang": lang, "served": "live"}
     return page("live", body, title=title, script="live.js", **options)

@@ -20,14 +20,13 @@ from numpy.typing import NDArray
 
 from headwise.corpus import verbs
 from headwise.files import write_whole
-from headwise.heads.table import HeadProfile, Role, Survey
+from headwise.heads.table import HeadProfile, Survey
 from headwise.intervals import Interval
 from headwise.markup import escaped
-from headwise.records import HeadMaps, RunSummary
-from headwise.view.live import FILM_STYLES, FILM_WORDS, Film, film_data, film_section
+from headwise.records import HeadMaps, RunSummary, plain_data
+from headwise.view.live import FILM_BODY, FILM_STYLES, FILM_WORDS, Film, film_data
 from headwise.view.page.assemble import json_block, package_text, page, word
 from headwise.view.survey_words import (
-    Badge,
     Column,
     badges_of,
     columns_of,
@@ -44,7 +43,6 @@ from headwise.words import known, sent
 # The page shows three decimals. A step of 1/65535 puts a stored weight at most 0.000008 off, far below the last of
 # them, in half the bytes of a float32.
 LEVELS = 65535
-DECIMALS = 6  # of arrays in plain data: float32 has no more that mean anything
 CUT = 1024  # `Survey.tokens` holds no more; a text that long may go on
 
 Shares = NDArray[np.float64]
@@ -60,7 +58,10 @@ def survey_data(
     walk: str | None = None,
 ) -> dict[str, Any]:
     """The data of the page."""
-    badges = badges_of(survey.roles)
+    roles: list[dict[str, Any]] = []
+    for role, badge in zip(survey.roles, badges_of(survey.roles).values(), strict=True):
+        texts = {"meaning": sent(role.meaning), "source": sent(role.source)}
+        roles.append({**vars(badge), **vars(role), **texts})
     wide = any(profile.top_keys.size and int(profile.top_keys.max()) > LEVELS for profile in survey.profiles)
     return {
         "model": survey.model,
@@ -77,7 +78,7 @@ def survey_data(
         "notes": [*map(sent, survey.notes), *compared_notes(survey, against)],
         "only": only_here(survey, against),
         "columns": columns,
-        "roles": [_role(role, badges[role.name]) for role in survey.roles],
+        "roles": roles,
         "untrained": [(survey.untrained or {}).get(column.key) for column in columns],
         "has_untrained": survey.untrained is not None,
         "tokens": [visible(token) for token in survey.tokens],
@@ -90,10 +91,6 @@ def survey_data(
         "walk": walk,
         "question": "tense" if summary is not None and summary.facts.get("text") == verbs.NAME else "head",
     }
-
-
-def _role(role: Role, badge: Badge) -> dict[str, Any]:
-    return {**vars(badge), **vars(role), "meaning": sent(role.meaning), "source": sent(role.source)}
 
 
 def _run(summary: RunSummary) -> dict[str, Any]:
@@ -216,19 +213,6 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
 
 
-def plain_data(value: Any) -> Any:
-    """Records, arrays and tuples as dicts and lists; None for what is not finite, which JSON does not have."""
-    if isinstance(value, np.ndarray):
-        return plain_data((value.astype(np.float64).round(DECIMALS) if value.dtype.kind == "f" else value).tolist())
-    if isinstance(value, dict):
-        return {key: plain_data(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain_data(inner) for inner in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return plain_data(vars(value)) if hasattr(value, "__dataclass_fields__") else value
-
-
 STYLES = (
     "report_look.css",
     "report_heads.css",
@@ -277,7 +261,7 @@ def report_html(
     if film is not None:
         blocks["film-data"] = film_data(film, {profile.name: profile.roles for profile in survey.profiles})
     body = Template(package_text("report.html")).substitute(
-        heading=heading, film=film_section() if film else "", panes=2 * pane
+        heading=heading, film=package_text(FILM_BODY) if film else "", panes=2 * pane
     )
     data = survey_data(survey, columns_of(survey, against), maps, summary, against, against_maps, walk)
     return page(

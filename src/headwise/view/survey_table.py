@@ -28,10 +28,9 @@ from headwise.view.survey_words import (
     short,
     value_of,
 )
-from headwise.words import key_of, phrase, said, table, unknown
+from headwise.words import Note, labelled, phrase, said, unknown
 
 SHOWN = ("entropy", "distance", "confidence", "first", "previous", "importance", "ablation")
-HEADINGS = {"confidence": "conf.", "importance": "import.", "previous": "prev."}  # for 80 columns; others in [heading]
 NAMED = 6  # heads that are named behind a role
 LONG = 40  # characters of the name of a text, at most
 EFFECTS = ("importance", "ablation")
@@ -74,7 +73,8 @@ def check_order(statistics: Iterable[str], sort_by: str) -> str:
     Raises HeadwiseError for any other.
     """
     known = ("name", *EFFECTS, *statistics)
-    keys = {name: key for key in known for name in (label(key), HEADINGS.get(key, key))} | {key: key for key in known}
+    keys = {labelled("heading", key): key for key in known}
+    keys |= {label(key): key for key in known} | {key: key for key in known}
     if sort_by not in keys:
         raise unknown(f"cannot sort by {sort_by!r}", sort_by, keys)
     return keys[sort_by]
@@ -114,19 +114,16 @@ def _print_roles(console: Console, survey: Survey, lang: str) -> None:
         say(console, phrase("survey.roles_missing", lang, roles=", ".join(_role(role, lang) for role in missing)))
 
 
-def _worded(section: str, name: str, lang: str, english: str) -> str:
-    """What something is called in a language; as it is called here in English, and where the table has it not."""
-    key = key_of(section, name)
-    return phrase(key, lang) if lang != "en" and key in table() else english
-
-
 def _role(name: str, lang: str) -> str:
-    return _worded("role", name, lang, name)
+    return str(said(labelled("role", name), lang))
 
 
-def _heading(column: Column, lang: str) -> str:
-    whole = _worded("column", column.key, lang, HEADINGS.get(column.key, column.label))
-    return _worded("heading", column.key, lang, whole)
+def _worded(column: Column, lang: str, english: str, *sections: str) -> str:
+    """The phrase of the first section that has one for a column; what is said in English where none has."""
+    for section in sections:
+        if isinstance(note := labelled(section, column.key), Note):
+            return str(said(note, lang))
+    return english
 
 
 def _print_heads(
@@ -141,12 +138,12 @@ def _print_heads(
         + [_shown_number(_number(p, other, column.key), column, against is not None) for column in columns]
         for p, other in pairs
     ]
-    shown = [_heading(column, lang) for column in columns]
+    shown = [_worded(column, lang, column.label, "heading", "column") for column in columns]
     headings = (phrase("survey.head", lang), phrase("survey.roles", lang), *shown)
-    meanings = (
-        f"{name}: {_worded('meaning', column.key, lang, column.meaning)}"
-        for name, column in zip(shown, columns, strict=True)
-    )
+    meanings: list[str] = []
+    for name, column in zip(shown, columns, strict=True):
+        meaning = column.meaning if lang == "en" else _worded(column, lang, column.meaning, "meaning")
+        meanings.append(f"{name}: {meaning}")
     Table(headings, rows, note="\n".join(meanings)).print(console, (0, 1))
 
 

@@ -25,8 +25,9 @@ from headwise.gpt.train import DivergedError, evaluate, fit, one_thread
 from headwise.lab.compare.results import Metric
 from headwise.layer.layer import MultiHeadAttention
 from headwise.layer.projections import shapes_alone
+from headwise.words import Note
 
-LOSS = Metric("loss", "held-out loss", "nats", lower_is_better=True)
+LOSS = Metric("loss", Note.of("comparison.loss"), "nats", lower_is_better=True)
 
 Measure = Callable[[GPT, Corpus], dict[str, float]]
 Report = Callable[[str, int, int], None]  # is told what happened, how many tasks are done, how many there are
@@ -100,8 +101,8 @@ class Unit:
     text: Path | None
 
     @property
-    def label(self) -> str:
-        return f"{self.experiment.name}: {self.arm.name}, seed {self.seed}"
+    def label(self) -> Note:
+        return Note.of("comparison.unit", experiment=self.experiment.name, arm=self.arm.name, seed=self.seed)
 
     @property
     def key(self) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from headwise.heads.effect import ablate
 from headwise.heads.watch import head_maps
 from headwise.lab.compare.experiment import LOSS, Arm, Experiment, Task, held_out_loss, with_attention
 from headwise.lab.compare.results import Metric
+from headwise.words import Note, labelled
 
 STEPS = 800  # 12 seconds on one thread
 RECIPE = Recipe(steps=STEPS, batch=64, lr=0.003, muon_lr=0.02, weight_decay=1.0, warmup=50)
@@ -43,7 +44,7 @@ def verbs_or_text(text: Path | None, seed: int) -> Corpus:
 
 # The strong weight decay is for the verb corpus, which is small enough to be learned by heart.
 VERBS_OR_TEXT = Task(
-    data="the core of the verb corpus",
+    data=Note.of("comparison.verbs"),
     corpus=verbs_or_text,
     recipe=RECIPE,
     text_recipe=replace(RECIPE, weight_decay=0.1),
@@ -51,13 +52,13 @@ VERBS_OR_TEXT = Task(
 
 
 def heads_arm(count: int, shape: dict[str, Any]) -> Arm:
-    name = f"{count} head{'s' * (count > 1)}"
-    return Arm(name=name, about=f"of width {shape['d_model'] // count}", shape={**shape, "n_heads": count})
+    about = Note.of("comparison.of_width", width=shape["d_model"] // count)
+    return Arm(name=Note.of("comparison.heads", count=count), about=about, shape={**shape, "n_heads": count})
 
 
 HEADS = Experiment(
     name="heads",
-    question="Do several narrow heads learn more than one wide head with as many parameters?",
+    question=Note.of("comparison.which_heads"),
     task=VERBS_OR_TEXT,
     arms=tuple(heads_arm(count, SHAPE) for count in (1, 2, 4, 8, 16)),
 )
@@ -69,12 +70,16 @@ def without_output(config: GPTConfig) -> GPT:
 
 OUTPUT_PROJECTION = Experiment(
     name="output-projection",
-    question="Does the output projection W_O earn its parameters?",
+    question=Note.of("comparison.which_output"),
     task=VERBS_OR_TEXT,
     arms=(
-        Arm(name="with W_O", shape=SHAPE),
+        Arm(name=Note.of("comparison.with_output"), shape=SHAPE),
         Arm(
-            name="without W_O", about="feed-forward widened by as much", shape=SHAPE, build=without_output, widened=True
+            name=Note.of("comparison.without_output"),
+            about=Note.of("comparison.widened"),
+            shape=SHAPE,
+            build=without_output,
+            widened=True,
         ),
     ),
 )
@@ -90,29 +95,33 @@ def unscaled(config: GPTConfig) -> GPT:
 
 SCALE = Experiment(
     name="scale",
-    question="Does it matter by what the scores are divided?",
+    question=Note.of("comparison.which_scale"),
     task=VERBS_OR_TEXT,
     arms=(
         Arm(name="1/sqrt(head_dim)", about="0.25", shape=SHAPE),
         Arm(name="1/sqrt(d_model)", about="0.125", shape=SHAPE, build=by_model_width),
-        Arm(name="none", about="1", shape=SHAPE, build=unscaled),
+        Arm(name=Note.of("comparison.unscaled"), about="1", shape=SHAPE, build=unscaled),
     ),
 )
 
 
 # Sharing: what key/value heads that several query heads read cost in quality.
 N_HEADS = 8
-SHARED = (
-    Arm(name="MHA", about=f"{N_HEADS} key/value heads", shape={**SHAPE, "n_heads": N_HEADS}),
-    Arm(name="GQA", about="2 key/value heads", shape={**SHAPE, "n_heads": N_HEADS, "n_kv_heads": 2}, widened=True),
-    Arm(name="MQA", about="1 key/value head", shape={**SHAPE, "n_heads": N_HEADS, "n_kv_heads": 1}, widened=True),
-)
+
+
+def shared(name: str, n_kv_heads: int) -> Arm:
+    shape = {**SHAPE, "n_heads": N_HEADS, "n_kv_heads": n_kv_heads}
+    return Arm(name=name, about=Note.of("comparison.kv_heads", count=n_kv_heads), shape=shape, widened=True)
+
+
+# Its shape is that of the arm with as many heads, which HEADS has trained: so it does not name n_kv_heads.
+MHA = Arm(name="MHA", about=Note.of("comparison.kv_heads", count=N_HEADS), shape={**SHAPE, "n_heads": N_HEADS})
 
 SHARING = Experiment(
     name="sharing",
-    question="What do shared key/value heads cost in quality?",
+    question=Note.of("comparison.which_sharing"),
     task=VERBS_OR_TEXT,
-    arms=SHARED,
+    arms=(MHA, shared("GQA", 2), shared("MQA", 1)),
 )
 
 
@@ -129,7 +138,7 @@ NUMBERS = 6
 TRAIN_LINES, HELD_OUT_LINES = 16_000, 1_000
 LOOKUP_CONTEXT = len(NAMES) + 3  # facts, question, answer, and the boundary before them
 
-ACCURACY = Metric("accuracy", "share of exact answers", "")
+ACCURACY = Metric("accuracy", Note.of("comparison.accuracy"), "")
 LOOKUP_SHAPE = {"context": LOOKUP_CONTEXT, "n_layers": 1, "d_model": 32, "d_ff": 1}
 
 
@@ -178,25 +187,30 @@ def answers_right(model: GPT, corpus: Corpus) -> dict[str, float]:
 
 TWO_LOOKUPS = Experiment(
     name="two-lookups",
-    question="Can one head find two things at once?",
+    question=Note.of("comparison.which_lookups"),
     task=Task(
-        data="two lookups",
+        data=Note.of("comparison.two_lookups"),
         corpus=lookups,
         recipe=Recipe(steps=500, batch=128, lr=1e-2, muon_lr=0.02, weight_decay=0.0, warmup=50),
     ),
     arms=(
         *(heads_arm(count, LOOKUP_SHAPE) for count in (1, 2, 4)),
         Arm(
-            name="1 head, more neurons",
-            about="feed-forward of 32, not 1",
+            name=Note.of("comparison.more_neurons"),
+            about=Note.of("comparison.thirty_two"),
             shape={**LOOKUP_SHAPE, "n_heads": 1, "d_ff": 32},
         ),
     ),
     metrics=(ACCURACY, LOSS),
     measure=answers_right,
     notes=(
-        f"Chance: {1 / NUMBERS**2:.3f} for the pair of numbers, {1 / NUMBERS:.3f} where one of the two is known; "
-        f"a model that knows one and guesses the other has a loss of ln {NUMBERS} = {math.log(NUMBERS):.3f} nats.",
+        Note.of(
+            "comparison.chance",
+            pair=f"{1 / NUMBERS**2:.3f}",
+            single=f"{1 / NUMBERS:.3f}",
+            numbers=NUMBERS,
+            loss=f"{math.log(NUMBERS):.3f}",
+        ),
     ),
 )
 
@@ -265,13 +279,19 @@ def _masses(model: GPT, corpus: Corpus) -> tuple[dict[str, np.ndarray], dict[str
 
 ROLES_OF_HEADS = Experiment(
     name="roles",
-    question="Do heads take roles, and does it matter when one falls silent?",
+    question=Note.of("comparison.which_roles"),
     task=replace(VERBS_OR_TEXT, text_recipe=None),
-    arms=(Arm(name="untrained", shape=SHAPE, trained=False), Arm(name="trained", shape=SHAPE)),
+    arms=(
+        Arm(name=Note.of("comparison.untrained"), shape=SHAPE, trained=False),
+        Arm(name=Note.of("comparison.trained"), shape=SHAPE),
+    ),
     metrics=(
-        *(Metric(role, f"mass of the role {role} in its best head", "") for role in ROLES),
-        *(Metric(f"silenced {role}", f"loss added by silencing the head of {role}", "nats") for role in ROLES),
+        *(Metric(role, Note.of("comparison.mass", role=labelled("role", role)), "") for role in ROLES),
+        *(
+            Metric(f"silenced {role}", Note.of("comparison.silenced", role=labelled("role", role)), "nats")
+            for role in ROLES
+        ),
     ),
     measure=role_scores,
-    notes=("The head of a role is the one that gives it most: chosen anew for each seed, untrained or trained.",),
+    notes=(Note.of("comparison.best_head"),),
 )

@@ -11,6 +11,7 @@ from typing import Any
 
 from headwise.intervals import Interval
 from headwise.table import Cell, Table
+from headwise.words import Note
 
 HOLDS, FAILS, DEPENDS, NOT_RUN = "holds", "does not hold", "depends", "not run here"
 
@@ -116,17 +117,13 @@ def effect(difference: Interval, metric: Metric) -> int:
 
 def sentence(arm: str, first: str, difference: Interval, metric: Metric) -> str:
     unit = f" {metric.unit}" if metric.unit else ""
+    facts = {"arm": arm, "first": first, "metric": metric.words, "unit": unit, "seeds": difference.n}
     if not difference.excludes(0.0):
-        return (
-            f"{arm} against {first}: no detectable difference in {metric.words} "
-            f"({difference.mean:+z.3f}{unit}, half width {difference.half_width:.3f}, {difference.n} seeds)"
-        )
-    way = "lower" if difference.mean < 0 else "higher"
+        mean, half_width = f"{difference.mean:+z.3f}", f"{difference.half_width:.3f}"
+        return Note.of("comparison.no_difference", **facts, mean=mean, half_width=half_width)
     low, high = sorted((abs(difference.low), abs(difference.high)))
-    return (
-        f"{arm} against {first}: {metric.words} {way} by {abs(difference.mean):.3f}{unit} "
-        f"(95 % interval {low:.3f} to {high:.3f}, {difference.n} seeds)"
-    )
+    way = "comparison.lower" if difference.mean < 0 else "comparison.higher"
+    return Note.of(way, **facts, by=f"{abs(difference.mean):.3f}", low=f"{low:.3f}", high=f"{high:.3f}")
 
 
 def of_all(shown: Sequence[bool]) -> str:

@@ -27,7 +27,7 @@ from headwise.lab.compare.experiment import Arm, Experiment, Report, Scored, Uni
 from headwise.lab.compare.experiments import HEADS, OUTPUT_PROJECTION, ROLES_OF_HEADS, SCALE, SHARING, TWO_LOOKUPS
 from headwise.lab.compare.results import ArmResult, Comparison, Score, sentence
 from headwise.records import from_json
-from headwise.words import Note, refusal, unknown
+from headwise.words import Note, known, refusal, unknown
 
 
 class Store:
@@ -67,22 +67,22 @@ def run_units(units: Sequence[Unit], store: Store, workers: int, report: Report)
     done = {path: scored for path, (_, key) in keys.items() if (scored := store.read(key)) is not None}
     missing = {path: pair for path, pair in keys.items() if path not in done}
     if done:
-        report(f"{len(done)} units were finished before, in {store.folder}", len(done), len(keys))
+        report(Note.of("comparison.units_before", count=len(done), folder=store.folder), len(done), len(keys))
     # Closed at once when this loop is left by Ctrl-C: the workers would otherwise be waited for.
     with closing(_results({path: unit for path, (unit, _) in missing.items()}, workers)) as results:
         for path, scored in results:
             unit, key = missing[path]
             store.write(key, unit.label, scored)
             done[path] = scored
-            report(f"{unit.label}: {_words(unit, scored)}", len(done), len(keys))
+            line = Note.of("comparison.unit_done", unit=unit.label, result=scored.failure or _in_words(unit, scored))
+            report(line, len(done), len(keys))
     return done
 
 
-def _words(unit: Unit, scored: Scored) -> str:
-    if scored.failure is not None:
-        return scored.failure
+def _in_words(unit: Unit, scored: Scored) -> Note:
     metric = unit.experiment.metrics[0]
-    return f"{metric.words} {scored.scores[metric.name]:.3f}, {scored.cpu_seconds:.1f} s of processor time"
+    score, seconds = f"{scored.scores[metric.name]:.3f}", f"{scored.cpu_seconds:.1f}"
+    return Note.of("comparison.scored", metric=metric.words, score=score, seconds=seconds)
 
 
 def _results(units: dict[Path, Unit], workers: int) -> Generator[tuple[Path, Scored], None, None]:
@@ -214,15 +214,16 @@ def _gathered(
 ) -> Comparison:
     first = results[experiment.arms[0].name]
     arms = tuple(_arm_result(experiment, arm, results[arm.name], first) for arm in experiment.arms)
-    verdicts = [f"{arm.name}: training {arm.failure}" for arm in arms if arm.failure is not None]
+    verdicts: list[str] = []
+    for arm in arms:
+        if arm.failure is not None:  # which a unit's file has in English
+            failure = known(arm.failure) or arm.failure
+            verdicts.append(Note.of("comparison.failed", arm=arm.name, failure=failure))
     for metric in experiment.metrics:
         scores = [arm.scores[metric.name] for arm in arms if metric.name in arm.scores]
         verdicts += [score.verdict for score in scores if score.verdict is not None]
     done, whole = experiment.recipe(steps, text).steps, experiment.recipe(None, text).steps
-    cut_short = (
-        f"Trained for {done:,} of the recipe's {whole:,} steps: a model that has learned nothing yet is not told "
-        "apart from one that cannot."
-    )
+    cut_short = Note.of("comparison.cut_short", steps=f"{done:,}", whole=f"{whole:,}")
     return Comparison(
         name=experiment.name,
         question=experiment.question,

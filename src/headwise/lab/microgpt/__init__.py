@@ -58,15 +58,12 @@ def replay(
     require_size("n_heads", n_heads)
     if WIDTH % n_heads:
         raise refusal("microgpt_heads", n_heads=n_heads, width=WIDTH)
-    return _rung(rung).run(Draw(kept, seed, n_heads, n_layers), steps, n_samples, report)
-
-
-def _rung(name: str) -> Any:
-    """A rung's module, loaded when it is asked for: array needs no torch, plain no NumPy either."""
-    try:
-        return importlib.import_module(f"headwise.lab.microgpt.{name}")
+    try:  # loaded when it is asked for: array needs no torch, plain no NumPy either
+        module: Any = importlib.import_module(f"headwise.lab.microgpt.{rung}")
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         message = "rung='tensor' needs torch, which is not installed: pip install 'headwise[torch]'"
         raise HeadwiseError(message) from None
+    replayed: Replay = module.run(Draw(kept, seed, n_heads, n_layers), steps, n_samples, report)
+    return replayed

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from string import Template
 from typing import Any
 
 from headwise.errors import HeadwiseError
-from headwise.files import write_whole
 from headwise.markup import escaped
 from headwise.view.page.assemble import json_block, package_text, page, word
 
@@ -19,11 +17,6 @@ REASONS = {
     "tokenizer": "its tokenizer has what the page cannot follow: {part}",
     "range": "it has weights too large for 16 bits",
 }
-
-
-def write_walk(path: str | Path, model: dict[str, Any], text: str, layer: int, head: int, at: int, **more: Any) -> None:
-    """Write the page of `walk_html`, whole or not at all."""
-    write_whole(path, walk_html(model, text, layer, head, at, **more))
 
 
 def walk_html(
