@@ -194,15 +194,15 @@ def _maps(model: nn.Module, sites: Sequence[Site], text: Known) -> Maps:
     if not rows or (isinstance(text, Spoken) and not text.starts):
         raise HeadwiseError("a text without a word, or without a link, aligns with nothing")
     n_keys = text.n_keys if isinstance(text, Spoken) else None
-    taken: dict[Site, Maps] = {}
+    maps_of: dict[Site, Maps] = {}
 
     def take(site: Site, call: Call, documents: Sequence[Document]) -> None:
         if rows[-1] >= call.n_queries:
             raise HeadwiseError(f"row {rows[-1]} of {call.n_queries} is to be aligned")
-        taken[site] = row_weights(call, 0, rows)[..., :n_keys].float().cpu().numpy()
+        maps_of[site] = row_weights(call, 0, rows)[..., :n_keys].float().cpu().numpy()
 
     _run(model, text, take, sites)
-    return np.concatenate([taken[site] for site in sites])
+    return np.concatenate([maps_of[site] for site in sites])
 
 
 def _greedy(texts: _Aligned, first: int, error: float, n_heads: int, most: int) -> list[int]:

@@ -277,8 +277,8 @@ class Recorder:
         """The pass that was recorded, with the call of each attention and the logits (V,) that came of it."""
         rows, last = self.rows, self.rows[self.layers[-1].block].gave
         # The last norm is the module that read what the last layer gave.
-        around = (module for module in self.layers[-1].around if module in rows)
-        norm = next((module for module in around if rows[module].read.equal(last)), None)
+        candidates = (module for module in self.layers[-1].around if module in rows)
+        norm = next((module for module in candidates if rows[module].read.equal(last)), None)
         normed = last if norm is None else rows[norm].gave
         return _Run(self.layers, rows, calls, norm, normed, answer.cpu().double(), max(CLOSE, *self.digits))
 

@@ -100,7 +100,7 @@ class Strip(NamedTuple):
     bias: Tensor | None  # (H|1,t,s)
     at: Tensor  # (t,) the keys at which the queries stand
     near: Tensor  # (t,k) the first key and those before the query that are asked for, any where there is none ...
-    there: Tensor  # (t,k) ... and 1 where there is one
+    has_near: Tensor  # (t,k) ... and 1 where there is one
     pairs: Tensor  # (n,) query * width + key of earlier keys with the query's token, and of those right after them
     pair_rows: Tensor  # (n,) the query, plus t for those right after; in the order of the queries
     dense: tuple[Tensor, ...]  # (t,width) each: the same as 1 and 0, where the pairs are many
@@ -171,7 +171,7 @@ class Pass:
         self.marks = {name: mark.to(self.device, self.dtype) for name, mark in (document.marks or {}).items()}
         has_ids = document.q_ids is not None and document.k_ids is not None
         known = {POSITIONS: document.start is not None, IDS: has_ids, W_O: w_o is not None, TOP: top}
-        self.formulas = formulas([name for name, there in known.items() if there], offsets, self.marks)
+        self.formulas = formulas([name for name, is_known in known.items() if is_known], offsets, self.marks)
         self.offsets = [] if document.start is None else sorted({-1, 0, 1, *offsets})
         # What is not real, padding or rows that were not drawn, is never read: NaN may stand there.
         self.picked = None if document.real_rows is None else document.real_rows.to(self.device).nonzero()[:, 0]
@@ -185,8 +185,8 @@ class Pass:
             ids = F.pad(document.k_ids.to(self.device), (1, 0), value=document.before) * (self.S + 2)
             self.sorted = (ids + torch.arange(self.S + 1, device=self.device)).sort()
         # (k,RUN) of each run the weights, and these times the distance from its centre, once and squared.
-        around = torch.arange(RUN, dtype=self.dtype, device=self.device) - (RUN - 1) / 2
-        self.powers = torch.stack([around**k for k in range(3 if document.start is not None else 1)])
+        from_middle = torch.arange(RUN, dtype=self.dtype, device=self.device) - (RUN - 1) / 2
+        self.powers = torch.stack([from_middle**k for k in range(3 if document.start is not None else 1)])
         zeros = partial(torch.zeros, dtype=self.dtype, device=self.device)
         self.marked = torch.stack([*self.marks.values()]) if self.marks else zeros(0, self.S)  # (m,S)
         self.at = zeros(n)
@@ -275,7 +275,7 @@ class Pass:
                 first += n
         self.at[strip.rows] = strip.at
         self.sums[..., strip.rows] = sums.view(-1, self.H, t)
-        self.near[:, strip.rows] = near.mul_(strip.there)
+        self.near[:, strip.rows] = near.mul_(strip.has_near)
         if not strip.dense:
             both = torch.zeros(self.H, 2 * t, dtype=self.dtype, device=self.device)
             both.index_add_(1, strip.pair_rows, copied)
@@ -294,8 +294,8 @@ class Pass:
             torch.exp2(room.sub_(top[:, None]), out=e)
         else:  # they are known, and their scores wanted
             torch.div(room, top[:, None].clamp(min=torch.finfo(room.dtype).tiny), out=e)
-            least = torch.finfo(room.dtype).tiny  # log2 takes twenty times as long at 0, and 0 * score is 0 here, too
-            torch.log2(torch.clamp(e, min=least, out=room), out=room)
+            tiny = torch.finfo(room.dtype).tiny  # log2 takes twenty times as long at 0, and 0 * score is 0 here, too
+            torch.log2(torch.clamp(e, min=tiny, out=room), out=room)
         first_runs = torch.arange(len(run), device=self.device) * runs.shape[1]
         peak = e.view(-1, RUN).index_select(0, first_runs + run)
         # The few rows of the powers come first: with e first this product takes three to five times as long.
@@ -321,9 +321,11 @@ class Pass:
             centre = torch.sum(first + middle * weight, -1, out=into["j"]) / total
             # Around the mean, not as a difference of squares: a narrow head far away would lose its digits. Within a
             # run they are one, so that of the peak is summed key by key.
-            off = middle - centre[:, None]
-            squares = (off * weight).add_(first, alpha=2).mul_(off).add_(second)
-            key_off = self.powers[1] + off.gather(1, run[:, None])  # (n,RUN) how far the keys of that run lie off
+            from_centre = middle - centre[:, None]
+            squares = (from_centre * weight).add_(first, alpha=2).mul_(from_centre).add_(second)
+            key_off = self.powers[1] + from_centre.gather(
+                1, run[:, None]
+            )  # (n,RUN) how far the keys of that run lie off
             near = key_off.square_().mul_(peak).sum(-1, keepdim=True)
             torch.sum(squares.scatter_(1, run[:, None], near), -1, out=into["squares"])
         return run, peak
@@ -332,12 +334,12 @@ class Pass:
         """What the heads share in a block of queries."""
         queries = rows if self.picked is None else self.picked[rows]  # their numbers among the T queries
         numbers = torch.arange(self.T, device=self.device)[queries]
-        keys, sure = self._keys(int(numbers[0]), int(numbers[-1]))
+        keys, masked_from = self._keys(int(numbers[0]), int(numbers[-1]))
         grid = BroadcastGrid(
             (self.call.q.shape[0], self.H, self.T, self.S),
             array=lambda values: as_tensor(values, self.device),
             arange=lambda n: torch.arange(n, device=self.device),
-            keys=slice(sure, keys.stop),
+            keys=slice(masked_from, keys.stop),
             queries=queries,  # type: ignore[arg-type]
             documents=slice(self.b, self.b + 1),
         )
@@ -355,7 +357,7 @@ class Pass:
             queries,
             keys,
             width,
-            sure - keys.start,
+            masked_from - keys.start,
             None if allowed is None else ~_of_document(allowed),
             None if bias is None else (_of_document(bias).to(self.dtype) * LOG2E).clamp_(min=LOWEST),
             at.to(self.dtype),
@@ -370,20 +372,20 @@ class Pass:
 
     def _keys(self, first: int, last: int) -> tuple[slice, int]:
         """The keys that windows and causal bounds leave to neighbouring queries, and where what is masked begins."""
-        low, high, sure = 0, self.S, self.S
+        low, high, masked_from = 0, self.S, self.S
         for mask in self.masks:
             band = mask.band(self.T, self.S)
             left, right = band or (None, None)
             low = low if left is None else max(low, first + left)
             high = high if right is None else min(high, last + 1 + right)
             only_right = band is not None and left is None and right is not None
-            sure = min(sure, first + 1 + right) if only_right and right is not None else 0
+            masked_from = min(masked_from, first + 1 + right) if only_right and right is not None else 0
         weights = self.call.weights
         if weights is not None and last + 1 < self.S:  # a causal mask, or a window, shows in the weights
             ahead = weights[self.b, :, first : last + 1, last + 1 :]
             high = last + 1 if float(ahead.amax()) == 0 else high
         keys = slice(low, high) if low < high else slice(0, 1)
-        return keys, min(max(keys.start, sure), keys.stop)
+        return keys, min(max(keys.start, masked_from), keys.stop)
 
     def _scores(self, heads: slice, strip: Strip, room: Tensor) -> Tensor:
         """What the softmax reads, in bits, (h,t,width) for a block; FORBIDDEN where a query may not look."""
@@ -397,8 +399,8 @@ class Pass:
         groups = sorted(set(read))
         if list(read) != [g for g in groups for _ in range(h // len(groups))]:
             groups = list(read)  # no equal, adjacent groups: each head brings its own keys
-        whole = slice(groups[0], groups[-1] + 1)
-        picked: slice | list[int] = whole if groups == list(range(whole.start, whole.stop)) else groups
+        span = slice(groups[0], groups[-1] + 1)
+        picked: slice | list[int] = span if groups == list(range(span.start, span.stop)) else groups
         k = self.keys[picked, strip.keys]
         scores = room[..., : k.shape[1]]
         room[..., k.shape[1] :] = FORBIDDEN
@@ -653,9 +655,9 @@ def row_weights(call: Call, b: int, rows: Sequence[int]) -> Tensor:
 def _weights_of(call: Call, b: int, rows: Sequence[int]) -> Iterator[tuple[slice, Tensor]]:
     """Neighbouring rows together: the keys that they may see and the weights (H,t,s)."""
     nothing = Document()
-    whole = Pass(call, b, nothing, Layout.of(nothing, call.n_queries, call.n_keys, call.q.device))
+    whole_pass = Pass(call, b, nothing, Layout.of(nothing, call.n_queries, call.n_keys, call.q.device))
     with torch.autocast(call.q.device.type, enabled=False):
-        yield from map(whole.weights, _runs(rows))
+        yield from map(whole_pass.weights, _runs(rows))
 
 
 def _runs(rows: Sequence[int]) -> list[slice]:

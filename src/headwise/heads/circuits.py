@@ -181,8 +181,8 @@ class _Factors:
         if w_q is None or w_k is None or w_v is None or w_o is None or w_o.shape[1] % H:
             raise HeadwiseError(f"{site.name}: W_Q, W_K, W_V and W_O are not four matrices that are known there")
         E = w_o.shape[1] // H
-        G, left = divmod(w_v.shape[0], E)
-        are_groups = not left and G > 0 and H % G == 0 and w_k.shape[0] % G == 0
+        G, remainder = divmod(w_v.shape[0], E)
+        are_groups = not remainder and G > 0 and H % G == 0 and w_k.shape[0] % G == 0
         if not are_groups or w_q.shape[0] != w_k.shape[0] // G * H:
             raise HeadwiseError(
                 f"{site.name}: W_Q has {w_q.shape[0]} rows, W_K {w_k.shape[0]} and W_V {w_v.shape[0]}, which is no "
@@ -300,14 +300,14 @@ class _Probe:
 
 def _alone(model: nn.Module, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """What the first layer reads and gives of each token (n,) when it is the whole text, (n,C) each."""
-    kept: list[Tensor] = []
+    states: list[Tensor] = []
 
     def keep(block: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any], gave: Any) -> None:
         read = args[0] if args else keywords["hidden_states"]
         written = gave[0] if isinstance(gave, tuple) else gave
-        kept.extend([read[:, 0].double(), written[:, 0].double()])
+        states.extend([read[:, 0].double(), written[:, 0].double()])
 
     block = layers_of(model)[0].block
     with evaluating(model), hooked([(block.register_forward_hook, keep)], with_kwargs=True):
         run_body(model, tokens[:, None])
-    return kept[0], kept[1]
+    return states[0], states[1]

@@ -228,12 +228,12 @@ class _Reader:
         arguments = self._arguments(args, kwargs)
         self.past, cache = _past(arguments)
         ids = arguments.get("input_ids", arguments.get("ids"))
-        same = cache is not None and self.cache is not None and all(map(is_, cache, self.cache))
+        is_same_cache = cache is not None and self.cache is not None and all(map(is_, cache, self.cache))
         if not isinstance(ids, Tensor) or ids.is_floating_point():
             self.ids = None
         elif self.past == 0:
             self.ids = ids.detach()
-        elif same and self.ids is not None and len(self.ids) == len(ids) and self.past <= self.ids.shape[1]:
+        elif is_same_cache and self.ids is not None and len(self.ids) == len(ids) and self.past <= self.ids.shape[1]:
             self.ids = torch.cat([self.ids[:, : self.past], ids.detach()], 1)  # the cache's tokens, then these
         else:  # tokens that were not watched, or that have changed places
             self.ids = None

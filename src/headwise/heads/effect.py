@@ -181,8 +181,8 @@ def ablation(
     if not batches:
         raise HeadwiseError("ablation needs at least one batch of ids")
     sites = {site.name: site for site in sites_of(model)}
-    every = [head for site in sites.values() for head in site.heads]
-    chosen = by_site(list(sites.values()), every if heads is None else heads)
+    all_heads = [head for site in sites.values() for head in site.heads]
+    chosen = by_site(list(sites.values()), all_heads if heads is None else heads)
     changes: dict[str, list[float]] = defaultdict(list)
     done, total = 0, sum(map(len, chosen.values())) * len(batches)  # each head counts once a batch
     with evaluating(model):

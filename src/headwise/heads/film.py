@@ -106,9 +106,9 @@ class Glance:
         enough[:, [0, 1, -1]] = False
         self.offsets = (1 / able.clamp(min=1) / len(text.documents)).where(enough, 0)
         self.plans = [(documents.index(document.ids), Plan(document)) for document in labelled]
-        repeated, known = repeated_tokens(text, context, seed=0)
+        repeated, first_known = repeated_tokens(text, context, seed=0)
         self.probes = _padded(repeated[:probes])
-        self.probe_rows = _rows(repeated[:probes], self.probes.shape[1], known)
+        self.probe_rows = _rows(repeated[:probes], self.probes.shape[1], first_known)
 
     @torch.no_grad()
     def look(self, model: nn.Module, sites: Sequence[Site]) -> tuple[Tensor, Scores, Scores]:
@@ -142,9 +142,9 @@ class Glance:
         right, elsewhere = self._related(maps)
         scores |= right
         if len(self.probes):
-            again = Dense(probes, ids=self.probes)
+            of_probes = Dense(probes, ids=self.probes)
             for name in ("duplicate", "prefix"):
-                scores[name] = (formula_of(all_statistics()[name].repeated)(again) * self.probe_rows).sum((1, 2))
+                scores[name] = (formula_of(all_statistics()[name].repeated)(of_probes) * self.probe_rows).sum((1, 2))
         N, B, T, _ = maps.shape
         behind = (torch.arange(T) - maps.argmax(-1)).clamp(max=REACH + 1)
         is_row = (self.rows > 0).float().expand(N, B, T)
@@ -255,14 +255,14 @@ def _maps(model: nn.Module, sites: Sequence[Site], ids: Tensor) -> Tensor:
     """The weights (N,B,T,T) of all heads on ids (B,T)."""
 
     def keep(call: Call) -> None:
-        kept.append(trace(call.q, call.k, call.v, call.options).weights)
+        maps.append(trace(call.q, call.k, call.v, call.options).weights)
 
-    kept: list[Tensor] = []
+    maps: list[Tensor] = []
     if not len(ids):
         return torch.zeros(sum(site.n_heads for site in sites), 0, 0, 0)
     with attach(dict.fromkeys(sites, keep)):
         run_body(model, ids)
-    return torch.cat(kept, 1).transpose(0, 1).contiguous()
+    return torch.cat(maps, 1).transpose(0, 1).contiguous()
 
 
 def _even_maps(ids: Tensor) -> Tensor:
@@ -291,10 +291,10 @@ def _relations(corpus: Corpus, n_cells: int) -> Relations | None:
     """What the verb corpus knows of the first held-out cells and of some conjugations; of another text nothing."""
     if not corpus.cells:
         return None
-    known = verb_relations(corpus.tokens, (cell.line for cell in corpus.cells[:n_cells]))
-    chosen = [*known.documents[:n_cells], *known.documents[n_cells::CONJUGATIONS]]
+    relations = verb_relations(corpus.tokens, (cell.line for cell in corpus.cells[:n_cells]))
+    chosen = [*relations.documents[:n_cells], *relations.documents[n_cells::CONJUGATIONS]]
     short = [document for document in chosen if len(document.ids) <= corpus.data.context]
-    return replace(known, documents=short) if any(document.pairs for document in short) else None
+    return replace(relations, documents=short) if any(document.pairs for document in short) else None
 
 
 def frame_steps(steps: int, most: int, gap: int) -> frozenset[int]:
@@ -312,14 +312,14 @@ def frame_steps(steps: int, most: int, gap: int) -> frozenset[int]:
 
 def fitting(lines: Iterable[list[int]], cells: int) -> list[list[int]]:
     """The first lines, as many as their maps have room for in so many cells; the very first is cut where it must be."""
-    kept: list[list[int]] = []
+    chosen: list[list[int]] = []
     for line in islice(lines, LINES):
         longest = (isqrt(8 * cells + 1) - 1) // 2  # n tokens have n (n + 1) / 2 cells
-        if kept and len(line[:LONGEST]) > longest:
+        if chosen and len(line[:LONGEST]) > longest:
             break
-        kept.append(line[: max(2, min(LONGEST, longest))])
-        cells -= len(kept[-1]) * (len(kept[-1]) + 1) // 2
-    return kept
+        chosen.append(line[: max(2, min(LONGEST, longest))])
+        cells -= len(chosen[-1]) * (len(chosen[-1]) + 1) // 2
+    return chosen
 
 
 def packed(maps: Sequence[NDArray[np.float32]]) -> str:

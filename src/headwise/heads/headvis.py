@@ -121,9 +121,9 @@ def _sparse(model: nn.Module, text: Text, chosen: dict[str, dict[int, int]]) -> 
             keys, weights = _rows(call, b)
             indices = torch.arange(keys.shape[1])[:, None] * keys.shape[1] + keys
             for h in heads:
-                kept = weights[h] >= LEAST
-                index, order = indices[h][kept].sort()
-                values = [round(value, 4) for value in weights[h][kept].double()[order].tolist()]
+                is_large = weights[h] >= LEAST
+                index, order = indices[h][is_large].sort()
+                values = [round(value, 4) for value in weights[h][is_large].double()[order].tolist()]
                 rows[site.head(h), numbers[place]] = index.tolist(), values
 
     run_documents(model, [text.documents[number] for number in numbers], take)

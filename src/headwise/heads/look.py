@@ -230,11 +230,11 @@ class Desk:
                 words.append((piece.strip() or piece, has_gap, piece.count("\n"), is_sign))
                 continue
             start, end = places[n - n_before]
-            between, there = text[done:start], text[start:end]
-            gap = bool(re.match(r"\s", between + there)) or done == 0
-            again = end <= done < len(text) or not there  # more tokens of a character that is shown already
-            label = "\u00b7" if again else there.strip()
-            words.append((label, gap, (between + there).count("\n"), i in self.signs))
+            between, written = text[done:start], text[start:end]
+            gap = bool(re.match(r"\s", between + written)) or done == 0
+            is_shown = end <= done < len(text) or not written  # more tokens of a character that is shown already
+            label = "\u00b7" if is_shown else written.strip()
+            words.append((label, gap, (between + written).count("\n"), i in self.signs))
             done = max(done, end)
         return words
 
@@ -314,11 +314,11 @@ class Desk:
             "next_token": s == t + 1,
             "elsewhere": s >= 0,
         }
-        free = np.ones_like(same_token)  # each key counts once, for the first kind that it is of
+        uncounted = np.ones_like(same_token)  # each key counts once, for the first kind that it is of
         masses: dict[str, float] = {}
         for name, places in places_of.items():
-            masses[name] = float((rows * (places & free)).sum(1).mean())
-            free = free & ~places
+            masses[name] = float((rows * (places & uncounted)).sum(1).mean())
+            uncounted = uncounted & ~places
         name = max(masses, key=masses.__getitem__)
         return name, masses[name]
 

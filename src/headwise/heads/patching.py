@@ -444,13 +444,13 @@ class Passes:
         sites = [layer.site for layer in self.layers if layer.block in blocks]
         handlers = {site: partial(_in_turn, joined, site) for site in sites if any(site in x.handlers for x in joined)}
         with ExitStack() as stack:
-            here = stack.enter_context(inside())
+            is_inside = stack.enter_context(inside())
             outputs = {block: reading.outputs[block] for block in below}
             if below:
                 nearest = below[-1]
                 outputs[nearest] = _with_hidden(outputs[nearest], _states_of(joined, outputs[nearest], states))
             for block, output in outputs.items():
-                stack.enter_context(_replayed(block, here, output))
+                stack.enter_context(_replayed(block, is_inside, output))
             stack.enter_context(attach(handlers))
             stack.enter_context(joined[0].beside())
             yield reading.ids if below else reading.ids.expand(sum(each.n for each in joined), -1)
@@ -603,12 +603,12 @@ class Study:
         wanted = set(places if names is None else names)
         groups: dict[Heads, list[Variants]] = {}
         for layer in self.layers:
-            here = [name for name, (site, _) in places.items() if name in wanted and site == layer.site.name]
-            if here:
+            in_layer = [name for name, (site, _) in places.items() if name in wanted and site == layer.site.name]
+            if in_layer:
                 source, rows = self._source(layer.site, at, positions)
-                members = [places[name][1] for name in here]
-                every = None if rows is None else [rows] * len(here)
-                groups[at, *here] = self._giving(layer.site.name, members, source, every)
+                members = [places[name][1] for name in in_layer]
+                rows_of_each = None if rows is None else [rows] * len(in_layer)
+                groups[at, *in_layer] = self._giving(layer.site.name, members, source, rows_of_each)
         return groups
 
     def at_each(self, name: str, positions: Sequence[int]) -> list[Variants]:
@@ -643,8 +643,8 @@ class Study:
         clean = torch.cat([joined[None], joined ^ torch.eye(len(names), dtype=torch.bool)])  # (1+heads, heads)
 
         def change(site: Site, rows: Tensor, call: Call) -> Tensor:
-            here = rows[:, [names.index(head) for head in site.heads]].to(call.out.device)
-            return torch.where(here[:, :, None, None], self.clean_text.calls[site.name].out, call.out)
+            is_clean = rows[:, [names.index(head) for head in site.heads]].to(call.out.device)
+            return torch.where(is_clean[:, :, None, None], self.clean_text.calls[site.name].out, call.out)
 
         batches = []
         for part in self.passes.parts(self.text, len(clean)):
@@ -833,8 +833,8 @@ class _Replay:
         self.outputs: list[tuple[Callable[[], bool], Any]] = []
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
-        for here, output in [*self.outputs]:
-            if here():
+        for is_inside, output in [*self.outputs]:
+            if is_inside():
                 return output
         return self.forward(*args, **keywords)
 
@@ -843,17 +843,17 @@ class _Replay:
 
 
 @contextmanager
-def _replayed(block: nn.Module, here: Callable[[], bool], output: Any) -> Iterator[None]:
+def _replayed(block: nn.Module, is_inside: Callable[[], bool], output: Any) -> Iterator[None]:
     """Inside this block of code, and where `here` says so, a layer computes nothing and gives what it gave before."""
     with _lock:
         replay = block.forward if isinstance(block.forward, _Replay) else _Replay(block)
-        replay.outputs.append((here, output))
+        replay.outputs.append((is_inside, output))
         block.forward = replay
     try:
         yield
     finally:
         with _lock:
-            replay.outputs = [each for each in replay.outputs if each[0] is not here]
+            replay.outputs = [each for each in replay.outputs if each[0] is not is_inside]
             if not replay.outputs:
                 del block.forward
                 if replay.before is not None:

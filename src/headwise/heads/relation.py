@@ -46,16 +46,16 @@ def follow(
     documents = sorted(relations.documents, key=lambda document: len(document.ids))  # those of one length run together
     plans = [Plan(document) for document in documents]
     first = documents.index(relations.documents[0])
-    taken: dict[Site, list[Tensor]] = defaultdict(list)  # of each document (H+1, 3, pairs)
+    numbers_of: dict[Site, list[Tensor]] = defaultdict(list)  # of each document (H+1, 3, pairs)
 
     def take(number: int, site: Site, call: Call, b: int, document: Document) -> None:
         if not (site.cross or call.cross):
-            taken[site].append(plans[number].measure(call, b))
+            numbers_of[site].append(plans[number].measure(call, b))
 
     run_documents(model, [document.ids for document in documents], take, progress=progress)
     scores: Scores = {name: {} for name in relations.meanings}
     for name, by_head in scores.items():
-        for site, numbers in taken.items():
+        for site, numbers in numbers_of.items():
             by_head |= zip(site.heads, _followed(name, plans, numbers, shown, first), strict=True)
     return scores
 
@@ -66,9 +66,9 @@ def described(relations: Relations) -> tuple[Relation, ...]:
     Voita et al. 2019 (arXiv 1905.09418), section 5.2, hold the accuracy of a head against that of the offset.
     """
     result = []
-    taken = {*all_statistics(), *(role.name for role in ROLES), "name", "importance", "ablation"}
+    reserved = {*all_statistics(), *(role.name for role in ROLES), "name", "importance", "ablation"}
     for name, meaning in relations.meanings.items():
-        if name in taken:
+        if name in reserved:
             raise HeadwiseError(f"the relation {name!r} has the name of a statistic or a role; choose another")
         by_document = [document.pairs[name] for document in relations.documents if name in document.pairs]
         pairs = [pair for of_document in by_document for pair in of_document]

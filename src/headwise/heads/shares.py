@@ -92,22 +92,23 @@ class Tallies:
         """Add to a tally this rank's part of what is kept; returns the documents of all that is."""
         numbers: list[range] = []
         for path in self.earlier[self.ranks.rank :: self.ranks.world]:
-            state, known = read_tensors(path), read_metadata(path)
-            if known.keys() != {"key", "documents", "notes"}:
+            state = read_tensors(path)
+            fields = read_metadata(path)
+            if fields.keys() != {"key", "documents", "notes"}:
                 raise HeadwiseError(f"{path} is damaged: it is no tally of headwise; remove it, and it is read again")
-            if known["key"] != self.key:
+            if fields["key"] != self.key:
                 raise HeadwiseError(f"{path} is of another model or text; go on with those, or pass another keep=")
             tally.join(state)
-            tally.notes |= json.loads(known["notes"])
-            numbers += [range(*ends) for ends in json.loads(known["documents"])]
-        return [each for some in self.ranks.gathered(numbers) for each in some]
+            tally.notes |= json.loads(fields["notes"])
+            numbers += [range(*ends) for ends in json.loads(fields["documents"])]
+        return [each for of_process in self.ranks.gathered(numbers) for each in of_process]
 
     def write(self, tally: Tally, numbers: Sequence[range], now: bool = False) -> None:
         """Keep what is tallied of these documents, every ten seconds or now."""
         if self.path is not None and (now or time.monotonic() > self.due):
             ends = json.dumps([[each.start, each.stop] for each in numbers if each])
-            known = {"key": self.key, "documents": ends, "notes": json.dumps(tally.notes)}
-            write_tensors(self.path, tally.state(), known)
+            fields = {"key": self.key, "documents": ends, "notes": json.dumps(tally.notes)}
+            write_tensors(self.path, tally.state(), fields)
             self.due = time.monotonic() + SAVE_SECONDS
 
 
@@ -147,10 +148,10 @@ def read_corpus(
     tally.join(before.state())
 
     def join(state: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        both = blank()
-        both.join(state)
-        both.join(other)
-        return both.state()
+        joined = blank()
+        joined.join(state)
+        joined.join(other)
+        return joined.state()
 
     merged = blank()
     state = tally.state()

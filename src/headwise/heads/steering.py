@@ -229,15 +229,15 @@ def _differences(model: nn.Module, pairs: Sequence[_Pair]) -> dict[str, Tensor]:
 
 
 def _random_direction(
-    vectors: Mapping[str, Tensor], every: Mapping[str, Tensor], rng: random.Random
+    vectors: Mapping[str, Tensor], all_heads: Mapping[str, Tensor], rng: random.Random
 ) -> dict[str, Tensor]:
     """Directions drawn at random, each as long as one of the vectors, in heads that have none where there are some."""
-    free = [name for name in every if name not in vectors]
-    if len(free) < len(vectors):
-        free = list(every)
+    others = [name for name in all_heads if name not in vectors]
+    if len(others) < len(vectors):
+        others = list(all_heads)
     drawn: dict[str, Tensor] = {}
-    for name, vector in zip(rng.sample(free, len(vectors)), vectors.values(), strict=True):
-        noise = torch.tensor([rng.gauss(0, 1) for _ in every[name]])
+    for name, vector in zip(rng.sample(others, len(vectors)), vectors.values(), strict=True):
+        noise = torch.tensor([rng.gauss(0, 1) for _ in all_heads[name]])
         drawn[name] = noise * (vector.norm() / noise.norm())
     return drawn
 

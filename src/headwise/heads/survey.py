@@ -345,7 +345,7 @@ class _Study:
         name = site.head(h)
         scores, even = tally.of_head(site, h), tally.even(site)
         pictures: dict[str, Any] = {key: of_site[h].numpy() for key, of_site in tally.first[site.name].items()}
-        kept = {key: each.kept for key, each in tally.of("scores", site).items() if each.kept}
+        by_document = {key: each.kept for key, each in tally.of("scores", site).items() if each.kept}
         part, layer, _ = parse_head(name)
         relations, elsewhere = {}, {}
         for relation, by_head in followed.items():
@@ -365,7 +365,7 @@ class _Study:
             importance=effects.importance.get(name),
             ablation=effects.ablation.get(name),
             relations=relations,
-            by_document={key: np.array(documents)[:, h] for key, documents in kept.items()},
+            by_document={key: np.array(documents)[:, h] for key, documents in by_document.items()},
             **pictures,
             **tally.gleanings[site.name].fields(h, self.text) if site.name in tally.gleanings else {},
         )
@@ -374,15 +374,15 @@ class _Study:
 def repeated_tokens(text: Text, context: int | None, seed: int) -> tuple[list[list[int]], int]:
     """Random tokens of the text, no two alike, then the same again; and the row from which on they are known."""
     before, after = text.frame
-    known = sorted(set(text.counts) - text.specials)
+    candidates = sorted(set(text.counts) - text.specials)
     room = PROBE if context is None else (context - len(before) - len(after)) // 2
-    length = min(PROBE, room, len(known))
+    length = min(PROBE, room, len(candidates))
     if length < 4:  # a repetition of so few tells nothing
         return [], 0
     generator = torch.Generator().manual_seed(seed)
     texts: list[list[int]] = []
     for _ in range(PROBES):
-        drawn = [known[i] for i in torch.randperm(len(known), generator=generator)[:length]]
+        drawn = [candidates[i] for i in torch.randperm(len(candidates), generator=generator)[:length]]
         texts.append([*before, *drawn, *drawn, *after])
     return texts, len(before) + length
 

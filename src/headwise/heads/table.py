@@ -462,9 +462,12 @@ class Survey(HeadTable[HeadProfile]):
 
         A head without a counterpart is `L0.H1 (gone)`.
         """
-        known = {here: there for there, here in pairs.items()}
-        names = ((profile, known.get(profile.name, f"{profile.name} (gone)")) for profile in self.profiles)
-        return replace(self, profiles=tuple(replace(each, name=name, was=each.name) for each, name in names))
+        counterparts = {name: counterpart for counterpart, name in pairs.items()}
+        profiles = []
+        for profile in self.profiles:
+            name = counterparts.get(profile.name, f"{profile.name} (gone)")
+            profiles.append(replace(profile, name=name, was=profile.name))
+        return replace(self, profiles=tuple(profiles))
 
     def __repr__(self) -> str:
         return f"Survey({self.model}: {plural(len(self), 'head')}, {plural(self.n_documents, 'document')})"

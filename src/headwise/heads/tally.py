@@ -47,11 +47,11 @@ class Running:
         self.kept: list[Floats] | None = [] if keep else None  # the arrays themselves
 
     def add(self, values: Floats) -> None:
-        known = ~np.isnan(values)
-        self.n = self.n + known
-        before = np.where(known, values - self.mean, 0.0)
+        is_number = ~np.isnan(values)
+        self.n = self.n + is_number
+        before = np.where(is_number, values - self.mean, 0.0)
         self.mean = self.mean + before / np.maximum(self.n, 1)
-        self.squares = self.squares + before * np.where(known, values - self.mean, 0.0)
+        self.squares = self.squares + before * np.where(is_number, values - self.mean, 0.0)
         if self.kept is not None:
             self.kept.append(values)
 
@@ -116,8 +116,8 @@ class Gleaning:
 
     def _receive(self, received: torch.Tensor, ids: torch.Tensor) -> None:
         place = torch.searchsorted(self.tokens, ids).clamp(max=len(self.tokens) - 1)
-        known = self.tokens[place] == ids
-        self.attended.index_add_(1, place[known], received[:, known])
+        is_counted = self.tokens[place] == ids
+        self.attended.index_add_(1, place[is_counted], received[:, is_counted])
         self.total += received.sum(1)
 
     def state(self) -> dict[str, Tensor]:
@@ -135,8 +135,8 @@ class Gleaning:
         shares = self.attended[h] / self.total[h].clamp(min=torch.finfo(torch.float64).tiny)
         values, places = shares.topk(min(ATTENDED, len(shares)))
         examples = []
-        kept = zip(self.weights[h].tolist(), self.places[h].tolist(), strict=True)
-        for weight, (number, row, key) in kept:
+        best = zip(self.weights[h].tolist(), self.places[h].tolist(), strict=True)
+        for weight, (number, row, key) in best:
             if weight >= 0:
                 looks, at = text.shown([text.documents[number][place] for place in (row, key)])
                 examples.append(Example(number, row, key, looks, at, weight))
@@ -250,9 +250,9 @@ class Tally:
     def of(self, kind: str, site: Site) -> dict[str, Running]:
         """The statistics of a site; those of random tokens that are repeated among them, under names of their own."""
         values = self.running.get((kind, site.name), {})
-        known = {} if self.probe is None else self.probe.of(kind, site)
-        repeated = {key: item.repeated for key, item in all_statistics().items() if item.repeated in known}
-        return values | {key: known[name] for key, name in repeated.items()}
+        of_probe = {} if self.probe is None else self.probe.of(kind, site)
+        repeated = {key: item.repeated for key, item in all_statistics().items() if item.repeated in of_probe}
+        return values | {key: of_probe[name] for key, name in repeated.items()}
 
     def heads(self) -> Iterator[tuple[Site, int]]:
         """Every head, in the order of the model."""

@@ -277,8 +277,8 @@ def _real(ids: Tensor | None, real: Tensor | None) -> list[int]:
     """The ids that are no padding, where each has a line of its own in a thumbnail; else none."""
     if ids is None:
         return []
-    kept = ids.cpu() if real is None else ids.cpu()[real.cpu()]
-    return [] if len(kept) > THUMBNAIL else kept.tolist()
+    of_text = ids.cpu() if real is None else ids.cpu()[real.cpu()]
+    return [] if len(of_text) > THUMBNAIL else of_text.tolist()
 
 
 def as_numpy(values: Tensor) -> Array:
@@ -381,10 +381,10 @@ def _check(offsets: Sequence[int], marks: Mapping[str, Sequence[int]]) -> None:
     if not isinstance(offsets, Sequence) or any(type(k) is not int or k < 1 for k in offsets):
         raise HeadwiseError(f"offsets={offsets!r} must be distances of at least 1, such as (1, 2)")
     table = all_statistics()
-    taken = [name for name in marks if name in table and name not in table[name].needs]
-    if taken:
+    reserved = [name for name in marks if name in table and name not in table[name].needs]
+    if reserved:
         raise HeadwiseError(
-            f"marks={taken[0]!r}: there is a statistic of that name; choose another for the set of keys"
+            f"marks={reserved[0]!r}: there is a statistic of that name; choose another for the set of keys"
         )
 
 

@@ -76,12 +76,12 @@ def why(
 
     with evaluating(model):
         passes = Passes(model, layers_of(model), question.position)
-        told = _Telling(passes, question, twin, _specials(folder), progress)
-        token, second = told.read(choose)
-        compared, study, row = second is not None, told.study, told.text.answer.double()
+        telling = _Telling(passes, question, twin, _specials(folder), progress)
+        token, second = telling.read(choose)
+        compared, study, row = second is not None, telling.study, telling.text.answer.double()
         second = _likeliest(row, token) if second is None else second
-        heads, keys, paths = told.tell((token, second), notes)
-    parts = told.parts
+        heads, keys, paths = telling.tell((token, second), notes)
+    parts = telling.parts
     shown = _shown(folder)
     chances = row.softmax(-1)
     difference = float(row[token] - row[second])
@@ -105,7 +105,7 @@ def why(
         embedding=None if parts is None else parts.embedding,
         bias=None if parts is None else parts.bias,
         feed_forwards={} if parts is None else parts.feed_forwards,
-        layers=tuple(told.text.calls),
+        layers=tuple(telling.text.calls),
         heads=tuple(heads),
         keys=tuple(keys),
         paths=tuple(paths),
@@ -219,12 +219,12 @@ def _pieces(tokens: TextTokens, question: _Question, word: str) -> list[list[int
     unknown = None
     for written in texts:
         try:
-            whole = [*tokens.prompt(written), *(tokens.frame[1] if question.way == "masked" else [])]
+            ids_with_word = [*tokens.prompt(written), *(tokens.frame[1] if question.way == "masked" else [])]
         except HeadwiseError as error:  # a vocabulary of characters may have no space
             unknown = unknown or error
             continue
-        piece = whole[len(before) : len(whole) - len(after)]
-        if piece and [*before, *piece, *after] == whole:
+        piece = ids_with_word[len(before) : len(ids_with_word) - len(after)]
+        if piece and [*before, *piece, *after] == ids_with_word:
             choices.append(piece)
     if not choices:
         raise unknown or HeadwiseError(
@@ -366,11 +366,11 @@ class _Telling:
 
         groups: dict[Heads, list[Variants]] = {}
         for site, call in self.text.calls.items():
-            here = [name for name in names if place_of(name)[0] == site]
-            if here:
-                heads = [[place_of(name)[1]] for name in here]
+            in_site = [name for name in names if place_of(name)[0] == site]
+            if in_site:
+                heads = [[place_of(name)[1]] for name in in_site]
                 silence = always(torch.zeros_like(call.out))
-                groups["without", *here] = self.passes.giving(self.text, site, heads, silence, changes)
+                groups["without", *in_site] = self.passes.giving(self.text, site, heads, silence, changes)
         return groups
 
     def _places(self, name: str) -> list[int]:

@@ -77,9 +77,9 @@ def windows(
     run_documents(folder.model, text.documents, take, None, partial(progress, "running the model"))
     share = _find_needles(folder.model, plant_needles(text, longest, seed), seen, partial(progress, "needles"))
     if share is None:
-        told = Note.of("note.no_needles", longest=longest)
+        about_needles = Note.of("note.no_needles", longest=longest)
     else:
-        told = Note.of("note.few_needles" if share < 0.5 else "note.needles", share=f"{share:.0%}")
+        about_needles = Note.of("note.few_needles" if share < 0.5 else "note.needles", share=f"{share:.0%}")
     return Windows(
         model=folder.name,
         texts=text.sources,
@@ -89,7 +89,7 @@ def windows(
         windows=tuple(sizes),
         heads=tuple(reach for site, values in seen.items() for reach in _heads(site, values, len(sizes))),
         needle_found=share,
-        notes=(*filter(None, [text.note, *text.about]), told),
+        notes=(*filter(None, [text.note, *text.about]), about_needles),
     )
 
 
@@ -171,16 +171,16 @@ def plant_needles(text: Text, longest: int, seed: int) -> list[tuple[list[int], 
     A needle is NEEDLE tokens of the text, no two alike, that stand nowhere else in the document.
     """
     before, _ = text.frame
-    known = sorted(set(text.counts) - text.specials)
+    candidates = sorted(set(text.counts) - text.specials)
     room = longest - len(before) - 2 * NEEDLE + 1
-    if room < NEEDLE or len(known) < 2 * NEEDLE:
+    if room < NEEDLE or len(candidates) < 2 * NEEDLE:
         return []
     generator = torch.Generator().manual_seed(seed)
     planted = []
     again_and_again = itertools.chain.from_iterable(itertools.repeat(text.documents))
     tokens = itertools.chain.from_iterable(again_and_again)  # each needle goes on where the last one ended
     for n in range(NEEDLES):
-        needle = [known[i] for i in torch.randperm(len(known), generator=generator)[:NEEDLE]]
+        needle = [candidates[i] for i in torch.randperm(len(candidates), generator=generator)[:NEEDLE]]
         others = (i for i in tokens if i not in needle and i not in text.specials)
         hay = list(itertools.islice(others, room))
         depth = n * room // NEEDLES
