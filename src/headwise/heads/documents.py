@@ -80,7 +80,8 @@ def some_rows(document: Document, T: int, share: float | None, seed: int) -> Doc
     """
     if share is None:
         return document
-    real = torch.arange(T) if document.real_rows is None else document.real_rows.cpu().nonzero()[:, 0]
+    is_real = torch.ones(T, dtype=torch.bool) if document.real_rows is None else document.real_rows.cpu()
+    real = is_real.nonzero()[:, 0]
     count = math.ceil(len(real) * share)
     edges = torch.arange(count + 1) * len(real) // max(1, count)
     drawn = torch.rand(count, generator=torch.Generator().manual_seed(seed)) * edges.diff()
@@ -269,7 +270,9 @@ class _Reader:
             return True
         if (held := self.held_by(call.layer)) is not None:
             return held[0] == S
-        return T <= S <= self.past + T or any(held and held[0] == S for held in self.held)
+        if T <= S <= self.past + T:  # the latest of all tokens so far
+            return True
+        return any(held is not None and held[0] == S for held in self.held)  # another layer's cache has as many
 
     def _set_spans(self) -> None:
         """Places that an image or a sound fills: no two of them hold the same token, whatever number stands there."""

@@ -204,6 +204,7 @@ class Film:
         self.due = frame_steps(recipe.steps, min(FRAMES, SIZE // (2 * numbers)), gap)
         cells = int((SIZE / len(self.due) - numbers) * 3 / 4 / len(names))  # base64 takes four bytes for three
         example = tokens.prompt(corpus.example)
+        # The example comes first, and is filmed once.
         others = (list(ids) for ids in self.text.documents if ids[:LONGEST] != example[:LONGEST])
         self.lines = fitting([example, *others], cells)
         self.glance = Glance(self.lines, self.text, config.context, PROBES)

@@ -93,7 +93,8 @@ class Desk:
         self.layers = self._called()
         self.heads = [name for layer in self.layers for name in layer.heads]
         self.signs = self.tokens.specials - {self.tokens.unknown}  # ids that stand for no text
-        self.longest = min(folder.context or LONGEST, LONGEST, int((CELLS / len(self.heads)) ** 0.5))
+        most = int((CELLS / len(self.heads)) ** 0.5)  # tokens whose maps (T,T) of all heads have so many cells
+        self.longest = min(folder.context or LONGEST, LONGEST, most)
         self.readings: dict[str, Reading] = {}
 
     @torch.no_grad()

@@ -212,7 +212,7 @@ def _pairs(model: nn.Module, clean: Ids, corrupted: Ids, target: Target | None) 
         )
     if good.ndim not in (1, 2) or good.numel() == 0:
         raise HeadwiseError(f"clean is {tuple(good.shape)}; pass ids (T,) or (N,T)")
-    good, bad = (ids.reshape(-1, ids.shape[-1]) for ids in (good, bad))
+    good, bad = (ids.reshape(-1, ids.shape[-1]) for ids in (good, bad))  # of one pair, too, (N,T)
     targets: list[list[int] | None] = [None] * len(good)
     if target is not None:
         ids = target.tolist() if isinstance(target, Tensor) else target
@@ -351,18 +351,18 @@ class Passes:
         groups, depth = self._groups(batches), len(self.blocks)
         for number, group in enumerate(groups):
             states: dict[Variants, Tensor] = {}
-            # Once all have joined, a model in memory goes through the rest at once; another one needs its weights.
-            steps = range(depth if self.stream is not None else max(self._turns(each).start for each in group))
+            # Once all have joined, a model in memory goes through the rest at once; a streamed one has not read it.
+            steps = depth if self.stream is not None else max(self._turns(each).start for each in group)
             for n in range(depth):
                 with loaded(self.model, n):
-                    passing = [each for each in group if n in steps and n in self._turns(each)]
+                    passing = [each for each in group if n < steps and n in self._turns(each)]
                     for joined in self._joined(passing):
                         self._advance(joined, range(n, n + 1), states)
                     if number == 0:
                         beside(n)
                 progress(number * depth + n + 1, len(groups) * depth)
             for joined in self._joined(group):
-                yield from self._answers(joined, steps.stop, states)
+                yield from self._finish(joined, steps, states)
 
     def measured(
         self,
@@ -371,8 +371,8 @@ class Passes:
         beside: Callable[[int], None] = lambda layer: None,
     ) -> dict[Key, list[float]]:
         """What the batches of each group were to be asked, one after another."""
-        answers = self.asked([each for group in groups.values() for each in group], progress, beside)
-        return {key: [value for _ in group for value in next(answers)] for key, group in groups.items()}
+        answers = self.asked(_flat(groups), progress, beside)
+        return _grouped(groups, answers)
 
     def _groups(self, batches: Sequence[Variants]) -> Sequence[Sequence[Variants]]:
         """Batches that go up together: as many as run at once; of a streamed model all whose states fit into memory."""
@@ -382,26 +382,30 @@ class Passes:
         return [batches[start : start + len(part)] for start, part in portions(self.model, sizes)]
 
     def _joined(self, batches: Iterable[Variants]) -> list[list[Variants]]:
-        """Neighbours that run together: few large products take less time than many small ones. A text runs alone."""
+        """Neighbours that run together: few large products take less time than many small ones."""
         joined: list[list[Variants]] = []
         for each in batches:
-            before = joined[-1] if joined else []
-            if each.start is None or not before or before[0].start is None or not self._fits(before, each):
+            if not joined or not self._fits(joined[-1], each):
                 joined.append([])
             joined[-1].append(each)
         return joined
 
     def _fits(self, before: Sequence[Variants], each: Variants) -> bool:
-        """May a batch run together with those?"""
-        if before[0].reading is not each.reading or (before[0].last is None) is not (each.last is None):
+        """May a batch run together with those? A text runs alone, and variants that end early among their like."""
+        if None in (before[0].start, each.start) or before[0].reading is not each.reading:
+            return False
+        if (before[0].last is None) is not (each.last is None):
             return False
         return sum(other.n for other in before) + each.n <= self._most(each.reading)
 
     def _turns(self, each: Variants) -> range:
         """The numbers of the blocks through which a batch goes up."""
-        is_joined = each.start is not None and not any(call.cross for call in each.reading.calls.values())
-        first = self.blocks.index(each.start.block) if each.start is not None and is_joined else 0
-        last = len(self.blocks) - 1 if each.last is None else self.blocks.index(each.last.block)
+        first, last = 0, len(self.blocks) - 1
+        reads_encoder = any(call.cross for call in each.reading.calls.values())
+        if each.start is not None and not reads_encoder:
+            first = self.blocks.index(each.start.block)
+        if each.last is not None:
+            last = self.blocks.index(each.last.block)
         return range(first, last + 1)
 
     def _advance(self, joined: Sequence[Variants], turns: range, states: dict[Variants, Tensor]) -> None:
@@ -421,7 +425,7 @@ class Passes:
             state = state.cpu()  # the memory of the machine is larger than that of a device
         states |= zip(joined, torch.split(state, [each.n for each in joined]), strict=True)
 
-    def _answers(self, joined: Sequence[Variants], start: int, states: dict[Variants, Tensor]) -> Iterator[list[float]]:
+    def _finish(self, joined: Sequence[Variants], start: int, states: dict[Variants, Tensor]) -> Iterator[list[float]]:
         """Take batches through the blocks from `start` on, and ask what they were to be asked."""
         depth = len(self.blocks)
         if joined[0].last is not None:
@@ -441,8 +445,10 @@ class Passes:
         """The ids to run so that batches pass these blocks, with what they change there; those below are replayed."""
         reading = joined[0].reading
         blocks, below = [self.blocks[n] for n in turns], self.blocks[: turns.start]
-        sites = [layer.site for layer in self.layers if layer.block in blocks]
-        handlers = {site: partial(_in_turn, joined, site) for site in sites if any(site in x.handlers for x in joined)}
+        handlers: dict[Site, Handler] = {}
+        for layer in self.layers:
+            if layer.block in blocks and any(layer.site in each.handlers for each in joined):
+                handlers[layer.site] = partial(_in_turn, joined, layer.site)
         with ExitStack() as stack:
             is_inside = stack.enter_context(inside())
             outputs = {block: reading.outputs[block] for block in below}
@@ -454,6 +460,16 @@ class Passes:
             stack.enter_context(attach(handlers))
             stack.enter_context(joined[0].beside())
             yield reading.ids if below else reading.ids.expand(sum(each.n for each in joined), -1)
+
+
+def _flat(groups: Mapping[Key, Sequence[Variants]]) -> list[Variants]:
+    """The batches of all groups."""
+    return [each for group in groups.values() for each in group]
+
+
+def _grouped(groups: Mapping[Key, Sequence[Variants]], answers: Iterator[list[float]]) -> dict[Key, list[float]]:
+    """Answers that come batch by batch, group by group."""
+    return {key: [value for _ in group for value in next(answers)] for key, group in groups.items()}
 
 
 def _hidden(output: Any) -> Tensor:
@@ -522,13 +538,12 @@ class Study:
         texts = [self.passes.text(self.clean_text, beside), self.passes.text(self.text)]
         streamed = self.passes.stream is not None
         groups = self.variants("out") if effects and streamed else {}
-        answers = self.passes.asked([*texts, *(each for group in groups.values() for each in group)], progress)
-        next(answers), next(answers)
+        answers = self.passes.asked([*texts, *_flat(groups)], progress)
+        next(answers), next(answers)  # of the texts, which fills their readings
         self._aim(target)
-        if effects and not streamed:  # whose calls tell how many heads there are
-            groups = self.variants("out")
-            answers = self.passes.asked([each for group in groups.values() for each in group], progress)
-        return self.by_head({key: [value for _ in group for value in next(answers)] for key, group in groups.items()})
+        if effects and not streamed:  # the calls of the texts tell how many heads there are
+            return self.effects("out", list(self.names("out")), None, progress=progress)
+        return self.by_head(_grouped(groups, answers))
 
     def _aim(self, target: Sequence[int] | Choice | None) -> None:
         """Note which two tokens are compared, and their difference after each text."""
@@ -559,10 +574,9 @@ class Study:
         return self._difference(answer_logits(self.passes.model, self.text.ids, self.passes.position))
 
     def _shares(self, logits_nv: Tensor) -> list[float]:
-        return self._share(self._difference(logits_nv))
-
-    def _share(self, answers: Tensor) -> list[float]:
-        return [(answer - self.corrupted) / (self.clean - self.corrupted) for answer in answers.tolist()]
+        """How far answers have come from the corrupted one to the clean one."""
+        differences = self._difference(logits_nv).tolist()
+        return [(difference - self.corrupted) / (self.clean - self.corrupted) for difference in differences]
 
     def names(self, at: str) -> dict[str, Place]:
         """Every head, or key/value head, of the model by name."""
@@ -580,12 +594,17 @@ class Study:
         return places
 
     def effects(
-        self, at: str, names: Sequence[str], positions: Sequence[int] | None, together: bool = False
+        self,
+        at: str,
+        names: Sequence[str],
+        positions: Sequence[int] | None,
+        together: bool = False,
+        progress: Told = silent,
     ) -> dict[str, float]:
         """The effect of each of these heads alone, or of all of them at once under the name "together"."""
         if together:
             return {"together": self._together(at, names, positions)}
-        return self.by_head(self.passes.measured(self.variants(at, names, positions)))
+        return self.by_head(self.passes.measured(self.variants(at, names, positions), progress))
 
     @staticmethod
     def by_head(values: Mapping[Heads, Sequence[float]]) -> dict[str, float]:
@@ -651,7 +670,7 @@ class Study:
             rows = clean[part]
             handlers: dict[Site, Handler] = {x.site: partial(change, x.site, rows) for x in self.layers}
             batches.append(Variants(self.text, self.layers[0], len(rows), handlers, self._shares))
-        shares = self.passes.measured({"": batches})[""]
+        shares = self.passes.measured({"half": batches})["half"]
         moved = [share - shares[0] for share in shares[1:]]
         return {name: -more if name in half else more for name, more in zip(names, moved, strict=True)}
 
@@ -698,7 +717,8 @@ class Study:
 
         layers = [layer for layer in self.layers if layer.site.name in chosen]
         handlers: dict[Site, Handler] = {layer.site: partial(change, layer.site) for layer in layers}
-        return self.passes.measured({"": [Variants(self.text, layers[0], 1, handlers, self._shares)]})[""][0]
+        variant = Variants(self.text, layers[0], 1, handlers, self._shares)
+        return self.passes.measured({"together": [variant]})["together"][0]
 
     def estimate(self, names: Sequence[str], positions: Sequence[int] | None) -> dict[str, float]:
         """What one backward pass says of the effect of each head's output."""
@@ -800,7 +820,8 @@ def _attend(call: Call, v: Tensor) -> Tensor:
     """What a call would give of other values."""
     if call.weights is None:
         return attend_by_rows(call.q, call.k, v, call.options)
-    return call.weights.to(v.dtype) @ v.repeat_interleave(call.weights.shape[1] // v.shape[1], 1)
+    n_readers = call.weights.shape[1] // v.shape[1]  # query heads of a key/value head
+    return call.weights.to(v.dtype) @ v.repeat_interleave(n_readers, 1)
 
 
 def _require_scores(call: Call, at: str) -> None:

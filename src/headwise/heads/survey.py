@@ -154,7 +154,9 @@ def forecast(
         with ask.evaluating(model), reading(model):
             ask.run_body(model, ids)
     speed = ids.numel() / max(time.perf_counter() - began, 1e-9)
-    to_read = sum(map(len, documents)) + controls * sum(map(len, documents[:CONTROLS]))
+    to_read = sum(map(len, documents))
+    if controls:
+        to_read += sum(map(len, documents[:CONTROLS]))
     if to_read / speed < PATIENCE:
         return ""
     facts = {"minutes": f"{to_read / speed / 60:,.1f}", "tokens": f"{to_read:,}", "speed": f"{speed:,.0f}"}
@@ -173,7 +175,8 @@ class _Study:
     """One survey on its way."""
 
     def __init__(self, folder: Folder, text: Text, seed: int, progress: Progress) -> None:
-        self.folder, self.model, self.text, self.seed, self.progress = folder, folder.model, text, seed, progress
+        self.folder, self.model = folder, folder.model
+        self.text, self.seed, self.progress = text, seed, progress
         self.probes, self.second_half = repeated_tokens(text, folder.context, seed)
         self.parts = max(site.parts for site in sites_of(self.model))  # processes that hold some heads each
         self.known_pairs = text.relations if self.parts == 1 else None  # to follow them a process needs all heads

@@ -109,7 +109,8 @@ class Gleaning:
 
     def _keep_best(self, weights: Floats, places: NDArray[np.int64]) -> None:
         """Of these examples, (H,n) and (H,n,3), and those so far the best; of equal weights the first document's."""
-        weights, places = np.concatenate([self.weights, weights], 1), np.concatenate([self.places, places], 1)
+        weights = np.concatenate([self.weights, weights], 1)
+        places = np.concatenate([self.places, places], 1)
         best = np.lexsort((places[..., 0], -weights))[:, :EXAMPLES]
         self.weights = np.take_along_axis(weights, best, 1)
         self.places = np.take_along_axis(places, best[..., None], 1)
@@ -127,7 +128,8 @@ class Gleaning:
     def join(self, state: Mapping[str, Tensor]) -> None:
         """Add what another one has seen of other documents."""
         self.distances = self.distances + state["distances"].numpy()
-        self.attended, self.total = self.attended + state["attended"], self.total + state["total"]
+        self.attended = self.attended + state["attended"]
+        self.total = self.total + state["total"]
         self._keep_best(state["weights"].numpy(), state["places"].numpy())
 
     def fields(self, h: int, text: Text) -> dict[str, Any]:

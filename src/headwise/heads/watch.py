@@ -52,7 +52,8 @@ class _SeenSite:
     def add(self, measured: Measured, document: Document) -> None:
         places = [n for n, name in enumerate(self.names) if name in measured.rows]
         if len(places) < len(self.names):
-            self.names, self._room = [self.names[n] for n in places], self._room[places]
+            self.names = [self.names[n] for n in places]
+            self._room = self._room[places]
         start, n_rows = self.n_rows, len(measured.places)
         if start + n_rows > self._room.shape[2]:
             before = self._room[..., :start]

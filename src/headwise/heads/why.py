@@ -61,7 +61,6 @@ def why(
     question = _Question.of(folder, way, prompt)
     twin = None if corrupt is None else _twin(folder, question, corrupt)
     notes: list[str] = []
-    compared = True  # are two tokens compared? Else the probability of the one counts
 
     def choose(good: Tensor, bad: Tensor | None) -> tuple[int, int | None]:
         """The token that is explained, and what it is compared with; None: with nothing."""
@@ -78,7 +77,8 @@ def why(
         passes = Passes(model, layers_of(model), question.position)
         telling = _Telling(passes, question, twin, _specials(folder), progress)
         token, second = telling.read(choose)
-        compared, study, row = second is not None, telling.study, telling.text.answer.double()
+        compared = second is not None  # else the probability of the one token counts
+        study, row = telling.study, telling.text.answer.double()
         second = _likeliest(row, token) if second is None else second
         heads, keys, paths = telling.tell((token, second), notes)
     parts = telling.parts
@@ -293,7 +293,9 @@ class _Telling:
                 with loaded(self.passes.model, number):
                     self._add(number)
             self._sum()
-        size = self.effects or ({} if self.parts is None else self.parts.heads)
+        size = self.effects  # what ranks the heads: what they carry, or else what they add
+        if not size and self.parts is not None:
+            size = self.parts.heads
         names.sort(key=lambda name: -abs(size.get(name, 0.0)))
         first = names[: Story.MOST] if size else names
         silenced, moved = self._silenced(first, target[0]), self._moved(first)
