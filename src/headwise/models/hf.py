@@ -334,7 +334,7 @@ class FolderTokens:
 def sound_features(folder: Path, samples: Any) -> tuple[torch.Tensor, float]:
     """What a model of speech is given for samples, 16,000 a second, and how many seconds it always hears."""
     with _loading(folder / "preprocessor_config.json", f"{folder} has nothing that turns sound into its inputs"):
-        extractor = AutoFeatureExtractor.from_pretrained(folder, **LOCAL)  # type: ignore[no-untyped-call]
+        extractor = AutoFeatureExtractor.from_pretrained(folder, **LOCAL)
         features = extractor(samples, sampling_rate=extractor.sampling_rate, return_tensors="pt").input_features
     return features, float(extractor.chunk_length)
 
@@ -353,12 +353,12 @@ def transcribed(model: Any, states: torch.Tensor) -> list[int]:
 def _quiet() -> Iterator[None]:
     """Without the library's progress bars and warnings: what matters is said by our own errors."""
     level = logging.get_verbosity()
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.set_verbosity_error()
     bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()
     try:
         yield
     finally:
         logging.set_verbosity(level)
         if bars:
-            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+            logging.enable_progress_bar()
