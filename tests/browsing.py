@@ -7,6 +7,7 @@ to it that the page asked for nothing else, raised no dialog and logged no error
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -17,7 +18,7 @@ import pytest
 from a_browser import ARGUMENTS, CHROMIUM, NAMES
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, BrowserContext, Page
 
 Opener = Callable[..., "Page"]
 
@@ -43,25 +44,45 @@ def started() -> Iterator[Browser]:
 
 @contextmanager
 def opener(browser: Browser) -> Iterator[Opener]:
-    """Opens files in contexts of their own: `opened(path, width, height, color_scheme="dark", ...)`.
+    """Opens files: `opened(path, width, height, color_scheme="dark", ...)`.
 
-    With `inside` a test reaches the names of the page's script, which as a module keeps them to itself.
+    With `inside` a test reaches the names of the page's script, which as a module keeps them to itself. A window is taken
+    again by later tests, which costs half of a new one; a test that sets the clock takes a `fresh` one, and so do those
+    that ask for more than colours and stillness.
     """
-    contexts, requests, troubles = [], [], []
+    windows: list[Page] = []
+    contexts: list[BrowserContext] = []
+    n_opened = 0
+    requests: list[str] = []
+    troubles: list[str] = []
 
     def note_dialog(dialog: Any) -> None:
         troubles.append(f"dialog {dialog}")
         dialog.dismiss()
 
-    def opened(path: Path, width: int = 1280, height: int = 900, inside: bool = False, **options: Any) -> Page:
-        context = browser.new_context(viewport={"width": width, "height": height}, **options)
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(10_000)
-        page.on("request", lambda request: requests.append(request.url))
-        page.on("dialog", note_dialog)
-        page.on("pageerror", lambda error: troubles.append(f"error {error}"))
-        page.on("console", lambda message: troubles.append(f"console {message.text}"))
+    listeners: dict[Any, Callable[[Any], None]] = {
+        "request": lambda request: requests.append(request.url),
+        "dialog": note_dialog,
+        "pageerror": lambda error: troubles.append(f"error {error}"),
+        "console": lambda message: troubles.append(f"console {message.text}"),
+    }
+
+    def opened(
+        path: Path, width: int = 1280, height: int = 900, inside: bool = False, fresh: bool = False, **options: Any
+    ) -> Page:
+        nonlocal n_opened
+        if fresh or not options.keys() <= MEDIA.keys():
+            contexts.append(browser.new_context(viewport={"width": width, "height": height}, **options))
+            page = contexts[-1].new_page()
+            page.set_default_timeout(10_000)
+        else:
+            page = _window(browser)
+            windows.append(page)
+            page.set_viewport_size({"width": width, "height": height})
+            page.emulate_media(**MEDIA | options)
+        for event, listener in listeners.items():
+            page.on(event, listener)
+        n_opened += 1
         page.goto((within_reach(path) if inside else path).as_uri())
         return page
 
@@ -70,9 +91,28 @@ def opener(browser: Browser) -> Iterator[Opener]:
     finally:
         for context in contexts:
             context.close()
+        for page in windows:
+            for event, listener in listeners.items():
+                page.remove_listener(event, listener)
+            page.mouse.move(0, 0)
+            page.goto("about:blank")
+        IDLE[browser] += windows
     assert troubles == []
     assert all(re.match(r"data:|file:", url) for url in requests), requests
-    assert len([url for url in requests if url.startswith("file:")]) == len(contexts)
+    assert len([url for url in requests if url.startswith("file:")]) == n_opened
+
+
+# What a window can be told while it is open, and how a new one is.
+MEDIA: dict[str, Any] = {"color_scheme": "light", "reduced_motion": "no-preference"}
+IDLE: dict[Browser, list[Page]] = defaultdict(list)
+
+
+def _window(browser: Browser) -> Page:
+    if IDLE[browser]:
+        return IDLE[browser].pop()
+    page = browser.new_context().new_page()
+    page.set_default_timeout(10_000)
+    return page
 
 
 def within_reach(path: Path) -> Path:

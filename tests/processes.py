@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["headwise.gpt.run", "headwise.gpt.ranks", "headwise.heads.survey"])
+# transformers among it, which takes longer to import than most of what is tested takes to run.
+FORKS.set_forkserver_preload(["headwise.gpt.run", "headwise.gpt.ranks", "headwise.heads.survey", "headwise.models.hf"])
 
 
 @dataclass

@@ -187,7 +187,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         torch.manual_seed(2)
         config = GPTConfig(vocab_size=len(tokens), context=37, n_layers=2, n_heads=4, n_kv_heads=2, d_model=24)
         save_model(path / "m", GPT(config), tokens)
-    words = np.random.default_rng(3).choice(list(letters[:11]), 20_011)
+    words = np.random.default_rng(3).choice(list(letters[:11]), 9_007)
     (path / "corpus.txt").write_text("".join(words))
     return path
 

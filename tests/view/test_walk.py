@@ -158,7 +158,7 @@ def test_forth_and_back_by_keys_and_by_buttons(walk: Page) -> None:
 def test_it_plays_and_stops_at_the_end(browser: Browser, folder: Path) -> None:
     path = written(folder, "one layer")
     with opener(browser) as opened:
-        page = opened(path, reduced_motion="reduce")
+        page = opened(path, reduced_motion="reduce", fresh=True)
         page.clock.install()
         page.keyboard.press("p")
         assert page.inner_text("#play") == "Pause"
