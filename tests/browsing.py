@@ -46,9 +46,9 @@ def started() -> Iterator[Browser]:
 def opener(browser: Browser) -> Iterator[Opener]:
     """Opens files: `opened(path, width, height, color_scheme="dark", ...)`.
 
-    With `inside` a test reaches the names of the page's script, which as a module keeps them to itself. A window is taken
-    again by later tests, which costs half of a new one; a test that sets the clock takes a `fresh` one, and so do those
-    that ask for more than colours and stillness.
+    With `inside` a test reaches the names of the page's script, which as a module keeps them to itself. A window is
+    taken again by later tests, which costs half of a new one; a test that sets the clock takes a `fresh` one, and so do
+    those that ask for more than colours and stillness.
     """
     windows: list[Page] = []
     contexts: list[BrowserContext] = []

@@ -63,6 +63,8 @@ JOINS = {"cat", "concat", "concatenate", "stack"}
 # What these give is no form of their input any more: its trail ends.
 MAKES_NEW = {"linear", "addmm", "layer_norm", "rms_norm", "group_norm", "batch_norm", "conv1d", "conv2d", "embedding"}
 HANDED = "it is handed queries and keys, perhaps of two texts: there are no distances"
+# Operation and argument of `@` and `@=` in bytecode. To let `dis` take every line apart takes a hundred times as long.
+MATMULS = {(step.opcode, step.arg) for step in dis.get_instructions("a @ b; a @= b") if step.opname == "BINARY_OP"}
 LIBRARIES = {"torch", "numpy", "einops", "transformers"}  # whose functions are no part of a class
 # Arguments that hold another sequence, of which keys are made.
 CONTEXT = {"key", "k", "context", "memory", "encoder_hidden_states", "key_value_states", "enc_output", "encoder_output"}
@@ -105,7 +107,8 @@ def _names(kind: type[nn.Module]) -> frozenset[str]:
         for code in codes:  # the list grows by functions inside of functions
             codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
             names.update(code.co_names)
-            names.update("@" for step in dis.get_instructions(code) if step.argrepr in ("@", "@="))
+            if MATMULS & set(zip(code.co_code[::2], code.co_code[1::2], strict=True)):
+                names.add("@")
             # What a name stands for: a global of the function's file, a method, or a function of a module named here.
             named = [function.__globals__.get(name) for name in code.co_names]
             places = [kind, *(place for place in named if isinstance(place, types.ModuleType))]
