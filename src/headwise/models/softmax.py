@@ -64,7 +64,8 @@ JOINS = {"cat", "concat", "concatenate", "stack"}
 MAKES_NEW = {"linear", "addmm", "layer_norm", "rms_norm", "group_norm", "batch_norm", "conv1d", "conv2d", "embedding"}
 HANDED = "it is handed queries and keys, perhaps of two texts: there are no distances"
 # Operation and argument of `@` and `@=` in bytecode. To let `dis` take every line apart takes a hundred times as long.
-MATMULS = {(step.opcode, step.arg) for step in dis.get_instructions("a @ b; a @= b") if step.opname == "BINARY_OP"}
+PRODUCT_LINES = dis.get_instructions(compile("a @ b; a @= b", "", "exec"))
+MATMULS = {(step.opcode, step.arg) for step in PRODUCT_LINES if step.opname == "BINARY_OP"}
 LIBRARIES = {"torch", "numpy", "einops", "transformers"}  # whose functions are no part of a class
 # Arguments that hold another sequence, of which keys are made.
 CONTEXT = {"key", "k", "context", "memory", "encoder_hidden_states", "key_value_states", "enc_output", "encoder_output"}
