@@ -37,16 +37,7 @@ def comparison(name: str, arms: Mapping[str, Mapping[str, float]], metrics: Sequ
     found = (arm(first_name, first, None, metrics), *(arm(one, scores, first, metrics) for one, scores in others))
     verdicts = tuple(score.verdict for one in found for score in one.scores.values() if score.verdict)
     return Comparison(
-        name,
-        f"What about {name}?",
-        "made-up data",
-        7,
-        (0, 1, 2),
-        tuple(metrics),
-        found,
-        verdicts,
-        ("a note",),
-        1.5,
+        name, f"What about {name}?", "made-up data", 7, (0, 1, 2), tuple(metrics), found, verdicts, ("a note",), 1.5
     )
 
 

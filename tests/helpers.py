@@ -106,8 +106,7 @@ def mask_cases(n: Sizes, seed: int = 0) -> dict[str, MaskCase]:
         "window offset": MaskCase(lambda w: hw.Window(1, 0, offset=3), lambda b, h, i, j: i + 2 <= j <= i + 3),
         "window open": MaskCase(lambda w: hw.Window(None, None)),
         "window offsets": MaskCase(
-            lambda w: hw.Window(1, 1, offset=w(shifts)),
-            lambda b, h, i, j: i + shifts[b] - 1 <= j <= i + shifts[b] + 1,
+            lambda w: hw.Window(1, 1, offset=w(shifts)), lambda b, h, i, j: i + shifts[b] - 1 <= j <= i + shifts[b] + 1
         ),
         "streaming": MaskCase(
             lambda w: hw.Streaming(1, 2), lambda b, h, i, j: j <= i + end and (j < 1 or j > i + end - 2)

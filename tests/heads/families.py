@@ -88,10 +88,7 @@ def inputs_of(name: str, padding: str = "none", seed: int = 1) -> dict[str, Tens
     if takes == "image":
         return {"pixel_values": torch.randn(B, 3, IMAGE, IMAGE, generator=generator)}
     if takes == "sound":
-        return {
-            "input_features": torch.randn(B, 13, 2 * SOUND, generator=generator),
-            "decoder_input_ids": ids(TARGET),
-        }
+        return {"input_features": torch.randn(B, 13, 2 * SOUND, generator=generator), "decoder_input_ids": ids(TARGET)}
     if takes == "pair":
         return {
             "input_ids": ids(T),

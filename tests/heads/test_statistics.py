@@ -443,8 +443,7 @@ def test_rows_of_one_key_and_sinks_of_one_head() -> None:
         assert measure(call, 0, Document()).rows["entropy"].signbit().any().item() is False
     # Its numbers are zeros in that row, as its weights are.
     hidden = MaskCase(
-        lambda wrap: hw.Allowed(torch.tensor([True, False])[:, None, None].expand(2, 3, 5)),
-        lambda b, h, i, j: h == 0,
+        lambda wrap: hw.Allowed(torch.tensor([True, False])[:, None, None].expand(2, 3, 5)), lambda b, h, i, j: h == 0
     )
     problem = draw(Sizes(1, 2, 2, 3, 5, 7, 2), 13, hidden, sink=True)
     check(problem)

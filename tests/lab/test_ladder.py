@@ -157,18 +157,12 @@ def with_future(sizes: LadderSizes, leaves: Any) -> Any:
 WRONG = {
     "no scale": (Rung("spoiled", "", "array", unscaled), "q, scores, weights, heads, joined, output, timed float32"),
     "not causal": (Rung("spoiled", "", "tensor", with_future), "output, W_Q, W_K, W_V, W_O, x, timed float32"),
-    "a slope": (
-        spoiled("torch fused", lambda x, out: WrongSlope.apply(out)),
-        "W_Q, W_K, W_V, W_O, x",
-    ),
+    "a slope": (spoiled("torch fused", lambda x, out: WrongSlope.apply(out)), "W_Q, W_K, W_V, W_O, x"),
     "single precision within": (
         spoiled("NumPy batched", lambda x, out: out.astype(np.float32).astype(out.dtype)),
         "output",
     ),
-    "only as timed": (
-        spoiled("torch fused", lambda x, out: out + 0.01 * (x.dtype == torch.float32)),
-        "timed float32",
-    ),
+    "only as timed": (spoiled("torch fused", lambda x, out: out + 0.01 * (x.dtype == torch.float32)), "timed float32"),
     "not a number": (spoiled("NumPy loop", lambda x, out: out * np.nan), "output, timed float32"),
     "another shape": (spoiled("NumPy loop", lambda x, out: out[:, :1]), "output, timed float32"),
     "rows mixed up": (with_step_changed("NumPy loop", "heads", lambda step: step[:, :, ::-1]), "heads"),

@@ -60,11 +60,7 @@ def draw() -> Tensor:
 
 
 def in_chunks(
-    layer: hw.MultiHeadAttention,
-    x: Tensor,
-    at: list[int],
-    gate: Tensor | None = None,
-    cache: hw.KVCache | None = None,
+    layer: hw.MultiHeadAttention, x: Tensor, at: list[int], gate: Tensor | None = None, cache: hw.KVCache | None = None
 ) -> Tensor:
     cache = hw.KVCache() if cache is None else cache
     return torch.cat([layer(x[:, start:stop], cache=cache, gate=gate) for start, stop in pairwise(at)], 1)

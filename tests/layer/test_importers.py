@@ -91,15 +91,7 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "course, biases, short": lambda: CourseAttention(11, 35, 5, 0.0, 7, qkv_bias=True),
     **{name: partial(of_transformers, **fields) for name, fields in TABLES["modules"].items()},
 }
-ROPES = (
-    "llama",
-    "ml",
-    "mi",
-    "qwen",
-    "g",
-    "phi3",
-    "starcoder2",
-)  # whose angles are rounded to float32
+ROPES = ("llama", "ml", "mi", "qwen", "g", "phi3", "starcoder2")  # whose angles are rounded to float32
 
 
 @pytest.fixture(params=MODULES)

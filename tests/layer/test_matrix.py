@@ -352,12 +352,7 @@ def width_of_x(case: Case) -> int:
     return changed.get("d_in", changed["d_model"])
 
 
-COMPILED = (
-    "out_proj",
-    "kv_index",
-    "gate",
-    "latent_dim",
-)  # test_works_with compiles the rest, for several lengths
+COMPILED = ("out_proj", "kv_index", "gate", "latent_dim")  # test_works_with compiles the rest, for several lengths
 
 
 def with_latent(rows: tuple[Case, Case]) -> tuple[Case, Case]:
@@ -376,13 +371,7 @@ ROWS = (
     ("latent call's", {name: with_latent(rows) for name, rows in CALL_ROWS.items()}),
 )
 CELLS = [
-    pytest.param(
-        rows[argument],
-        argument,
-        path,
-        gradients,
-        id=f"{kind} {argument}, {path}{', grad' * gradients}",
-    )
+    pytest.param(rows[argument], argument, path, gradients, id=f"{kind} {argument}, {path}{', grad' * gradients}")
     for kind, rows in ROWS
     for argument in rows
     if argument not in SPECIAL and not (argument in REFUSED_WITH_LATENT and "latent" in kind)

@@ -59,12 +59,7 @@ def test_linear(dim: int, factor: float, theta: float) -> None:
 def test_yarn(dim: int, factor: float, original: int, theta: float, betas: dict[str, float]) -> None:
     ours = hw.RoPE(theta, scaling="yarn", factor=factor, original_context=original, **betas).frequencies(dim)
     expected = theirs(
-        dim,
-        rope_type="yarn",
-        factor=factor,
-        rope_theta=theta,
-        original_max_position_embeddings=original,
-        **betas,
+        dim, rope_type="yarn", factor=factor, rope_theta=theta, original_max_position_embeddings=original, **betas
     )
     # Between fast and slow they mix two frequencies, and the roundings are those of the larger one.
     loose = 4 * 2**-23

@@ -127,8 +127,7 @@ def test_tokenizers_of_others(path: Path) -> None:
         read_calibration(path, folder(Framed(), vocab_size=100, family="bert"))
     path.write_text("abc")
     with pytest.raises(
-        HeadwiseError,
-        match=r"is too short: of documents of 2 to 16 tokens it makes 1 to .* and 0 to measure on",
+        HeadwiseError, match=r"is too short: of documents of 2 to 16 tokens it makes 1 to .* and 0 to measure on"
     ):
         read_calibration(path, folder(Tokens.characters("abc", boundary=False)))
     path.write_text(" \n ")
