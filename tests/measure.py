@@ -6,6 +6,7 @@ Nodes of Python's syntax tree are counted, not lines: a short line that must be 
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 from collections import Counter, defaultdict
@@ -47,6 +48,17 @@ class Size:
         self.circles += other.circles
 
 
+@functools.cache  # several rules read each file
+def parsed(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
+@functools.cache
+def all_nodes(tree: ast.AST) -> list[ast.AST]:
+    """The node itself and all below it."""
+    return list(ast.walk(tree))
+
+
 def package_sources() -> tuple[dict[str, str], set[str]]:
     """The text of every module of the package by its name, and which of them are packages."""
     sources: dict[str, str] = {}
@@ -62,7 +74,7 @@ def package_sources() -> tuple[dict[str, str], set[str]]:
 
 def imports_of(module: str, source: str, is_package: bool, modules: set[str]) -> Iterator[str]:
     """Every module that a source text names in an import, wherever it stands, `import_module("...")` too."""
-    for node in ast.walk(ast.parse(source)):
+    for node in all_nodes(parsed(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -104,11 +116,11 @@ def total(rooms: Mapping[str, Size]) -> Size:
 
 
 def _size_of(module: str, source: str) -> Size:
-    tree = ast.parse(source)
+    tree = parsed(source)
     size = Size(files=1, lines=source.count("\n"))
     names_used = Counter[str]()
     private: list[str] = []
-    for node in ast.walk(tree):
+    for node in all_nodes(tree):
         size.nodes += 1
         size.conditional_expressions += isinstance(node, ast.IfExp)
         size.comprehensions += isinstance(node, COMPREHENSIONS)
@@ -160,9 +172,9 @@ def option_messages() -> list[str]:
     for module, source in package_sources()[0].items():
         if room_name(module) == "cli":
             continue
-        tree = ast.parse(source)
+        tree = parsed(source)
         docstrings = _docstrings(tree)
-        for node in ast.walk(tree):
+        for node in all_nodes(tree):
             is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings
             if is_text and OPTION.search(node.value):
                 places.append(f"{module}:{node.lineno}")
@@ -172,7 +184,7 @@ def option_messages() -> list[str]:
 def _docstrings(tree: ast.Module) -> set[int]:
     """The ids of the nodes that are docstrings."""
     nodes: set[int] = set()
-    for node in ast.walk(tree):
+    for node in all_nodes(tree):
         first = node.body[0] if isinstance(node, (ast.Module, ast.ClassDef, *FUNCTIONS)) and node.body else None
         if isinstance(first, ast.Expr):
             nodes.add(id(first.value))

@@ -41,12 +41,16 @@ def verbs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 @pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run on a text of tags, in a file whose name is one; the run is called after it."""
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A folder with a run on a text of tags, in a file whose name is one; the run is called after it.
+
+    Beside it what `headwise heads` printed as it put such a text into the report.
+    """
     folder = tmp_path_factory.mktemp("hostile")
     (folder / f"{NAME}.txt").write_text(HOSTILE, encoding="utf-8")
     headwise(folder, "train", f"{NAME}.txt", "--steps", 5, "--layers", 2, "--width", 12, "--heads", 3, "--head-dim", 4)
-    return folder
+    report = f"runs/{NAME}/report.html"
+    return folder, headwise(folder, "heads", f"runs/{NAME}", "--text", SCRIPT, "--html", report)
 
 
 def test_the_run_folder(verbs: tuple[Path, str]) -> None:
@@ -68,21 +72,20 @@ def test_it_continues_a_prompt(verbs: tuple[Path, str]) -> None:
     assert text.startswith("he will work =") and text.endswith("\n")
 
 
-def test_heads_on_a_hostile_text_prints_the_map(hostile: Path) -> None:
-    printed = headwise(hostile, "heads", f"runs/{NAME}", "--text", SCRIPT, "--html", f"runs/{NAME}/report.html")
+def test_heads_on_a_hostile_text_prints_the_map(hostile: tuple[Path, str]) -> None:
+    folder, printed = hostile
     assert all(f"L{layer}.H{head}" in printed for layer in range(2) for head in range(3))
     labels = re.findall(r"^ *(\S) ", printed, re.MULTILINE)
     assert "".join(labels[: len(SCRIPT)]) == SCRIPT
     assert "\x1b" not in printed
     assert printed.splitlines()[-1] == f"report: runs/{NAME}/report.html"
-    page = (hostile / "runs" / NAME / "report.html").read_text("utf-8")
+    page = (folder / "runs" / NAME / "report.html").read_text("utf-8")
     assert SCRIPT not in page and "<img" not in page
 
 
 @pytest.mark.browser
-def test_the_reports_in_a_browser(verbs: tuple[Path, str], hostile: Path, open_page: Opener) -> None:
-    headwise(hostile, "heads", f"runs/{NAME}", "--text", SCRIPT, "--html", f"runs/{NAME}/report.html")
-    reports = ((verbs[0] / "runs/verbs/report.html", 2 * 4), (hostile / "runs" / NAME / "report.html", 2 * 3))
+def test_the_reports_in_a_browser(verbs: tuple[Path, str], hostile: tuple[Path, str], open_page: Opener) -> None:
+    reports = ((verbs[0] / "runs/verbs/report.html", 2 * 4), (hostile[0] / "runs" / NAME / "report.html", 2 * 3))
     for path, heads in reports:
         page = open_page(path)
         page.wait_for_selector(f"main[data-drawn='{heads}']", timeout=10_000)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import measure
+from measure import all_nodes, parsed
 
 import headwise
 
@@ -20,11 +21,11 @@ VAGUE = {"one", "found", "own", "given", "mine", "said", "heard"}  # names are n
 def trees() -> list[tuple[str, ast.Module]]:
     """Every file of the package by its path, and what it says."""
     paths = sorted(SOURCE.rglob("*.py"))
-    return [(path.relative_to(SOURCE).as_posix(), ast.parse(path.read_text(encoding="utf-8"))) for path in paths]
+    return [(path.relative_to(SOURCE).as_posix(), parsed(path.read_text(encoding="utf-8"))) for path in paths]
 
 
 def calls(tree: ast.AST, name: str) -> Iterator[ast.Call]:
-    for node in ast.walk(tree):
+    for node in all_nodes(tree):
         if isinstance(node, ast.Call) and name == getattr(node.func, "attr", getattr(node.func, "id", None)):
             yield node
 
@@ -37,7 +38,7 @@ def classes_asked(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def bound_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Line and name of every variable, argument and attribute that is assigned."""
-    for node in ast.walk(tree):
+    for node in all_nodes(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.lineno, node.id
         elif isinstance(node, ast.arg):
@@ -46,7 +47,7 @@ def bound_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def long_functions(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Line and name of every function that is too long; the options of a command, a line each, are not counted."""
-    for node in ast.walk(tree):
+    for node in all_nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             is_command = any(ast.unparse(decorator).startswith("command") for decorator in node.decorator_list)
             first = node.body[0].lineno if is_command else node.lineno
@@ -62,7 +63,7 @@ def masks() -> set[str]:
 
 def imported_masks(tree: ast.AST) -> set[str]:
     """What a module imports from the masks."""
-    nodes = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "headwise.masks")
+    nodes = (node for node in all_nodes(tree) if isinstance(node, ast.ImportFrom) and node.module == "headwise.masks")
     return {alias.name for node in nodes for alias in node.names}
 
 
