@@ -43,9 +43,9 @@ def held_apart(texts: Sequence[T], rng: Random, held_out: float = 0.5, least: in
 
 def interval_of(values: Sequence[float], level: float = LEVEL) -> Interval:
     """Mean and Student's t interval of independent values (Student 1908); NaNs are left out, none left gives NaN."""
-    known = [value for value in values if not math.isnan(value)]
-    mean = math.fsum(known) / len(known) if known else math.nan
-    return interval_from(len(known), mean, math.fsum((value - mean) ** 2 for value in known), level)
+    numbers = [value for value in values if not math.isnan(value)]
+    mean = math.fsum(numbers) / len(numbers) if numbers else math.nan
+    return interval_from(len(numbers), mean, math.fsum((value - mean) ** 2 for value in numbers), level)
 
 
 def interval_from(n: int, mean: float, squares: float, level: float = LEVEL) -> Interval:

@@ -38,7 +38,7 @@ class RoPE(_Brief):
               checkpoints made with it)
         factor: how many times as long
         original_context: length of the texts in training, for yarn
-        beta_fast: turns within original_context above which a feature counts as fast
+        beta_fast: rotations within original_context above which a feature counts as fast
         beta_slow: and below which it counts as slow
         attention_factor: for yarn, on cosines and sines; None: 0.1 ln(factor) + 1, the sharper scores
     """

@@ -142,7 +142,7 @@ class Call(NamedTuple):
     """What the attention inside a layer was given and gave, on the tensor rung; handed to watchers."""
 
     layer: nn.Module  # a MultiHeadAttention; for a watched model of another library, its own attention module
-    q: Tensor  # (B,H,T,D), normed and turned
+    q: Tensor  # (B,H,T,D), normed and rotated
     k: Tensor  # (B,G,S,D), with what a cache held
     v: Tensor  # (B,G,S,E)
     options: Options  # as given to the rung; `trace(q, k, v, options)` gives every step
@@ -230,7 +230,7 @@ class RunSummary:
 
 @dataclass(frozen=True)
 class VectorStage:
-    """A query or a key on its way to the scores, with what turns the stage before into this one."""
+    """A query or a key on its way to the scores, with what makes it of the stage before."""
 
     kind: str  # "projected", then "normed" (qk-norm) and "turned" (RoPE) where the layer has them
     values: tuple[float, ...]  # (D,)
@@ -278,7 +278,7 @@ class HeadSteps:
     q_gain: tuple[float, ...] | None  # (D,) of the qk-norm
     k_gain: tuple[float, ...] | None
     norm_eps: float | None  # rms = sqrt(mean square + norm_eps)
-    pairs: tuple[tuple[int, int], ...]  # features that RoPE turns together: (a, b) -> (a cos - b sin, b cos + a sin)
+    pairs: tuple[tuple[int, int], ...]  # features that RoPE rotates together: (a, b) -> (a cos - b sin, b cos + a sin)
     scale: float
     softcap: float | None
     keys: tuple[KeySteps, ...]

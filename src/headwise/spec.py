@@ -262,7 +262,7 @@ class AttentionSpec:
 
     @property
     def content_dim(self) -> int:
-        """Features of one head's query and key that no position turns apart from the rest, d - rope_dim."""
+        """Features of one head's query and key that are not rotated with the position, d - rope_dim."""
         return self.head_dim - self.rope_dim
 
     @property

@@ -92,7 +92,7 @@ def unknown(what: str, name: object, known: Iterable[str], offer: str | None = N
     names = list(known)
     near = difflib.get_close_matches(str(name), names, n=2)
     if not near:  # capitals count as other letters there
-        near = [known for known in names if known.lower() == str(name).lower()]
+        near = [other for other in names if other.lower() == str(name).lower()]
     if near:
         key = "near" if len(near) == 1 else "near_two"
         return refusal(key, what=what, name=near[0], other=near[-1])

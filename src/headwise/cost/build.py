@@ -300,8 +300,10 @@ def _windows(f: Fields, slides_by_default: Callable[[int], bool]) -> list[int | 
             raise HeadwiseError(f"layer_types has {count} entries for {len(n_layers)} layers; one for each is needed")
         unknown = [kind for kind in types if kind not in ("full_attention", "sliding_attention", "attention")]
         if unknown:
-            known = "known: full_attention and sliding_attention, other layers keep other caches"
-            raise HeadwiseError(f"layer_types names {unknown[0]!r}; {known}")
+            raise HeadwiseError(
+                f"layer_types names {unknown[0]!r}; known: full_attention and sliding_attention, other layers keep "
+                f"other caches"
+            )
         slides = [kind == "sliding_attention" for kind in types]
     window = f.optional_size("sliding_window") if any(slides) else None
     if any(slides) and window is None:

@@ -71,9 +71,9 @@ class Heads:
         except TypeError:
             raise HeadwiseError(f"heads[{key!r}]: a head is one whole number, or a name such as 'H3'") from None
         if not -len(self) <= place < len(self):
-            whole = len(self) == self._layer.spec.n_heads
+            are_all = len(self) == self._layer.spec.n_heads
             raise HeadwiseError(
-                f"there is no head {place}; {'the layer has' if whole else 'there are'} {len(self)}, counted from 0"
+                f"there is no head {place}; {'the layer has' if are_all else 'there are'} {len(self)}, counted from 0"
             )
         return Head(self._layer, self._indices[place])
 

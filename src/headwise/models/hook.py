@@ -43,7 +43,7 @@ from headwise.errors import HeadwiseError
 from headwise.layer.layer import MultiHeadAttention
 from headwise.models import softmax
 from headwise.models.reading import Asked, read_call
-from headwise.models.sites import Site, is_attention, is_watchable, remember, uses_interface
+from headwise.models.sites import Site, is_attention, is_watchable, remember
 from headwise.records import Call, Watchable
 from headwise.rungs.tensor import attend
 from headwise.spec import Options
@@ -114,7 +114,7 @@ def observe(layer: MultiHeadAttention | Watchable, watcher: Handler) -> Iterator
             yield
         finally:
             with _lock:
-                layer.watchers = [each for each in layer.watchers if each is not listen]
+                layer.watchers = [other for other in layer.watchers if other is not listen]
 
 
 @contextmanager
@@ -194,7 +194,6 @@ class Tap:
 
     def __init__(self, site: Site, handler: Handler) -> None:
         self.site, self.handler = site, handler
-        self.free = not uses_interface(site.module)  # does it call functions of torch itself?
         self.projection = None if site.module in _elsewhere else site.projection
         self.waiting: list[Call] = []  # calls whose heads have not entered W_O yet
         self.mixed = ""  # the norm in between that reads several heads at once
@@ -228,7 +227,7 @@ class Tap:
             return self.refuse(call.note)
         if not site.n_heads:
             self.site = site = replace(site, n_heads=call.out.shape[1])
-        if self.free and site.n_heads != call.out.shape[1]:
+        if self.site.free and site.n_heads != call.out.shape[1]:
             kind = type(site.module).__name__
             return self.refuse(
                 f"{kind} says that it has {site.n_heads} heads, and its attention gives {call.out.shape[1]}: chunks or "
@@ -240,7 +239,7 @@ class Tap:
             return self.refuse(
                 f"{type(site.module).__name__} has heads and texts in one axis, and its W_O is not known"
             )
-        w_o = softmax.packed_w_o() if self.free else None
+        w_o = softmax.packed_w_o() if self.site.free else None
         if self.projection is None or w_o is not None:
             self.learn(call)
             known = w_o is not None and site.w_o is not None and w_o.data_ptr() == site.w_o.data_ptr()
@@ -257,7 +256,7 @@ class Tap:
 
     def learn(self, call: Call) -> None:
         """Keep what has been found out about the module for the next block."""
-        if self.free:
+        if self.site.free:
             remember(self.site.module, call.out.shape[1])
 
     def refuse(self, why: str) -> Tensor | None:
@@ -277,7 +276,7 @@ class Tap:
         if not self.waiting:
             return None
         joined: Tensor = args[0]
-        if self.free:
+        if self.site.free:
             return self._side_by_side(joined, args)
         width = 1 if self.site.w_o is None else self.site.w_o.shape[1]
         rows = [call.out.shape[0] * call.out.shape[2] for call in self.waiting]
@@ -326,7 +325,7 @@ class Tap:
         """Calls that never entered W_O in a form that is known are handed on as they left the attention."""
         calls, self.waiting = self.waiting, []
         sure, self.sure = self.sure, True
-        if self.free and calls:
+        if self.site.free and calls:
             _elsewhere.add(self.site.module)
         for call in calls:
             if not sure:
@@ -336,7 +335,7 @@ class Tap:
             self.learn(call)
             note = f"{self.site.name}: what enters W_O is not its heads side by side; they are read before, no norm"
             if self.handler(call._replace(note=note, at_w_o=False)) is not None:
-                again = "; that is known now: do the same again, and they are replaced before" if self.free else ""
+                again = "; that is known now: do the same again, and they are replaced before" if self.site.free else ""
                 raise HeadwiseError(
                     f"{self.site.name}: what enters W_O of {type(self.site.module).__name__} is not its heads side by "
                     f"side, so they cannot be replaced there{again}"
@@ -350,7 +349,7 @@ _elsewhere: WeakSet[nn.Module] = WeakSet()  # attentions whose W_O has been seen
 @contextmanager
 def _read(taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
     """Inside this block, and in its thread, what attentions make by functions of torch goes to their taps."""
-    free = {module: (tap.attended, tap.site.n_heads) for module, tap in taps.items() if tap.free}
+    free = {module: (tap.attended, tap.site.n_heads) for module, tap in taps.items() if tap.site.free}
     if not free:
         yield
         return
@@ -386,7 +385,7 @@ def _tapped(taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
         with _lock:
             if not _blocks:  # compiled code would go on without us; other threads get the same numbers, more slowly
                 _library.enter_context(torch.compiler.set_stance("force_eager"))
-            if not all(tap.free for tap in taps.values()):
+            if not all(tap.site.free for tap in taps.values()):
                 _replace_interface()
             _blocks.append(block)
         try:

@@ -131,8 +131,8 @@ def check(call: Call, eager: bool) -> None:
     options = call.options._replace(mask=None if mask is None else Part(mask, "t", rows, T), dropout=0.0)
     steps = trace(call.q[:, :, rows], call.k, call.v, options)
     theirs = call.out[:, :, rows].to(steps.weights.dtype)
-    known = theirs.isfinite().all(-1) & (steps.masked.amax(-1) > -torch.inf)
-    difference = (steps.out.to(theirs.dtype) - theirs).abs().amax(-1).where(known, 0)
+    sees_some = theirs.isfinite().all(-1) & (steps.masked.amax(-1) > -torch.inf)
+    difference = (steps.out.to(theirs.dtype) - theirs).abs().amax(-1).where(sees_some, 0)
     digits = torch.finfo(call.q.dtype).eps
     if eager:  # transformers computes that softmax in float32, in a float64 model too
         digits = max(digits, torch.finfo(torch.float32).eps)
@@ -142,13 +142,13 @@ def check(call: Call, eager: bool) -> None:
     if not values.isfinite().all():  # a document that is nothing but padding may have turned to NaN
         values = call.v.nan_to_num(0, 0, 0).abs()
     # In one tensor: a device is waited for once.
-    sizes = torch.stack([steps.scores.nan_to_num().abs().max(), values.max(), difference.max(), known.any()])
-    score, value, largest, any_known = sizes.tolist()
+    sizes = torch.stack([steps.scores.nan_to_num().abs().max(), values.max(), difference.max(), sees_some.any()])
+    score, value, largest, any_sees = sizes.tolist()
     sums = 4 if call.q.dtype.itemsize >= 4 else 1  # what is summed in full precision may cancel
     # Rounding of scores, which the softmax makes a factor, and of some sums: 8 digits are room for those.
     bound = digits * (8 + score) * sums * value
-    # Where no row is known, nothing may attend, and all must be zeros.
-    if largest <= bound and (any_known or not theirs.nan_to_num().any()):
+    # Where no row may attend anything, all must be zeros.
+    if largest <= bound and (any_sees or not theirs.nan_to_num().any()):
         return
     b, h, t = (int(i) for i in torch.unravel_index(difference.argmax(), difference.shape))
     place = int((steps.out[b, h, t].to(theirs.dtype) - theirs[b, h, t]).abs().argmax())

@@ -153,15 +153,15 @@ def _product(func: Any, args: Sequence[Any], operands: Sequence[Tensor], result:
     return Product(weights.mT, v.mT, result.mT, -2, lambda out: out.mT)
 
 
-def _windows_first(product: Product | None, told: int) -> Product | None:
+def _windows_first(product: Product | None, n_stated: int) -> Product | None:
     """The product of a call on windows, (B,H,W,T,E), with the windows before the heads; others as they are.
 
-    told  how many heads the module says that it has, which tells the two axes apart
+    n_stated  how many heads the module says that it has, which tells the two axes apart
     """
     if product is None or {product.out.ndim, product.weights.ndim, product.v.ndim} != {5}:
         return product
     heads, windows = product.out.shape[1:3]
-    if heads != told or windows == told:
+    if heads != n_stated or windows == n_stated:
         return product
     weights, v, out = (x.transpose(1, 2) for x in (product.weights, product.v, product.out))
     return Product(weights, v, out, product.axis, lambda gave: product.back(gave.transpose(1, 2)))
@@ -179,11 +179,9 @@ def _einsum(equation: str, operands: Sequence[Tensor], result: Tensor, side: int
         """With letters for "...": its axes are counted from the last, which all tensors have in common."""
         return letters.replace("...", free[: x.ndim - len(letters) + 3][::-1])
 
-    weights, values, out = (
-        spelled_out(parts[side], operands[side]),
-        spelled_out(parts[1 - side], operands[1 - side]),
-        spelled_out(out, result),
-    )
+    weights = spelled_out(parts[side], operands[side])
+    values = spelled_out(parts[1 - side], operands[1 - side])
+    out = spelled_out(out, result)
     keys = [x for x in weights if x in values and x not in out]
     queries = [x for x in weights if x in out and x not in values]
     features = [x for x in values if x in out and x not in weights]
@@ -222,7 +220,7 @@ class Running:
     others: list[Tensor]  # what it is given beside the sequence of its queries, and looks like one
     sizes: tuple[int, ...]  # of which the number of its documents is one: 1, and the first axes of what it is given
     refused: bool = False
-    handed: bool = False  # is it handed queries and keys that another module has made?
+    gets_heads: bool = False  # is it handed queries and keys that another module has made?
     made: list[Tensor] = field(default_factory=list)  # what linear layers have given in it so far
 
 
@@ -234,7 +232,7 @@ class Block:
         self.here = here  # does this thread belong to the block?
         self.running: list[Running] = []
         self.idle: set[nn.Module] = set()  # attentions that ran, and of which nothing was handed on
-        self.handed: set[nn.Module] = set()
+        self.seen: set[nn.Module] = set()  # those of which something was
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         inputs = {**dict(zip(inspect.signature(module.forward).parameters, args, strict=False)), **keywords}
@@ -245,11 +243,11 @@ class Block:
         if first is not None:  # (B,T,C) or (T,B,C); with more axes they are heads, or height and width of an image
             sizes = (1, *first.shape[:2]) if first.ndim < 4 else tuple(first.shape[:1])
         sequences = [x for x in others.values() if first is not None and x.ndim == first.ndim == 3]
-        if module in self.takes and module not in self.handed:
+        if module in self.takes and module not in self.seen:
             self.idle.add(module)
         # What is called `key` is told by its name, and may be the queries' own sequence once more.
         running = Running(module, bool(CONTEXT & others.keys()), [] if "key" in inputs else sequences, sizes)
-        running.handed = first is not None and first.ndim > 3 and bool({"k", "key"} & others.keys())
+        running.gets_heads = first is not None and first.ndim > 3 and bool({"k", "key"} & others.keys())
         self.running.append(running)
 
     def leave(self, module: nn.Module, *more: Any) -> None:
@@ -282,7 +280,7 @@ class Listener(TorchFunctionMode):
             asked = SIGNATURE.bind(*args, **keywords).arguments
             self.n_heads, self.w_o = asked["num_heads"], asked["out_proj_weight"]
             try:
-                with self:
+                with self:  # torch has this mode off while the mode itself runs
                     return SPELLED_OUT(*args, **keywords)
             finally:
                 self.n_heads, self.w_o = before
@@ -293,9 +291,10 @@ class Listener(TorchFunctionMode):
         if func in PRODUCTS or func in PRODUCT_ADDED:
             return self._multiplied(func, [*args, *keywords.values()], result)
         if func is F.linear:  # keys and values are made of it
-            for running in (block.running[-1] for block in self.blocks if block.running):
-                running.cross |= any(args[0] is x for x in running.others)
-                running.made.append(result)
+            for block in self.blocks:
+                for running in block.running[-1:]:
+                    running.cross |= any(args[0] is x for x in running.others)
+                    running.made.append(result)
         for part in result if isinstance(result, tuple | list) else [result]:
             if isinstance(part, Tensor) and part.is_floating_point():
                 self._follow(func, args, keywords, part, undropped)
@@ -335,9 +334,9 @@ class Listener(TorchFunctionMode):
             trail = trail._replace(undropped=undropped)
         elif trail.weights:
             if trail.undropped is not None:  # the same is done to what dropout has not changed
-                trails = [self._trail(x) for x in args]
+                before = [self._trail(x) for x in args]
                 swapped = [
-                    x if t is None or t.undropped is None else t.undropped for x, t in zip(args, trails, strict=True)
+                    t.undropped if t and t.undropped is not None else x for x, t in zip(args, before, strict=True)
                 ]
                 again = func(*swapped, **keywords)
                 undropped = again if isinstance(again, Tensor) else None
@@ -371,12 +370,16 @@ class Listener(TorchFunctionMode):
         if trail.joined:
             why = "joins the scores of several products before its softmax: its map lies in pieces, as of chunks"
             return self._hand(why, result)
-        told = next((block.takes[r.module][1] for block in self.blocks if (r := block.attention) is not None), 0)
-        product = _windows_first(_product(func, args, operands, result, sides[0]), told)
+        n_stated = 0  # heads, as the module says
+        for block in self.blocks:
+            if block.attention is not None:
+                n_stated = n_stated or block.takes[block.attention.module][1]
+        product = _windows_first(_product(func, args, operands, result, sides[0]), n_stated)
         if product is None:
             return result
-        one_for_all = all(size == 1 for size in product.v.shape[:-2]) and any(n > 1 for n in product.out.shape[:-2])
-        if one_for_all and not trail.whole:  # shifted weights times embeddings of distances, which no document has made
+        # Shifted weights times embeddings of distances, which no document has made, are the same for all.
+        same_values = all(n == 1 for n in product.v.shape[:-2])
+        if same_values and any(n > 1 for n in product.out.shape[:-2]) and not trail.whole:
             return result
         if trail.axis not in (None, product.axis):
             why = "its softmax is over another axis than the one along which it is multiplied with values"
@@ -384,7 +387,7 @@ class Listener(TorchFunctionMode):
         weights = product.weights
         if trail.undropped is not None:
             operands[sides[0]] = trail.undropped
-            before_dropout = _windows_first(_product(func, args, operands, result, sides[0]), told)
+            before_dropout = _windows_first(_product(func, args, operands, result, sides[0]), n_stated)
             weights = weights if before_dropout is None else before_dropout.weights
         return self._hand(
             lambda running, n_heads: _mapped(running, self.n_heads, n_heads, product, weights, trail.whole),
@@ -411,7 +414,7 @@ class Listener(TorchFunctionMode):
             with self.silence():
                 answer = read if isinstance(read, str) else read(running, self.n_heads or n_heads)
                 block.idle.discard(running.module)
-                block.handed.add(running.module)
+                block.seen.add(running.module)
                 running.refused |= isinstance(answer, str)
                 call, sure = (refusal(running.module, answer), True) if isinstance(answer, str) else answer
                 changed = take(call, call.out if gave is None else gave, sure)
@@ -487,44 +490,47 @@ def _heads(x: Tensor, n_heads: int) -> Tensor:
     return x.reshape(-1, n_heads, *x.shape[1:]) if x.ndim == 3 else x.flatten(0, -4)
 
 
-def _n_heads(running: Running, packed: int, told: int, shape: Sequence[int]) -> tuple[int, bool] | str:
+def _n_heads(running: Running, packed: int, n_stated: int, shape: Sequence[int]) -> tuple[int, bool] | str:
     """How many heads a call of weights of this shape has, and is their order sure? Or why that cannot be told.
 
-    packed  as `multi_head_attention_forward` was told; 0 outside of it
-    told    as the module says; 0 where it does not
+    packed    as `multi_head_attention_forward` was told; 0 outside of it
+    n_stated  as the module says; 0 where it does not
     """
-    if len(shape) == 5 and told == shape[1] * shape[2]:  # query heads by the key/value head that they read
-        return told, True
+    if len(shape) == 5 and n_stated == shape[1] * shape[2]:  # query heads by the key/value head that they read
+        return n_stated, True
     name = type(running.module).__name__
-    if len(shape) > 4 and (shape[-3] != told or (told in shape[1:-3] and told > 1)):  # windows may be there, too
-        return (
-            f"{name} makes maps of {tuple(shape)} and says that it has {told} heads: which of the first axes they are "
-            f"cannot be told"
-        )
+    if len(shape) > 4:  # there are windows or chunks, too
+        if shape[-3] != n_stated or (n_stated > 1 and n_stated in shape[1:-3]):
+            return (
+                f"{name} makes maps of {tuple(shape)} and says that it has {n_stated} heads: which of the first axes "
+                f"they are cannot be told"
+            )
+        return shape[-3], True
     if len(shape) != 3:
         return (1 if len(shape) == 2 else shape[-3]), True
     N = shape[0]  # documents, heads, or both in one axis
     if packed:
         return packed, True
-    if told > 1 and N % told == 0 and (N not in running.sizes or any(size * told == N for size in running.sizes)):
-        return told, False  # the heads of a document may lie side by side, or the documents of a head
-    if N in running.sizes and told <= 1:
-        return 1, True
-    if told > 1:
+    if n_stated <= 1:
+        if N in running.sizes:
+            return 1, True
         return (
-            f"{name} says that it has {told} heads, and makes maps of {tuple(shape)}: their heads cannot be told apart"
+            f"{name} makes maps of {tuple(shape)} and does not say how many heads are in the first axis; set the "
+            f"attribute n_heads of the module"
         )
+    is_documents_times_heads = any(size * n_stated == N for size in running.sizes)
+    if N % n_stated == 0 and (is_documents_times_heads or N not in running.sizes):
+        return n_stated, False  # the heads of a document may lie side by side, or the documents of a head
     return (
-        f"{name} makes maps of {tuple(shape)} and does not say how many heads are in the first axis; set the attribute "
-        f"n_heads of the module"
+        f"{name} says that it has {n_stated} heads, and makes maps of {tuple(shape)}: their heads cannot be told apart"
     )
 
 
 def _mapped(
-    running: Running, packed: int, told: int, product: Product, weights: Tensor, whole: bool
+    running: Running, packed: int, n_stated: int, product: Product, weights: Tensor, whole: bool
 ) -> tuple[Call, bool] | str:
     """A softmax over keys times values."""
-    counted = _n_heads(running, packed, told, (*product.out.shape[:-2], *weights.shape[-2:]))
+    counted = _n_heads(running, packed, n_stated, (*product.out.shape[:-2], *weights.shape[-2:]))
     if isinstance(counted, str):
         return counted
     H, sure = counted
@@ -557,8 +563,8 @@ def _mapped(
     if most > 64 * max(torch.finfo(out.dtype).eps, 1e-6) * max(1.0, float(v.detach().abs().max())):
         return f"in {name} weights times values differ from what it goes on with by {most:.3g}"
     q, k = p.new_empty(B, H, T, 0), p.new_empty(B, v.shape[1], S, 0)
-    cross = running.cross and not (running.handed and T == S > 1 and not p.triu(1).any())
-    note = HANDED if running.handed and cross else ""
+    cross = running.cross and not (running.gets_heads and T == S > 1 and not p.triu(1).any())
+    note = HANDED if running.gets_heads and cross else ""
     return Call(running.module, q, k, v, Options(), out, cross, note=note, weights=p), sure
 
 
@@ -598,8 +604,8 @@ def _fused(
     out = result if four_axes else _heads(result, H)
     B = len(out)
     q, k, v = (x if len(x) == B else x.expand(B, -1, -1, -1) for x in (q, k, v))
-    cross = running.cross and not (running.handed and T == S > 1 and causal_flag)
-    call = Call(running.module, q, k, v, options, out, cross, note=HANDED if running.handed and cross else "")
+    cross = running.cross and not (running.gets_heads and T == S > 1 and causal_flag)
+    call = Call(running.module, q, k, v, options, out, cross, note=HANDED if running.gets_heads and cross else "")
     if not options.dropout:  # what it has dropped is not known
         check(call, eager=False)
     return call, sure

@@ -48,7 +48,7 @@ class AttentionWeights:
     bv: Tensor | None = None  # (G,E)
     q_gain: Tensor | None = None  # (D,) of the qk-norm, one for all heads
     k_gain: Tensor | None = None  # (D,)
-    pairs: tuple[tuple[int, int], ...] = ()  # features of a head that RoPE turns together
+    pairs: tuple[tuple[int, int], ...] = ()  # features of a head that RoPE rotates together
 
     @property
     def n_heads(self) -> int:
@@ -252,16 +252,16 @@ def rebuilt(model: nn.Module, config: Any, kind: Any = None) -> nn.Module:
     with torch.random.fork_rng(devices=[]):  # the first weights are drawn, and thrown away
         new: nn.Module = GPT(config) if isinstance(model, GPT) else kind._from_config(config, dtype=parameter.dtype)
     new = cast(new.to(parameter.device), parameter.dtype)
-    ours = new.state_dict()
-    kept = {name: tensor for name, tensor in model.state_dict().items() if name in ours}
-    new.load_state_dict({name: x for name, x in kept.items() if ours[name].shape == x.shape}, strict=False)
+    shapes = {name: x.shape for name, x in new.state_dict().items()}
+    alike = {name: x for name, x in model.state_dict().items() if shapes.get(name) == x.shape}
+    new.load_state_dict(alike, strict=False)
     return new.train(model.training)
 
 
 def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """The model, its parameters turned into `dtype` in place; buffers keep theirs, as where a folder is read.
+    """The model, its parameters cast to `dtype` in place; buffers keep theirs, as where a folder is read.
 
-    RoPE's frequencies are such a buffer: in half precision they would turn far positions by wrong angles.
+    RoPE's frequencies are such a buffer: in half precision far positions would get wrong angles.
     """
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
@@ -278,7 +278,7 @@ def _views(family: Family, module: nn.Module) -> dict[str, Tensor]:
 
 
 def _pairs(model: nn.Module, head_dim: int) -> tuple[tuple[int, int], ...]:
-    """The features that RoPE turns together; none without RoPE."""
+    """The features that RoPE rotates together; none without RoPE."""
     rope = None
     if isinstance(model, GPT):
         rope = model.config.attention.rope

@@ -267,7 +267,7 @@ def from_transformers(module: nn.Module, output: nn.Module | None = None) -> Imp
     """
     family = family_of_attention(module)
     if family is None:
-        names = ", ".join(known.whole for known in families("import").values())
+        names = ", ".join(other.whole for other in families("import").values())
         raise HeadwiseError(f"{type(module).__name__} is none of {names}")
     whole = module if family.whole in class_names(module) else None
     core = module if whole is None else whole.get_submodule(family.core)
