@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha256
 from itertools import cycle, islice
 from pathlib import Path
@@ -186,6 +187,7 @@ class Corpus:
     cells: tuple[verbs.Cell, ...] = ()  # held-out cells of the verb corpus
 
 
+@lru_cache(2)  # a run reads it to train, and again to look at what was held out
 def verb_corpus(seed: int, context: int, any_order: bool = True, core: bool = False) -> Corpus:
     """The built-in corpus, or its core, tokenised into words. What counts is the Spanish half, which the English half
     determines.
