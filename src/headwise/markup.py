@@ -62,16 +62,14 @@ def picture(values: Sequence[Sequence[float]], label: str, height: int = 96) -> 
     An <img> whose pixels are inside the page, so that it needs no script and no network. `label` is its description.
     """
     top = max((abs(x) for row in values for x in row if math.isfinite(x)), default=0.0) or 1.0
-    lines = b"".join(b"\0" + b"".join(_colour(x / top) for x in row) for row in values)
     n_rows, n_columns = len(values), len(values[0]) if values else 0
-    chunks = [
-        (b"IHDR", struct.pack(">IIBBBBB", n_columns, n_rows, 8, 2, 0, 0, 0)),
-        (b"IDAT", zlib.compress(lines, 9)),
-        (b"IEND", b""),
-    ]
-    data = b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks
-    )
+    pixels = b""
+    for row in values:
+        pixels += b"\0" + b"".join(_colour(x / top) for x in row)  # 0: the row is stored as it is
+    header = struct.pack(">IIBBBBB", n_columns, n_rows, 8, 2, 0, 0, 0)  # 8 bits of red, green and blue
+    data = b"\x89PNG\r\n\x1a\n"
+    for kind, body in ((b"IHDR", header), (b"IDAT", zlib.compress(pixels, 9)), (b"IEND", b"")):
+        data += struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
     width = max(1, round(height * n_columns / max(1, n_rows)))
     source = "data:image/png;base64," + base64.b64encode(data).decode()
     return Markup(

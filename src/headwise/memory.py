@@ -53,7 +53,7 @@ def _fields(path: Path) -> dict[str, int]:
 
 
 def _cgroups() -> list[Room]:
-    """What the control groups of version 2 leave that hold the process; pages of files can be given back."""
+    """What the control groups of version 2 leave that hold the process; without pages of files, which can be freed."""
     rooms = []
     with suppress(OSError, ValueError, StopIteration):
         groups = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()

@@ -201,9 +201,8 @@ class Story:
         return file.getvalue()
 
     def _repr_html_(self) -> str:
-        opening, closing = (
-            "".join(f"<p>{_strong(line)}</p>" for line in lines) for lines in (self.opening(), self.closing())
-        )
+        opening = "".join(f"<p>{_strong(line)}</p>" for line in self.opening())
+        closing = "".join(f"<p>{_strong(line)}</p>" for line in self.closing())
         sentences = "".join(f"<li>{_strong(self.sentence(part))}</li>" for part in self.told)
         return f"<div>{opening}<ul>{sentences}</ul>{self.table().html()}{closing}</div>"
 

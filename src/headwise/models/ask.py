@@ -85,13 +85,12 @@ def answering(model: nn.Module) -> Literal["next", "masked", "first"]:
 
     Raises HeadwiseError for a model that answers with none.
     """
-    foreign: Any = model
     if reads_tokens(model) and not hears(model):
         if not _has_encoder(model):
             kind = predicts(model)
             if kind is not None:
                 return kind
-        elif foreign.get_output_embeddings() is not None:
+        elif _head_of(model) is not None:
             return "first"
     raise HeadwiseError(
         f"{type(model).__name__} answers a text with no token, so there is no prediction to be explained; load the "
@@ -187,11 +186,11 @@ def sounds_of(model: nn.Module) -> Sounds:
 @contextmanager
 def encoded() -> Iterator[None]:
     """Inside this block the encoder of a model that hears is not run: the decoder reads what it once made of them."""
-    before = _encoded.set(True)
+    outside = _encoded.set(True)
     try:
         yield
     finally:
-        _encoded.reset(before)
+        _encoded.reset(outside)
 
 
 def logits(model: nn.Module, ids: Tensor, last: bool = False) -> Tensor:
@@ -211,8 +210,7 @@ def compact_rows(model: nn.Module) -> Iterator[None]:
     Where a row is a part of a larger tensor, as the last of a text, torch takes fifty times as long for this product
     in bfloat16; the numbers are the same.
     """
-    foreign: Any = model
-    head = model.lm_head if isinstance(model, GPT) else foreign.get_output_embeddings()
+    head = _head_of(model)
 
     def compact(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return args[0].clone(memory_format=torch.contiguous_format), *args[1:]
@@ -277,21 +275,28 @@ def each(
 
 def embeddings(model: nn.Module) -> tuple[Tensor, Tensor] | None:
     """W_E and W_U, (V,C) each; None where a model has no such pair."""
-    if isinstance(model, GPT):
-        return model.token_embedding.weight, model.lm_head.weight
     foreign: Any = model
-    if not hasattr(model, "get_output_embeddings") or foreign.get_output_embeddings() is None:
+    head = _head_of(model)
+    if head is None:
         return None
-    return foreign.get_input_embeddings().weight, foreign.get_output_embeddings().weight
+    table = model.token_embedding if isinstance(model, GPT) else foreign.get_input_embeddings()
+    return table.weight, head.weight
 
 
 def output_matrix(model: nn.Module) -> tuple[Tensor, Tensor | None]:
     """W_U (V,C) and its bias (V,), which turn the last hidden state into logits."""
-    foreign: Any = model
-    module = model.lm_head if isinstance(model, GPT) else foreign.get_output_embeddings()
-    if module is None:
+    head = _head_of(model)
+    if head is None:
         raise HeadwiseError(f"{type(model).__name__} has no output matrix, so no part of it adds to a logit")
-    return module.weight, getattr(module, "bias", None)
+    return head.weight, getattr(head, "bias", None)
+
+
+def _head_of(model: nn.Module) -> Any:
+    """The module of W_U; None of a model without logits."""
+    if isinstance(model, GPT):
+        return model.lm_head
+    foreign: Any = model
+    return foreign.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
 
 
 def context_of(model: nn.Module) -> int | None:

@@ -39,8 +39,10 @@ def ancestors(source: Path, origins: Sequence[Sequence[int]], out: Path | None) 
     lineage = [Ancestor(as_written(source), digest(source), tuple(map(tuple, origins)))]
     for older in recorded(source):
         try:
-            heads = tuple(tuple(row[n] for n in numbers) for numbers, row in zip(origins, older.heads, strict=True))
-            lineage.append(Ancestor(as_written(source / older.folder), older.digest, heads))
+            heads = []
+            for numbers, older_numbers in zip(origins, older.heads, strict=True):
+                heads.append(tuple(older_numbers[n] for n in numbers))
+            lineage.append(Ancestor(as_written(source / older.folder), older.digest, tuple(heads)))
         except (ValueError, IndexError):
             raise _damaged(source / RECORD) from None
     return tuple(lineage)
@@ -119,8 +121,9 @@ def _names_in(folder: Path, older: Sequence[Ancestor]) -> dict[str, dict[str, st
     models: dict[str, dict[str, str] | None] = {digest(folder): None}
     for ancestor in older:
         names: dict[str, str] = {}
-        for layer, row in enumerate(ancestor.heads):
-            names |= {head_name(layer, n): head_name(layer, old) for n, old in enumerate(row)}
+        for layer, numbers in enumerate(ancestor.heads):
+            for n, old in enumerate(numbers):
+                names[head_name(layer, n)] = head_name(layer, old)
         models[ancestor.digest] = names
     return models
 

@@ -147,5 +147,5 @@ def _node(data: float, inputs: Sequence[Scalar], slopes: list[float]) -> Scalar:
         return Value(data, cast("tuple[Value, ...]", tuple(inputs)), slopes)
     if Value not in kinds:
         return data
-    sides = [(x, slope) for x, slope in zip(inputs, slopes, strict=True) if isinstance(x, Value)]
-    return Value(data, tuple(x for x, _ in sides), [slope for _, slope in sides])
+    values = [(x, slope) for x, slope in zip(inputs, slopes, strict=True) if isinstance(x, Value)]
+    return Value(data, tuple(x for x, _ in values), [slope for _, slope in values])

@@ -185,9 +185,10 @@ def _latent_fields(tensors: dict[str, Tensor], n_heads: int) -> dict[str, Any]:
 def _head_widths(tensors: dict[str, Tensor], n_heads: int, kv_heads: int) -> tuple[int, int]:
     """Head width and value width, on which all four matrices must agree."""
     widths = {}
-    for name, field, heads in (("q", "n_heads", n_heads), ("k", "n_kv_heads", kv_heads), ("v", "n_kv_heads", kv_heads)):
+    for name, heads in (("q", n_heads), ("k", kv_heads), ("v", kv_heads)):
         widths[name], rest = divmod(len(tensors[name]), heads)
         if rest:
+            field = "n_heads" if name == "q" else "n_kv_heads"
             raise HeadwiseError(f"{name} has {len(tensors[name])} rows; {field}={heads} does not divide them")
     if widths["k"] != widths["q"]:
         raise HeadwiseError(
