@@ -41,20 +41,20 @@ def held_apart(texts: Sequence[T], rng: Random, held_out: float = 0.5, least: in
     return drawn[: len(drawn) - n_held], drawn[len(drawn) - n_held :]
 
 
-def interval_of(values: Sequence[float], level: float = LEVEL) -> Interval:
+def interval_of(values: Sequence[float]) -> Interval:
     """Mean and Student's t interval of independent values (Student 1908); NaNs are left out, none left gives NaN."""
     numbers = [value for value in values if not math.isnan(value)]
     mean = math.fsum(numbers) / len(numbers) if numbers else math.nan
-    return interval_from(len(numbers), mean, math.fsum((value - mean) ** 2 for value in numbers), level)
+    return interval_from(len(numbers), mean, math.fsum((value - mean) ** 2 for value in numbers))
 
 
-def interval_from(n: int, mean: float, squares: float, level: float = LEVEL) -> Interval:
+def interval_from(n: int, mean: float, squares: float) -> Interval:
     """The interval of n values whose mean and whose sum of squares around it are known."""
     if n == 0:
         return Interval(math.nan, math.nan, math.nan, 0)
     if n == 1:  # one value says nothing of how far others lie
         return Interval(mean, -math.inf, math.inf, 1)
-    reach = t_quantile(n - 1, level) * math.sqrt(squares / (n - 1) / n)
+    reach = t_quantile(n - 1) * math.sqrt(squares / (n - 1) / n)
     return Interval(mean, mean - reach, mean + reach, n)
 
 

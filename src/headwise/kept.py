@@ -1,6 +1,6 @@
-"""A folder that can be resumed: who asks again for what a key names goes on from what is whole there.
+"""A folder that can be resumed: who asks again for the same work goes on from what is whole there.
 
-    with Kept(folder, ["state.safetensors"], key=settings, busy="another training is at work there") as kept:
+    with Kept(folder, ["state.safetensors"], busy="another training is at work there") as kept:
         write_whole(folder / "state.safetensors", ...)      # as often as it likes: a kill leaves the one before
         log = StepLog(folder / "metrics.jsonl", start)      # or line by line
 
@@ -34,7 +34,6 @@ class Kept:
     """A folder, made where it is not there, and cleared of what killed processes left half-written.
 
     names  of the files that are kept there, with * for any text; nothing else is touched
-    key    what decides what is kept, as plain data: `digest` names it
     busy   one process at a time has the folder, and this is what another one is told; None: many may have it
     wait   another one waits instead
     """
@@ -44,17 +43,15 @@ class Kept:
         folder: Path,
         names: Iterable[str] = (),
         *,
-        key: Any = None,
         busy: str | None = None,
         wait: bool = False,
         lock: str = LOCK,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.digest, self._lock, self._held = folder, digest(key), folder / lock, -1
-        alone = wait or busy is not None
-        if alone:
-            self._held = take_lock(self._lock, busy)
-        self.clear(names, alone)
+        self.folder, self._lock = folder, folder / lock
+        is_locked = wait or busy is not None
+        self._held = take_lock(self._lock, busy) if is_locked else -1
+        self.clear(names, is_locked)
 
     def clear(self, names: Iterable[str], alone: bool = True) -> None:
         """Remove what killed processes left of these files."""

@@ -2,7 +2,7 @@
 
     import_attention(module)        recognises the module and calls the right one of these
     from_torch(module)              torch.nn.MultiheadAttention
-    from_transformers(module)       attention of transformers, of a family with a record in families.toml
+    from_transformers(module, ...)  attention of transformers, of a family with a record in families.toml
     from_course(module)             W_query, W_key, W_value, out_proj, num_heads and a causal `mask`
 
 Each runs a copy of the module beside the layer; the module itself is not touched. Modules are recognised by class name
@@ -162,8 +162,9 @@ def import_attention(module: nn.Module) -> Imported:
     """
     if isinstance(module, nn.MultiheadAttention):
         return from_torch(module)
-    if family_of_attention(module) is not None:
-        return from_transformers(module)
+    family = family_of_attention(module)
+    if family is not None:
+        return from_transformers(module, family)
     if all(hasattr(module, name) for name in COURSE):
         return from_course(module)
     if isinstance(module, MultiHeadAttention):
@@ -173,7 +174,7 @@ def import_attention(module: nn.Module) -> Imported:
             f"{type(module).__name__} stacks single heads; headwise.lab.courses.stacked.class_from_wrapper makes of "
             f"the courses' wrapper one layer, which import_attention takes"
         )
-    known = ", ".join(family.whole for family in families("import").values())
+    known = ", ".join(other.whole for other in families("import").values())
     raise HeadwiseError(
         f"{type(module).__name__} is not known; import_attention knows nn.MultiheadAttention, transformers' {known}, "
         f"and modules with {', '.join(COURSE)} and a mask. Of others copy the weights into a MultiHeadAttention"
@@ -253,27 +254,18 @@ def from_course(module: nn.Module) -> Imported:
     return certified(layer, original, "from_course", type(module).__name__, ("self",), n_tokens, padding=False)
 
 
-def from_transformers(module: nn.Module, output: nn.Module | None = None) -> Imported:
-    """From an attention module of transformers whose family is known: Llama, Mistral, Qwen, Gemma, GPT-2, BERT, ...
-
-    output  for the part of BERT's attention that has no W_O: the module behind it whose `dense` is W_O; its dropout,
-            residual sum and LayerNorm belong to the block and are not taken. Without it the layer has no output
-            projection. A whole BertAttention brings its own
+def from_transformers(module: nn.Module, family: Family) -> Imported:
+    """From an attention module of transformers, of a known family: Llama, Mistral, Qwen, Gemma, GPT-2, BERT, ...
 
     Biases, grouped heads, qk-norm, scale, softcap, sliding window and dropout of the weights are taken as they are
     found; rope from `config.rope_parameters`: default, linear, yarn. The model's own rotary embedding makes the angles
     of the certificate. Its angles are rounded to float32, ours are exact, so in float64 the difference is about 1e-7.
-    A module for cross attention becomes a layer without mask, to be called with context=.
+    A module for cross attention becomes a layer without mask, to be called with context=. Of BERT's attention the part
+    without W_O (BertSelfAttention) becomes a layer without output projection.
     """
-    family = family_of_attention(module)
-    if family is None:
-        names = ", ".join(other.whole for other in families("import").values())
-        raise HeadwiseError(f"{type(module).__name__} is none of {names}")
     whole = module if family.whole in class_names(module) else None
     core = module if whole is None else whole.get_submodule(family.core)
     w_o = None if whole is None else whole.get_submodule(family.o)
-    if output is not None:
-        w_o = getattr(output, family.o.rpartition(".")[2], None)
     cross = family.is_cross(core)
     check_parameters(core, parameters_of(family))
     rope, parts = _rope(core, family), parts_of(family, core, w_o)
@@ -291,12 +283,13 @@ def from_transformers(module: nn.Module, output: nn.Module | None = None) -> Imp
         dropout=family.read(core, family.dropout),
         training=module.training,
     )
-    what = type(core).__name__ if w_o is None or core is whole else f"{type(core).__name__} and {type(w_o).__name__}"
+    w_o_beside = None if core is whole else w_o  # else the core multiplies with it itself
+    what = type(core).__name__ if w_o_beside is None else f"{type(core).__name__} and {type(w_o_beside).__name__}"
     path = f"from_transformers, {family.name}, {'cross' if cross else 'self'} attention"
     if rope is not None:
         path += f", {rope.scaling or 'default'} rope"
     ways = ("cross" if cross else "self",)
-    return certified(layer, _original(core, family, None if core is whole else w_o), path, what, ways)
+    return certified(layer, _original(core, family, w_o_beside), path, what, ways)
 
 
 def _original(core: nn.Module, family: Family, w_o: nn.Module | None) -> Original:
