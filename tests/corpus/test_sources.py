@@ -12,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pandas
 import pyarrow
 import pytest
 import torch
@@ -67,7 +66,7 @@ def write_forms(folder: Path) -> dict[str, list[Path]]:
     (folder / "two").mkdir(parents=True)
     for name, content in contents.items():
         (folder / name).write_bytes(content)
-    pandas.DataFrame(RECORDS).to_parquet(folder / "table.parquet", row_group_size=17)
+    parquet.write_table(pyarrow.Table.from_pylist(RECORDS), folder / "table.parquet", row_group_size=17)
     forms = {name: [folder / name] for name in [*contents, "table.parquet"] if "/" not in name}
     return forms | {"a folder": [folder / "two"], "two files": [folder / "two/a.txt", folder / "two/b.jsonl.zst"]}
 

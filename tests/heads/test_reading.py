@@ -15,7 +15,6 @@ import torch
 import transformers as tf
 from cases import refuses
 from families import IDS, ROTARY, V, answer, build, inputs_of, model_of, shake
-from matplotlib.image import imread, imsave
 from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -339,6 +338,8 @@ def test_padding_is_that_of_the_right_sequence(looked: tuple[Tensor, Seen]) -> N
 
 def test_where_a_head_looks_is_drawn_over_the_image(looked: tuple[Tensor, Seen], tmp_path: Path) -> None:
     """The places of the image are told apart from the text, and each patch lies where it was cut."""
+    from matplotlib.image import imread, imsave  # takes half a second
+
     pixels, seen = looked
     tower, words = seen["vision_tower.L0.H0"], seen["language_model.L1.H3"]
     assert words.map.shape == (2, 29) and np.array_equal(words.image_map, words.map[:, 6:22])

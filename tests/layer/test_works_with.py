@@ -12,7 +12,6 @@ import pytest
 import torch
 from cases import refuses
 from torch import Tensor, nn
-from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
@@ -141,6 +140,8 @@ def test_compiles_once_for_all_lengths(case: str, build: Any, fresh_compiler: No
 
 def graphs(layer: nn.Module, case: str, dynamic: bool | None) -> int:
     """How many graphs are made for three lengths, whose answers are those of the layer itself."""
+    from torch._dynamo.testing import CompileCounter  # takes half a second
+
     counter = CompileCounter()
     compiled = torch.compile(layer, fullgraph=True, backend=counter, dynamic=dynamic)
     for length in (7, 11, 13):
