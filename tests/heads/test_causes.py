@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 import headwise as hw
 from headwise.corpus.tokens import Tokens
+from headwise.heads import patching
 from headwise.heads.attribution import attribute
 from headwise.heads.patching import _replayed, patch, path_effects
 from headwise.models import hook
@@ -188,10 +189,11 @@ def naive(model: nn.Module, clean: Tensor, corrupted: Tensor, at: str, name: str
 
 @pytest.mark.parametrize("at", ["q", "k", "v", "out", "weights"])
 @pytest.mark.parametrize("name", ["llama", "ours"])
-def test_patching_equals_a_run_for_each_head(name: str, at: str, build: Any) -> None:
+def test_patching_equals_a_run_for_each_head(name: str, at: str, build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = build(name)
     clean, corrupted = ids(3), ids(4)
-    for positions in (None, [3, 17, 22]):
+    for positions, at_once in ((None, 99), ([3, 17, 22], 5)):  # variants that go up together: all, and some of a layer
+        monkeypatch.setattr(patching, "LARGEST", at_once * T * 36)
         found = patch(model, clean, corrupted, at, positions=positions)
         assert len(found.effects) == (6 if at in "kv" else 18)
         for head in list(found.effects)[:: 2 if at in "kv" else 5]:

@@ -97,7 +97,7 @@ def _features(folder: Folder, path: Path) -> tuple[Tensor, float, int]:
         raise HeadwiseError(f"{folder.name} ({folder.family}) hears no speech as Whisper does; pass other texts")
     samples = read_wav(path)
     features, seconds = sound_features(folder.path, samples)
-    if len(samples) > seconds * RATE:
+    if len(samples) > seconds * RATE:  # the rest would be cut off without a word
         raise HeadwiseError(f"{path.name} has {len(samples) / RATE:.1f} s, and the model hears {seconds:g}")
     seconds_per_key = seconds / model.config.max_source_positions
     n_keys = min(model.config.max_source_positions, -(-len(samples) // round(seconds_per_key * RATE)))

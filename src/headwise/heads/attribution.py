@@ -125,7 +125,8 @@ def _logit_scale(model: nn.Module, matrix: Tensor, bias: Tensor | None, run: _Ru
     raw = torch.cat(products).cpu().double()
     if bias is not None:
         raw = raw + bias.cpu().double()
-    scale = float(run.logits @ raw / (raw @ raw).clamp(min=1e-30))  # the factor that fits best, by least squares
+    # The factor that fits best, by least squares.
+    scale = float(run.logits @ raw / (raw @ raw).clamp(min=1e-30))
     if _apart(scale * raw, run.logits) <= run.close:
         is_rounding = abs(scale - 1) <= run.close
         return 1.0 if is_rounding else scale

@@ -224,7 +224,7 @@ def _composition(layers: Sequence[_Factors]) -> tuple[dict[str, Numbers], dict[s
                 scores[at][place] = square.sqrt().cpu().numpy()
                 # How likely random directions reach such a square: the tail of a gamma distribution.
                 mean, variance = random_moments(spectrum, earlier.ov, C)
-                variance = variance.clamp(min=1e-12 * mean**2)
+                variance = variance.clamp(min=1e-12 * mean**2)  # rounding may leave none, or less
                 tail = torch.special.gammaincc(mean**2 / variance, square * mean / variance)
                 chances[at][place] = tail.cpu().numpy()
     tried = 3 * int((~np.isnan(scores["q"])).sum())  # by q, k and v

@@ -104,8 +104,11 @@ def _row_mean(call: Call, documents: Sequence[Document]) -> Tensor:
             f"must not change the answer; pass means=, what `watch` saw"
         )
     out = call.out.detach()
-    real = [torch.ones(T, dtype=torch.bool) if item.real_rows is None else item.real_rows for item in documents]
-    weight = torch.stack([rows.to(out.device) for rows in real]).to(out.dtype)  # (B,T)
+    rows = []
+    for document in documents:
+        is_real = torch.ones(T, dtype=torch.bool) if document.real_rows is None else document.real_rows
+        rows.append(is_real.to(out.device))
+    weight = torch.stack(rows).to(out.dtype)  # (B,T)
     return torch.einsum("bhte,bt->he", out, weight) / weight.sum().clamp(min=1)
 
 

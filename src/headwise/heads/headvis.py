@@ -33,7 +33,7 @@ CONFIG: dict[str, Any] = json.loads(read_text(packaged("headvis", "json")))  # w
 NAMES: dict[str, str] = CONFIG.pop("names")  # of those statistics that HeadVis calls by another name
 INTERVALS: int = CONFIG["n_intervals"]  # bands of documents by their largest weight
 SAMPLES, STRONGEST = 3, 10  # documents of a band, and of the last
-BINS = 50
+BINS = 50  # of the histogram of the strongest weights; also the most tokens that are listed
 Sparse = dict[tuple[str, int], tuple[list[int], list[float]]]  # head and document -> indices and weights
 
 

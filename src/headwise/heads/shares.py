@@ -50,7 +50,8 @@ class Part(Sequence[Sequence[int]]):
 
 def shares(documents: Documents, done: Sequence[range], world: int) -> list[list[range]]:
     """The documents that are not done, for each process, as ranges of whole batches and alike in tokens."""
-    start, todo = 0, []
+    start = 0
+    todo: list[tuple[int, int, int]] = []  # of each batch its first document, the one behind its last, its tokens
     for ids in batches(documents):
         if not any(start in numbers for numbers in done):
             todo.append((start, start + len(ids), ids.numel()))
@@ -58,7 +59,7 @@ def shares(documents: Documents, done: Sequence[range], world: int) -> list[list
     parts: list[list[range]] = [[] for _ in range(world)]
     ends = list(accumulate(n_tokens for *_, n_tokens in todo))
     for (first, last, n_tokens), end in zip(todo, ends, strict=True):
-        part = parts[(end - n_tokens) * world // ends[-1]]
+        part = parts[(end - n_tokens) * world // ends[-1]]  # that of the process in whose tokens the batch begins
         if part and part[-1].stop == first:
             first = part.pop().start
         part.append(range(first, last))
@@ -70,7 +71,8 @@ class Tallies:
 
     def __init__(self, folder: Path | None, tally: Tally, documents: Documents, ranks: Ranks) -> None:
         self.ranks, self.due, self.key = ranks, time.monotonic() + SAVE_SECONDS, ""
-        self.path, self.earlier = None, list[Path]()
+        self.path: Path | None = None
+        self.earlier: list[Path] = []
         self.kept: AbstractContextManager[object] = nullcontext()
         if folder is None:
             return
@@ -85,6 +87,7 @@ class Tallies:
             digest.update(array("q", document).tobytes() + b"|")
         self.key = digest.hexdigest()
         self.earlier = ranks.agree(lambda: sorted(folder.glob("tally-*.safetensors")))
+        # A file is tally-ATTEMPT-RANK: what goes on writes beside those of the processes that were killed.
         attempt = max((int(path.stem.split("-")[1]) for path in self.earlier), default=0) + 1
         self.path = folder / f"tally-{attempt}-{ranks.rank}.safetensors"
 

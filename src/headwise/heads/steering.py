@@ -29,6 +29,7 @@ from headwise.models.sites import Site, sites_of
 from headwise.records import Call
 
 CLEAR = 0.1  # share of the difference that a head must carry on average to be part of a direction
+LEAST_PAIRS = 4  # two to make a direction from, and two to judge it on
 DRAWS = 5  # of random directions in random heads, as a control
 MOST_MOVED = 5  # tokens that a certificate names
 
@@ -136,7 +137,7 @@ def direction(
         made_from, held = held_apart(pairs, rng, held_out, least=2)
         names = list(heads) if heads is not None else _carriers(model, made_from)
         means = _differences(model, made_from)
-        by_site(sites_of(model), names)  # says which heads there are
+        by_site(sites_of(model), names)  # raises for a head that the model does not have
         vectors = {name: means[name] for name in names}
 
         def successes(changes: Mapping[str, Tensor]) -> list[float]:
@@ -181,10 +182,10 @@ def _answered(model: nn.Module, clean: list[list[int]], corrupted: list[list[int
         answer = _likeliest(model, good)
         if answer != _likeliest(model, bad):
             pairs.append(_Pair(good, bad, answer))
-    if len(pairs) < 4:
+    if len(pairs) < LEAST_PAIRS:
         raise HeadwiseError(
             f"the model answers {len(pairs)} of {len(clean)} pairs differently, and a direction that is judged on "
-            f"others than it is made from needs 4; pass more pairs"
+            f"others than it is made from needs {LEAST_PAIRS}; pass more pairs"
         )
     return pairs
 

@@ -166,8 +166,8 @@ class Tally:
 
     def __post_init__(self) -> None:
         self.sites: dict[str, Site] = {}
-        # By kind and site, then statistic: "scores" (H,), "uniform" (1,) of even attention, and "offsets": shares of
-        # rows that look hardest at each offset, (H, 2 REACH + 1).
+        # By kind and site, then statistic: "scores" (H,), "uniform" (1,) of even attention, and "offsets": fractions of
+        # the rows that look hardest at each offset, (H, 2 REACH + 1).
         self.running: dict[tuple[str, str], dict[str, Running]] = defaultdict(dict)
         self.gleanings: dict[str, Gleaning] = {}
         self.first: dict[str, dict[str, Tensor]] = {}  # site -> fields of its heads' profiles, of the first document
@@ -185,7 +185,7 @@ class Tally:
         if self.first_row:
             document = replace(document, real_rows=torch.arange(T) >= self.first_row)
         document = some_rows(document, T, self.rows, self.seed)
-        if site.name not in self.copied and self.vocabulary is not None:  # now, while the layer has its weights
+        if site.name not in self.copied and self.vocabulary is not None:  # a streamed layer has its weights now
             self.copied[site.name] = copying(site, self.vocabulary)
         measured = measure(call, b, document, w_o=self.factors.of(site, call))
         self._add("scores", site, _means(measured))
@@ -264,9 +264,9 @@ class Tally:
         """Every score of a head with its interval over documents."""
         scores = {key: value.interval(h) for key, value in self.of("scores", site).items()}
         for offsets in self.of("offsets", site).values():
-            shares = offsets.mean[h].copy()
-            shares[REACH - 1 : REACH + 2] = 0  # the token itself and its neighbours have roles of their own
-            scores["positional"] = offsets.interval(h, int(shares.argmax()))
+            of_offsets = offsets.mean[h].copy()
+            of_offsets[REACH - 1 : REACH + 2] = 0  # the token itself and its neighbours have roles of their own
+            scores["positional"] = offsets.interval(h, int(of_offsets.argmax()))
         if site.name not in self.copied:  # another process read all documents of this one
             with loaded(self.model, parse_head(site.head(0))[1]):
                 self.copied[site.name] = copying(site, self.vocabulary)

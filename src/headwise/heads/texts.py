@@ -82,7 +82,8 @@ def held_out(folder: Folder, run: Path, documents: int | None) -> Text:
     ids = held_out_documents(origin, HELD_OUT)[:documents]
     text = text_of(folder, ids, [source])
     if settings.text is None:
-        text.note, text.scored_after = HALF_LINES, tokens.encode("=")[0]
+        text.note = HALF_LINES
+        text.scored_after = tokens.encode("=")[0]  # the answer of a line stands behind it
         text.end = tuple(tokens.frame[0])  # the boundary stands between lines
         lines = sorted(map(tokens.decode, ids), key=lambda line: line != record.example)
         text.relations = verb_relations(tokens, lines)

@@ -75,7 +75,8 @@ def why(
 
     with evaluating(model):
         passes = Passes(model, layers_of(model), question.position)
-        telling = _Telling(passes, question, twin, _specials(folder), progress)
+        specials = frozenset[int]() if folder.tokens is None else folder.tokens.specials
+        telling = _Telling(passes, question, twin, specials, progress)
         token, second = telling.read(choose)
         compared = second is not None  # else the probability of the one token counts
         study, row = telling.study, telling.text.answer.double()
@@ -238,10 +239,6 @@ def _shown(folder: Folder) -> Callable[[Sequence[int]], tuple[str, ...]]:
     return tokens.shown if tokens is not None else lambda ids: tuple(map(str, ids))
 
 
-def _specials(folder: Folder) -> frozenset[int]:
-    return frozenset() if folder.tokens is None else folder.tokens.specials
-
-
 def _text(folder: Folder, text: str | Sequence[int]) -> str:
     return text if isinstance(text, str) else " ".join(_shown(folder)(torch.as_tensor(text).flatten().tolist()))
 
@@ -298,7 +295,10 @@ class _Telling:
             size = self.parts.heads
         names.sort(key=lambda name: -abs(size.get(name, 0.0)))
         first = names[: Story.MOST] if size else names
-        silenced, moved = self._silenced(first, target[0]), self._moved(first)
+        silenced = self._silenced(first, target[0])
+        moved: dict[Heads, list[Variants]] = {}  # variants in which a head is clean at one place after another
+        if self.study is not None:
+            moved = {("at", name): self.study.at_each(name, self._places(name)) for name in first}
         carried: dict[Heads, list[Variants]] = {}
         refused = ""  # why what keys and values carry is not known
         try:
@@ -383,12 +383,6 @@ class _Telling:
         clean, corrupted = self.text.calls[site].out, self.study.text.calls[site].out
         moved = (clean[0, h] - corrupted[0, h]).float().norm(dim=-1)
         return [t for t in moved.argsort(descending=True)[:PLACES].tolist() if moved[t] > 0]
-
-    def _moved(self, names: Sequence[str]) -> dict[Heads, list[Variants]]:
-        """What each of these heads brings at one place after another."""
-        if self.study is None:
-            return {}
-        return {("at", name): self.study.at_each(name, self._places(name)) for name in names}
 
     def _carried(self, names: Sequence[str]) -> dict[Heads, list[Variants]]:
         """What the queries of heads that carry something, and the keys and values that they read, carry each alone."""
