@@ -72,7 +72,8 @@ def load_model(folder: str | Path) -> tuple[GPT, Tokens]:
     folder = Path(folder)
     if folder.is_file() and folder.suffix in PICKLED:
         raise _pickle(folder)
-    described, weights, path = check_folder(folder), folder / "model.safetensors", folder / "config.json"
+    described = check_folder(folder)
+    weights, path = folder / "model.safetensors", folder / "config.json"
     for name in ("model.safetensors", "tokenizer.json"):
         if not (folder / name).exists():
             raise HeadwiseError(f"{folder} has no {name}")
@@ -105,7 +106,8 @@ def load_model(folder: str | Path) -> tuple[GPT, Tokens]:
     sealed = {"config.json": section, "tokenizer": read_json(folder / "tokenizer.json")}
     sealed |= {"tokenizer.json": tokens.vocabulary}  # all that earlier versions sealed of it
     for name, content in sealed.items():
-        if written.get(name, expected := digest(content)) != expected:
+        expected = digest(content)
+        if written.get(name, expected) != expected:  # earlier versions sealed less
             path = folder / Path(name).with_suffix(".json")
             raise HeadwiseError(f"{path} is not the one that {weights.name} was written with; bring that back")
     return model.eval(), tokens
@@ -113,21 +115,21 @@ def load_model(folder: str | Path) -> tuple[GPT, Tokens]:
 
 def _check_sizes(folder: Path, config: GPTConfig, tensors: dict[str, Tensor]) -> None:
     """Compare what config.json describes with the weights, before anything of that size is made."""
-    there = sum(tensor.numel() for tensor in tensors.values())
-    side = max((side for tensor in tensors.values() for side in tensor.shape), default=0)
+    n_stored = sum(tensor.numel() for tensor in tensors.values())
+    longest_axis = max((max(tensor.shape, default=0) for tensor in tensors.values()), default=0)
     sizes = {"n_layers": config.n_layers, "vocab_size": config.vocab_size, "d_model": config.d_model}
     sizes |= {"d_ff": config.feed_forward_width, "n_heads * head_dim": config.attention.q_dim}
     name, size = max(sizes.items(), key=lambda item: item[1])
     described = f"{name}={size:,}"
-    if config.n_layers <= len(tensors) and size <= TOO_MANY * side:
+    if config.n_layers <= len(tensors) and size <= TOO_MANY * longest_axis:
         with shapes_alone():
             n_parameters = GPT(config).n_parameters
-        if n_parameters <= TOO_MANY * there:
+        if n_parameters <= TOO_MANY * n_stored:
             return  # what does not fit in detail has a name, and is said with it
         described = f"{n_parameters:,} of them"
     raise HeadwiseError(
         f"{folder} holds weights that do not fit its config.json: that describes {described}, and there are "
-        f"{there:,} in {len(tensors):,} tensors"
+        f"{n_stored:,} in {len(tensors):,} tensors"
     )
 
 
@@ -204,7 +206,7 @@ def tensors_in(path: Path) -> dict[str, Place]:
                 start, end = (8 + size + offset for offset in entry["data_offsets"])
                 shape, dtype = tuple(entry["shape"]), FORMATS.get(entry["dtype"])
                 wanted = 0 if dtype is None else math.prod(shape) * dtype.itemsize
-                if not 8 + size <= start <= start + wanted <= end <= whole:
+                if not 8 + size <= start <= start + wanted <= end <= whole:  # behind the header, and all of it there
                     return {}
                 places[name] = Place(path, start, end - start, entry["dtype"], shape)
             return places

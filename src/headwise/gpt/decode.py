@@ -46,18 +46,21 @@ class Product:
     ) -> None:
         weight = torch.cat([part.weight for part in parts])[order] * (1 if gain is None else gain)
         bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])[order]
-        self._bias, self._columns, self._rows = bias, weight, cast(Callable[[Tensor], Tensor] | None, None)
+        self._bias = bias
+        self._columns = weight  # turned below, where no other product is to be had
+        self._rows: Callable[[Tensor], Tensor] | None = None  # W x + b, where something else than columns gives it
         if int8:
             scales, zeros = weight.abs().amax(1).clamp(min=1e-12).double() / 127, torch.zeros(len(weight)).long()
             with warnings.catch_warnings():  # torch means to drop such tensors, and has no product as fast without them
                 warnings.simplefilter("ignore", UserWarning)
-                whole = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
-            block = torch.ops.quantized.linear_prepack(whole, bias)
-            seven = not torch.cpu.get_capabilities().get("avx512_vnni")  # bits of x: sums have but 16 there
-            self._rows = lambda x: torch.ops.quantized.linear_dynamic(x, block, seven)
+                quantised = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
+            packed = torch.ops.quantized.linear_prepack(quantised, bias)
+            # Without these instructions sums have but 16 bits, so x has to do with 7.
+            seven_bits = not torch.cpu.get_capabilities().get("avx512_vnni")
+            self._rows = lambda x: torch.ops.quantized.linear_dynamic(x, packed, seven_bits)
         elif rows > 1 and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-            block = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
-            self._rows = lambda x: torch.ops.mkldnn._linear_pointwise(x, block, bias, "none", [], "")
+            packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
+            self._rows = lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
         else:
             self._columns = weight.T.contiguous()
 
@@ -81,7 +84,8 @@ class Layer:
         order = torch.arange((H + 2 * G) * D).view(-1, D)
         if spec.rope is not None:  # feature m turns with m + D/2, which comes to stand behind it
             order[: H + G] = order[: H + G].view(-1, 2, D // 2).transpose(1, 2).flatten(1)
-        self.gain, self.small = None, torch.tensor((D * spec.qk_norm_eps) ** 0.5)  # (H+G,D) of the qk-norm
+        self.gain = None  # (H+G,D) of the qk-norm, times sqrt(D), which `_rms` leaves out
+        self.small = torch.tensor((D * spec.qk_norm_eps) ** 0.5)  # for its sum of squares, where eps is for their mean
         if attention.q_norm is not None and attention.k_norm is not None:
             gains = [attention.q_norm.weight.expand(H, D), attention.k_norm.weight.expand(G, D)]
             self.gain = D**0.5 * torch.cat(gains).gather(1, order[: H + G] % D)

@@ -61,6 +61,7 @@ class Certificate:
     def __init__(self, sizes: LadderSizes, seed: int) -> None:
         self.sizes = sizes
         self.leaves = draw_leaves(sizes, seed)
+        # What outputs are weighed with in the number whose slopes are compared: drawn, so that no error cancels.
         self.cotangent = np.random.default_rng([seed, 1]).standard_normal(self.leaves["x"].shape)
         plain = RUNGS[0]
         began = time.perf_counter()
@@ -79,8 +80,9 @@ class Certificate:
         steps = self.steps | {"scores": np.where(seen, self.steps["scores"], 0)}
         largest = max(float(abs(step).max()) for step in steps.values())
         steepest = max(float(abs(slope).max()) for slope in self.slopes.values())
-        both = dict.fromkeys(self.steps, largest) | dict.fromkeys(self.slopes, steepest)
-        tolerances = {name: 2 * UNIT["float64"] * roundings * number for name, number in both.items()}
+        sizes = dict.fromkeys(self.steps, largest) | dict.fromkeys(self.slopes, steepest)
+        # Twice: the plain loop rounds as much as the rung that is held against it.
+        tolerances = {name: 2 * UNIT["float64"] * roundings * number for name, number in sizes.items()}
         for dtype, unit in UNIT.items():
             tolerances[f"timed {dtype}"] = (unit + UNIT["float64"]) * roundings * largest
         return tolerances

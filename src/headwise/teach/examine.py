@@ -52,6 +52,7 @@ from headwise.teach.subject import (
 )
 
 LENGTHS = np.array([7, 4, 6, 3, 5])  # real tokens of the five documents
+# Words of the learner's code, as regular expressions, and what they tell.
 CAUSAL = r"causal|tril|triu|context_?length|block_?size|autoregress|look_?ahead|no_?peek|subsequent"
 CAUSAL_NAME = r"causal|masked|gpt|llama|mistral|decoder|autoregress|qwen|gemma"
 # Rotary positions that are used; a parameter `cos` alone may be left aside.
@@ -59,16 +60,17 @@ TURNS = (
     r"(rope|rotary|rotat)\w*\(|\bcos\w*\(|\* ?\(?\w*(cos|freqs)|(cos|freqs)\w*(\[[^]]*\])? \*|"
     r"view_as_complex|1j|inv_freq"
 )
-RESIDUAL = r"residual|return [^\n]*\+|\+ ?(x|inputs?|queries|q|hidden_states)\b"
-LENGTH = r"(valid|seq|key|x|src|input)?_?(lens?|lengths?)"
-CONTEXTS = r"context|memory|enc\w*|key_value_states|kv|source|other|cond|cross\w*"
-BEYOND = (
+RESIDUAL = r"residual|return [^\n]*\+|\+ ?(x|inputs?|queries|q|hidden_states)\b"  # it may add its input
+LENGTH = r"(valid|seq|key|x|src|input)?_?(lens?|lengths?)"  # an argument with the lengths of documents
+CONTEXTS = r"context|memory|enc\w*|key_value_states|kv|source|other|cond|cross\w*"  # with another text
+BEYOND = (  # what the correct form here cannot compute: code with it is not called wrong for it
     r"tanh|temperature|logit_scale|normalize\(|alibi|softcap|soft_cap|sink|relative_|conv\d?d|sigmoid|window_size|"
     r"sliding|bucket|layernorm|layer_norm\("
 )
-TABLE = r"(all_?)?(params?|weights|state_dict|sd|p|w|theta|pesos|parametros)"
+TABLE = r"(all_?)?(params?|weights|state_dict|sd|p|w|theta|pesos|parametros)"  # an argument with all weights by name
 HELPERS = r"softmax|linear|mul|vec|dot|norm"  # functions of a file that are given what is wrong elsewhere
 NARROW = 2e-2  # of the largest number: bfloat16 keeps 8 bits, and a softmax multiplies what scores have lost
+# Errors that wrong code raises; others, such as of memory or of the system, say nothing of it.
 STOPS = (NameError, AttributeError, TypeError, ValueError, IndexError, KeyError, RuntimeError, ZeroDivisionError)
 
 
@@ -127,6 +129,8 @@ class Examiner:
         source, frames = self.target.source, self._frames(error)
         if isinstance(error, UncheckedError) or not frames:
             raise error
+        # A size that its __init__ refuses is one that we chose. What cannot be unpacked has axes that we chose, and a
+        # graphics card is the machine's.
         is_of_sizes = frames[-1].name == "__init__" and not isinstance(error, NameError | AttributeError)
         if is_of_sizes or not isinstance(error, STOPS) or re.search(r"unpack|cuda|NVIDIA", str(error)):
             raise error
@@ -199,7 +203,7 @@ class Examiner:
             list(readings(parts, *counts[0], width))  # which says why none fits
         if folded:
             choices += [replace(r, settings={**r.settings, "scale": "none"}) for r in choices]
-        bases: list[float] = []
+        bases: list[float] = []  # of rotary angles: the usual one, then numbers of the file that are as large
         if self.scope.says(TURNS):
             bases = [10000.0, *[n for n in self.target.source.numbers if 100 <= n < 1e7 and n != 10000.0][:3]]
         choices = [style for reading in choices for style in styles(reading, bases)]
@@ -391,9 +395,9 @@ class Examiner:
             versions = {False: cases, True: ahead}
         # Single bugs first, since the pairs take all the time there is.
         rounds = [(pairs, guess) for pairs in (False, True) for guess in versions]
-        if "batch-mixed" in self.shown:
+        if "batch-mixed" in self.shown:  # no pair of bugs gives the numbers of documents that meet
             rounds = rounds[: len(versions)]
-        fills = [x for x in self.scope.numbers if x < 1e-3]
+        fills = [x for x in self.scope.numbers if x < 1e-3]  # what may stand for a forbidden score: 0, or far below
         for pairs, guess in rounds:
             search = Search(fills, self.options.seconds / len(rounds), self._has(choices[0]), pairs)
             explanation = search.explain(choices, versions[guess])
@@ -401,7 +405,8 @@ class Examiner:
                 cases, causal = versions[guess], guess
                 break
         if explanation.unexplained and self.scope.says(r"half\(|float16"):
-            search.tolerance, search.until = NARROW, time.process_time() + 1
+            search.tolerance = NARROW
+            search.until = time.process_time() + 1  # a short second look
             close_by = search.explain(choices, cases)
             if not close_by.unexplained and not close_by.bugs:
                 explanation = close_by
@@ -546,7 +551,7 @@ class Examiner:
             self.target.did("residual")
         if self.scope.says(r"fill|mask|where"):
             for fill in self.scope.numbers:
-                if fill <= -1e3:
+                if fill <= -1e3:  # too large to be anything else than a fill; float16 ends at -65504
                     self.target.left_out("not_16_bits" if fill < -65504 else "weak_16_bits", fill=fill)
         say = self.target.say
         findings: list[Finding] = []

@@ -187,13 +187,14 @@ def attend(q: Any, k: Any, v: Any, masks: Masks, s: Settings, xp: Any = np) -> t
     """Scores and weights (B,h,T,S), heads (B,h,T,e)."""
     (B, H, T, d), S = q.shape, k.shape[2]
     widths = {"head": d, "model": H * d, "input": s["input_width"], "heads": H, "tokens": T}
+    # What scores are divided by: "head" a root, "whole-head" the width itself, "times" multiplies by the root.
     sizes = {"none": 1, "times": d**-0.5, "times-width": 1 / d}
     for name, width in widths.items():
         sizes |= {name: width**0.5, f"whole-{name}": width}
     size = float(sizes[s["scale"]])
     scores = q @ k.swapaxes(-1, -2)
-    if s["compared"] == "all":
-        scores = scores * 0 + scores.sum(1)[:, None]
+    if s["compared"] == "all":  # a dot product of the whole width is the sum of those of its heads
+        scores = scores * 0 + scores.sum(1)[:, None]  # the same for every head, in the shape (B,H,T,S)
     if s["scale_at"] == "scores":
         scores = scores / size
     allowed = allowed_by(masks, s, B, H, T, S)
@@ -217,13 +218,13 @@ def attend(q: Any, k: Any, v: Any, masks: Masks, s: Settings, xp: Any = np) -> t
 
 def weighted(x: Any, how: str, xp: Any) -> Any:
     """What is written in the place of softmax; `shared`: divided by its sum, `guarded` against a sum of 0."""
-    kind, _, sharing = how.partition("-shared")
+    kind, _, guarded = how.partition("-shared")
     positive = xp.where(x > 0, x, 0.0)
     functions = {"none": x, "square": x * x, "exp": xp.exp(x), "sigmoid": 1 / (1 + xp.exp(-x))}
     functions |= {"relu": positive, "relu-square": positive * positive}
     weights = functions[kind]
     if "shared" in how:
-        weights = weights / (weights.sum(-1)[..., None] + (1e-9 if sharing else 0.0))
+        weights = weights / (weights.sum(-1)[..., None] + (1e-9 if guarded else 0.0))
     return weights
 
 

@@ -106,7 +106,7 @@ class Learner:
         """A new one, with first weights as a GPT draws them: what a class draws may be much too large."""
         layer = LearnerAttention(self.target, build(self.target, self.sizes, self.theirs), self.mask)
         parts = parts_of(layer.module, self.target.options.mapping)
-        last = math.sqrt(2 * self.config.n_layers)
+        last = math.sqrt(2 * self.config.n_layers)  # as in GPT-2: so many outputs are added up in the stream
         for role, arrays in parts.weights.items():
             for array in arrays:
                 nn.init.normal_(array.holder, std=self.config.init_std / (last if role == "o" else 1))

@@ -62,7 +62,7 @@ def arrays_of(target: Any) -> list[Array]:
     seen: set[int] = set()
 
     def visit(value: Any, path: str, linear: bool) -> None:
-        if path.count(".") > 6 or id(value) in seen:
+        if path.count(".") > 6 or id(value) in seen:  # no layer is that deep, and objects may hold one another
             return
         seen.add(id(value))
         numbers = _numbers_of(value)
@@ -312,17 +312,17 @@ def scale_is_folded(parts: Parts) -> bool:
     if v == 0:
         return False
     ratios = np.array([q / v, k / v, q * k / v**2]) * HEAD_DIM**0.5  # or half of it in each of the two
-    return bool(((ratios > 0.85) & (ratios < 1.18)).any())
+    return bool(((ratios > 0.85) & (ratios < 1.18)).any())  # 1, as near as deviations of drawn weights tell
 
 
 def renew(arrays: list[Array], rng: np.random.Generator) -> None:
     """New numbers for all weights: biases that start at 0 would hide, and small weights make every row alike."""
     for array in arrays:
         shape = array.value.shape
-        spread = 0.4
+        spread = 0.4  # of biases, so that one that is missing shows
         if len(shape) > 1:
             summed = shape[-1] if array.linear else shape[-2]
-            spread = 1.2 / max(summed, 1) ** 0.5
+            spread = 1.2 / max(summed, 1) ** 0.5  # what comes out has a deviation of 1.2: maps are far from even
         numbers = rng.normal(size=shape) * spread + ("norm" in array.path.lower())
         if isinstance(array.holder, np.ndarray):
             if array.holder.flags.writeable:

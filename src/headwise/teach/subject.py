@@ -43,12 +43,13 @@ QUERY, KEY, VALUE = (
     re.compile(rf"^_*(x_?)?({words}){_END}", re.I)
     for words in ("q|query|queries|consultas?", "k|keys?|claves?", "v|values?|val|valor(es)?")
 )
+# Parameters of the learner's code by their names: a config, what a call can do without, what keys are made of.
 CONFIG = r"(config|cfg|args|conf|c|params|hparams|configuration|opts?|settings)"
 FREE = re.compile(
     r"cache|past|pos|start|offset|cos|sin|freq|training|train|need|return|output|causal|drop|scale|layer|use_", re.I
 )
 SECOND = r"context|memory|enc|kv|cross|y|other|source|key|x_?2|x2"  # what keys and values are made of
-UNFILLED: Any = object()
+UNFILLED: Any = object()  # stands for "nothing is known", where None is a value
 
 
 @dataclass(frozen=True)
@@ -236,8 +237,8 @@ def still_dropout(seen: Seen, trains: bool, tokens: int) -> Iterator[None]:
     def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
         if training and p > 0:
             seen.in_eval |= not trains
-            square = x.ndim >= 2 and x.shape[-1] == x.shape[-2] == tokens
-            seen.on_scores |= square and bool((x < -1e-6).any())
+            is_map = x.ndim >= 2 and x.shape[-1] == x.shape[-2] == tokens
+            seen.on_scores |= is_map and bool((x < -1e-6).any())  # weights are never negative
         return x
 
     def fused(

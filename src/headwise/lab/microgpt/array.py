@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headwise.lab.microgpt import draw as recipe
-from headwise.lab.microgpt.draw import BETA1, BETA2, CONTEXT, Draw, Matrix, Replay, Report, trained
+from headwise.lab.microgpt.draw import BETA1, BETA2, CONTEXT, Draw, Matrix, Replay, Report, train
 
 Array = NDArray[np.float64]
 Back = Callable[[Array], Array]  # from the slope of what an operation gave to the slope of what it was given
@@ -35,7 +35,7 @@ def averaging(width: int) -> Array:
 def rms_norm(x_ct: Array) -> tuple[Array, Back]:
     """n = x r with r = 1 / sqrt(mean x^2 + eps), one r for each position; and the way back."""
     mean = averaging(len(x_ct))
-    r = 1 / np.sqrt(mean.dot(x_ct * x_ct) + recipe.NORM_EPS)
+    r = 1 / np.sqrt(mean.dot(x_ct * x_ct) + recipe.NORM_EPS)  # (1,t)
     n = x_ct * r
 
     def back(dn: Array) -> Array:
@@ -208,7 +208,7 @@ class Model:
         self.weights.flat *= 1 - rate * decay
         self.weights.flat -= step
 
-    def learn(self, ids: list[int], rate: float) -> float:
+    def step_on(self, ids: list[int], rate: float) -> float:
         """One step on a document; its loss before the step."""
         loss = self.gradient(ids[:-1], ids[1:])
         self.update(rate)
@@ -222,6 +222,6 @@ class Model:
 def run(draw: Draw, steps: int, n_samples: int, report: Report | None) -> Replay:
     """Learn from one document a step, then write some of our own."""
     model = Model(draw.weights, draw.n_heads)
-    losses = trained(draw, steps, report, model.learn)
+    losses = train(draw, steps, report, model.step_on)
     samples = [draw.write(model.following) for _ in range(n_samples)]
     return Replay(losses, samples, {key: matrix.tolist() for key, matrix in model.weights.named.items()})

@@ -102,11 +102,11 @@ def shapes(vocabulary: int, n_layers: int = N_LAYERS, width: int = WIDTH) -> dic
     return shapes
 
 
-def trained(draw: Draw, steps: int, report: Report | None, learn: Callable[[list[int], float], float]) -> list[float]:
-    """The losses of the steps; `learn` is given the ids of a document and the learning rate, and gives the loss."""
+def train(draw: Draw, steps: int, report: Report | None, step_on: Callable[[list[int], float], float]) -> list[float]:
+    """The losses of the steps; `step_on` takes one on the ids of a document at a learning rate, and gives its loss."""
     losses: list[float] = []
     for step in range(steps):
-        losses.append(learn(draw.document(step), learning_rate(step, steps)))
+        losses.append(step_on(draw.document(step), learning_rate(step, steps)))
         if report is not None:
             report(step + 1, losses[-1])
     return losses

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from headwise.lab.microgpt.draw import ADAM_EPS, BETA1, BETA2, NORM_EPS, TEMPERATURE, Draw, Replay, Report, trained
+from headwise.lab.microgpt.draw import ADAM_EPS, BETA1, BETA2, NORM_EPS, TEMPERATURE, Draw, Replay, Report, train
 from headwise.rungs.autograd import Scalar, Value, dot, exp, log_sum_exp, number, relu
 
 Vector = Sequence[Scalar]
@@ -36,9 +36,9 @@ def rmsnorm(x: Vector) -> Vector:
 
 
 def softmax(x: Vector) -> Vector:
-    """exp(x) over its sum: positive numbers that add up to 1."""
-    total = log_sum_exp(x)
-    return [exp(a - total) for a in x]
+    """exp(x) over its sum, positive numbers that add up to 1: exp(a) / sum = exp(a - log sum)."""
+    log_sum = log_sum_exp(x)
+    return [exp(a - log_sum) for a in x]
 
 
 def attention(q: Vector, keys: Sequence[Vector], values: Sequence[Vector], n_head: int) -> Vector:
@@ -71,9 +71,11 @@ class Model:
     def logits(self, token: int, position: int, keys: Cached, values: Cached) -> Vector:
         """One token in, the logits (V,) of the next one out. Its keys and values are appended to those before it."""
         weights = self.weights
-        x = rmsnorm(add(weights["wte"][token], weights["wpe"][position]))  # what it is, and where it stands
+        # What it is, and where it stands. The norm here is for the stream itself: layers add to an x of size 1.
+        x = rmsnorm(add(weights["wte"][token], weights["wpe"][position]))
         for i in range(self.n_layers):
-            # Tokens exchange information. What comes out is added to x: a layer corrects, it does not replace.
+            # Tokens exchange information. What comes out is added to x: a layer corrects, it does not replace. So x
+            # grows from layer to layer, and whoever reads it takes its norm first.
             normed = rmsnorm(x)
             q, k, v = (linear(normed, weights[f"layer{i}.attn_w{role}"]) for role in "qkv")
             keys[i].append(k)
@@ -95,7 +97,10 @@ class Model:
         return sum(surprises) / len(surprises)
 
     def following(self, ids: list[int]) -> list[float]:
-        """The probabilities of what comes after ids; at a temperature below 1 the likely becomes likelier."""
+        """The probabilities of what comes after ids; at a temperature below 1 the likely becomes likelier.
+
+        All ids are read again for each new one, though their keys could be kept: the rungs then share one `write`.
+        """
         keys, values = self.no_tokens_yet()
         for position, token in enumerate(ids):
             logits = self.logits(token, position, keys, values)
@@ -131,14 +136,14 @@ def run(draw: Draw, steps: int, n_samples: int, report: Report | None) -> Replay
     model = Model(weights, draw.n_heads, draw.n_layers)
     adam = Adam([value for matrix in weights.values() for row in matrix for value in row])
 
-    def learn(ids: list[int], rate: float) -> float:
+    def step_on(ids: list[int], rate: float) -> float:
         loss = model.loss(ids)
         assert isinstance(loss, Value)  # since the weights are
         loss.backward()
         adam.update(rate)
         return loss.data
 
-    losses = trained(draw, steps, report, learn)
+    losses = train(draw, steps, report, step_on)
     learned = {key: [[value.data for value in row] for row in matrix] for key, matrix in weights.items()}
     writer = Model(learned, draw.n_heads, draw.n_layers)
     return Replay(losses, [draw.write(writer.following) for _ in range(n_samples)], learned)

@@ -19,7 +19,7 @@ from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import find_preset
 from headwise.gpt.run import Run, Settings, write_run
 from headwise.lab.microgpt import draw as recipe
-from headwise.lab.microgpt.draw import BETA1, BETA2, N_HEADS, Draw, Matrix, Replay, Report, trained
+from headwise.lab.microgpt.draw import BETA1, BETA2, N_HEADS, Draw, Matrix, Replay, Report, train
 from headwise.layer.projections import shapes_alone
 
 EXACT = "microgpt.json"  # losses, samples and weights in double precision; the model's file has single precision
@@ -68,7 +68,7 @@ def run(draw: Draw, steps: int, n_samples: int, report: Report | None) -> Replay
     model = build(draw.weights, draw.n_heads)
     adam = torch.optim.Adam(model.parameters(), lr=recipe.LEARNING_RATE, betas=(BETA1, BETA2), eps=recipe.ADAM_EPS)
 
-    def learn(ids: list[int], rate: float) -> float:
+    def step_on(ids: list[int], rate: float) -> float:
         adam.param_groups[0]["lr"] = rate
         loss = loss_of(model, ids)
         adam.zero_grad()
@@ -81,7 +81,7 @@ def run(draw: Draw, steps: int, n_samples: int, report: Report | None) -> Replay
         logits = model(torch.tensor([ids]), last_only=True)[0, 0]
         return torch.softmax(logits / recipe.TEMPERATURE, dim=0).tolist()
 
-    losses = trained(draw, steps, report, learn)
+    losses = train(draw, steps, report, step_on)
     samples = [draw.write(following) for _ in range(n_samples)]
     state = model.state_dict()
     return Replay(losses, samples, {key: state[name_of(key)].tolist() for key in draw.weights})

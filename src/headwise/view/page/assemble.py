@@ -23,8 +23,9 @@ from typing import Any
 from headwise.markup import escaped
 from headwise.words import check_lang, phrase, phrase_html, phrases
 
-_EMPTY = re.compile(r'(<([a-z0-9]+)\b[^<>]*? data-word="([\w.]+)"([^<>]*)>)(</\2>)')
-_ATTRIBUTE = re.compile(r' data-word-([a-z-]+)="([\w.]+)"')
+# An empty element that names a phrase, and an attribute that does.
+_EMPTY = re.compile(r'(?P<start><(?P<tag>[a-z0-9]+)\b[^<>]*? data-word="(?P<key>[\w.]+)"[^<>]*>)(?P<end></(?P=tag)>)')
+_ATTRIBUTE = re.compile(r' data-word-(?P<name>[a-z-]+)="(?P<key>[\w.]+)"')
 _IMPORT = re.compile(r"^import (?:\{[^}]*\} from )?'([\w./]+)';\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=\w)", re.MULTILINE)
 _VALUES = re.compile(r'data-values="([^"]*)"')
@@ -64,7 +65,8 @@ def module_script(entry: str) -> str:
     All share the scope of that script, so the lines that import and the word `export` have nothing left to say. That
     names are declared once, and that each module imports what it takes from others, a test sees to.
     """
-    return "".join(_EXPORT.sub("", _IMPORT.sub("", text)) for text in modules(entry).values())
+    whole = "".join(modules(entry).values())
+    return _EXPORT.sub("", _IMPORT.sub("", whole))
 
 
 def page(
@@ -123,10 +125,10 @@ def filled(html: str, lang: str) -> str:
     """Every phrase that the HTML names, put in its place."""
 
     def element(match: re.Match[str]) -> str:
-        return f"{match[1]}{phrase_html(match[3], lang, _values(match[0]))}{match[5]}"
+        return f"{match['start']}{phrase_html(match['key'], lang, _values(match[0]))}{match['end']}"
 
     def attribute(match: re.Match[str]) -> str:
-        return f'{match[0]} {match[1]}="{escaped(phrase(match[2], lang))}"'
+        return f'{match[0]} {match["name"]}="{escaped(phrase(match["key"], lang))}"'
 
     return _ATTRIBUTE.sub(attribute, _EMPTY.sub(element, html))
 
