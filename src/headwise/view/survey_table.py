@@ -118,12 +118,10 @@ def _role(name: str, lang: str) -> str:
     return str(said(labelled("role", name), lang))
 
 
-def _worded(column: Column, lang: str, english: str, *sections: str) -> str:
-    """The phrase of the first section that has one for a column; what is said in English where none has."""
-    for section in sections:
-        if isinstance(note := labelled(section, column.key), Note):
-            return str(said(note, lang))
-    return english
+def _worded(section: str, column: Column, lang: str, otherwise: str) -> str:
+    """What a section of the phrases says of a column; a relation of a text's own has none there."""
+    note = labelled(section, column.key)
+    return str(said(note, lang)) if isinstance(note, Note) else otherwise
 
 
 def _print_heads(
@@ -138,11 +136,14 @@ def _print_heads(
         + [_shown_number(_number(p, other, column.key), column, against is not None) for column in columns]
         for p, other in pairs
     ]
-    shown = [_worded(column, lang, column.label, "heading", "column") for column in columns]
+    shown: list[str] = []
+    for column in columns:
+        whole = _worded("column", column, lang, column.label)
+        shown.append(_worded("heading", column, lang, whole))  # shorter, for 80 columns
     headings = (phrase("survey.head", lang), phrase("survey.roles", lang), *shown)
     meanings: list[str] = []
     for name, column in zip(shown, columns, strict=True):
-        meaning = column.meaning if lang == "en" else _worded(column, lang, column.meaning, "meaning")
+        meaning = column.meaning if lang == "en" else _worded("meaning", column, lang, column.meaning)
         meanings.append(f"{name}: {meaning}")
     Table(headings, rows, note="\n".join(meanings)).print(console, (0, 1))
 
