@@ -48,39 +48,19 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = ("src", "tests", "docs", "examples", "benchmarks", "pyproject.toml", "README.md", "Makefile", "CHANGELOG.md")
 SOURCES = (
-    "rungs/*.py",
-    "masks.py",
-    "heads/statistics.py",
-    "heads/patching.py",
-    "reshape/align.py",
-    "models/reading.py",
-)
+    "rungs/*.py", "masks.py", "heads/statistics.py", "heads/patching.py", "reshape/align.py", "models/reading.py",
+)  # fmt: skip
 TESTS = (
-    "rungs/test_*.py",
-    "test_masks.py",
-    "layer/test_cache.py",
-    "layer/test_explain.py",
-    "layer/test_planned_cache.py",
-    "layer/test_relative_bias.py",
-    "layer/test_rope*.py",
-    "heads/test_causes.py",
-    "heads/test_kinds.py",
-    "heads/test_reading.py",
-    "heads/test_statistics.py",
-    "heads/test_watch.py",
-    "models/test_hf.py",
-    "reshape/test_alignment.py",
-    "reshape/test_share.py",
-)
+    "rungs/test_*.py", "test_masks.py", "layer/test_cache.py", "layer/test_explain.py", "layer/test_planned_cache.py",
+    "layer/test_relative_bias.py", "layer/test_rope*.py", "heads/test_causes.py", "heads/test_kinds.py",
+    "heads/test_reading.py", "heads/test_statistics.py", "heads/test_watch.py", "models/test_hf.py",
+    "reshape/test_alignment.py", "reshape/test_share.py",
+)  # fmt: skip
 BUDGET = 30.0  # seconds of tests that a mutant meets at most
 MEMORY = 12 * 2**30  # bytes of address space
 WARM = (
-    "torch",
-    "transformers",
-    "numpy",
-    "safetensors",
-    "tokenizers",
-)  # imported before the forks; no mutant is in them
+    "torch", "transformers", "numpy", "safetensors", "tokenizers",
+)  # imported before the forks; no mutant is in them  # fmt: skip
 # Of each operator what it may become: the nearest there is, for a product instead of a shift fails anywhere.
 NEAREST = (
     *("Add_Sub", "Sub_Add", "Mul_Div", "Div_Mul", "FloorDiv_Mul", "Mod_FloorDiv", "Pow_Mul"),

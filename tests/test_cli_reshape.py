@@ -85,13 +85,9 @@ def test_share_writes_a_folder_that_stock_transformers_reads(
     assert code == 0, err
     document = json.loads(printed)
     assert sorted(path.name for path in out.iterdir()) == [
-        "config.json",
-        "generation_config.json",
-        "headwise.json",
-        "model.safetensors",
-        "tokenizer.json",
+        "config.json", "generation_config.json", "headwise.json", "model.safetensors", "tokenizer.json",
         "tokenizer_config.json",
-    ]
+    ]  # fmt: skip
     assert list(tmp_path.iterdir()) == [out]
     assert document["verified"].startswith("stock transformers, in a fresh process, largest difference")
     saved = json.loads((out / "headwise.json").read_text())
@@ -425,20 +421,10 @@ def test_a_half_precision_mistral_is_shared_healed_and_read_back(
     source, out = tmp_path / "mistral", tmp_path / "out"
     _, tokens = load_model(original)
     config = tf.MistralConfig(
-        vocab_size=len(tokens),
-        hidden_size=22,
-        intermediate_size=29,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        head_dim=6,
-        max_position_embeddings=19,
-        sliding_window=7,
-        tie_word_embeddings=True,
-        bos_token_id=0,
-        eos_token_id=0,
-        pad_token_id=0,
-    )
+        vocab_size=len(tokens), hidden_size=22, intermediate_size=29, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=4, head_dim=6, max_position_embeddings=19, sliding_window=7, tie_word_embeddings=True,
+        bos_token_id=0, eos_token_id=0, pad_token_id=0,
+    )  # fmt: skip
     tf.MistralForCausalLM(config).to(torch.bfloat16).save_pretrained(source)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(original / name, source / name)

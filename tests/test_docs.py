@@ -48,14 +48,9 @@ SHORT = {
     "heads": "--documents 3 --no-controls",
 }
 ONLY_PARSED = (
-    "bugs all",
-    "check attention.py --watch",
-    "learn --train",
-    "train --live",
-    "compare sharing",
-    "compare two-lookups",
-    "compare claims",
-)  # they take long whatever the options
+    "bugs all", "check attention.py --watch", "learn --train", "train --live", "compare sharing",
+    "compare two-lookups", "compare claims",
+)  # they take long whatever the options  # fmt: skip
 
 
 class Block(NamedTuple):

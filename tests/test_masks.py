@@ -122,17 +122,11 @@ def test_alibi_slopes_are_the_papers(n_heads: int, slopes: list[float]) -> None:
 @pytest.mark.parametrize(
     ("values", "kind"),
     [
-        ([True, False], "bool"),
-        ([[1, 2]], "int"),
-        ([1, 2.0], "float"),
-        ([True, 1], "int"),
-        (0.5, "float"),
-        (np.array([True]), "bool"),
-        (np.float32([1]), "float"),
-        (np.array([1]), "int"),
+        ([True, False], "bool"), ([[1, 2]], "int"), ([1, 2.0], "float"), ([True, 1], "int"), (0.5, "float"),
+        (np.array([True]), "bool"), (np.float32([1]), "float"), (np.array([1]), "int"),
     ],
     ids=repr,
-)
+)  # fmt: skip
 def test_kind_of(values, kind: str) -> None:
     assert kind_of(values) == kind
 

@@ -35,11 +35,8 @@ def test_what_changes_no_result_is_not_tried() -> None:
     lines = {line for line, _ in tried}
     assert lines == {3, 6, 8, 9, 12, 15}
     assert {name for line, name in tried if line == 9} == {
-        "AddNot",
-        "NumberReplacer",
-        "ReplaceComparisonOperator_Lt_LtE",
-        "ReplaceComparisonOperator_Lt_GtE",
-    }
+        "AddNot", "NumberReplacer", "ReplaceComparisonOperator_Lt_LtE", "ReplaceComparisonOperator_Lt_GtE",
+    }  # fmt: skip
     assert {name for line, name in tried if line in (6, 8)} == {"NumberReplacer"}
 
 

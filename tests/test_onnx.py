@@ -35,16 +35,9 @@ def test_the_cases_are_all_there() -> None:
     assert inputs == {"Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen"}
     assert outputs == {"Y", "present_key", "present_value", "qk_matmul_output"}
     assert attributes == {
-        "q_num_heads",
-        "kv_num_heads",
-        "is_causal",
-        "left_window_size",
-        "right_window_size",
-        "scale",
-        "softcap",
-        "softmax_precision",
-        "qk_matmul_output_mode",
-    }
+        "q_num_heads", "kv_num_heads", "is_causal", "left_window_size", "right_window_size", "scale", "softcap",
+        "softmax_precision", "qk_matmul_output_mode",
+    }  # fmt: skip
     assert modes == {0, 1, 2, 3}
     assert {case.dtype for case in CASES.values()} == {"float32", "float16", "bfloat16"}
 

@@ -63,11 +63,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name / "model.safetensors").touch()
     (folder / "pickled" / "model.safetensors").rename(folder / "pickled" / "pytorch_model.bin")
     files = {
-        "full/letter.txt": "dear",
-        "written/headwise.json": "{}",
-        "book.txt": "the cat sat\n" * 99,
-        "ids.txt": "1 2",
-    }
+        "full/letter.txt": "dear", "written/headwise.json": "{}", "book.txt": "the cat sat\n" * 99, "ids.txt": "1 2",
+    }  # fmt: skip
     for name, content in {**files, "blank.txt": " \n", "short.txt": "th", "foreign.txt": "ñ" * 99}.items():
         (folder / name).write_text(content, encoding="utf-8")
     (folder / "latin.json").write_bytes(b"\xff\xfe")

@@ -12,11 +12,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 WORDS = ["the", "cat", "saw", "a", "dog", "and", "Ann", "met", "Bob", "in", "park", "then", ".", ",", "house"]
 SIGNS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 SIZES: dict[str, Any] = {
-    "hidden_size": 30,
-    "num_hidden_layers": 2,
-    "intermediate_size": 37,
-    "max_position_embeddings": 23,
-}
+    "hidden_size": 30, "num_hidden_layers": 2, "intermediate_size": 37, "max_position_embeddings": 23,
+}  # fmt: skip
 
 
 def word_folder(folder: Path, kind: str) -> Path:

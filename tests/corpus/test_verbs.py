@@ -62,14 +62,9 @@ def test_the_cells_stand_in_their_order() -> None:
     assert len(everything) == 40 * 6 * 6 == 1440
     assert len({cell.line for cell in everything}) == 1440
     assert [cell.line for cell in everything[:7]] == [
-        "I work = yo trabajo",
-        "you work = tú trabajas",
-        "he works = él trabaja",
-        "she works = ella trabaja",
-        "we work = nosotros trabajamos",
-        "they work = ellos trabajan",
-        "I worked = yo trabajé",
-    ]
+        "I work = yo trabajo", "you work = tú trabajas", "he works = él trabaja", "she works = ella trabaja",
+        "we work = nosotros trabajamos", "they work = ellos trabajan", "I worked = yo trabajé",
+    ]  # fmt: skip
     assert everything[-1].line == "they have followed = ellos han seguido"
     lines = conjugation_lines()
     assert len(lines) == len(set(lines)) == 1200

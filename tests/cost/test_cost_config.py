@@ -25,12 +25,9 @@ CONFIG: dict[str, Any] = {"model_type": "llama", **WIDE}
 OWN = {"vocab_size": 7, "context": 8, "n_layers": 1, "n_heads": 2, "d_model": 4}
 # Read where a file has them, and no fields of the class: the modelling files look for head_dim, T5's class ties always.
 NOT_IN_THE_CLASS = {
-    ("qwen2", "head_dim"),
-    ("qwen3_moe", "head_dim"),
-    ("t5", "n_positions"),
-    ("t5", "tie_word_embeddings"),
+    ("qwen2", "head_dim"), ("qwen3_moe", "head_dim"), ("t5", "n_positions"), ("t5", "tie_word_embeddings"),
     ("gemma3_text", "sliding_window_pattern"),
-}
+}  # fmt: skip
 
 
 FAMILIES = families.families("price")
@@ -77,15 +74,9 @@ def test_layers_that_slide_without_layer_types(name: str) -> None:
 def test_the_vision_tower_of_gemma_3() -> None:
     text = WIDE | {"model_type": "gemma3_text"}
     vision = {
-        "model_type": "siglip_vision_model",
-        "hidden_size": 33,
-        "intermediate_size": 37,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 3,
-        "image_size": 28,
-        "patch_size": 7,
-        "vision_use_head": False,
-    }
+        "model_type": "siglip_vision_model", "hidden_size": 33, "intermediate_size": 37, "num_hidden_layers": 2,
+        "num_attention_heads": 3, "image_size": 28, "patch_size": 7, "vision_use_head": False,
+    }  # fmt: skip
     config = transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
     model = transformers.Gemma3ForConditionalGeneration(config)
     bill = price(json.loads(config.to_json_string()))

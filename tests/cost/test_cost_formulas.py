@@ -143,14 +143,8 @@ def test_sources_and_bandwidths(tokens: int, window: int | None, causal: bool) -
 
 def test_a_step_reads_no_weights_of_the_encoder_nor_of_cached_keys() -> None:
     config = {
-        "model_type": "t5",
-        "d_model": 31,
-        "d_kv": 7,
-        "d_ff": 37,
-        "num_layers": 2,
-        "num_heads": 5,
-        "vocab_size": 11,
-    }
+        "model_type": "t5", "d_model": 31, "d_kv": 7, "d_ff": 37, "num_layers": 2, "num_heads": 5, "vocab_size": 11,
+    }  # fmt: skip
     bill = price(config, batch=3, dtype="fp32")
     self_attention, cross, forward = 4 * 31 * 35, 2 * 31 * 35, 2 * 31 * 37
     read = (

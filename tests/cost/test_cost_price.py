@@ -54,13 +54,8 @@ def test_a_model_of_ours_and_its_config(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("mask", [hw.Causal(), hw.Window(6, 0), None])
 def test_one_attention(mask: hw.Mask | None) -> None:
     options: dict[str, Any] = {
-        "n_kv_heads": 3,
-        "head_dim": 5,
-        "value_dim": 7,
-        "qk_norm": True,
-        "kv_bias": True,
-        "sink": True,
-    }
+        "n_kv_heads": 3, "head_dim": 5, "value_dim": 7, "qk_norm": True, "kv_bias": True, "sink": True,
+    }  # fmt: skip
     layer = hw.MultiHeadAttention(11, 6, mask=mask, **options)
     bill = price(layer, **SETTING)
     assert bill.parameters.total == bill.parameters.parts["attention"] == sum(p.numel() for p in layer.parameters())

@@ -26,14 +26,9 @@ V = 131
 def gpt2(n_layers: int = 2, n_heads: int = 3) -> Any:
     torch.manual_seed(5)
     config = tf.GPT2Config(
-        vocab_size=V,
-        n_embd=n_heads * 11,
-        n_layer=n_layers,
-        n_head=n_heads,
-        n_positions=97,
-        bos_token_id=1,
+        vocab_size=V, n_embd=n_heads * 11, n_layer=n_layers, n_head=n_heads, n_positions=97, bos_token_id=1,
         eos_token_id=2,
-    )
+    )  # fmt: skip
     return tf.GPT2LMHeadModel(config).eval()
 
 

@@ -34,17 +34,9 @@ from headwise.spec import Options
 
 V, T = 131, 23
 ROTARY: dict[str, Any] = {
-    "vocab_size": V,
-    "hidden_size": 36,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "intermediate_size": 37,
-    "max_position_embeddings": 97,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
+    "vocab_size": V, "hidden_size": 36, "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2,
+    "intermediate_size": 37, "max_position_embeddings": 97, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
 FAMILIES: dict[str, Any] = {
     "llama": lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**ROTARY)),
     "norms after W_O, capped logits": lambda: tf.Gemma2ForCausalLM(tf.Gemma2Config(**ROTARY, head_dim=10)),

@@ -41,13 +41,8 @@ every_family = pytest.mark.parametrize("name", FAMILIES)
 # Each family once with padding where it takes any; each kind of padding in a few families.
 PADDED = [(name, "left" if FAMILIES[name].takes in ("text", "pair") else "none") for name in FAMILIES]
 PADDED += [
-    ("gpt2", "none"),
-    ("gpt_oss", "none"),
-    ("t5", "none"),
-    ("bert", "right"),
-    ("mistral", "right"),
-    ("t5", "right"),
-]
+    ("gpt2", "none"), ("gpt_oss", "none"), ("t5", "none"), ("bert", "right"), ("mistral", "right"), ("t5", "right"),
+]  # fmt: skip
 every_padding = pytest.mark.parametrize(("name", "padding"), PADDED)
 
 
@@ -144,15 +139,9 @@ def generate(model: Any, name: str, inputs: dict[str, Tensor], kind: str) -> Any
     with torch.no_grad():
         try:
             return tf.GenerationMixin.generate(
-                model,
-                **given,
-                **options,
-                max_new_tokens=5,
-                min_new_tokens=5,
-                do_sample=False,
-                return_dict_in_generate=True,
-                output_logits=True,
-            )
+                model, **given, **options, max_new_tokens=5, min_new_tokens=5, do_sample=False,
+                return_dict_in_generate=True, output_logits=True,
+            )  # fmt: skip
         finally:
             model._cache = None
             model.generation_config.cache_implementation = None
@@ -454,24 +443,15 @@ def test_more_families(family: str) -> None:
 def test_two_stacks_of_equal_rank_are_named_apart() -> None:
     config = tf.CLIPConfig(
         text_config={
-            "vocab_size": V,
-            "hidden_size": 30,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 3,
-            "intermediate_size": 37,
-            "max_position_embeddings": 97,
-            **IDS,
+            "vocab_size": V, "hidden_size": 30, "num_hidden_layers": 2, "num_attention_heads": 3,
+            "intermediate_size": 37, "max_position_embeddings": 97, **IDS,
         },
         vision_config={
-            "hidden_size": 35,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 5,
-            "intermediate_size": 37,
-            "image_size": 20,
-            "patch_size": 5,
+            "hidden_size": 35, "num_hidden_layers": 2, "num_attention_heads": 5, "intermediate_size": 37,
+            "image_size": 20, "patch_size": 5,
         },
         projection_dim=13,
-    )
+    )  # fmt: skip
     model = shake(tf.CLIPModel(config).eval())
     inputs = {**inputs_of("gpt2", "right"), **inputs_of("vit")}
     with torch.no_grad():

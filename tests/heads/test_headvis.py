@@ -32,13 +32,9 @@ SEQUENCE: dict[str, Any] = {
     "max_activation": number,
 }
 HEAD: dict[str, Any] = {
-    "sequences": [SEQUENCE],
-    "qk_distance_histogram": HISTOGRAM,
-    "top_query_tokens": TOKENS,
-    "top_key_tokens": TOKENS,
-    "histogram": HISTOGRAM,
-    "statistics": dict,
-}
+    "sequences": [SEQUENCE], "qk_distance_histogram": HISTOGRAM, "top_query_tokens": TOKENS, "top_key_tokens": TOKENS,
+    "histogram": HISTOGRAM, "statistics": dict,
+}  # fmt: skip
 CONFIG: dict[str, Any] = {
     "model_name": str,
     "dataset_name": str,

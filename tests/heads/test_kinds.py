@@ -56,22 +56,9 @@ def test_a_kind_of_attention(kind: str, families: Any) -> None:
 def test_the_page_tells_of_every_family(families: Any) -> None:
     """What is watched, refused and wrong, by the numbers of a run."""
     run = {
-        "weights": 3e-7,
-        "norm": 0.0,
-        "statistics": 2e-7,
-        "cache": 1e-7,
-        "rows": 5,
-        "compared": 2,
-        "same": True,
-        "notes": [],
-        "unseen": [],
-        "sites": 2,
-        "free": 1,
-        "ran": 2,
-        "ablation": 3e-8,
-        "silenced": 2,
-        "moved": 2,
-    }
+        "weights": 3e-7, "norm": 0.0, "statistics": 2e-7, "cache": 1e-7, "rows": 5, "compared": 2, "same": True,
+        "notes": [], "unseen": [], "sites": 2, "free": 1, "ran": 2, "ablation": 3e-8, "silenced": 2, "moved": 2,
+    }  # fmt: skip
     results = {
         "one": {
             "built": True,

@@ -435,12 +435,8 @@ def test_what_kinds_of_models_predict() -> None:
     from headwise.models.ask import context_of, predicts
 
     sizes = {
-        "vocab_size": V,
-        "hidden_size": 30,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 3,
-        "intermediate_size": 7,
-    }
+        "vocab_size": V, "hidden_size": 30, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 7,
+    }  # fmt: skip
     table = [
         (tf.BertLMHeadModel(tf.BertConfig(**sizes)), "masked"),
         (tf.BertLMHeadModel(tf.BertConfig(**sizes, is_decoder=True)), "next"),

@@ -50,13 +50,9 @@ def test_controls_and_effects_stand_beside_the_scores(found: Survey) -> None:
 
 
 SIZES: dict[str, Any] = {
-    "vocab_size": V,
-    "hidden_size": 36,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "intermediate_size": 37,
+    "vocab_size": V, "hidden_size": 36, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 37,
     "max_position_embeddings": P,
-}
+}  # fmt: skip
 NO_ENDS: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
 UNTRAINED: dict[str, Any] = {
     "gpt2": lambda: tf.GPT2LMHeadModel(

@@ -20,14 +20,9 @@ V, T = 131, 13
 def llama() -> nn.Module:
     torch.manual_seed(3)
     config = tf.LlamaConfig(
-        vocab_size=V,
-        hidden_size=36,
-        num_hidden_layers=3,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        intermediate_size=37,
-        max_position_embeddings=97,
-    )
+        vocab_size=V, hidden_size=36, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2,
+        intermediate_size=37, max_position_embeddings=97,
+    )  # fmt: skip
     return tf.LlamaForCausalLM(config).eval()
 
 

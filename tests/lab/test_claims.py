@@ -220,15 +220,8 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
 def test_the_ledger_has_what_was_counted_judged_and_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = made(tmp_path, monkeypatch)
     assert [claim.verdict for claim in found.claims] == [
-        FAILS,
-        DEPENDS,
-        HOLDS,
-        HOLDS,
-        FAILS,
-        HOLDS,
-        FAILS,
-        *[NOT_RUN] * len(ELSEWHERE),
-    ]
+        FAILS, DEPENDS, HOLDS, HOLDS, FAILS, HOLDS, FAILS, *[NOT_RUN] * len(ELSEWHERE),
+    ]  # fmt: skip
     assert found.machine == machine() and found.machine["torch"] == torch.__version__
     assert found.seeds == (0, 1, 2, 3, 4) and found.wall_seconds >= 0
 

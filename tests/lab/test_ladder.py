@@ -23,19 +23,9 @@ from headwise.lab.ladder_rungs import RUNGS, Rung
 from headwise.records import Ladder, LadderRung, LadderSizes
 
 NAMES = [
-    "plain",
-    "plain GQA",
-    "stacked heads",
-    "course class",
-    "NumPy loop",
-    "NumPy batched",
-    "NumPy einsum",
-    "NumPy attend",
-    "torch explicit",
-    "torch fused",
-    "torch.nn",
-    "cached decode",
-]
+    "plain", "plain GQA", "stacked heads", "course class", "NumPy loop", "NumPy batched", "NumPy einsum",
+    "NumPy attend", "torch explicit", "torch fused", "torch.nn", "cached decode",
+]  # fmt: skip
 INNER = {"q", "k", "v", "heads", "joined", "output"}
 ALL = INNER | {"scores", "weights"}
 HANDED_OUT = {"torch fused": INNER, "cached decode": INNER, "torch.nn": {"weights", "output"}}
@@ -324,12 +314,8 @@ def test_what_stays_the_same(capfd: pytest.CaptureFixture[str]) -> None:
     n = LadderSizes(2, 7, 30, 6, 2)
     one, other = draw_leaves(n, 0), draw_leaves(n, 1)
     assert {name: array.shape for name, array in one.items()} == {
-        "W_Q": (30, 30),
-        "W_K": (10, 30),
-        "W_V": (10, 30),
-        "W_O": (30, 30),
-        "x": (2, 7, 30),
-    }
+        "W_Q": (30, 30), "W_K": (10, 30), "W_V": (10, 30), "W_O": (30, 30), "x": (2, 7, 30),
+    }  # fmt: skip
     assert all(np.abs(one[name] - other[name]).max() > 0.1 for name in one)
     assert abs(one["W_Q"].std() * math.sqrt(30) - 1) < 0.1 and abs(one["x"].std() - 1) < 0.1
 

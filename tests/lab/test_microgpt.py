@@ -31,14 +31,9 @@ STEPS = 50  # more than there are names: the list begins again
 
 # Frozen from the plain rung, step: loss. The long name is that of step 41; step 42 is the first of the second round.
 LOSSES = {
-    1: 3.295479603455,
-    2: 3.296899006270,
-    3: 3.179663673131,
-    17: 3.077328057952,
-    41: 3.058792977033,
-    42: 2.390571303355,
-    50: 2.660060330907,
-}
+    1: 3.295479603455, 2: 3.296899006270, 3: 3.179663673131, 17: 3.077328057952, 41: 3.058792977033,
+    42: 2.390571303355, 50: 2.660060330907,
+}  # fmt: skip
 SAMPLES = ["hesa", "jo", "pura", "vdno", "ala"]
 
 NAMES_FILE = Path(__file__).parents[2] / ".." / "shared" / "data" / "names.txt"

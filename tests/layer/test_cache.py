@@ -32,16 +32,11 @@ latents = st.fixed_dictionaries(
 )
 specs = latents | st.fixed_dictionaries(
     {
-        "n_kv_heads": st.sampled_from([1, 2, 3, 6]),
-        "value_dim": st.sampled_from([None, 7]),
-        "kv_bias": st.booleans(),
-        "qk_norm": st.booleans(),
-        "rope": st.sampled_from(ROPES),
-        "mask": st.sampled_from(MASKS),
-        "softcap": st.sampled_from([None, 1.3]),
-        "sink": st.booleans(),
+        "n_kv_heads": st.sampled_from([1, 2, 3, 6]), "value_dim": st.sampled_from([None, 7]),
+        "kv_bias": st.booleans(), "qk_norm": st.booleans(), "rope": st.sampled_from(ROPES),
+        "mask": st.sampled_from(MASKS), "softcap": st.sampled_from([None, 1.3]), "sink": st.booleans(),
     }
-)
+)  # fmt: skip
 cuts = st.lists(st.integers(1, T - 1), max_size=T - 1, unique=True).map(lambda inner: [0, *sorted(inner), T])
 ONE_BY_ONE = list(range(T + 1))
 

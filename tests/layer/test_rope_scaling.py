@@ -32,12 +32,9 @@ SCALED = {
 
 def theirs(head_dim: int, **parameters: Any) -> tuple[list[float], float]:
     config = LlamaConfig(
-        hidden_size=2 * head_dim,
-        num_attention_heads=2,
-        head_dim=head_dim,
-        max_position_embeddings=8192,
+        hidden_size=2 * head_dim, num_attention_heads=2, head_dim=head_dim, max_position_embeddings=8192,
         rope_parameters=parameters,
-    )
+    )  # fmt: skip
     frequencies, factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, "cpu")
     return frequencies.tolist(), factor
 

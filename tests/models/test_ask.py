@@ -20,13 +20,9 @@ from headwise.models.sites import missing, sites_of
 
 V = 19
 SIZES: dict[str, Any] = {
-    "vocab_size": V,
-    "hidden_size": 20,
-    "intermediate_size": 23,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
+    "vocab_size": V, "hidden_size": 20, "intermediate_size": 23, "num_hidden_layers": 2, "num_attention_heads": 2,
     "max_position_embeddings": 31,
-}
+}  # fmt: skip
 BERT = tf.BertConfig(**SIZES)
 LLAMA = tf.LlamaConfig(**SIZES)
 T5 = tf.T5Config(vocab_size=V, d_model=20, d_kv=5, d_ff=23, num_layers=2, num_heads=2, decoder_start_token_id=0)

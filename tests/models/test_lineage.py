@@ -38,17 +38,11 @@ def test_heads_are_followed_to_the_first_parent_and_back(family: dict[str, Path]
     assert counterparts(family["child"], family["parent"]) == child
     assert counterparts(family["parent"], family["child"]) == {old: new for new, old in child.items()}
     assert counterparts(family["grandchild"], family["child"]) == {
-        "L0.H0": "L0.H0",
-        "L0.H1": "L0.H2",
-        "L1.H0": "L1.H1",
-        "L1.H1": "L1.H2",
-    }
+        "L0.H0": "L0.H0", "L0.H1": "L0.H2", "L1.H0": "L1.H1", "L1.H1": "L1.H2",
+    }  # fmt: skip
     assert counterparts(family["grandchild"], family["parent"]) == {
-        "L0.H0": "L0.H2",
-        "L0.H1": "L0.H1",
-        "L1.H0": "L1.H2",
-        "L1.H1": "L1.H1",
-    }
+        "L0.H0": "L0.H2", "L0.H1": "L0.H1", "L1.H0": "L1.H2", "L1.H1": "L1.H1",
+    }  # fmt: skip
 
 
 def test_models_are_known_by_their_weights(family: dict[str, Path], tmp_path: Path) -> None:

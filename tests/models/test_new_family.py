@@ -81,14 +81,9 @@ RECORD = Family(name="novel", prefix="Novel", **NAMES)
 def model() -> Iterator[NovelForCausalLM]:
     torch.manual_seed(0)
     config = NovelConfig(
-        vocab_size=19,
-        hidden_size=24,
-        intermediate_size=23,
-        num_hidden_layers=2,
-        num_attention_heads=6,
-        num_key_value_heads=3,
-        max_position_embeddings=41,
-    )
+        vocab_size=19, hidden_size=24, intermediate_size=23, num_hidden_layers=2, num_attention_heads=6,
+        num_key_value_heads=3, max_position_embeddings=41,
+    )  # fmt: skip
     built = NovelForCausalLM(config).eval()
     with torch.no_grad():
         for parameter in built.parameters():

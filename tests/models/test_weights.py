@@ -14,16 +14,9 @@ from headwise.models.ask import answers
 from headwise.models.weights import cannot_carry, head_counts, read_layers, with_layers
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 19,
-    "hidden_size": 24,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,
-    "max_position_embeddings": 41,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+    "vocab_size": 19, "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 6,
+    "max_position_embeddings": 41, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
 GPT2 = {"n_embd": 24, "n_layer": 2, "n_head": 6, "n_positions": 41, "vocab_size": 19}
 NAMES = sorted(set(families("reshape")) - {OURS})
 REFUSED = {"olmo2": "norms 24 features at once"}

@@ -18,14 +18,8 @@ from headwise.gpt.gpt import GPT, GPTConfig
 
 V, B, T = 31, 3, 13  # vocabulary, documents, tokens
 OWN: dict[str, Any] = {
-    "vocab_size": V,
-    "context": 17,
-    "n_layers": 2,
-    "n_heads": 6,
-    "head_dim": 10,
-    "d_model": 23,
-    "d_ff": 29,
-}
+    "vocab_size": V, "context": 17, "n_layers": 2, "n_heads": 6, "head_dim": 10, "d_model": 23, "d_ff": 29,
+}  # fmt: skip
 ROTARY: dict[str, Any] = {
     "vocab_size": V,
     "hidden_size": 24,  # llama's config wants a multiple of the 6 heads
@@ -40,22 +34,12 @@ ROTARY: dict[str, Any] = {
     "pad_token_id": 0,
 }
 GPT2: dict[str, Any] = {
-    "vocab_size": V,
-    "n_embd": 33,
-    "n_layer": 2,
-    "n_head": 3,
-    "n_positions": 17,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+    "vocab_size": V, "n_embd": 33, "n_layer": 2, "n_head": 3, "n_positions": 17, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
 BERT: dict[str, Any] = {
-    "vocab_size": V,
-    "hidden_size": 33,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "intermediate_size": 37,
+    "vocab_size": V, "hidden_size": 33, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 37,
     "max_position_embeddings": 17,
-}
+}  # fmt: skip
 
 
 def trained() -> GPT:

@@ -70,14 +70,9 @@ def test_a_text_is_a_file_a_string_or_ids(run: Path) -> None:
     assert source.tokens is not None
     ids = source.tokens.encode(LETTERS)
     texts = (
-        None,
-        run.parent / "a book.txt",
-        str(run.parent / "a book.txt"),
-        LETTERS,
-        ids,
-        torch.tensor(ids),
+        None, run.parent / "a book.txt", str(run.parent / "a book.txt"), LETTERS, ids, torch.tensor(ids),
         np.array(ids),
-    )
+    )  # fmt: skip
     damages = [share(source.model, 2, text=text).damage for text in texts]
     assert len({(damage.loss, damage.kl) for damage in damages}) == 1
     refuses(lambda: share(source.model, 2, text="nowhere.txt"), r"nowhere\.txt does not exist")

@@ -103,11 +103,8 @@ def test_each_part_of_the_text_serves_for_one_thing(
     share.share(folder.model, 3, method="aligned", text=text, out=tmp_path / "out", heal=2)
     prune.prune(folder.model, keep=0.75, by="role", text=text)
     assert seen == {
-        "moments": [train, train],
-        "learned": [train],
-        "chosen": [chosen],
-        "measured": [reported, reported, reported],
-    }
+        "moments": [train, train], "learned": [train], "chosen": [chosen], "measured": [reported, reported, reported],
+    }  # fmt: skip
 
 
 @pytest.fixture

@@ -20,18 +20,9 @@ from headwise.records import CurvePoint, HeadMap, HeadMaps, RunSummary
 from headwise.view.report import report_html, shares_of, write_report
 
 HOSTILE = (
-    "<script>alert(1)</script>",
-    "</script>",
-    "-->",
-    "<!--",
-    "&amp;",
-    "\"'",
-    "\u2028",
-    "עברית",
-    "🙂",
-    "$model ${data}",
+    "<script>alert(1)</script>", "</script>", "-->", "<!--", "&amp;", "\"'", "\u2028", "עברית", "🙂", "$model ${data}",
     "\ud800",
-)
+)  # fmt: skip
 SUMMARY = RunSummary(
     facts={"preset": "small", "note <b>": "<script>alert(2)</script>"},
     curve=(CurvePoint(0, 5.3, 5.5), CurvePoint(70, 3.1, 3.4), CurvePoint(130, 2.0, 2.3)),

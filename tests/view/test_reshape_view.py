@@ -16,15 +16,9 @@ from headwise.reshape.job import Reshaped
 
 SPEED = Speed(12345.4, 23456.4, (11111.0, 13131.0), (21212.0, 29292.0), runs=9, told_apart=True)
 DAMAGE = Damage(
-    loss=Pair(1.25, 1.5),
-    kl=0.125,
-    error=None,
-    entropy=(Pair(2.0, 1.75),),
-    cache_bytes=Pair(512, 128),
-    parameters=Pair(1_234_567, 1_234_567),
-    tokens_per_second=SPEED,
-    decode_context=2040,
-)
+    loss=Pair(1.25, 1.5), kl=0.125, error=None, entropy=(Pair(2.0, 1.75),), cache_bytes=Pair(512, 128),
+    parameters=Pair(1_234_567, 1_234_567), tokens_per_second=SPEED, decode_context=2040,
+)  # fmt: skip
 
 
 def printed(damage: Damage, width: int) -> str:
