@@ -372,7 +372,7 @@ def _document(call: Call, b: int, cross: bool, reader: _Reader, marker: Marker |
     T, S = call.q.shape[2], call.k.shape[2]
     padding = _row(reader.padding, b)
     ids = _row(reader.ids, b)
-    if cross:  # queries of one sequence, keys of another: there are no distances
+    if cross:  # queries of one sequence, keys of another
         context = _row(reader.context_padding, b)
         looked_at = None if call.weights is None else _attended(call, b)
         if padding is not None and not reader.past and len(padding) != T:
@@ -383,6 +383,7 @@ def _document(call: Call, b: int, cross: bool, reader: _Reader, marker: Marker |
             start=None,
         )
     past = reader.past if call.past is None else call.past
+    # Padding tells of this call where it is as long as the text so far, and as the queries that the model was given.
     is_other = reader.n_tokens not in (None, T)
     if padding is not None:
         is_other |= len(padding) < T or (call.weights is not None and T == S != len(padding))
@@ -390,10 +391,10 @@ def _document(call: Call, b: int, cross: bool, reader: _Reader, marker: Marker |
         padding = _attended(call, b) if T == S else None
     length = past + T  # tokens so far; a cache with a window holds fewer keys, a static one has room for more
     gone = max(0, length - S)  # tokens that have left a window
+    if reader.model is None and T == S:  # no model around was given tokens: the mask tells what is padding
+        padding = _attended(call, b)
     rows = keys = q_ids = k_ids = None
     first, before = 0, -1
-    if reader.model is None and T == S:
-        padding = _attended(call, b)
     if padding is not None:
         real = _longer(padding, length)
         rows, keys = real[-T:], _fit(real, S, False)
@@ -401,8 +402,8 @@ def _document(call: Call, b: int, cross: bool, reader: _Reader, marker: Marker |
     elif T == S and call.options.mask is not None:  # in self attention a mask of lengths tells of queries, too
         n_real = call.options.mask.real_length(b)
         rows = keys = None if n_real is None else torch.arange(T) < n_real
-    if not reader.places(call):
-        gone = (reader.held_by(call.layer) or (0, 0))[1]
+    if not reader.places(call):  # where the keys stand is not known, but perhaps how many the cache has let go
+        _, gone = reader.held_by(call.layer) or (0, 0)
         return Document(rows, _attended(call, b), start=None, first=first - gone if first >= gone else None)
     if ids is not None and len(ids) == length:
         q_ids, k_ids = ids[-T:], _fit(ids, S, -1)

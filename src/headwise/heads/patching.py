@@ -54,11 +54,11 @@ Source = Callable[[slice], Tensor]  # for some of the variants what heads give: 
 Rows = Sequence[Sequence[int]] | None  # of each variant tokens
 Key = TypeVar("Key", bound=Hashable)
 Choice = Callable[[Tensor, Tensor], tuple[int, int | None]]  # logits (V,) of both texts -> the answer and the other
-Told = Callable[[int, int], None]  # steps done, and of all
+Progress = Callable[[int, int], None]  # steps done, and of all
 
 
-def silent(done: int, total: int) -> None:
-    """Progress that nobody is told."""
+def no_progress(done: int, total: int) -> None:
+    """Nobody is told."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def patch(
     together: bool = False,
     fast: bool = False,
     contexts: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Patching:
     """Give one head at a time, while the model reads `corrupted`, what it had while reading `clean`.
 
@@ -345,7 +345,10 @@ class Passes:
         return LARGEST // _hidden(reading.outputs[self.blocks[0]]).numel()
 
     def asked(
-        self, batches: Sequence[Variants], progress: Told = silent, beside: Callable[[int], None] = lambda layer: None
+        self,
+        batches: Sequence[Variants],
+        progress: Progress = no_progress,
+        beside: Callable[[int], None] = lambda layer: None,
     ) -> Iterator[list[float]]:
         """What each batch was to be asked. `beside` is called with each layer's number, while it has its weights."""
         groups, depth = self._groups(batches), len(self.blocks)
@@ -367,7 +370,7 @@ class Passes:
     def measured(
         self,
         groups: Mapping[Key, Sequence[Variants]],
-        progress: Told = silent,
+        progress: Progress = no_progress,
         beside: Callable[[int], None] = lambda layer: None,
     ) -> dict[Key, list[float]]:
         """What the batches of each group were to be asked, one after another."""
@@ -528,7 +531,7 @@ class Study:
         target: Sequence[int] | Choice | None,
         beside: Callable[[], AbstractContextManager[Any]] = nullcontext,
         effects: bool = False,
-        progress: Told = silent,
+        progress: Progress = no_progress,
     ) -> dict[str, float]:
         """Read both texts, and, where `effects` are asked for, what each head brings; of a streamed model in one read.
 
@@ -599,7 +602,7 @@ class Study:
         names: Sequence[str],
         positions: Sequence[int] | None,
         together: bool = False,
-        progress: Told = silent,
+        progress: Progress = no_progress,
     ) -> dict[str, float]:
         """The effect of each of these heads alone, or of all of them at once under the name "together"."""
         if together:
@@ -734,7 +737,7 @@ class Study:
         return effects
 
     def paths(
-        self, receivers: Sequence[Receiver], senders: Iterable[str] | None = None, progress: Told = silent
+        self, receivers: Sequence[Receiver], senders: Iterable[str] | None = None, progress: Progress = no_progress
     ) -> dict[Receiver, dict[str, float]]:
         """Of each receiver, such as ("q", "L3.H5"), the effect of each earlier head through what it reads.
 
