@@ -99,8 +99,10 @@ def continued(
             if any(len(text) > limit for text in texts) or (isinstance(reading, Texts) and reading.length >= limit):
                 reading = None
                 for n, text in enumerate(texts):
-                    if ended[n] or len(text) > limit:
-                        texts[n] = text[-1:] if ended[n] else text[-max(1, limit // 2) :]
+                    if ended[n]:
+                        texts[n] = text[-1:]  # nobody reads it on; something has to stand in its row
+                    elif len(text) > limit:
+                        texts[n] = text[-max(1, limit // 2) :]
             # Read what is new; all of it at first, and where somebody begins to watch, who is to see the model itself.
             # That is the latest token: what was guessed and accepted is in the cache.
             unread = [[] if end else text[-1:] for text, end in zip(texts, ended, strict=True)]
@@ -108,6 +110,7 @@ def continued(
                 room = min(limit, max(map(len, texts)) + n_tokens - written)
                 reading = Apart(source, len(texts)) if form is None else Texts(form, room)
                 unread = texts
+            # Behind the guess the model writes one token of its own, which must have its place, too.
             room_for_guess = min(lookup, n_tokens - written - 1, limit - len(texts[0]))
             guess = looked_up(texts[0], room_for_guess) if isinstance(reading, Texts) else []
             logits = reading([[*ids, *guess] for ids in unread], 1 + len(guess))

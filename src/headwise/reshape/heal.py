@@ -132,6 +132,7 @@ class Healing:
         per_pass = len(self.order) or len(batches(self.train, self.recipe.batch))
         number, place = divmod(step, per_pass)
         if self.passes != number:
+            # A prime beyond any number of passes: no two seeds share the order of a pass.
             generator = torch.Generator().manual_seed((self.recipe.seed * 1_000_003 + number) % 2**63)
             shuffled = [self.train[i] for i in torch.randperm(len(self.train), generator=generator).tolist()]
             in_turn = batches(shuffled, self.recipe.batch)

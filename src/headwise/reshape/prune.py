@@ -90,10 +90,9 @@ class Pruning(Change):
 
     def tokens_run(self, model: nn.Module, calibration: Calibration) -> int:
         n_heads = head_counts(model)[0] * len(attentions(model))
-        passes = {None: 0, "importance": 3, "role": 4, "ablation": 1 + n_heads}[
-            self.by
-        ]  # a backward pass counts as two
-        return passes * sum(ids.numel() for ids in calibration.statistics)
+        # Over the text: a backward pass counts as two, a role needs importance and a survey, a head silenced one each.
+        passes = {None: 0, "importance": 3, "role": 4, "ablation": 1 + n_heads}
+        return passes[self.by] * sum(ids.numel() for ids in calibration.statistics)
 
     def apply(self, job: Job) -> Changed:
         model = job.source.model

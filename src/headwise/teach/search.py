@@ -80,7 +80,7 @@ class Search:
     ) -> None:
         self.fills, self.pairs, self.tolerance = fills, pairs, TOLERANCE
         self.bugs = [bug for bug in catalogue().values() if has is None or {*bug.needs} <= {*has, "mask"}]
-        self.strong = [fill for fill in fills if fill <= -1e4] or [-1e9]
+        self.strong = [fill for fill in fills if fill <= -1e4] or [-1e9]  # so low that its softmax is 0
         # Processor time, so that a busy machine judges alike; the clock, so that the search ends.
         self.until, self.clock = time.process_time() + seconds, time.monotonic() + 2 * seconds
 
