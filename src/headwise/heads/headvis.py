@@ -32,6 +32,7 @@ ROW, LEAST = 8, 0.005  # weights of a row, and the smallest
 CONFIG: dict[str, Any] = json.loads(read_text(packaged("headvis", "json")))  # what is the same of every survey
 NAMES: dict[str, str] = CONFIG.pop("names")  # of those statistics that HeadVis calls by another name
 INTERVALS: int = CONFIG["n_intervals"]  # bands of documents by their largest weight
+SEED = 0  # draws the samples
 SAMPLES, STRONGEST = 3, 10  # documents of a band, and of the last
 BINS = 50  # of the histogram of the strongest weights; also the most tokens that are listed
 Sparse = dict[tuple[str, int], tuple[list[int], list[float]]]  # head and document -> indices and weights
@@ -46,7 +47,7 @@ def check_headvis(folder: Path) -> None:
 
 
 @torch.no_grad()
-def write_headvis(folder: Path, model: nn.Module, text: Text, survey: Survey, seed: int = 0) -> None:
+def write_headvis(folder: Path, model: nn.Module, text: Text, survey: Survey) -> None:
     """Write the tree, whole or not at all; the model reads the documents once more, and those that are shown twice.
 
     Raises HeadwiseError for a model of several stacks, whose heads HeadVis cannot name.
@@ -56,7 +57,7 @@ def write_headvis(folder: Path, model: nn.Module, text: Text, survey: Survey, se
         raise HeadwiseError(f"HeadVis names heads by layer and number alone, and {survey.model} has several stacks")
     check_headvis(folder)
     strongest = _strongest(model, text)
-    chosen = {name: _choose(values, random.Random(f"{seed} {name}")) for name, values in strongest.items()}
+    chosen = {name: _choose(values, random.Random(f"{SEED} {name}")) for name, values in strongest.items()}
     rows = _sparse(model, text, chosen)
     with whole_folder(folder) as tree:
         _write(tree / "server_config.json", {})
@@ -71,7 +72,7 @@ def write_headvis(folder: Path, model: nn.Module, text: Text, survey: Survey, se
             content = _head(profile, strongest[profile.name], chosen[profile.name], rows, text)
             _write(tree / "heads" / f"L{profile.layer}H{profile.head}.json", content)
         _write(tree / "scatter_data.json", scatter)
-        _write(tree / "config.json", _config(survey, seed))
+        _write(tree / "config.json", _config(survey))
 
 
 def _rows(call: Call, b: int) -> tuple[Tensor, Tensor]:
@@ -156,7 +157,7 @@ def _head(profile: HeadProfile, strongest: Sequence[float], chosen: dict[int, in
     }
 
 
-def _config(survey: Survey, seed: int) -> Row:
+def _config(survey: Survey) -> Row:
     """config.json, which the browser reads first."""
     return {
         "model_name": survey.model,
@@ -172,7 +173,7 @@ def _config(survey: Survey, seed: int) -> Row:
             "n_tokens": survey.n_tokens,
             "sparse_topk_per_row": ROW,
             "sparse_threshold": LEAST,
-            "sample_seed": seed,
+            "sample_seed": SEED,
         },
         **CONFIG,
     }
