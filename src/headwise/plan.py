@@ -37,7 +37,7 @@ class Keep:
             raise HeadwiseError(f"{fact}: a head keeps 0 or more first tokens and 1 or more last ones, its own counted")
 
 
-Kept = Keep | None  # None: all
+HeadPlan = Keep | None  # what one key/value head keeps; None: all
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Plan:
         HeadwiseError: where layers differ in their number of heads, or there are none.
     """
 
-    keep: tuple[tuple[Kept, ...], ...]
+    keep: tuple[tuple[HeadPlan, ...], ...]
 
     def __post_init__(self) -> None:
         sizes = {len(layer) for layer in self.keep}
@@ -63,7 +63,7 @@ class Plan:
     def n_kv_heads(self) -> int:
         return len(self.keep[0])
 
-    def layer(self, n: int) -> tuple[Kept, ...]:
+    def layer(self, n: int) -> tuple[HeadPlan, ...]:
         """What the key/value heads of layer n keep, for `KVCache(plan=...)`."""
         return self.keep[n]
 
@@ -162,7 +162,7 @@ def _of_duo(text: str, sizes: Any) -> Plan:
     """Of the matrix of a folder of DuoAttention, layers x key/value heads of 0 to 1, and its config.json."""
     config = sizes if isinstance(sizes, dict) else {}
     keep = from_json(Keep, {"sinks": config.get("sink_size"), "window": config.get("recent_size")}, "config.json")
-    layers: list[tuple[Kept, ...]] = []
+    layers: list[tuple[HeadPlan, ...]] = []
     try:
         for line in text.splitlines():
             numbers = map(float, line.split("\t"))
@@ -181,16 +181,16 @@ def check_format(format: str) -> None:
         raise unknown(f"there is no format {format!r}", format, FORMATS)
 
 
-def kept_rows(kept: Kept, tokens: int) -> int:
+def kept_rows(kept: HeadPlan, tokens: int) -> int:
     """Tokens whose key and value a head holds of a text of that length."""
     return tokens if kept is None else min(tokens, kept.sinks + kept.window)
 
 
-def layer_keep(plan: Plan | Sequence[Kept | tuple[int, int]]) -> tuple[Kept, ...]:
+def layer_keep(plan: Plan | Sequence[HeadPlan | tuple[int, int]]) -> tuple[HeadPlan, ...]:
     """What the key/value heads of one layer keep, out of None, Keep or (sinks, window) for each."""
     if isinstance(plan, Plan):
         raise HeadwiseError(f"the plan has {plan.n_layers} layers, and a cache serves one; pass plan.layer(n)")
-    heads: list[Kept] = []
+    heads: list[HeadPlan] = []
     try:
         for kept in plan:
             heads.append(kept if kept is None or isinstance(kept, Keep) else Keep(*kept))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headwise.errors import HeadwiseError
-from headwise.plan import Kept, Plan, kept_rows
+from headwise.plan import HeadPlan, Plan, kept_rows
 from headwise.spec import AttentionSpec
 
 MAIN, ENCODER, VISION = "main", "encoder", "vision"  # stacks of layers; the main one reads the text and may write it
@@ -23,7 +23,7 @@ class Attention:
     """One attention of a model: its spec, which counts it, and what a price must know beside it."""
 
     spec: AttentionSpec
-    keep: tuple[Kept, ...] | None = None  # what a plan says of each key/value head
+    keep: tuple[HeadPlan, ...] | None = None  # what a plan says of each key/value head
     buckets: int = 0  # parameters of each query head for a bias by distance (T5)
     key_bias: bool = True  # has W_K a bias where W_V has one? (not in Whisper)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headwise.errors import HeadwiseError
 from headwise.masks import Causal, Part, Streaming
-from headwise.plan import Keep, Kept, Plan, layer_keep
+from headwise.plan import HeadPlan, Keep, Plan, layer_keep
 from headwise.rungs.tensor import attend
 from headwise.shapes import shape_of
 from headwise.spec import Options, check_per_head, resolve_kv_index
@@ -51,7 +51,7 @@ class KVCache:
         max_length: int | None = None,
         window: int | None = None,
         *,
-        plan: Plan | Sequence[Kept | tuple[int, int]] | None = None,
+        plan: Plan | Sequence[HeadPlan | tuple[int, int]] | None = None,
     ) -> None:
         for name, value in (("max_length", max_length), ("window", window)):
             if value is not None and value < 1:
@@ -237,7 +237,7 @@ def _check_fit(name: str, buffer: Tensor, new: Tensor) -> None:
 class PlannedCache(KVCache):
     """What `KVCache(plan=...)` makes. A streaming head sees what it keeps; every head is causal."""
 
-    plan: tuple[Kept, ...]
+    plan: tuple[HeadPlan, ...]
 
     def __init__(self, *sizes: Any, **options: Any) -> None:
         super().__init__(*sizes, **options)
