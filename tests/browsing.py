@@ -96,7 +96,7 @@ def opener(browser: Browser) -> Iterator[Opener]:
                 page.remove_listener(event, listener)
             page.mouse.move(0, 0)
             page.goto("about:blank")
-        IDLE[browser] += windows
+            IDLE[browser].append(page)
     assert troubles == []
     assert all(re.match(r"data:|file:", url) for url in requests), requests
     assert len([url for url in requests if url.startswith("file:")]) == n_opened

@@ -57,7 +57,7 @@ class RoPE(_Brief):
     def __post_init__(self) -> None:
         needs = {} if self.scaling == "yarn" else dict.fromkeys(_OF_YARN, "scaling='yarn'")  # field -> what it is for
         if self.scaling is None:
-            needs["factor"] = "scaling=; one of linear, ntk, yarn"
+            needs = {"factor": "scaling=; one of linear, ntk, yarn", **needs}  # said first: it asks for less
         for name, setting in needs.items():
             if getattr(self, name) != RoPE.__dataclass_fields__[name].default:
                 raise HeadwiseError(f"rope {name}={getattr(self, name)} needs {setting}")

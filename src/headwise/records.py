@@ -57,7 +57,7 @@ def parse_head(name: str) -> tuple[str, int, int]:
 
 
 def from_json(kind: Any, value: Any, name: str = "the document") -> Any:
-    """A record, or a field of one, of what `dataclasses.asdict` and JSON have made of it.
+    """A record, or a field of one, of what `plain_data` and JSON have made of it.
 
     kind  a dataclass, or the type of a field. Raises HeadwiseError for what is missing, unknown or of another type.
     """

@@ -91,16 +91,16 @@ def test_running_means_join() -> None:
 
 
 def test_whole_batches_are_shared_and_each_document_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headwise.corpus.documents.BATCH", 46)
+    monkeypatch.setattr("headwise.heads.documents.TOGETHER", 46)
     documents = [[0] * n for n in LENGTHS]
     for world in (1, 2, 3, 19):
         for done in ([], [range(0, 2), range(9, 10)]):
             parts = shares(documents, done, world)
             numbers = [n for ranges in (*parts, done) for each in ranges for n in each]
             assert sorted(numbers) == list(range(len(LENGTHS))), (world, done)
-            together = [ids.shape for ids in batches(documents)]
+            together = [ids.shape for ids in side_by_side(documents)]
             apart = [ids.shape for each in sorted((r for some in (*parts, done) for r in some), key=lambda r: r.start)
-                     for ids in batches(Part(documents, each))]  # fmt: skip
+                     for ids in side_by_side(Part(documents, each))]  # fmt: skip
             assert together == apart
     sizes = [sum(len(documents[n]) for each in part for n in each) for part in shares(documents, [], 2)]
     assert max(sizes) - min(sizes) <= 2 * 46
@@ -133,7 +133,7 @@ def test_progress_counts_each_layer_where_they_pass_in_turn() -> None:
 
 def test_a_survey_goes_on_from_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed after some batches, by one process; no document is read twice, and the numbers are those of one go."""
-    monkeypatch.setattr("headwise.corpus.documents.BATCH", 23)
+    monkeypatch.setattr("headwise.heads.documents.TOGETHER", 23)
     monkeypatch.setattr(sharing, "SAVE_SECONDS", 0.0)
     options: dict[str, Any] = {"controls": False, "ablate": "none"}
     expected = survey(model(), text(), **options)

@@ -1,4 +1,4 @@
-"""The price of a model at one setting; `dataclasses.asdict` of a Price is the JSON of `headwise cost`."""
+"""The price of a model at one setting; `records.plain_data` of a Price is the JSON of `headwise cost`."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Product:
         weight = torch.cat([part.weight for part in parts])[order] * (1 if gain is None else gain)
         bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])[order]
         self._bias = bias
-        self._columns = weight  # turned below, where no other product is to be had
+        self._columns = weight  # transposed below, where no other product is to be had
         self._rows: Callable[[Tensor], Tensor] | None = None  # W x + b, where something else than columns gives it
         if int8:
             scales, zeros = weight.abs().amax(1).clamp(min=1e-12).double() / 127, torch.zeros(len(weight)).long()

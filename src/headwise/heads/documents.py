@@ -126,6 +126,11 @@ def _noted(call: Call, site: Site, line: str) -> Call:
     return call._replace(note=f"{told}{line}")
 
 
+def side_by_side(documents: Iterable[Sequence[int]]) -> Iterator[Tensor]:
+    """Neighbours of equal length as (B,T) ids, as many as run at once."""
+    return batches(documents, TOGETHER)
+
+
 def run_documents(
     model: nn.Module,
     documents: Sequence[Sequence[int]],
@@ -150,7 +155,7 @@ def run_documents(
         stream = stream_of(model)
         progress(0, total)  # what runs from here on is the model
         for start, part in portions(model, documents):
-            for turn in sweep(model, list(batches(part, TOGETHER if stream is None else stream.at_once))):
+            for turn in sweep(model, list(side_by_side(part) if stream is None else batches(part, stream.at_once))):
                 for first, ids in turn:
                     number = start + first
                     run_body(model, ids)

@@ -116,7 +116,7 @@ def patch(
         contexts: of `out` alone, and of all heads: the largest of what a head brings to the corrupted text, of
             what it takes from the clean one, and of what it does beside as many random halves of the heads. It
             finds heads that are needed together and heads that stand in for each other; 0 has no random halves
-        progress: is called with the number of heads done, and of all
+        progress: is called with the number of pairs of texts done, and of all
     """
     require_next(model)
     if at not in PLACES:
@@ -342,7 +342,8 @@ class Passes:
         """How many variants of a text run together at most; where a single one is more than that, 0."""
         if self.stream is not None:
             return self.stream.at_once // reading.ids.numel()
-        return LARGEST // _hidden(reading.outputs[self.blocks[0]]).numel()
+        first_block, *_ = reading.outputs.values()
+        return LARGEST // _hidden(first_block).numel()
 
     def asked(
         self,
@@ -447,7 +448,9 @@ class Passes:
     def _running(self, joined: Sequence[Variants], turns: range, states: Mapping[Variants, Tensor]) -> Iterator[Tensor]:
         """The ids to run so that batches pass these blocks, with what they change there; those below are replayed."""
         reading = joined[0].reading
-        blocks, below = [self.blocks[n] for n in turns], self.blocks[: turns.start]
+        blocks = [self.blocks[n] for n in turns]
+        # Not all blocks have run: words alone pass by those that see.
+        below = [block for block in self.blocks[: turns.start] if block in reading.outputs]
         handlers: dict[Site, Handler] = {}
         for layer in self.layers:
             if layer.block in blocks and any(layer.site in each.handlers for each in joined):
@@ -783,6 +786,8 @@ class Study:
         for number, layer in enumerate(self.layers[:last]):
             site = layer.site.name
             heads = [(h,) for name, (place, (h,)) in self.names("out").items() if place == site and name in senders]
+            if not heads:
+                continue
             clean = self.clean_text.calls[site].out
             above = self.layers[number + 1 : last + 1]
             frozen = {frozen_layer.site: partial(freeze, frozen_layer.site) for frozen_layer in above}
@@ -868,7 +873,7 @@ class _Replay:
 
 @contextmanager
 def _replayed(block: nn.Module, is_inside: Callable[[], bool], output: Any) -> Iterator[None]:
-    """Inside this block of code, and where `here` says so, a layer computes nothing and gives what it gave before."""
+    """Inside this block of code, and where `is_inside` says so, a layer computes nothing and gives what it gave before."""
     with _lock:
         replay = block.forward if isinstance(block.forward, _Replay) else _Replay(block)
         replay.outputs.append((is_inside, output))

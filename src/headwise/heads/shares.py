@@ -12,7 +12,7 @@ import json
 import time
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import accumulate
@@ -22,11 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.corpus.documents import batches
 from headwise.errors import HeadwiseError
 from headwise.gpt.checkpoint import read_metadata, read_tensors, write_tensors
 from headwise.gpt.ranks import Ranks
-from headwise.heads.documents import Marker, run_documents
+from headwise.heads.documents import Marker, run_documents, side_by_side
 from headwise.heads.tally import Tally
 from headwise.kept import Kept
 from headwise.models.stream import turns
@@ -50,12 +49,12 @@ class Part(Sequence[Sequence[int]]):
 
 def shares(documents: Documents, done: Sequence[range], world: int) -> list[list[range]]:
     """The documents that are not done, for each process, as ranges of whole batches and alike in tokens."""
-    start = 0
     todo: list[tuple[int, int, int]] = []  # of each batch its first document, the one behind its last, its tokens
-    for ids in batches(documents):
-        if not any(start in numbers for numbers in done):
+    for gap in _gaps(len(documents), done):
+        start = gap.start
+        for ids in side_by_side(Part(documents, gap)):
             todo.append((start, start + len(ids), ids.numel()))
-        start += len(ids)
+            start += len(ids)
     parts: list[list[range]] = [[] for _ in range(world)]
     ends = list(accumulate(n_tokens for *_, n_tokens in todo))
     for (first, last, n_tokens), end in zip(todo, ends, strict=True):
@@ -64,6 +63,17 @@ def shares(documents: Documents, done: Sequence[range], world: int) -> list[list
             first = part.pop().start
         part.append(range(first, last))
     return parts
+
+
+def _gaps(count: int, done: Sequence[range]) -> Iterator[range]:
+    """What lies between ranges of `count` numbers."""
+    start = 0
+    for numbers in sorted(done, key=lambda numbers: numbers.start):
+        if start < numbers.start:
+            yield range(start, numbers.start)
+        start = max(start, numbers.stop)
+    if start < count:
+        yield range(start, count)
 
 
 class Tallies:

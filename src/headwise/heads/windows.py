@@ -178,8 +178,8 @@ def plant_needles(text: Text, longest: int, seed: int) -> list[tuple[list[int], 
     generator = torch.Generator().manual_seed(seed)
     planted = []
     again_and_again = itertools.chain.from_iterable(itertools.repeat(text.documents))
-    tokens = itertools.chain.from_iterable(again_and_again)  # each needle goes on where the last one ended
     for n in range(NEEDLES):
+        tokens = itertools.chain.from_iterable(again_and_again)  # of the next document that nobody has begun
         needle = [candidates[i] for i in torch.randperm(len(candidates), generator=generator)[:NEEDLE]]
         others = (i for i in tokens if i not in needle and i not in text.specials)
         hay = list(itertools.islice(others, room))

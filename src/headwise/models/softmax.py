@@ -63,7 +63,7 @@ JOINS = {"cat", "concat", "concatenate", "stack"}
 # What these give is no form of their input any more: its trail ends.
 MAKES_NEW = {"linear", "addmm", "layer_norm", "rms_norm", "group_norm", "batch_norm", "conv1d", "conv2d", "embedding"}
 HANDED = "it is handed queries and keys, perhaps of two texts: there are no distances"
-# Operation and argument of `@` and `@=` in bytecode. To let `dis` take every line apart takes a hundred times as long.
+# Operation and argument of `@` and `@=` in bytecode. To let `dis` take every line apart takes far longer.
 PRODUCT_LINES = dis.get_instructions(compile("a @ b; a @= b", "", "exec"))
 MATMULS = {(step.opcode, step.arg) for step in PRODUCT_LINES if step.opname == "BINARY_OP"}
 LIBRARIES = {"torch", "numpy", "einops", "transformers"}  # whose functions are no part of a class
