@@ -391,22 +391,22 @@ def test_cross_attention_looks_at_another_text(open_report: Opener, tmp_path: Pa
 
 
 def test_pictures_are_drawn_where_one_looks_first(browser: Browser, tmp_path: Path) -> None:
-    write_report(tmp_path / "large.html", survey_of(8, 31, tokens=512, passage=64, k=5))
+    write_report(tmp_path / "large.html", survey_of(16, 32, tokens=512, passage=64, k=5))
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.goto(within_reach(tmp_path / "large.html").as_uri())
-    page.wait_for_selector("main[data-drawn='248']")
+    page.wait_for_selector("main[data-drawn='512']")
     took = page.evaluate(
         """() => { const t = performance.now(); setTimeout(() => {}, 0);
           document.querySelector('main .log-scale').click(); return performance.now() - t; }"""
     )
     assert took < 1000
-    page.wait_for_selector("main[data-drawn='248']")
+    page.wait_for_selector("main[data-drawn='512']")
     seconds = page.evaluate(
         """() => { const t = performance.now(); document.querySelectorAll('#table .sort')[3].click();
           document.getElementById('table').getBoundingClientRect(); return (performance.now() - t) / 1000; }"""
     )
     assert seconds < 3
-    assert page.evaluate("inSight.size") < 248
+    assert page.evaluate("inSight.size") < 512
     page.close()
 
 
