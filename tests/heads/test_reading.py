@@ -326,6 +326,23 @@ def looked() -> tuple[Tensor, Seen]:
     return pixels, seen
 
 
+def test_words_alone_are_patched_in_a_model_that_sees() -> None:
+    """The blocks of its vision tower do not run, and are not asked for."""
+    vision = {"hidden_size": 30, "num_hidden_layers": 2, "num_attention_heads": 5, "intermediate_size": 37}
+    config = tf.LlavaConfig(
+        text_config={**{key: ROTARY[key] for key in ROTARY if key not in IDS}, "model_type": "llama"},
+        vision_config={**vision, "image_size": 20, "patch_size": 5, "model_type": "clip_vision_model"},
+        image_token_index=7,
+    )
+    model = shake(tf.LlavaForConditionalGeneration(config).eval())
+    clean, corrupt = torch.tensor([[8, 9, 11, 13, 12]]), torch.tensor([[8, 9, 10, 13, 12]])
+    names = ["language_model.L0.H1", "language_model.L1.H0"]
+    for at in ("out", "q"):
+        found = hw.patch(model, clean, corrupt, target=(3, 5), heads=names, at=at, together=True)
+        assert found.effects["together"].mean != 0
+    refuses(lambda: hw.patch(model, clean, corrupt, target=(3, 5)), "no head of vision_tower.L0 was reached")
+
+
 def test_padding_is_that_of_the_right_sequence(looked: tuple[Tensor, Seen]) -> None:
     """Pixels are not cut by the padding of a text, nor are they its tokens; places of an image are no copies."""
     tower, words = looked[1]["vision_tower.L0.H0"], looked[1]["language_model.L1.H3"]

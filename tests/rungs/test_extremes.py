@@ -148,6 +148,22 @@ def test_the_parts_of_a_sink_have_all_its_bits(dtype: torch.dtype, sink: float) 
     assert abs(total - numbers.double()).item() <= sink * 2**-24
 
 
+@pytest.mark.parametrize("sink", [None, [127.0, -127.0]])
+def test_a_bias_that_the_dtype_cannot_hold_forbids_its_key(sink: list[float] | None) -> None:
+    """What stands there, NaN too, is not read; and a row that is left without keys is 0, whatever its sink."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.normal(size=(1, 2, 3, 5)).astype(np.float32) for _ in range(3))
+    v[:, :, 1] = np.nan
+    bias = np.zeros((3, 3))
+    bias[:, 1] = -1e300
+    bias[2] = -1e300
+    arrays = hw.attend(q, k, v, mask=hw.Bias(bias), sink=None if sink is None else np.array(sink, np.float32))
+    tensors = [torch.from_numpy(x) for x in (q, k, v, bias)]
+    expected = hw.attend(*tensors[:3], mask=hw.Bias(tensors[3]), sink=None if sink is None else torch.tensor(sink))
+    np.testing.assert_allclose(arrays, expected.numpy(), atol=1e-6)
+    assert (arrays[:, :, 2] == 0).all()
+
+
 def test_statistics_know_an_infinite_sink() -> None:
     arguments = draw(GQA).arguments(torch.tensor)
     options = Options(sink=[math.inf, -math.inf] * 3)

@@ -6,7 +6,8 @@ step; random state, place in the data and place in the schedule follow from it. 
 which is replaced in one move: a run killed at any moment and resumed ends with the same bytes as one left alone.
 
 Many processes (`headwise.gpt.ranks`) draw the same batch and compute a part of its rows each. The gradient of a step is
-the sum of theirs, so the weights are those of one process to the rounding of a sum; the first process writes the files.
+the sum of theirs: without dropout, which each draws for itself, the weights are those of one process to the rounding of
+a sum. The first process writes the files.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ class Sharing:
 
     def check(self, data: Stream | Documents, recipe: Recipe) -> None:
         """Raise HeadwiseError, before the work begins, where a batch has too few texts to be shared so."""
-        current().share(len(data.batch(torch.Generator(), recipe.batch)[0]), self.accumulate)
+        n_texts = len(data.batch(torch.Generator(), recipe.batch)[0])  # a small corpus has fewer lines than a batch
+        current().share(n_texts, self.accumulate)
         if self.shard:
             current().require_many("shard=True spreads a model over processes")
 

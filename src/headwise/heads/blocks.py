@@ -50,7 +50,7 @@ from headwise.spec import Options, resolve_kv_index
 BLOCK = 2**20  # weights; twice as many where threads of Python wait for each other's lock between two operations
 THREADED = 2**27  # weights of a call; from here on each thread has its own blocks: see `run`
 ROWS = 256  # queries of a product at most: far fewer, and packing the keys takes longer than multiplying them
-RUN = 64  # neighbouring keys, which are summed up together
+RUN = 64  # neighbouring keys, which are summed up together: far apart from their middle digits would be lost
 THUMBNAIL = 32  # blocks of queries and of keys in a thumbnail
 FEW = 32  # times as many weights as pairs: then picking the pairs takes less time than a pass over the weights
 LONG = 8192  # keys; from here on the product is faster where each feature's keys lie side by side
@@ -64,27 +64,27 @@ class Layout(NamedTuple):
 
     row_block: Tensor  # (T,) number of the block, -1 for what is not real
     key_block: Tensor  # (S,)
-    n_rows: int
-    n_keys: int
+    n_row_blocks: int
+    n_key_blocks: int
     first: int | None  # the key of the first token
 
     @classmethod
     def of(cls, document: Document, T: int, S: int, device: torch.device) -> Layout:
-        row_block, n_rows = _blocks(document.real_rows, T, device)
-        key_block, n_keys = _blocks(document.real_keys, S, device)
+        row_block, n_row_blocks = _blocks(document.real_rows, T, device)
+        key_block, n_key_blocks = _blocks(document.real_keys, S, device)
         first = document.first
-        if first == -1:
+        if first == -1:  # the first that is real
             first = int((key_block == 0).int().argmax())
-        return cls(row_block, key_block, n_rows, n_keys, first)
+        return cls(row_block, key_block, n_row_blocks, n_key_blocks, first)
 
     def thumbnail(self, sums: Tensor) -> tuple[Tensor, Tensor]:
         """Means over blocks of queries x keys, and the share of the first key in the first column."""
-        inside = self.key_block[:, None] == torch.arange(self.n_keys, device=sums.device)
-        rows = torch.bincount(self.row_block[self.row_block >= 0], minlength=self.n_rows)
+        inside = self.key_block[:, None] == torch.arange(self.n_key_blocks, device=sums.device)
+        rows = torch.bincount(self.row_block[self.row_block >= 0], minlength=self.n_row_blocks)
         result = sums @ inside.to(sums.dtype)
         area = rows[:, None] * inside.sum(0)  # pairs of a query and a key in each block
-        if not self.n_keys or self.first is None:
-            return result / area.clamp(min=1), sums.new_zeros(sums.shape[:2])
+        if not self.n_key_blocks or self.first is None:
+            return result / area, sums.new_zeros(sums.shape[:2])
         return result / area, sums[..., self.first] / area[:, 0]
 
 
@@ -217,7 +217,7 @@ class Pass:
 
     def totals(self) -> Tensor:
         """What a thread adds up over its blocks: here what each key receives, (H,b,S)."""
-        return torch.zeros(self.H, self.layout.n_rows, self.S, dtype=self.dtype, device=self.device)
+        return torch.zeros(self.H, self.layout.n_row_blocks, self.S, dtype=self.dtype, device=self.device)
 
     def _add(self, totals: Tensor, e: Tensor, share: Tensor, heads: slice, strip: Strip) -> None:
         """Add what each key receives from each block of the thumbnail's queries; weights are e * share."""
@@ -226,7 +226,7 @@ class Pass:
     def weights(self, rows: slice) -> tuple[slice, Tensor]:
         """The keys that some queries may see, and their weights (H,t,s)."""
         if self.call.weights is not None:
-            return slice(0, self.S), self.call.weights[self.b, :, rows].to(self.dtype).nan_to_num_(0)
+            return slice(0, self.S), self.call.weights[self.b, :, rows].to(self.dtype).nan_to_num(0)
         strip = self._strip(rows)
         n_keys, shape = strip.n_keys, (self.H, rows.stop - rows.start, strip.width)
         scores = self._scores(slice(0, self.H), strip, torch.empty(shape, dtype=self.dtype, device=self.device))
@@ -311,7 +311,7 @@ class Pass:
             lowered = (top - highest).exp2()
             torch.div(lowered, total * lowered + (sink - highest).exp2(), out=into["share"])
         if strip.forbidden is not None and not strip.open:
-            nothing = ~(top > FORBIDDEN)
+            nothing = top <= FORBIDDEN
             into["share"].masked_fill_(nothing, 0)
             total.masked_fill_(nothing, 0)
         torch.sum(room.mul_(e), -1, out=into["shifted"])
@@ -411,7 +411,7 @@ class Pass:
             cap = self.call.options.softcap * LOG2E
             scores = scores.div_(cap).tanh_().mul_(cap)
         if strip.bias is not None:
-            scores = scores.add_(_of(strip.bias, heads))
+            scores = scores.add_(_of(strip.bias, heads))  # of all keys: a mask that adds something has no band
         if strip.forbidden is not None:
             scores[..., strip.open :].masked_fill_(_of(strip.forbidden, heads), FORBIDDEN)
         return room
@@ -426,7 +426,8 @@ class Pass:
         values, order = self.sorted
         tokens = self.document.q_ids.to(self.device)[queries] * (self.S + 2)
         first = torch.searchsorted(values, tokens)
-        count = (torch.searchsorted(values, tokens + at + keys.start, right=True) - first).clamp(min=0)
+        count = torch.searchsorted(values, tokens + at + keys.start, right=True) - first
+        count = count.clamp(min=0)  # a query may stand before all keys of a window
         row = torch.arange(len(tokens), device=self.device).repeat_interleave(count)
         # Pair by pair its place among the sorted tokens: the copies of a row's token lie there side by side.
         offset = first - (count.cumsum(0) - count)
@@ -680,7 +681,7 @@ def uniform(call: Call) -> Call:
     S = call.n_keys
     mask = call.options.mask if call.weights is None else Allowed((call.weights > 0).any(1, keepdim=True))
     if mask is not None:
-        mask = mask.for_heads([0], call.q.shape[1]).without_bias()
+        mask = mask.for_heads([0], call.q.shape[1]).without_bias()  # one control a layer: where masks differ, the first
     queries, keys = call.q.new_zeros(B, 1, T, 1), call.q.new_zeros(B, 1, S, 1)
     return call._replace(q=queries, k=keys, v=keys, options=Options(mask), out=queries, weights=None)
 

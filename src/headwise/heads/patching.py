@@ -873,7 +873,7 @@ class _Replay:
 
 @contextmanager
 def _replayed(block: nn.Module, is_inside: Callable[[], bool], output: Any) -> Iterator[None]:
-    """Inside this block of code, and where `is_inside` says so, a layer computes nothing and gives what it gave before."""
+    """Inside this block of code, where `is_inside` says so, a layer computes nothing and gives what it gave before."""
     with _lock:
         replay = block.forward if isinstance(block.forward, _Replay) else _Replay(block)
         replay.outputs.append((is_inside, output))

@@ -72,7 +72,7 @@ def _softmax(masked_bhts: Array, sink: Array | None, out: Array | None) -> tuple
     if sink is not None:
         sink = np.minimum(sink, np.finfo(sink.dtype).max)
         top = np.maximum(top, sink)
-    top = np.where(empty, 0, top)
+    top = np.where(top == -np.inf, 0, top)
     weights = np.subtract(masked_bhts, top, out=out)
     np.exp(weights, out=weights)
     total = weights.sum(-1, keepdims=True)
@@ -90,10 +90,15 @@ def _masks(mask: Mask | None, sizes: Sizes, dtype: np.dtype[Any]) -> tuple[Array
         return None, None
     grid = BroadcastGrid((sizes.B, sizes.H, sizes.T, sizes.S), np.asarray, np.arange)
     mask.check(grid)
-    allowed, bias = resolve(mask.parts(), grid, np.where, lambda bias: bias)
+
+    def narrowed(bias: Array) -> Array:
+        with np.errstate(over="ignore"):  # to -inf: that key may not be attended
+            return bias.astype(dtype, copy=False)
+
+    allowed, bias = resolve(mask.parts(), grid, np.where, narrowed)
     if allowed is not None and allowed.all():
         allowed = None
-    return allowed, None if bias is None else bias.astype(dtype, copy=False)
+    return allowed, None if bias is None else narrowed(bias)
 
 
 def _alive_only(k: Array, v: Array, allowed: Array | None, index: tuple[int, ...]) -> tuple[Array, Array]:

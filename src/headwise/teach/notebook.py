@@ -36,7 +36,8 @@ def check(number: int, names: Mapping[str, Any], language: str = "en") -> Told:
     exercise = find_exercise(number)
     verdict = mark_names(exercise, names, choice(names.get("answer")), language)
     if verdict.status != "passed":
-        _tries[number] = _tries.get(number, 0) + (verdict.status != "open")
+        was_tried = verdict.status != "open"  # that is an exercise which is not filled in yet
+        _tries[number] = _tries.get(number, 0) + was_tried
     step = min(_tries.get(number, 0), HINTS)
     lines = told(exercise, verdict, language, step, f"{exercise.name}.ipynb", "headwise learn")
     return Told(lines, verdict.status == "passed")

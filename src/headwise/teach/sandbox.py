@@ -51,6 +51,7 @@ def run_apart(
     The module finds the request as JSON in the file that its first argument names, and in it, under `answer` and
     `trace`, the files to write. It stands in an empty folder, which it may fill.
 
+    seconds  None for no limit; with `hear` they count from the end of its output
     hear  is called with each line of its standard output, which goes nowhere otherwise
     keep  is called with that folder, which is removed afterwards
     """
@@ -93,7 +94,7 @@ def alone(request: dict[str, Any], text: str, work: Callable[[], Any]) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
-    if re.search(r"\btorch\b|\bnn\.", text):
+    if re.search(r"\btorch\b|\bnn\.", text):  # `nn.` alone: imports that are missing are lent
         import torch  # before the guard stands: it opens what it needs
 
         torch.set_num_threads(1)
@@ -193,9 +194,9 @@ def confine(folder: Path) -> None:
     if _filters():
         program = _program()
         buffer = ctypes.create_string_buffer(program)
-        head = struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer))
+        sock_fprog = struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer))  # steps of 8 bytes, their address
         SET_FILTER, EVERY_THREAD = 1, 1
-        _call(SECCOMP[platform.machine()], SET_FILTER, EVERY_THREAD, head)
+        _call(SECCOMP[platform.machine()], SET_FILTER, EVERY_THREAD, sock_fprog)
 
 
 def _call(number: int, *arguments: object) -> int:
@@ -206,7 +207,8 @@ def _call(number: int, *arguments: object) -> int:
 
 def _landlock() -> int:
     """The version of Landlock; 0 or less where there is none."""
-    return _call(LANDLOCK_CREATE, None, 0, 1) if sys.platform == "linux" else 0
+    VERSION = 1
+    return _call(LANDLOCK_CREATE, None, 0, VERSION) if sys.platform == "linux" else 0
 
 
 def _filters() -> bool:
@@ -217,10 +219,11 @@ def _filters() -> bool:
 
 
 def _hold_files(folder: Path, changes: int) -> None:
+    BENEATH_PATH = 1
     rules = _call(LANDLOCK_CREATE, struct.pack("=Q", changes), 8, 0)
     for path, allowed in ((folder, changes), (Path(os.devnull), changes & (WRITE_FILE | TRUNCATE))):
         opened = os.open(path, os.O_PATH)
-        _call(LANDLOCK_ADD, rules, 1, struct.pack("=Qi", allowed, opened), 0)
+        _call(LANDLOCK_ADD, rules, BENEATH_PATH, struct.pack("=Qi", allowed, opened), 0)
         os.close(opened)
     _call(LANDLOCK_RESTRICT, rules, 0)
     os.close(rules)
