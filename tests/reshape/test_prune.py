@@ -49,7 +49,9 @@ def test_pruning_is_a_gate_of_zero(name: str, names: tuple[str, Gone]) -> None:
     assert heads == names[1]
     pruned = prune_heads(model, heads)
     assert pruned.details["heads"] == names[0].split(",")
-    assert difference(model, pruned.model, pruned.details["heads"]) < (1e-5 if name == "qwen3" else 1e-9)
+    # Angles and the scale of Gemma's embedding, which no file holds, were rounded to float32 in the parent alone.
+    limit = 1e-5 if name in ("qwen3", "gemma3, tied") else 1e-9
+    assert difference(model, pruned.model, pruned.details["heads"]) < limit
     out = names is EVEN and name not in ("gpt2", "bert", "rope, GQA", "llama", "llama, tied", "llama, GQA")
     assert (not pruned.silent) == out
     assert head_counts(pruned.model)[0] == head_counts(model)[0] - out
