@@ -50,7 +50,7 @@ from headwise.spec import Options, resolve_kv_index
 BLOCK = 2**20  # weights; twice as many where threads of Python wait for each other's lock between two operations
 THREADED = 2**27  # weights of a call; from here on each thread has its own blocks: see `run`
 ROWS = 256  # queries of a product at most: far fewer, and packing the keys takes longer than multiplying them
-RUN = 64  # neighbouring keys, which are summed up together: far apart from their middle digits would be lost
+RUN = 64  # neighbouring keys, which are summed up together
 THUMBNAIL = 32  # blocks of queries and of keys in a thumbnail
 FEW = 32  # times as many weights as pairs: then picking the pairs takes less time than a pass over the weights
 LONG = 8192  # keys; from here on the product is faster where each feature's keys lie side by side
