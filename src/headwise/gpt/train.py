@@ -12,6 +12,7 @@ a sum. The first process writes the files.
 
 from __future__ import annotations
 
+import inspect
 import math
 import signal
 import threading
@@ -21,10 +22,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from headwise.corpus.training import HELD_OUT_TOKENS, Batch, Documents, Stream
 from headwise.errors import HeadwiseError
@@ -34,6 +36,8 @@ from headwise.gpt.presets import Recipe
 from headwise.gpt.ranks import current, gradients_kept, parted, whole
 from headwise.kept import StepLog
 from headwise.records import CurvePoint, from_json
+
+Kind = TypeVar("Kind", bound=Optimizer)
 
 STATE = "state.safetensors"
 METRICS = "metrics.jsonl"
@@ -210,7 +214,7 @@ def fit(model: GPT, recipe: Recipe, data: Stream | Documents, seed: int) -> None
 def take_step(
     loss: Tensor,
     weights: Iterable[nn.Parameter],
-    optimizers: Iterable[torch.optim.Optimizer],
+    optimizers: Iterable[Optimizer],
     step: int,
     rate: float,
     clip: float = math.inf,
@@ -231,7 +235,7 @@ def take_step(
 def update(
     loss: float,
     weights: Iterable[nn.Parameter],
-    optimizers: Iterable[torch.optim.Optimizer],
+    optimizers: Iterable[Optimizer],
     step: int,
     rate: float,
     clip: float = math.inf,
@@ -264,7 +268,20 @@ def require_finite(step: int, **numbers: float) -> None:
             raise DivergedError(f"{name} is {number} at step {step}")
 
 
-def make_optimizers(model: GPT, recipe: Recipe) -> list[torch.optim.Optimizer]:
+def without_compiler(kind: type[Kind]) -> type[Kind]:
+    """A class of torch's optimizers that does not load torch's compiler.
+
+    torch wraps these methods, so that compiled code leaves its graph before them. The wrappers import `torch._dynamo`,
+    500 modules: two seconds of each process that trains, and far more where no bytecode of them lies there yet. Nothing
+    is compiled here. What the wrappers hold is torch's own and computes the same.
+    """
+    wrapped = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
+    methods = {name: inspect.unwrap(getattr(kind, name)) for name in wrapped}
+    methods["step"] = torch.no_grad()(inspect.unwrap(kind.step))
+    return type(kind.__name__, (kind,), methods)
+
+
+def make_optimizers(model: GPT, recipe: Recipe) -> list[Optimizer]:
     """AdamW, with Muon on the matrices of the blocks if the recipe has a rate for it. Only matrices decay."""
     weights = dict(model.named_parameters())
     chosen = [name for name, p in weights.items() if recipe.muon_lr and p.ndim == 2 and name.startswith("blocks.")]
@@ -275,9 +292,10 @@ def make_optimizers(model: GPT, recipe: Recipe) -> list[torch.optim.Optimizer]:
         {"params": [p for p in others if p.ndim < 2], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, fused=True)]
+    adamw, muon = without_compiler(torch.optim.AdamW), without_compiler(torch.optim.Muon)
+    optimizers: list[Optimizer] = [adamw(groups, lr=recipe.lr, betas=recipe.betas, fused=True)]
     if recipe.muon_lr:
-        optimizers.append(torch.optim.Muon(hidden, lr=recipe.muon_lr, weight_decay=recipe.weight_decay))
+        optimizers.append(muon(hidden, lr=recipe.muon_lr, weight_decay=recipe.weight_decay))
     for group in (group for optimizer in optimizers for group in optimizer.param_groups):
         group["peak_lr"] = group["lr"]
     return optimizers
@@ -299,7 +317,7 @@ def evaluate(model: GPT, data: Stream | Documents, limit: int = HELD_OUT_TOKENS,
 def save_state(
     path: Path,
     weights: Mapping[str, nn.Parameter],
-    optimizers: Sequence[torch.optim.Optimizer],
+    optimizers: Sequence[Optimizer],
     step: int,
     kept: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> None:
@@ -314,7 +332,7 @@ def save_state(
 
 
 def restore_state(
-    path: Path, weights: Mapping[str, nn.Parameter], optimizers: Sequence[torch.optim.Optimizer]
+    path: Path, weights: Mapping[str, nn.Parameter], optimizers: Sequence[Optimizer]
 ) -> tuple[int, dict[str, Tensor]]:
     """Load what `save_state` wrote; returns the steps done and what was kept; 0 and nothing without a file."""
     tensors, step = current().agree(

@@ -18,7 +18,15 @@ from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.gpt.presets import warm_cosine
-from headwise.gpt.train import DivergedError, Stopped, interrupts, restore_state, save_state, take_step
+from headwise.gpt.train import (
+    DivergedError,
+    Stopped,
+    interrupts,
+    restore_state,
+    save_state,
+    take_step,
+    without_compiler,
+)
 from headwise.models.ask import answers, hidden_states, predicts
 from headwise.models.weights import AttentionWeights, attentions, read_layers, write_layer
 from headwise.reshape.arguments import HealRecipe
@@ -206,9 +214,10 @@ def silenced(weights: AttentionWeights, heads: Sequence[int]) -> AttentionWeight
 def make_optimizers(weights: Collection[nn.Parameter], recipe: HealRecipe) -> list[torch.optim.Optimizer]:
     """Muon on matrices, AdamW on the rest, without decay."""
     matrices, others = [p for p in weights if p.ndim == 2], [p for p in weights if p.ndim != 2]
-    optimizers: list[torch.optim.Optimizer] = [torch.optim.Muon(matrices, lr=recipe.lr, weight_decay=0.0)]
+    muon, adamw = without_compiler(torch.optim.Muon), without_compiler(torch.optim.AdamW)
+    optimizers: list[torch.optim.Optimizer] = [muon(matrices, lr=recipe.lr, weight_decay=0.0)]
     if others:
-        optimizers.append(torch.optim.AdamW(others, lr=recipe.vector_lr, betas=(0.9, 0.95), weight_decay=0.0))
+        optimizers.append(adamw(others, lr=recipe.vector_lr, betas=(0.9, 0.95), weight_decay=0.0))
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["peak_lr"] = group["lr"]
