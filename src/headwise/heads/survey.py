@@ -9,9 +9,11 @@ model with untrained weights. Duplicate-token and induction heads are looked for
 from __future__ import annotations
 
 import math
+import threading
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -129,12 +131,33 @@ def survey(
     return study.survey(controls, ablate, ranks, keep, by_document=by_document, rows=rows)
 
 
-def _digest(folder: Folder) -> str:
-    """What names the weights: a digest of their files, or of the tensors of a model that was made in memory."""
+def _digest(folder: Folder) -> Callable[[], str]:
+    """What names the weights: a digest of their files, or of the tensors of a model that was made in memory.
+
+    The result is a function that waits for it. Files are read in a thread of their own, while the model runs: for those
+    of a model larger than memory it takes a tenth of the survey, and what was read for it need not come from the disk
+    again for its layer.
+    """
     if described(folder.model) is not None and any(folder.path.glob(WEIGHTS)):
-        return digest(folder.path)
+        return _begun(partial(digest, folder.path))
     spread = any(site.parts > 1 for site in sites_of(folder.model))
-    return "" if spread or stream_of(folder.model) is not None else digest_of(folder.model)
+    if spread or stream_of(folder.model) is not None:
+        return str
+    return partial(digest_of, folder.model)
+
+
+def _begun(work: Callable[[], str]) -> Callable[[], str]:
+    """Begin some work in a thread that no process waits for at its end; the result is a function that waits for it."""
+    outcome = Future[str]()
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except OSError as error:  # a file went away
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return outcome.result
 
 
 @torch.no_grad()
@@ -190,6 +213,7 @@ class _Study:
         if by_document and (ranks.world > 1 or keep is not None):
             raise HeadwiseError("by_document=True keeps what one process reads in one go; leave out ranks= and keep=")
         self.notes += filter(None, [*self.text.about, share_note(rows, self.seed)])
+        weights_digest = _digest(self.folder)
         documents = self.text.documents
         first = list(documents[0])
         frequent = [token for token, _ in self.text.counts.most_common(FREQUENT)]
@@ -237,7 +261,7 @@ class _Study:
             profiles=profiles,
             notes=tuple(self.notes),
             relations=self.relations,
-            digest=_digest(self.folder),
+            digest=weights_digest(),
             places=w_o_places(self.model, sites_of(self.model)),
         )
 

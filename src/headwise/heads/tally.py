@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headwise.corpus.documents import Text
+from headwise.gpt.train import one_thread
 from headwise.heads.blocks import Factors, Measured, measure, top_keys, uniform
 from headwise.heads.documents import Document, some_rows
 from headwise.heads.statistics import all_statistics
@@ -349,7 +350,8 @@ def copying(site: Site, vocabulary: Tensor | None) -> list[float] | None:
         return None
     read = (w_v.to(vocabulary) @ vocabulary).reshape(G, E, C).repeat_interleave(H // G, 0)
     through = read @ w_o.to(vocabulary).reshape(C, H, E).transpose(0, 1)  # (H,E,E)
-    values = torch.linalg.eigvals(through)
+    with one_thread():  # two of them wait for each other in matrices as small as these: ten times as long
+        values = torch.linalg.eigvals(through)
     tiny = torch.finfo(values.real.dtype).tiny  # of a silent head all are 0
     ratio = values.sum(-1).real / values.abs().sum(-1).clamp(min=tiny)
     return list(ratio.tolist())
