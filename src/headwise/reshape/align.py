@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
+from headwise.gpt.train import one_thread
 from headwise.models.ask import run_body
 from headwise.models.hook import hooked
 from headwise.models.stream import sweep
@@ -184,11 +185,12 @@ def orthogonal_maps(heads: Tensor) -> Tensor:
     n, E = heads.shape[:2]
     rows = heads.flatten(0, 1)
     gram = (rows @ rows.T).view(n, E, n, E).transpose(1, 2)  # (n,n,E,E): the products of heads are all that counts
-    products = gram[medoid(torch.linalg.svdvals(gram).sum(-1))]  # of the target and each head
-    for _ in range(_rounds(n)):
-        left, _, right = torch.linalg.svd(products)
-        maps: Tensor = left @ right
-        products = torch.einsum("jab,jibc->iac", maps, gram)
+    with one_thread():  # two wait for each other more than they work in matrices as small as these
+        products = gram[medoid(torch.linalg.svdvals(gram).sum(-1))]  # of the target and each head
+        for _ in range(_rounds(n)):
+            left, _, right = torch.linalg.svd(products)
+            maps: Tensor = left @ right
+            products = torch.einsum("jab,jibc->iac", maps, gram)
     return maps
 
 
