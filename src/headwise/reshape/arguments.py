@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
-from headwise.errors import HeadwiseError
 from headwise.gpt.presets import check_seed
 from headwise.records import parse_head
-from headwise.words import unknown
+from headwise.words import Note, refusal, unknown
 
 METHODS = ("mean", "aligned", "aligned+norm", "principal")  # of pool.py
 GROUPS = ("adjacent", "best")
@@ -37,12 +36,12 @@ class HealRecipe:
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "evaluations", "patience"):
             if getattr(self, name) < 1:
-                raise HeadwiseError(f"heal {name}={getattr(self, name)} must be at least 1")
+                raise refusal("heal_least", name=name, value=getattr(self, name))
         for name in ("lr", "vector_lr"):
             if not 0 < getattr(self, name) < math.inf:
-                raise HeadwiseError(f"heal {name}={getattr(self, name)} must be a positive number")
+                raise refusal("heal_positive", name=name, value=getattr(self, name))
         if not 0 <= self.hidden < math.inf:
-            raise HeadwiseError(f"heal hidden={self.hidden} must be 0 or more; 0 leaves the hidden states out")
+            raise refusal("heal_hidden", hidden=self.hidden)
         check_seed(self.seed)
 
 
@@ -73,60 +72,51 @@ def recipe_of(options: Options) -> HealRecipe | None:
     if steps is None:
         for name, value in healing.items():
             if value != getattr(HealRecipe, name):
-                raise HeadwiseError(f"{name}= is about healing; pass heal=STEPS with it")
+                raise refusal("about_healing", name=name)
     if options.get("out") is None and (options.get("force") or options.get("resume")):
-        raise HeadwiseError("force=True and resume=True are about the folder that is written; pass out=")
+        raise refusal("about_folder")
     if options.get("resume") and steps is None:
-        raise HeadwiseError("resume=True goes on with a healing; pass heal= with the steps it began with")
+        raise refusal("resumes_healing")
     return None if steps is None else HealRecipe(steps=steps, **healing)
 
 
 def check_sharing(method: str, groups: str) -> None:
     for name, value, known in (("method", method, METHODS), ("groups", groups, GROUPS)):
         if value not in known:
-            raise unknown(f"{name}={value!r} is not known", value, known)
+            raise unknown(Note.of("refused.not_known", name=name, value=repr(value)), value, known)
 
 
 def check_kv_heads(n_kv_heads: int, n_heads: int, now: int) -> None:
     """Refuse a number of key/value heads that a model of `n_heads` query heads, which has `now`, cannot be given."""
     if now == 1:
-        raise HeadwiseError(
-            f"n_kv_heads={n_kv_heads}: each layer has one key/value head for its {n_heads} query heads already; a "
-            f"window makes the cache smaller: `headwise narrow`"
-        )
+        raise refusal("kv_single", n_kv_heads=n_kv_heads, heads=n_heads)
     if n_kv_heads == now:
-        fact = f": the model has {now} key/value heads already, so nothing changes and nothing is written"
+        key = "kv_unchanged"
     elif n_kv_heads < 1:
-        fact = " is not positive"
+        key = "kv_negative"
     elif n_kv_heads > n_heads:
-        fact = f" exceeds the {n_heads} query heads"
+        key = "kv_exceeds"
     elif n_kv_heads > now:
-        fact = (
-            f": the model has {now} key/value heads for its {n_heads} query heads already, and sharing only lowers "
-            f"their number"
-        )
+        key = "kv_raised"
     elif now % n_kv_heads:
-        fact = f" does not divide the model's {now} key/value heads"
+        key = "kv_divides"
     else:
         return
     divisors = [str(n) for n in range(1, now) if now % n == 0]
-    remedy = f"pass one of {', '.join(divisors)}" if divisors else "there is nothing left to share"
-    raise HeadwiseError(f"n_kv_heads={n_kv_heads}{fact}; {remedy}")
+    raise refusal(key, n_kv_heads=n_kv_heads, now=now, heads=n_heads, divisors=divisors)
 
 
 def check_pruning(heads: str | Sequence[str] | None, keep: float | None, by: str | None) -> None:
     if (heads is None) == (keep is None):
-        raise HeadwiseError("say which heads go: heads='L0.H1,L3.H5', or keep=0.75 with by=; one of the two")
+        raise refusal("which_heads")
     if heads is not None and by is not None:
-        raise HeadwiseError(f"by={by!r} chooses heads where keep= says how many stay; heads= names them")
+        raise refusal("by_and_heads", by=repr(by))
     if by not in (None, *SCORES):
-        raise unknown(f"by={by!r} is not known", by, SCORES)
+        raise unknown(Note.of("refused.not_known", name="by", value=repr(by)), by, SCORES)
     if keep == 1:
-        raise HeadwiseError(
-            f"keep={keep} keeps every head: nothing changes, nothing is written; 0.75 removes a quarter"
-        )
+        raise refusal("keep_all", keep=keep)
     if keep is not None and not 0 < keep < 1:
-        raise HeadwiseError(f"keep={keep} must lie between 0 and 1; 0.75 removes a quarter of the heads")
+        raise refusal("keep_between", keep=keep)
 
 
 def chosen_heads(names: str | Sequence[str], n_layers: int, n_heads: int) -> tuple[tuple[int, ...], ...]:
@@ -139,33 +129,31 @@ def chosen_heads(names: str | Sequence[str], n_layers: int, n_heads: int) -> tup
     for name in filter(None, map(str.strip, listed)):
         part, layer, head = parse_head(name)
         if part or layer >= n_layers or head >= n_heads:
-            raise HeadwiseError(
-                f"the model has no head {name}: {n_layers} layers of {n_heads} heads, L0.H0 to "
-                f"L{n_layers - 1}.H{n_heads - 1}"
-            )
+            last = f"L{n_layers - 1}.H{n_heads - 1}"
+            raise refusal("no_such_head", name=name, layers=n_layers, heads=n_heads, last=last)
         chosen[layer].add(head)
     if not any(chosen):
-        raise HeadwiseError("no head is named; pass heads='L0.H1,L3.H5', or keep= with by=")
+        raise refusal("none_named")
     for layer, gone in enumerate(chosen):
         if len(gone) == n_heads:
-            raise HeadwiseError(f"all {n_heads} heads of layer {layer} are to go; a layer needs one")
+            raise refusal("layer_without", heads=n_heads, layer=layer)
     return tuple(tuple(sorted(gone)) for gone in chosen)
 
 
 def check_narrowing(tolerance: float | None, cache: float | None, window: int | None) -> None:
     if tolerance is not None and cache is not None:
-        raise HeadwiseError("tolerance= says how many nats may be lost, cache= what is kept; pass one of them")
+        raise refusal("tolerance_or_cache")
     if tolerance is not None and not 0 <= tolerance < math.inf:
-        raise HeadwiseError(f"tolerance={tolerance} must be 0 or more nats; 0.01 is a hundredth")
+        raise refusal("tolerance", tolerance=tolerance)
     if cache is not None and not 0 < cache < 1:
-        raise HeadwiseError(f"cache={cache} must lie between 0 and 1; 0.5 keeps half of the bytes")
+        raise refusal("cache_between", cache=cache)
     if window is not None and window < 1:
-        raise HeadwiseError(f"window={window} must be at least 1 token")
+        raise refusal("window", window=window)
 
 
 def check_tokens(tokens: int | None, context: int | None) -> None:
     """Refuse documents of so many tokens for a model that takes `context` at a time; None: without a bound."""
     if tokens is not None and tokens < 2:
-        raise HeadwiseError(f"tokens={tokens} must be at least 2: a token, and the one that follows it")
+        raise refusal("two_tokens", tokens=tokens)
     if tokens is not None and context is not None and tokens > context:
-        raise HeadwiseError(f"tokens={tokens} exceeds the model's context of {context}")
+        raise refusal("tokens_over", tokens=tokens, context=context)
