@@ -22,9 +22,9 @@ from headwise.cli.early import check_model, check_texts, context_in, in_words, l
 from headwise.errors import HeadwiseError
 from headwise.files import check_file, write_whole
 from headwise.folders import check_reads_tokens, is_own
-from headwise.markup import number, plural
+from headwise.markup import number
 from headwise.table import Table, say
-from headwise.words import refusal, said
+from headwise.words import Note, refusal, said, translator
 
 if TYPE_CHECKING:
     from headwise.gpt.ranks import Ranks
@@ -36,7 +36,6 @@ REPORT = "report.html"
 BENCHES = "grammar", "meaning"
 MOST_PATHS = 20
 SCORES = ("copies", "suppresses", "succeeds")
-WAYS = {"q": "queries", "k": "keys", "v": "values"}
 
 
 @command()
@@ -140,9 +139,9 @@ def _circuits(model: Path, reading: Mapping[str, Any], **options: Any) -> None:
     """The heads by their weights alone, and who reads whom."""
     passed = [f"--{name}" for name, value in options.items() if value]
     if passed:
-        raise HeadwiseError(f"--circuits reads the weights and no text; leave out {', '.join(passed)}")
+        raise refusal("circuits_text", options=", ".join(passed))
     if reading["device"] != "cpu":
-        raise HeadwiseError("--circuits computes on the processor; leave out --device")
+        raise refusal("circuits_device")
     check_model(model)
     with needs_torch():
         from headwise.heads.circuits import circuits
@@ -172,18 +171,18 @@ def _print_circuits(circuits: Mapping[str, Any]) -> None:
     table = Table(
         [heading[place] for place in chosen],
         [[row[place] for place in chosen] for row in rows],
-        "heads by their weights",
-        "rank: how many directions a head compares (QK) and moves (OV), as the exponential of the entropy of its "
-        "singular values; copies, suppresses: share of tokens whose own logit it puts among the highest or the lowest",
+        Note.of("circuits.title"),
+        Note.of("circuits.note"),
     )
-    table.print(out)
+    table.print(out, speak=translator("circuits", language()))
     paths = circuits["paths"]
-    say(out, f"\n{plural(len(paths), 'path')} stronger than chance" + (":" if paths else "."))
+    say(out, "\n" + in_words("circuits.paths", count=len(paths)))
     for path in paths[:MOST_PATHS]:
-        beside = f"{path['score']:.2f}, random directions {path['baseline']:.2f}"
-        say(out, f"  {path['receiver']} reads {path['sender']} through its {WAYS[path['at']]}: {beside}")
+        score, baseline = f"{path['score']:.2f}", f"{path['baseline']:.2f}"
+        way = f"circuits.through_{path['at']}"
+        say(out, "  " + in_words(way, reader=path["receiver"], read=path["sender"], score=score, baseline=baseline))
     if len(paths) > MOST_PATHS:
-        say(out, f"  ... and {len(paths) - MOST_PATHS} more; the JSON lists them all")
+        say(out, "  " + in_words("circuits.more", count=len(paths) - MOST_PATHS))
 
 
 def _print_json(survey: Survey, other: Survey | None, report: Path | None) -> None:

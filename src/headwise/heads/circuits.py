@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
+from headwise.gpt.train import one_thread
 from headwise.markup import plural
 from headwise.models.ask import embeddings, evaluating, run_body
 from headwise.models.hook import hooked
@@ -194,10 +195,11 @@ class _Factors:
         k = _by_head(w_k, G)[list(index)]
         v = _by_head(w_v, G)[list(index)]
         o = w_o.double().reshape(-1, H, E).transpose(0, 1)
-        r_q, r_k, r_v, r_o = (torch.linalg.qr(columns, mode="r").R for columns in (q.mT, k.mT, v.mT, o))
+        with one_thread():  # two wait for each other more than they work in matrices as small as these
+            r_q, r_k, r_v, r_o = (torch.linalg.qr(columns, mode="r").R for columns in (q.mT, k.mT, v.mT, o))
+            qk = torch.linalg.svdvals(r_q @ r_k.mT)
+            ov = torch.linalg.svdvals(r_o @ r_v.mT)
         reads = {"q": r_k @ q, "k": r_q @ k, "v": r_o @ v}
-        qk = torch.linalg.svdvals(r_q @ r_k.mT)
-        ov = torch.linalg.svdvals(r_o @ r_v.mT)
         return cls(site, v, o, reads, writes=o @ r_v.mT, qk=qk, ov=ov)
 
 
@@ -274,16 +276,15 @@ class _Probe:
     def shares(self, v: Tensor, o: Tensor, first: bool) -> tuple[Scored, Scored]:
         """Of one head, v (E,C) and o (C,E): how often a token's own logit comes out on top, and at the bottom."""
         logits = (self.states[not first] @ v.mT @ o.mT).float() @ self.unembed.mT  # (n,V)
+        tried = torch.stack([self.tokens, self.tokens.roll(1)], dim=1)  # itself, and as control another of them
         most = max(1, len(self.unembed) // 20)  # places of a small vocabulary
 
-        def among_first(logits: Tensor, tokens: Tensor, places: int) -> float:
-            higher = (logits >= logits.gather(1, tokens[:, None])).sum(1) - 1  # itself does not count
-            return float((higher < min(places, most)).double().mean())
+        def among_first(places: int, sign: int) -> Scored:
+            left_out = logits.topk(min(places, most) + 1, largest=sign > 0).values[:, -1:]  # the first that is
+            ahead = sign * logits.gather(1, tried) > sign * left_out
+            return Scored(*ahead.double().mean(0).tolist())
 
-        others = self.tokens.roll(1)  # the control: another token of the same texts
-        copied = Scored(among_first(logits, self.tokens, COPIED), among_first(logits, others, COPIED))
-        suppressed = Scored(among_first(-logits, self.tokens, SUPPRESSED), among_first(-logits, others, SUPPRESSED))
-        return copied, suppressed
+        return among_first(COPIED, 1), among_first(SUPPRESSED, -1)
 
     def successor(self, v: Tensor, o: Tensor, orders: Sequence[Sequence[int]]) -> Scored:
         """How often the next token of an order has the highest logit of all tokens of that order."""
