@@ -9,6 +9,8 @@ model with untrained weights. Duplicate-token and induction heads are looked for
 from __future__ import annotations
 
 import math
+import os
+import sys
 import threading
 import time
 from bisect import bisect_right
@@ -151,6 +153,8 @@ def _begun(work: Callable[[], str]) -> Callable[[], str]:
     outcome = Future[str]()
 
     def run() -> None:
+        if sys.platform == "linux":
+            os.nice(19)  # there of this thread alone: it takes the time that the model leaves
         try:
             outcome.set_result(work())
         except OSError as error:  # a file went away
