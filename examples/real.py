@@ -90,7 +90,7 @@ def command(name: str, verb: str) -> list[str]:
     options: dict[str, list[str]] = {
         "cost": ["--context", "512"],
         "generate": ["--prompt", "The capital of France is the city of", "--tokens", "24", "--temperature", "0"],
-        "heads": [*text, "--html", f"{kept}.html", "--png", f"{kept}.png", "--json"],
+        "heads": [*text, "--html", f"{kept}.html", "--out", f"{kept}.png", "--json"],
         "look": ["--no-open"],
         "windows": ["--text", TEXT, "--tokens", "256", "--documents", "2"],
         "why": ["--prompt", PROMPT, "--corrupt", CORRUPT],

@@ -102,7 +102,7 @@ DOCUMENTS: dict[str, tuple[str, tuple[Any, ...]]] = {
         ),
     ),
     "train": ("headwise train", (TRAINED,)),
-    "presets": ("headwise train --list", ({"presets": [PRESET]},)),
+    "presets": ("headwise train --preset list", ({"presets": [PRESET]},)),
     "replay": (
         "headwise train --rung",
         (
@@ -117,7 +117,7 @@ DOCUMENTS: dict[str, tuple[str, tuple[Any, ...]]] = {
         (Price, {"variants": list[Variant] | None, "choice": Choice | None, "measured": Measured | None}),
     ),
     "models": (
-        "headwise cost --table",
+        "headwise cost without MODEL",
         ({"models": [MODEL | {"window": int | None, "n_layers": int, "cache_bytes_per_token": int}]},),
     ),
     "reshaped": ("headwise share, prune and narrow", (Reshaped, {"won": str})),

@@ -73,8 +73,8 @@ def test_ids_where_there_is_no_tokenizer(models: Path, invoke: Invoke) -> None:
 
 def test_table_picture_and_order(models: Path, invoke: Invoke, tmp_path: Path) -> None:
     args = (
-        "heads", models / "one", "--text", "abc, abd. hab", "--csv", tmp_path / "t.csv", "--png", tmp_path / "p.png",
-        "--parquet", tmp_path / "t.parquet",
+        "heads", models / "one", "--text", "abc, abd. hab", "--out", tmp_path / "p.png",
+        "--out", tmp_path / "t.csv", "--out", tmp_path / "t.parquet",
     )  # fmt: skip
     code, out, _ = invoke(*args, "--sort", "entropy", "--ablate", "mean")
     assert code == 0

@@ -100,10 +100,10 @@ def test_a_replay_takes_a_default_text_heads_and_layers(
 def test_the_ladder_prints_a_certificate_and_ends_with_what_it_found(
     invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outcome = invoke("ladder", "--width", 21, "--heads", 3, "--tokens", 5, "--repeats", 1)
+    outcome = invoke("ladder", "--width", 21, "--heads", 3, "--tokens", 5)
     assert outcome.code == 0
     assert "Certificate" in outcome.out and "torch fused" in outcome.out and "cached decode" in outcome.out
-    document = json.loads(invoke("ladder", "--width", 21, "--heads", 3, "--tokens", 5, "--repeats", 1, "--json").out)
+    document = json.loads(invoke("ladder", "--width", 21, "--heads", 3, "--tokens", 5, "--json").out)
     assert document["agrees"] is True
     import dataclasses
 
@@ -113,7 +113,7 @@ def test_the_ladder_prints_a_certificate_and_ends_with_what_it_found(
     monkeypatch.setattr(
         ladder, "run_ladder", lambda *given, **named: dataclasses.replace(honest(*given, **named), agrees=False)
     )
-    assert invoke("ladder", "--width", 8, "--heads", 2, "--tokens", 3, "--repeats", 1).code == 1
+    assert invoke("ladder", "--width", 8, "--heads", 2, "--tokens", 3).code == 1
 
 
 def test_a_trace_without_a_run(invoke: Invoke, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ SHORT = {
     "narrow": "--heal 2",
     "bugs": "--steps 2 --workers 1",
     "compare": "--steps 2 --seeds 2 --workers 1",
-    "ladder": "--width 24 --tokens 5 --repeats 1",
+    "ladder": "--width 24 --tokens 5",
     "heads": "--documents 3 --no-controls",
 }
 ONLY_PARSED = (

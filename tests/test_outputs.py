@@ -54,17 +54,17 @@ def test_what_harms_nobody_is_allowed(place: Path) -> None:
     kept.mkdir()
     for name in ("lock", "tally-1-0.safetensors", ".tally-1-0.safetensors.9.tmp", "heads.csv", ".DS_Store"):
         (kept / name).touch()
-    outputs = {"--html": run / "report.html", "--csv": run / "table.csv", "--png": place / "t.png"}
+    outputs = [("--html", run / "report.html"), ("--out", run / "table.csv"), ("--out", place / "t.png")]
     check_apart(outputs, {"--keep": (kept, r"lock|tally-.*\.safetensors")}, [run, place / "t.txt", place / "texts"])
     stream = Path("/dev/stdout")
-    check_apart({"--csv": stream, "--html": stream}, {}, [Path("/dev/stdin")])
-    check_apart({"--csv": kept / "heads.csv"}, {"--keep": (kept, "lock|tally.*")}, [])
+    check_apart([("--out", stream), ("--html", stream)], {}, [Path("/dev/stdin")])
+    check_apart([("--out", kept / "heads.csv")], {"--keep": (kept, "lock|tally.*")}, [])
     with pytest.raises(HeadwiseError, match="lies among the files"):
-        check_apart({"--csv": kept / "lock"}, {"--keep": (kept, "lock|tally.*")}, [])
+        check_apart([("--out", kept / "lock")], {"--keep": (kept, "lock|tally.*")}, [])
 
 
 @every("content", ["", "[]", '{"settings": 3}', '{"settings": {"text": [3]}}', '{"ancestors": [{"folder": 3}]}'])
 def test_what_is_damaged_is_said_when_it_is_read(content: str, tmp_path: Path) -> None:
     for name in ("run.json", "headwise.json"):
         (tmp_path / name).write_text(content)
-    check_apart({"--csv": tmp_path / "x.csv"}, {}, [tmp_path])
+    check_apart([("--out", tmp_path / "x.csv")], {}, [tmp_path])

@@ -112,7 +112,8 @@ class Plan:
             path: of a file, or for "duo" of a folder
             format: "headwise" (as `write`), or "duo" (a folder; streaming heads get the largest sizes)
         """
-        check_format(format)
+        if format not in FORMATS:
+            raise unknown(f"there is no format {format!r}", format, FORMATS)
         if format == "headwise":
             self.write(path)
         else:
@@ -174,11 +175,6 @@ def _of_duo(text: str, sizes: Any) -> Plan:
 
 def _write(path: str | Path, document: Any) -> None:
     write_whole(path, json.dumps(document, indent=1) + "\n")
-
-
-def check_format(format: str) -> None:
-    if format not in FORMATS:
-        raise unknown(f"there is no format {format!r}", format, FORMATS)
 
 
 def kept_rows(kept: HeadPlan, tokens: int) -> int:

@@ -172,8 +172,9 @@ def test_the_command_writes_what_it_measured(
     book = tmp_path / "book.txt"
     book.write_text(" ".join(f"w{max(0, n - 1):02}" for ids in documents for n in ids))
     command = ["windows", tmp_path / "run", "--text", book, "--tokens", 131, "--documents", 3]
-    files = {name: tmp_path / f"x.{name}" for name in ("html", "csv", "png", "plan")}
-    named = [word for name, path in files.items() for word in (f"--{name}", path)]
+    options = {"html": "--html", "csv": "--out", "png": "--out", "plan": "--plan"}
+    files = {name: tmp_path / f"x.{name}" for name in options}
+    named = [word for name, path in files.items() for word in (options[name], path)]
     done = invoke(*command, *named, "--cache", 0.6, "--json")
     document = json.loads(done.out)
     assert f"min: {(3 + 8) * 131:,} tokens at" in done.err and "--documents" in done.err
@@ -185,7 +186,7 @@ def test_the_command_writes_what_it_measured(
     assert float(rows[1]["outside_s4_w64_high"]) == pytest.approx(document["heads"][1]["outside"][2][2]["high"])
     assert files["png"].read_bytes().startswith(b"\x89PNG")
     assert "connect-src" not in files["html"].read_text() and "Peso fuera de una ventana" in files["html"].read_text()
-    shown = invoke(*command, "--sinks", 0, "--plan", tmp_path / "duo", "--cache", 0.6, "--format", "duo")
+    shown = invoke(*command, "--sinks", 0, "--plan", tmp_path / "duo", "--cache", 0.6)
     assert (
         hw.Plan.read(tmp_path / "duo").n_layers == plan.n_layers
         and "1.0\t" in (tmp_path / "duo" / DUO_HEADS).read_text()
@@ -195,7 +196,7 @@ def test_the_command_writes_what_it_measured(
         (("--sinks", 3), "--sinks 3 is not measured"),
         (("--tolerance", 0.1), "pass --plan"),
         (("--plan", files["plan"], "--cache", 0.5, "--tolerance", 0.5), "one of them"),
-        (("--plan", files["plan"], "--cache", 0.5, "--format", "dou"), "there is no format 'dou'; did you mean duo?"),
+        (("--out", tmp_path / "x.txt"), "end the name in .csv, .parquet or .png"),
         (("--plan", tmp_path / "no" / "x", "--cache", 0.5), "does not exist"),
     ):
         refused = invoke(*command, *wrong)

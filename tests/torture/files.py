@@ -73,7 +73,7 @@ COMMANDS = {
     "check": "check @attention.py:Attention --json",
     "learn": "learn @learn",
 }
-WRITES = {"heads": "--csv", "windows": "--csv", "why": "--html", "trace": "--html"}  # an option of each
+WRITES = {"heads": "--out", "windows": "--out", "why": "--html", "trace": "--html"}  # an option of each
 SLOW = {"check": 0.3, "learn": 0.3, "healing": 0.5}
 # Read by libraries, or only where another file says so.
 BESIDE = {"foreign": ["generation_config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]}

@@ -364,24 +364,23 @@ def check_outputs(
     inputs: Iterable[Path] = (),
     folders: Mapping[str, tuple[Path, str]] = MappingProxyType({}),
     /,
-    **paths: Path | None,
+    **paths: Path | list[Path] | None,
 ) -> None:
     """Refuse, before the work begins, a file that cannot be written; `paths` has each under the name of its option.
 
     Also one that takes the place of something else: `inputs` is what is read, `folders` what is filled (`check_apart`).
     """
-    for option, path in paths.items():
-        if path is not None:
+    files: list[tuple[str, Path]] = []
+    for name, value in paths.items():
+        option = f"--{name.partition('_')[0]}"  # `out_files` is --out
+        for path in value if isinstance(value, list) else [value] if value else []:
             check_link(path)
-        if path is not None and path.is_dir():
-            raise refusal("output_is_folder", option=option, path=path)
-        if path is not None and not path.parent.is_dir():
-            raise refusal("no_parent", option=option, path=path, parent=path.parent)
-        if path is not None and option == "png":
-            from headwise.view.pictures import figure_class
-
-            figure_class()
-    check_apart({f"--{option}": path for option, path in paths.items() if path is not None}, folders, inputs)
+            if path.is_dir():
+                raise refusal("output_is_folder", option=option, path=path)
+            if not path.parent.is_dir():
+                raise refusal("no_parent", option=option, path=path, parent=path.parent)
+            files.append((option, path))
+    check_apart(files, folders, inputs)
 
 
 @contextmanager

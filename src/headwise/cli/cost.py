@@ -46,7 +46,6 @@ def cost(
     plan: Path | None = None,
     variants: bool = False,
     choose: bool = False,
-    as_table: bool = False,
     measure: bool = False,
     stream: bool | None = None,
     device: str = "cpu",
@@ -54,19 +53,18 @@ def cost(
     """Price a model: its parameters, cache, FLOPs and bytes.
 
     With a bound of the speed, and what fits in memory. Reads the fields of the model's own config.json, and needs
-    neither weights nor torch nor a network. A config that cannot be priced exactly is refused.
+    neither weights nor torch nor a network. A config that cannot be priced exactly is refused. Without MODEL a table of
+    the models that courses compare.
     """
     from headwise import cost as room
     from headwise.models.source import config_of
 
-    if as_table:
-        of_one = (model, context, source, cache_dtype, gpu_memory, bandwidth, plan, stream)
+    if model is None:
+        of_one = (context, source, cache_dtype, gpu_memory, bandwidth, plan, stream)
         if of_one != (None,) * len(of_one) or variants or choose or measure or device != "cpu" or batch != 1:
-            raise refusal("table_alone")
+            raise refusal("no_model")
         _show_models(room.TABLE, dtype or "bf16")
         return
-    if model is None:
-        raise refusal("no_model")
     config = config_of(model)
     name, shape = room.read_shape(config)
     if config is not model:  # its folder in the cache has a number for a name

@@ -69,28 +69,31 @@ def context_in(shape: ModelShape | None) -> int | None:
 
 RUN, RECORD = "run.json", "headwise.json"  # which say what a model was made of
 MODEL = "config.json", RUN  # one of them lies in every folder of a model
-WRITTEN = ".html", ".png", ".csv", ".parquet"  # by options of these names; no model has such files
+# Files that no model has, and the option that writes them.
+WRITTEN = {".html": "--html", ".png": "--out", ".csv": "--out", ".parquet": "--out"}
 
 
-def check_apart(files: Mapping[str, Path], folders: Mapping[str, tuple[Path, str]], inputs: Iterable[Path]) -> None:
+def check_apart(
+    files: Sequence[tuple[str, Path]], folders: Mapping[str, tuple[Path, str]], inputs: Iterable[Path]
+) -> None:
     """Raise HeadwiseError, before any work, for an output that would take the place of something else.
 
-    files    what is written, under the names of the options
+    files    what is written, with the names of the options
     folders  what is filled, and a pattern of all names that may lie there
     """
     for option, (folder, pattern) in folders.items():
         _check_folder(option, folder, pattern)
     taken = {_identity(file): f"is {file}, which is read" for path in inputs for file in _read(path)}
     places = [_identity(folder) for folder, _ in folders.values()]
-    for option, path in {**files, **{option: folder for option, (folder, _) in folders.items()}}.items():
+    filled = [(option, folder) for option, (folder, _) in folders.items()]
+    for option, path in [*files, *filled]:
         if is_stream(path):
             continue
         file, parent = _identity(path), Path(os.path.realpath(path)).parent
         if file in taken:
             raise refusal("taken", option=option, path=path, value=taken[file])
         taken[file] = f"is {option}, too"
-        harmless = path.suffix in WRITTEN and path.suffix == f".{option.removeprefix('--')}"
-        if option in files and not harmless and (_identity(parent) in places or _holds_model(parent)):
+        if option not in (WRITTEN.get(path.suffix), *folders) and (_identity(parent) in places or _holds_model(parent)):
             raise refusal("among_model", option=option, path=path, parent=parent)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,7 +28,7 @@ from headwise.words import Note, refusal, said, translator
 
 if TYPE_CHECKING:
     from headwise.gpt.ranks import Ranks
-    from headwise.heads.table import Survey
+    from headwise.heads.table import Row, Survey
     from headwise.records import HeadMaps
 
 MOST_MAPS = 16  # that are drawn in the terminal
@@ -53,9 +53,7 @@ def heads(
     sort: str = "name",
     against: Path | None = None,
     html: Path | None = None,
-    png: Path | None = None,
-    csv: Path | None = None,
-    parquet: Path | None = None,
+    out_files: list[Path] | None = None,
     card: Path | None = None,
     headvis: Path | None = None,
     relations: str | None = None,
@@ -70,13 +68,14 @@ def heads(
 ) -> None:
     """Show what each head does, and what breaks without it."""
     reading = {"stream": stream, "dtype": dtype, "device": device}
-    files = {"html": html, "png": png, "csv": csv, "parquet": parquet, "card": card}
+    files = out_files or []
     if circuits:
         texts: dict[str, Any] = {"text": text, "ids": ids, "relations": relations, "embed": embed}
-        _circuits(model, reading, **texts, against=against, headvis=headvis, **files)
+        _circuits(model, reading, **texts, against=against, headvis=headvis, html=html, out=files, card=card)
         return
     labels = relations if relations is None or relations in BENCHES else Path(relations)
-    _check(model, text, against, sort, labels, headvis, **files)
+    _check(model, text, against, sort, labels, headvis, card)
+    check_tables(files)
     _check_text(model, text, ids, tokens, labels, field)
     if embed and not is_own(model):
         fact = f"--embed: in a page run only models that headwise trained, and {model} is none"
@@ -105,16 +104,10 @@ def heads(
     report = html or (model / REPORT if (model / "run.json").exists() and not special else None)
     if report is not None:
         _write_report(model, report, survey, maps, other, other_maps, embed)
-    if csv is not None:
-        write_whole(csv, Table.of(survey.records()).csv())
-    if parquet is not None:
-        from headwise.heads.table import parquet as parquet_bytes
-
-        write_whole(parquet, parquet_bytes(survey.records()))
-    if png is not None:
+    if files:
         from headwise.view.pictures import survey_png
 
-        survey_png(png, survey)
+        write_tables(files, survey.records(), lambda path: survey_png(path, survey))
     if card is not None:
         from headwise.view.card import write_card
 
@@ -123,16 +116,46 @@ def heads(
         _print_json(survey, other, report)
         return
     _print_survey(survey, maps, sort, other)
-    for what, path in (
-        ("report", report),
-        ("picture", png),
-        ("table", csv),
-        ("table", parquet),
-        ("card", card),
-        ("HeadVis", headvis),
-    ):
-        if path is not None:
-            out.print(in_words(f"tell.{what}", path=path))
+    tell_files(files, report=report, card=card, HeadVis=headvis)
+
+
+def check_tables(paths: Iterable[Path]) -> None:
+    """Refuse a suffix that is no format of tables, and a format whose library is missing."""
+    for path in paths:
+        suffix = path.suffix.lower()
+        if suffix == ".png":
+            from headwise.view.pictures import figure_class
+
+            figure_class()
+        elif suffix == ".parquet":
+            from headwise.heads.table import parquet
+
+            parquet([])
+        elif suffix != ".csv":
+            raise refusal("table_suffix", path=path)
+
+
+def write_tables(paths: Iterable[Path], records: Sequence[Row], draw: Callable[[Path], None]) -> None:
+    """Write the records to each file in the format of its suffix; `draw` makes the picture."""
+    for path in paths:
+        suffix = path.suffix.lower()
+        if suffix == ".png":
+            draw(path)
+        elif suffix == ".csv":
+            write_whole(path, Table.of(records).csv())
+        else:
+            from headwise.heads.table import parquet
+
+            write_whole(path, parquet(records))
+
+
+def tell_files(tables: Iterable[Path], **others: Path | None) -> None:
+    """Print what was written where; `others` are under their keys in [tell] of the words."""
+    for path in tables:
+        out.print(in_words("tell.picture" if path.suffix.lower() == ".png" else "tell.table", path=path))
+    for what, other in others.items():
+        if other is not None:
+            out.print(in_words(f"tell.{what}", path=other))
 
 
 def _circuits(model: Path, reading: Mapping[str, Any], **options: Any) -> None:
@@ -214,12 +237,11 @@ def _check(
     sort: str,
     labels: Path | str | None,
     headvis: Path | None,
-    **outputs: Path | None,
+    card: Path | None,
 ) -> None:
     """Refuse what would fail only after long work."""
     from headwise.corpus.verbs import RELATIONS
     from headwise.heads.statistics import all_statistics
-    from headwise.heads.table import parquet
     from headwise.view.survey_table import check_order
 
     for folder in filter(None, (model, against)):
@@ -229,15 +251,10 @@ def _check(
         with needs_torch():
             from headwise.heads.headvis import check_headvis
         check_headvis(headvis)
-    if outputs["parquet"] is not None:
-        parquet([])  # is it installed?
-    if outputs["card"] is not None:
+    if card is not None:
         from headwise.view.card import check_card
 
-        check_card(outputs["card"])
-    png = outputs["png"]
-    if png is not None and png.suffix.lower() != ".png":
-        raise refusal("png_name", png=png)
+        check_card(card)
     if labels is None:  # else its names are known later
         check_order([*all_statistics(), *RELATIONS], sort)
 

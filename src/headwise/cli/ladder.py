@@ -31,7 +31,6 @@ def ladder(
     kv_heads: int | None = None,
     tokens: int = 16,
     batch: int = 1,
-    repeats: int = 7,
     seed: int = 0,
 ) -> None:
     """Compare loop and fast kernel on one draw, then time them.
@@ -43,8 +42,8 @@ def ladder(
     with needs_torch():
         from headwise.lab.ladder import run_ladder
     with Progress("drawing weights") as progress:
-        sizes = (width, heads, kv_heads, tokens, batch, repeats, seed)
-        record = run_ladder(*sizes, report=lambda rung, done, total: progress("rung", done, total, rung))
+        sizes = (width, heads, kv_heads, tokens, batch)
+        record = run_ladder(*sizes, seed=seed, report=lambda rung, done, total: progress("rung", done, total, rung))
     if wants_json():
         print_json("ladder", vars(record))
     else:

@@ -38,10 +38,13 @@ if TYPE_CHECKING:
     from headwise.view.live import Live
 
 
+LISTED = "list"  # of --preset: what presets there are
+
+
 def _presets() -> list[str]:
     from headwise.gpt.presets import PRESETS
 
-    return list(PRESETS)
+    return [*PRESETS, LISTED]
 
 
 @command(preset=_presets)
@@ -70,13 +73,12 @@ def train(
     port: int | None = None,
     accumulate: int = 1,
     shard: bool = False,
-    as_list: bool = False,
 ) -> None:
     """Train a small GPT and write a report.
 
     The result is compared with the best n-gram on held-out text. The run folder holds the model and report.html.
     """
-    if as_list:
+    if preset == LISTED:
         _list_presets()
         return
     port = _port(live, port, rung)
@@ -365,7 +367,7 @@ def _check_options(options: dict[str, Any], resume: bool, folder: Path) -> None:
     if options["preset"] not in (None, "microgpt"):
         raise refusal("rung_preset", preset=options["preset"])
     shape = options["shape"] or {}
-    refused = {"--tokenizer": options["tokenizer"], "--lines/--stream": options["lines"], "--resume": resume or None}
+    refused = {"--tokenizer": options["tokenizer"], "--lines": options["lines"], "--resume": resume or None}
     refused |= {"--field": options["field"], "a second text": isinstance(options["text"], tuple) or None}
     for option, value in (refused | {flag: shape.get(name) for name, flag in FIXED.items()}).items():
         if value is not None:

@@ -21,10 +21,10 @@ from headwise.cli.app import (
     wants_json,
 )
 from headwise.cli.early import check_model, check_texts, in_words, language
+from headwise.cli.heads import check_tables, tell_files, write_tables
 from headwise.files import write_whole
 from headwise.folders import check_next
 from headwise.markup import number
-from headwise.plan import check_format
 from headwise.table import Table, say
 from headwise.words import phrase, refusal, said, sent
 
@@ -44,10 +44,8 @@ def windows(
     plan: Path | None = None,
     tolerance: float | None = None,
     cache: float | None = None,
-    format: str = "headwise",
     html: Path | None = None,
-    png: Path | None = None,
-    csv: Path | None = None,
+    out_files: list[Path] | None = None,
     seed: int = 0,
     device: str = "cpu",
 ) -> None:
@@ -57,7 +55,7 @@ def windows(
     if plan is None and (tolerance, cache) != (None, None):
         raise refusal("plan_needed")
     check_plan(tolerance, cache, sinks)
-    check_format(format)
+    check_tables(out_files or [])
     check_model(model)
     check_next(model, "`headwise heads` says how far its heads look, by their distance")
     check_texts(model, text)
@@ -74,13 +72,10 @@ def windows(
         reach = measure(folder.model, read, seed=seed, progress=progress)
     chosen = None if plan is None else reach.plan(tolerance, cache, sinks)
     if plan is not None and chosen is not None:
-        chosen.export(plan, format)
+        chosen.export(plan, "headwise" if plan.suffix else "duo")
     if html is not None:
         write_whole(html, windows_html(reach, language()))
-    if png is not None:
-        windows_png(png, reach, sinks)
-    if csv is not None:
-        write_whole(csv, Table.of(reach.rows()).csv())
+    write_tables(out_files or [], reach.rows(), lambda path: windows_png(path, reach, sinks))
     share = None if chosen is None else chosen.share(reach.longest)
     if wants_json():
         print_json("windows", {**reach.document(), "plan": None if plan is None else str(plan), "share": share})
@@ -94,9 +89,7 @@ def windows(
             out.print(in_words("windows.nothing_saved"))
         else:
             out.print(in_words("windows.try_it", model=model, plan=plan))
-    for what, path in (("page", html), ("picture", png), ("table", csv)):
-        if path is not None:
-            out.print(in_words(f"tell.{what}", path=path))
+    tell_files(out_files or [], page=html)
 
 
 def print_windows(console: Console, reach: Windows, sinks: int, lang: str = "en") -> None:
