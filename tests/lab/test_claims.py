@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,9 +23,15 @@ from headwise.lab.compare.measured import (
     split_heads,
 )
 from headwise.lab.compare.results import DEPENDS, FAILS, HOLDS, NOT_RUN, ArmResult, Claim
-from headwise.view.compare import claims_page
+from headwise.teach.bugs import bug_named, catalogue
+from headwise.teach.study import shown
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "claims.md"
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "examples"))
+
+from study_pages import bugs_page, claims_page  # noqa: E402
+
+PAGE = ROOT / "docs" / "claims.md"
 
 
 def times_of(**milliseconds: float) -> Callable[..., Times]:
@@ -230,7 +237,7 @@ def test_the_page_says_all_and_escapes_it() -> None:
     hostile = Claim("a | b <script> *c* W_O", "one\ntwo", HOLDS, "a_rule")
     page = claims_page(ledger((hostile,), all_comparisons()))
     assert "| a \\| b \\<script> \\*c\\* W\\_O | holds | one two |" in page
-    assert "Written by `headwise compare claims`" in page and "- cores: 2" in page
+    assert "Measured by `headwise compare claims`, written by" in page and "- cores: 2" in page
     assert "| this | 12,345 | 0.0123 |" in page and "| that | 7 | 1,234 |" in page
     assert "`headwise compare sharing`. On made-up data, 7 steps, seeds 0 to 2." in page
     assert "Took 1.5 minutes, and 2.5 minutes of processor time." in page
@@ -238,7 +245,7 @@ def test_the_page_says_all_and_escapes_it() -> None:
 
 def test_the_committed_page_is_the_output_of_its_command() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert page.startswith("# What is claimed, and what is so\n\nWritten by `headwise compare claims`;")
+    assert page.startswith("# What is claimed, and what is so\n\nMeasured by `headwise compare claims`, written by")
     assert "Seeds 0 to 4." in page
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")]
     verdicts = {
@@ -254,3 +261,12 @@ def test_the_committed_page_is_the_output_of_its_command() -> None:
     for claim in (*counted, *ELSEWHERE):  # these do not depend on the machine
         assert verdicts[claim.claim] == claim.verdict
         assert claims_page(ledger((claim,), ())).split("| --- | --- | --- |\n")[1].splitlines()[0] in page
+
+
+def test_the_page_of_the_bugs_is_the_output_of_its_script() -> None:
+    entries = [shown(bug_named(bug), None) for bug in catalogue() if bug_named(bug).untrained]
+    lines = bugs_page(entries).splitlines()
+    page = (ROOT / "docs" / "bugs.md").read_text(encoding="utf-8").splitlines()
+    assert len(entries) > 3 and lines[:7] == page[:7]  # the heading and the rule; figures come after it
+    for line in lines[10:]:
+        assert line in page

@@ -1,10 +1,10 @@
-"""`headwise bugs`: the catalogue in the terminal, maps with a bug and without, the page of what training hides."""
+"""`headwise bugs`: the catalogue in the terminal, maps with a bug and without."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,12 +30,6 @@ if TYPE_CHECKING:
     from headwise.teach.study import Shown
 
 FOLDER = Path("runs") / "bugs"
-PAGE = Path("docs") / "bugs.md"
-INTRODUCTION = """\
-Each bug of the catalogue in the verb model: trained with it and without, with the same seeds, batches and arithmetic.
-The figure after ± is half the width of the 95 % interval (Student) of the differences seed by seed. The rule: **the
-loss betrays** a bug if training fails, or if the loss of every seed is more than twice or less than half that of the
-correct model. Whatever is less, nobody sees in a loss curve without the correct one beside it."""
 
 
 @command()
@@ -45,14 +39,13 @@ def bugs(
     steps: int = 400,
     folder: Path = FOLDER,
     html: Path | None = None,
-    page: Path | None = None,
     workers: int | None = None,
     train: bool = False,
 ) -> None:
     """List the bugs that learners write, and what training hides.
 
     Without an ID the catalogue; with one, what that bug is and does. With --train or --html the verb model is trained
-    with it and without; after Ctrl-C the same command goes on where it was. `all` trains all and writes docs/bugs.md.
+    with it and without; after Ctrl-C the same command goes on where it was. `all` trains all.
     """
     from headwise.teach.bugs import bug_named, catalogue, words
 
@@ -62,8 +55,7 @@ def bugs(
         _list(catalogue().values(), lang)
         return
     names = list(catalogue()) if bug == "all" else [bug_named(bug).id]
-    page = page or PAGE if bug == "all" else None
-    check_outputs((), {"--out": (folder, UNITS)}, html=html, page=page)
+    check_outputs((), {"--out": (folder, UNITS)}, html=html)
     if not (train or html or bug == "all"):
         _tell(bug_named(bug), lang)
         return
@@ -71,16 +63,17 @@ def bugs(
         from headwise.teach.study import study
     with units_kept_in(folder) as report:
         comparison, shown = study(names, folder, seeds, steps, workers or os.cpu_count() or 1, report, lang)
-    _write(html, page, shown, seeds, steps, lang)
+    written = html is not None and len(shown) == 1 and shown[0].loss is not None
+    if html is not None and written:
+        _write_maps(html, shown[0], steps, lang)
     if wants_json():
         print_json("hidden", {"bugs": shown, "comparison": comparison})
         return
     if len(shown) == 1:
         out.print(bug_text(bug_named(shown[0].bug), lang))
     out.print("\n".join(f"{entry.bug}: {entry.sentence}" for entry in shown))
-    for path in (html, page):
-        if path is not None and path.exists():
-            out.print(in_words("tell.written", path=path))
+    if written:
+        out.print(in_words("tell.written", path=html))
 
 
 def _list(entries: Iterable[Bug], lang: str) -> None:
@@ -104,42 +97,15 @@ def _tell(entry: Bug, lang: str) -> None:
     err.print("\n" + (lack or words(lang)["to_train"].format(bug=entry.id)))
 
 
-def _write(html: Path | None, page: Path | None, shown: Sequence[Shown], seeds: int, steps: int, lang: str) -> None:
-    """The page of maps of one bug, and the page of all."""
+def _write_maps(path: Path, shown: Shown, steps: int, lang: str) -> None:
+    """The page of the maps with a bug and without."""
     from headwise.lab.compare.experiments import SHAPE
-    from headwise.teach.bugs import bug_named, catalogue
-    from headwise.teach.study import STEPS, trained_maps
+    from headwise.teach.bugs import bug_named
+    from headwise.teach.study import trained_maps
 
-    if html is not None and len(shown) == 1 and shown[0].loss is not None:
-        right, tokens = trained_maps(None, steps)
-        wrong, _ = trained_maps(shown[0].bug, steps)
-        text = maps_page(bug_named(shown[0].bug), shown[0], (right, wrong), tokens, SHAPE["n_heads"], lang)
-        write_whole(html, text)
-    if page is not None:
-        command = "headwise bugs all" + (f" --steps {steps}" if steps != STEPS else "")
-        setting = f"Seeds 0 to {seeds - 1}, {steps} steps each, the verb model without qk-norm."
-        write_whole(page, bugs_page(shown, catalogue(), command, setting))
-
-
-def bugs_page(shown: Sequence[Any], bugs: Mapping[str, Any], command: str, setting: str) -> str:
-    """Markdown: each bug, its effect on the loss, whether a curve betrays it, and what does."""
-    rows = []
-    for entry in shown:
-        loss = "" if entry.loss is None else f"{entry.loss.mean:.3f}"
-        difference = "" if (far := entry.difference) is None else f"{far.mean:+.3f} ± {far.half_width:.3f}"
-        verdict = {True: "**yes**", False: "no", None: "not trained"}[entry.betrayed]
-        about = bugs[entry.bug]
-        name = f"`{entry.bug}` {about.text('wrong')}"
-        rows.append(list(map(Markup, (name, loss, difference, verdict, about.text("how")))))
-    table = Table(("bug", "loss", "difference", "does the loss betray it?", "what does"), rows).markdown((0, 3, 4))
-    hidden = sum(entry.betrayed is False for entry in shown)
-    trained = sum(entry.betrayed is not None for entry in shown)
-    sentences = "\n".join(f"- `{entry.bug}`: {entry.sentence}." for entry in shown)
-    summary = f"Of {trained} bugs that were trained, the loss hides {hidden}."
-    head = (
-        f"# What training hides\n\nWritten by `{command}`; change it by running that, never by hand.\n\n{INTRODUCTION}"
-    )
-    return "\n\n".join([head, f"{setting} {summary}", table, "## Bug by bug", sentences]) + "\n"
+    right, tokens = trained_maps(None, steps)
+    wrong, _ = trained_maps(shown.bug, steps)
+    write_whole(path, maps_page(bug_named(shown.bug), shown, (right, wrong), tokens, SHAPE["n_heads"], lang))
 
 
 def bug_text(bug: Any, lang: str) -> str:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from headwise.lab.compare.results import Comparison
 
 FOLDER = Path("runs") / "compare"
-PAGE = Path("docs") / "claims.md"
 
 
 @command()
@@ -38,14 +37,13 @@ def compare(
     folder: Path = FOLDER,
     workers: int | None = None,
     html: Path | None = None,
-    page: Path | None = None,
 ) -> None:
     """Measure what courses claim about heads, over several seeds.
 
     Each arm of an experiment is trained with each seed; the verdict comes from the interval of the differences. After
-    Ctrl-C the same command goes on where it was. `claims` runs everything, judges each claim and writes docs/claims.md.
+    Ctrl-C the same command goes on where it was. `claims` runs everything and judges each claim.
     """
-    check_outputs((), {"--out": (folder, UNITS)}, html=html, page=page)
+    check_outputs((), {"--out": (folder, UNITS)}, html=html)
     lang = language()
     if text is not None:
         Sources([text])
@@ -53,16 +51,11 @@ def compare(
         from headwise.lab.compare import run
         from headwise.lab.compare.claims import run_claims
         from headwise.lab.compare.results import Ledger
-        from headwise.view.compare import claims_page, page_html, print_comparison, print_ledger
+        from headwise.view.compare import page_html, print_comparison, print_ledger
 
     chosen = None if experiment == run.CLAIMS else run.find_experiment(experiment)
     if chosen is None and text is not None:
         raise refusal("claims_text")
-    if chosen is not None and page is not None:
-        raise refusal("page_of_claims", experiment=experiment)
-    if chosen is None:
-        page = page or PAGE
-        check_outputs(html=html, page=page)
     count = workers if workers is not None else os.cpu_count() or 1
     with units_kept_in(folder) as report:
         if chosen is None:
@@ -71,8 +64,6 @@ def compare(
             record = run.compare([chosen], folder, seeds, steps, text, count, report)[0]
     if html is not None:
         write_whole(html, page_html(record, lang))
-    if page is not None and isinstance(record, Ledger):
-        write_whole(page, claims_page(record))
     if wants_json():
         print_json("ledger" if isinstance(record, Ledger) else "compare", vars(record))
         return
@@ -80,9 +71,8 @@ def compare(
         print_ledger(out, record)
     else:
         print_comparison(out, record, lang)
-    for path in (html, page):
-        if path is not None:
-            out.print(in_words("tell.written", path=path))
+    if html is not None:
+        out.print(in_words("tell.written", path=html))
 
 
 def _command(seeds: int, steps: int | None) -> str:

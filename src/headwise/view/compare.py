@@ -1,4 +1,4 @@
-"""Comparisons and the ledger of claims: in the terminal, as a Markdown page, as an HTML page."""
+"""Comparisons and the ledger of claims: in the terminal and as an HTML page."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 from rich.console import Console
 
-from headwise.lab.compare.results import Comparison, Ledger, Metric, ledger_words
+from headwise.lab.compare.results import Comparison, Ledger, Metric
 from headwise.markup import escaped
 from headwise.records import plain_data
-from headwise.table import Cell, Table, markdown_text, say, shown
+from headwise.table import Cell, Table, say, shown
 from headwise.view.page.assemble import json_block, package_text, page, word
 from headwise.words import Note, said, translator
 
@@ -67,39 +67,6 @@ def metric_table(comparison: Comparison, metric: Metric) -> Table:
     columns = ("arm", "parameters", "mean", "±", "difference", "95 % interval")
     title = Note.of("comparison.with_about", name=metric.words, about=metric.unit) if metric.unit else metric.words
     return Table(columns, tuple(rows), title)
-
-
-def claims_page(ledger: Ledger) -> str:
-    """The claims with their verdicts, then all that was measured for them, then the machine."""
-    rows = tuple((claim.claim, claim.verdict, claim.measured) for claim in ledger.claims)
-    rules = [f"- **{markdown_text(claim.claim)}** {markdown_text(claim.rule)}" for claim in ledger.claims]
-    parts = [
-        "# What is claimed, and what is so",
-        f"Written by `{ledger.command}`; change it by running that, never by hand.",
-        ledger_words()["introduction"],
-        Table(("claim", "verdict", "measured"), rows).markdown(range(3)),
-        "## How the verdicts are made",
-        "\n".join(rules),
-        "## Counted and timed",
-        *map(_table, ledger.tables),
-        *map(_comparison, ledger.comparisons),
-        "## The machine",
-        "\n".join(f"- {name}: {markdown_text(str(value))}" for name, value in ledger.machine.items()),
-        f"Seeds {ledger.seeds[0]} to {ledger.seeds[-1]}. {spent(ledger)}",
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def _comparison(comparison: Comparison) -> str:
-    parts = [f"## {comparison.question}", f"`headwise compare {comparison.name}`. {setting(comparison)}"]
-    parts += [_table(metric_table(comparison, metric)) for metric in comparison.metrics]
-    parts.append("\n".join(f"- {markdown_text(line)}" for line in (*comparison.verdicts, *comparison.notes)))
-    return "\n\n".join(parts)
-
-
-def _table(table: Table) -> str:
-    note = f"\n\n{markdown_text(table.note)}" if table.note else ""
-    return f"**{table.title}**\n\n{table.markdown()}{note}"
 
 
 def page_html(record: Comparison | Ledger, lang: str = "en") -> str:
