@@ -237,12 +237,10 @@ def test_ctrl_c_after_healing_keeps_the_healing_alone(
     given = ("share", run, "--kv-heads", 2, "--text", text, "--heal", 2, "--out", tmp_path / "out")
     stopped = invoke(*given)
     assert stopped.code == 130
-    assert stopped.err.splitlines()[-1] == (
-        "headwise: stopped after step 2, and saved; go on with --resume and the same --out"
-    )
+    assert stopped.err.splitlines()[-1] == ("headwise: stopped after step 2, and saved; the same command goes on")
     assert sorted(path.name for path in (tmp_path / "out.partial").iterdir()) == ["heal.json", "heal.safetensors"]
     monkeypatch.setattr(export, "verify", lambda *arguments: "not verified")
-    assert invoke(*given, "--resume").code == 0
+    assert invoke(*given).code == 0
     assert list(tmp_path.iterdir()) == [tmp_path / "out"]
 
 
@@ -274,19 +272,23 @@ def test_a_healing_that_is_interrupted_goes_on_to_the_same_bytes(
         child.send_signal(signal.SIGINT)
         said = child.stderr.read().splitlines()[-1]
     assert child.returncode == 130
-    assert re.fullmatch(r"headwise: stopped after step \d+, and saved; go on with --resume and the same --out", said)
+    assert re.fullmatch(r"headwise: stopped after step \d+, and saved; the same command goes on", said)
     state = tmp_path / "stopped.partial" / "heal.safetensors"
     assert 6 <= int(read_metadata(state)["step"]) < 60
     assert list(tmp_path.iterdir()) == [tmp_path / "stopped.partial"]
 
-    assert_refused(invoke(*given, "--out", stopped), "holds a healing that was stopped; pass --resume")
-    other = invoke(*given, "--tokens", 16, "--out", stopped, "--resume")
-    assert_refused(other, "has other settings (text, tokens: 17 there, 16 here); resume it with its own")
+    unhealed = [word for word in given if word not in ("--heal", 60)]
+    assert_refused(
+        invoke(*unhealed, "--out", stopped), "other settings (steps: 60 there, 0 here)", "remove that folder"
+    )
+    other = invoke(*given, "--tokens", 16, "--out", stopped)
+    assert_refused(other, "has other settings (text, tokens: 17 there, 16 here); go on with its own")
     longer = tmp_path.parent / "longer.txt"
     longer.write_text(text.read_text() + "da.\n")
-    other = invoke(*(longer if x is text else x for x in given), "--out", stopped, "--resume")
-    assert_refused(other, "has other settings (text); resume it with its own")
-    assert invoke(*given, "--out", stopped, "--resume").code == 0
+    other = invoke(*(longer if x is text else x for x in given), "--out", stopped)
+    assert_refused(other, "has other settings (text); go on with its own")
+    resumed = invoke(*given, "--out", stopped)
+    assert resumed.code == 0 and "goes on with the healing in" in resumed.err
     outcome = invoke(*given, "--out", whole, "--json")
     assert outcome.code == 0, outcome.err
     for name in ("model.safetensors", "config.json", "tokenizer.json"):

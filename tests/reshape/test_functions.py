@@ -130,9 +130,7 @@ def test_a_model_without_numbers_is_refused() -> None:
 
 def test_settings_of_healing_need_a_healing(tmp_path: Path) -> None:
     model: nn.Module = build("rope")
-    refuses(lambda: share(model, 3, force=True), "force=True and resume=True are about the folder")
-    with pytest.raises(HeadwiseError, match="resume=True goes on with a healing; pass heal="):
-        share(model, 3, out=tmp_path / "out", resume=True)
+    refuses(lambda: share(model, 3, force=True), "force=True is about the folder")
 
 
 def test_an_editor_knows_the_options() -> None:

@@ -205,22 +205,21 @@ def test_a_second_job_is_refused_and_disturbs_nothing(source: Path, tmp_path: Pa
 def test_a_state_waits_for_its_own_job(source: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"share": 2, "source": "abc", "heal": {"steps": 3}}
     with pytest.raises(KeyboardInterrupt), Workplace(source, tmp_path / "out", force=False) as workplace:
-        workplace.claim(settings, resume=False)
-        workplace.claim({"origins": ((1, 0),)}, resume=False)
+        workplace.claim(settings)
+        workplace.claim({"origins": ((1, 0),)})
         (workplace.path / STATE).write_text("state")
         raise KeyboardInterrupt
     assert names(tmp_path / "out.partial") == ["heal.json", STATE]
-    for changes, resume, refusal in (
-        ({}, False, "pass resume=True to go on with it"),
-        ({"source": "abd"}, True, r"other settings \(source: abc there, abd here\)"),
-        ({"heal": {"steps": 4}}, True, r"other settings \(heal: \{'steps': 3\} there"),
-        ({"origins": [[0, 1]]}, True, r"other settings \(origins: "),
+    for changes, refusal in (
+        ({"source": "abd"}, r"other settings \(source: abc there, abd here\)"),
+        ({"heal": {"steps": 4}}, r"other settings \(heal: \{'steps': 3\} there"),
+        ({"origins": [[0, 1]]}, r"other settings \(origins: "),
     ):
         with pytest.raises(HeadwiseError, match=refusal), Workplace(source, tmp_path / "out", force=False) as workplace:
-            workplace.claim(settings | changes, resume)
+            workplace.claim(settings | changes)
     with Workplace(source, tmp_path / "out", force=False) as workplace:
-        workplace.claim(settings, resume=True)
-        workplace.claim({"origins": ((1, 0),)}, resume=True)
+        workplace.claim(settings)
+        workplace.claim({"origins": ((1, 0),)})
         write(workplace, "new")
     assert names(tmp_path) == ["out", "source"]
 
@@ -235,4 +234,4 @@ def test_damaged_settings_are_named(source: Path, tmp_path: Path, text: str) -> 
         pytest.raises(HeadwiseError, match=r"heal\.json is damaged; remove that folder to begin anew"),
         Workplace(source, tmp_path / "out", force=False) as workplace,
     ):
-        workplace.claim({"share": 2}, resume=True)
+        workplace.claim({"share": 2})

@@ -63,7 +63,7 @@ COMMANDS = {
     "vocabulary": f"train @text.txt --tokenizer @vocabulary.json {SIZE} --steps 1 --out @new --json",
     "records": f"train @texts {SIZE} --steps 1 --out @new --json",
     "replay": "train @names.txt --rung array --steps 2 --samples 1 --out @new --json",
-    "healing": f"{HEAL} --resume --json",
+    "healing": f"{HEAL} --json",
     "narrow": "narrow @run --cache 0.6 --window 8 --text @text.txt --json",
     "prune": "prune @foreign --keep 0.5 --text @text.txt --tokens 16 --json",
     "compare": "compare scale --seeds 2 --steps 1 --workers 1 --out @units --json",

@@ -119,7 +119,7 @@ def test_a_full_pipe_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ports_and_questions(live: Live, asking: Live) -> None:
-    refuses(lambda: Live(live.server_port, ""), rf"^--port {live.server_port} of 127.0.0.1 cannot be had \(.*\); pass")
+    refuses(lambda: Live(live.server_port, ""), rf"^port={live.server_port} of 127.0.0.1 cannot be had \(.*\); pass")
     began = time.monotonic()
     live.linger(60.0)  # nobody ever asked
     assert time.monotonic() - began < 1.0

@@ -62,7 +62,6 @@ class Reshape(ABC):
     documents: int | None = None
     heal: int | None = None
     force: bool = False
-    resume: bool = False
     device: str = "cpu"
 
     @abstractmethod

@@ -58,7 +58,6 @@ class Options(TypedDict, total=False):
     hidden: float
     seed: int
     force: bool
-    resume: bool
     stream: bool | None
     device: str
 
@@ -73,10 +72,8 @@ def recipe_of(options: Options) -> HealRecipe | None:
         for name, value in healing.items():
             if value != getattr(HealRecipe, name):
                 raise refusal("about_healing", name=name)
-    if options.get("out") is None and (options.get("force") or options.get("resume")):
+    if options.get("out") is None and options.get("force"):
         raise refusal("about_folder")
-    if options.get("resume") and steps is None:
-        raise refusal("resumes_healing")
     return None if steps is None else HealRecipe(steps=steps, **healing)
 
 

@@ -217,18 +217,17 @@ class Job:
         # A healing that was stopped is gone on with only if all that determines it is the same.
         weights_folder = self._weights_folder()
         if workplace is not None and (workplace.has_state or recipe is not None):
-            resume = self.options.get("resume", False)
-            if resume and not workplace.has_state:
-                say(Note.of("reshaped.begins", folder=workplace.path))
             settings = {
                 **vars(self.change),
                 "source": digest_of(source.model) if weights_folder is None else digest(weights_folder),
                 "text": calibration.digest,
                 "tokens": calibration.length,
                 "documents": calibration.most,
-                **({} if recipe is None else asdict(recipe)),
+                **({"steps": 0} if recipe is None else asdict(recipe)),
             }
-            workplace.claim(settings, resume)
+            workplace.claim(settings)
+            if workplace.has_state:
+                say(Note.of("reshaped.goes_on", folder=workplace.path))
         say(Note.of("reshaped.reads"))
         changed = self.change.apply(self)
 
@@ -310,7 +309,7 @@ class Job:
         if workplace is None:
             self.listener.say(Note.of("reshaped.heals", steps=recipe.steps))
         else:
-            workplace.claim({"origins": changed.origins, "silent": changed.silent}, self.options.get("resume", False))
+            workplace.claim({"origins": changed.origins, "silent": changed.silent})
             self.listener.say(Note.of("reshaped.heals_in", steps=recipe.steps, folder=workplace.path))
         dtype = next(changed.model.parameters()).dtype
         healing = Healing(

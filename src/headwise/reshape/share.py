@@ -66,13 +66,13 @@ def share(
         out: the folder to write, which a fresh process verifies; without it nothing is written
         tokens: of a document; default: the model's context, at most 1,024
         documents: at most so many of them are measured on, and as many calibrate; healing reads all
-        heal: steps in which the child learns to answer as its parent
+        heal: steps in which the child learns to answer as its parent; with `out`, the same call goes on with a healing
+            that was stopped
         batch: documents of a step of healing
         lr: its learning rate
         hidden: weight of the hidden states beside the answers, see `HealRecipe`
         seed: of the healing
         force: replace `out`, if share, prune or narrow wrote it
-        resume: go on with a healing that was stopped; it needs `out`
         stream: read a folder layer by layer; default: where its weights would not fit into the free memory
             (`open_model`)
         device: where a folder is opened; heads themselves are folded in float64 on the processor

@@ -96,17 +96,12 @@ class Workplace:
             shutil.rmtree(self.path, ignore_errors=True)
         self.kept.close()
 
-    def claim(self, settings: Mapping[str, Any], resume: bool) -> None:
+    def claim(self, settings: Mapping[str, Any]) -> None:
         """Note what this healing is, again as more is known; HeadwiseError where the state of another lies here."""
         self.settings |= json.loads(json.dumps(settings))
         if not self.has_state:
             write_whole(self.path / SETTINGS, json.dumps(self.settings, indent=2) + "\n")
             return
-        if not resume:
-            raise HeadwiseError(
-                f"{self.path} holds a healing that was stopped; pass resume=True to go on with it, or remove that "
-                f"folder"
-            )
         try:
             before = read_json(self.path / SETTINGS)
             differing = []
@@ -118,7 +113,8 @@ class Workplace:
             raise HeadwiseError(f"{self.path / SETTINGS} is damaged; remove that folder to begin anew") from None
         if differing:
             raise HeadwiseError(
-                f"the healing in {self.path} has other settings ({', '.join(differing)}); resume it with its own"
+                f"the healing that was stopped in {self.path} has other settings ({', '.join(differing)}); go on with "
+                f"its own, or remove that folder to begin anew"
             )
 
     def finish(self) -> None:

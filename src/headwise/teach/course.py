@@ -186,5 +186,5 @@ def told(exercise: Exercise, verdict: Mark, language: str, step: int, file: str,
         hint = exercise.hint(language, step, verdict.evidence)
         lines.append(say("hint", step=step, steps=HINTS, hint=hint))
     if step == HINTS:
-        lines.append(say("last_hint", command=f"{command} --solution {exercise.number}"))
+        lines.append(say("last_hint", command=command, number=exercise.number))
     return [first, *(f"  {line}" for line in lines)]

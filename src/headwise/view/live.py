@@ -67,7 +67,7 @@ class Live(ThreadingHTTPServer):
             super().__init__(("127.0.0.1", port), _Handler)
         except OSError as error:
             raise HeadwiseError(
-                f"--port {port} of 127.0.0.1 cannot be had ({error.strerror}); pass another, or none for any free one"
+                f"port={port} of 127.0.0.1 cannot be had ({error.strerror}); pass another, or none for any free one"
             ) from None
         self.hosts = {f"{name}:{self.server_port}" for name in ("127.0.0.1", "localhost")}
         threading.Thread(target=self.serve_forever, args=(0.1,), daemon=True).start()

@@ -40,7 +40,7 @@ def walk_html(
     """
     if "reason" in model:
         why = REASONS[model["reason"]].format(**model)
-        raise HeadwiseError(f"the walk runs the model in the page, and this one does not: {why}; leave out --html")
+        raise HeadwiseError(f"the walk runs the model in the page, and this one does not: {why}; leave out html=")
     config = model["config"]
     facts = {
         "name": name,
