@@ -99,7 +99,7 @@ def all_checks(folder: Path) -> None:
             ranks.require_same("the text", "ab"[ranks.rank])
         except HeadwiseError as error:
             told["differs"] = str(error)
-        told["shares"] = [[rows.start, rows.stop] for rows in ranks.share(11, 2)]
+        told["shares"] = [[rows.start, rows.stop] for rows in ranks.parts(11, 2)]
         model, split = whole_and_split()
         told["held"] = split.blocks[0].attention.q_proj.weight.to_local().shape[0]
         batch = data().batch(torch.Generator().manual_seed(1), 5)
@@ -190,7 +190,7 @@ def test_four_processes(one: Path) -> None:
 
 
 def test_what_does_not_fit_is_said_with_numbers() -> None:
-    refuses(lambda: Ranks(0, 2).share(7, 4), r"a batch of 7 texts is too small for 2 processes of 4 passes.* 1 at most")
+    refuses(lambda: Ranks(0, 2).parts(7, 4), r"a batch of 7 texts is too small for 2 processes of 4 passes.* 1 at most")
     with pytest.raises(HeadwiseError, match=r"3 processes do not divide the 8 heads of the model; start 1 or 2 or 4"):
         Ranks(0, 3).require_divisor({"heads": 8, "key/value heads": 4})
     with pytest.raises(

@@ -39,8 +39,9 @@ from headwise.files import is_running
 T = TypeVar("T")
 TICK, SILENT = 1.0, 15  # seconds between two signs of life; so many ticks without one, and a rank is lost
 ORPHANED = 3  # ticks after which a rank that is told to end does, though none is found lost
-FAREWELL = 100, 1000  # tenths of a tick for which the first rank waits until all have heard: of a loss, of an error
-LAST_WAIT = 600  # tenths of a tick for which the first rank, when all are done, waits for their leave
+# Tenths of a tick for which the first rank, which may hold the store, waits for the others to go: they hear by it of a
+# lost rank, of an error, and that all are done.
+WAIT_AFTER_LOSS, WAIT_AFTER_ERROR, WAIT_AFTER_ALL = 100, 1000, 600
 LOST, TERMINATED = 1, 143  # exit codes
 LONGEST = timedelta(days=7)  # one rank may evaluate or write for long while the others wait; the dead are found above
 
@@ -92,7 +93,7 @@ class Ranks:
         """The values of all ranks joined two by two, on all: log2(P) rounds, and no rank holds more than two."""
         step = 1
         while step < self.world:
-            if self.rank % (2 * step):
+            if self.rank % (2 * step):  # its neighbour to the left takes what it has, and it is done
                 dist.send_object_list([value], self.rank - step)
                 break
             if self.rank + step < self.world:
@@ -104,7 +105,7 @@ class Ranks:
 
     def counter(self) -> Callable[[int], int]:
         """A function that adds to what all ranks have counted, whenever each likes, and returns that."""
-        key, count = f"count/{next(_numbers)}", 0
+        key, count = f"count/{next(_counters)}", 0
 
         def add(n: int) -> int:
             nonlocal count
@@ -113,17 +114,16 @@ class Ranks:
 
         return add
 
-    def share(self, n: int, passes: int = 1, what: str = "texts") -> list[slice]:
-        """The part of n rows that is this rank's, in so many passes. Raises HeadwiseError where there are too few."""
+    def parts(self, n: int, passes: int = 1) -> list[slice]:
+        """The rows, of n texts, that are this rank's, in so many passes. Raises HeadwiseError for too few texts."""
         pieces = self.world * passes
         if pieces > n:
             raise HeadwiseError(
-                f"a batch of {n} {what} is too small for {self.world} processes of {passes} passes each; "
+                f"a batch of {n} texts is too small for {self.world} processes of {passes} passes each; "
                 f"start {max(1, n // passes)} at most, or pass a smaller accumulate="
             )
-        cuts = [piece * n // pieces for piece in range(pieces + 1)]
         first = self.rank * passes
-        return [slice(*cuts[k : k + 2]) for k in range(first, first + passes)]
+        return [slice(k * n // pieces, (k + 1) * n // pieces) for k in range(first, first + passes)]
 
     def require_many(self, what: str) -> None:
         """Raise HeadwiseError for a process that torchrun did not start."""
@@ -136,8 +136,8 @@ class Ranks:
         if others := [str(rank) for rank, each in enumerate(values) if each != values[0]]:
             raise HeadwiseError(f"{what} is not the same on all processes: rank {', '.join(others)} has another one")
 
-    def losses(self, model: nn.Module, shard: bool = False) -> nn.Module:
-        """A module that gives `model.loss` and whose backward pass leaves the mean gradient of all ranks.
+    def loss_module(self, model: nn.Module, shard: bool = False) -> nn.Module:
+        """A module whose call gives `model.loss` and whose backward pass leaves the mean gradient of all ranks.
 
         By DDP, Li et al. 2020 (arXiv 2006.15704), or with `shard` by FSDP2, after Zhao et al. 2023 (arXiv 2304.11277).
         """
@@ -184,7 +184,7 @@ class Ranks:
 ALONE = Ranks()
 _ranks = ALONE
 _store: Any = None
-_numbers = itertools.count()  # alike on all ranks
+_counters = itertools.count()  # their numbers, alike on all ranks, which make them in one order
 
 
 def current() -> Ranks:
@@ -205,12 +205,12 @@ class _Loss(nn.Module):
 
 
 @contextmanager
-def gradients_kept(losses: nn.Module, keep: bool) -> Iterator[None]:
+def gradients_kept(loss_module: nn.Module, keep: bool) -> Iterator[None]:
     """With `keep` a backward pass in this block adds to the gradients of this rank alone, and nothing is sent."""
-    model: Any = getattr(losses, "model", None)
-    if hasattr(model, "set_requires_gradient_sync"):
+    model: Any = getattr(loss_module, "model", None)
+    if hasattr(model, "set_requires_gradient_sync"):  # FSDP2 has given it this method
         model.set_requires_gradient_sync(not keep)
-    with losses.no_sync() if keep and isinstance(losses, DistributedDataParallel) else nullcontext():
+    with loss_module.no_sync() if keep and isinstance(loss_module, DistributedDataParallel) else nullcontext():
         yield
 
 
@@ -261,7 +261,7 @@ def joined() -> Iterator[Callable[[Callable[[str], None], int], NoReturn]]:
     def fail(say: Callable[[str], None], code: int) -> NoReturn:
         if code == LOST:  # perhaps only because another rank is gone: then the watch ends this one
             time.sleep(TICK * (SILENT + 2))
-        elif rank:
+        elif rank:  # where the first rank fails too, it is first, and prints
             time.sleep(TICK)
         watch.fail(partial(say, f"rank {rank}: " if rank else ""), code)
 
@@ -276,16 +276,25 @@ def joined() -> Iterator[Callable[[Callable[[str], None], int], NoReturn]]:
 
 
 class _Watch(threading.Thread):
-    """Gives this rank's signs of life and looks for those of others."""
+    """Gives this rank's signs of life and looks for those of others, by these keys of the store:
+
+    at/RANK     process and host of a rank
+    alive/RANK  counts its signs of life
+    failures    counts the ranks that want to end all; the first of them sets `over`, the exit code of all
+    done        counts the ranks whose work is done
+    gone        counts those that leave after that; gone/RANK is set by one that ends before
+    """
 
     def __init__(self, store: Any, rank: int, world: int) -> None:
         super().__init__(daemon=True)
         self.store, self.rank, self.world = store, rank, world
         self.next = (rank + 1) % world
-        local = rank - int(os.environ.get("LOCAL_RANK", 0))
-        beside = range(local, local + int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
-        self.beside = [other for other in beside if other != rank]  # on this host
-        self.count, self.silent, self.told = 0, 0, 0
+        first_here = rank - int(os.environ.get("LOCAL_RANK", 0))
+        here = range(first_here, first_here + int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+        self.beside = [other for other in here if other != rank]  # on this host
+        self.signs = 0  # of life that the next rank has given
+        self.silent = 0  # ticks without a new one
+        self.ending = 0  # ticks since this rank was told to end; 0 where it was not
         self.over = threading.Event()
         store.set(f"at/{rank}", f"{os.getpid()} on {socket.gethostname()}")
         # A signal wakes the thread also while the main one waits in a collective call, where Python runs no handler.
@@ -296,8 +305,8 @@ class _Watch(threading.Thread):
 
     def run(self) -> None:
         while not self.over.is_set():
-            if select.select([self.woken], [], [], TICK)[0]:
-                self.told = max(self.told, int(signal.SIGTERM in os.read(self.woken, 64)))
+            if select.select([self.woken], [], [], TICK)[0] and signal.SIGTERM in os.read(self.woken, 64):
+                self.ending = max(self.ending, 1)  # the pipe has a byte for each signal, its number
             try:
                 self._look()
             except dist.DistError:
@@ -307,9 +316,9 @@ class _Watch(threading.Thread):
         if self.store.check(["over"]) and not self.over.is_set():
             self._follow()
         self.store.add(f"alive/{self.rank}", 1)
-        count = self.store.add(f"alive/{self.next}", 0)
-        self.silent = self.silent + 1 if count == self.count else 0
-        self.count = count
+        signs = self.store.add(f"alive/{self.next}", 0)
+        self.silent = self.silent + 1 if signs == self.signs else 0
+        self.signs = signs
         at = {other: self.store.get(f"at/{other}").decode() for other in (*self.beside, self.next)}
         for other in self.beside:
             if not is_running(int(at[other].split()[0])):
@@ -317,13 +326,15 @@ class _Watch(threading.Thread):
         if self.silent >= SILENT and self.world > 1:
             silence = f"has given no sign of life for {SILENT * TICK:.0f} s"
             self._end(f"rank {self.next} of {self.world} is lost: process {at[self.next]} {silence}")
-        self.told += bool(self.told)
-        if self.told > ORPHANED:
+        if self.ending:
+            self.ending += 1
+        if self.ending > ORPHANED:
             os._exit(TERMINATED)
 
     def _end(self, message: str) -> None:
         def say() -> None:
-            clear = "\r\x1b[K\x1b[?25h" if sys.stderr.isatty() else ""  # of a bar that was being drawn
+            # A bar that was being drawn is wiped off its line, and the cursor shown again.
+            clear = "\r\x1b[K\x1b[?25h" if sys.stderr.isatty() else ""
             remedy = "all end, and no file is half written; the same command goes on, a training where it is resumed"
             os.write(2, f"{clear}headwise: {message}; {remedy}\n".encode())
 
@@ -352,24 +363,28 @@ class _Watch(threading.Thread):
         self._go(int(self.store.get("over")))
 
     def _go(self, code: int) -> NoReturn:
-        """End. The first rank goes last: it may hold the store, by which the others hear of it."""
+        """End. The first rank goes last."""
         with suppress(dist.DistError):
             self.store.set(f"gone/{self.rank}", "")
-            for _ in range(FAREWELL[code != LOST] if self.rank == 0 and self.world > 1 else 0):
-                if self.store.check([f"gone/{rank}" for rank in range(1, self.world)]):
-                    break
-                time.sleep(TICK / 10)
+            if self.rank == 0 and self.world > 1:
+                others = [f"gone/{rank}" for rank in range(1, self.world)]
+                self._wait(WAIT_AFTER_LOSS if code == LOST else WAIT_AFTER_ERROR, lambda: self.store.check(others))
         os._exit(code)
 
+    def _wait(self, most: int, is_over: Callable[[], bool]) -> None:
+        """Wait until it is over, at most that many tenths of a tick."""
+        for _ in range(most):
+            if is_over():
+                break
+            time.sleep(TICK / 10)
+
     def leave(self) -> None:
-        """Wait until all ranks are done. The first leaves last: it may hold the store."""
+        """Wait until all ranks are done. The first leaves last."""
         self.store.add("done", 1)
         while self.store.add("done", 0) < self.world:
             time.sleep(TICK / 10)
         self.over.set()
         with suppress(dist.DistError):
             self.store.add("gone", 1)
-            for _ in range(LAST_WAIT if self.rank == 0 else 0):
-                if self.store.add("gone", 0) == self.world:
-                    break
-                time.sleep(TICK / 10)
+            if self.rank == 0:
+                self._wait(WAIT_AFTER_ALL, lambda: self.store.add("gone", 0) == self.world)

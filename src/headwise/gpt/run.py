@@ -48,6 +48,7 @@ FIRST = (TEXT, RUN)  # what is written before all else
 FILES = (RUN, *MODEL_FILES, METRICS, FILM, STATE, REPORT, WALK)
 SAMPLES = 5
 SAMPLE_TOKENS = 60
+CELL_TOKENS = 8  # that a held-out cell is continued by at most: more than any Spanish form has
 
 
 @dataclass(frozen=True)
@@ -77,18 +78,20 @@ class Settings:
             raise refusal("steps", steps=self.steps)
         recipe = preset.recipe if self.steps is None else replace(preset.recipe, steps=self.steps)
         shape = {**preset.shape, **self.shape}
-        for name in shape.keys() - {known.name for known in fields(GPTConfig)}:
-            raise unknown(f"no field {name!r} of a model's shape", name, (known.name for known in fields(GPTConfig)))
+        names = [each.name for each in fields(GPTConfig)]
+        for name in shape:
+            if name not in names:
+                raise unknown(f"no field {name!r} of a model's shape", name, names)
         require_size("d_model", shape["d_model"])
-        if "d_model" in self.shape and "d_ff" in preset.shape and "d_ff" not in self.shape:  # it goes along
+        if "d_model" in self.shape and "d_ff" in preset.shape and "d_ff" not in self.shape:  # as many times the width
             shape["d_ff"] = max(1, preset.shape["d_ff"] * self.shape["d_model"] // preset.shape["d_model"])
-        if "latent_dim" in self.shape:  # which takes the place of these
+        if "latent_dim" in self.shape:  # a latent knows neither, whatever the preset has
             shape |= {"n_kv_heads": None, "qk_norm": False} | self.shape
         GPTConfig(vocab_size=1, **shape)  # a wrong shape is said before a long text is read
         if self.text is None:
-            options = {"tokenizer=": self.tokenizer, "lines=": self.lines, "field=": self.field}
-            for option in (option for option, value in options.items() if value is not None):
-                raise refusal("for_a_text", option=option)
+            for option in ("tokenizer", "lines", "field"):
+                if getattr(self, option) is not None:
+                    raise refusal("for_a_text", option=f"{option}=")
             corpus = verb_corpus(self.seed, shape["context"], core=preset.core)
         else:
             lines = preset.lines if self.lines is None else self.lines
@@ -153,11 +156,14 @@ def run_training(
         facts = {"preset": settings.preset, "parameters": f"{size:,}", "text": corpus.name, "folder": folder}
         say(Note.of("tell.training", **facts))
         began = time.monotonic()
-        looks_on = no_film if film is None or sharing.apart else film(folder, corpus, config, recipe)
-        learns = config, recipe, corpus.data, settings.seed, report
+        filming: Film = no_film
+        if film is not None and not sharing.apart:
+            filming = film(folder, corpus, config, recipe)
         device = current().device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):  # dropout draws from torch's own
-            model, curve = train(folder, *learns, film=looks_on, build=build, sharing=sharing)
+            model, curve = train(
+                folder, config, recipe, corpus.data, settings.seed, report, film=filming, build=build, sharing=sharing
+            )
         model = finish(model)
         say(Note.of("tell.done"))
         seconds = time.monotonic() - began
@@ -173,7 +179,8 @@ def follow_training(folder: Path, settings: Settings, sharing: Sharing) -> None:
     """What the other processes do while the first is in `run_training`: their part of each step, and no file."""
     corpus, config, recipe = settings.resolve()
     sharing.check(corpus.data, recipe)
-    if not current().agree(bool):  # is it finished?
+    is_finished = current().agree(lambda: False)  # as the first process says; here nothing is asked
+    if not is_finished:
         train(folder, config, recipe, corpus.data, settings.seed, lambda progress: None, sharing=sharing)
 
 
@@ -184,20 +191,21 @@ def kept_text(folder: Path, text: str) -> Iterator[Path]:
     What ends before leaves nothing of it. An earlier call may have written the same text. Raises HeadwiseError for a
     folder that is in use, and for one with another text of that name: it is the user's own.
     """
-    path, there = folder / TEXT, folder.exists()
-    new = not (path.exists() and read_bytes(path) == text.encode())
-    if new and (path.exists() or (there and (not folder.is_dir() or not _is_blank(folder)))):
-        fact = f"holds another {TEXT}" if path.exists() else "exists and is not empty"
-        raise HeadwiseError(f"{folder} {fact}; pass another folder")
+    path, is_new_folder = folder / TEXT, not folder.exists()
+    is_new = not path.exists()
+    if not is_new and read_bytes(path) != text.encode():
+        raise HeadwiseError(f"{folder} holds another {TEXT}; pass another folder")
+    if is_new and not is_new_folder and not (folder.is_dir() and _is_blank(folder)):
+        raise HeadwiseError(f"{folder} exists and is not empty; pass another folder")
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        if new:
+        if is_new:
             write_whole(path, text)
         yield path
     except BaseException:
-        if new and not (folder / RUN).exists():
+        if is_new and not (folder / RUN).exists():
             path.unlink(missing_ok=True)
-            if not there:
+            if is_new_folder:
                 with suppress(OSError):
                     folder.rmdir()
         raise
@@ -279,7 +287,8 @@ def _results(
 ) -> tuple[RunSummary, tuple[int, int, int] | None]:
     """What a reader of the report should know of a run; the model beside the best n-gram, on the held-out part, and
     on held-out cells of the verb corpus; samples."""
-    spec, cells, tokens = model.config.attention, None, corpus.tokens
+    spec, tokens = model.config.attention, corpus.tokens
+    cells = None
     pieces = "lines" if isinstance(corpus.data, Documents) else "pieces"
     facts = {
         "preset": settings.preset,
@@ -298,27 +307,28 @@ def _results(
     order, baseline = corpus.data.ngram(len(tokens))
     if corpus.cells and isinstance(corpus.data, Documents):
         ngram = corpus.data.ngram_model(len(tokens), order)
-        right = _cells_right(corpus, lambda ids: generate(model, ids, 8, temperature=0, stop=tokens.boundary))
-        ngram_right = _cells_right(corpus, lambda ids: ngram.generate(ids, 8, tokens.boundary))
+        right = _cells_right(corpus, lambda ids: generate(model, ids, CELL_TOKENS, temperature=0, stop=tokens.boundary))
+        ngram_right = _cells_right(corpus, lambda ids: ngram.generate(ids, CELL_TOKENS, tokens.boundary))
         cells = right, ngram_right, len(corpus.cells)
         facts |= {
             "held out": f"the Spanish half of {cells[2]} unseen cells; the training loss counts whole lines",
             "held-out cells right": f"{right} of {cells[2]}; {order}-gram {ngram_right}",
         }
     name = Note.of("kept.best_ngram", order=order)
-    texts = (
-        generate(model, tokens.opening(), SAMPLE_TOKENS, temperature=0.8, seed=n, stop=tokens.boundary)
-        for n in range(n_samples)
-    )
-    samples = tuple(tokens.decode(list(ids)).strip() for ids in texts)
-    return RunSummary(facts, tuple(curve), curve[-1].held_out_loss, baseline, name, samples), cells
+    samples = []
+    for seed in range(n_samples):
+        ids = generate(model, tokens.opening(), SAMPLE_TOKENS, temperature=0.8, seed=seed, stop=tokens.boundary)
+        samples.append(tokens.decode(list(ids)).strip())
+    return RunSummary(facts, tuple(curve), curve[-1].held_out_loss, baseline, name, tuple(samples)), cells
 
 
 def _cells_right(corpus: Corpus, likeliest: Callable[[list[int]], Iterable[int]]) -> int:
     """Held-out cells whose Spanish the likeliest continuation of the English gives exactly."""
-    tokens = corpus.tokens
-    texts = [tokens.decode(list(likeliest(tokens.prompt(f"{cell.english} =")))) for cell in corpus.cells]
-    return sum(text == cell.spanish for text, cell in zip(texts, corpus.cells, strict=True))
+    tokens, right = corpus.tokens, 0
+    for cell in corpus.cells:
+        ids = likeliest(tokens.prompt(f"{cell.english} ="))
+        right += tokens.decode(list(ids)) == cell.spanish
+    return right
 
 
 def load_run(folder: Path) -> tuple[GPT, Tokens]:

@@ -43,6 +43,7 @@ STATE = "state.safetensors"
 METRICS = "metrics.jsonl"
 EVALUATIONS = 10  # per run at least, the last one at its end
 LONGEST_WAIT = 500  # steps between two evaluations at most
+REPORTED = 10  # steps between two lines of the log at most
 GLANCE = 10_000  # held-out tokens, at most, that the evaluations before the last one score
 
 
@@ -76,7 +77,7 @@ class Sharing:
     def check(self, data: Stream | Documents, recipe: Recipe) -> None:
         """Raise HeadwiseError, before the work begins, where a batch has too few texts to be shared so."""
         n_texts = len(data.batch(torch.Generator(), recipe.batch)[0])  # a small corpus has fewer lines than a batch
-        current().share(n_texts, self.accumulate)
+        current().parts(n_texts, self.accumulate)
         if self.shard:
             current().require_many("shard=True spreads a model over processes")
 
@@ -124,46 +125,51 @@ def train(
     ranks.require_same("the text", data.digest)
     torch.manual_seed(seed)
     model = build(config).to(ranks.device)
-    losses = ranks.losses(model, sharing.shard)
+    loss_module = ranks.loss_module(model, sharing.shard)
     if ranks.world > 1:  # DDP orders its sums by the first backward pass: now, so that a resumed run has the same order
-        step_loss(losses, data.batch(torch.Generator(), recipe.batch), sharing.accumulate)
-        losses.zero_grad()
-    optimizers, weights = make_optimizers(model, recipe), dict(model.named_parameters())
+        step_loss(loss_module, data.batch(torch.Generator(), recipe.batch), sharing.accumulate)
+        loss_module.zero_grad()
+    optimizers = make_optimizers(model, recipe)
+    weights = dict(model.named_parameters())
     start, _ = restore_state(folder / STATE, weights, optimizers)
     log = StepLog(folder / METRICS, start) if ranks.rank == 0 else None
     _curve(log)  # what is damaged is said here, before the work
-    every = min(max(1, recipe.steps // EVALUATIONS), LONGEST_WAIT)
-    saved, counted, since = time.monotonic(), 0, time.monotonic()
+    interval = min(max(1, recipe.steps // EVALUATIONS), LONGEST_WAIT)
+    saved_at = reported_at = time.monotonic()
+    tokens_read = 0  # since the last report
     try:
         with interrupts() as interrupted:
             film(model, start)
             for done in range(start + 1, recipe.steps + 1):
-                # One step: the loss before it, and its update.
-                mixed = (seed * 1_000_003 + done - 1) % 2**63  # a prime keeps the steps of nearby seeds apart
-                torch.manual_seed(mixed + ranks.rank)  # of the dropout
-                batch = data.batch(torch.Generator().manual_seed(mixed), recipe.batch)
-                losses.train()
-                loss = step_loss(losses, batch, sharing.accumulate)
-                update(loss, losses.parameters(), optimizers, done - 1, recipe.rate(done - 1), recipe.clip)
-                counted += batch[0].numel()
+                # A prime keeps the steps of nearby seeds apart; the generator takes 63 bits.
+                step_seed = (seed * 1_000_003 + done - 1) % 2**63
+                torch.manual_seed(step_seed + ranks.rank)  # of the dropout, which each process draws for itself
+                batch = data.batch(torch.Generator().manual_seed(step_seed), recipe.batch)  # the same on all
+                loss_module.train()
+                loss = step_loss(loss_module, batch, sharing.accumulate)
+                update(loss, loss_module.parameters(), optimizers, done - 1, recipe.rate(done - 1), recipe.clip)
+                tokens_read += batch[0].numel()
                 film(model, done)
-                evaluated = done % every == 0 or done == recipe.steps
-                if evaluated or done % 10 == 0:
-                    limit = HELD_OUT_TOKENS if done == recipe.steps else GLANCE
-                    held_out = evaluate(model, data, limit) if evaluated else None
-                    require_finite(done, loss=loss, held_out_loss=held_out or 0.0)
+                is_last = done == recipe.steps
+                held_out = None
+                if is_last or done % interval == 0:
+                    held_out = evaluate(model, data, HELD_OUT_TOKENS if is_last else GLANCE)
+                    require_finite(done, held_out_loss=held_out)
+                if held_out is not None or done % REPORTED == 0:
                     if log is not None:
-                        speed = counted / (time.monotonic() - since)
+                        speed = tokens_read / (time.monotonic() - reported_at)
                         progress = Progress(done, recipe.steps, loss, speed, held_out)
                         log.add(progress.row())
                         report(progress)
-                    counted, since = 0, time.monotonic()
-                # Asked once: what is said to be saved must have been.
-                stopping, saving = ranks.sum(interrupted(), time.monotonic() - saved > save_seconds)
+                    tokens_read, reported_at = 0, time.monotonic()
+                # Asked once a step: a Ctrl-C that comes while the state is being saved is for the next step.
+                # The sum over the processes is above 0 on all of them if one of them wants it.
+                stopping, saving = ranks.sum(interrupted(), time.monotonic() - saved_at > save_seconds)
                 if stopping or saving:
-                    require_finite(done, weights=sum(whole(p.detach().abs().sum()).item() for p in model.parameters()))
+                    magnitude = sum(whole(weight.detach().abs().sum()).item() for weight in weights.values())
+                    require_finite(done, weights=magnitude)  # which it is only if each weight is
                     save_state(folder / STATE, weights, optimizers, done)
-                    saved = time.monotonic()
+                    saved_at = time.monotonic()
                 if stopping:
                     raise Stopped(done, folder)
     except DivergedError as error:
@@ -182,22 +188,28 @@ def _curve(log: StepLog | None) -> list[CurvePoint]:
     """The evaluations of a training, where this process has its log."""
     if log is None:
         return []
-    names = {"step": "step", "train_loss": "loss", "held_out_loss": "held_out_loss"}
-    rows = [{field: row.get(name) for field, name in names.items()} for row in log.rows if "held_out_loss" in row]
+    rows = []
+    for row in log.rows:
+        if "held_out_loss" in row:
+            point = {"train_loss": row.get("loss"), "held_out_loss": row["held_out_loss"]}
+            rows.append({"step": row.get("step"), **point})
     return list(from_json(tuple[CurvePoint, ...], rows, str(log.path)))
 
 
-def step_loss(losses: nn.Module, batch: Batch, passes: int) -> float:
+def step_loss(loss_module: nn.Module, batch: Batch, passes: int) -> float:
     """The mean loss of a batch (B,T), of which each process computes a part, in so many passes; leaves its gradient."""
-    ranks, (inputs, targets) = current(), batch
-    counted, loss = (targets >= 0).sum(), 0.0
-    pieces = ranks.share(len(inputs), passes)
-    for n, rows in enumerate(pieces, 1):
-        part = inputs[rows].to(ranks.device), targets[rows].to(ranks.device)
-        with gradients_kept(losses, n < len(pieces)):
-            mean = losses(*part) * ((targets[rows] >= 0).sum() / counted).item()
-            (mean * ranks.world).backward()  # the mean over the processes is taken of it
-        loss += mean.item()
+    inputs, targets = batch
+    ranks = current()
+    scored = targets >= 0  # a target below 0 does not count
+    parts = ranks.parts(len(inputs), passes)
+    loss = 0.0
+    for n, rows in enumerate(parts, 1):
+        weight = (scored[rows].sum() / scored.sum()).item()  # of this part in the mean
+        with gradients_kept(loss_module, keep=n < len(parts)):
+            weighted = loss_module(inputs[rows].to(ranks.device), targets[rows].to(ranks.device)) * weight
+            # Backward gives the mean of the processes' gradients, and their sum is wanted.
+            (weighted * ranks.world).backward()
+        loss += weighted.item()
     return ranks.sum(loss)[0]
 
 
@@ -228,8 +240,9 @@ def take_step(
     Raises DivergedError, before any weight changes, when the loss or the gradient is no number.
     """
     loss.backward()  # type: ignore[no-untyped-call]
-    update(loss.item(), weights, optimizers, step, rate, clip)
-    return loss.item()
+    number = loss.item()
+    update(number, weights, optimizers, step, rate, clip)
+    return number
 
 
 def update(
@@ -309,7 +322,8 @@ def evaluate(model: GPT, data: Stream | Documents, limit: int = HELD_OUT_TOKENS,
     total, count = 0.0, 0
     for inputs, targets in data.held_out_batches(batch, limit):
         n = int((targets >= 0).sum())
-        total, count = total + model.loss(inputs.to(device), targets.to(device)).item() * n, count + n
+        total += model.loss(inputs.to(device), targets.to(device)).item() * n
+        count += n
     model.train(training)
     return total / count
 
@@ -324,8 +338,8 @@ def save_state(
     """Weights, moments, step and `kept`, whatever else must survive; of many processes the first writes, all call."""
     tensors = {f"model.{name}": whole(parameter.detach()) for name, parameter in weights.items()}
     for n, optimizer in enumerate(optimizers):
-        for index, state in optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{n}.{index}.{name}": whole(value) for name, value in state.items()}
+        for index, moments in optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{n}.{index}.{name}": whole(moment) for name, moment in moments.items()}
     tensors |= {f"kept.{name}": tensor for name, tensor in kept.items()}
     if current().rank == 0:
         write_tensors(path, tensors, {"step": str(step)})
@@ -335,11 +349,9 @@ def restore_state(
     path: Path, weights: Mapping[str, nn.Parameter], optimizers: Sequence[Optimizer]
 ) -> tuple[int, dict[str, Tensor]]:
     """Load what `save_state` wrote; returns the steps done and what was kept; 0 and nothing without a file."""
-    tensors, step = current().agree(
-        lambda: (read_tensors(path), int(read_metadata(path)["step"])) if path.exists() else ({}, 0)
-    )
-    if not tensors:
+    if not current().agree(path.exists):
         return 0, {}
+    tensors, step = current().agree(lambda: (read_tensors(path), int(read_metadata(path)["step"])))
     saved = {name: tensor.shape for name, tensor in tensors.items() if name.startswith("model.")}
     if saved != {f"model.{name}": parameter.shape for name, parameter in weights.items()}:
         raise HeadwiseError(f"{path} is the state of another model; resume with the settings it began with")
@@ -347,13 +359,14 @@ def restore_state(
         for name, parameter in weights.items():
             parameter.copy_(parted(tensors[f"model.{name}"], parameter))
     for n, optimizer in enumerate(optimizers):
-        states: dict[int, dict[str, Tensor]] = {}
+        moments: dict[int, dict[str, Tensor]] = {}
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        for name, tensor in tensors.items():
-            kind, *rest = name.split(".")
-            if kind == "optimizer" and int(rest[0]) == n:
-                states.setdefault(int(rest[1]), {})[rest[2]] = parted(tensor, parameters[int(rest[1])])
-        optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
+        prefix = f"optimizer.{n}."
+        for key, tensor in tensors.items():
+            if key.startswith(prefix):
+                index, name = key.removeprefix(prefix).split(".")
+                moments.setdefault(int(index), {})[name] = parted(tensor, parameters[int(index)])
+        optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
     kept = {name.removeprefix("kept."): tensor for name, tensor in tensors.items() if name.startswith("kept.")}
     return step, kept
 
