@@ -47,6 +47,7 @@ from headwise.words import Note, refusal
 READ = 2**20  # bytes at a time
 DIGEST = 32  # bytes
 LARGE = 2**24  # bytes of a text whose tokens are kept
+RARE = 0.1  # the rarest tenth of a document's keys are its rare tokens
 
 Ints = npt.NDArray[np.int64]
 Contents = tuple[
@@ -58,18 +59,20 @@ class TokenFile(Sequence[list[int]]):
     """The documents of such a file, which may be closed meanwhile. Raises HeadwiseError for one that is damaged."""
 
     def __init__(self, file: BinaryIO) -> None:
-        size, digest = file.seek(0, os.SEEK_END), sha256()
+        length = file.seek(0, os.SEEK_END) - DIGEST
+        digest = sha256()
         file.seek(0)
-        for start in range(0, size - DIGEST, READ):
-            digest.update(file.read(min(READ, size - DIGEST - start)))
+        for start in range(0, length, READ):
+            digest.update(file.read(min(READ, length - start)))
         if file.read() != digest.digest():
             raise HeadwiseError("a file of tokens is damaged: its contents are not those that were written to it")
         self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        end = size - DIGEST - 8
-        self.facts = json.loads(self._map[end - int.from_bytes(self._map[end : end + 8], "little") : end])
-        self.n_ids, n_documents, width = (self.facts[name] for name in ("ids", "documents", "width"))
+        end = length - 8
+        self.facts = json.loads(self._map[end - int.from_bytes(self._map[end:length], "little") : end])
+        self.n_ids, width = self.facts["ids"], self.facts["width"]
         self._ids = np.frombuffer(self._map, f"u{width}", self.n_ids)
-        self._ends = np.frombuffer(self._map, "i8", n_documents + 1, self.n_ids * width + -self.n_ids * width % 8)
+        n_bytes = self.n_ids * width
+        self._ends = np.frombuffer(self._map, "i8", self.facts["documents"] + 1, n_bytes + _padding(n_bytes))
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -77,7 +80,8 @@ class TokenFile(Sequence[list[int]]):
     def __getitem__(self, number: int | slice) -> Any:
         if isinstance(number, slice):
             return [self[n] for n in range(*number.indices(len(self)))]
-        (start,), (length,) = self.spans([range(len(self))[number]])
+        place = range(len(self))[number]  # which counts negative ones from the end, and refuses what is outside
+        (start,), (length,) = self.spans([place])
         return self.take(slice(start, start + length)).tolist()
 
     def spans(self, numbers: Sequence[int] | Ints) -> tuple[Ints, Ints]:
@@ -119,27 +123,39 @@ def token_file(make: Callable[[], Contents], key: str = "", size: int = 0) -> To
             return TokenFile(made)
 
 
+def _padding(n_bytes: int) -> int:
+    """Bytes up to the next multiple of 8, where numbers of 8 bytes may begin."""
+    return -n_bytes % 8
+
+
 def _bytes(contents: Contents) -> Iterator[bytes]:
-    """Those of a file. What gives the documents may add to the facts on the way."""
+    """Those of a file of tokens."""
+    digest = sha256()
+    for data in _parts(contents):
+        digest.update(data)
+        yield data
+    yield digest.digest()
+
+
+def _parts(contents: Contents) -> Iterator[bytes]:
+    """What stands before the digest. What gives the documents may add to the facts on the way."""
     documents, vocab_size, facts = contents
-    width, count, n_documents, digest = 2 if vocab_size <= 2**16 else 4, 0, 0, sha256()
+    width = 2 if vocab_size <= 2**16 else 4
+    count = n_documents = 0
     with tempfile.TemporaryFile() as ends:  # they may be many, too
         ends.write(bytes(8))
         for pieces in documents:
             for ids in pieces:
-                yield (data := np.array(ids, f"u{width}").tobytes())
-                digest.update(data)
+                yield np.array(ids, f"u{width}").tobytes()
                 count += len(ids)
             ends.write(count.to_bytes(8, sys.byteorder))
             n_documents += 1
+        yield bytes(_padding(count * width))
         ends.seek(0)
-        for data in itertools.chain([bytes(-count * width % 8)], iter(lambda: ends.read(READ), b"")):
+        while data := ends.read(READ):
             yield data
-            digest.update(data)
     text = json.dumps({**facts, "ids": count, "documents": n_documents, "width": width}).encode()
-    text += len(text).to_bytes(8, "little")
-    digest.update(text)
-    yield text + digest.digest()
+    yield text + len(text).to_bytes(8, "little")
 
 
 FORMAT = 3  # of what is kept: a change of how a text becomes documents counts on
@@ -172,23 +188,25 @@ class Text:
         marks = {i for i, text in zip(ids, self.shown(ids), strict=True) if not any(map(str.isalnum, text))}
         self.delimiters = torch.tensor(sorted(self.specials | marks), dtype=torch.long)
         self._specials = torch.tensor(sorted(self.specials), dtype=torch.long)
-        self._often = torch.zeros(max(self.counts) + 1, dtype=torch.long)
-        self._often[ids] = torch.tensor([self.counts[i] for i in ids])
+        self._counts = torch.zeros(max(ids) + 1, dtype=torch.long)  # the same, for indexing with a tensor of ids
+        self._counts[ids] = torch.tensor(list(self.counts.values()))
 
     def marks(self, ids: Tensor) -> dict[str, Tensor]:
         """The delimiters and the rare tokens among the keys (S,) of a document."""
         ids = ids.cpu()
         delimiter = torch.isin(ids, self.delimiters)
         delimiter[:1] = False  # it is the resting place of heads that look at nothing; "first" counts it
-        often = self._often[ids]
-        plain = ~torch.isin(ids, self._specials)
-        limit = often[plain].float().quantile(0.1) if plain.any() else torch.tensor(0.0)
-        return {"delimiter": delimiter, "rare": plain & (often <= limit)}
+        counts = self._counts[ids]
+        rare = ~torch.isin(ids, self._specials)
+        if rare.any():
+            rare &= counts <= counts[rare].float().quantile(RARE)
+        return {"delimiter": delimiter, "rare": rare}
 
 
 def text_of(reader: Reader, documents: Sequence[Sequence[int]], sources: Sequence[str] = ()) -> Text:
     """Documents of ids, with what a tokenizer knows of them."""
-    if (tokens := reader.tokens) is None:
+    tokens = reader.tokens
+    if tokens is None:
         return Text(documents, lambda ids: tuple(map(str, ids)), sources=tuple(sources))
     return Text(documents, tokens.shown, tokens.specials, tokens.frame, tuple(sources))
 
@@ -212,33 +230,39 @@ def read_documents(
     The documents of large files are kept and found again; `about` says what was cut, and what is unknown. Raises
     HeadwiseError when a text has no tokens, or holds what the vocabulary lacks and has no token for.
     """
-    before, after = require_tokens(reader).frame
-    around, context = len(before) + len(after), reader.context
+    tokenizer = require_tokens(reader)
+    before, after = tokenizer.frame
+    in_frame, context = len(before) + len(after), reader.context
     if tokens is not None and context is not None and tokens > context:
         raise refusal("tokens_exceed", tokens=tokens, name=reader.name, context=context)
     room = tokens or context or sys.maxsize
-    if room < around + 2:
-        raise HeadwiseError(f"tokens {room} leaves no room for text; pass {around + 2} or more")
+    if room < in_frame + 2:
+        raise HeadwiseError(f"tokens {room} leaves no room for text; pass {in_frame + 2} or more")
     paths, typed = contents(sources)
     files = Sources(paths, field, progress)
     facts = {"cut": 0, "unknown": 0, "characters": 0}
 
     def documents() -> Iterator[list[int]]:
+        # A text comes in pieces, each with the number of its text before it.
         for _, pieces in itertools.groupby(itertools.chain(files, typed), itemgetter(0)):
-            parts = cut((encoded(reader, piece, facts, unknown) for _, piece in pieces), room - around)
+            parts = cut((encoded(reader, piece, facts, unknown) for _, piece in pieces), room - in_frame)
             # The second is drawn with the first: a text is cut, too, where no more than its first document is read.
             first = list(itertools.islice(parts, 2))
-            facts["cut"] += tokens is None and len(first) == 2
-            yield from ([*before, *ids, *after] for ids in itertools.chain(first, parts))
+            if tokens is None and len(first) == 2:
+                facts["cut"] += 1
+            for ids in itertools.chain(first, parts):
+                yield [*before, *ids, *after]
 
     stored = ([ids] for ids in itertools.islice(documents(), most) if len(ids) > 1)
     key = ""
-    if most is None and not typed and files.size >= LARGE and (digest := require_tokens(reader).digest()):
+    digest = tokenizer.digest() if most is None and not typed and files.size >= LARGE else ""
+    if digest:
         key = files.key(FORMAT, digest, before, after, tokens, context, unknown)
-    text = text_of(reader, read := token_file(lambda: (stored, LARGEST_ID, facts), key, files.size), sources)
+    read = token_file(lambda: (stored, LARGEST_ID, facts), key, files.size)
+    text = text_of(reader, read, sources)
     if read.facts["cut"]:
         text.about = (Note.of("note.cut", count=read.facts["cut"], context=f"{context:,}", model=reader.name),)
-    text.about += unknown_note(reader.tokens, read.facts["unknown"], read.facts["characters"])
+    text.about += unknown_note(tokenizer, read.facts["unknown"], read.facts["characters"])
     return text
 
 
@@ -263,7 +287,8 @@ def cut(pieces: Iterable[Sequence[int]], size: int) -> Iterator[list[int]]:
     for piece in pieces:
         rest += piece
         whole = len(rest) // size * size
-        yield from (rest[start : start + size] for start in range(0, whole, size))
+        for start in range(0, whole, size):
+            yield rest[start : start + size]
         del rest[:whole]
     if rest:
         yield rest

@@ -129,7 +129,8 @@ class Tokens:
         self._by_character = layout["pre_tokenizer"] == _CHARACTERS and layout["normalizer"] is None
         self._by_word = layout["pre_tokenizer"] in (_WORDS, _WORDS_AND_COMMAS)
         unknown = self.vocabulary.get(layout["model"].get("unk_token"))
-        self.unknown = None if unknown == self.boundary else unknown  # which refuses what the vocabulary lacks
+        # Where the boundary stands for the unknown, as in our own vocabularies of words, `encode` refuses instead.
+        self.unknown = None if unknown == self.boundary else unknown
 
     @classmethod
     def characters(cls, text: str, boundary: bool) -> Tokens:
@@ -240,7 +241,7 @@ class Tokens:
 
     def _unknown(self, missing: Sequence[str], kind: str) -> HeadwiseError:
         known = [token for token in sorted(self.vocabulary, key=self.vocabulary.__getitem__) if token != BOUNDARY]
-        some = ", ".join(map(repr, missing[:5]))
+        some = ", ".join(map(repr, missing[:5]))  # the rest is counted: the message is to stay a few lines
         if len(missing) > 5:
             some = Note.of("refused.and_more", some=some, more=len(missing) - 5)
         listed = " ".join(repr(token)[1:-1] for token in known[:40])
@@ -261,10 +262,10 @@ def check_ids(path: str | Path) -> None:
     """Refuse a `tokenizer.json` with ids for which the library would take all memory, before it reads the file."""
     if not LARGE.search(read_bytes(path, MOST_JSON)):  # a file of many megabytes is parsed by the library alone
         return
-    layout = read_json(path)
-    model = layout.get("model") if isinstance(layout, dict) else None
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    numbers = vocabulary.values() if isinstance(vocabulary, dict) else ()
+    try:
+        numbers = read_json(path)["model"]["vocab"].values()
+    except (KeyError, TypeError, AttributeError):  # a vocabulary without numbers, or none: that the library tells
+        return
     if large := [i for i in numbers if isinstance(i, int) and i > LARGEST_ID]:
         raise HeadwiseError(f"{path} gives a token the id {max(large):,}, and {LARGEST_ID:,} is the largest read")
 
@@ -274,12 +275,14 @@ def growth_of(tokenizer: Tokenizer, path: str | Path) -> int:
     growths = {}
     for part in ("normalizer", "decoder"):
         module = getattr(tokenizer, part)
-        growth, steps = 1, [] if module is None else [json.loads(module.__getstate__())]
+        growth = 1
+        steps = [] if module is None else [json.loads(module.__getstate__())]
         while steps:
             step = steps.pop()
             if isinstance(step, dict):
-                growth *= max(len(str(step.get(name, ""))) or 1 for name in ("content", "prepend"))
-                steps += [inner for name in ("normalizers", "decoders") for inner in step.get(name) or ()]
+                # One that replaces may put all of `content` for each character; one that prepends adds to one, too.
+                growth *= max(1, len(str(step.get("content", ""))), len(str(step.get("prepend", ""))))
+                steps += [*(step.get("normalizers") or ()), *(step.get("decoders") or ())]  # of a sequence of steps
         if growth > MOST_GROWTH:
             raise HeadwiseError(
                 f"{path}: its {part} may make a text {growth:,} times longer, and at most {MOST_GROWTH:,} are allowed"
@@ -303,11 +306,11 @@ def _prepare_for_others(tokenizer: Tokenizer, vocabulary: dict[str, int]) -> Non
     For the unknown a further token would have no row in the model's embedding. In a vocabulary of whole tokens the
     boundary stands for it, where there is none the space, else the first token.
     """
-    known = BOUNDARY in vocabulary
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{BOUNDARY} $A" if known else "$A",
-        special_tokens=[(BOUNDARY, vocabulary[BOUNDARY])] if known else [],
-    )
+    frame, specials = "$A", []  # $A is the text
+    if BOUNDARY in vocabulary:
+        frame, specials = f"{BOUNDARY} $A", [(BOUNDARY, vocabulary[BOUNDARY])]
+    tokenizer.post_processor = processors.TemplateProcessing(single=frame, special_tokens=specials)
     if isinstance(tokenizer.model, models.WordLevel) and tokenizer.model.unk_token not in vocabulary:
         first = min(vocabulary, key=vocabulary.__getitem__, default="")
-        tokenizer.model.unk_token = next((x for x in (BOUNDARY, " ") if x in vocabulary), first)
+        known = [token for token in (BOUNDARY, " ") if token in vocabulary]
+        tokenizer.model.unk_token = [*known, first][0]
