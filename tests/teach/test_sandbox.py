@@ -12,7 +12,7 @@ from invoking import Invoke
 
 from headwise.teach import sandbox
 from headwise.teach.exercises import run
-from headwise.teach.sandbox import refusal
+from headwise.teach.sandbox import objection
 
 held = pytest.mark.skipif(bool(sandbox.unheld("en")), reason=sandbox.unheld("en"))
 TABLES = tomllib.loads(Path(__file__).with_name("escapes.toml").read_text(encoding="utf-8"))
@@ -79,16 +79,16 @@ def test_hooks(tmp_path: Path) -> None:
         "cut, to read": os.O_RDONLY | os.O_TRUNC,  # empties it
     }
     for way, flags in ways.items():
-        assert refusal("open", (str(outside), None, flags), inside.parent) == "must_not_write", way
-        assert not refusal("open", (str(inside), None, flags), inside.parent), way
-    assert not refusal("open", (str(outside), "r", os.O_RDONLY | os.O_CLOEXEC), inside.parent)
-    assert not refusal("open", (3, "w", os.O_WRONLY), inside.parent)  # it is open already
-    assert not refusal("open", (os.devnull, "w", os.O_WRONLY), inside.parent)
-    assert refusal("open", (f"{inside.parent}-2", "w", os.O_WRONLY), inside.parent) == "must_not_write"
-    assert refusal("socket.sendto", (None, ("127.0.0.1", 7)), tmp_path) == "must_not_call"
-    assert refusal("os.rename", (tmp_path / "a", tmp_path / ".." / "b", -1, -1), tmp_path) == "must_not_change"
-    assert not refusal("os.rename", (tmp_path / "a", tmp_path / "b", -1, -1), tmp_path)
-    assert not refusal("import", ("math", None, None, None, None), tmp_path)
+        assert objection("open", (str(outside), None, flags), inside.parent) == "must_not_write", way
+        assert not objection("open", (str(inside), None, flags), inside.parent), way
+    assert not objection("open", (str(outside), "r", os.O_RDONLY | os.O_CLOEXEC), inside.parent)
+    assert not objection("open", (3, "w", os.O_WRONLY), inside.parent)  # it is open already
+    assert not objection("open", (os.devnull, "w", os.O_WRONLY), inside.parent)
+    assert objection("open", (f"{inside.parent}-2", "w", os.O_WRONLY), inside.parent) == "must_not_write"
+    assert objection("socket.sendto", (None, ("127.0.0.1", 7)), tmp_path) == "must_not_call"
+    assert objection("os.rename", (tmp_path / "a", tmp_path / ".." / "b", -1, -1), tmp_path) == "must_not_change"
+    assert not objection("os.rename", (tmp_path / "a", tmp_path / "b", -1, -1), tmp_path)
+    assert not objection("import", ("math", None, None, None, None), tmp_path)
     assert outcomes(STILL_ALLOWED, tmp_path) == dict.fromkeys(STILL_ALLOWED, "done")
 
 

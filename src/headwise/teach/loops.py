@@ -19,7 +19,7 @@ from headwise.teach.source import Source
 from headwise.teach.subject import KEY, VALUE, meaning_of
 
 NAME, OUTPUTS = "head_loop", "outputs_of_tokens"
-LAYERS = r"li|layer|layer_idx"  # which layer: a loop is checked alone, so it is the first
+LAYERS = r"li|layer|layer_idx"  # names of the layer's number: a loop is checked alone, so it is the first
 MODULES = {
     "math": "math",
     "np": "numpy",
@@ -33,7 +33,8 @@ WEIGHT = re.compile(r"(^|[_.])w_?(q|k|v|o|query|key|value|out)$|(q|k|v|o|query|k
 PLAIN = re.compile(r"(?!.*\w\()[\w.,+*/%'\s()-]+")
 # A page printed this without indentation: its body ends where it last adds to a list.
 UNINDENTED = re.compile(r"(?ms)^([ \t]*for [^\n]*:[ \t]*(?:#[^\n]*)?\n)(.*(?:\.(?:extend|append)\(|\+=)[^\n]*)")
-# What adds something to a list: `x += ...`, `x[i] = ...`, `x.append(...)`, or `x = ...` of x itself with more.
+# What adds something to a list: `x += ...`, `x[i] = ...`, `x.append(...)`, or `x = ...` of x itself with more: \1 is x
+# again, as a name of its own and not as that of an argument, `x=`.
 GROWTH = re.compile(
     r"(?s)(\w+)(?:(?:\[.*\])? [-+*/@|]+= |\[.*\] = |(?:\[.*\])?\.(?:append|extend)\("
     r"| = .*(?<![\w.'\"])\1(?![\w'\"]|=[^=]))"
@@ -83,7 +84,7 @@ def _taken_out(tree: ast.Module, lines: list[str], path: str, within: str) -> So
     blocks = [block for node in places for block in _blocks(node) if any(map(_is_head_loop, block))]
     if not blocks:
         return None
-    block = blocks[-1]
+    block = blocks[-1]  # the innermost
     kept: list[ast.stmt] = []
     defined: set[str] = set()
     for node in (*tree.body, *(node for node in block if isinstance(node, ast.FunctionDef))):
@@ -113,11 +114,11 @@ def _is_head_loop(node: ast.stmt) -> bool:
     """A `for` over the heads, or over a fixed number of them with slices in it."""
     if not (isinstance(node, ast.For) and isinstance(node.iter, ast.Call) and node.iter.args):
         return False
-    count = node.iter.args[-1]
+    count = node.iter.args[-1]  # n_head of `range(n_head)` and of `range(self.n_head)`; a number has no name
     name = getattr(count, "id", getattr(count, "attr", ""))
     is_of_heads = meaning_of(name) == "HEADS"
-    parts = ast.Subscript if is_of_heads else ast.Slice
-    return (is_of_heads or not name) and any(isinstance(part, parts) for part in ast.walk(node))
+    wanted = ast.Subscript if is_of_heads else ast.Slice
+    return (is_of_heads or not name) and any(isinstance(part, wanted) for part in ast.walk(node))
 
 
 def _is_kept(node: ast.stmt, defined: set[str]) -> bool:
@@ -160,10 +161,12 @@ def _is_weighted(statement: ast.AST) -> bool:
 def _extent(block: list[ast.stmt], defined: set[str]) -> tuple[list[ast.stmt], str]:
     """The statements that make what the loop reads, the loop, and those that read what it makes; and the result."""
     place = next(i for i, statement in enumerate(block) if _is_head_loop(statement))
-    inside = [node for node in ast.walk(block[place]) if isinstance(node, ast.stmt)]
+    loop = block[place]
+    inside = [node for node in ast.walk(loop) if isinstance(node, ast.stmt)]
     bound = _names([node for node in inside if isinstance(node, ast.Assign) and not _grown(node)], ast.Store)
     grown = [name for name in map(_grown, inside) if name and name not in bound]
-    needed = {*_names([block[place]], ast.Load), *grown} - defined
+    needed = {*_names([loop], ast.Load), *grown} - defined
+    # Backwards from the loop to the first projection: what makes something that is needed after it.
     projections = [i for i in range(place) if _is_weighted(block[i])]
     start = place
     for i in reversed(range(min(projections, default=0), place)):
@@ -171,20 +174,20 @@ def _extent(block: list[ast.stmt], defined: set[str]) -> tuple[list[ast.stmt], s
         makes = {*_names([statement], ast.Store), _grown(statement)}
         if makes & needed and isinstance(statement, ast.Assign | ast.AugAssign | ast.Expr):
             start = i
-            if _grown(statement):
+            if _grown(statement):  # `keys.append(k)`: then k is needed, too
                 needed.update(_names([statement], ast.Load))
     # Where no list grows, the last head is all that is left of what was begun before the loop.
     before = _names(block[:place], ast.Store)
     result = ["None", *(name for name in bound if name in before), *grown][-1]
+    # Forwards from the loop to W_O: what reads the result makes a new one.
     end = place + 1
-    for i in range(place + 1, len(block)):
-        statement = block[i]
+    for i, statement in enumerate(block[end:], end):
         weighted = _is_weighted(statement)
         if _grown(statement) in needed - {result}:
             end = i + 1
         elif result in _names([statement], ast.Load):
-            outside = set(_free(block[start : i + 1], defined)) > set(_free(block[start:i], defined))
-            if (weighted and not projections) or (outside and not weighted):  # W_O alone, or a residual
+            reads_more = set(_free(block[start : i + 1], defined)) > set(_free(block[start:i], defined))
+            if (weighted and not projections) or (reads_more and not weighted):  # W_O alone, or a residual
                 break
             if isinstance(statement, ast.Assign):
                 end, result = i + 1, ast.unparse(statement.targets[0])
@@ -223,8 +226,8 @@ def _written_out(
     gathers = False  # does it make keys and values itself?
     before: list[str] = []
     for name in _free(taken, defined):
-        per_layer = re.search(rf"\b{name}\[({LAYERS})\]", text) is not None
-        is_table = re.search(rf"\b{name}\[f?['\"]", text) is not None
+        per_layer = re.search(rf"\b{name}\[({LAYERS})\]", text)  # keys[li]
+        is_table = re.search(rf"\b{name}\[f?['\"]", text)  # state_dict["attn_wq"]
         if re.fullmatch(LAYERS, name):
             before.append(f"{name} = 0")
         elif projects and (KEY.match(name) or VALUE.match(name)):
@@ -237,7 +240,7 @@ def _written_out(
             if not is_table and meaning_of(name) is None and not WEIGHT.search(name):
                 data.append(name)
     after = [f"return {result}"]
-    if not gathers:  # one of them may be read twice, and the other not at all
+    if not gathers:  # a bug may read one of them twice, and the other not at all: it is an argument all the same
         for name, pattern in (("keys", KEY), ("values", VALUE)):
             if not any(map(pattern.match, arguments)):
                 arguments.append(name)
@@ -245,7 +248,7 @@ def _written_out(
         x = data[0]
         arguments[arguments.index(x)] = f"{x}_of_tokens"
         before += [f"{OUTPUTS} = []", f"for {x} in {x}_of_tokens:"]
-        text = textwrap.indent(text, "    ", lambda line: True)
+        text = textwrap.indent(text, "    ", lambda line: True)  # blank lines, too
         after = [f"    {OUTPUTS}.append({result})", f"return {OUTPUTS}"]
     body = [*before, *text.splitlines(), *after]
     whole = [f"def {NAME}({', '.join(arguments)}):", *(f"    {line}" for line in body)]

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from headwise.teach.bugs import UncheckedError, Verdict
-from headwise.teach.source import CALLS
 from headwise.teach.subject import (
     BATCH,
     HEAD_DIM,
@@ -69,7 +68,8 @@ def first_right(target: Target, attempts: Iterator[Attempt]) -> Verdict:
             return target.verdict(True)
         worst = worst or problem
     if worst is None or worst[0] is None:
-        raise UncheckedError(f"no_{target.kind}", name=target.name, failure=f": {failure}" * (failure is not None))
+        shown = "" if failure is None else f": {failure}"
+        raise UncheckedError(f"no_{target.kind}", name=target.name, failure=shown)
     return target.verdict(False, (target.finding(worst[0], worst[1]),))
 
 
@@ -78,13 +78,14 @@ def _attempts(target: Target) -> Iterator[Attempt]:
     calls = [target.thing]
     if isinstance(target.thing, type):
         instance = build(target, {**WIDTHS, **target.options.args})
-        names = [*CALLS[:2], *(name for name in vars(target.thing) if re.search(r"^(?!_).*(rotate|apply)", name))]
-        calls = [getattr(instance, name) for name in names if hasattr(instance, name)]
+        methods = ["forward", "__call__"]
+        methods += [name for name in vars(target.thing) if re.search(r"^(?!_).*(rotate|apply)", name)]
+        calls = [getattr(instance, name) for name in methods if hasattr(instance, name)]
     kind = kind_of_arrays(None, target.source.code)
     for call in calls:
         names = list(arguments_of(call))
         data = [name for name in names if re.fullmatch(VECTORS, name)]
-        if len(data) < 2:
+        if len(data) < 2:  # it takes one kind of vector at a time, whatever it calls it
             data = names[:1]
         for layout in LAYOUTS:
             for tables in _tables(target, names, kind, layout):
@@ -109,10 +110,10 @@ def _tables(target: Target, names: list[str], kind: str, layout: str) -> Iterato
         pair = table if isinstance(table, tuple) else (table,)
         if len(pair) != len(wanted):
             continue
-        yield {**dict(zip(wanted, pair, strict=True)), **positions}
+        yield dict(zip(wanted, pair, strict=True)) | positions
         if layout == "bthd":  # with heads after the tokens a table (T,d) wants an axis for them
             wide = [x[:, None] if getattr(x, "ndim", 0) == 2 else x for x in pair]
-            yield {**dict(zip(wanted, wide, strict=True)), **positions}
+            yield dict(zip(wanted, wide, strict=True)) | positions
 
 
 def _problem(
@@ -122,36 +123,44 @@ def _problem(
 
     None where what comes out has other axes, or where nothing has moved at all.
     """
-    to, back = LAYOUTS[layout]
+    to_layout, from_layout = LAYOUTS[layout]
     rng = np.random.default_rng(0)
     shape = (BATCH, HEADS, TOKENS, HEAD_DIM)
     # The same query, and the same key, at every place: what differs among products is of the places.
     q, k = (np.broadcast_to(rng.normal(size=(BATCH, HEADS, 1, HEAD_DIM)), shape) for _ in range(2))
     v = rng.normal(size=shape)
-    together = [(q, k, v)[: len(data)]] if len(data) > 1 else [(q,), (k,)]
+    # A function of one kind of vector is called twice.
+    calls = [(q, k, v)[: len(data)]] if len(data) > 1 else [(q,), (k,)]
     rotated: list[Any] = []
-    for vectors in together:
-        arrays = {name: to_kind(to(x).copy(), kind) for name, x in zip(data, vectors, strict=True)}
+    for vectors in calls:
+        arrays = {name: to_kind(to_layout(x).copy(), kind) for name, x in zip(data, vectors, strict=True)}
         result = call(**arrays, **tables)
         rotated += [to_array(x) for x in (result if isinstance(result, tuple) else [result])]
-    if any(getattr(array, "shape", None) != to(v).shape for array in rotated):
+    wanted = to_layout(v)
+    if any(getattr(array, "shape", None) != wanted.shape for array in rotated):
         return None
-    product = (back(rotated[0]) @ back(rotated[1]).swapaxes(-1, -2))[0, 0]
-    if len(rotated) > 2 and not np.allclose(rotated[2], to(v), atol=1e-4):
+    # The tolerances: float32 rounds these products far less, a wrong rotation changes them far more.
+    if len(rotated) > 2 and not np.allclose(rotated[2], wanted, atol=1e-4):
         return "rope-on-values", target.say("by_property")
+    queries, keys = from_layout(rotated[0]), from_layout(rotated[1])
+    product = (queries @ keys.swapaxes(-1, -2))[0, 0]
     if np.allclose(product, product[0, 0], atol=1e-3):
         return None
+    # Along a diagonal the distance is the same, so the product is if it depends on nothing else.
     relative = np.allclose(product[1:, 1:], product[:-1, :-1], atol=1e-3)
-    if relative and _same_pairs([back(x) for x in rotated[:2]], [q, k]):
+    if relative and _same_pairs([queries, keys], [q, k]):
         if left := [name for name in arguments_of(call) if name not in (*data, *tables)]:
             target.left_out("untried", names=", ".join(left))
         return None, ""
-    a, b = float(product[1, 0]), float(product[-1, -2])
+    a, b = float(product[1, 0]), float(product[-1, -2])  # a query and the key before it, first and last
     return "rope-mixed-layout", target.say("by_property_rope-mixed-layout", a=a, b=b)
 
 
 def _same_pairs(rotated: list[Any], before: list[Any]) -> bool:
-    """Are pairs of one layout rotated, in queries and keys alike? The first place may be rotated by any angle."""
+    """Are pairs of one layout rotated, in queries and keys alike? The first place may be rotated by any angle.
+
+    A rotation keeps the length of each pair of features: the two halves of the vector, or each two neighbours.
+    """
     old, new = (np.stack(vectors)[:, 0, 0] ** 2 for vectors in (before, rotated))  # (2,T,d)
     half = np.arange(HEAD_DIM // 2)
     for i, j in ((half, half + HEAD_DIM // 2), (2 * half, 2 * half + 1)):

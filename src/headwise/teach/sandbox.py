@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import platform
@@ -121,15 +122,17 @@ def guard(work: Path, lang: str) -> None:
     say = speaker(lang)
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        if key := refusal(event, arguments, work):
-            thing = os.fsdecode(arguments[0]) if key == "must_not_write" else [*arguments, ""][0]
+        if key := objection(event, arguments, work):
+            thing = arguments[0] if arguments else ""
+            if key == "must_not_write":
+                thing = os.fsdecode(thing)
             raise RefusedError(say(key, event=event, thing=thing))
 
     confine(work)
     sys.addaudithook(hook)
 
 
-def refusal(event: str, arguments: tuple[Any, ...], work: Path) -> str:
+def objection(event: str, arguments: tuple[Any, ...], work: Path) -> str:
     """The phrase that says why Python must not do what an audit event announces; empty where it may."""
 
     def outside(path: Any) -> bool:
@@ -161,7 +164,8 @@ CLONE3, CLONE, TGKILL, MMAP = (435, 435), (56, 220), (234, 131), (9, 222)
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # the column above; AUDIT_ARCH
 SECCOMP = {"x86_64": 317, "aarch64": 277}
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446  # on both
-EPERM, ENOSYS = 1, 38
+# What a filter answers: let the call be, or refuse it with an error, whose number is added.
+ALLOW, ERROR = 0x7FFF0000, 0x00050000
 
 WRITE_FILE, TRUNCATE = 1 << 1, 1 << 14
 # Bits 4 to 12 remove and make entries of each kind; 13 moves them to another folder; kernels know 13 and 14 later.
@@ -172,9 +176,11 @@ ALL_CHANGES = WRITE_FILE | 0x7FF0  # from version 3 of Landlock on, Linux 6.2
 def unheld(lang: str) -> str:
     """What this system cannot hold, in one line; empty where it holds all of it."""
     say = speaker(lang)
-    lacks = [] if _filters() else [say("filter")]
+    lacks = []
     if _landlock() < 3:
-        lacks.insert(0, say("landlock" if _landlock() < 1 else "whole_landlock"))
+        lacks.append(say("landlock" if _landlock() < 1 else "whole_landlock"))
+    if not _filters():
+        lacks.append(say("filter"))
     return say("unheld", lacks=say("and_not").join(lacks)) if lacks else ""
 
 
@@ -186,9 +192,9 @@ def confine(folder: Path) -> None:
     if sys.platform != "linux":
         return
     libc = ctypes.CDLL(None)
-    PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS, SIGKILL = 1, 38, 9
-    libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)  # who started it may be killed, and then nobody ends it
-    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # who started it may be killed, and then nobody ends it
+    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)  # without which only root may install a filter
     if _landlock() > 0:
         _hold_files(folder, LANDLOCK_CHANGES.get(_landlock(), ALL_CHANGES))
     if _filters():
@@ -214,11 +220,12 @@ def _landlock() -> int:
 def _filters() -> bool:
     if sys.platform != "linux" or platform.machine() not in ARCHITECTURES:
         return False
-    ACTION_AVAILABLE, REFUSE = 2, struct.pack("=I", 0x00050000)
-    return _call(SECCOMP[platform.machine()], ACTION_AVAILABLE, 0, REFUSE) == 0
+    ACTION_AVAILABLE = 2
+    return _call(SECCOMP[platform.machine()], ACTION_AVAILABLE, 0, struct.pack("=I", ERROR)) == 0
 
 
 def _hold_files(folder: Path, changes: int) -> None:
+    """Landlock: files change beneath the folder alone, and the null device may be written to."""
     BENEATH_PATH = 1
     rules = _call(LANDLOCK_CREATE, struct.pack("=Q", changes), 8, 0)
     for path, allowed in ((folder, changes), (Path(os.devnull), changes & (WRITE_FILE | TRUNCATE))):
@@ -230,9 +237,12 @@ def _hold_files(folder: Path, changes: int) -> None:
 
 
 def _program() -> bytes:
-    """The filter, in the kernel's little language: steps of a code, two jumps and a number."""
+    """The filter, in the kernel's little language: each step is a code, two jumps and a number.
+
+    A comparison jumps over as many steps as its first number says where it holds, and as its second where it does not.
+    """
     LOAD, AND, EQUAL, AT_LEAST, END = 0x20, 0x54, 0x15, 0x35, 0x06
-    ALLOW, REFUSE = 0x7FFF0000, 0x00050000 | EPERM
+    REFUSE = ERROR | errno.EPERM
     NUMBER, ARCHITECTURE, FIRST = 0, 4, 16  # where a call has them; an argument takes 8 bytes, the low ones first
     column, architecture = ARCHITECTURES[platform.machine()]
     steps = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, architecture), (END, 0, 0, REFUSE), (LOAD, 0, 0, NUMBER)]
@@ -241,7 +251,8 @@ def _program() -> bytes:
         if numbers[column] >= 0:
             steps += [(EQUAL, 0, 1, numbers[column]), (END, 0, 0, REFUSE)]
     # A C library takes `clone` where there is no `clone3`, whose flags no filter can read.
-    steps += [(EQUAL, 0, 1, CLONE3[column]), (END, 0, 0, 0x00050000 | ENOSYS)]
+    steps += [(EQUAL, 0, 1, CLONE3[column]), (END, 0, 0, ERROR | errno.ENOSYS)]
+    # Of these calls one argument decides, as far as a mask leaves its bits.
     THREAD, SHARED_AND_NAMELESS, PROCESS = 0x10000, 0x21, 0xFFFFFFFF
     for numbers, place, mask, value, if_so, else_ in (
         (CLONE, 0, THREAD, THREAD, ALLOW, REFUSE),
