@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import tomllib
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from transformers import AutoConfig, MistralConfig, MistralModel, Qwen3Config, Q
 
 import headwise as hw
 from headwise import families
-from headwise.layer.importing.importers import Imported, import_attention
+from headwise.layer.importing.importers import import_attention
 
 B, T, S = 2, 7, 5
 
@@ -330,19 +329,6 @@ def test_what_a_layer_cannot_be_is_refused_by_name() -> None:
     refuses_table("imported", globals(), exact=True)
 
 
-def test_fields_of_yarn_without_counterpart_are_refused() -> None:
-    refuses(lambda: import_attention(llama_rope(**YARN, truncate=False)), "make other frequencies than RoPE")
-
-
-def test_without_a_mask_it_is_not_the_course_class() -> None:
-    with pytest.raises(hw.HeadwiseError) as refusal:
-        import_attention(without_mask())
-    assert str(refusal.value) == (
-        "CourseAttention has no mask; the course's class has W_query, W_key, W_value, out_proj, num_heads and a mask. "
-        "Of others copy the weights into a MultiHeadAttention"
-    )
-
-
 def test_an_unknown_module_hears_what_is_known() -> None:
     with pytest.raises(hw.HeadwiseError) as refusal:
         import_attention(nn.Linear(3, 5))
@@ -368,16 +354,3 @@ def test_what_the_spec_takes_from_the_module() -> None:
     assert import_attention(made("gpt2, by layer")).layer.spec.scale == pytest.approx(7**-0.5 / 3)
     assert import_attention(made("gpt2, unscaled")).layer.spec.scale == 1
     assert import_attention(made("phi3")).layer.spec.rope == hw.RoPE(31.0, dim=8)
-
-
-def test_the_layer_goes_where_other_layers_go() -> None:
-    """It is an ordinary layer: copied, pruned, saved as such."""
-    done: Imported = import_attention(made("qwen3", torch.float64).eval())
-    layer = done.layer
-    x = torch.randn(B, T, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert torch.equal(copy.deepcopy(layer)(x), layer(x))
-    gate = torch.tensor([1.0, 0, 1, 1, 1, 1], dtype=torch.float64)
-    torch.testing.assert_close(layer.without([1])(x), layer(x, gate=gate), rtol=1e-10, atol=1e-10)
-    again = hw.MultiHeadAttention.from_spec(layer.spec).double()
-    again.load_state_dict(layer.state_dict())
-    assert torch.equal(again(x), layer(x))

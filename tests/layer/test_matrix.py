@@ -5,7 +5,6 @@ The rows are read off the signatures, so a new argument without a row here is a 
 
 from __future__ import annotations
 
-import copy
 import inspect
 import math
 import zlib
@@ -231,10 +230,21 @@ CALL_ROWS: dict[str, tuple[Case, Case]] = {
         Case(CROSS, {"context": numbers("a", B, S, 29), "values": numbers("b", B, S, 29)}),
     ),
 }
+ALL: dict[str, Any] = {"d_in": 11, "d_out": 17, "n_kv_heads": 2, "value_dim": 7, "softcap": 1.3, "sink": True}
+ALL |= {"q_bias": True, "kv_bias": True, "out_bias": True, "mask": hw.Window(2, 0) & hw.Alibi()}
+ALL |= {"qk_norm": True, "rope": hw.RoPE(dim=2, theta=31.0, interleaved=True)}
+WIDTHS: dict[str, Any] = {**CROSS, "d_in": 11, "d_context": 13, "d_out": 17, "n_kv_heads": 1, "qk_norm": True}
+JOINED_ROWS: dict[str, tuple[Case, Case]] = {
+    "all": (Case(ALL), Case(ALL, {"gate": torch.linspace(-1, 2, 6).double(), "mask": hw.Alibi()})),
+    "between widths": (
+        Case(WIDTHS, {"context": numbers("a", B, S, 13)}),
+        Case(WIDTHS, {"context": numbers("a", B, S, 13), "mask": hw.Lengths([3, 6])}),
+    ),
+}
 SPECIAL = {"dropout", "cache"}  # not one answer, but a law: tests of their own below
 REFUSED_BY_CACHE = {
     (argument, "rolling"): r"^context= with a cache of window=3: a context stays whole"
-    for argument in ("context", "d_context", "values", "d_values")
+    for argument in ("context", "d_context", "values", "d_values", "between widths")
 }
 
 
@@ -364,6 +374,7 @@ def with_latent(rows: tuple[Case, Case]) -> tuple[Case, Case]:
 ROWS = (
     ("layer's", LAYER_ROWS),
     ("call's", CALL_ROWS),
+    ("joined", JOINED_ROWS),
     (
         "latent layer's",
         {name: with_latent(rows) for name, rows in LAYER_ROWS.items() if "latent_dim" not in rows[0].build},
@@ -502,12 +513,3 @@ X = numbers("x", B, T, 29)
 
 def test_a_refusal_names_both() -> None:
     refuses_table("both", globals())
-
-
-def test_caches_of_others_are_refused() -> None:
-    layer, cache = Case({"mask": None}).layer(), hw.KVCache()
-    layer(X, cache=cache)
-    refuses(lambda: layer(X, context=numbers("a", B, S, 29), cache=cache), "context")
-    layer, cache = Case().layer(), hw.KVCache()
-    layer(X, cache=cache)
-    refuses(lambda: copy.deepcopy(layer)(X, cache=cache), "use one cache for each layer")

