@@ -143,16 +143,6 @@ def test_the_first_screen_and_common_options(invoke: Invoke) -> None:
     assert refused.code == 2 and "--json" in refused.err  # a name after --
 
 
-def test_a_reader_that_has_left_is_no_failure() -> None:
-    child = subprocess.Popen(
-        [sys.executable, "-m", "headwise", "cost", "gpt2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert child.stdout is not None and child.stderr is not None
-    child.stdout.close()
-    assert (child.stderr.read(), child.wait(30)) == ("", 0)
-    child.stderr.close()
-
-
 def test_a_picture_without_matplotlib_is_refused_at_once(
     invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
