@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 from browsing import Opener
 
-FILES = {"config.json", "model.safetensors", "tokenizer.json", "metrics.jsonl", "run.json", "report.html"}
 SCRIPT = "<script>alert(1)</script>"
 HOSTILE = "".join(f'{n} {SCRIPT}\n"><img src=x onerror=alert(2)>\n' for n in range(24))
 NAME = "<img src=x onerror=alert(3)>"
@@ -51,25 +49,6 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     headwise(folder, "train", f"{NAME}.txt", "--steps", 5, "--layers", 2, "--width", 12, "--heads", 3, "--head-dim", 4)
     report = f"runs/{NAME}/report.html"
     return folder, headwise(folder, "heads", f"runs/{NAME}", "--text", SCRIPT, "--html", report)
-
-
-def test_the_run_folder(verbs: tuple[Path, str]) -> None:
-    folder, printed = verbs
-    run = folder / "runs" / "verbs"
-    names = {path.name for path in run.iterdir()}
-    assert names >= FILES and "state.safetensors" not in names
-    assert not [name for name in names if name.endswith(".tmp")]
-    assert printed.splitlines()[-1] == "report: runs/verbs/report.html"
-    assert "held-out loss" in printed
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert rows[-1]["step"] == 30 and rows[-1]["held_out_loss"] < rows[0]["held_out_loss"]
-    assert json.loads((run / "run.json").read_text())["status"] == "finished"
-
-
-def test_it_continues_a_prompt(verbs: tuple[Path, str]) -> None:
-    given = ("generate", "runs/verbs", "--prompt", "he will work =", "--tokens", 90)  # the context holds 64
-    text = headwise(verbs[0], *given)
-    assert text.startswith("he will work =") and text.endswith("\n")
 
 
 def test_heads_on_a_hostile_text_prints_the_map(hostile: tuple[Path, str]) -> None:

@@ -9,7 +9,6 @@ import pytest
 from invoking import Invoke
 
 from headwise.cli import app
-from headwise.words import table
 
 ROOT = Path(__file__).resolve().parents[1]
 ENGLISH = re.compile(r"\b(the|with|and|which|are|of|that|without)\b")
@@ -67,13 +66,6 @@ def test_the_readme_in_spanish_runs_the_same_and_has_the_same_figures() -> None:
     heads = [re.findall(r"L\d\.H\d|\b0\.\d\d\b|`\w+`", text.split("## ")[0]) for text in texts]
     assert set(heads[1]) >= {figure for figure in heads[0] if re.match(r"L\d|0\.", figure)}
     assert len(texts[1].splitlines()) < 110
-
-
-def test_every_phrase_is_there_in_both_languages_with_the_same_facts() -> None:
-    for key, phrases in table().items():
-        assert set(phrases) == {"en", "es"}, key
-        places = [set(re.findall(r"\{(\w+)", phrases[lang])) for lang in ("en", "es")]
-        assert places[0] == places[1] or key.startswith("usage."), key
 
 
 @pytest.mark.parametrize("command", ["", *names_of_commands()])

@@ -30,13 +30,19 @@ def live() -> Iterator[Live]:
     served.close()
 
 
-def ask(live: Live, path: str = "/", method: str = "GET", **headers: str) -> tuple[int, str, http.client.HTTPResponse]:
+def ask(
+    live: Live, path: str = "/", method: str = "GET", content: bytes | None = None, **headers: str
+) -> tuple[int, str, http.client.HTTPResponse]:
     connection = http.client.HTTPConnection("127.0.0.1", live.server_port, timeout=10)
-    connection.request(method, path, headers=headers)
+    connection.request(method, path, content, headers)
     answer = connection.getresponse()
-    content = answer.read().decode()
+    text = answer.read().decode()
     connection.close()
-    return answer.status, content, answer
+    return answer.status, text, answer
+
+
+def post(live: Live, path: str, content: bytes = b"{}", **headers: str) -> tuple[int, str]:
+    return ask(live, path, "POST", content, **headers)[:2]
 
 
 def raw(live: Live, data: bytes) -> bytes:
@@ -196,15 +202,6 @@ def asking() -> Iterator[Live]:
     served = Live(0, "<!doctype html><title>x</title>", lambda asked: {"asked": asked})
     yield served
     served.close()
-
-
-def post(live: Live, path: str, content: bytes = b"{}", **headers: str) -> tuple[int, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", live.server_port, timeout=10)
-    connection.request("POST", path, content, headers)
-    answer = connection.getresponse()
-    status, text = answer.status, answer.read().decode()
-    connection.close()
-    return status, text
 
 
 def test_a_page_that_asks_has_a_secret(asking: Live) -> None:

@@ -394,24 +394,6 @@ def test_the_calculator_sees_a_wrong_number(name: str) -> None:
     assert Calculator(page, steps).wrong == []
 
 
-@every_case
-def test_sums_and_products_keep_the_stated_rule(name: str) -> None:
-    """The rule in the words of the page: (n + 1)/2 units for a sum, about (|a| + |b| + 1)/2 for a product."""
-    steps = steps_of(name)
-    tables = tables_of(steps_of(name))
-    unit = 10.0 ** -decimals_for(steps)
-    for _, cells in tables["products"].rows:
-        *terms, shown = map(float, cells)
-        assert abs(math.fsum(terms) - shown) <= ((len(terms) + 1) / 2 + 1e-6) * unit
-    values = tables["values"].rows
-    weights = [float(cells[-1]) for _, cells in tables["softmax"].rows]
-    for weight, (_, row), (_, shown_row) in zip(weights, values, tables["weighted"].rows, strict=False):
-        for value, shown in zip(row, shown_row, strict=True):
-            if value != "…":
-                a, b = weight, float(value)
-                assert abs(a * b - float(shown)) <= ((abs(a) + abs(b) + 1) / 2 + unit) * unit
-
-
 def test_steps_are_told() -> None:
     text = printed(steps_of("verbs"))
     titles = ["The text", "The query and the keys", "Query times key", "Scale", "Softmax", "Weighted values",

@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -115,25 +113,10 @@ def test_a_picture_of_every_kind_of_survey(case: str, tmp_path: Path) -> None:
 def test_the_picture_grows_with_the_model_up_to_a_limit(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     sizes = []
-    for layers, heads in ((2, 7), (5, 13), (97, 3)):
+    for layers, heads in ((2, 5), (3, 7), (97, 1)):
         survey_png(tmp_path / "heads.png", survey_of(layers, heads, tokens=5))
         sizes.append(size_of(tmp_path / "heads.png"))
     assert sizes[0][0] < sizes[1][0] and sizes[0][1] < sizes[1][1] < sizes[2][1] < 8000
-
-
-def test_without_matplotlib_one_line_says_what_to_install(tmp_path: Path) -> None:
-    code = (
-        "import sys; sys.modules['matplotlib'] = None; sys.path.insert(0, sys.argv[1])\n"
-        "from surveys import survey_of\nfrom headwise.errors import HeadwiseError\n"
-        "from headwise.view.pictures import survey_png\n"
-        "try:\n    survey_png(sys.argv[2], survey_of())\nexcept HeadwiseError as error:\n    print(error)"
-    )
-    tests = Path(__file__).parents[1]
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tests), str(tmp_path / "x.png")], capture_output=True, text=True, check=False
-    )
-    assert done.stdout.strip() == "a PNG needs matplotlib: pip install 'headwise[all]'", done.stderr
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 31, 32, 41, 101, 1024])
