@@ -35,7 +35,7 @@ def headwise(folder: Path, *arguments: object) -> str:
 def verbs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A folder in which the default preset was trained for a few steps, and what that printed."""
     folder = tmp_path_factory.mktemp("verbs")
-    return folder, headwise(folder, "train", "--steps", 30)
+    return folder, headwise(folder, "train", "--steps", 3)
 
 
 @pytest.fixture(scope="module")

@@ -276,12 +276,6 @@ def test_a_save_that_fails_leaves_the_earlier_file_whole(
     assert {path.name: path.read_bytes() for path in sound.iterdir()} == before
 
 
-def test_a_left_over_temporary_file_is_no_obstacle(sound: Path, tiny: Any) -> None:
-    shutil.copy(sound / CONFIG, sound / f".{WEIGHTS}.1234.tmp")
-    save_model(sound, tiny("llama", seed=3), TOKENS)
-    load_model(sound)
-
-
 # Digests, and sizes that are believed only when the weights agree
 
 
