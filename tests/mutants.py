@@ -12,8 +12,7 @@ A mutant meets the tests that reach its statement (which are found with coverage
 quickest first, until one fails or they have taken BUDGET seconds. Tests marked slow stay out, so that the share that is
 caught is a lower bound. A mutant that takes several times as long as the tests, or too much memory, counts as caught.
 
-Each is tried in a process of its own. A change inside a function is made in the memory of a fork of a process that has
-collected all tests; another one, such as that of a default, in a copy of the tree, whose tests are then collected anew.
+Each is tried in a copy of the tree and in a process of its own, forked from one that has imported the large libraries.
 """
 
 from __future__ import annotations
@@ -21,10 +20,8 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
-import gc
 import hashlib
 import importlib
-import inspect
 import itertools
 import json
 import os
@@ -40,16 +37,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, FunctionType
-from typing import Any, TextIO
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = ("src", "tests", "docs", "examples", "benchmarks", "pyproject.toml", "README.md", "Makefile", "CHANGELOG.md")
-SOURCES = (
-    "rungs/*.py", "masks.py", "heads/statistics.py", "heads/patching.py", "reshape/align.py", "models/reading.py",
-)  # fmt: skip
+SOURCES = ("rungs/*.py", "masks.py", "heads/statistics.py", "heads/patching.py", "reshape/align.py")
+SOURCES += ("models/reading.py",)
 TESTS = (
     "rungs/test_*.py", "test_masks.py", "layer/test_cache.py", "layer/test_explain.py", "layer/test_planned_cache.py",
     "layer/test_relative_bias.py", "layer/test_rope*.py", "heads/test_causes.py", "heads/test_kinds.py",
@@ -58,9 +53,7 @@ TESTS = (
 )  # fmt: skip
 BUDGET = 30.0  # seconds of tests that a mutant meets at most
 MEMORY = 12 * 2**30  # bytes of address space
-WARM = (
-    "torch", "transformers", "numpy", "safetensors", "tokenizers",
-)  # imported before the forks; no mutant is in them  # fmt: skip
+WARM = ("torch", "transformers", "numpy", "safetensors", "tokenizers")  # imported before the forks, never a mutant
 # Of each operator what it may become: the nearest there is, for a product instead of a shift fails anywhere.
 NEAREST = (
     *("Add_Sub", "Sub_Add", "Mul_Div", "Div_Mul", "FloorDiv_Mul", "Mod_FloorDiv", "Pow_Mul"),
@@ -183,18 +176,6 @@ def whole_lines(node: Any) -> range:
     return range(first, node.end_lineno + 1)
 
 
-def function_pairs(old: CodeType, new: CodeType) -> list[tuple[CodeType, CodeType]] | None:
-    """The functions of a file that changed, as they were and are; None where something changed that runs at import."""
-    if old.co_flags & inspect.CO_OPTIMIZED:
-        return [(old, new)] if old != new else []
-    parts = [[part for part in code.co_consts if isinstance(part, CodeType)] for code in (old, new)]
-    rests = [[part for part in code.co_consts if not isinstance(part, CodeType)] for code in (old, new)]
-    if (old.co_code, old.co_names, rests[0], len(parts[0])) != (new.co_code, new.co_names, rests[1], len(parts[1])):
-        return None
-    pairs = [function_pairs(*pair) for pair in zip(*parts, strict=True)]
-    return None if None in pairs else [pair for some in pairs if some is not None for pair in some]
-
-
 class Chosen:
     """Runs the tests that are named, in that order, and no other."""
 
@@ -204,47 +185,6 @@ class Chosen:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         items[:] = sorted((item for item in items if item.nodeid in self.order), key=lambda x: self.order[x.nodeid])
-
-
-class Forking:
-    """Instead of running the tests that were collected, forks for each mutant, and runs some of them there."""
-
-    def __init__(self, tests: Tests, mutants: list[Mutant], screen: TextIO) -> None:
-        self.tests, self.mutants, self.screen = tests, mutants, screen
-        self.caught: list[bool | None] = []  # None: no function of that code is alive
-
-    def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        items = {item.nodeid: item for item in session.items}
-        functions = defaultdict(list)
-        for thing in gc.get_objects():
-            if type(thing) is FunctionType:  # isinstance wakes what is deprecated
-                functions[thing.__code__].append(thing)
-        gc.freeze()
-        for number, mutant in enumerate(self.mutants, 1):
-            self.caught.append(self.catch(mutant, [items[name] for name in self.tests.of(mutant)], functions))
-            if self.caught[-1] is False:
-                print(f"  {number}: {mutant}", file=self.screen, flush=True)
-        return True
-
-    def catch(self, mutant: Mutant, items: list[pytest.Item], functions: dict[CodeType, list[FunctionType]]) -> Any:
-        path = self.tests.root / mutant.path
-        codes = [compile(text, path, "exec", dont_inherit=True) for text in (path.read_text(), mutant.code() or "")]
-        pairs = [(function, new) for old, new in function_pairs(*codes) or () for function in functions.get(old, ())]
-        if not pairs or any(len(f.__code__.co_freevars) != len(new.co_freevars) for f, new in pairs):
-            return None
-
-        def work() -> int:
-            for function, new in pairs:
-                function.__code__ = new
-            for item, following in zip(items, [*items[1:], None], strict=True):
-                item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-            return 0
-
-        return forked(work, self.tests.limit(mutant)) != 0
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed:
-            os._exit(1)
 
 
 class Recorder:
@@ -339,7 +279,6 @@ class Tests:
         self.files = sorted({path for pattern in TESTS for path in (root / "tests").glob(pattern)})
         self.seconds: dict[str, float] = {}
         self.reach: dict[tuple[str, int], set[str]] = defaultdict(set)
-        self.collecting: set[tuple[str, int]] = set()  # lines that run while tests are collected
         for path in self.files:
             self.record(path)
 
@@ -369,8 +308,6 @@ class Tests:
             for line, names in lines.items():
                 place = source, int(line)
                 self.reach[place] |= set(result["seconds"]) if SHARED in names else {*names} - {"", *result["failed"]}
-                if "" in names:
-                    self.collecting.add(place)
 
     def of(self, mutant: Mutant) -> list[str]:
         """The tests for a mutant, the quickest first, as far as the budget goes."""
@@ -392,11 +329,6 @@ class Tests:
     def limit(self, mutant: Mutant) -> float:
         """Seconds of the processor after which it does not end."""
         return 4 * sum(self.seconds[name] for name in self.of(mutant)) + 20
-
-    def in_memory(self, mutant: Mutant) -> bool:
-        """Is nothing of it run while tests are collected?"""
-        tree = ast.parse((ROOT / mutant.path).read_text(encoding="utf-8"))
-        return all((str(mutant.path), line) not in self.collecting for line in statement_lines(tree, mutant.line))
 
     def catch(self, mutant: Mutant, number: int) -> bool:
         """Does one of them fail where the file is this mutant?"""
@@ -458,26 +390,10 @@ def main() -> None:
 
 def tried(tests: Tests, mutants: list[Mutant]) -> list[Mutant]:
     """Those that survive."""
-    in_memory = [mutant for mutant in mutants if tests.of(mutant) and tests.in_memory(mutant)]
-    results, screen = tests.root / "results.json", os.fdopen(os.dup(1), "w")
-
-    def work() -> int:
-        forking = Forking(tests, in_memory, screen)
-        code = run_pytest([str(path) for path in tests.files], forking, "-s")
-        results.write_text(json.dumps(forking.caught))
-        return code
-
-    if code := forked(work, 10**6, "session.txt"):
-        sys.exit(f"{Path('session.txt').read_text()}\nthe tests could not be collected: pytest ended with {code}")
-    caught = dict(zip(in_memory, json.loads(results.read_text()), strict=True))
     survivors = []
     for number, mutant in enumerate(mutants, 1):
-        kept = caught.get(mutant)
-        if kept is None:
-            kept = tests.catch(mutant, number)
-            if not kept:
-                print(f"  {number}: {mutant}", flush=True)
-        if not kept:
+        if not tests.catch(mutant, number):
+            print(f"  {number}: {mutant}", flush=True)
             survivors.append(mutant)
     return survivors
 

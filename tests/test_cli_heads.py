@@ -88,16 +88,6 @@ def test_table_picture_and_order(models: Path, invoke: Invoke, tmp_path: Path) -
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_two_models_head_by_head(models: Path, invoke: Invoke, tmp_path: Path) -> None:
-    args = ("heads", models / "one", "--against", models / "other", "--text", "abc, abd. hab", "--html", tmp_path / "r")
-    document = json.loads(invoke(*args, "--json").out)
-    assert document["model"] == "one" and document["against"]["model"] == "other"
-    page = (tmp_path / "r").read_text()
-    assert "other" in page
-    code, out, _ = invoke(*args)
-    assert code == 0 and "other" in out
-
-
 def test_relations_of_a_file_are_roles(models: Path, invoke: Invoke, tmp_path: Path) -> None:
     """They bring the text where none is given; the report, the table and the sentences know them."""
     pairs = [{"name": "my pair", "from": "h", "to": "c"}, {"name": "later", "from": [0, 1], "to": [3, 4]}]

@@ -180,7 +180,8 @@ def test_a_model_without_a_form_is_written_and_verified_in_our_layout(
     text: Path, invoke: Invoke, tmp_path: Path
 ) -> None:
     run = trained(tmp_path / "microgpt", text, "microgpt")
-    code, printed, err = invoke("share", run, "--kv-heads", 3, "--text", text, "--out", tmp_path / "out", "--json")
+    with verified_here():
+        code, printed, err = invoke("share", run, "--kv-heads", 3, "--text", text, "--out", tmp_path / "out", "--json")
     assert code == 0, err
     assert json.loads(printed)["verified"].startswith("headwise, in a fresh process")
     assert load_model(tmp_path / "out")[0].config.n_kv_heads == 3

@@ -98,17 +98,6 @@ def test_the_class_taken_apart_is_the_same_function(bias: bool) -> None:
     torch.testing.assert_close(projection(wrapper(x)), layer(x), rtol=0, atol=CLOSE)
 
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_heads_put_together_are_the_same_function(bias: bool) -> None:
-    torch.manual_seed(2)
-    wrapper = MultiHeadAttentionWrapper(D_IN, D, CONTEXT, 0.2, H, qkv_bias=bias).double().eval()
-    projection = nn.Linear(H * D, H * D, bias=bias).double()
-    layer = class_from_wrapper(wrapper, projection)
-    x = text()
-    assert not layer.training and layer.dropout.p == 0.2 and layer.num_heads == H
-    torch.testing.assert_close(layer(x), projection(wrapper(x)), rtol=0, atol=CLOSE)
-
-
 def test_the_wrapper_as_the_course_uses_it_is_another_function() -> None:
     """Each head has the whole of d_out, and nothing follows: h times as wide, h times the weights, no mixing."""
     wrapper = MultiHeadAttentionWrapper(D_IN, H * D, CONTEXT, 0.0, H).double()

@@ -175,30 +175,6 @@ def test_a_rung_that_disagrees_gets_no_time(name: str, monkeypatch: pytest.Monke
     json.dumps(asdict(ladder), allow_nan=False)  # what is not a number is null
 
 
-@pytest.mark.slow
-def test_a_right_rung_from_outside_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Rung("mine", "my own", "array", RUNGS[6].prepare)
-    monkeypatch.setattr(study, "RUNGS", (RUNGS[0], right))
-    mine = rung_of(run_ladder(**MHA, repeats=1), "mine")
-    assert mine.agrees and mine.ms is not None and mine.how == "my own"
-
-
-def test_extra_keys_of_a_wrong_key_value_head_are_found() -> None:
-    """K and V of the wrong group: heads h % g instead of h // (h / g). With copies for each head all shapes fit."""
-    certificate = Certificate(LadderSizes(2, 7, 30, 6, 2), seed=0)
-
-    def prepare(sizes: LadderSizes, leaves: Any) -> Any:
-        d = sizes.d_model // sizes.n_heads
-        copies = {
-            name: leaves[name].reshape(sizes.n_kv_heads, d, -1)[np.arange(6) % 2].reshape(sizes.d_model, -1)
-            for name in ("W_K", "W_V")
-        }
-        return RUNGS[5].prepare(replace(sizes, n_kv_heads=sizes.n_heads), {**leaves, **copies})
-
-    wrong = certificate.certify(Rung("wrong", "", "array", prepare))
-    assert wrong.not_timed == "it disagrees in k, v, scores, weights, heads, joined, output, timed float32"
-
-
 # The tolerance
 
 
@@ -365,11 +341,3 @@ def test_the_tables_name_what_disagrees(monkeypatch: pytest.MonkeyPatch) -> None
     assert values[-2:] == ["wrong", "NO"] and costs[1:4] == ["-", "-", "-"]
     assert "broken loop is not timed: it disagrees in output, timed float32" in text
     assert "NOT the same function: broken loop" in text
-
-
-@pytest.mark.slow
-def test_the_record_is_plain_data() -> None:
-    document = json.loads(json.dumps(asdict(ladder_of(**GQA)), allow_nan=False))
-    assert document["agrees"] is True and document["sizes"]["n_kv_heads"] == 2
-    assert [rung["name"] for rung in document["rungs"]] == NAMES
-    assert document["rungs"][4]["gradients"] is None

@@ -28,15 +28,24 @@ ID = np.array([[0, 0, 1, 1, 1, 2, 2], [0, 1, 1, 1, 1, 1, 2]])  # the document th
 LENGTH = np.array([4, 7])  # real tokens at the beginning
 FIRST = np.array([3, 0])  # the first real token, where padding stands at the left
 
+
 # May token i look at token j in document b? And the mask that says so for tokens start to stop of S, over the keys
 # `first` to `stop` that a cache still has.
+def documents(first: int, start: int, stop: int) -> hw.Mask:
+    return hw.Segments(ID[:, start:stop].tolist(), ID[:, first:stop].tolist())
+
+
+def real(first: int, stop: int) -> hw.Mask:
+    return hw.Allowed((np.arange(first, stop) >= FIRST[:, None])[:, None, None])
+
+
 Build = Callable[[int, int, int], hw.Mask]
 WORLDS: dict[str, tuple[Callable[[int, int, int], bool], Build]] = {
     "future": (lambda b, i, j: j <= i, lambda first, start, stop: hw.Causal()),
     "window": (lambda b, i, j: i - 2 <= j <= i, lambda first, start, stop: hw.Window(2, 0)),
     "document": (
         lambda b, i, j: j <= i and ID[b, i] == ID[b, j],
-        lambda first, start, stop: hw.Causal() & hw.Segments(ID[:, start:stop].tolist(), ID[:, first:stop].tolist()),
+        lambda first, start, stop: hw.Causal() & documents(first, start, stop),
     ),
     "right padding": (
         lambda b, i, j: j <= i and j < LENGTH[b],
@@ -44,14 +53,17 @@ WORLDS: dict[str, tuple[Callable[[int, int, int], bool], Build]] = {
     ),
     "left padding": (
         lambda b, i, j: FIRST[b] <= j <= i,
-        lambda first, start, stop: hw.Causal() & hw.Allowed((np.arange(first, stop) >= FIRST[:, None])[:, None, None]),
+        lambda first, start, stop: hw.Causal() & real(first, stop),
+    ),
+    "documents in a window": (
+        lambda b, i, j: i - 2 <= j <= i and ID[b, i] == ID[b, j],
+        lambda first, start, stop: hw.Window(2, 0) & documents(first, start, stop),
+    ),
+    "left padding in a window": (
+        lambda b, i, j: max(FIRST[b], i - 2) <= j <= i,
+        lambda first, start, stop: hw.Window(2, 0) & real(first, stop),
     ),
 }
-
-
-def world(name: str) -> np.ndarray:
-    """(B,S,S): may token i look at token j?"""
-    return np.array([[[bool(WORLDS[name][0](b, i, j)) for j in range(S)] for i in range(S)] for b in range(B)])
 
 
 # --- the layer ---
@@ -65,19 +77,10 @@ CACHES: dict[str, dict[str, int] | None] = {
 }
 CUTS = {"whole": (0, 7), "chunks": (0, 3, 5, 7), "one by one": tuple(range(8))}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-LAYER_WORLDS = {**WORLDS, "documents in a window": (
-    lambda b, i, j: i - 2 <= j <= i and ID[b, i] == ID[b, j],
-    lambda first, start, stop: hw.Window(2, 0)
-    & hw.Segments(ID[:, start:stop].tolist(), ID[:, first:stop].tolist()),
-), "left padding in a window": (
-    lambda b, i, j: max(FIRST[b], i - 2) <= j <= i,
-    lambda first, start, stop: hw.Window(2, 0)
-    & hw.Allowed((np.arange(first, stop) >= FIRST[:, None])[:, None, None]),
-)}  # fmt: skip
 ROLLS = ("window", "documents in a window", "left padding in a window")  # what a rolling cache of 3 can serve
 WAYS = [
     (name, cache, cuts)
-    for name in LAYER_WORLDS
+    for name in WORLDS
     for cache in CACHES
     for cuts in CUTS
     if (cache != "no cache" or cuts == "whole") and (cache != "rolling" or name in ROLLS)
@@ -114,14 +117,12 @@ def run_at(
     for start, stop in pairwise(at):
         first = start - (0 if held is None else held.kept)
         cut = {key: value[..., start:stop] for key, value in options.items()}
-        outs.append(layer(x[:, start:stop], mask=LAYER_WORLDS[name][1](first, start, stop), cache=held, **cut))
+        outs.append(layer(x[:, start:stop], mask=WORLDS[name][1](first, start, stop), cache=held, **cut))
     return torch.cat(outs, 1)
 
 
 def tables(name: str) -> Tensor:
-    return torch.tensor(
-        [[[bool(LAYER_WORLDS[name][0](b, i, j)) for j in range(S)] for i in range(S)] for b in range(B)]
-    )
+    return torch.tensor([[[bool(WORLDS[name][0](b, i, j)) for j in range(S)] for i in range(S)] for b in range(B)])
 
 
 @every(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import re
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from cases import every, refuses
+from cases import refuses, refuses_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -155,6 +154,21 @@ def test_a_refused_crop_changes_nothing_and_reorders_are_counted() -> None:
             assert cache.reorders == times
 
 
+def test_what_it_cannot_do_is_refused_and_leaves_it_as_it_was() -> None:
+    layer, cache, x = make({"n_kv_heads": 2, "mask": hw.Causal()}), hw.KVCache(plan=[hw.Keep(1, 4), None]), draw()
+
+    def watched() -> None:
+        with hw.watch(layer):
+            layer(draw(), cache=cache)
+
+    with torch.no_grad():
+        layer(x[:, :6], cache=cache)
+        refuses_table("plan_of_a_cache", globals() | {"layer": layer, "cache": cache, "watched": watched})
+        assert cache.length == 6
+        expected = layer(x, mask=spoken([hw.Keep(1, 4), None], H, T))
+        assert_same(in_chunks(layer, x, [6, 7, 13], cache), expected[:, 6:])
+
+
 def test_rows_are_reordered_cropped_and_copied() -> None:
     keep, order = [hw.Keep(2, 3), None, (0, 5)], torch.tensor([1, 1, 0])
     layer, x, cache = make({"n_kv_heads": 3, "mask": hw.Causal(), "rope": hw.RoPE()}), draw(), hw.KVCache(plan=keep)
@@ -199,41 +213,3 @@ def test_it_takes_no_more_room_than_its_plan_says() -> None:
             stream = cache._kinds[0][1]
             assert stream.kept == min(step + 1, 11)
             assert stream._buffers[0].shape[2] <= 11
-
-
-@every(
-    "act, message",
-    [
-        (
-            lambda layer, cache: layer(draw(), context=draw(), cache=hw.KVCache(plan=[None, (1, 2)])),
-            "context= with a cache of plan=(None, Keep(sinks=1, window=2)): a context stays whole; drop plan=",
-        ),
-        (lambda layer, cache: hw.explain(layer, draw(), cache=cache), "keep different numbers of tokens"),
-        (lambda layer, cache: cache.append(draw(), draw()), "use attend(q, k, v, options)"),
-        (lambda layer, cache: layer(draw(), cache=hw.KVCache(plan=[(1, 2)])), "a plan for 1 key/value heads, and the"),
-        (lambda layer, cache: layer(draw(), cache=cache, gate=torch.ones(5)), "gate has shape (5,)"),
-        (lambda layer, cache: layer(draw(), cache=cache, mask=hw.Lengths([3, 99])), "Lengths has 99"),
-        (lambda layer, cache: hw.KVCache(plan=[(1, 2)], window=3), "window=3 and plan=[(1, 2)]: a cache is static"),
-        (lambda layer, cache: hw.KVCache(plan=[(1, 2, 3)]), "plan=[(1, 2, 3)] must give each key/value head"),
-        (lambda layer, cache: hw.KVCache(plan=[(1, 0)]), "sinks=1 and window=0"),
-        (lambda layer, cache: hw.KVCache(plan=[]), "layers of [0] key/value heads"),
-        (
-            lambda layer, cache: hw.KVCache(plan=hw.Plan(((None,), (None,)))),
-            "has 2 layers, and a cache serves one; pass",
-        ),
-        (lambda layer, cache: watched(layer, cache), "a cache with a plan drops keys that watchers read"),
-    ],
-)
-def test_what_it_cannot_do_is_refused_and_leaves_it_as_it_was(act: Any, message: str) -> None:
-    layer, cache, x = make({"n_kv_heads": 2, "mask": hw.Causal()}), hw.KVCache(plan=[hw.Keep(1, 4), None]), draw()
-    with torch.no_grad():
-        layer(x[:, :6], cache=cache)
-        refuses(lambda: act(layer, cache), re.escape(message))
-        assert cache.length == 6
-        expected = layer(x, mask=spoken([hw.Keep(1, 4), None], H, T))
-        assert_same(in_chunks(layer, x, [6, 7, 13], cache), expected[:, 6:])
-
-
-def watched(layer: hw.MultiHeadAttention, cache: hw.KVCache) -> None:
-    with hw.watch(layer):
-        layer(draw(), cache=cache)
