@@ -187,16 +187,6 @@ def test_a_model_without_a_form_is_written_and_verified_in_our_layout(
     assert load_model(tmp_path / "out")[0].config.n_kv_heads == 3
 
 
-def test_force_replaces_what_it_wrote(run: Path, text: Path, invoke: Invoke, tmp_path: Path, unverified: None) -> None:
-    out = tmp_path / "out"
-    assert invoke("share", run, "--kv-heads", 2, "--text", text, "--out", out).code == 0
-    assert_refused(invoke("share", run, "--kv-heads", 3, "--text", text, "--out", out), "exists already")
-    assert load_model(out)[0].config.n_kv_heads == 2
-    assert invoke("share", run, "--kv-heads", 3, "--text", text, "--out", out, "--force").code == 0
-    assert load_model(out)[0].config.n_kv_heads == 3
-    assert list(tmp_path.iterdir()) == [out]
-
-
 def test_a_folder_that_fails_its_verification_is_not_left_behind(
     run: Path, text: Path, invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -312,24 +302,6 @@ def test_the_curve_is_drawn(run: Path, text: Path, invoke: Invoke, tmp_path: Pat
     assert max(map(len, outcome.out.splitlines())) <= 80 or str(tmp_path) in outcome.out
 
 
-def test_a_folder_in_the_way_of_the_work_is_left_alone(run: Path, text: Path, invoke: Invoke, tmp_path: Path) -> None:
-    (tmp_path / "out.partial").mkdir()
-    (tmp_path / "out.partial" / "letter.txt").write_text("dear")
-    outcome = invoke("share", run, "--kv-heads", 2, "--text", text, "--out", tmp_path / "out")
-    assert_refused(outcome, "is in the way: the work goes on there")
-    assert (tmp_path / "out.partial" / "letter.txt").read_text() == "dear"
-
-
-def test_what_a_killed_export_left_is_cleared_away(
-    run: Path, text: Path, invoke: Invoke, tmp_path: Path, unverified: None
-) -> None:
-    (tmp_path / "out.partial" / "export").mkdir(parents=True)
-    (tmp_path / "out.partial" / "export" / "model.safetensors").write_text("half")
-    assert invoke("share", run, "--kv-heads", 2, "--text", text, "--out", tmp_path / "out").code == 0
-    assert list(tmp_path.iterdir()) == [tmp_path / "out"]
-    assert (tmp_path / "out" / "config.json").exists()
-
-
 # Pruning
 
 
@@ -366,15 +338,6 @@ def test_prune_zeroes_what_the_format_cannot_carry_and_says_why(
     assert "decod" not in printed and "tokens/s" not in printed  # nothing got smaller, and nothing is said to be faster
     layer = load_model(out)[0].blocks[1].attention
     assert (layer.heads[2].wo == 0).all() and (layer.heads[3].wq == 0).all() and (layer.heads[1].wo != 0).any()
-
-
-@pytest.mark.parametrize("by", ["ablation", "role"])
-def test_heads_are_chosen_by_what_they_do(by: str, run: Path, text: Path, invoke: Invoke) -> None:
-    outcome = invoke("prune", run, "--keep", 0.75, "--by", by, "--text", text, "--json")
-    assert outcome.code == 0, outcome.err
-    details = json.loads(outcome.out)["details"]
-    weakest = sorted(details["scores"], key=lambda name: details["scores"][name])[:3]
-    assert sorted(details["heads"]) == sorted(weakest)
 
 
 # Models of transformers

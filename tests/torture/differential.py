@@ -1,12 +1,15 @@
-"""Random calls on the three rungs, values and gradients; a share of the cases goes to layers.py."""
+"""Random calls on the three rungs, values and gradients; and what the tests hold of any layer, with other seeds."""
 
 from __future__ import annotations
 
 import random
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import layers
+import conftest  # noqa: F401  which settles how hypothesis draws, before the tests ask
+import hypothesis
 import numpy as np
 import torch
 from children import FailedError
@@ -15,10 +18,21 @@ from torch import Tensor
 import headwise as hw
 from headwise.masks import Streaming
 
+sys.path.extend(str(Path(__file__).resolve().parents[1] / room) for room in ("layer", "heads"))
+import test_cache
+import test_planned_cache
+import test_statistics
+
 # Errors of float64 through a softmax of some 20 keys, of half precision in storage alone, and in between.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-4, torch.bfloat16: 8e-2, torch.float16: 2e-2}
 PLAIN = 60  # scores that the plain rung computes, at most: it is the slowest
 Masks = tuple[Any, Any, Any]  # the same one of tensors, of arrays and of lists
+PROPERTIES: dict[str, Callable[[], object]] = {  # each of some dozen layers and calls
+    "a cache": test_cache.test_whole_equals_chunks_equals_one_by_one,
+    "gradients through a cache": test_cache.test_gradients_flow_through_the_cache,
+    "a planned cache": test_planned_cache.test_it_gives_what_its_mask_gives,
+    "statistics": test_statistics.test_any_call,
+}
 
 
 def prepare(base: Path) -> None:
@@ -28,9 +42,11 @@ def prepare(base: Path) -> None:
 def case(seed: int, place: Path, base: Path) -> tuple[str, int]:
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    kinds = {"attend": _attend, "layer": layers.whole_or_not, "latent": layers.latent, "watch": layers.watch}
-    kind = rng.choices(list(kinds), (9, 2, 1, 1))[0]
-    kinds[kind](rng)
+    kind = rng.choices(["attend", *PROPERTIES], (30, *(1 for _ in PROPERTIES)))[0]
+    if kind == "attend":
+        _attend(rng)
+    else:
+        hypothesis.seed(seed)(PROPERTIES[kind])()
     return kind, 1
 
 
