@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from cases import every
 from comparisons import all_comparisons, ledger
 
 import headwise as hw
@@ -166,53 +168,39 @@ def verdict_of(word: str, found: tuple[Claim, ...]) -> str:
     return next(claim.verdict for claim in found if word in claim.claim)
 
 
-@pytest.mark.parametrize(
-    ("heads", "lookups", "verdict"),
-    [
-        ((0.5, 0.3, 0.2), (0.7, 1.0, 1.0), HOLDS),
-        ((0.5, 0.5, 0.5), (0.7, 1.0, 1.0), DEPENDS),
-        ((0.5, 0.6, 0.2), (0.7, 0.7, 0.7), DEPENDS),
-        ((0.5, 0.6, 0.7), (0.7, 0.3, 0.7), FAILS),
-    ],
-)
-def test_several_heads_must_win_everywhere(heads: tuple[float, ...], lookups: tuple[float, ...], verdict: str) -> None:
-    found = judged(all_comparisons(heads=heads, lookups=lookups))
-    assert verdict_of("Several heads", found) == verdict
+# What the arms scored (see `all_comparisons`), a word of the claim, its verdict, and what is said of the figures.
+JUDGED = [
+    # Several heads must win on both tasks.
+    ({"heads": (0.5, 0.3, 0.2), "lookups": (0.7, 1.0, 1.0)}, "Several heads beat", HOLDS, ""),
+    ({"heads": (0.5, 0.5, 0.5), "lookups": (0.7, 1.0, 1.0)}, "Several heads beat", DEPENDS, ""),
+    ({"heads": (0.5, 0.6, 0.2), "lookups": (0.7, 0.7, 0.7)}, "Several heads beat", DEPENDS, ""),
+    ({"heads": (0.5, 0.6, 0.7), "lookups": (0.7, 0.3, 0.7)}, "Several heads beat", FAILS, ""),
+    # Each step of sharing must cost, and what the advice saves is weighed against it.
+    ({"sharing": (0.5, 0.6, 0.7)}, "Quality falls", HOLDS, ""),
+    ({"sharing": (0.5, 0.6, 0.6)}, "Quality falls", DEPENDS, ""),
+    ({"sharing": (0.5, 0.5, 0.5)}, "Quality falls", FAILS, ""),
+    ({"sharing": (0.5, 0.6, 0.4)}, "Quality falls", FAILS, ""),
+    ({"sharing": (0.5, 0.6, 0.7)}, "MHA for training", HOLDS, "MHA 1,024, GQA with 2 groups 256, MQA 128"),
+    ({"sharing": (0.5, 0.6, 0.6)}, "MHA for training", DEPENDS, "MHA 1,024, GQA with 2 groups 256, MQA 128"),
+    ({"sharing": (0.5, 0.6, 0.4)}, "MHA for training", FAILS, "MHA 1,024, GQA with 2 groups 256, MQA 128"),
+    # A model that misses a head is not robust; W_O is indispensable where its absence costs.
+    ({"cost": 0.5}, "robust", FAILS, "person +0.500 ±"),
+    ({"cost": 0.0}, "robust", DEPENDS, "person +0.000 ±"),
+    ({"without": 0.7}, "indispensable", HOLDS, "without W_O +0.200 ± "),
+    ({"without": 0.5}, "indispensable", FAILS, "without W_O +0.000 ± "),
+    ({"without": 0.3}, "indispensable", FAILS, "without W_O -0.200 ± "),
+    # A role must be learned, clear and missed.
+    ({"masses": 0.8, "cost": 0.5}, "specialise", HOLDS, ""),
+    ({"masses": 0.8, "cost": 0.0}, "specialise", FAILS, ""),
+    ({"masses": 0.35, "cost": 0.5}, "specialise", FAILS, ""),
+    ({"masses": 0.2, "cost": 0.0}, "specialise", FAILS, ""),
+]
 
 
-@pytest.mark.parametrize(
-    ("sharing", "verdict"),
-    [((0.5, 0.6, 0.7), HOLDS), ((0.5, 0.6, 0.6), DEPENDS), ((0.5, 0.5, 0.5), FAILS), ((0.5, 0.6, 0.4), FAILS)],
-)
-def test_each_step_of_sharing_must_cost(sharing: tuple[float, ...], verdict: str) -> None:
-    found = judged(all_comparisons(sharing=sharing))
-    assert verdict_of("Quality falls", found) == verdict
-
-
-@pytest.mark.parametrize(("last", "verdict"), [(0.7, HOLDS), (0.6, DEPENDS), (0.4, FAILS)])
-def test_the_advice_is_judged_by_its_price(last: float, verdict: str) -> None:
-    claim = claims.advice(all_comparisons(sharing=(0.5, 0.6, last))[1])
-    assert claim.verdict == verdict and "MHA 1,024, GQA with 2 groups 256, MQA 128" in claim.measured
-
-
-@pytest.mark.parametrize(("cost", "verdict"), [(0.5, FAILS), (0.0, DEPENDS)])
-def test_a_model_that_misses_a_head_is_not_robust(cost: float, verdict: str) -> None:
-    claim = claims.robust(all_comparisons(cost=cost)[3])
-    assert claim.verdict == verdict and f"person {cost:+.3f} ±" in claim.measured
-
-
-@pytest.mark.parametrize(("without", "verdict"), [(0.7, HOLDS), (0.5, FAILS), (0.3, FAILS)])
-def test_w_o_is_indispensable_where_its_absence_costs(without: float, verdict: str) -> None:
-    claim = claims.indispensable_output(all_comparisons(without=without)[4])
-    assert claim.verdict == verdict and f"without W_O {without - 0.5:+.3f} ± " in claim.measured
-
-
-@pytest.mark.parametrize(
-    ("masses", "cost", "verdict"), [(0.8, 0.5, HOLDS), (0.8, 0.0, FAILS), (0.35, 0.5, FAILS), (0.2, 0.0, FAILS)]
-)
-def test_a_role_must_be_learned_clear_and_missed(masses: float, cost: float, verdict: str) -> None:
-    found = judged(all_comparisons(masses=masses, cost=cost))
-    assert verdict_of("specialise", found) == verdict
+@every("scores, word, verdict, measured", JUDGED)
+def test_a_claim_is_judged_by_what_was_measured(scores: dict[str, Any], word: str, verdict: str, measured: str) -> None:
+    claim = next(claim for claim in judged(all_comparisons(**scores)) if word in claim.claim)
+    assert claim.verdict == verdict and measured in claim.measured
 
 
 # The page

@@ -94,15 +94,6 @@ FIVE: dict[str, tuple[dict[str, Any], int]] = {
 }
 
 
-@pytest.mark.parametrize("path", FIVE)
-def test_each_path_is_taken_by_some_call(path: str) -> None:
-    options, n = FIVE[path]
-    layer, x = make(**options), draw(n)
-    told = hw.explain(layer, x)
-    assert told.path == path
-    assert_true(told, *run(layer, x))
-
-
 # --- many calls ---
 
 MASKS = (

@@ -111,6 +111,17 @@ def test_the_certificate(name: str, dtype: torch.dtype) -> None:
     assert done.path.startswith("from_")
 
 
+def call_of(layer: hw.MultiHeadAttention, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    """Arguments for a layer: itself where it has a mask or rotates, else a context, and values of another width."""
+    spec, generator = layer.spec, torch.Generator().manual_seed(0)
+    call = {"x": torch.randn(B, T, spec.d_in, generator=generator, dtype=dtype)}
+    if spec.mask is None and spec.rope is None:
+        call["context"] = torch.randn(B, S, spec.d_context, generator=generator, dtype=dtype)
+        if spec.d_values != spec.d_context:
+            call["values"] = torch.randn(B, S, spec.d_values, generator=generator, dtype=dtype)
+    return call
+
+
 def test_copies_train_and_the_original_stays(name: str) -> None:
     module = made(name).eval().requires_grad_(False)
     before = {key: value.clone() for key, value in module.state_dict().items()}
@@ -125,14 +136,7 @@ def test_copies_train_and_the_original_stays(name: str) -> None:
     assert import_attention(module.train()).layer.training and all(m.training for m in module.modules())
     assert getattr(getattr(module, "config", None), "_attn_implementation", None) == implementation
 
-    draw = torch.Generator().manual_seed(0)
-    x = torch.randn(B, T, layer.spec.d_in, generator=draw)
-    context = torch.randn(B, S, layer.spec.d_context, generator=draw)
-    cross = layer.spec.mask is None and layer.spec.rope is None
-    call = {"context": context} if cross else {}
-    if layer.spec.d_values != layer.spec.d_context:
-        call["values"] = torch.randn(B, S, layer.spec.d_values, generator=draw)
-    layer(x, **call).square().sum().backward()
+    layer(**call_of(layer)).square().sum().backward()
     for parameter in layer.parameters():
         assert parameter.is_contiguous() and parameter.grad is not None
         assert parameter.grad.abs().max() > 0
@@ -143,17 +147,10 @@ def test_copies_train_and_the_original_stays(name: str) -> None:
 
 def test_with_a_cache_it_is_the_same_function(name: str) -> None:
     layer = import_attention(made(name, torch.float64).eval()).layer
-    x = torch.randn(B, T, layer.spec.d_in, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    cache = hw.KVCache()
-    if layer.spec.mask is None:
-        context = torch.randn(B, S, layer.spec.d_context, generator=torch.Generator().manual_seed(2)).double()
-        call = {"context": context}
-        if layer.spec.d_values != layer.spec.d_context:
-            call["values"] = torch.randn(B, S, layer.spec.d_values, generator=torch.Generator().manual_seed(3)).double()
-        whole, steps = layer(x, **call), [layer(x[:, i : i + 1], **call, cache=cache) for i in range(T)]
-    else:
-        whole, steps = layer(x), [layer(x[:, i : i + 1], cache=cache) for i in range(T)]
-    torch.testing.assert_close(torch.cat(steps, 1), whole, rtol=1e-10, atol=1e-10)
+    call, cache = call_of(layer, torch.float64), hw.KVCache()
+    x = call.pop("x")
+    steps = [layer(x[:, i : i + 1], **call, cache=cache) for i in range(T)]
+    torch.testing.assert_close(torch.cat(steps, 1), layer(x, **call), rtol=1e-10, atol=1e-10)
 
 
 def test_the_spec_says_what_was_found() -> None:
