@@ -5,6 +5,7 @@ from __future__ import annotations
 import cmath
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,17 @@ TINY: dict[str, dict[str, Any]] = {  # presets whose heads want other sizes
     "verbs": {**SMALL, "n_heads": 3, "d_model": 18},
     "llama": {**SMALL, "n_heads": 6, "n_kv_heads": 2, "d_model": 24},
 }
+
+
+# The classes of the courses, by their names, as somebody else writes them.
+COURSES_FILE = Path(__file__).with_name("courses.txt")
+
+
+def course_classes() -> dict[str, type[nn.Module]]:
+    """The classes of that file by their names."""
+    names: dict[str, Any] = {"__name__": "courses"}
+    exec(compile(COURSES_FILE.read_text(encoding="utf-8"), str(COURSES_FILE), "exec"), names)
+    return names
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import numpy as np
 from headwise.heads.table import ROLES as ALL_ROLES
 from headwise.heads.table import HeadProfile, Survey
 from headwise.intervals import Interval
-from headwise.records import HeadMaps
+from headwise.records import CurvePoint, HeadMap, HeadMaps, RunSummary
 
 STATISTICS = {
     "entropy": "nats; 0 looks at one key, log n at n keys alike",
@@ -34,6 +34,16 @@ STATISTICS = {
 ROLES = tuple(role for role in ALL_ROLES if role.name != "next token")
 LARGE = {"entropy": 4.0, "distance": 300.0, "spread": 200.0, "norm": 12.0}  # the others lie between 0 and 1
 BLOCKS = 32
+
+
+SUMMARY = RunSummary(
+    facts={"preset": "small", "note <b>": "<script>alert(2)</script>"},
+    curve=(CurvePoint(0, 5.3, 5.5), CurvePoint(70, 3.1, 3.4), CurvePoint(130, 2.0, 2.3)),
+    held_out_loss=2.3,
+    baseline_loss=2.5,
+    baseline_name="5-gram, Kneser-Ney",
+    samples=("</pre><script>alert(3)</script>", "a " + "very" * 60 + " long word"),
+)
 
 
 def survey_of(
@@ -140,6 +150,20 @@ def thumbnail_of(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     area = rows.sum(1)[:, None] * keys.sum(1)
     first = rows @ weights[:, 0] / area[:, 0]
     return (rows @ weights @ keys.T / area).astype(np.float32), first.astype(np.float32)
+
+
+def maps_of(
+    length: int = 7, layers: int = 2, heads: int = 3, causal: bool = True, tokens: tuple[str, ...] | None = None
+) -> HeadMaps:
+    """Maps of random weights."""
+    random = np.random.default_rng(11)
+    allowed = np.tri(length, dtype=bool) if causal else np.ones((length, length), dtype=bool)
+    maps = []
+    for layer in range(layers):
+        for head in range(heads):
+            scores = np.where(allowed, np.exp(random.normal(size=(length, length))), 0.0)
+            maps.append(HeadMap(layer, head, (scores / scores.sum(axis=1, keepdims=True)).astype(np.float32)))
+    return HeadMaps("toy", tokens or tuple(f"t{i}" for i in range(length)), tuple(maps))
 
 
 def survey_of_maps(maps: HeadMaps, **changes: object) -> Survey:

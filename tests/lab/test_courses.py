@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from cases import refuses, refuses_table
+from small_models import course_classes
 from torch import nn
 
 import headwise as hw
@@ -133,36 +134,12 @@ def test_what_the_torch_classes_refuse() -> None:
     refuses_table("torch_classes", globals(), exact=True)
 
 
-class PrintedHead(nn.Module):
-    """A head as somebody writes it after the course: the course's names, and code that is not ours."""
-
-    def __init__(self, d_in: int, d_out: int, context_length: int, dropout: float, qkv_bias: bool = False) -> None:
-        super().__init__()
-        for name in ("W_query", "W_key", "W_value"):
-            setattr(self, name, nn.Linear(d_in, d_out, bias=qkv_bias))
-        self.dropout = nn.Dropout(dropout)
-        self.register_buffer("mask", torch.triu(torch.ones(context_length, context_length), diagonal=1))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = self.W_query(x), self.W_key(x), self.W_value(x)
-        hidden = self.mask.bool()[: x.shape[1], : x.shape[1]]  # type: ignore[operator, index]
-        return self.dropout((q @ k.mT / k.shape[-1] ** 0.5).masked_fill(hidden, -torch.inf).softmax(-1)) @ v
-
-
-class PrintedWrapper(nn.Module):
-    def __init__(self, n_heads: int, *sizes: Any, qkv_bias: bool = False) -> None:
-        super().__init__()
-        self.heads = nn.ModuleList([PrintedHead(*sizes, qkv_bias=qkv_bias) for _ in range(n_heads)])
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([head(x) for head in self.heads], -1)
-
-
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("projected", [False, True])
 def test_the_wrapper_of_a_notebook_becomes_a_class(bias: bool, projected: bool) -> None:
     torch.manual_seed(5)
-    wrapper = PrintedWrapper(H, D_IN, D, CONTEXT, 0.2, qkv_bias=bias).double().eval()
+    printed = course_classes()["MultiHeadedAttentionWrapper"]  # code that is not ours
+    wrapper = printed(D_IN, D, CONTEXT, 0.2, H, qkv_bias=bias).double().eval()
     projection = nn.Linear(H * D, H * D).double() if projected else None
     layer = class_from_wrapper(wrapper, projection)
     expected = wrapper(text()) if projection is None else projection(wrapper(text()))

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from cases import refuses, refuses_table
+from small_models import course_classes
 from torch import Tensor, nn
 from transformers import AutoConfig, MistralConfig, MistralModel, Qwen3Config, Qwen3Model
 
@@ -22,30 +23,7 @@ from headwise import families
 from headwise.layer.importing.importers import import_attention
 
 B, T, S = 2, 7, 5
-
-
-class CourseAttention(nn.Module):
-    """A class as courses build it: the scores of every head at once, a buffer that hides the future."""
-
-    def __init__(
-        self, d_in: int, d_out: int, context_length: int, dropout: float, num_heads: int, qkv_bias: bool = False
-    ) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.W_query, self.W_key, self.W_value = (nn.Linear(d_in, d_out, bias=qkv_bias) for _ in range(3))
-        self.out_proj = nn.Linear(d_out, d_out)
-        self.dropout = nn.Dropout(dropout)
-        self.register_buffer("mask", torch.ones(context_length, context_length).triu(1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (
-            w(x).view(*x.shape[:2], self.num_heads, -1).transpose(1, 2)
-            for w in (self.W_query, self.W_key, self.W_value)
-        )
-        hidden = self.mask.bool()[: x.shape[1], : x.shape[1]]
-        scores = (q @ k.transpose(2, 3)).masked_fill(hidden, -math.inf) / math.sqrt(k.shape[-1])
-        weights = self.dropout(torch.softmax(scores, -1))
-        return self.out_proj((weights @ v).transpose(1, 2).flatten(2))
+CourseAttention: Any = course_classes()["MultiHeadAttn"]
 
 
 def random_weights(module: nn.Module, seed: int = 3) -> nn.Module:

@@ -13,6 +13,7 @@ import torch
 from casebook import correct_code, targets
 from cases import every, refuses
 from invoking import Invoke
+from small_models import COURSES_FILE
 
 from headwise.cli.train import free_folder
 from headwise.errors import HeadwiseError
@@ -32,7 +33,7 @@ CONFIG = GPTConfig(vocab_size=11, **{**find_preset("course").shape, **SHAPE, **S
 TEXTS = [[3, 7, 1, 10, 0], [5, 2, 2]]
 
 # Classes by the names of the courses, each in words of its own.
-COURSES = Path(__file__).with_name("courses.txt").read_text(encoding="utf-8")
+COURSES = COURSES_FILE.read_text(encoding="utf-8")
 
 
 def target_in(path: Path, name: str = "") -> Target:

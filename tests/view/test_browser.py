@@ -9,9 +9,9 @@ import pytest
 from browsing import Opener, faults
 from playwright.sync_api import Browser
 from report_browsing import classes, drawn, open_head, picture, pixel, plain, ramp, readout, title
-from surveys import survey_of_maps
+from surveys import SUMMARY, survey_of_maps
 
-from headwise.records import CurvePoint, HeadMap, HeadMaps, RunSummary
+from headwise.records import HeadMap, HeadMaps
 from headwise.view.report import write_report
 
 pytestmark = pytest.mark.browser
@@ -19,14 +19,6 @@ pytestmark = pytest.mark.browser
 LENGTH, LAYERS, HEADS = 13, 2, 5
 HOSTILE = ("<script>alert(1)</script>", '"><img src=x onerror=alert(2)>', "</script><script>alert(3)</script>")
 TOKENS = ("The", " he", " works", "\n", *HOSTILE, "-->", "&amp;", "עברית", "🙂", "\u2028", "end")
-SUMMARY = RunSummary(
-    facts={"preset": "small", "<img src=x onerror=alert(4)>": "3,214,592"},
-    curve=tuple(CurvePoint(step, 2 + 3 / (1 + step), 2.2 + 3 / (1 + step)) for step in range(0, 110, 10)),
-    held_out_loss=2.2,
-    baseline_loss=2.6,
-    baseline_name="5-gram",
-    samples=("</pre><script>alert(5)</script>", "a " + "very" * 60 + " long word"),
-)
 
 
 def hostile_maps() -> HeadMaps:

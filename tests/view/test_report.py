@@ -14,33 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 from surveys import HOSTILE as HOSTILE_TOKENS
-from surveys import broken_survey, survey_of, survey_of_maps
+from surveys import SUMMARY, broken_survey, maps_of, survey_of, survey_of_maps
 
-from headwise.records import CurvePoint, HeadMap, HeadMaps, RunSummary
+from headwise.records import HeadMap, HeadMaps, RunSummary
 from headwise.view.report import report_html, shares_of, write_report
 
 HOSTILE = (
     "<script>alert(1)</script>", "</script>", "-->", "<!--", "&amp;", "\"'", "\u2028", "עברית", "🙂", "$model ${data}",
     "\ud800",
 )  # fmt: skip
-SUMMARY = RunSummary(
-    facts={"preset": "small", "note <b>": "<script>alert(2)</script>"},
-    curve=(CurvePoint(0, 5.3, 5.5), CurvePoint(70, 3.1, 3.4), CurvePoint(130, 2.0, 2.3)),
-    held_out_loss=2.3,
-    baseline_loss=2.5,
-    baseline_name="5-gram, Kneser-Ney",
-    samples=("</pre><script>alert(3)</script>", "second"),
-)
-
-
-def maps_of(length: int, heads: int = 3, causal: bool = True, tokens: tuple[str, ...] | None = None) -> HeadMaps:
-    random = np.random.default_rng(5)
-    allowed = np.tri(length, dtype=bool) if causal else np.ones((length, length), dtype=bool)
-    maps = []
-    for head in range(heads):
-        scores = np.where(allowed, random.exponential(size=(length, length)), 0.0)
-        maps.append(HeadMap(0, head, (scores / scores.sum(axis=1, keepdims=True)).astype(np.float32)))
-    return HeadMaps("toy", tokens or tuple(f"t{i}" for i in range(length)), tuple(maps))
 
 
 class Page(HTMLParser):
@@ -85,7 +67,7 @@ def unpacked(packed: str, length: int, causal: bool) -> np.ndarray:
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_numbers_survive_to_half_a_step(causal: bool) -> None:
-    maps = maps_of(13, causal=causal)
+    maps = maps_of(13, 1, causal=causal)
     data = Page(page_of(maps)).data["maps"]
     assert data["causal"] is causal
     assert list(data["weights"]) == [head.name for head in maps.maps]
@@ -94,7 +76,7 @@ def test_the_numbers_survive_to_half_a_step(causal: bool) -> None:
 
 
 def test_weights_at_the_edge() -> None:
-    maps = maps_of(5)
+    maps = maps_of(5, 1)
     ahead = HeadMap(1, 0, np.full((5, 5), 0.2, dtype=np.float32))
     assert Page(page_of(replace(maps, maps=(*maps.maps, ahead)))).data["maps"]["causal"] is False
     maps = HeadMaps("toy", ("a",), (HeadMap(0, 0, np.array([[1.0000002]], dtype=np.float32)),))
@@ -108,8 +90,8 @@ def test_weights_at_the_edge() -> None:
 
 
 def test_hostile_text_makes_no_element() -> None:
-    tame = Page(page_of(maps_of(11), replace(SUMMARY, facts={"a": "b", "c": "d"}, samples=("x", "y"))))
-    maps = replace(maps_of(11, tokens=HOSTILE), model="</title><script>alert(4)</script>")
+    tame = Page(page_of(maps_of(11, 1), replace(SUMMARY, facts={"a": "b", "c": "d"}, samples=("x", "y"))))
+    maps = replace(maps_of(11, 1, tokens=HOSTILE), model="</title><script>alert(4)</script>")
     hostile = Page(page_of(maps, SUMMARY))
     # Tokens, the model's name, the facts and the samples bring nothing: the script puts them in as text.
     tags = [tag for tag, _ in hostile.elements]
@@ -121,7 +103,7 @@ def test_hostile_text_makes_no_element() -> None:
 
 
 def test_the_file_is_a_page_of_its_own(tmp_path: Path) -> None:
-    page = Page(page_of(maps_of(7), SUMMARY))
+    page = Page(page_of(maps_of(7, 1), SUMMARY))
     for tag, attributes in page.elements:
         for name in ("src", "srcset", "href", "action", "data", "poster"):
             value = attributes.get(name)
@@ -130,13 +112,13 @@ def test_the_file_is_a_page_of_its_own(tmp_path: Path) -> None:
     for text in page.raw["style"] + page.raw["script"][1:]:
         text = text.replace("'http://www.w3.org/2000/svg'", "")  # the name of a kind of element, which nothing loads
         assert not re.search(r"https?:|url\(|@import|import\s*\(|fetch\(|XMLHttp|WebSocket|sendBeacon", text)
-    page = Page(page_of(maps_of(7)))
+    page = Page(page_of(maps_of(7, 1)))
     policy = next(a["content"] for tag, a in page.elements if a.get("http-equiv") == "Content-Security-Policy")
     assert policy is not None and policy.startswith("default-src 'none';") and "unsafe" not in policy
     for text in (page.raw["style"][0], page.raw["script"][3]):
         assert base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() in policy
-    write_report(tmp_path / "report.html", survey_of_maps(maps_of(7)), maps_of(7), SUMMARY)
-    assert (tmp_path / "report.html").read_text(encoding="utf-8") == page_of(maps_of(7), SUMMARY)
+    write_report(tmp_path / "report.html", survey_of_maps(maps_of(7, 1)), maps_of(7, 1), SUMMARY)
+    assert (tmp_path / "report.html").read_text(encoding="utf-8") == page_of(maps_of(7, 1), SUMMARY)
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
 
 
@@ -183,7 +165,7 @@ def test_hostile_surveys() -> None:
     assert len(page.data["tokens"]) == len(HOSTILE_TOKENS)
     for tag, attributes in page.elements:
         assert not any(name.startswith("on") or name == "style" for name in attributes), (tag, attributes)
-    page = page_of(maps_of(11, tokens=HOSTILE))
+    page = page_of(maps_of(11, 1, tokens=HOSTILE))
     block = page.split('id="data">')[1].split("</script>")[0]
     assert not set(block) & set("<>&\u2028")
     assert block.isascii()

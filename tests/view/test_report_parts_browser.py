@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from browsing import Opener, faults, opener
 from report_browsing import drawn, open_head, plain, readout
-from surveys import ROLES, broken_survey, survey_of, survey_of_maps
+from surveys import ROLES, SUMMARY, broken_survey, survey_of, survey_of_maps
 
 from headwise.heads.table import Survey
 from headwise.records import CurvePoint, HeadMap, HeadMaps, RunSummary, plain_data
@@ -24,15 +24,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 pytestmark = pytest.mark.browser
-
-SUMMARY = RunSummary(
-    facts={"preset": "small", "note <b>": "<script>alert(2)</script>"},
-    curve=(CurvePoint(0, 5.3, 5.5), CurvePoint(70, 3.1, 3.4), CurvePoint(130, 2.0, 2.3)),
-    held_out_loss=2.3,
-    baseline_loss=2.5,
-    baseline_name="5-gram, Kneser-Ney",
-    samples=("</pre><script>alert(3)</script>", "second"),
-)
 
 
 @pytest.fixture(scope="module")
