@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 import webbrowser
 from pathlib import Path
 
 import pytest
-from cases import every
 from invoking import Invoke
 from word_models import word_folder
 
@@ -108,22 +106,3 @@ def test_a_run_is_served_where_that_is_asked(
     outcome = invoke("look", run, "--live", "--no-open")
     assert outcome.code == 0 and f"127.0.0.1:{stopped[0]}/" in outcome.out and opened == []
     assert json.dumps(example_of(run)) in documents[0]  # the text that the page opens with
-
-
-@every("files, options, message", [
-    ({"run.json": "{}"}, ("--port", 8080), "--port 8080 is where --live serves its page; pass --live too"),
-    ({"config.json": "{}"}, (), "has no model.safetensors: it is no model folder, or not finished"),
-    ({"config.json": "{}", "model.safetensors": ""}, (), "has no tokenizer, so it reads no text"),
-    ({"config.json": '{"num_mel_bins": 80}', "model.safetensors": ""}, (), "reads sound and no text"),
-    ({}, ("--live",), "has no config.json: it is neither a run of headwise nor a model folder"),
-    ({}, ("--lang", "fr"), "is not known; one of en, es"),
-])  # fmt: skip
-def test_what_cannot_be_served_is_said_before_anything_is_read(
-    invoke: Invoke, tmp_path: Path, files: dict[str, str], options: tuple[str, ...], message: str
-) -> None:
-    folder = tmp_path / re.sub(r"\W+", "-", message)
-    folder.mkdir()
-    for name, content in files.items():
-        (folder / name).write_text(content)
-    outcome = invoke("look", folder, *options)
-    assert outcome.code == 2 and message in outcome.err and outcome.err.count("\n") == 1

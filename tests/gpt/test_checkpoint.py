@@ -128,35 +128,27 @@ def test_half_precision_weights_are_read(sound: Path) -> None:
     torch.testing.assert_close(half.lm_head.weight, whole.lm_head.weight, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("new_format", [True, False])
-def test_torch_save_under_the_name_of_safetensors(sound: Path, sprung: Path, new_format: bool) -> None:
-    torch.save({"a": Trap(sprung)}, sound / WEIGHTS, _use_new_zipfile_serialization=new_format)
-    assert "is a pickle under another name, which can run code; convert it to safetensors" in refusal(sound)
-    assert not sprung.exists()
-
-
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-@pytest.mark.parametrize("name", [WEIGHTS, CONFIG, TOKENIZER])
+@every(
+    "name, protocol", [(name, n) for name in (WEIGHTS, CONFIG, TOKENIZER) for n in range(pickle.HIGHEST_PROTOCOL + 1)]
+)
 def test_no_file_of_the_folder_is_unpickled(sound: Path, sprung: Path, protocol: int, name: str) -> None:
     (sound / name).write_bytes(pickle.dumps(Trap(sprung), protocol=protocol))
     assert name in refusal(sound)
     assert not sprung.exists()
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth", "last.ckpt", "weights.pkl"])
-def test_pickled_weights_in_the_folder_are_refused_by_name(sound: Path, sprung: Path, name: str) -> None:
+def test_a_pickle_is_refused_by_its_contents_and_by_its_name(sound: Path, sprung: Path) -> None:
+    for new_format in (True, False):
+        torch.save({"a": Trap(sprung)}, sound / WEIGHTS, _use_new_zipfile_serialization=new_format)
+        assert "is a pickle under another name, which can run code; convert it to safetensors" in refusal(sound)
     (sound / WEIGHTS).unlink()
-    torch.save({"a": Trap(sprung)}, sound / name)
-    assert f"{name} is a pickle, which can run code; convert it to model.safetensors" in refusal(sound)
-    assert not sprung.exists()
-
-
-@pytest.mark.parametrize("suffix", [".bin", ".pt", ".pth", ".ckpt", ".pkl"])
-def test_a_path_to_a_pickle_is_refused_by_name(tmp_path: Path, sprung: Path, suffix: str) -> None:
-    path = tmp_path / f"model{suffix}"
-    torch.save({"a": Trap(sprung)}, path)
-    assert f"{path} is a pickle, which can run code" in refusal(path)
-    refuses(lambda: read_tensors(path), "is a pickle, which can run code")
+    for name in ("pytorch_model.bin", "model.pt", "model.pth", "last.ckpt", "weights.pkl"):
+        path = sound / name
+        torch.save({"a": Trap(sprung)}, path)
+        assert f"{name} is a pickle, which can run code; convert it to model.safetensors" in refusal(sound)
+        assert f"{path} is a pickle, which can run code" in refusal(path)
+        refuses(lambda path=path: read_tensors(path), "is a pickle, which can run code")
+        path.unlink()
     assert not sprung.exists()
 
 

@@ -89,19 +89,8 @@ def test_rungs_differ_and_have_their_form() -> None:
 # A wrong rung
 
 
-def spoiled(name: str, change: Callable[[Any, Any], Any], title: str = "spoiled") -> Rung:
-    """A rung of the ladder whose result `change`, given x and the result, spoils."""
-    rung = next(rung for rung in RUNGS if rung.name == name)
-
-    def prepare(sizes: LadderSizes, leaves: Any) -> Any:
-        forward = rung.prepare(sizes, leaves)
-        return lambda x, keep: change(x, forward(x, keep))
-
-    return replace(rung, name=title, prepare=prepare)
-
-
-def with_step_changed(name: str, step: str, change: Callable[[Any], Any]) -> Rung:
-    """A rung that hands out one stage wrong."""
+def spoiled(name: str, change: Callable[[Any], Any], step: str = "", title: str = "spoiled") -> Rung:
+    """A rung of the ladder whose result, or one stage that it hands out, `change` spoils."""
     rung = next(rung for rung in RUNGS if rung.name == name)
 
     def prepare(sizes: LadderSizes, leaves: Any) -> Any:
@@ -109,13 +98,13 @@ def with_step_changed(name: str, step: str, change: Callable[[Any], Any]) -> Run
 
         def called(x: Any, keep: Any) -> Any:
             out = forward(x, keep)
-            if keep is not None:
+            if step and keep is not None:
                 keep[step] = change(keep[step])
-            return out
+            return out if step else change(out)
 
         return called
 
-    return replace(rung, name="spoiled", prepare=prepare)
+    return replace(rung, name=title, prepare=prepare)
 
 
 class WrongSlope(torch.autograd.Function):
@@ -147,17 +136,17 @@ def with_future(sizes: LadderSizes, leaves: Any) -> Any:
 WRONG = {
     "no scale": (Rung("spoiled", "", "array", unscaled), "q, scores, weights, heads, joined, output, timed float32"),
     "not causal": (Rung("spoiled", "", "tensor", with_future), "output, W_Q, W_K, W_V, W_O, x, timed float32"),
-    "a slope": (spoiled("torch fused", lambda x, out: WrongSlope.apply(out)), "W_Q, W_K, W_V, W_O, x"),
+    "a slope": (spoiled("torch fused", WrongSlope.apply), "W_Q, W_K, W_V, W_O, x"),
     "single precision within": (
-        spoiled("NumPy batched", lambda x, out: out.astype(np.float32).astype(out.dtype)),
+        spoiled("NumPy batched", lambda out: out.astype(np.float32).astype(out.dtype)),
         "output",
     ),
-    "only as timed": (spoiled("torch fused", lambda x, out: out + 0.01 * (x.dtype == torch.float32)), "timed float32"),
-    "not a number": (spoiled("NumPy loop", lambda x, out: out * np.nan), "output, timed float32"),
-    "another shape": (spoiled("NumPy loop", lambda x, out: out[:, :1]), "output, timed float32"),
-    "rows mixed up": (with_step_changed("NumPy loop", "heads", lambda step: step[:, :, ::-1]), "heads"),
-    "groups mixed up": (with_step_changed("plain GQA", "k", lambda step: [heads[::-1] for heads in step]), "k"),
-    "a stage of no numbers": (with_step_changed("torch explicit", "weights", lambda step: None), "weights"),
+    "only as timed": (spoiled("torch fused", lambda out: out + 0.01 * (out.dtype == torch.float32)), "timed float32"),
+    "not a number": (spoiled("NumPy loop", lambda out: out * np.nan), "output, timed float32"),
+    "another shape": (spoiled("NumPy loop", lambda out: out[:, :1]), "output, timed float32"),
+    "rows mixed up": (spoiled("NumPy loop", lambda step: step[:, :, ::-1], "heads"), "heads"),
+    "groups mixed up": (spoiled("plain GQA", lambda step: [heads[::-1] for heads in step], "k"), "k"),
+    "a stage of no numbers": (spoiled("torch explicit", lambda step: None, "weights"), "weights"),
 }
 
 
@@ -334,7 +323,7 @@ def test_the_tables_are_whole_in_100_columns_and_in_a_pipe(options: dict[str, An
 
 
 def test_the_tables_name_what_disagrees(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = spoiled("NumPy loop", lambda x, out: out * np.nan, "broken loop")
+    wrong = spoiled("NumPy loop", lambda out: out * np.nan, title="broken loop")
     monkeypatch.setattr(study, "RUNGS", (RUNGS[0], wrong))
     text = printed(run_ladder(width=6, heads=2, tokens=3, repeats=1), width=100)
     values, _, costs = cells(text, "broken loop")

@@ -229,16 +229,16 @@ PRICED: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
 }
 
 
-def prepared(name: str) -> tuple[hw.MultiHeadAttention, Tensor, dict[str, Any]]:
+def prepared(name: str, dtype: torch.dtype = torch.float32) -> tuple[hw.MultiHeadAttention, Tensor, dict[str, Any]]:
     options, n, extra = PRICED[name]
-    layer, arguments = make(**options), {}
+    layer, arguments = make(**options).to(dtype), {}
     if "context" in extra:
-        arguments["context"] = draw(extra["context"], 13)
+        arguments["context"] = draw(extra["context"], 13).to(dtype)
     if "past" in extra:
         arguments["cache"] = hw.KVCache()
         with torch.no_grad():
-            layer(draw(extra["past"]), **arguments)
-    return layer, draw(n, layer.spec.d_in), arguments
+            layer(draw(extra["past"]).to(dtype), **arguments)
+    return layer, draw(n, layer.spec.d_in).to(dtype), arguments
 
 
 def counted(layer: hw.MultiHeadAttention, x: Tensor, arguments: dict[str, Any]) -> tuple[int, int]:
@@ -276,14 +276,7 @@ def test_flops_of_the_causal_flag_are_those_of_the_triangle(n: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("name", PRICED)
 def test_bytes_are_those_of_the_tensors(name: str, dtype: torch.dtype) -> None:
-    layer, x, arguments = prepared(name)
-    layer, x = layer.to(dtype), x.to(dtype)
-    if "context" in arguments:
-        arguments["context"] = arguments["context"].to(dtype)
-    if "cache" in arguments:
-        arguments["cache"] = hw.KVCache()
-        with torch.no_grad():
-            layer(draw(PRICED[name][2]["past"]).to(dtype), cache=arguments["cache"])
+    layer, x, arguments = prepared(name, dtype)
     told = hw.explain(layer, x, **arguments)
     _, call = run(layer, x, **arguments)
     result = call.out.transpose(1, 2).flatten(2)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import every, refuses
+from cases import refuses
 from invoking import Invoke
 
 from headwise.view import live as room
@@ -139,15 +139,6 @@ def test_ports_and_questions(live: Live, asking: Live) -> None:
     assert post(asking, f"{asking.base}/ask", **{"Content-Length": str(room.LONGEST + 1)})[0] == 413
     assert post(asking, f"{asking.base}/ask", **{"Content-Length": "-1"})[0] == 413
     assert post(asking, f"{asking.base}/rm")[0] == 404
-
-
-@every("options, message", [
-    (("--port", 8080), "--port 8080 is where --live shows the training; pass --live too, or leave it out"),
-    (("--live", "--rung", "plain"), "--live --rung plain: microgpt is replayed without a page"),
-])  # fmt: skip
-def test_options_that_do_not_fit(invoke: Invoke, options: tuple[Any, ...], message: str) -> None:
-    outcome = invoke("train", *options)
-    assert outcome.code == 2 and message in outcome.err
 
 
 @pytest.mark.slow

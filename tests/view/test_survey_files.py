@@ -6,7 +6,6 @@ import csv
 import io
 import json
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -73,20 +72,6 @@ def test_no_cell_of_a_csv_is_run_by_a_spreadsheet() -> None:
         head, cells = csv.reader(io.StringIO(Table.of([row]).csv(), newline=""))
         assert cells == ["L0.H0", "-0.5", f"'{formula}", "-3", "", "a=b"]
         assert head[:2] == ["name", f"'{formula}_accuracy"]
-
-
-class Tags(HTMLParser):
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.text = ""
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
 
 
 def size_of(path: Path) -> tuple[int, int]:
