@@ -128,9 +128,8 @@ def test_half_precision_weights_are_read(sound: Path) -> None:
     torch.testing.assert_close(half.lm_head.weight, whole.lm_head.weight, rtol=1e-3, atol=1e-3)
 
 
-@every(
-    "name, protocol", [(name, n) for name in (WEIGHTS, CONFIG, TOKENIZER) for n in range(pickle.HIGHEST_PROTOCOL + 1)]
-)
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("name", [WEIGHTS, CONFIG, TOKENIZER])
 def test_no_file_of_the_folder_is_unpickled(sound: Path, sprung: Path, protocol: int, name: str) -> None:
     (sound / name).write_bytes(pickle.dumps(Trap(sprung), protocol=protocol))
     assert name in refusal(sound)
