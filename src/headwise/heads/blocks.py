@@ -11,7 +11,8 @@ is taken from it before the next one is made: there the passes over a block cost
         +-------------------------+      rooms[0]  (h,t,width)  scores, in bits; less the largest of the row; times e
         queries                          rooms[1]  (h,t,width)  e = 2^(score - the largest of the row)
 
-    e  ->  sums    (names,H,n)   total = sum e; shifted = sum e (score - largest); j, squares, "on" a marked set;
+    e  ->  sums    (names,H,n)   total = sum e; shifted = sum e (score - largest); places = sum e (place of the key);
+                                 squares = sum e (its distance from the mean place)^2; "on" a marked set;
                                  share = 1 / (total and the sink's): the weight is p = e share
        ->  near    (H,n,1+k)     e of the first key, and of the keys that stand at chosen distances
        ->  copies  (2,H,n)       sum e over earlier copies of the query's token, and over the keys right after those
@@ -161,8 +162,8 @@ class Pass:
         width = max(1, call.q.shape[3])  # of queries without features every score is 0
         self.scale = 1 / math.sqrt(width) if options.scale is None else float(options.scale)
         self.sink = None
-        if options.sink is not None:  # one of +inf counts as a very large number
-            most = torch.finfo(self.dtype).max / 2
+        if options.sink is not None:
+            most = torch.finfo(self.dtype).max / 2  # for one of +inf: so large, and times LOG2E still a number
             self.sink = as_tensor(options.sink, self.device).to(self.dtype).clamp(max=most) * LOG2E
         self.index = resolve_kv_index(self.H, call.k.shape[1], options.kv_index)
         self.masks = () if options.mask is None else options.mask.parts()
@@ -177,13 +178,16 @@ class Pass:
         self.picked = None if document.real_rows is None else document.real_rows.to(self.device).nonzero()[:, 0]
         n = self.T if self.picked is None else len(self.picked)
         self.names = [*(f"on {name}" for name in self.marks), "share", "total", "shifted"]
-        self.names += ["j", "squares"] if document.start is not None else []
-        keys = call.k[b].to(self.dtype)  # (G,S,D), side by side as no projection leaves them: every block reads them
+        if document.start is not None:
+            self.names += ["places", "squares"]
+        # (G,S,D), each head's keys one after another, as no projection leaves them: every block reads them.
+        keys = call.k[b].to(self.dtype)
         self.keys = keys.mT.contiguous().mT if self.S > LONG else keys.contiguous()
         if "same_token" in self.formulas and document.k_ids is not None:
-            # The tokens before and at the keys, as numbers that grow with token, then place.
-            ids = F.pad(document.k_ids.to(self.device), (1, 0), value=document.before) * (self.S + 2)
-            self.sorted = (ids + torch.arange(self.S + 1, device=self.device)).sort()
+            # At each place the token before it, that is, whose copy it follows; as numbers that grow with the token,
+            # then with the place, which takes S + 1 values. Sorted, the copies of a token lie side by side.
+            before = F.pad(document.k_ids.to(self.device), (1, 0), value=document.before) * (self.S + 2)
+            self.followers = (before + torch.arange(self.S + 1, device=self.device)).sort()
         # (k,RUN) of each run the weights, and these times the distance from its centre, once and squared.
         from_middle = torch.arange(RUN, dtype=self.dtype, device=self.device) - (RUN - 1) / 2
         self.powers = torch.stack([from_middle**k for k in range(3 if document.start is not None else 1)])
@@ -262,7 +266,7 @@ class Pass:
                 n = h * (rows.stop - rows.start)
                 e = rooms[1][: n * s].view(scores.shape)
                 into = dict(zip(self.names, sums[:, first : first + n].unbind(), strict=True))
-                run, peak = self._sum(part, heads, scores.view(-1, s), e.view(-1, s), into)
+                top_run, peak = self._sum(part, heads, scores.view(-1, s), e.view(-1, s), into)
                 torch.mm(part.marks, e.view(-1, s).mT, out=sums[: len(part.marks), first : first + n])
                 torch.gather(e, 2, part.near.expand(h, -1, -1), out=near[heads, rows])
                 torch.index_select(e.view(h, -1), 1, part.pairs, out=copied[heads, pairs])
@@ -270,7 +274,7 @@ class Pass:
                     self.copies[i, heads, part.rows] = torch.mul(e, places, out=scores).sum(-1)
                 if self.top:
                     place = peak.max(-1).indices  # an argmax takes twice as long
-                    self.argmax[heads, part.rows] = (place + run * RUN + strip.keys.start).view(h, -1)
+                    self.argmax[heads, part.rows] = (place + top_run * RUN + strip.keys.start).view(h, -1)
                 self._add(totals, e[..., : strip.n_keys], into["share"].view(h, -1), heads, part)
                 first += n
         self.at[strip.rows] = strip.at
@@ -289,46 +293,46 @@ class Pass:
         Gives the run in which the largest score of each row stands, (n,), and what e is there, (n,RUN).
         """
         runs = room.view(len(room), -1, RUN)
-        top, run = runs.amax(-1).max(-1)  # the largest of all and its place at once would take as long as two products
+        # The largest of all and its place at once would take as long as two products.
+        largest, top_run = runs.amax(-1).max(-1)
         if self.call.weights is None:
-            torch.exp2(room.sub_(top[:, None]), out=e)
+            torch.exp2(room.sub_(largest[:, None]), out=e)
         else:  # they are known, and their scores wanted
-            torch.div(room, top[:, None].clamp(min=torch.finfo(room.dtype).tiny), out=e)
             tiny = torch.finfo(room.dtype).tiny  # log2 takes twenty times as long at 0, and 0 * score is 0 here, too
+            torch.div(room, largest[:, None].clamp(min=tiny), out=e)
             torch.log2(torch.clamp(e, min=tiny, out=room), out=room)
-        first_runs = torch.arange(len(run), device=self.device) * runs.shape[1]
-        peak = e.view(-1, RUN).index_select(0, first_runs + run)
+        first_runs = torch.arange(len(top_run), device=self.device) * runs.shape[1]
+        peak = e.view(-1, RUN).index_select(0, first_runs + top_run)
         # The few rows of the powers come first: with e first this product takes three to five times as long.
         powers = torch.mm(self.powers, e.view(-1, RUN).mT).view(-1, *runs.shape[:2])
         total = torch.sum(powers[0], -1, out=into["total"])
         if self.call.weights is not None:
-            into["share"].copy_(top)
+            into["share"].copy_(largest)
         elif self.sink is None:
             torch.reciprocal(total, out=into["share"])
         else:  # one more term of the denominator, which may tower over all keys
             sink = self.sink[heads].repeat_interleave(len(strip.at))
-            highest = torch.maximum(top, sink)
-            lowered = (top - highest).exp2()
+            highest = torch.maximum(largest, sink)
+            lowered = (largest - highest).exp2()
             torch.div(lowered, total * lowered + (sink - highest).exp2(), out=into["share"])
         if strip.forbidden is not None and not strip.open:
-            nothing = top <= FORBIDDEN
+            nothing = largest <= FORBIDDEN
             into["share"].masked_fill_(nothing, 0)
             total.masked_fill_(nothing, 0)
         torch.sum(room.mul_(e), -1, out=into["shifted"])
-        if "j" in into:
+        if "places" in into:
             weight, first, second = powers
             middle = torch.arange(runs.shape[1], dtype=e.dtype, device=e.device) * RUN + (RUN - 1) / 2
-            centre = torch.sum(first + middle * weight, -1, out=into["j"]) / total
+            centre = torch.sum(first + middle * weight, -1, out=into["places"]) / total
             # Around the mean, not as a difference of squares: a narrow head far away would lose its digits. Within a
             # run they are one, so that of the peak is summed key by key.
             from_centre = middle - centre[:, None]
             squares = (from_centre * weight).add_(first, alpha=2).mul_(from_centre).add_(second)
-            key_off = self.powers[1] + from_centre.gather(
-                1, run[:, None]
-            )  # (n,RUN) how far the keys of that run lie off
+            place = top_run[:, None]
+            key_off = self.powers[1] + from_centre.gather(1, place)  # (n,RUN) how far the keys of that run lie off
             near = key_off.square_().mul_(peak).sum(-1, keepdim=True)
-            torch.sum(squares.scatter_(1, run[:, None], near), -1, out=into["squares"])
-        return run, peak
+            torch.sum(squares.scatter_(1, place, near), -1, out=into["squares"])
+        return top_run, peak
 
     def _strip(self, rows: slice) -> Strip:
         """What the heads share in a block of queries."""
@@ -352,34 +356,38 @@ class Pass:
         near = torch.cat([first_key, at[:, None] - at.new_tensor(self.offsets)], 1)
         blocks = self.layout.row_block[queries]
         first, last = int(blocks[0]), int(blocks[-1]) + 1
+        pairs, pair_rows, dense = self._copies(queries, at, keys, width)
         return Strip(
-            rows,
-            queries,
-            keys,
-            width,
-            masked_from - keys.start,
-            None if allowed is None else ~_of_document(allowed),
-            None if bias is None else (_of_document(bias).to(self.dtype) * LOG2E).clamp_(min=LOWEST),
-            at.to(self.dtype),
-            near.clamp(0, n_keys - 1),
-            ((near >= 0) & (near < n_keys)).to(self.dtype),
-            *self._copies(queries, at, keys, width),
-            F.pad(self.marked[:, keys], (0, width - n_keys)),
-            (self.call.q[self.b, :, queries].to(self.dtype) * (self.scale * LOG2E)).contiguous(),
-            slice(first, last),
-            (blocks == torch.arange(first, last, device=self.device)[:, None]).to(self.dtype),
+            rows=rows,
+            queries=queries,
+            keys=keys,
+            width=width,
+            open=masked_from - keys.start,
+            forbidden=None if allowed is None else ~_without_batch(allowed),
+            bias=None if bias is None else (_without_batch(bias).to(self.dtype) * LOG2E).clamp_(min=LOWEST),
+            at=at.to(self.dtype),
+            near=near.clamp(0, n_keys - 1),
+            has_near=((near >= 0) & (near < n_keys)).to(self.dtype),
+            pairs=pairs,
+            pair_rows=pair_rows,
+            dense=dense,
+            marks=F.pad(self.marked[:, keys], (0, width - n_keys)),
+            q=(self.call.q[self.b, :, queries].to(self.dtype) * (self.scale * LOG2E)).contiguous(),
+            blocks=slice(first, last),
+            member=(blocks == torch.arange(first, last, device=self.device)[:, None]).to(self.dtype),
         )
 
     def _keys(self, first: int, last: int) -> tuple[slice, int]:
         """The keys that windows and causal bounds leave to neighbouring queries, and where what is masked begins."""
         low, high, masked_from = 0, self.S, self.S
         for mask in self.masks:
-            band = mask.band(self.T, self.S)
-            left, right = band or (None, None)
-            low = low if left is None else max(low, first + left)
-            high = high if right is None else min(high, last + 1 + right)
-            only_right = band is not None and left is None and right is not None
-            masked_from = min(masked_from, first + 1 + right) if only_right and right is not None else 0
+            left, right = mask.band(self.T, self.S) or (None, None)
+            if left is not None:
+                low = max(low, first + left)
+            if right is not None:
+                high = min(high, last + 1 + right)
+            # What a causal mask lets the first query see, all of them may; of any other mask nothing is known.
+            masked_from = 0 if left is not None or right is None else min(masked_from, first + 1 + right)
         weights = self.call.weights
         if weights is not None and last + 1 < self.S:  # a causal mask, or a window, shows in the weights
             ahead = weights[self.b, :, first : last + 1, last + 1 :]
@@ -411,9 +419,9 @@ class Pass:
             cap = self.call.options.softcap * LOG2E
             scores = scores.div_(cap).tanh_().mul_(cap)
         if strip.bias is not None:
-            scores = scores.add_(_of(strip.bias, heads))  # of all keys: a mask that adds something has no band
+            scores = scores.add_(_some_heads(strip.bias, heads))  # of all keys: a mask that adds something has no band
         if strip.forbidden is not None:
-            scores[..., strip.open :].masked_fill_(_of(strip.forbidden, heads), FORBIDDEN)
+            scores[..., strip.open :].masked_fill_(_some_heads(strip.forbidden, heads), FORBIDDEN)
         return room
 
     def _copies(
@@ -423,9 +431,9 @@ class Pass:
         nothing = at.new_empty(0)
         if "same_token" not in self.formulas or self.document.q_ids is None:
             return nothing, nothing, ()
-        values, order = self.sorted
+        values, order = self.followers
         tokens = self.document.q_ids.to(self.device)[queries] * (self.S + 2)
-        first = torch.searchsorted(values, tokens)
+        first = torch.searchsorted(values, tokens)  # of the places that follow copies; the last is the query's own
         count = torch.searchsorted(values, tokens + at + keys.start, right=True) - first
         count = count.clamp(min=0)  # a query may stand before all keys of a window
         row = torch.arange(len(tokens), device=self.device).repeat_interleave(count)
@@ -486,7 +494,7 @@ class Sums:
 
     @property
     def distance(self) -> Tensor:
-        centre = self._sums["j"] / self._sums["total"]
+        centre = self._sums["places"] / self._sums["total"]
         return torch.where(self.mass > 0, self._work.at - centre, 0)
 
     @property
@@ -709,6 +717,7 @@ class Factors:
         w_o = site.w_o
         if w_o is None or not call.at_w_o or w_o.shape[1] % site.n_heads:
             return None
+        # torch counts the changes of a tensor, but not those of one that was made for inference.
         state = w_o.data_ptr(), 0 if w_o.is_inference() else w_o._version
         if site not in self._factors or self._factors[site][0] != state:
             self._factors[site] = state, output_factors(w_o, site.n_heads)
@@ -733,15 +742,17 @@ def _whole_runs(keys: int) -> int:
 
 def _whole_groups(heads: int, index: Sequence[int]) -> int:
     """At most that many heads, in whole groups of heads that read the same keys where such a group fits."""
-    size = next((n for n, g in enumerate(index) if g != index[0]), len(index))
+    size = 1  # of the first group, and so of all that are alike
+    while size < len(index) and index[size] == index[0]:
+        size += 1
     return heads // size * size if heads >= size else heads
 
 
-def _of_document(x: Tensor) -> Tensor:
+def _without_batch(x: Tensor) -> Tensor:
     """What broadcasts to (1,H,t,s) as (H|1, t, s)."""
     return x.reshape((1,) * (4 - x.ndim) + tuple(x.shape))[0]
 
 
-def _of(x: Tensor, heads: slice) -> Tensor:
-    """Some heads of (H|1, t, s)."""
+def _some_heads(x: Tensor, heads: slice) -> Tensor:
+    """Those heads of (H|1, t, s): of one that stands for all it is the one."""
     return x if x.shape[0] == 1 else x[heads]
