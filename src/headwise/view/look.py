@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
-from itertools import islice
 from pathlib import Path
 from queue import Empty, Queue
 from string import Template
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from headwise.heads.look import Desk
 
 STYLES = ("report_look.css", "report_heads.css", "report_head.css", "report_roles.css", "look.css")
+# The text that a page opens with, by what the model predicts.
 EXAMPLES = {
     "next": "Professor Rosa Quandt met Tom. Then Tom thanked Professor Rosa",
     "masked": "The capital of France is {mask}.",
@@ -129,7 +129,7 @@ class Look:
     names, maps, labels  the heads, their weights (T,S), and what stands at the T and at the S places
     """
 
-    LARGEST, LONGEST = 8, 48  # maps that are drawn, and rows of one at most
+    MOST_MAPS, MOST_ROWS = 8, 48  # that are drawn, and of each of them rows and columns
 
     def __init__(
         self, name: str, maps: Mapping[str, NDArray[np.float32]], labels: list[str], desk: Desk | None = None
@@ -172,20 +172,25 @@ class Look:
     def _repr_html_(self) -> str:
         from headwise.heads.table import BLUE, token_map
 
+        # A row a layer, a cell a head, the bluer the harder it looks.
         rows: dict[str, list[str | Markup]] = {}
         for name, weights in self.maps.items():
             strength = _hardest(weights)
             style = f"background:rgba({BLUE},{strength:.2f});width:1.1em;height:1.1em"
             cell = Markup(f'<div title="{escaped(name)} {strength:.3f}" style="{style}"></div>')
-            rows.setdefault(name.rpartition(".")[0], []).append(cell)
-        widest = max(map(len, rows.values()))
-        lines = [[layer, *cells, *[""] * (widest - len(cells))] for layer, cells in rows.items()]
-        overview = Table(["", *(f"H{h}" for h in range(widest))], lines).html()
+            layer = name.rpartition(".")[0]
+            rows.setdefault(layer, [layer]).append(cell)
+        columns = max(map(len, rows.values()))
+        lines = [[*cells, *[""] * (columns - len(cells))] for cells in rows.values()]
+        overview = Table(["", *(f"H{h}" for h in range(columns - 1))], lines).html()
         drawn = []
-        for name in islice(self.strongest, self.LARGEST):
-            weights = self.maps[name][: self.LONGEST, : self.LONGEST]
-            columns = self.labels if weights.shape[1] <= len(self.labels) else list(map(str, range(weights.shape[1])))
-            picture = token_map(weights, self.labels[: len(weights)], columns[: weights.shape[1]])
+        for name in self.strongest[: self.MOST_MAPS]:
+            weights = self.maps[name][: self.MOST_ROWS, : self.MOST_ROWS]
+            n_rows, n_keys = weights.shape
+            keys = self.labels
+            if n_keys > len(keys):  # of another sequence, as in cross attention: their places stand for them
+                keys = list(map(str, range(n_keys)))
+            picture = token_map(weights, self.labels[:n_rows], keys[:n_keys])
             drawn.append(f'<div style="overflow-x:auto"><b>{escaped(name)}</b>{picture}</div>')
         grid = "display:grid;grid-template-columns:repeat(auto-fill,minmax(22em,1fr));gap:1em"
         return f'<div><b>{escaped(self.name)}</b>{overview}<div style="{grid}">{"".join(drawn)}</div></div>'
@@ -193,10 +198,10 @@ class Look:
 
 def _hardest(weights: NDArray[np.float32]) -> float:
     """The largest weight on another key than the first and the one of the query itself."""
-    left = weights[:, 1:].copy()
-    if weights.shape[0] == weights.shape[1]:
-        np.fill_diagonal(left[1:], 0)
-    return float(left.max(initial=0.0))
+    others = weights[:, 1:].copy()
+    if weights.shape[0] == weights.shape[1]:  # queries and keys are one sequence
+        np.fill_diagonal(others[1:], 0)  # each query's own key: the first column is gone, so from the second row on
+    return float(others.max(initial=0.0))
 
 
 def look(model: Any, *inputs: Any, **named: Any) -> Look:
@@ -230,8 +235,9 @@ def look(model: Any, *inputs: Any, **named: Any) -> Look:
         raise HeadwiseError(f"a text comes alone, and {len(inputs) + len(named)} inputs were passed")
     desk = Desk(folder)
     asked = {"do": "read", "slot": "a", "text": texts[0], "changes": {}, "at": -1, "follow": -1}
-    words = desk.answer(asked)["words"]
-    labels = [text or "\u23ce" * lines for text, _, lines, _ in words]
+    labels = []
+    for text, _, line_ends, _ in desk.answer(asked)["words"]:
+        labels.append(text or "\u23ce" * line_ends)  # a token may be line ends alone
     maps = {name: weights for name, weights in zip(desk.heads, desk.readings["a"].maps, strict=True) if weights.size}
     return Look(folder.name, maps, labels, desk)
 
