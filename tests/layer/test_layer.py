@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -133,7 +134,8 @@ def test_the_output_has_the_input_s_dtype(dtype: torch.dtype) -> None:
 
 
 def test_a_wrong_layer_is_refused() -> None:
-    refuses_table("layer", globals() | {"layer": lambda **changes: hw.MultiHeadAttention(**{**BASE, **changes})})
+    build = {"layer": lambda **changes: hw.MultiHeadAttention(**{**BASE, **changes})}
+    refuses_table("layer", globals() | build | {"math": math})
 
 
 X = draw(B, T, 29)
