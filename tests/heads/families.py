@@ -1,4 +1,4 @@
-"""Tiny models of every family of transformers that goes through its attention interface, and what to feed them."""
+"""Tiny models: ours, and every family of transformers that goes through its attention interface; what to feed them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from typing import Any
 import torch
 import transformers as tf
 from torch import Tensor, nn
+
+from headwise.gpt.gpt import GPT, GPTConfig
+from headwise.gpt.presets import PRESETS
 
 V, T, B = 131, 29, 2
 TARGET, IMAGE, SOUND = 11, 20, 23  # tokens of a decoder, pixels, frames after the encoder's stride
@@ -58,6 +61,25 @@ def shake(model: nn.Module, std: float = 0.3, seed: int = 0) -> Any:
                 parameter.uniform_(0.5, 1.5, generator=generator)
             else:
                 parameter.normal_(std=std, generator=generator)
+    return model
+
+
+def noisy(module: nn.Module, seed: int = 0, size: float = 0.3) -> Any:
+    """With noise on every parameter: no gain is 1, no bias and no sink is 0."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype) * size)
+    return module.eval()
+
+
+def gpt_of(preset: str = "llama", vocab_size: int = 17, **changes: Any) -> GPT:
+    """A model of ours with two layers of six heads, which reads 41 tokens."""
+    sizes = {"n_layers": 2, "n_heads": 6, "d_model": 24, "d_ff": 23, "context": 41}
+    if preset == "llama":
+        sizes["n_kv_heads"] = 2
+    torch.manual_seed(2)
+    model: GPT = noisy(GPT(GPTConfig(vocab_size=vocab_size, **{**PRESETS[preset].shape, **sizes, **changes})))
     return model
 
 

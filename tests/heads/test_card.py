@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from cases import refuses
 from invoking import Invoke
 from jsonschema import Draft202012Validator
 from planted import induction_model
+from processes import command, together
 
 import headwise as hw
 from headwise.view.card import card_json, card_markdown
@@ -25,10 +24,8 @@ V = 131
 
 def gpt2(n_layers: int = 2, n_heads: int = 3) -> Any:
     torch.manual_seed(5)
-    config = tf.GPT2Config(
-        vocab_size=V, n_embd=n_heads * 11, n_layer=n_layers, n_head=n_heads, n_positions=97, bos_token_id=1,
-        eos_token_id=2,
-    )  # fmt: skip
+    sizes = {"n_embd": n_heads * 11, "n_layer": n_layers, "n_head": n_heads, "n_positions": 97}
+    config = tf.GPT2Config(vocab_size=V, bos_token_id=1, eos_token_id=2, **sizes)
     return tf.GPT2LMHeadModel(config).eval()
 
 
@@ -43,7 +40,7 @@ def test_a_card_keeps_to_its_schema_and_stays_small() -> None:
     survey = hw.survey(gpt2(), documents())
     card = json.loads(card_json(survey))
     assert card == json.loads(json.dumps(survey.card()))
-    assert [error.message for error in Draft202012Validator(SCHEMA).iter_errors(card)] == []
+    assert Draft202012Validator(SCHEMA).is_valid(card)
     head, profile = card["heads"]["L1.H2"], survey["L1.H2"]
     assert head["statistics"]["entropy"][0] == pytest.approx(profile.entropy.mean, rel=1e-3)
     assert head["ablation"][0] == pytest.approx(profile.ablation.mean, rel=1e-3, abs=1e-9)  # type: ignore[union-attr]
@@ -65,8 +62,8 @@ def test_another_process_writes_the_same_bytes(tmp_path: Path, invoke: Invoke) -
     ids = tmp_path / "ids.txt"
     ids.write_text("\n".join(" ".join(map(str, document)) for document in documents()), encoding="utf-8")
     words = ["heads", str(tmp_path / "model"), "--ids", str(ids), "--card"]
-    command = [sys.executable, "-m", "headwise", *words, str(tmp_path / "first.json")]
-    subprocess.run(command, check=True, capture_output=True, timeout=100)
+    (ended,) = together(tmp_path / "ended", 1, command, *words, tmp_path / "first.json")
+    assert ended.code == 0, ended.err
     assert invoke(*words, tmp_path / "second.json").code == invoke(*words, tmp_path / "third.md").code == 0
     cards = [(tmp_path / name).read_text(encoding="utf-8") for name in ("first.json", "second.json", "third.md")]
     assert cards[0] == cards[1] and str(tmp_path) not in cards[0]

@@ -20,14 +20,7 @@ from headwise.heads.tally import Running
 from headwise.intervals import interval_of
 from headwise.table import Table
 
-V, LENGTHS = 29, (23, 23, 11, 19, 2, 23, 17)
-
-
-@pytest.fixture(scope="module")
-def text() -> Text:
-    generator = torch.Generator().manual_seed(1)
-    documents = [torch.randint(V, (n,), generator=generator).tolist() for n in LENGTHS]
-    return Text(documents, lambda ids: tuple(f"t{i}" for i in ids))
+V = 29
 
 
 @pytest.fixture(scope="module")
@@ -35,17 +28,22 @@ def found(model: GPT, text: Text) -> Survey:
     return survey(model, text, controls=False, ablate="none", by_document=True)
 
 
-def test_running_means_are_those_of_all_values() -> None:
+def test_running_means_are_those_of_all_values_and_join() -> None:
     values = np.random.default_rng(0).normal(3, 1, (13, 2, 5))
     values[4, 1, 2] = values[0, 0, 0] = math.nan
     values[:, 1, 4] = math.nan
-    running = Running()
-    for each in values:
+    running, first, second, joined = Running(), Running(), Running(), Running()
+    for n, each in enumerate(values):
         running.add(each)
+        (first if n < 5 else second).add(each)
+    first.join(second.state())
+    joined.join(first.state())
     for cell in np.ndindex(2, 5):
-        expected, got = interval_of(values[(slice(None), *cell)].tolist()), running.interval(*cell)
-        assert got.n == expected.n
-        assert [got.mean, got.low, got.high] == pytest.approx([expected.mean, expected.low, expected.high], nan_ok=True)
+        expected = interval_of(values[(slice(None), *cell)].tolist())
+        for got in (running.interval(*cell), joined.interval(*cell)):
+            assert got.n == expected.n
+            bounds = [expected.mean, expected.low, expected.high]
+            assert [got.mean, got.low, got.high] == pytest.approx(bounds, nan_ok=True)
 
 
 def test_what_is_gleaned_is_what_the_maps_say(model: GPT, text: Text, found: Survey) -> None:
@@ -84,7 +82,7 @@ def test_what_is_gleaned_is_what_the_maps_say(model: GPT, text: Text, found: Sur
 
 def test_frames(found: Survey, model: GPT, text: Text, monkeypatch: pytest.MonkeyPatch) -> None:
     heads, documents = found.to_frame(), found.to_frame(by="document")
-    assert list(heads.name) == list(found) and len(documents) == 6 * len(LENGTHS)
+    assert list(heads.name) == list(found) and len(documents) == 6 * len(text.documents)
     row = heads[heads.name == "L1.H2"].iloc[0]
     score = found["L1.H2"].entropy
     assert (row.entropy, row.entropy_low, row.entropy_high) == (score.mean, score.low, score.high)

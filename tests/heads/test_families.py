@@ -94,15 +94,15 @@ def assert_same(actual: Tensor, expected: Tensor) -> None:
 
 @every_padding
 def test_output_and_statistics(name: str, padding: str) -> None:
-    """The answer is that of both unwatched ways; all numbers of all heads are those of the maps."""
+    """The answer is the unwatched one to the bit, and close to the eager one; all numbers are those of the maps."""
     model, inputs = model_of(name), inputs_of(name, padding)
     spelled, attentions = eager(name, model, inputs)
     with torch.no_grad():
         plain = answer(model(**inputs))
         with hw.watch(model, offsets=OFFSETS, marks=MARKS) as seen:
             watched = answer(model(**inputs))
+    assert torch.equal(watched, plain)
     kept = real(name, inputs, plain)
-    assert_same(watched * kept, plain * kept)
     assert_same(watched * kept, spelled * kept)
     assert {head.rpartition(".")[0] for head in seen} == set(attentions)
     assert len(seen) == sum(one.weights.shape[1] for one in attentions.values())

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from cases import refuses
+from jsonschema import Draft202012Validator
 
 import headwise as hw
 from headwise.corpus.documents import Text
@@ -18,55 +19,13 @@ from headwise.heads import blocks
 from headwise.heads.headvis import check_headvis, write_headvis
 from headwise.heads.survey import survey
 
-number = (int, float)
-# The shape that the public pipeline of HeadVis documents: a type, a list of one kind, a dict of keys, or a check.
-HISTOGRAM: dict[str, Any] = {"bin_edges": [number], "bin_values": [number]}
-TOKENS: list[Any] = [{"token": str, "weight": number}]
-SEQUENCE: dict[str, Any] = {
-    "sequence_id": int,
-    "interval": lambda value: 1 <= value <= 10,
-    "tokens": [str],
-    "attention_indices": [int],
-    "attention_values": [number],
-    "seq_len": int,
-    "max_activation": number,
-}
-HEAD: dict[str, Any] = {
-    "sequences": [SEQUENCE], "qk_distance_histogram": HISTOGRAM, "top_query_tokens": TOKENS, "top_key_tokens": TOKENS,
-    "histogram": HISTOGRAM, "statistics": dict,
-}  # fmt: skip
-CONFIG: dict[str, Any] = {
-    "model_name": str,
-    "dataset_name": str,
-    "heads": [[int]],
-    "n_layers": int,
-    "n_heads": int,
-    "n_intervals": int,
-    "metrics": [str],
-    "metric_descriptions": dict,
-    "head_data_pattern": lambda value: value == "L{layer}H{head}.json",
-    "has_umap": bool,
-    "umap_heads": list,
-    "custom_plots": [{"key": str, "label": str}],
-    "custom_tables": [{"key": str, "label": str}],
-    "statistics_display": dict,
-    "pipeline_config": dict,
-}
+# The shape that the public pipeline of HeadVis documents.
+SHAPE = json.loads(Path(__file__).with_name("headvis.schema.json").read_text(encoding="utf-8"))
 
 
-def fits(value: Any, shape: Any, where: str) -> None:
-    if isinstance(shape, dict):
-        assert isinstance(value, dict) and set(value) == set(shape), f"{where}: {sorted(value)}"
-        for key, inner in shape.items():
-            fits(value[key], inner, f"{where}.{key}")
-    elif isinstance(shape, list):
-        assert isinstance(value, list), where
-        for each in value:
-            fits(each, shape[0], where)
-    elif isinstance(shape, Callable) and not isinstance(shape, type):  # type: ignore[arg-type]
-        assert shape(value), where
-    else:
-        assert isinstance(value, shape), f"{where}: {value!r}"
+def fits(value: Any, kind: str) -> None:
+    """It has all fields of that kind of file, and no others."""
+    Draft202012Validator({"$ref": f"#/$defs/{kind}", "$defs": SHAPE["$defs"]}).validate(value)
 
 
 @pytest.fixture(scope="module")
@@ -90,13 +49,14 @@ def test_the_tree_has_the_public_shape_and_the_models_weights(
     assert list(tmp_path.iterdir()) == [tmp_path / "tree"]
     assert data.pop("server_config.json") == data.pop("attributions/manifest.json") == {}
     config, scatter = data.pop("config.json"), data.pop("scatter_data.json")
-    fits(config, CONFIG, "config")
-    fits(scatter, [{"layer": int, "head": int} | dict.fromkeys(config["metrics"], number)], "scatter")
+    fits(config, "config")
+    fits(scatter, "scatter")
+    assert all(set(row) == {"layer", "head", *config["metrics"]} for row in scatter)
     assert [[row["layer"], row["head"]] for row in scatter] == config["heads"]
     assert scatter[4]["pattern_entropy"] == pytest.approx(made["L1.H1"].entropy.mean, abs=1e-4)
     assert set(data) == {f"heads/L{layer}H{head}.json" for layer, head in config["heads"]}
-    for name, head in data.items():
-        fits(head, HEAD, name)
+    for head in data.values():
+        fits(head, "head")
         shown = {band: sum(each["interval"] == band for each in head["sequences"]) for band in range(1, 11)}
         assert shown == {**dict.fromkeys(range(1, 10), 3), 10: 5}  # of 47 documents 4 or 5 stand in each band
         assert head["histogram"]["bin_values"] and sum(head["histogram"]["bin_values"]) == 47
@@ -127,6 +87,5 @@ def check_sequence(model: GPT, text: Text, sequence: dict[str, Any]) -> None:
 def test_what_the_tree_refuses(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
-    for folder, said in (("full", "there already and not empty"), ("no/where", "does not exist; make it first")):
-        with pytest.raises(hw.HeadwiseError, match=said):
-            check_headvis(tmp_path / folder)
+    refuses(lambda: check_headvis(tmp_path / "full"), "there already and not empty")
+    refuses(lambda: check_headvis(tmp_path / "no/where"), "does not exist; make it first")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 import json
-import math
 import os
 import signal
 import time
@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from cases import refuses
 from processes import Started, command, together
 
-from headwise import HeadwiseError
 from headwise.corpus.documents import Text
 from headwise.corpus.tokens import Tokens
 from headwise.gpt.checkpoint import read_metadata, save_model, write_tensors
@@ -28,29 +28,15 @@ from headwise.heads.documents import side_by_side
 from headwise.heads.shares import Part, read_corpus, shares
 from headwise.heads.survey import survey
 from headwise.heads.table import Survey
-from headwise.heads.tally import Running, Tally
+from headwise.heads.tally import Tally
 from headwise.models.stream import Stream
 
 pytestmark = pytest.mark.clock
 
-V, LENGTHS = 29, (23, 23, 11, 19, 2, 23, 17, 23, 23, 5, 7, 7, 7, 13, 3, 11, 11)
-
-
-def model() -> GPT:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
-        return GPT(GPTConfig(vocab_size=V, context=23, n_layers=2, n_heads=3, d_model=30, init_std=0.2)).eval()
-
-
-def text() -> Text:
-    generator = torch.Generator().manual_seed(1)
-    documents = [torch.randint(V, (n,), generator=generator).tolist() for n in LENGTHS]
-    return Text(documents, lambda ids: tuple(f"t{i}" for i in ids))
-
 
 def same(one: Survey, other: Survey) -> None:
     """Equal to the rounding of sums in float64; what is no sum is the same."""
-    assert one.heads == other.heads if hasattr(one, "heads") else list(one) == list(other)
+    assert list(one) == list(other)
     assert replace(one, profiles=(), untrained=None) == replace(other, profiles=(), untrained=None)
     for name in one:
         a, b = vars(one[name]), vars(other[name])
@@ -75,33 +61,18 @@ def close(a: Any, b: Any, where: str) -> None:
         assert a == b, where
 
 
-def test_running_means_join() -> None:
-    values = np.random.default_rng(0).normal(3, 1, (13, 2, 5))
-    values[4, 1, 2] = math.nan
-    values[:, 1, 4] = math.nan
-    whole, first, second, empty = Running(), Running(), Running(), Running()
-    for n, each in enumerate(values):
-        whole.add(each)
-        (first if n < 5 else second).add(each)
-    first.join(second.state())
-    empty.join(first.state())
-    for cell in np.ndindex(2, 5):
-        expected, got = whole.interval(*cell), empty.interval(*cell)
-        assert got.n == expected.n
-        assert [got.mean, got.low, got.high] == pytest.approx([expected.mean, expected.low, expected.high], nan_ok=True)
-
-
-def test_whole_batches_are_shared_and_each_document_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_batches_are_shared_and_each_document_once(text: Text, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headwise.heads.documents.TOGETHER", 46)
-    documents = [[0] * n for n in LENGTHS]
+    documents = text.documents
     for world in (1, 2, 3, 19):
         for done in ([], [range(0, 2), range(9, 10)]):
             parts = shares(documents, done, world)
             numbers = [n for ranges in (*parts, done) for each in ranges for n in each]
-            assert sorted(numbers) == list(range(len(LENGTHS))), (world, done)
+            assert sorted(numbers) == list(range(len(documents))), (world, done)
             together = [ids.shape for ids in side_by_side(documents)]
-            apart = [ids.shape for each in sorted((r for some in (*parts, done) for r in some), key=lambda r: r.start)
-                     for ids in side_by_side(Part(documents, each))]  # fmt: skip
+            apart = []
+            for each in sorted((r for some in (*parts, done) for r in some), key=lambda r: r.start):
+                apart += [ids.shape for ids in side_by_side(Part(documents, each))]
             assert together == apart
     # What was kept with other batches may end within one of today's.
     assert shares([[0] * 5] * 19, [range(2, 7), range(11, 13)], 1) == [[range(2), range(7, 11), range(13, 19)]]
@@ -110,10 +81,10 @@ def test_whole_batches_are_shared_and_each_document_once(monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
-def test_progress_counts_each_layer_where_they_pass_in_turn() -> None:
-    streamed, told = model(), []
+def test_progress_counts_each_layer_where_they_pass_in_turn(model: GPT, text: Text) -> None:
+    streamed, told = copy.deepcopy(model), []
     Stream(streamed, {name: weights.detach() for name, weights in streamed.named_parameters()})
-    documents = text().documents[:5]
+    documents = text.documents[:5]
 
     class Pair(Ranks):
         """The first of two processes, whose other one has not begun."""
@@ -128,25 +99,28 @@ def test_progress_counts_each_layer_where_they_pass_in_turn() -> None:
         def merged(self, state: Any, join: Any) -> Any:
             return state
 
-    marks = text().marks
-    read_corpus(lambda: Tally(streamed, 0), documents, marks, lambda *counts: told.append(counts), Pair(0, 2), None)
+    read_corpus(
+        lambda: Tally(streamed, 0), documents, text.marks, lambda *counts: told.append(counts), Pair(0, 2), None
+    )
     mine = sum(len(documents[n]) for numbers in shares(documents, [], 2)[0] for n in numbers)
     assert told[-1] == (2 * mine, 2 * sum(map(len, documents)))
 
 
-def test_a_survey_goes_on_from_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_survey_goes_on_from_what_is_kept(
+    model: GPT, text: Text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Killed after some batches, by one process; no document is read twice, and the numbers are those of one go."""
     monkeypatch.setattr("headwise.heads.documents.TOGETHER", 23)
     monkeypatch.setattr(sharing, "SAVE_SECONDS", 0.0)
     options: dict[str, Any] = {"controls": False, "ablate": "none"}
-    expected = survey(model(), text(), **options)
+    expected = survey(model, text, **options)
     read: list[int] = []
 
     def until(limit: int) -> Any:
         def progress(stage: str, done: int, total: int) -> None:
             if stage == "running the model":
                 read.append(done)
-                assert total == sum(LENGTHS)
+                assert total == sum(map(len, text.documents))
                 if done >= limit:
                     raise KeyboardInterrupt
 
@@ -154,27 +128,29 @@ def test_a_survey_goes_on_from_what_is_kept(tmp_path: Path, monkeypatch: pytest.
 
     for limit in (60, 150):
         with pytest.raises(KeyboardInterrupt):
-            survey(model(), text(), keep=tmp_path, progress=until(limit), **options)
-    same(survey(model(), text(), keep=tmp_path, progress=until(10**9), **options), expected)
+            survey(model, text, keep=tmp_path, progress=until(limit), **options)
+    same(survey(model, text, keep=tmp_path, progress=until(10**9), **options), expected)
     kept = [json.loads(read_metadata(path)["documents"]) for path in sorted(tmp_path.glob("tally-*"))]
     numbers = [n for ranges in kept for ends in ranges for n in range(*ends)]
-    assert sorted(numbers) == list(range(len(LENGTHS))) and len(kept) == 3
+    assert sorted(numbers) == list(range(len(text.documents))) and len(kept) == 3
     count = len(read)
     half = tmp_path / ".tally-9-0.safetensors.17.tmp"
     half.write_bytes(b"left by a kill")
-    same(survey(model(), text(), keep=tmp_path, progress=until(10**9), **options), expected)
+    same(survey(model, text, keep=tmp_path, progress=until(10**9), **options), expected)
     assert not half.exists()
     assert len(read) == count  # nothing is left to read
-    other = model()
+    other = copy.deepcopy(model)
     with torch.no_grad():
         other.lm_head.weight[0, 0] += 1
-    with pytest.raises(HeadwiseError, match="is of another model or text; go on with those, or pass another keep="):
-        survey(other, text(), keep=tmp_path, **options)
+    refuses(
+        lambda: survey(other, text, keep=tmp_path, **options), "is of another model or text; go on with those, or pa"
+    )
     write_tensors(kept_file := tmp_path / "tally-1-0.safetensors", {}, {"format": "pt"})
-    with pytest.raises(HeadwiseError, match=f"{kept_file} is damaged: it is no tally of headwise; remove it"):
-        survey(model(), text(), keep=tmp_path, **options)
-    with pytest.raises(HeadwiseError, match="by_document=True keeps what one process reads in one go"):
-        survey(model(), text(), keep=tmp_path, by_document=True)
+    said = f"{kept_file} is damaged: it is no tally of headwise; remove it"
+    refuses(lambda: survey(model, text, keep=tmp_path, **options), said)
+    refuses(
+        lambda: survey(model, text, keep=tmp_path, by_document=True), "by_document=True keeps what one process reads"
+    )
 
 
 # --- The command, by several processes ---

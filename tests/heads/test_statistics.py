@@ -35,17 +35,20 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "gap": {"kv_index": [0, 0, 0, 2, 2, 2]},  # nobody reads the keys in the middle
     "all": {"softcap": 2.0, "sink": True, "gate": True, "scale": 1.7, "kv_index": [0, 0, 2, 1, 1, 1]},
 }
-BLOCKS = {"one block": (2**19, 32), "a row and a head": (1, 1), "some rows": (40, 3), "some heads": (100, 3)}
-
-
-@pytest.fixture
-def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_blocks(monkeypatch, request.param)
+# Numbers, rows and threads: heads are shared out among threads, and masks, sinks and keys must follow them.
+BLOCKS = {
+    "one block": (2**19, 32, 1),
+    "a row and a head": (1, 1, 1),
+    "some rows": (40, 3, 2),
+    "some heads": (100, 3, 5),
+}
 
 
 def set_blocks(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    for constant, value in zip(("BLOCK", "ROWS", "THREADED"), (*BLOCKS[name], 1), strict=True):
+    block, rows, threads = BLOCKS[name]
+    for constant, value in (("BLOCK", block), ("ROWS", rows), ("THREADED", 1)):
         monkeypatch.setattr(block_pass, constant, value)
+    torch.set_num_threads(threads)
 
 
 def dense(problem: Problem) -> Tensor:
@@ -170,23 +173,26 @@ def check(
 ) -> None:
     """All documents of a problem, in double precision."""
     n = problem.sizes
-    call, p = call_of(problem, wrap=wrap), dense(problem)
+    call, p, threads = call_of(problem, wrap=wrap), dense(problem), torch.get_num_threads()
     for b in range(n.B):
         document = document_of(n, b, padding=padding)
         found = measure(call, b, document, OFFSETS)
+        assert torch.get_num_threads() == threads
         assert_measured(found, p[b], call.out[b], document, OFFSETS, tolerance=tolerance, what=f"document {b}")
 
 
-@pytest.mark.parametrize("blocks", ["a row and a head", "some heads"], indirect=True)
+@pytest.mark.parametrize("blocks", ["a row and a head", "some heads"])
 @pytest.mark.parametrize("mask", MASK_NAMES)
-def test_masks(mask: str, blocks: None) -> None:
+def test_masks(mask: str, blocks: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_blocks(monkeypatch, blocks)
     check(draw(N, 1, mask))
     check(draw(N, 2, mask, **OPTIONS["all"]), padding=True)
 
 
-@pytest.mark.parametrize("blocks", ["one block", "some rows"], indirect=True)
+@pytest.mark.parametrize("blocks", ["one block", "some rows"])
 @pytest.mark.parametrize("options", OPTIONS)
-def test_options(options: str, blocks: None) -> None:
+def test_options(options: str, blocks: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_blocks(monkeypatch, blocks)
     for mask in (NO_MASK, mask_cases(N)["causal"], mask_cases(N)["allowed"]):
         check(draw(N, 3, mask, **OPTIONS[options]))
 
@@ -198,16 +204,6 @@ def test_masks_and_sinks_in_every_form(mask: str, wrap: Any) -> None:
     check(draw(N, 4, mask, sink=True), wrap=wrap)
 
 
-@pytest.mark.parametrize(("options", "threads"), [("all", 1), ("all", 5), ("gap", 2)])
-def test_threads_change_nothing(options: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Heads are shared out among threads; masks, sinks and keys must follow them."""
-    set_blocks(monkeypatch, "some rows")
-    torch.set_num_threads(threads)
-    for mask in ("causal", "allowed", "alibi", "bias", "lengths", "allowed per head"):
-        check(draw(N, 6, mask, **OPTIONS[options]))
-        assert torch.get_num_threads() == threads
-
-
 def test_threads_are_given_back_after_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
     set_blocks(monkeypatch, "some rows")
 
@@ -215,27 +211,14 @@ def test_threads_are_given_back_after_an_exception(monkeypatch: pytest.MonkeyPat
         raise MemoryError("no room")
 
     monkeypatch.setattr(block_pass.Pass, "_scores", fail)
-    torch.set_num_threads(2)
     with pytest.raises(MemoryError):
         measure(call_of(draw(N, 6)), 0, Document())
     assert torch.get_num_threads() == 2
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_inference_mode(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads do not inherit it, and what is made under it may not be written outside of it."""
-    set_blocks(monkeypatch, "some rows")
-    torch.set_num_threads(threads)
-    problem = draw(N, 6, "causal")
-    with torch.inference_mode():
-        found = measure(call_of(problem), 0, Document())
-    np.testing.assert_allclose(found.received, dense(problem)[0].sum(1), rtol=0, atol=EXACT)
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_gradients_are_not_asked_for(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_blocks(monkeypatch, "some rows")
-    torch.set_num_threads(threads)
+@pytest.mark.parametrize("blocks", ["one block", "some rows"])
+def test_gradients_are_not_asked_for(blocks: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_blocks(monkeypatch, blocks)
     problem = draw(N, 6, "causal", sink=True)
     call = call_of(problem)
     for x in (call.q, call.k, call.v, call.out, call.options.sink):
@@ -330,30 +313,20 @@ def test_starts_and_norms() -> None:
     assert "norm" not in measure(call_of(draw(N, 19)), 0, Document()).rows
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("mask", ["causal", "window both", "lengths", "segments", "alibi", "bias"])
-def test_float32(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within 1e-5 of the definition, the entropy within 1e-4 nats; q and k are the same numbers on both sides."""
-    n = Sizes(B=1, H=3, G=3, T=37, S=61, D=17, E=5)
-    monkeypatch.setattr(block_pass, "BLOCK", 800)
-    monkeypatch.setattr(block_pass, "THREADED", 1)
-    torch.set_num_threads(2)
-    problem = rounded(draw(n, 9, mask, sink=True, softcap=3.0), torch.float32)
-    call, document = call_of(problem, torch.float32), document_of(n, 0)
-    w_o = torch.randn(23, n.H * n.E, generator=torch.Generator().manual_seed(1))
-    found = measure(call, 0, document, OFFSETS, output_factors(w_o, n.H))
-    assert all(part.dtype == torch.float32 for part in found.rows.values())
-    assert_measured(found, dense(problem)[0], call.out[0], document, OFFSETS, w_o, tolerance=1e-5, nats=1e-4)
+def test_narrow_numbers(mask: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within 1e-5 of the definition, the entropy within 1e-4 nats; q and k are the same numbers on both sides.
 
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("mask", ["causal", "lengths", "alibi", "window both"])
-def test_half_precision(mask: str, dtype: torch.dtype) -> None:
-    """q and k are what they are, and all that follows is in float32: the bounds are those of float32."""
+    In half precision, too: there q and k are what they are, and all that follows is in float32.
+    """
     n = Sizes(B=1, H=3, G=3, T=37, S=61, D=17, E=5)
-    problem = rounded(draw(n, 10, mask, sink=True), dtype)
+    set_blocks(monkeypatch, "some heads")
+    problem = rounded(draw(n, 9, mask, sink=True, softcap=3.0), dtype)
     call, document = call_of(problem, dtype), document_of(n, 0)
     w_o = torch.randn(23, n.H * n.E, generator=torch.Generator().manual_seed(1))
     found = measure(call, 0, document, OFFSETS, output_factors(w_o, n.H))
+    assert all(part.dtype == torch.float32 for part in found.rows.values())
     assert_measured(found, dense(problem)[0], call.out[0], document, OFFSETS, w_o, tolerance=1e-5, nats=1e-4)
 
 
@@ -363,9 +336,9 @@ def rounded(problem: Problem, dtype: torch.dtype) -> Problem:
     return Problem(q, k, v, problem.mask, problem.options)
 
 
-@pytest.mark.parametrize("T", [1031])
-def test_a_narrow_head_far_away_keeps_its_digits(T: int) -> None:
+def test_a_narrow_head_far_away_keeps_its_digits() -> None:
     """Rows that look at two neighbours a thousand tokens back: spread 1/2, entropy ln 2."""
+    T = 1031
     q, k = torch.zeros(1, 1, T, 2), torch.zeros(1, 1, T, 2)
     q[..., 0], k[0, 0, :2, 0] = 1.0, 60.0
     call = Call(nn.Identity(), q, k, k, Options(mask=hw.Causal(), scale=1.0), k)
@@ -518,21 +491,6 @@ def test_what_is_padding_or_forbidden_is_not_read() -> None:
         k[:, :, j] += 1
         after = measure(call._replace(k=k), 0, Document())
         assert torch.equal(after.rows["entropy"], before.rows["entropy"]) == (not may[j])
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_autocast_does_not_blur_the_numbers(dtype: torch.dtype) -> None:
-    """The statistics are in float32 or wider, whatever precision the model runs its products in."""
-    problem = rounded(draw(N, 18, "causal"), torch.float32)
-    call, document = call_of(problem, torch.float32), document_of(N, 0)
-    w_o = torch.randn(23, N.H * N.E, generator=torch.Generator().manual_seed(1))
-    factors = output_factors(w_o, N.H)
-    with torch.autocast("cpu", dtype=dtype):
-        found = measure(call, 0, document, OFFSETS, factors)
-    assert_measured(found, dense(problem)[0], call.out[0], document, OFFSETS, w_o, tolerance=1e-5, nats=1e-4)
-
-
-# W_O
 
 
 # The keys that a row looks at most, and the control
