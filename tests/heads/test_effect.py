@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 import transformers as tf
-from cases import refuses
-from families import IDS, build, model_of
+from cases import every, refuses, refuses_table
+from families import IDS, build, gpt_of, model_of
 from torch import Tensor
 
 import headwise as hw
-from headwise.gpt.gpt import GPT, GPTConfig
-from headwise.gpt.presets import PRESETS
+from headwise.gpt.gpt import GPT
 from headwise.heads import effect
 from headwise.heads.effect import ablation, importance
 from headwise.intervals import interval_of
@@ -29,16 +29,6 @@ BATCHES = ((3, 13), (2, 7), (1, 5))  # documents of a batch have one length
 def batches() -> list[Tensor]:
     generator = torch.Generator().manual_seed(1)
     return [torch.randint(3, V, shape, generator=generator) for shape in BATCHES]
-
-
-def gpt_of(preset: str = "llama", **changes: Any) -> GPT:
-    sizes = {"n_layers": 2, "n_heads": 6, "d_model": 24, "d_ff": 23, "context": 41, "n_kv_heads": 2}
-    torch.manual_seed(2)
-    model = GPT(GPTConfig(vocab_size=V, **{**PRESETS[preset].shape, **sizes, **changes}))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape) * 0.3)
-    return model.eval()
 
 
 def any_model(kind: str) -> Any:
@@ -132,7 +122,6 @@ def test_importance_of_what_does_nothing() -> None:
     assert [found[f"L1.H{h}"] for h in range(6)] == [0] * 6
     model = gpt_of()
     assert importance(model, iter(batches())) == importance(model, batches())
-    refuses(lambda: importance(model, []), r"^importance needs at least one batch of ids$")
 
 
 # Ablation
@@ -236,36 +225,18 @@ def test_losses() -> None:
 # Refusals
 
 
-@pytest.mark.parametrize("name", ["bert", "vit", "t5"])
-def test_a_model_without_a_next_token_is_refused(name: str) -> None:
-    model = model_of(name)
-    assert predicts(model) != "next"
-    for call in (importance, ablation):
-        with pytest.raises(hw.HeadwiseError, match=rf"^{type(model).__name__} does not predict the next token"):
-            call(model, batches())
-
-
-def test_what_has_no_loss_is_refused() -> None:
+@every("call", [importance, ablation])
+def test_what_has_no_loss_is_refused(call: Any) -> None:
     body = tf.GPT2Model(tf.GPT2Config(vocab_size=V, n_embd=33, n_layer=1, n_head=3, n_positions=97, **IDS))
-    refuses(lambda: importance(body, batches()), r"^GPT2Model does not predict the next token")
-    # Its logits are of the token itself, not of the next one.
-    config = tf.BertConfig(
-        vocab_size=V, hidden_size=33, num_hidden_layers=1, num_attention_heads=3, intermediate_size=37
-    )
-    with pytest.raises(hw.HeadwiseError, match=r"^BertForMaskedLM does not predict the next token"):
-        ablation(tf.BertForMaskedLM(config), batches())
-    refuses(lambda: ablation(gpt_of(), batches(), heads=["L0.H9"]), r"^no head 'L0\.H9'; did you mean")
-    refuses(lambda: ablation(gpt_of(), batches(), heads="L0.H1"), r"^heads='L0\.H1' must be a list of names")
+    sizes = {"hidden_size": 33, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 37}
+    masked = tf.BertForMaskedLM(tf.BertConfig(vocab_size=V, **sizes))  # its logits are of the token itself
+    for model in (body, masked, model_of("bert"), model_of("vit"), model_of("t5")):
+        assert predicts(model) != "next"
+        refuses(partial(call, model, batches()), f"^{type(model).__name__} does not predict the next token")
     # No batch, or documents of one token, which have no next one: never an empty report.
-    model = gpt_of()
-    with pytest.raises(hw.HeadwiseError):
-        ablation(model, [])
-    single = [torch.zeros(2, 1, dtype=torch.long)]
-    for call in (importance, ablation):
-        with pytest.raises(hw.HeadwiseError):
-            call(model, single)
+    refuses(lambda: call(gpt_of(), []), "needs at least one batch of ids|documents")
+    refuses(lambda: call(gpt_of(), [torch.zeros(2, 1, dtype=torch.long)]), "documents of 1 tokens have no next token")
 
 
-@pytest.mark.parametrize("how", ["median", "none"])
-def test_other_ways_are_refused(how: str) -> None:
-    refuses(lambda: ablation(gpt_of(), batches(), how=how), rf"^how='{how}' is not known; one of zero, mean$")
+def test_heads_and_ways_that_are_not_known_are_refused() -> None:
+    refuses_table("ablation", {"ablated": lambda **options: ablation(gpt_of(), batches(), **options)})

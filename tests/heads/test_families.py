@@ -16,7 +16,6 @@ from families import (
     DECODERS,
     FAMILIES,
     IDS,
-    TABLES,
     Attention,
     V,
     answer,
@@ -24,7 +23,6 @@ from families import (
     eager,
     inputs_of,
     model_of,
-    padding_mask,
     real,
     shake,
 )
@@ -413,31 +411,6 @@ def test_maps_are_kept_where_they_are_asked_for(name: str) -> None:
             watched = model(**inputs, output_attentions=True)
     key = "attentions" if "attentions" in plain else "decoder_attentions"
     assert all(torch.equal(x, y) for x, y in zip(plain[key], watched[key], strict=True)) and len(seen)
-
-
-# Other families that say they go through the interface
-
-
-@pytest.mark.parametrize("family", TABLES["more"])
-def test_more_families(family: str) -> None:
-    """Watched or refused by name; when watched, the answer stays and every real row is counted, with its norm."""
-    model = build(family, "more")
-    inputs = {"input_ids": inputs_of("gpt2")["input_ids"], "attention_mask": padding_mask("right")}
-    if family == "bart":
-        inputs["decoder_input_ids"] = inputs["input_ids"][:, :11]
-    with torch.no_grad():
-        plain = answer(model(**inputs))
-        with hw.watch(model) as seen:
-            watched = answer(model(**inputs))
-    kept = torch.ones(plain.shape[:2]).bool() if family == "bart" else inputs["attention_mask"].bool()
-    assert (watched - plain)[kept].abs().max() < 1e-5
-    head = next(iter(seen))
-    calls = 3 if family == "albert" else 1  # its layers share one module
-    assert len(seen[head].rows.entropy) == calls * int(inputs["attention_mask"].sum())
-    assert seen[head].norm > 0
-    if family == "bart":
-        assert {one.split(".")[0] for one in seen} == {"encoder", "decoder", "cross"}
-        assert [h for h in seen if h.startswith("cross")] == ["cross.L0.H0", "cross.L0.H1", "cross.L0.H2"]
 
 
 def test_two_stacks_of_equal_rank_are_named_apart() -> None:

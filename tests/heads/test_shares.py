@@ -20,6 +20,7 @@ from processes import Started, command, together
 
 from headwise.corpus.documents import Text
 from headwise.corpus.tokens import Tokens
+from headwise.gpt import ranks
 from headwise.gpt.checkpoint import read_metadata, save_model, write_tensors
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.ranks import Ranks
@@ -99,9 +100,10 @@ def test_progress_counts_each_layer_where_they_pass_in_turn(model: GPT, text: Te
         def merged(self, state: Any, join: Any) -> Any:
             return state
 
-    read_corpus(
-        lambda: Tally(streamed, 0), documents, text.marks, lambda *counts: told.append(counts), Pair(0, 2), None
-    )
+    def progress(*counts: int) -> None:
+        told.append(counts)
+
+    read_corpus(lambda: Tally(streamed, 0), documents, text.marks, progress, Pair(0, 2), None)
     mine = sum(len(documents[n]) for numbers in shares(documents, [], 2)[0] for n in numbers)
     assert told[-1] == (2 * mine, 2 * sum(map(len, documents)))
 
@@ -142,15 +144,11 @@ def test_a_survey_goes_on_from_what_is_kept(
     other = copy.deepcopy(model)
     with torch.no_grad():
         other.lm_head.weight[0, 0] += 1
-    refuses(
-        lambda: survey(other, text, keep=tmp_path, **options), "is of another model or text; go on with those, or pa"
-    )
+    refuses(lambda: survey(other, text, keep=tmp_path, **options), "is of another model or text; go on with those")
     write_tensors(kept_file := tmp_path / "tally-1-0.safetensors", {}, {"format": "pt"})
     said = f"{kept_file} is damaged: it is no tally of headwise; remove it"
     refuses(lambda: survey(model, text, keep=tmp_path, **options), said)
-    refuses(
-        lambda: survey(model, text, keep=tmp_path, by_document=True), "by_document=True keeps what one process reads"
-    )
+    refuses(lambda: survey(model, text, keep=tmp_path, by_document=True), "by_document=True keeps what one process")
 
 
 # --- The command, by several processes ---
@@ -209,8 +207,8 @@ def test_killed_by_a_lost_process_it_goes_on_with_three(folder: Path, alone: dic
 
 
 def often(*words: object) -> None:
-    """The command, which keeps what it has read after every batch, and takes its time."""
-    sharing.SAVE_SECONDS = 0.0
+    """The command, which keeps what it has read after every batch, takes its time, and soon misses a rank."""
+    sharing.SAVE_SECONDS, ranks.SILENT = 0.0, 5
     write = sharing.Tallies.write
 
     def slowly(*arguments: Any, **more: Any) -> None:

@@ -81,17 +81,11 @@ DEADLY = [
 
 
 @one_path
-@every("options", [{}, {"sink": True}, {"softcap": 0.9}], ids=["bare", "sink", "softcap"])
+@every("T, options", [(3, {}), (3, {"sink": True}), (3, {"softcap": 0.9}), (1, {})])
 @every("mask", DEADLY)
-def test_dead_keys(mask: str, options: dict, path: str) -> None:
+def test_dead_keys(mask: str, T: int, options: dict, path: str) -> None:
     # Few queries, and two heads a group, so that each of these masks leaves some key to nobody.
-    assert_dead_keys_stay_dead(path, draw(Sizes(B=2, H=4, G=2, T=3, S=7, D=5, E=11), 7, mask, **options))
-
-
-@one_path
-@every("mask", DEADLY)
-def test_dead_keys_of_a_decode_step(mask: str, path: str) -> None:
-    assert_dead_keys_stay_dead(path, draw(Sizes(B=2, H=4, G=2, T=1, S=7, D=5, E=11), 7, mask))
+    assert_dead_keys_stay_dead(path, draw(Sizes(B=2, H=4, G=2, T=T, S=7, D=5, E=11), 7, mask, **options))
 
 
 def forbids(heads_and_keys: set[tuple[int, int]], n_heads: int, S: int) -> MaskCase:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import every
 from helpers import NATIVE, Problem, Sizes, draw
 
 import headwise as hw
@@ -52,46 +53,73 @@ def attend(n: Sizes, mask: hw.Mask | None = None, **options: Any) -> dict[str, A
     return arguments
 
 
-def test_no_mask(spy: Spy) -> None:
-    arguments = attend(GQA)
-    assert spy.call["attn_mask"] is None
-    assert not spy.call["is_causal"]
-    assert spy.call["scale"] == pytest.approx(GQA.D**-0.5)
+FLAG = {"is_causal": True, "attn_mask": None}
+NO_MASK = {"is_causal": False, "attn_mask": None}
+SPELLED = {"is_causal": False, "attn_mask": "some mask"}
+# The sizes, the mask, what the kernel gets, and the shapes of its queries and keys.
+CALLS: list[tuple[Sizes, hw.Mask | None, dict[str, Any], tuple[int, ...], tuple[int, ...]]] = [
+    # Grouped heads are not repeated, and equal ones need no grouping.
+    (GQA, None, NO_MASK | {"enable_gqa": True, "scale": pytest.approx(11**-0.5)}, (2, 6, 5, 11), (2, 3, 7, 11)),
+    (GQA._replace(H=3), None, NO_MASK | {"enable_gqa": False}, (2, 3, 5, 11), (2, 3, 7, 11)),
+    # A square is the kernel's flag, whatever windows leave it as it is.
+    (SQUARE, hw.Causal(), FLAG, (2, 6, 7, 11), (2, 3, 7, 11)),
+    (SQUARE, hw.Causal(offset=0), FLAG, (2, 6, 7, 11), (2, 3, 7, 11)),
+    (SQUARE, hw.Window(None, 0), FLAG, (2, 6, 7, 11), (2, 3, 7, 11)),
+    (SQUARE, hw.Causal() & hw.Window(None, 3), FLAG, (2, 6, 7, 11), (2, 3, 7, 11)),
+    (SQUARE, hw.Causal() & hw.Window(6, None), FLAG, (2, 6, 7, 11), (2, 3, 7, 11)),
+    # Five queries at the first five of seven keys: the last two keys are cut off, and the flag does the rest.
+    (GQA, hw.Causal(offset=0), FLAG, (2, 6, 5, 11), (2, 3, 5, 11)),
+    # The kernel's flag aligns at the beginning here, at the end elsewhere; only in a square are they the same.
+    (GQA, hw.Causal(), SPELLED, (2, 6, 5, 11), (2, 3, 7, 11)),
+    (GQA, hw.Causal(offset=1), SPELLED, (2, 6, 5, 11), (2, 3, 6, 11)),
+    (
+        GQA._replace(T=7, S=5),
+        hw.Causal(offset=0),
+        SPELLED,
+        (2, 6, 7, 11),
+        (2, 3, 5, 11),
+    ),
+    # More than causal needs a mask.
+    (SQUARE, hw.Causal() & hw.Lengths([3, 7]), SPELLED, (2, 6, 7, 11), (2, 3, 7, 11)),
+    (SQUARE, hw.Causal() & hw.Alibi(), SPELLED, (2, 6, 7, 11), (2, 3, 7, 11)),
+    (SQUARE, hw.Window(2, 0), SPELLED, (2, 6, 7, 11), (2, 3, 7, 11)),
+    # A step is folded, (B,H,1,D) to (B,G,r,D): each key and value is read once a group, and causal costs no mask.
+    (DECODE, hw.Causal(), NO_MASK | {"enable_gqa": False}, (2, 3, 2, 11), (2, 3, 7, 11)),
+    (DECODE, None, NO_MASK | {"enable_gqa": False}, (2, 3, 2, 11), (2, 3, 7, 11)),
+    (DECODE, hw.Lengths([3, 7]), {"enable_gqa": False, "attn_mask": "some mask"}, (2, 3, 2, 11), (2, 3, 7, 11)),
+    (DECODE, hw.Alibi(), {"enable_gqa": False, "attn_mask": "some mask"}, (2, 3, 2, 11), (2, 3, 7, 11)),
+]
+
+
+@every("n, mask, expected, q_shape, k_shape", CALLS)
+def test_what_the_kernel_gets(
+    spy: Spy,
+    n: Sizes,
+    mask: hw.Mask | None,
+    expected: dict[str, Any],
+    q_shape: tuple[int, ...],
+    k_shape: tuple[int, ...],
+) -> None:
+    spy.calls.clear()
+    arguments = attend(n, mask)
+    call = dict(spy.call)
+    if call["attn_mask"] is not None:
+        call["attn_mask"] = "some mask"
+    assert {name: call[name] for name in expected} == expected
+    assert call["query"].shape == q_shape and call["key"].shape == call["value"].shape == k_shape
+    if "Lengths" in repr(mask):  # what stands in dead keys is cleared in a copy
+        return
     for name, argument in (("query", "q"), ("key", "k"), ("value", "v")):  # the very same memory: nothing was copied
-        assert spy.call[name].data_ptr() == arguments[argument].data_ptr()
+        assert call[name].data_ptr() == arguments[argument].data_ptr()
 
 
-def test_grouped_heads_are_not_repeated(spy: Spy) -> None:
-    attend(GQA)
-    assert spy.call["enable_gqa"]
-    assert spy.call["query"].shape[1] == 6
-    assert spy.call["key"].shape[1] == spy.call["value"].shape[1] == 3
-
-
-def test_equal_heads_need_no_grouping(spy: Spy) -> None:
-    attend(GQA._replace(H=3))
-    assert not spy.call["enable_gqa"]
-
-
-def test_decoding_costs_no_mask(spy: Spy) -> None:
-    attend(DECODE, hw.Causal())
-    assert spy.call["attn_mask"] is None
-    assert not spy.call["is_causal"]
-
-
-def test_decoding_copies_neither_keys_nor_values(spy: Spy) -> None:
-    arguments = attend(DECODE, hw.Causal())
-    assert spy.call["key"].data_ptr() == arguments["k"].data_ptr()
-    assert spy.call["value"].data_ptr() == arguments["v"].data_ptr()
-
-
-def test_a_sink_is_one_more_key(spy: Spy) -> None:
-    attend(GQA, hw.Causal(), sink=True)
-    assert spy.call["key"].shape[2] == GQA.S + 1
-    assert not spy.call["value"][:, :, -1].any()
-
-
-def test_dropout_goes_to_the_kernel(spy: Spy) -> None:
+def test_options_of_the_kernel_and_what_it_is_not_asked(spy: Spy) -> None:
+    attend(GQA, softcap=2.0)
+    hw.trace(**draw(GQA).arguments(NATIVE["explicit"]))
+    assert not spy.calls
+    attend(GQA, hw.Causal(), sink=True)  # one more key
+    assert spy.call["key"].shape[2] == GQA.S + 1 and not spy.call["value"][:, :, -1].any()
+    spy.calls.clear()
     attend(GQA, dropout=0.25)
     assert spy.call["dropout_p"] == 0.25
 
@@ -101,70 +129,6 @@ def test_unequal_widths_are_padded_for_the_kernel(spy: Spy) -> None:
         attend(GQA._replace(E=E))
     for call in spy.calls:
         assert call["query"].shape[-1] == call["key"].shape[-1] == call["value"].shape[-1]
-
-
-def test_a_softcap_takes_the_explicit_path(spy: Spy) -> None:
-    attend(GQA, softcap=2.0)
-    assert not spy.calls
-
-
-def test_trace_takes_the_explicit_path(spy: Spy) -> None:
-    hw.trace(**draw(GQA).arguments(NATIVE["explicit"]))
-    assert not spy.calls
-
-
-@pytest.mark.parametrize(
-    "mask",
-    [
-        hw.Causal(),
-        hw.Causal(offset=0),
-        hw.Window(None, 0),
-        hw.Causal() & hw.Window(None, 3),
-        hw.Causal() & hw.Window(6, None),
-    ],
-    ids=repr,
-)
-def test_square_causal_is_the_kernels_flag(mask: hw.Mask, spy: Spy) -> None:
-    attend(SQUARE, mask)
-    assert spy.call["is_causal"]
-    assert spy.call["attn_mask"] is None
-
-
-@pytest.mark.parametrize(
-    ("n", "mask"),
-    [(GQA, hw.Causal()), (GQA, hw.Causal(offset=1)), (GQA._replace(T=7, S=5), hw.Causal(offset=0))],
-    ids=["end", "shifted", "T>S"],
-)
-def test_the_flag_is_for_squares_only(n: Sizes, mask: hw.Mask, spy: Spy) -> None:
-    """The kernel's flag aligns at the beginning here, at the end elsewhere; only in a square are they the same."""
-    attend(n, mask)
-    assert not spy.call["is_causal"]
-    assert spy.call["attn_mask"].dtype == torch.bool
-
-
-def test_an_early_offset_leaves_the_square_that_is_seen(spy: Spy) -> None:
-    """Five queries at the first five of seven keys: the last two keys are cut off, and the flag does the rest."""
-    attend(GQA, hw.Causal(offset=0))
-    assert spy.call["is_causal"]
-    assert spy.call["key"].shape[2] == 5
-
-
-@pytest.mark.parametrize(
-    "mask", [hw.Causal() & hw.Lengths([3, 7]), hw.Causal() & hw.Alibi(), hw.Window(2, 0)], ids=repr
-)
-def test_more_than_causal_needs_a_mask(mask: hw.Mask, spy: Spy) -> None:
-    attend(SQUARE, mask)
-    assert not spy.call["is_causal"]
-    assert spy.call["attn_mask"] is not None
-
-
-@pytest.mark.parametrize("mask", [hw.Causal(), None, hw.Lengths([3, 7]), hw.Alibi()], ids=repr)
-def test_decoding_is_folded(mask: hw.Mask | None, spy: Spy) -> None:
-    """(B,H,1,D) becomes (B,G,r,D): each key and value is read once a group."""
-    attend(DECODE, mask)
-    assert spy.call["query"].shape == (2, 3, 2, 11)
-    assert spy.call["key"].shape == spy.call["value"].shape == (2, 3, 7, 11)
-    assert not spy.call["enable_gqa"]
 
 
 @pytest.mark.parametrize(
