@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from cases import refuses
+from families import gpt_of
 
 import headwise as hw
 from headwise.gpt.gpt import GPT, GPTConfig
@@ -18,27 +20,17 @@ from headwise.models.sites import attention_layers
 
 IDS = [3, 1, 4, 1, 5, 9, 2]
 TOKENS = [str(i) for i in IDS]
-SMALL: dict[str, Any] = {"n_heads": 2, "d_model": 20, "n_layers": 2}
-SIZES: dict[str, dict[str, Any]] = {  # presets whose heads want other sizes
-    "verbs": {"n_heads": 3, "d_model": 18, "n_layers": 3},
-    "llama": {"n_heads": 6, "n_kv_heads": 2, "d_model": 24, "n_layers": 2},
-}
 
 
 @pytest.fixture
-def model(request: Any) -> GPT:
-    name = getattr(request, "param", "llama")
-    torch.manual_seed(0)
-    made = GPT(GPTConfig(vocab_size=11, **{**PRESETS[name].shape, **SIZES.get(name, SMALL), "init_std": 0.5}))
-    return made.eval()
+def model() -> GPT:
+    return gpt_of()
 
 
-every_preset = pytest.mark.parametrize("model", PRESETS, indirect=True)
-
-
-@every_preset
-def test_weights_are_those_of_each_layer_s_trace(model: GPT) -> None:
+@pytest.mark.parametrize("preset", PRESETS)
+def test_weights_are_those_of_each_layer_s_trace(preset: str) -> None:
     """Two orders of the same sums: scores of some tens differ in their last digit, and weights by as much."""
+    model = gpt_of(preset)
     calls: list[Any] = []
     for layer in attention_layers(model):
         layer.watchers.append(calls.append)
@@ -80,14 +72,11 @@ def test_heads_have_names_and_rows(model: GPT) -> None:
 
 def test_what_has_no_maps_is_refused(model: GPT) -> None:
     refuses(lambda: head_maps(model, [], [], "run"), r"^the text has no tokens; pass one with text=$")
-    context = model.config.context
-    assert len(head_maps(model, [1] * context, ["1"] * context, "run").maps) == 12
-    with pytest.raises(hw.HeadwiseError) as refusal:
-        head_maps(model, [1] * (context + 1), ["1"] * (context + 1), "run")
-    assert str(refusal.value) == "the text has 129 tokens, and the model's context is 128; pass a shorter one"
-    model = GPT(GPTConfig(vocab_size=11, context=500, n_layers=1, n_heads=1, d_model=2))
-    assert len(head_maps(model, [1] * LONGEST, ["1"] * LONGEST, "run").maps) == 1
-    with pytest.raises(hw.HeadwiseError) as refusal:
-        head_maps(model, [1] * 401, ["1"] * 401, "run")
-    message = "the text has 401 tokens, and the most that whole maps are drawn for is 400; pass a shorter one"
-    assert str(refusal.value) == message
+    wide = GPT(GPTConfig(vocab_size=11, context=500, n_layers=1, n_heads=1, d_model=2))
+    for each, longest, bound in (
+        (model, 41, "the model's context is 41"),
+        (wide, LONGEST, "the most that whole maps are drawn for is 400"),
+    ):
+        head_maps(each, [1] * longest, ["1"] * longest, "run")
+        call = partial(head_maps, each, [1] * (longest + 1), ["1"] * (longest + 1), "run")
+        refuses(call, f"^the text has {longest + 1} tokens, and {bound}; pass a shorter one$")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from cases import refuses, refuses_table
+from families import gpt_of
 from torch import nn
 
 import headwise as hw
@@ -25,23 +26,10 @@ from headwise.models.sites import attention_layers
 
 IDS = [3, 1, 4, 1, 5, 9, 2]
 TOKENS = [str(i) for i in IDS]
-SIZES: dict[str, dict[str, Any]] = {
-    "verbs": {"n_heads": 3, "d_model": 18, "n_layers": 3},
-    "llama": {"n_heads": 6, "n_kv_heads": 2, "d_model": 24, "n_layers": 2},
-    "nanogpt": {"n_heads": 2, "d_model": 22, "n_layers": 2, "bias": True},  # GPT-2 has biases
-}
-SMALL: dict[str, Any] = {"n_heads": 2, "d_model": 20, "n_layers": 2}
 
 
 def build(preset: str) -> GPT:
-    """A model of a preset whose every weight, gain and bias is drawn: none is 0 or 1."""
-    torch.manual_seed(5)
-    model = GPT(GPTConfig(vocab_size=11, **{**PRESETS[preset].shape, **SIZES.get(preset, SMALL), "init_std": 0.3}))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:
-                parameter.uniform_(0.5, 1.5)
-    return model.eval()
+    return gpt_of(preset, bias=preset == "nanogpt")  # GPT-2 has biases
 
 
 every_preset = pytest.mark.parametrize("preset", PRESETS)
@@ -188,7 +176,7 @@ def with_layer(**options: Any) -> GPT:
     """A model whose second layer has options that no preset has."""
     model = build("verbs")
     torch.manual_seed(2)
-    layer = MultiHeadAttention(**{"d_model": 18, "n_heads": 3, **options})
+    layer = MultiHeadAttention(**{"d_model": 24, "n_heads": 3, **options})
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.uniform_(-0.7, 0.9)
@@ -229,7 +217,7 @@ def test_positions_without_keys_and_other_gates() -> None:
     for sink in (False, True):
         s = plain_steps(with_layer(mask=hw.Causal(offset=-1), sink=sink), 1, 0, 0)
         check_every_line(s)
-        assert s["keys"] == [] and s["out"] == [0.0] * 6 and s["sink"] is None
+        assert s["keys"] == [] and s["out"] == [0.0] * 8 and s["sink"] is None
     model = with_layer(mask=hw.Causal(), sink=True)
     model.blocks[1].attention.sink.data.fill_(-math.inf)  # type: ignore[union-attr]
     s = plain_steps(model)
