@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from headwise.corpus.tokens import Tokens
 from headwise.gpt.checkpoint import save_model
 from headwise.gpt.gpt import GPT, GPTConfig
+from headwise.models.ask import answers
 
 V, B, T = 31, 3, 13  # vocabulary, documents, tokens
 OWN: dict[str, Any] = {
@@ -102,6 +103,14 @@ def _built(name: str, seed: int, dtype: torch.dtype) -> nn.Module:
 def texts(seed: int = 0) -> Tensor:
     """Random ids (B,T)."""
     return torch.randint(V, (B, T), generator=torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def far(model: nn.Module, other: nn.Module) -> float:
+    """The largest difference of an answer, relative to the largest answer where that exceeds 1."""
+    ids = texts(1)
+    wanted = answers(model, ids)
+    return float((answers(other, ids) - wanted).abs().max() / wanted.abs().max().clamp(min=1))
 
 
 def saved(base: Path, name: str, **how: Any) -> Path:

@@ -7,23 +7,14 @@ import dataclasses
 import pytest
 import torch
 import transformers as tf
-from reshape_models import BUILD, ROTARY, build, texts
+from reshape_models import BUILD, ROTARY, build, far, texts
 from torch import Tensor, nn
 
-from headwise.models.ask import answers
 from headwise.models.weights import AttentionWeights, read_layers, with_layers
 from headwise.reshape.align import activations, fold, key_maps, key_rule, moments, orthogonal_maps, turns
 from headwise.reshape.pool import aligned
 
 CLOSE = {torch.float32: 1e-5, torch.float64: 1e-10}
-
-
-@torch.no_grad()
-def far(model: nn.Module, other: nn.Module) -> float:
-    """The largest difference of an answer, relative to the largest answer where that exceeds 1."""
-    ids = texts(1)
-    wanted = answers(model, ids)
-    return float((answers(other, ids) - wanted).abs().max() / wanted.abs().max().clamp(min=1))
 
 
 def changed(model: nn.Module, change: dict[int, AttentionWeights]) -> nn.Module:

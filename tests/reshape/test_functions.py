@@ -10,11 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cases import refuses
+from cases import refuses, refuses_table
 from reshape_models import build
-from torch import nn
 
-from headwise import HeadwiseError
 from headwise.cli.reshape import Narrow, Prune, Share
 from headwise.gpt.run import Settings, run_training
 from headwise.models.open import open_folder
@@ -79,15 +77,6 @@ def test_a_text_is_a_file_a_string_or_ids(run: Path) -> None:
     refuses(lambda: share(source.model, 2, text="the cat"), "the text is too short")
 
 
-def test_ids_that_do_not_fit_are_refused() -> None:
-    model = build("rope", dtype=torch.float32)
-    refuses(lambda: share(model, 3, text=IDS + 1), "the text has the token id 31 and the model knows 31 tokens")
-    with pytest.raises(HeadwiseError, match="a document of 13 ids exceeds the 7 that the model is to read at a time"):
-        share(model, 3, text=IDS, tokens=7)
-    refuses(lambda: share(model, 3), "is no run of headwise, nor made from one that can be found")
-    refuses(lambda: share(model, 3, text=LETTERS), "has no tokenizer; pass token ids")
-
-
 @pytest.mark.slow
 def test_an_opened_model_is_written_with_its_ancestors_unless_it_was_changed(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -109,28 +98,13 @@ def test_an_opened_model_is_written_with_its_ancestors_unless_it_was_changed(
     assert share(opened, 2, method="mean").ancestors == ()
 
 
-def test_a_model_without_a_tokenizer_is_not_written(tmp_path: Path) -> None:
-    with pytest.raises(HeadwiseError, match="the model has no tokenizer, and a folder of headwise needs one"):
-        share(build("rope", dtype=torch.float32), 3, text=IDS, out=tmp_path / "out")
+def test_what_does_not_fit_or_changes_nothing_is_refused_and_not_written(tmp_path: Path) -> None:
+    model, gpt2 = build("rope", dtype=torch.float32), build("gpt2", dtype=torch.float32)
+    silent = prune(gpt2, ["L0.H1"], text=IDS).model
+    names = {"model": model, "gpt2": gpt2, "silent": silent, "out": tmp_path / "out"}
+    refuses_table("functions", globals() | names)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_request_that_changes_nothing_says_so() -> None:
-    model = build("gpt2", dtype=torch.float32)
-    refuses(lambda: share(model, 3, text=IDS), "the model has 3 key/value heads already, so nothing changes")
-    refuses(lambda: prune(model, keep=1.0, text=IDS), r"keep=1\.0 keeps every head: nothing changes")
-    silent = prune(model, ["L0.H1"], text=IDS).model
-    refuses(lambda: prune(silent, ["L0.H1"], text=IDS), r"L0\.H1: these heads give nothing already, so nothing changes")
     assert prune(silent, ["L0.H1", "L1.H2"], text=IDS).details["heads"] == ["L0.H1", "L1.H2"]
-
-
-def test_a_model_without_numbers_is_refused() -> None:
-    refuses(lambda: share(build("llama").to("meta"), 3, text=IDS), "the model is on the meta device and has no numbers")
-
-
-def test_settings_of_healing_need_a_healing(tmp_path: Path) -> None:
-    model: nn.Module = build("rope")
-    refuses(lambda: share(model, 3, force=True), "force=True is about the folder")
 
 
 def test_an_editor_knows_the_options() -> None:

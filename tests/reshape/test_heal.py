@@ -27,6 +27,21 @@ from headwise.reshape.share import share_heads
 RECIPE = HealRecipe(steps=12, batch=2, lr=0.05, hidden=0.0, evaluations=4)
 
 
+@contextmanager
+def stopped_at(count: int) -> Iterator[None]:
+    """Ctrl-C where a healing asks for the so manieth time: once before it begins, and once a step."""
+    calls = iter(range(1000))
+
+    @contextmanager
+    def interrupted() -> Iterator[Callable[[], bool]]:
+        yield lambda: next(calls) == count
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped) as stop:
+        patch.setattr("headwise.reshape.heal.interrupts", interrupted)
+        yield
+    assert stop.value.step == count
+
+
 def documents(n: int, seed: int, lengths: tuple[int, ...] = (13, 11)) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(31, (lengths[i % len(lengths)],), generator=generator) for i in range(n)]
@@ -115,21 +130,12 @@ def test_it_stops_early_and_hands_out_the_best() -> None:
     assert compared(parent, healed.model, HELD_OUT)[2] == pytest.approx(best, rel=1e-5)
 
 
-def test_weights_that_were_best_before_it_was_stopped_are_handed_out_after(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_that_were_best_before_it_was_stopped_are_handed_out_after(tmp_path: Path) -> None:
     """At a rate that destroys the child the best evaluation is the first, made by the process that was stopped."""
     recipe = replace(RECIPE, lr=30.0, clip=1e9)
     whole = Healing(*pair(), TRAIN, HELD_OUT, recipe).run()
     assert whole.best_step == 0
-    calls = iter(range(1000))
-
-    @contextmanager
-    def interrupted_later() -> Iterator[Callable[[], bool]]:
-        yield lambda: next(calls) == 4
-
-    with monkeypatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr("headwise.reshape.heal.interrupts", interrupted_later)
+    with stopped_at(4):
         Healing(*pair(), TRAIN, HELD_OUT, recipe, tmp_path).run()
     resumed = Healing(*pair(), TRAIN, HELD_OUT, recipe, tmp_path).run()
     assert all(torch.equal(a, b) for a, b in zip(weights(whole.model), weights(resumed.model), strict=True))
@@ -152,21 +158,12 @@ def weights(model: nn.Module) -> list[Tensor]:
     return [parameter.detach() for parameter in model.parameters()]
 
 
-def test_stopped_and_resumed_it_ends_with_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_and_resumed_it_ends_with_the_same_bytes(tmp_path: Path) -> None:
     parent, child = pair("qk-norm")
     recipe = replace(RECIPE, hidden=2.0)
     whole = Healing(parent, child, TRAIN, HELD_OUT, recipe).run()
-    calls = iter(range(1000))
-
-    @contextmanager
-    def interrupted_later() -> Iterator[Callable[[], bool]]:
-        yield lambda: next(calls) == 7  # asked once before, and once a step: in the seventh, and never again
-
-    monkeypatch.setattr("headwise.reshape.heal.interrupts", interrupted_later)
-    with pytest.raises(Stopped) as stop:
+    with stopped_at(7):
         Healing(parent, pair("qk-norm")[1], TRAIN, HELD_OUT, recipe, tmp_path).run()
-    assert stop.value.step == 7
-    monkeypatch.undo()
     resumed = Healing(parent, pair("qk-norm")[1], TRAIN, HELD_OUT, recipe, tmp_path).run()
     assert resumed.curve == whole.curve
     assert all(torch.equal(a, b) for a, b in zip(weights(whole.model), weights(resumed.model), strict=True))

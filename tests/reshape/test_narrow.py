@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as tf
-from cases import every, refuses
+from cases import every, refuses, refuses_table
 from processes import verified_here
 from reshape_models import ROTARY, V, build
 from torch import nn
@@ -70,8 +70,7 @@ def test_a_gemma_3_gets_shorter_windows_where_it_has_some(tmp_path: Path) -> Non
     with torch.no_grad(), seeing(model, {name: hw.Window(4, 0) for name in ("L0", "L2")}):
         torch.testing.assert_close(logits(shorter.model, ids), logits(model, ids), atol=1e-5, rtol=1e-4)
     refuses(lambda: hw.narrow(model, text=ids, window=16), r"window=16 is no smaller than today's, of 16 tokens")
-    with pytest.raises(HeadwiseError, match=r"windows of 2 tokens leave 0.62 of the cache at least"):
-        hw.narrow(model, text=ids, cache=0.1, window=2)
+    refuses(lambda: hw.narrow(model, text=ids, cache=0.1, window=2), "windows of 2 tokens leave 0.62 of the cache")
 
 
 def test_a_llama_is_a_qwen2_whose_biases_are_zero() -> None:
@@ -107,7 +106,7 @@ def model() -> hw.GPT:
 @pytest.fixture(scope="module")
 def ids() -> torch.Tensor:
     """Documents that repeat themselves far away: a layer that looks up is needed."""
-    half = torch.randint(37, (11, 65), generator=torch.Generator().manual_seed(2))
+    half = torch.randint(37, (7, 65), generator=torch.Generator().manual_seed(2))
     return torch.cat([half, half], 1)
 
 
@@ -124,7 +123,7 @@ def test_layers_that_look_things_up_keep_all(model: hw.GPT, ids: torch.Tensor) -
     assert child.won.startswith("cache 9.211 -> 3.82 KiB a token")
     loss = child.damage.loss
     assert loss is not None
-    held_out = ids[9:10]  # every second of the last tenth
+    held_out = ids[6:]  # every second of the last tenth
     with torch.no_grad():
         exact = [float(next_token_losses(each, held_out).mean()) for each in (model, child.model)]
     assert [loss.before, loss.after] == pytest.approx(exact, abs=1e-5)
@@ -132,19 +131,12 @@ def test_layers_that_look_things_up_keep_all(model: hw.GPT, ids: torch.Tensor) -
 
 @pytest.mark.slow
 def test_what_cannot_be_had_says_what_can(model: hw.GPT, ids: torch.Tensor) -> None:
-    for wrong, message in (
-        ({"tolerance": 0.1, "cache": 0.5}, "pass one of them"),
-        ({"tolerance": -1.0}, "tolerance=-1.0"),
-        ({"cache": 1.0}, "cache=1.0"),
-        ({"cache": 0.5, "window": 0}, "window=0"),
-        ({"cache": 0.3}, "leave 0.41 of the cache at least; L1 keep all, for heads there find needles"),
-    ):
-        with pytest.raises(HeadwiseError, match=message):
-            hw.narrow(model, text=ids, **wrong)
-    narrow = with_windows(model, [16, None, None])
-    refuses(lambda: hw.narrow(narrow, cache=0.5, window=32, text=ids), "some layers have one of 16 tokens already")
-    assert windows_of(hw.narrow(narrow, cache=0.6, text=ids).model) == [16, None, 16]
-    refuses(lambda: hw.narrow(with_windows(model, [16] * 3), cache=0.5, text=ids), "every layer has a window")
+    def narrow(model: hw.GPT = model, **options: Any) -> None:
+        hw.narrow(model, text=ids, **options)
+
+    refuses_table("narrow", globals() | {"narrow": narrow, "model": model})
+    child = hw.narrow(with_windows(model, [16, None, None]), cache=0.6, text=ids)
+    assert windows_of(child.model) == [16, None, 16]
 
 
 @pytest.fixture(scope="module")

@@ -8,24 +8,15 @@ from itertools import combinations
 
 import pytest
 import torch
-from cases import refuses_table
-from reshape_models import SHAREABLE, build, texts
+from cases import refuses, refuses_table
+from reshape_models import SHAREABLE, build, far, texts
 from torch import Tensor, nn
 
-from headwise import HeadwiseError
-from headwise.models.ask import answers
 from headwise.models.weights import AttentionWeights, head_counts, input_projection, read_layers, with_layers
 from headwise.reshape import share as sharing
 from headwise.reshape.align import fold, key_rule, moments
 from headwise.reshape.pool import ALIGNING, POOLS
 from headwise.reshape.share import adjacent, cheapest, pooling_error, share_heads
-
-
-@torch.no_grad()
-def far(model: nn.Module, other: nn.Module) -> float:
-    ids = texts(1)
-    wanted = answers(model, ids)
-    return float((answers(other, ids) - wanted).abs().max() / wanted.abs().max().clamp(min=1))
 
 
 def roots_of(model: nn.Module) -> list[Tensor]:
@@ -278,14 +269,12 @@ def test_what_cannot_be_shared_says_why() -> None:
 
 def test_ways_and_families() -> None:
     model = build("rope")
-    with pytest.raises(HeadwiseError, match=r"method='average' is not known; there are mean, aligned"):
-        share_heads(model, 2, "average", "adjacent", roots_of(model))
-    with pytest.raises(HeadwiseError, match=r"groups='near' is not known; there are adjacent, best"):
-        share_heads(model, 2, "mean", "near", roots_of(model))
-    with pytest.raises(
-        HeadwiseError, match=r"Linear is a family whose heads cannot be reshaped yet; there are headwise"
-    ):
-        share_heads(nn.Linear(2, 2), 1, "mean", "adjacent", [])
+    roots, said = roots_of(model), "Linear is a family whose heads cannot be reshaped yet; there are headwise"
+    refuses(
+        lambda: share_heads(model, 2, "average", "adjacent", roots), "method='average' is not known; there are mean"
+    )
+    refuses(lambda: share_heads(model, 2, "mean", "near", roots), "groups='near' is not known; there are adjacent")
+    refuses(lambda: share_heads(nn.Linear(2, 2), 1, "mean", "adjacent", []), said)
     # Neighbours and dealt heads cost the same, and the third way to pair four heads 4 % less.
     prices = {(0, 3): 0.95, (1, 2): 0.97}
     assert cheapest(4, 2, lambda group: prices.get(group, 1.0)) == ((0, 3), (1, 2))

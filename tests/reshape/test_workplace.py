@@ -35,6 +35,11 @@ def write(workplace: Workplace, said: str) -> None:
     workplace.finish()
 
 
+def refused(source: Path, out: Path, words: str, force: bool = True) -> None:
+    with pytest.raises(HeadwiseError, match=words), Workplace(source, out, force):
+        pass
+
+
 def said(folder: Path) -> str:
     return (folder / "model.safetensors").read_text()
 
@@ -51,8 +56,7 @@ def test_what_is_finished_gets_its_name_and_the_rest_goes(source: Path, tmp_path
 
 def test_what_a_killed_job_had_set_aside_comes_back(source: Path, tmp_path: Path) -> None:
     model(tmp_path / "out.partial" / "replaced", "old")
-    with pytest.raises(HeadwiseError, match="exists already"), Workplace(source, tmp_path / "out", force=False):
-        pass
+    refused(source, tmp_path / "out", "exists already", force=False)
     assert said(tmp_path / "out") == "old" and names(tmp_path) == ["out", "source"]
 
 
@@ -135,8 +139,7 @@ def test_a_job_that_is_killed_at_its_end_leaves_nothing_that_the_next_one_does_n
     for moment in range(1, MOMENTS + 1):
         folder = tmp_path / str(moment)
         left += (folder / "out.partial").exists()
-        with pytest.raises(HeadwiseError, match="exists already"), Workplace(source, folder / "out", force=False):
-            pass
+        refused(source, folder / "out", "exists already", force=False)
         ends.append((folder / "out" / "headwise.json").read_text())
         waiting = names(folder / "out.partial") if (folder / "out.partial").exists() else []
         assert waiting == ([STATE] if ends[-1] == "old" else []), moment
@@ -158,9 +161,8 @@ def test_a_folder_that_appeared_meanwhile_is_left_alone(source: Path, tmp_path: 
 def test_links_and_files_are_refused(source: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     (tmp_path / "file").write_text("x")
-    for name, said_ in (("link", "is a link"), ("file", "is a file"), ("no/out", "does not exist")):
-        with pytest.raises(HeadwiseError, match=said_), Workplace(source, tmp_path / name, force=True):
-            pass
+    for name, words in (("link", "is a link"), ("file", "is a file"), ("no/out", "does not exist")):
+        refused(source, tmp_path / name, words)
     assert names(tmp_path) == ["file", "link", "source"]
 
 
@@ -168,8 +170,7 @@ def test_hidden_files_of_others_are_in_the_way_and_stay(source: Path, tmp_path: 
     partial = tmp_path / "out.partial"
     partial.mkdir()
     (partial / ".mine.tmp").write_text("mine")
-    with pytest.raises(HeadwiseError, match="is in the way"), Workplace(source, tmp_path / "out", force=True):
-        pass
+    refused(source, tmp_path / "out", "is in the way")
     assert names(partial) == [".mine.tmp"]
 
 
@@ -178,9 +179,8 @@ def test_what_is_refused_deletes_nothing(source: Path, tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / ".letter.txt.7.tmp").write_text("dear")
     model(tmp_path / "letters.partial" / "replaced", "old")
-    for place, match in (("letters", r"has no headwise\.json"), ("source", "is the source itself"), ("", "holds the")):
-        with pytest.raises(HeadwiseError, match=match), Workplace(source, tmp_path / place, force=True):
-            pass
+    for place, words in (("letters", r"has no headwise\.json"), ("source", "is the source itself"), ("", "holds the")):
+        refused(source, tmp_path / place, words)
     assert names(tmp_path) == ["letters", "letters.partial", "out", "source"]
     assert said(tmp_path / "letters.partial" / "replaced") == "old"
     assert names(tmp_path / "letters") == names(tmp_path / "out") == [".letter.txt.7.tmp"]
@@ -189,11 +189,7 @@ def test_what_is_refused_deletes_nothing(source: Path, tmp_path: Path) -> None:
 def test_a_second_job_is_refused_and_disturbs_nothing(source: Path, tmp_path: Path) -> None:
     with Workplace(source, tmp_path / "out", force=False) as workplace:
         (workplace.path / STATE).write_text("state")
-        with (
-            pytest.raises(HeadwiseError, match="another share, prune or narrow is at work in"),
-            Workplace(source, tmp_path / "out", force=False),
-        ):
-            pass
+        refused(source, tmp_path / "out", "another share, prune or narrow is at work in", force=False)
         assert (workplace.path / STATE).read_text() == "state"
         write(workplace, "new")
     assert names(tmp_path) == ["out", "source"]
