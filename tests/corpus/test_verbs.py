@@ -11,10 +11,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from cases import refuses
+from cases import every, refuses_table
 
 from headwise.corpus.verbs import PERSONS, Cell, cells, clause_orders, conjugation_lines, corpus
-from headwise.errors import HeadwiseError
 
 FORMS = tomllib.loads(Path(__file__).with_name("verb_forms.toml").read_text(encoding="utf-8"))
 
@@ -27,14 +26,14 @@ def rows(table: str) -> list[tuple[str, str, list[str]]]:
     return [(verb, tense, forms.split(" / ")) for verb, tense, forms in split]
 
 
-@pytest.mark.parametrize(("verb", "tense", "forms"), rows(FORMS["english"]))
+@every("verb, tense, forms", rows(FORMS["english"]))
 def test_english_forms(verb: str, tense: str, forms: list[str]) -> None:
     i, you, he = forms
     expected = [f"I {i}", f"you {you}", f"he {he}", f"she {he}", f"we {you}", f"they {you}"]
     assert [Cell(verb, tense, person).english for person in PERSONS] == expected
 
 
-@pytest.mark.parametrize(("verb", "tense", "forms"), rows(FORMS["spanish"]))
+@every("verb, tense, forms", rows(FORMS["spanish"]))
 def test_spanish_forms(verb: str, tense: str, forms: list[str]) -> None:
     yo, tu, el, nosotros, ellos = forms
     expected = [f"yo {yo}", f"tú {tu}", f"él {el}", f"ella {el}", f"nosotros {nosotros}", f"ellos {ellos}"]
@@ -167,17 +166,5 @@ def test_the_order_does_not_depend_on_hashing() -> None:
     assert printed == {ascii((here.train_lines, here.held_out_lines)) + "\n"}
 
 
-@pytest.mark.parametrize("held_out", [-1, 721])
-def test_too_many_held_out_is_refused(held_out: int) -> None:
-    refuses(lambda: corpus(0, held_out), f"held_out={held_out} of 1440 cells; choose 0 to 720")
-
-
-def test_an_unknown_cell_is_refused() -> None:
-    with pytest.raises(HeadwiseError, match=r"verb 'fly' is not in the corpus; choose one of: work, talk, .*, follow"):
-        Cell("fly", "present", "he")
-    with pytest.raises(HeadwiseError, match="tense 'imperfect' is not in the corpus; choose one of: present, past"):
-        Cell("work", "imperfect", "he")
-    with pytest.raises(
-        HeadwiseError, match="person 'it' is not in the corpus; choose one of: I, you, he, she, we, they"
-    ):
-        Cell("work", "present", "it")
+def test_what_is_not_in_the_corpus_is_refused() -> None:
+    refuses_table("verbs", globals())

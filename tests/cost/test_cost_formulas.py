@@ -63,6 +63,7 @@ def test_our_own_models(preset: str, changes: dict[str, Any]) -> None:
         model = GPT(config)
     bill = price(hf_config(config, 0))
     spec = config.attention
+    assert price(config).parameters == price(model).parameters == bill.parameters
     assert bill.parameters.total == model.n_parameters
     assert bill.parameters.parts["attention"] == config.n_layers * spec.n_parameters
     assert bill.cache.bytes_per_token == config.n_layers * spec.cache_values_per_token * 4
