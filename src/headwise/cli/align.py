@@ -23,7 +23,6 @@ def align(
     judge: Path | None = None,
     out: Path | None = None,
     most: int = 8,
-    seed: int = 0,
     device: str = "cpu",
 ) -> None:
     """Find the heads that follow the words in time, or in the source."""
@@ -42,7 +41,7 @@ def align(
     elif len(texts) < 2:
         raise HeadwiseError(f"{pairs} has one text; heads are chosen by some and judged on others: pass more")
     else:
-        texts, others = held_apart(texts, random.Random(seed))
+        texts, others = held_apart(texts, random.Random(0))
     published = getattr(getattr(folder.model, "generation_config", None), "alignment_heads", None) or []
     named = [f"cross.L{layer}.H{head}" for layer, head in published]
     with Progress("reading the texts") as progress:
