@@ -29,7 +29,7 @@ from headwise.gpt.checkpoint import read_metadata, read_tensors
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import Recipe
 from headwise.gpt.ranks import ALONE, Ranks, _Watch, current, joined, whole
-from headwise.gpt.train import METRICS, STATE, Sharing, Stopped, train
+from headwise.gpt.train import METRICS, STATE, Division, Stopped, train
 
 pytestmark = [pytest.mark.slow, pytest.mark.clock]
 STEPS = 12
@@ -47,7 +47,7 @@ def config() -> GPTConfig:
     return GPTConfig(vocab_size=len(set(TEXT)), tied=True, d_ff=24, qk_norm=True, **SHAPE)
 
 
-def learn(folder: Path, sharing: Sharing, until: int = STEPS, recipe: Recipe = RECIPE) -> None:
+def learn(folder: Path, division: Division, until: int = STEPS, recipe: Recipe = RECIPE) -> None:
     """Train in a folder, to the end or to a step after which the first process hears Ctrl-C.
 
     The losses of these steps go to `losses12.json` there, named by their number.
@@ -66,7 +66,7 @@ def learn(folder: Path, sharing: Sharing, until: int = STEPS, recipe: Recipe = R
     folder.mkdir(exist_ok=True)
     training.update, training.interrupts = update, interrupts
     try:
-        train(folder, config(), recipe, data(), 3, lambda progress: None, sharing=sharing)
+        train(folder, config(), recipe, data(), 3, lambda progress: None, division=division)
     except Stopped as stopped:
         assert stopped.step == until
     finally:
@@ -109,27 +109,27 @@ def all_checks(folder: Path) -> None:
         told["logits"] = (model(batch[0]) - split(batch[0])).abs().max().item()
         told["gradients"] = max((a.grad - whole(b.grad)).abs().max().item() for a, b in pairs)
         (folder / f"told{ranks.rank}.json").write_text(json.dumps(told))
-        for name, sharing in (("ddp", Sharing(accumulate=3)), ("shard", Sharing(2, True))):
-            learn(folder / name, sharing)
-            learn(folder / f"{name} cut", sharing, until=HALF)
-            learn(folder / f"{name} cut", sharing)
-        learn(folder / "from one", Sharing(shard=True))
-        learn(folder / "muon", Sharing(shard=True), until=3, recipe=replace(RECIPE, muon_lr=0.01))
+        for name, division in (("ddp", Division(accumulate=3)), ("shard", Division(2, True))):
+            learn(folder / name, division)
+            learn(folder / f"{name} cut", division, until=HALF)
+            learn(folder / f"{name} cut", division)
+        learn(folder / "from one", Division(shard=True))
+        learn(folder / "muon", Division(shard=True), until=3, recipe=replace(RECIPE, muon_lr=0.01))
 
 
 def only_train(folder: Path) -> None:
     with joined():
-        learn(folder / "four", Sharing())
-        learn(folder / "four cut", Sharing(), until=HALF)
-        learn(folder / "four cut", Sharing())
+        learn(folder / "four", Division())
+        learn(folder / "four cut", Division(), until=HALF)
+        learn(folder / "four cut", Division())
 
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One process that learns alone, to the end and to the middle."""
     folder = tmp_path_factory.mktemp("one")
-    learn(folder / "alone", Sharing())
-    learn(folder / "from one", Sharing(accumulate=4), until=HALF)
+    learn(folder / "alone", Division())
+    learn(folder / "from one", Division(accumulate=4), until=HALF)
     return folder
 
 
@@ -196,7 +196,7 @@ def test_what_does_not_fit_is_said_with_numbers() -> None:
     with pytest.raises(
         HeadwiseError, match="shard=True spreads a model over processes; start several of them with torchrun"
     ):
-        Sharing(shard=True).check(data(), RECIPE)
+        Division(shard=True).check(data(), RECIPE)
     assert current() is ALONE and ALONE.sum(2.0) == [2.0] and ALONE.gathered(3) == [3]
 
 
@@ -322,4 +322,4 @@ def test_a_gpu_learns_what_a_processor_learns(tmp_path: Path, one: Path) -> None
 
 def shard_alone(folder: Path) -> None:
     with joined():
-        learn(folder / "shard", Sharing(shard=True))
+        learn(folder / "shard", Division(shard=True))

@@ -33,8 +33,8 @@ from headwise.words import known, phrase, refusal, said
 
 if TYPE_CHECKING:
     from headwise.gpt.run import Run, Settings
+    from headwise.gpt.train import Division
     from headwise.gpt.train import Progress as TrainingProgress
-    from headwise.gpt.train import Sharing
     from headwise.view.live import Live
 
 
@@ -109,14 +109,14 @@ def train(
             with needs_torch():
                 from headwise.gpt.ranks import current
                 from headwise.gpt.run import follow_training
-                from headwise.gpt.train import Sharing
+                from headwise.gpt.train import Division
             folder, settings = current().agree(lambda: run_settings(options, out_folder, resume))
-            sharing = Sharing(accumulate, shard)
+            division = Division(accumulate, shard)
             if current().rank:
-                follow_training(folder, settings, sharing)
+                follow_training(folder, settings, division)
                 return
             with live_page(folder, settings, port) as run:
-                _train(*run, resume, samples, sharing)
+                _train(*run, resume, samples, division)
 
 
 @contextmanager
@@ -149,7 +149,7 @@ def _train(
     page: Live | None,
     resume: bool,
     samples: int | None,
-    sharing: Sharing,
+    division: Division,
 ) -> None:
     """Train, report, and print what came out."""
     with needs_torch():
@@ -162,7 +162,9 @@ def _train(
         n_samples = SAMPLES if samples is None else samples
         film = first_maps if page is None else partial(filmed, page)
         report = report if page is None else told(page, report)
-        result = run_training(folder, settings, report, resume, say, n_samples, film, sharing=sharing, reading=reading)
+        result = run_training(
+            folder, settings, report, resume, say, n_samples, film, division=division, reading=reading
+        )
         report_path = write_report_of(folder)
     if wants_json():
         print_json("train", result_json(folder, result, report_path))

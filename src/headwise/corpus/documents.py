@@ -47,6 +47,8 @@ from headwise.words import Note, refusal
 READ = 2**20  # bytes at a time
 DIGEST = 32  # bytes
 LARGE = 2**24  # bytes of a text whose tokens are kept
+FORMAT = 3  # of what is kept: a change of how a text becomes documents counts on
+BATCH = 4096  # tokens that run together at most
 RARE = 0.1  # the rarest tenth of a document's keys are its rare tokens
 
 Ints = npt.NDArray[np.int64]
@@ -158,10 +160,6 @@ def _parts(contents: Contents) -> Iterator[bytes]:
     yield text + len(text).to_bytes(8, "little")
 
 
-FORMAT = 3  # of what is kept: a change of how a text becomes documents counts on
-BATCH = 4096  # tokens that run together at most
-
-
 @dataclass
 class Text:
     """Documents as ids, and what is known about their tokens."""
@@ -185,6 +183,7 @@ class Text:
             raise refusal("no_document")
         self.counts = Counter(itertools.chain.from_iterable(self.documents))
         ids = list(self.counts)
+        # Besides the special tokens what has no letter and no digit: commas, brackets, line ends.
         marks = {i for i, text in zip(ids, self.shown(ids), strict=True) if not any(map(str.isalnum, text))}
         self.delimiters = torch.tensor(sorted(self.specials | marks), dtype=torch.long)
         self._specials = torch.tensor(sorted(self.specials), dtype=torch.long)
@@ -236,7 +235,7 @@ def read_documents(
     if tokens is not None and context is not None and tokens > context:
         raise refusal("tokens_exceed", tokens=tokens, name=reader.name, context=context)
     room = tokens or context or sys.maxsize
-    if room < in_frame + 2:
+    if room < in_frame + 2:  # a token, and the one that follows it
         raise HeadwiseError(f"tokens {room} leaves no room for text; pass {in_frame + 2} or more")
     paths, typed = contents(sources)
     files = Sources(paths, field, progress)

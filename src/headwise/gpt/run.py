@@ -34,7 +34,7 @@ from headwise.gpt.generate import generate
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import Recipe, check_seed, find_preset
 from headwise.gpt.ranks import current
-from headwise.gpt.train import METRICS, STATE, UNSHARED, Film, Progress, Sharing, no_film, train
+from headwise.gpt.train import METRICS, STATE, UNDIVIDED, Division, Film, Progress, no_film, train
 from headwise.kept import LOCK, Kept
 from headwise.layer.projections import shapes_alone
 from headwise.markup import amount
@@ -123,7 +123,7 @@ def run_training(
     film: Callable[[Path, Corpus, GPTConfig, Recipe], Film] | None = None,
     build: Callable[[GPTConfig], GPT] = GPT,
     finish: Callable[[GPT], GPT] = lambda model: model,
-    sharing: Sharing = UNSHARED,
+    division: Division = UNDIVIDED,
     reading: Reading | None = None,
 ) -> Run:
     """Train into `folder`, or go on there, and write the model and the results.
@@ -133,11 +133,11 @@ def run_training(
     kept. A folder with a run in it is refused unless `resume` says to go on, with the same settings.
     """
     corpus, config, recipe = settings.resolve(reading)
-    sharing.check(corpus.data, recipe)
+    division.check(corpus.data, recipe)
     with shapes_alone():
         size = GPT(config).n_parameters
     needed, room = 16 * size, free_memory()  # bytes of weights, gradients and two moments in float32
-    if needed > room.size and not sharing.apart:
+    if needed > room.size and not division.apart:
         raise HeadwiseError(
             f"{size:,} parameters take {amount(needed)} to train, and {amount(room.size)} are free ({room.limit}); "
             f"take a smaller model"
@@ -157,12 +157,12 @@ def run_training(
         say(Note.of("tell.training", **facts))
         began = time.monotonic()
         filming: Film = no_film
-        if film is not None and not sharing.apart:
+        if film is not None and not division.apart:
             filming = film(folder, corpus, config, recipe)
         device = current().device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):  # dropout draws from torch's own
             model, curve = train(
-                folder, config, recipe, corpus.data, settings.seed, report, film=filming, build=build, sharing=sharing
+                folder, config, recipe, corpus.data, settings.seed, report, film=filming, build=build, division=division
             )
         model = finish(model)
         say(Note.of("tell.done"))
@@ -175,13 +175,13 @@ def run_training(
         return run
 
 
-def follow_training(folder: Path, settings: Settings, sharing: Sharing) -> None:
+def follow_training(folder: Path, settings: Settings, division: Division) -> None:
     """What the other processes do while the first is in `run_training`: their part of each step, and no file."""
     corpus, config, recipe = settings.resolve()
-    sharing.check(corpus.data, recipe)
+    division.check(corpus.data, recipe)
     is_finished = current().agree(lambda: False)  # as the first process says; here nothing is asked
     if not is_finished:
-        train(folder, config, recipe, corpus.data, settings.seed, lambda progress: None, sharing=sharing)
+        train(folder, config, recipe, corpus.data, settings.seed, lambda progress: None, division=division)
 
 
 @contextmanager

@@ -63,8 +63,8 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Sharing:
-    """How processes share a step: none of it changes what is learned, but for the rounding of sums."""
+class Division:
+    """How a step is divided: none of it changes what is learned, but for the rounding of sums."""
 
     accumulate: int = 1  # passes in which a process computes its part of a batch, one after another
     shard: bool = False  # weights, gradients and moments are spread over the processes
@@ -75,14 +75,14 @@ class Sharing:
         return self.shard or current().device.type != "cpu"
 
     def check(self, data: Stream | Documents, recipe: Recipe) -> None:
-        """Raise HeadwiseError, before the work begins, where a batch has too few texts to be shared so."""
+        """Raise HeadwiseError, before the work begins, where a batch has too few texts to be divided so."""
         n_texts = len(data.batch(torch.Generator(), recipe.batch)[0])  # a small corpus has fewer lines than a batch
         current().parts(n_texts, self.accumulate)
         if self.shard:
             current().require_many("shard=True spreads a model over processes")
 
 
-UNSHARED = Sharing()
+UNDIVIDED = Division()
 
 # Sees the model where training begins or goes on and after every step, before its state is saved; and the steps done.
 Film = Callable[[GPT, int], None]
@@ -114,7 +114,7 @@ def train(
     save_seconds: float = 10.0,
     film: Film = no_film,
     build: Callable[[GPTConfig], GPT] = GPT,
-    sharing: Sharing = UNSHARED,
+    division: Division = UNDIVIDED,
 ) -> tuple[GPT, list[CurvePoint]]:
     """Train a GPT to the end of its recipe, going on from the state in `folder` if there is one.
 
@@ -125,9 +125,9 @@ def train(
     ranks.require_same("the text", data.digest)
     torch.manual_seed(seed)
     model = build(config).to(ranks.device)
-    loss_module = ranks.loss_module(model, sharing.shard)
+    loss_module = ranks.loss_module(model, division.shard)
     if ranks.world > 1:  # DDP orders its sums by the first backward pass: now, so that a resumed run has the same order
-        step_loss(loss_module, data.batch(torch.Generator(), recipe.batch), sharing.accumulate)
+        step_loss(loss_module, data.batch(torch.Generator(), recipe.batch), division.accumulate)
         loss_module.zero_grad()
     optimizers = make_optimizers(model, recipe)
     weights = dict(model.named_parameters())
@@ -146,7 +146,7 @@ def train(
                 torch.manual_seed(step_seed + ranks.rank)  # of the dropout, which each process draws for itself
                 batch = data.batch(torch.Generator().manual_seed(step_seed), recipe.batch)  # the same on all
                 loss_module.train()
-                loss = step_loss(loss_module, batch, sharing.accumulate)
+                loss = step_loss(loss_module, batch, division.accumulate)
                 update(loss, loss_module.parameters(), optimizers, done - 1, recipe.rate(done - 1), recipe.clip)
                 tokens_read += batch[0].numel()
                 film(model, done)
@@ -176,7 +176,7 @@ def train(
         raise HeadwiseError(f"training diverged: {error}; lower the learning rate or take another seed") from None
     save_state(folder / STATE, weights, optimizers, recipe.steps)
     trained = model
-    if sharing.shard:  # each process holds a part of it
+    if division.shard:  # each process holds a part of it
         trained = build(config)
         with torch.no_grad():
             for parameter, part in zip(trained.parameters(), model.parameters(), strict=True):
