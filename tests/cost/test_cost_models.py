@@ -32,19 +32,13 @@ def full_windows(price: Price) -> int:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_parameter_is_counted(case: str) -> None:
+def test_every_parameter_is_counted_and_a_forward_pass_costs_what_torch_counts(case: str) -> None:
     model, config = build(case)
     price = priced(config)
+    assert price.prefill.dense_flops == run(model, **inputs(config))[1]
     assert price.parameters.total == sum(p.numel() for p in model.parameters())
     assert sum(price.parameters.parts.values()) == price.parameters.total
     assert price.weight_bytes == 4 * price.parameters.total
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_forward_pass_costs_what_torch_counts(case: str) -> None:
-    model, config = build(case)
-    _, flops = run(model, **inputs(config))
-    assert priced(config).prefill.dense_flops == flops
 
 
 @pytest.mark.parametrize("case", DECODING)

@@ -362,20 +362,16 @@ def test_a_softcap_is_computed_by_rows_with_the_mask_of_those_rows(monkeypatch: 
 def test_targets_and_progress(build: Any) -> None:
     # (2,) for all pairs, or (N,2); what is neither is refused, also where it could be stretched.
     model, clean, bad = build("llama"), torch.stack([ids(3), ids(4)]), torch.stack([ids(5), ids(6)])
-    both = patch(model, clean, bad, heads=["L1.H2"], target=[[7, 11], [13, 17]])
-    alone = [
-        patch(model, clean[n], bad[n], heads=["L1.H2"], target=pair).clean.mean
-        for n, pair in enumerate([[7, 11], [13, 17]])
-    ]
-    assert both.clean.mean == pytest.approx(sum(alone) / 2, abs=1e-5)
-    for target in ([[7], [13]], [[7, 11]], [7], [[7, 11, 13], [7, 11, 13]]):
-        with pytest.raises(hw.HeadwiseError, match=r"pass two token ids, or \(2, 2\)"):
-            patch(model, clean, bad, heads=["L1.H2"], target=target)
     calls: list[tuple[int, int]] = []
-    clean, bad = torch.stack([ids(3), ids(4)]), torch.stack([ids(5), ids(6)])
 
     def told(done: int, of: int) -> None:
         calls.append((done, of))
 
-    patch(build("llama"), clean, bad, heads=["L1.H2"], target=(7, 11), progress=told)
+    both = patch(model, clean, bad, heads=["L1.H2"], target=[[7, 11], [13, 17]], progress=told)
     assert calls == [(1, 2), (2, 2)]
+    first = patch(model, clean[0], bad[0], heads=["L1.H2"], target=[7, 11]).clean.mean
+    second = patch(model, clean[1], bad[1], heads=["L1.H2"], target=[13, 17]).clean.mean
+    assert both.clean.mean == pytest.approx((first + second) / 2, abs=1e-5)
+    for target in ([[7], [13]], [[7, 11]], [7], [[7, 11, 13], [7, 11, 13]]):
+        call = partial(patch, model, clean, bad, heads=["L1.H2"], target=target)
+        refuses(call, r"pass two token ids, or \(2, 2\)")

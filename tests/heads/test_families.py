@@ -414,17 +414,17 @@ def test_maps_are_kept_where_they_are_asked_for(name: str) -> None:
 
 
 def test_two_stacks_of_equal_rank_are_named_apart() -> None:
-    config = tf.CLIPConfig(
-        text_config={
-            "vocab_size": V, "hidden_size": 30, "num_hidden_layers": 2, "num_attention_heads": 3,
-            "intermediate_size": 37, "max_position_embeddings": 97, **IDS,
-        },
-        vision_config={
-            "hidden_size": 35, "num_hidden_layers": 2, "num_attention_heads": 5, "intermediate_size": 37,
-            "image_size": 20, "patch_size": 5,
-        },
-        projection_dim=13,
-    )  # fmt: skip
+    sizes = {"num_hidden_layers": 2, "intermediate_size": 37}
+    words = {
+        **sizes,
+        **IDS,
+        "vocab_size": V,
+        "hidden_size": 30,
+        "num_attention_heads": 3,
+        "max_position_embeddings": 97,
+    }
+    image = {**sizes, "hidden_size": 35, "num_attention_heads": 5, "image_size": 20, "patch_size": 5}
+    config = tf.CLIPConfig(text_config=words, vision_config=image, projection_dim=13)
     model = shake(tf.CLIPModel(config).eval())
     inputs = {**inputs_of("gpt2", "right"), **inputs_of("vit")}
     with torch.no_grad():

@@ -59,24 +59,13 @@ def test_the_page_tells_of_every_family(families: Any) -> None:
         "weights": 3e-7, "norm": 0.0, "statistics": 2e-7, "cache": 1e-7, "rows": 5, "compared": 2, "same": True,
         "notes": [], "unseen": [], "sites": 2, "free": 1, "ran": 2, "ablation": 3e-8, "silenced": 2, "moved": 2,
     }  # fmt: skip
+    watched = dict.fromkeys(("none", "left", "right"), run)
+    wrong = {name: run | {"weights": 0.5} for name in watched}
+    refused = "TwoModel (two) has no attention that headwise can read: no"
     results = {
-        "one": {
-            "built": True,
-            "class": "OneModel",
-            "missing": [],
-            "paddings": dict.fromkeys(("none", "left", "right"), run),
-        },
-        "two": {
-            "built": True,
-            "class": "TwoModel",
-            "refused": "TwoModel (two) has no attention that headwise can read: no",
-        },
-        "three": {
-            "built": True,
-            "class": "ThreeModel",
-            "missing": ["L0: short conv, no map"],
-            "paddings": dict.fromkeys(("none", "left", "right"), run | {"weights": 0.5}),
-        },
+        "one": {"built": True, "class": "OneModel", "missing": [], "paddings": watched},
+        "two": {"built": True, "class": "TwoModel", "refused": refused},
+        "three": {"built": True, "class": "ThreeModel", "missing": ["L0: short conv, no map"], "paddings": wrong},
         "four": {"built": False, "why": "LookupError: no model class of its own"},
     }
     page = families.page(results, {})

@@ -13,7 +13,7 @@ from typing import Any
 import planted
 import pytest
 import torch
-from cases import every, refuses
+from cases import every, refuses, refuses_table
 from invoking import Invoke
 
 import headwise as hw
@@ -142,16 +142,7 @@ def test_a_plan_takes_the_smallest_windows_or_fits_a_share(reach: Windows) -> No
     shares = [wide.plan(cache=share).share(131) for share in (0.2, 0.5, 0.9, 1.0)]
     assert all(got <= share for got, share in zip(shares, (0.2, 0.5, 0.9, 1.0), strict=True))
     assert shares == sorted(shares) and shares[2] > 0.5
-    for wrong, message in (
-        ({"cache": 0.1}, "cannot be had"),
-        ({"cache": 1.5}, "cache=1.5"),
-        ({"tolerance": -1.0}, "tolerance=-1"),
-        ({"tolerance": math.nan}, "tolerance=nan"),
-        ({"tolerance": 0.1, "cache": 0.1}, "one of them"),
-        ({"tolerance": 0.1, "sinks": 3}, "sinks=3"),
-    ):
-        with pytest.raises(hw.HeadwiseError, match=message):
-            wide.plan(**wrong)
+    refuses_table("reach", {"plan": wide.plan})
 
 
 def test_what_has_no_room_for_a_needle_or_predicts_nothing_says_so(model: hw.GPT) -> None:

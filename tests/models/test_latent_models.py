@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as tf
+from cases import refuses_table
 
 import headwise as hw
 from headwise.corpus.tokens import Tokens
@@ -75,14 +76,15 @@ def test_heads_and_matrices_of_a_latent(model: GPT) -> None:
     assert price.parameters.total == model.n_parameters
     model(IDS, caches)
     assert sum(cache.nbytes for cache in caches) == 11 * 2 * (7 + 2) * 4 == 11 * price.cache.bytes_per_token
-    for reads in (family_of, read_layers):
-        with pytest.raises(hw.HeadwiseError, match="latent_dim=7: heads that share a latent cannot be reshaped yet"):
-            reads(model)
-    with pytest.raises(hw.HeadwiseError, match="latent_dim=7: the steps are those of four matrices"):
-        head_steps(model, [1, 2], ["a", "b"], 0, 0, 1, "tiny")
     assert pack_model(model, Tokens.characters("abc", boundary=True)) == {"reason": "latent"}
-    with pytest.raises(hw.HeadwiseError, match="a cache with a plan keeps rows for each head, and a latent is one"):
-        model.blocks[0].attention(torch.zeros(1, 2, 24), cache=hw.KVCache(plan=[None] * 6))
+
+
+def test_what_a_latent_cannot_have_is_refused(model: GPT) -> None:
+    def settings(preset: str = "verbs", **shape: Any) -> None:
+        Settings(preset=preset, shape={"latent_dim": 16, **shape}).resolve()
+
+    needed = {"family_of": family_of, "read_layers": read_layers, "head_steps": head_steps}
+    refuses_table("latent_models", globals() | needed | {"model": model, "settings": settings})
 
 
 @torch.no_grad()
@@ -114,7 +116,3 @@ def test_the_matrices_of_deepseek_are_what_its_heads_read(q_lora_rank: int | Non
 def test_a_latent_takes_the_place_of_what_a_preset_has_instead() -> None:
     spec = Settings(shape={"latent_dim": 16}).resolve()[1].attention  # of the preset verbs, which has qk-norm
     assert (spec.latent_dim, spec.rope_dim, spec.qk_norm) == (16, 4, False)
-    with pytest.raises(hw.HeadwiseError, match=r"n_kv_heads=2, kv_index=.* with latent_dim=16: each head has keys"):
-        Settings(shape={"latent_dim": 16, "n_kv_heads": 2}).resolve()
-    with pytest.raises(hw.HeadwiseError, match="rope_dim=4 with position='learned'"):
-        Settings(preset="course", shape={"latent_dim": 16, "rope_dim": 4}).resolve()
