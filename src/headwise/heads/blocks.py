@@ -234,8 +234,9 @@ class Pass:
         strip = self._strip(rows)
         n_keys, shape = strip.n_keys, (self.H, rows.stop - rows.start, strip.width)
         scores = self._scores(slice(0, self.H), strip, torch.empty(shape, dtype=self.dtype, device=self.device))
-        sink = None if self.sink is None else self.sink[:, None, None].expand(*scores.shape[:2], 1)
-        logits = scores if sink is None else torch.cat([scores, sink], -1)
+        logits = scores
+        if self.sink is not None:
+            logits = torch.cat([scores, self.sink[:, None, None].expand(*scores.shape[:2], 1)], -1)
         weights = (logits / LOG2E).softmax(-1)[..., :n_keys]
         is_forbidden = scores[..., :n_keys] <= FORBIDDEN  # where all are, the softmax would be even
         return strip.keys, weights.masked_fill(is_forbidden, 0)
