@@ -1,9 +1,12 @@
-"""The command line, run within the process of a test."""
+"""The command line, run within the process of a test, or in one of its own."""
 
 from __future__ import annotations
 
 import functools
 import json
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +28,28 @@ class Outcome(NamedTuple):
 
 Invoke = Callable[..., Outcome]
 SCHEMA = Path(__file__).resolve().parents[1] / "docs" / "schema.json"
+
+
+def start(*arguments: object, before: Callable[[], object] = int, **options: Any) -> subprocess.Popen[str]:
+    """The command in a process of its own, in which Ctrl-C works; `before` is called there first."""
+
+    def listen() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        before()
+
+    command = [sys.executable, "-m", "headwise", *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error", "COLUMNS": "100"}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "encoding": "utf-8"}
+    return subprocess.Popen(command, env=environment, preexec_fn=listen, **pipes | options)
+
+
+def process(*arguments: object, **options: Any) -> Outcome:
+    """What such a process leaves behind."""
+    child = start(*arguments, **options)
+    out, err = child.communicate(timeout=200)
+    if "--json" in arguments and out:
+        check_document(out)
+    return Outcome(child.returncode, out or "", err or "")
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -25,7 +25,7 @@ import pytest
 import torch
 import transformers
 from cases import refuses
-from invoking import Invoke, Outcome, assert_refused, check_document, contents
+from invoking import Invoke, Outcome, assert_refused, contents, process, start
 
 import headwise as hw
 from headwise import cli
@@ -37,28 +37,6 @@ from headwise.words import phrase
 
 TINY = ("--layers", "1", "--width", "8", "--heads", "2", "--context", "8", "--steps", "3")
 TEXT = "the cat sat on the mat.\nel niño comió ñoquis.\n" * 7
-
-
-def start(*arguments: object, **options: Any) -> subprocess.Popen[str]:
-    """The command in a process of its own, in which Ctrl-C works."""
-
-    def listen() -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        options_before()
-
-    options_before = options.pop("before", lambda: None)
-    command = [sys.executable, "-m", "headwise", *map(str, arguments)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"} | options.pop("env", {})
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "encoding": "utf-8"}
-    return subprocess.Popen(command, env=environment, preexec_fn=listen, **pipes | options)
-
-
-def process(*arguments: object, **options: Any) -> Outcome:
-    child = start(*arguments, **options)
-    out, err = child.communicate(timeout=100)
-    if "--json" in arguments and out:
-        check_document(out)
-    return Outcome(child.returncode, out or "", err or "")
 
 
 @pytest.fixture(scope="module")

@@ -6,16 +6,14 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from subprocess import PIPE
 from typing import Any
 
 import pytest
 from comparisons import all_comparisons
-from invoking import Invoke, validator
+from invoking import Invoke, start, validator
 
 from headwise.lab.compare import claims, run
 from headwise.lab.compare.experiment import Scored, Unit
@@ -100,9 +98,9 @@ def test_ctrl_c_says_what_is_kept(invoke: Invoke, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "killed"])
 def test_the_workers_end_with_the_command_and_leave_what_is_done(end: signal.Signals, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "headwise", "compare", "roles", "--seeds", "2", "--workers", "2"]
-    command += ["--steps", "1000000", "--out", str(tmp_path / "kept")]  # of the trained arm: the other is done at once
-    child = subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True, preexec_fn=listen)
+    long = ("--steps", 1_000_000)  # of the trained arm: the other is done at once
+    words = ("compare", "roles", "--seeds", 2, "--workers", 2, *long, "--out", tmp_path / "kept")
+    child = start(*words, start_new_session=True)
     assert child.stderr is not None
     try:
         first = next(line for line in child.stderr if not line.startswith("the first models"))  # a unit is done
@@ -131,8 +129,3 @@ def alive_in(group: int) -> list[str]:
             break
         time.sleep(0.1)
     return alive
-
-
-def listen() -> None:
-    """Ctrl-C works in a process that was started in the background, too."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from invoking import Invoke, assert_refused, contents
+from invoking import Invoke, assert_refused, contents, start
 from processes import verified_here
 
 from headwise.gpt.checkpoint import load_model, read_metadata
@@ -238,24 +238,12 @@ def test_ctrl_c_after_healing_keeps_the_healing_alone(
 # Healing
 
 
-def start(*arguments: object) -> subprocess.Popen[str]:
-    """The command in a process of its own, in which Ctrl-C works."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "headwise", *map(str, arguments)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 def test_a_healing_that_is_interrupted_goes_on_to_the_same_bytes(
     run: Path, text: Path, invoke: Invoke, tmp_path: Path, unverified: None
 ) -> None:
     given = ("share", run, "--kv-heads", 2, "--text", text, "--heal", 60)
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"
-    with start(*given, "--out", stopped) as child:
+    with start(*given, "--out", stopped, stdout=subprocess.DEVNULL) as child:
         assert child.stderr is not None
         for line in child.stderr:
             if line.startswith("step 6/60"):

@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from browsing import Opener
+from invoking import process
 
 SCRIPT = "<script>alert(1)</script>"
 HOSTILE = "".join(f'{n} {SCRIPT}\n"><img src=x onerror=alert(2)>\n' for n in range(24))
 NAME = "<img src=x onerror=alert(3)>"
 
 
-def headwise(folder: Path, *arguments: object) -> str:
+def done(folder: Path, *arguments: object) -> str:
     """What the command prints on standard output, run in `folder`; it must succeed."""
-    done = subprocess.run(
-        [sys.executable, "-m", "headwise", *map(str, arguments)],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error", "COLUMNS": "100"},
-        capture_output=True,
-        encoding="utf-8",
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    outcome = process(*arguments, cwd=folder)
+    assert outcome.code == 0, outcome.err
+    return outcome.out
 
 
 @pytest.fixture(scope="module")
 def verbs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A folder in which the default preset was trained for a few steps, and what that printed."""
     folder = tmp_path_factory.mktemp("verbs")
-    return folder, headwise(folder, "train", "--steps", 3)
+    return folder, done(folder, "train", "--steps", 3)
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +36,9 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """
     folder = tmp_path_factory.mktemp("hostile")
     (folder / f"{NAME}.txt").write_text(HOSTILE, encoding="utf-8")
-    headwise(folder, "train", f"{NAME}.txt", "--steps", 5, "--layers", 2, "--width", 12, "--heads", 3, "--head-dim", 4)
+    done(folder, "train", f"{NAME}.txt", "--steps", 5, "--layers", 2, "--width", 12, "--heads", 3, "--head-dim", 4)
     report = f"runs/{NAME}/report.html"
-    return folder, headwise(folder, "heads", f"runs/{NAME}", "--text", SCRIPT, "--html", report)
+    return folder, done(folder, "heads", f"runs/{NAME}", "--text", SCRIPT, "--html", report)
 
 
 def test_heads_on_a_hostile_text_prints_the_map(hostile: tuple[Path, str]) -> None:

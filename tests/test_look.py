@@ -84,6 +84,7 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return ports
 
 
+@pytest.mark.slow
 def test_a_model_is_served_until_ctrl_c(invoke: Invoke, tmp_path: Path, opened: list[str], stopped: list[int]) -> None:
     model = word_folder(tmp_path / "words", "next")
     outcome = invoke("look", model)

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import headwise as hw
 from headwise.reshape.arguments import Options
 
@@ -48,6 +50,7 @@ def test_every_name_has_a_type() -> None:
     assert imports == hw._LAZY
 
 
+@pytest.mark.slow
 def test_names_without_torch() -> None:
     assert run("print(hasattr(hw, 'watch'), hasattr(hw, 'GPT'), hasattr(hw, 'attend'), hasattr(hw, 'price'))") == (
         "False False True True"

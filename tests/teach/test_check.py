@@ -291,6 +291,7 @@ import numpy as np
 """
 
 
+@pytest.mark.slow
 def test_what_a_verdict_points_at() -> None:
     """The line of the helper that splits, of the call that stops; and no word of row 0 where nothing is causal."""
     lines = {(bug,): [] for bug in ("split-no-transpose", "scale-missing", "length-fixed", "raises")}

@@ -94,6 +94,7 @@ def test_nobody_else_reads_or_changes(live: Live, capfd: pytest.CaptureFixture[s
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_a_full_pipe_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that never read, never ask to the end, or go away: others are answered, and telling takes no time."""
     monkeypatch.setattr(room._Handler, "timeout", 0.3)
