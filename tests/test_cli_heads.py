@@ -75,11 +75,12 @@ def test_table_picture_and_order(models: Path, invoke: Invoke, tmp_path: Path) -
     args = (
         "heads", models / "one", "--text", "abc, abd. hab", "--out", tmp_path / "p.png",
         "--out", tmp_path / "t.csv", "--out", tmp_path / "t.parquet",
+        "--out", "/dev/null",
     )  # fmt: skip
     code, out, _ = invoke(*args, "--sort", "entropy", "--ablate", "mean")
     assert code == 0
     files = [f"picture: {tmp_path / 'p.png'}", *(f"table: {tmp_path / name}" for name in ("t.csv", "t.parquet"))]
-    assert out.splitlines()[-3:] == files
+    assert out.splitlines()[-4:] == [*files, "table: /dev/null"]
     rows = list(csv.DictReader((tmp_path / "t.csv").read_text().splitlines()))
     entropies = {row["name"]: float(row["entropy"]) for row in rows}
     shown = [line.split()[0] for line in out.splitlines() if line.strip().startswith("L") and "." in line.split()[0]]

@@ -20,7 +20,7 @@ from headwise.cli.app import (
 )
 from headwise.cli.early import check_model, check_texts, context_in, in_words, language, shape_of
 from headwise.errors import HeadwiseError
-from headwise.files import check_file, write_whole
+from headwise.files import check_file, is_stream, write_whole
 from headwise.folders import check_reads_tokens, is_own
 from headwise.markup import number
 from headwise.table import Table, say
@@ -120,7 +120,7 @@ def heads(
 
 
 def check_tables(paths: Iterable[Path]) -> None:
-    """Refuse a suffix that is no format of tables, and a format whose library is missing."""
+    """Refuse a suffix that is no format of tables, and a format whose library is missing; a pipe needs no suffix."""
     for path in paths:
         suffix = path.suffix.lower()
         if suffix == ".png":
@@ -131,7 +131,7 @@ def check_tables(paths: Iterable[Path]) -> None:
             from headwise.heads.table import parquet
 
             parquet([])
-        elif suffix != ".csv":
+        elif suffix != ".csv" and not is_stream(path):
             raise refusal("table_suffix", path=path)
 
 
@@ -141,12 +141,12 @@ def write_tables(paths: Iterable[Path], records: Sequence[Row], draw: Callable[[
         suffix = path.suffix.lower()
         if suffix == ".png":
             draw(path)
-        elif suffix == ".csv":
-            write_whole(path, Table.of(records).csv())
-        else:
+        elif suffix == ".parquet":
             from headwise.heads.table import parquet
 
             write_whole(path, parquet(records))
+        else:
+            write_whole(path, Table.of(records).csv())
 
 
 def tell_files(tables: Iterable[Path], **others: Path | None) -> None:
