@@ -42,13 +42,18 @@ TEXT = tuple(name for name, family in FAMILIES.items() if family.takes == "text"
 DECODERS = tuple(name for name in TEXT if name != "bert")
 
 
-def build(name: str, table: str = "families") -> Any:
-    """A new model whose attention is not flat, and in which no bias, sink or gain is what it starts at."""
+def untrained(name: str, table: str = "families") -> Any:
+    """A new model of a table, with the weights that it starts with."""
     family = Family(**TABLES[table][name])
     fields = {**(ROTARY if family.like else {}), **family.fields}
     model_class = getattr(tf, family.model)
     config = model_class.config_class(**{key: None if value == "none" else value for key, value in fields.items()})
-    return shake(model_class(config).eval())
+    return model_class(config).eval()
+
+
+def build(name: str) -> Any:
+    """A new model whose attention is not flat, and in which no bias, sink or gain is what it starts at."""
+    return shake(untrained(name))
 
 
 def shake(model: nn.Module, std: float = 0.3, seed: int = 0) -> Any:

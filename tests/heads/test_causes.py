@@ -15,6 +15,7 @@ import pytest
 import torch
 import transformers as tf
 from cases import refuses, refuses_table
+from families import TABLES, untrained
 from notebooks import outputs, run_notebook
 from planted import induction_model
 from torch import Tensor, nn
@@ -33,32 +34,8 @@ from headwise.records import Call
 from headwise.spec import Options
 
 V, T = 131, 23
-ROTARY: dict[str, Any] = {
-    "vocab_size": V, "hidden_size": 36, "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2,
-    "intermediate_size": 37, "max_position_embeddings": 97, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
-}  # fmt: skip
 FAMILIES: dict[str, Any] = {
-    "llama": lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**ROTARY)),
-    "norms after W_O, capped logits": lambda: tf.Gemma2ForCausalLM(tf.Gemma2Config(**ROTARY, head_dim=10)),
-    "no norm before": lambda: tf.Olmo2ForCausalLM(tf.Olmo2Config(**ROTARY)),
-    "multipliers": lambda: tf.GraniteForCausalLM(
-        tf.GraniteConfig(**ROTARY, residual_multiplier=0.3, logits_scaling=3.0, embedding_multiplier=2.0)
-    ),
-    "side by side": lambda: tf.CohereForCausalLM(tf.CohereConfig(**ROTARY, logit_scale=0.7)),
-    "biases": lambda: tf.GPT2LMHeadModel(
-        tf.GPT2Config(vocab_size=V, n_embd=33, n_layer=2, n_head=3, n_positions=97, bos_token_id=1, eos_token_id=2)
-    ),
-    "fused queries": lambda: tf.GPTNeoXForCausalLM(
-        tf.GPTNeoXConfig(
-            vocab_size=V,
-            hidden_size=36,
-            num_hidden_layers=2,
-            num_attention_heads=3,
-            intermediate_size=37,
-            bos_token_id=1,
-            eos_token_id=2,
-        )
-    ),
+    **{name: partial(untrained, name, "causes") for name in TABLES["causes"]},
     "ours": lambda: gpt(n_kv_heads=2, qk_norm=True),
     "ours, plain": lambda: gpt(norm="layer", position="learned", activation="gelu", gated=False, bias=True),
 }

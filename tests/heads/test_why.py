@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers as tf
 from cases import refuses, refuses_table
+from families import TABLES, untrained
 from torch import Tensor, nn
 
 import headwise as hw
@@ -17,25 +18,8 @@ from headwise.models.sites import sites_of
 
 LETTERS = "abcdefghijklmnopq"
 V = 23
-SIZES: dict[str, Any] = {"vocab_size": V, "hidden_size": 36, "num_hidden_layers": 2, "num_attention_heads": 6}
 IDS = {"bos_token_id": 1, "eos_token_id": 2}
-ROTARY = {**SIZES, "num_key_value_heads": 2, "intermediate_size": 37, "max_position_embeddings": 97}
-MODELS: dict[str, Any] = {
-    "next": lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**ROTARY, bos_token_id=1, eos_token_id=2, pad_token_id=0)),
-    "masked": lambda: tf.BertForMaskedLM(
-        tf.BertConfig(**SIZES, intermediate_size=37, max_position_embeddings=97, pad_token_id=0)
-    ),
-    "t5": lambda: tf.T5ForConditionalGeneration(
-        tf.T5Config(vocab_size=V, d_model=36, d_kv=7, d_ff=37, num_layers=2, num_heads=3, decoder_start_token_id=0)
-    ),
-    "bart": lambda: tf.BartForConditionalGeneration(
-        tf.BartConfig(
-            vocab_size=V, d_model=36, encoder_layers=2, decoder_layers=2, encoder_ffn_dim=37, decoder_ffn_dim=41,
-            encoder_attention_heads=3, decoder_attention_heads=2, max_position_embeddings=97, pad_token_id=1,
-            bos_token_id=0, eos_token_id=2, decoder_start_token_id=2,
-        )
-    ),
-}  # fmt: skip
+MODELS = TABLES["predicting"]
 
 
 class Letters:
@@ -69,7 +53,7 @@ def no_gradients() -> Any:
 
 def opened(kind: str, scale: float = 0.3) -> nn.Module:
     torch.manual_seed(5)
-    model: nn.Module = MODELS[kind]().eval()
+    model: nn.Module = untrained(kind, "predicting")
     for parameter in model.parameters():
         parameter.data += scale * torch.randn_like(parameter)
     if kind == "bart":  # its decoder begins with two
@@ -193,7 +177,7 @@ def test_a_text_goes_where_ids_go() -> None:
     maps = hw.attention(model, text)
     assert maps.tokens == tuple(text) and len(maps.maps) == 12 and "L1.H5" in maps.text()
     assert maps._repr_html_().count("<img") == 12
-    stranger = MODELS["next"]().eval()
+    stranger = untrained("next", "predicting")
     for call in (hw.attribute, hw.attention):
         with pytest.raises(
             hw.HeadwiseError, match=r"no tokenizer of this LlamaForCausalLM is known, .* headwise\.open"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,33 +25,12 @@ from headwise.models.sites import sites_of
 
 sys.path.append(str(Path(__file__).parents[1] / "heads"))
 from dense import assert_rows, row_statistics
+from families import TABLES, untrained
 
 V, T, B, C, H = 131, 23, 2, 32, 4
 SIZES: dict[str, Any] = {"vocab_size": V, "hidden_size": C, "num_hidden_layers": 2, "num_attention_heads": H}
 WIDE: dict[str, Any] = {**SIZES, "intermediate_size": 37, "max_position_embeddings": 97}
-# Families that do not go through the attention interface of transformers, and how the names of their W_O end; "" where
-# it is a parameter.
-FAMILIES: dict[str, tuple[str, Callable[[], Any], str]] = {
-    "gptj": (
-        "GPTJForCausalLM",
-        lambda: tf.GPTJConfig(vocab_size=V, n_embd=C, n_layer=2, n_head=H, rotary_dim=4, n_positions=97),
-        "attn.out_proj",
-    ),
-    "bloom": ("BloomForCausalLM", lambda: tf.BloomConfig(vocab_size=V, hidden_size=C, n_layer=2, n_head=H), "n.dense"),
-    "deberta-v2": (
-        "DebertaV2Model",
-        lambda: tf.DebertaV2Config(**WIDE, relative_attention=True, pos_att_type=["c2p", "p2c"]),
-        "attention.output.dense",
-    ),
-    "xlnet": ("XLNetModel", lambda: tf.XLNetConfig(vocab_size=V, d_model=C, n_layer=2, n_head=H, d_inner=37), ""),
-    "mpnet": ("MPNetModel", lambda: tf.MPNetConfig(**WIDE), "attn.o"),
-    "xglm": (
-        "XGLMForCausalLM",
-        lambda: tf.XGLMConfig(vocab_size=V, d_model=C, num_layers=2, attention_heads=H, ffn_dim=37),
-        "out_proj",
-    ),
-    "falcon": ("FalconForCausalLM", lambda: tf.FalconConfig(**SIZES), "attention.dense"),
-}
+FAMILIES = TABLES["outside"]  # that do not go through the attention interface of transformers
 
 
 def shaken(model: nn.Module) -> Any:
@@ -64,8 +43,7 @@ def shaken(model: nn.Module) -> Any:
 
 
 def model_of(family: str) -> Any:
-    name, config, _ = FAMILIES[family]
-    return shaken(getattr(tf, name)(config()))
+    return shaken(untrained(family, "outside"))
 
 
 IDS = torch.randint(3, V, (B, T), generator=torch.Generator().manual_seed(1))
@@ -111,11 +89,11 @@ def test_families_outside_the_interface_give_their_own_maps(family: str) -> None
             assert_rows(head.rows, expected, T, f"{family} {head.name}")
 
 
-@pytest.mark.parametrize("family", [name for name, (*_, w_o) in FAMILIES.items() if w_o])
+@pytest.mark.parametrize("family", [name for name, entry in FAMILIES.items() if "w_o" in entry])
 @torch.no_grad()
 def test_a_head_of_any_family_is_silenced_as_by_a_hook_at_w_o(family: str) -> None:
     model = model_of(family)
-    w_o = [module for name, module in model.named_modules() if name.endswith(FAMILIES[family][2])]
+    w_o = [module for name, module in model.named_modules() if name.endswith(FAMILIES[family]["w_o"])]
     assert len(w_o) == 2
     with hw.ablate(model, ["L1.H2"]):  # it has never run
         silenced = model(IDS)[0]
