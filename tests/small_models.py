@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import cmath
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from headwise import RoPE
+from headwise import KVCache, MultiHeadAttention, RoPE
 from headwise.corpus.documents import token_file
 from headwise.corpus.tokens import Tokens
 from headwise.corpus.training import Stream
@@ -35,6 +36,28 @@ def course_classes() -> dict[str, type[nn.Module]]:
     names: dict[str, Any] = {"__name__": "courses"}
     exec(compile(COURSES_FILE.read_text(encoding="utf-8"), str(COURSES_FILE), "exec"), names)
     return names
+
+
+def noisy(n_heads: int = 6, seed: int = 0, **options: Any) -> MultiHeadAttention:
+    """A layer of width 31 with heads of 10, in float64, with noise on every parameter."""
+    torch.manual_seed(seed)
+    layer = MultiHeadAttention(31, n_heads, **{"head_dim": 10, **options}).double()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return layer
+
+
+def in_chunks(
+    layer: MultiHeadAttention, x_btc: Tensor, at: Sequence[int], cache: KVCache | None = None, **call: Any
+) -> Tensor:
+    """What a layer gives that reads a text in pieces, from one place of `at` to the next, with a cache."""
+    cache = KVCache() if cache is None else cache
+    return torch.cat([layer(x_btc[:, start:stop], cache=cache, **call) for start, stop in pairwise(at)], 1)
+
+
+def assert_same(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 from cases import refuses, refuses_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_models import assert_same, in_chunks, noisy
 from torch import Tensor
 
 import headwise as hw
@@ -43,39 +43,19 @@ cuts = st.lists(st.integers(1, T - 1), max_size=T - 1, unique=True).map(lambda i
 ONE_BY_ONE = list(range(T + 1))
 
 
-def make(spec: dict[str, Any], seed: int = 0) -> hw.MultiHeadAttention:
-    torch.manual_seed(seed)
-    layer = hw.MultiHeadAttention(31, 6, head_dim=10, **spec).double()
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return layer
-
-
 def draw() -> Tensor:
     return torch.randn(B, T, 31, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-
-
-def in_chunks(
-    layer: hw.MultiHeadAttention, x: Tensor, at: list[int], gate: Tensor | None = None, cache: hw.KVCache | None = None
-) -> Tensor:
-    cache = hw.KVCache() if cache is None else cache
-    return torch.cat([layer(x[:, start:stop], cache=cache, gate=gate) for start, stop in pairwise(at)], 1)
-
-
-def assert_same(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
 @given(specs, cuts, st.booleans())
 @pytest.mark.slow
 def test_whole_equals_chunks_equals_one_by_one(spec: dict[str, Any], at: list[int], gated: bool) -> None:
-    layer, x = make(spec), draw()
+    layer, x = noisy(**spec), draw()
     gate = torch.linspace(-1, 2, 6, dtype=torch.float64) if gated else None
     with torch.no_grad():
         whole = layer(x, gate=gate)
-        assert_same(in_chunks(layer, x, at, gate), whole)
-        assert_same(in_chunks(layer, x, ONE_BY_ONE, gate), whole)
+        assert_same(in_chunks(layer, x, at, gate=gate), whole)
+        assert_same(in_chunks(layer, x, ONE_BY_ONE, gate=gate), whole)
 
 
 def gradients(layer: hw.MultiHeadAttention, x: Tensor, at: list[int]) -> list[Tensor | None]:
@@ -90,14 +70,14 @@ def gradients(layer: hw.MultiHeadAttention, x: Tensor, at: list[int]) -> list[Te
 @settings(max_examples=25)
 @given(specs, cuts)
 def test_gradients_flow_through_the_cache(spec: dict[str, Any], at: list[int]) -> None:
-    layer, x = make(spec), draw()
+    layer, x = noisy(**spec), draw()
     for actual, expected in zip(gradients(layer, x, at), gradients(layer, x, [0, T]), strict=True):
         assert_same(actual, expected)
 
 
 @pytest.mark.parametrize("frozen", [("k_proj", "v_proj"), ("k_proj",), ("v_proj",)], ids="+".join)
 def test_gradients_of_the_rest_survive_frozen_keys_or_values(frozen: tuple[str, ...]) -> None:
-    layer, x = make({"mask": hw.Causal()}), draw()
+    layer, x = noisy(**{"mask": hw.Causal()}), draw()
     for name in frozen:
         getattr(layer, name).requires_grad_(False)
     results = []
@@ -110,7 +90,7 @@ def test_gradients_of_the_rest_survive_frozen_keys_or_values(frozen: tuple[str, 
 
 
 def test_a_prompt_read_without_gradients_is_a_constant() -> None:
-    layer, x, cache = make({"mask": hw.Causal(), "rope": hw.RoPE()}), draw(), hw.KVCache()
+    layer, x, cache = noisy(**{"mask": hw.Causal(), "rope": hw.RoPE()}), draw(), hw.KVCache()
     with torch.no_grad():
         layer(x[:, :7], cache=cache)
     rest = layer(x[:, 7:], cache=cache)
@@ -175,7 +155,7 @@ def test_what_does_not_fit_a_cache_leaves_it_as_it_was() -> None:
     cache.append(torch.zeros(2, 5, 3, 7), torch.zeros(2, 5, 3, 7))
     with pytest.raises(hw.HeadwiseError, match=r"holds keys in torch.float32 on cpu, not torch.float64 on cpu"):
         cache.append(torch.zeros(2, 5, 1, 7).double(), torch.zeros(2, 5, 1, 7).double())
-    layer, x, cache = make({"mask": hw.Causal()}), draw(), hw.KVCache()
+    layer, x, cache = noisy(**{"mask": hw.Causal()}), draw(), hw.KVCache()
     with torch.no_grad():
         layer(x[:, :5], cache=cache)
         with pytest.raises(hw.HeadwiseError):
@@ -190,7 +170,7 @@ KINDS: tuple[dict[str, int], ...] = ({}, {"max_length": T}, {"window": 5})
 @pytest.mark.parametrize("latent", [None, 13])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_what_is_cropped_was_never_there(kind: dict[str, int], latent: int | None) -> None:
-    layer, x = make({"mask": hw.Window(4, 0), "rope": hw.RoPE(), "latent_dim": latent}), draw()
+    layer, x = noisy(**{"mask": hw.Window(4, 0), "rope": hw.RoPE(), "latent_dim": latent}), draw()
     cache = hw.KVCache(**kind)
     with torch.no_grad():
         layer(x[:, :2], cache=cache)
@@ -213,7 +193,7 @@ def test_a_rolled_cache_is_cropped_to_what_it_has() -> None:
 @pytest.mark.parametrize("latent", [None, 13])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_reordered_rows_go_on_as_the_rows_they_became(kind: dict[str, int], latent: int | None) -> None:
-    layer, x = make({"mask": hw.Window(4, 0), "rope": hw.RoPE(), "latent_dim": latent}), draw()
+    layer, x = noisy(**{"mask": hw.Window(4, 0), "rope": hw.RoPE(), "latent_dim": latent}), draw()
     cache = hw.KVCache(**kind)
     order = torch.tensor([1, 1, 0])
     with torch.no_grad():
@@ -258,8 +238,8 @@ def test_a_context_is_projected_once_and_is_the_same_each_time() -> None:
         assert_same(torch.cat([first, layer(x[:, 9:10], cache=cache), layer(x[:, 10:], cache=cache)], 1), expected)
     assert cache.nbytes == B * 7 * 7 * 8
     x, cache = draw(), hw.KVCache()
-    make({"mask": hw.Causal()})(x, cache=cache)
-    refuses(lambda: make({"mask": hw.Causal()})(x, cache=cache), r"use one cache for each layer")
+    noisy(**{"mask": hw.Causal()})(x, cache=cache)
+    refuses(lambda: noisy(**{"mask": hw.Causal()})(x, cache=cache), r"use one cache for each layer")
     layer, cache, x = hw.MultiHeadAttention(30, 6, 2), hw.KVCache(), torch.randn(B, T, 30)
     with torch.inference_mode():
         expected = layer(x, context=x[:, :5], cache=cache)
@@ -270,7 +250,7 @@ def test_a_context_is_projected_once_and_is_the_same_each_time() -> None:
 
 @pytest.mark.parametrize("mask", [hw.Causal(), hw.Window(5, 0)], ids=repr)
 def test_a_rolling_cache_narrower_than_the_mask_is_refused(mask: hw.Mask) -> None:
-    refuses(lambda: make({"mask": mask})(draw(), cache=hw.KVCache(window=3)), "window")
+    refuses(lambda: noisy(**{"mask": mask})(draw(), cache=hw.KVCache(window=3)), "window")
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])

@@ -212,14 +212,6 @@ def test_under_inference_mode_and_autocast_and_another_default_device() -> None:
     done.layer(torch.ones(1, 2, 35)).sum().backward()
 
 
-# Bare weights
-
-
-def draw(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
-    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)), dtype=torch.float64)
-    return (drawn / math.sqrt(shape[-1])).to(dtype)
-
-
 # The certificate catches, and refusals
 
 

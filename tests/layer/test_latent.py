@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from cases import refuses, refuses_table
+from small_models import noisy
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -21,12 +22,7 @@ SIZES: dict[str, Any] = {"head_dim": 10, "value_dim": 7, "latent_dim": 13, "rope
 
 
 def make(**options: Any) -> hw.MultiHeadAttention:
-    torch.manual_seed(0)
-    layer = hw.MultiHeadAttention(WIDTH, H, **{**SIZES, **options}).double()
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return layer
+    return noisy(**{**SIZES, **options})
 
 
 def draw(n: int) -> Tensor:

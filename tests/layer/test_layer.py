@@ -28,13 +28,6 @@ CASES: dict[str, dict[str, Any]] = {
 TOLERANCE = {"rtol": 1e-12, "atol": 1e-12}
 
 
-@pytest.fixture(params=CASES)
-def layer(request: Any, shaken: Any) -> hw.MultiHeadAttention:
-    torch.manual_seed(1)
-    made: hw.MultiHeadAttention = shaken(hw.MultiHeadAttention(**BASE, **CASES[request.param]).double())
-    return made
-
-
 @pytest.fixture
 def simple(shaken: Any) -> Any:
     """A layer of the base sizes with the given differences."""
@@ -45,6 +38,12 @@ def simple(shaken: Any) -> Any:
         return made
 
     return make
+
+
+@pytest.fixture(params=CASES)
+def layer(request: Any, simple: Any) -> hw.MultiHeadAttention:
+    made: hw.MultiHeadAttention = simple(**CASES[request.param])
+    return made
 
 
 def draw(*shape: int, seed: int = 3) -> Tensor:

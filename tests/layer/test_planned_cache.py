@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import torch
 from cases import refuses, refuses_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_models import assert_same, in_chunks, noisy
 from torch import Tensor
 
 import headwise as hw
@@ -36,15 +36,6 @@ specs = st.fixed_dictionaries(
 cuts = st.lists(st.integers(1, T - 1), max_size=T - 1, unique=True).map(lambda inner: [0, *sorted(inner), T])
 
 
-def make(spec: dict[str, Any], n_heads: int = H, seed: int = 0) -> hw.MultiHeadAttention:
-    torch.manual_seed(seed)
-    layer = hw.MultiHeadAttention(31, n_heads, head_dim=10, **spec).double()
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return layer
-
-
 def draw(tokens: int = T) -> Tensor:
     return torch.randn(B, tokens, 31, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
@@ -59,19 +50,11 @@ def spoken(keep: list, n_heads: int, tokens: int, kv_index: tuple[int, ...] | No
     return hw.Allowed(table)
 
 
-def in_chunks(layer: hw.MultiHeadAttention, x: Tensor, at: list[int], cache: hw.KVCache, **more: Any) -> Tensor:
-    return torch.cat([layer(x[:, start:stop], cache=cache, **more) for start, stop in pairwise(at)], 1)
-
-
-def assert_same(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.slow
 @settings(max_examples=60)
 @given(specs, st.lists(keeps, min_size=6, max_size=6), cuts, st.booleans())
 def test_it_gives_what_its_mask_gives(spec: dict[str, Any], keep: list, at: list[int], gated: bool) -> None:
-    layer, x, keep = make(spec), draw(), keep[: spec["n_kv_heads"]]
+    layer, x, keep = noisy(**spec), draw(), keep[: spec["n_kv_heads"]]
     gate = torch.linspace(-1, 2, H, dtype=torch.float64) if gated else None
     counts_from_first = repr(spec["mask"]) == "Causal(offset=0)"  # aligned at the end, it is the same on the whole text
     with torch.no_grad():
@@ -90,7 +73,7 @@ def test_it_gives_what_its_mask_gives(spec: dict[str, Any], keep: list, at: list
 def test_prompts_come_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_module, "CHUNK", 5)
     for mask in (hw.Causal(), hw.Causal() & hw.Alibi(), hw.Causal() & hw.Lengths([11, 23])):
-        layer, x, keep = make({"n_kv_heads": 3, "mask": mask}), draw(23), [hw.Keep(3, 4), None, hw.Keep(0, 7)]
+        layer, x, keep = noisy(**{"n_kv_heads": 3, "mask": mask}), draw(23), [hw.Keep(3, 4), None, hw.Keep(0, 7)]
         with torch.no_grad():
             cache = hw.KVCache(plan=keep)
             if "Lengths" in repr(mask):
@@ -98,7 +81,7 @@ def test_prompts_come_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
             else:
                 assert_same(in_chunks(layer, x, [0, 17, 18, 19, 23], cache), layer(x, mask=spoken(keep, H, 23)))
     # Pieces of 1, of a number that divides the prompt, and of one that does not.
-    layer, x, keep = make({"n_kv_heads": 2, "mask": hw.Causal()}), draw(), [(1, 3), (0, 2)]
+    layer, x, keep = noisy(**{"n_kv_heads": 2, "mask": hw.Causal()}), draw(), [(1, 3), (0, 2)]
     with torch.no_grad():
         whole = layer(x, mask=spoken([hw.Keep(*pair) for pair in keep], H, T))
         for size in (1, 2, 3, T):
@@ -109,7 +92,7 @@ def test_prompts_come_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 @settings(max_examples=15)
 @given(specs, st.lists(keeps, min_size=6, max_size=6), cuts)
 def test_gradients_flow_through_it(spec: dict[str, Any], keep: list, at: list[int]) -> None:
-    layer, keep = make({**spec, "mask": hw.Causal()}), keep[: spec["n_kv_heads"]]
+    layer, keep = noisy(**{**spec, "mask": hw.Causal()}), keep[: spec["n_kv_heads"]]
     results = []
     for cached in (True, False):
         x = draw().requires_grad_()
@@ -130,7 +113,7 @@ def test_key_value_heads_in_any_order_and_a_prompt_without_gradients() -> None:
         draw(),
     )  # no head reads the last
     # No query head reads the last key/value head.
-    layer = make({"n_kv_heads": 4, "kv_index": index, "mask": hw.Causal(), "rope": hw.RoPE()}, n_heads=5)
+    layer = noisy(5, **{"n_kv_heads": 4, "kv_index": index, "mask": hw.Causal(), "rope": hw.RoPE()})
     cache, whole = hw.KVCache(plan=keep), layer(x, mask=spoken(keep, 5, T, index))
     with torch.no_grad():
         first = in_chunks(layer, x, [0, 7, 8], cache)
@@ -141,7 +124,7 @@ def test_key_value_heads_in_any_order_and_a_prompt_without_gradients() -> None:
 
 
 def test_a_refused_crop_changes_nothing_and_reorders_are_counted() -> None:
-    layer, x, cache = make({"n_kv_heads": 3, "mask": hw.Causal()}), draw(), hw.KVCache(plan=[(0, 9), None, (2, 3)])
+    layer, x, cache = noisy(**{"n_kv_heads": 3, "mask": hw.Causal()}), draw(), hw.KVCache(plan=[(0, 9), None, (2, 3)])
     with torch.no_grad():
         layer(x[:, :7], cache=cache)
         refuses(lambda: cache.crop(6), "cannot crop to 6 of 7 tokens")
@@ -155,7 +138,7 @@ def test_a_refused_crop_changes_nothing_and_reorders_are_counted() -> None:
 
 
 def test_what_it_cannot_do_is_refused_and_leaves_it_as_it_was() -> None:
-    layer, cache, x = make({"n_kv_heads": 2, "mask": hw.Causal()}), hw.KVCache(plan=[hw.Keep(1, 4), None]), draw()
+    layer, cache, x = noisy(**{"n_kv_heads": 2, "mask": hw.Causal()}), hw.KVCache(plan=[hw.Keep(1, 4), None]), draw()
 
     def watched() -> None:
         with hw.watch(layer):
@@ -171,7 +154,7 @@ def test_what_it_cannot_do_is_refused_and_leaves_it_as_it_was() -> None:
 
 def test_rows_are_reordered_cropped_and_copied() -> None:
     keep, order = [hw.Keep(2, 3), None, (0, 5)], torch.tensor([1, 1, 0])
-    layer, x, cache = make({"n_kv_heads": 3, "mask": hw.Causal(), "rope": hw.RoPE()}), draw(), hw.KVCache(plan=keep)
+    layer, x, cache = noisy(**{"n_kv_heads": 3, "mask": hw.Causal(), "rope": hw.RoPE()}), draw(), hw.KVCache(plan=keep)
     mask = spoken([hw.Keep(2, 3), None, hw.Keep(0, 5)], H, T)
     with torch.no_grad():
         layer(x[:, :3], cache=cache)
@@ -193,7 +176,7 @@ def test_a_step_reads_each_kind_of_head_in_one_call(monkeypatch: pytest.MonkeyPa
         cache_module, "attend", lambda q, k, v, o: shapes.append((k.shape, o.mask)) or attend(q, k, v, o)
     )
     layer, cache = (
-        make({"n_kv_heads": 6, "mask": hw.Causal()}),
+        noisy(**{"n_kv_heads": 6, "mask": hw.Causal()}),
         hw.KVCache(plan=[None, (2, 3), None, (2, 3), (1, 2), None]),
     )
     with torch.no_grad():
@@ -206,7 +189,7 @@ def test_a_step_reads_each_kind_of_head_in_one_call(monkeypatch: pytest.MonkeyPa
 
 def test_it_takes_no_more_room_than_its_plan_says() -> None:
     cache = hw.KVCache(plan=[(3, 8)])
-    layer = make({"n_kv_heads": 1, "mask": hw.Causal()})
+    layer = noisy(**{"n_kv_heads": 1, "mask": hw.Causal()})
     with torch.no_grad():
         for step in range(40):
             layer(draw(1), cache=cache)
