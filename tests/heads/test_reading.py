@@ -425,27 +425,6 @@ def test_blocks_end_in_any_order_and_copies_are_nobodys_business() -> None:
     assert len(seen["L0.H0"].rows.entropy) == 2 * 58
 
 
-def test_what_kinds_of_models_predict() -> None:
-    """By what they do: a BERT of the class for causal models reads both sides unless its config says so."""
-    from headwise.models.ask import context_of, predicts
-
-    sizes = {"vocab_size": V, "hidden_size": 30, "num_attention_heads": 3}
-    sizes |= {"num_hidden_layers": 1, "intermediate_size": 7}
-    table = [
-        (tf.BertLMHeadModel(tf.BertConfig(**sizes)), "masked"),
-        (tf.BertLMHeadModel(tf.BertConfig(**sizes, is_decoder=True)), "next"),
-        (tf.MambaForCausalLM(tf.MambaConfig(vocab_size=V, hidden_size=30, num_hidden_layers=1)), "next"),
-        (tf.LlamaForSequenceClassification(tf.LlamaConfig(**ROTARY)), None),
-    ]
-    for model, expected in table:
-        with pytest.raises(hw.HeadwiseError, match="reached"), hw.watch(table[0][0]) as seen:
-            assert predicts(model) == expected, type(model).__name__
-        assert len(seen) == 0  # the trial is not watched
-    assert context_of(tf.RobertaModel(tf.RobertaConfig(**sizes, max_position_embeddings=41, pad_token_id=1))) == 39
-    assert context_of(tf.BertModel(tf.BertConfig(**sizes, max_position_embeddings=41))) == 41
-    assert context_of(tf.XLNetModel(tf.XLNetConfig(vocab_size=V, d_model=32, n_layer=1, n_head=4, d_inner=7))) is None
-
-
 def test_a_fixed_offset_is_judged_on_the_rows_that_have_it() -> None:
     """A head that always looks 5 back is positional, though the first rows of a short text have no such key."""
     from headwise.heads.blocks import Measured

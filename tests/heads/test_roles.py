@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-import transformers as tf
+from families import TABLES, untrained
 from planted import JOBS, WORDS, P, V, documents, hand_made, induction_model, shown
 from torch import nn
 
@@ -49,18 +50,8 @@ def test_controls_and_effects_stand_beside_the_scores(found: Survey) -> None:
     assert any("HandMade does not predict the next token" in note for note in found.notes)
 
 
-SIZES: dict[str, Any] = {
-    "vocab_size": V, "hidden_size": 36, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 37,
-    "max_position_embeddings": P,
-}  # fmt: skip
-NO_ENDS: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
 UNTRAINED: dict[str, Any] = {
-    "gpt2": lambda: tf.GPT2LMHeadModel(
-        tf.GPT2Config(vocab_size=V, n_embd=36, n_layer=2, n_head=3, n_positions=P, **NO_ENDS)
-    ),
-    "llama": lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**SIZES, num_key_value_heads=1, **NO_ENDS)),
-    "qwen3": lambda: tf.Qwen3ForCausalLM(tf.Qwen3Config(**SIZES, num_key_value_heads=3, head_dim=14, **NO_ENDS)),
-    "bert": lambda: tf.BertForMaskedLM(tf.BertConfig(**SIZES)),
+    **{name: partial(untrained, name, "roles") for name in TABLES["roles"]},
     "ours": lambda: hw.GPT(hw.GPTConfig(vocab_size=V, context=P, n_layers=2, n_heads=3, d_model=36)),
 }
 

@@ -13,6 +13,7 @@ import transformers as tf
 from cases import refuses
 from torch import nn
 
+import headwise as hw
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.models import ask
 from headwise.models.hook import attach
@@ -45,7 +46,10 @@ def model(request: Any, tiny: Callable[..., GPT]) -> nn.Module:
         (lambda: tf.LlamaForCausalLM(LLAMA), "next"),
         (lambda: tf.BertLMHeadModel(tf.BertConfig(**SIZES, is_decoder=True)), "next"),
         (lambda: type("Mine", (tf.LlamaForCausalLM,), {})(LLAMA), "next"),
+        (lambda: tf.MambaForCausalLM(tf.MambaConfig(vocab_size=V, hidden_size=20, num_hidden_layers=1)), "next"),
         (lambda: tf.BertForMaskedLM(BERT), "masked"),
+        (lambda: tf.BertLMHeadModel(BERT), "masked"),  # of the class for causal models, it reads both sides
+        (lambda: tf.LlamaForSequenceClassification(LLAMA), None),
         (lambda: tf.BertModel(BERT), None),
         (lambda: tf.BertForTokenClassification(BERT), None),
         (lambda: tf.T5ForConditionalGeneration(T5), None),
@@ -54,6 +58,13 @@ def model(request: Any, tiny: Callable[..., GPT]) -> nn.Module:
 )
 def test_what_is_predicted(build: Callable[[], nn.Module], expected: str | None) -> None:
     assert ask.predicts(build()) == expected
+
+
+def test_the_trial_of_what_is_predicted_is_not_watched() -> None:
+    model = tf.BertLMHeadModel(BERT)
+    with pytest.raises(hw.HeadwiseError, match="reached"), hw.watch(model) as seen:
+        assert ask.predicts(model) == "masked"
+    assert len(seen) == 0
 
 
 def test_logits_and_losses(model: nn.Module) -> None:
@@ -86,6 +97,10 @@ def test_the_body_runs_every_layer_and_an_encoder_decoder_reads_on_both_sides() 
 def test_sizes_that_the_config_states(model: nn.Module) -> None:
     assert ask.vocabulary_of(model) == V and ask.context_of(model) in (11, 31)
     assert ask.context_of(tf.T5ForConditionalGeneration(T5)) is None
+    endless = tf.XLNetModel(tf.XLNetConfig(vocab_size=V, d_model=20, n_layer=1, n_head=4, d_inner=7))
+    assert ask.context_of(endless) is None
+    assert ask.context_of(tf.RobertaModel(tf.RobertaConfig(**SIZES, pad_token_id=1))) == 31 - 2
+    assert ask.context_of(tf.BertModel(BERT)) == 31
     assert ask.config_fields(model)["vocab_size"] == V
     pair = ask.embeddings(model)
     assert pair is not None and pair[0].shape == pair[1].shape == (V, pair[0].shape[1])
