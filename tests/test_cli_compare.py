@@ -70,12 +70,6 @@ def test_the_files_that_were_asked_for(invoke: Invoke, tmp_path: Path) -> None:
     assert len(list((tmp_path / "kept").iterdir())) == 6
 
 
-def test_a_real_experiment_on_a_text(invoke: Invoke, tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("el niño comió ñoquis, and the cat sat on the mat\n" * 30, encoding="utf-8")
-    code, out, _ = invoke("compare", "output-projection", "--text", "text.txt", *FAST)
-    assert code == 0 and "On text.txt, 2 steps, seeds 0 to 1." in out
-
-
 def test_claims_are_judged_and_told(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "compare", lambda *given: all_comparisons())
     monkeypatch.setattr(claims, "COUNTED", {"split heads": split_heads})  # the others take a minute

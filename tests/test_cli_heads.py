@@ -129,17 +129,6 @@ def test_a_tree_for_headvis(models: Path, invoke: Invoke, tmp_path: Path) -> Non
     assert_refused(invoke(*args), "--headvis", "not empty; pass a new folder")
 
 
-def test_families_that_cannot_be_watched(
-    models: Path, invoke: Invoke, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    import transformers
-
-    config = transformers.MambaConfig(vocab_size=23, hidden_size=32, num_hidden_layers=1, state_size=5)
-    transformers.MambaForCausalLM(config).save_pretrained(tmp_path / "mamba")
-    capsys.readouterr()  # its progress bar
-    assert_refused(invoke("heads", tmp_path / "mamba", "--ids", models / "ids.txt"), "MambaForCausalLM", "attention")
-
-
 def test_a_failure_leaves_the_earlier_report(
     models: Path, invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -187,17 +187,6 @@ def test_a_model_without_a_form_is_written_and_verified_in_our_layout(
     assert load_model(tmp_path / "out")[0].config.n_kv_heads == 3
 
 
-def test_a_folder_that_fails_its_verification_is_not_left_behind(
-    run: Path, text: Path, invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer = '{"difference": 2e-4, "by": "stock transformers"}'
-    process = subprocess.CompletedProcess((), 0, answer, "")
-    monkeypatch.setattr(export.subprocess, "run", lambda *arguments, **options: process)
-    outcome = invoke("share", run, "--kv-heads", 2, "--text", text, "--out", tmp_path / "out", "--json")
-    assert_refused(outcome, "differs from the one in memory")
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("moment", ["write_folder", "verify", "write_whole"])
 def test_ctrl_c_while_writing_leaves_nothing(
     moment: str,
@@ -279,15 +268,6 @@ def test_a_healing_that_is_interrupted_goes_on_to_the_same_bytes(
     assert [point["step"] for point in document["curve"]] == list(range(0, 61, 6))
     assert document["details"]["healing"]["steps_made"] == 60
     assert re.search(r"^step 60/60  held-out \d", outcome.err, re.MULTILINE)
-
-
-def test_the_curve_is_drawn(run: Path, text: Path, invoke: Invoke, tmp_path: Path, unverified: None) -> None:
-    outcome = invoke("share", run, "--kv-heads", 1, "--text", text, "--heal", 10, "--out", tmp_path / "out")
-    assert "Healing: distance to the parent, on other held-out text" in outcome.out
-    assert "After healing" in outcome.out
-    rows = [line for line in outcome.out.splitlines() if re.match(r" +\d+ +[\d,]+ +\d\.\d{4} +\d\.\d{4}", line)]
-    assert len(rows) == 11
-    assert max(map(len, outcome.out.splitlines())) <= 80 or str(tmp_path) in outcome.out
 
 
 # Pruning

@@ -60,10 +60,6 @@ def test_without_a_display_it_says_where(
 
 
 def test_what_is_no_finished_run_is_said(invoke: Invoke, tmp_path: Path) -> None:
-    outcome = invoke("look", tmp_path / "none")
-    assert outcome.code == 2 and "is no folder; pass the run folder that `headwise train` printed" in outcome.err
-    outcome = invoke("look", tmp_path)
-    assert outcome.code == 2 and "holds no run of `headwise train`" in outcome.err
     settings = '{"settings": {}, "digest": "", "status": "training", "summary": null, "cells": null, "example": null}'
     (tmp_path / "run.json").write_text(settings)
     outcome = invoke("look", tmp_path)

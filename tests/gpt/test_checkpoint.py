@@ -71,11 +71,6 @@ def sprung(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_folder_holds_what_hugging_face_expects(folder: Path) -> None:
-    names = [CONFIG, "generation_config.json", WEIGHTS, TOKENIZER, "tokenizer_config.json"]
-    assert sorted(path.name for path in folder.iterdir()) == names
-
-
 def test_cut_short_at_any_point(folder: Path) -> None:
     data = (folder / WEIGHTS).read_bytes()
     header = 8 + int.from_bytes(data[:8], "little")

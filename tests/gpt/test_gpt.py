@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from cases import refuses, refuses_table
 
 from headwise import HeadwiseError
 from headwise.gpt.gpt import GPT, GPTConfig
-from headwise.gpt.presets import PRESETS, find_preset
+from headwise.gpt.presets import PRESETS
 
 NAMES = tuple(PRESETS)
 B, V = 2, 19
@@ -172,8 +171,3 @@ def test_a_text_longer_than_the_context_is_refused(tiny: Any, name: str) -> None
 def test_a_wrong_configuration_is_refused() -> None:
     shape = {"vocab_size": V, "context": 11, "n_layers": 2, "n_heads": 6, "d_model": 24}
     refuses_table("gpt", {"config": lambda **changes: GPTConfig(**{**shape, **changes})})
-
-
-@pytest.mark.parametrize("given, hint", [("lama", "did you mean llama?"), ("xyz", "there are verbs, microgpt,")])
-def test_an_unknown_preset_is_answered_with_the_nearest(given: str, hint: str) -> None:
-    refuses(lambda: find_preset(given), re.escape(f"no preset {given!r}; {hint}"))

@@ -149,9 +149,6 @@ def test_another_scale_is_that_of_the_scores_alone(build: Callable[[GPTConfig], 
     assert torch.allclose(logits, plain(ids), rtol=0, atol=1e-6) == (scale is None)
 
 
-# Two lookups
-
-
 # Roles
 
 

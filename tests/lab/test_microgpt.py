@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import random
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from cases import refuses_table
 
 from headwise.lab.microgpt import RUNGS, Draw, Replay, array, plain, replay, tensor
 from headwise.lab.microgpt.draw import Tokens, learning_rate, shapes
-from headwise.rungs.autograd import Value, exp, log, log_sum_exp, relu
+from headwise.rungs.autograd import Value
 
 # All letters, so that the vocabulary is 27; the last name is longer than the context.
 LINES = """
@@ -206,25 +205,6 @@ def test_the_report_is_told_every_step(rung: str) -> None:
 
 def test_what_is_refused() -> None:
     refuses_table("microgpt", {"replayed": lambda **changes: replay(**{"documents": NAMES, **changes})}, exact=True)
-
-
-# The nodes that plain uses beside those tested with the autograd
-
-
-def test_log_sum_exp_is_one_node_with_the_slopes_of_many() -> None:
-    one, many = [Value(x) for x in (0.3, -1.1, 2.0)], [Value(x) for x in (0.3, -1.1, 2.0)]
-    node, expected = log_sum_exp([*one, 0.7]), log(sum(exp(x) for x in [*many, 0.7]))
-    node.backward()
-    expected.backward()
-    assert node.data == pytest.approx(expected.data, rel=1e-15)
-    assert [x.grad for x in one] == pytest.approx([x.grad for x in many], rel=1e-14)
-    assert set(node._inputs) == set(one)
-    assert log_sum_exp([1000.0, 1000.0]) == 1000 + math.log(2)  # exp(1000) alone overflows
-
-
-def test_relu_of_floats_and_values() -> None:
-    assert [relu(x) for x in (-2.0, 3.0)] == [0.0, 3.0]
-    assert [relu(Value(x)).data for x in (-2.0, 3.0)] == [0.0, 3.0]
 
 
 # The published run

@@ -50,8 +50,7 @@ def title(page: Page) -> str:
 
 def readout(page: Page) -> str:
     """What the page says of the chosen cell, in plain quotes and without the marks that isolate a token's direction."""
-    text = re.sub("[\u2068\u2069]", "", page.inner_text("#readout"))
-    return text.replace("\u2018", "'").replace("\u2019", "'")
+    return plain(page.inner_text("#readout"))
 
 
 def plain(text: str) -> str:
