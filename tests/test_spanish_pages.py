@@ -107,7 +107,6 @@ bugs scale
 compare none
 compare heads --seeds 1
 cost none
-cost
 trace none
 heads none
 heads . --ablate never
