@@ -163,14 +163,14 @@ def test_the_command_writes_what_it_measured(
     book = tmp_path / "book.txt"
     book.write_text(" ".join(f"w{max(0, n - 1):02}" for ids in documents for n in ids))
     command = ["windows", tmp_path / "run", "--text", book, "--tokens", 131, "--documents", 3]
-    options = {"html": "--html", "csv": "--out", "png": "--out", "plan": "--plan"}
+    options = {"html": "--html", "csv": "--out", "png": "--out", "json": "--plan"}
     files = {name: tmp_path / f"x.{name}" for name in options}
     named = [word for name, path in files.items() for word in (options[name], path)]
     done = invoke(*command, *named, "--cache", 0.6, "--json")
     document = json.loads(done.out)
     assert f"min: {(3 + 8) * 131:,} tokens at" in done.err and "--documents" in done.err
     assert {head["name"] for head in document["heads"] if head["needle"]["mean"] > 0.1} == RETRIEVING
-    plan = hw.Plan.read(files["plan"])
+    plan = hw.Plan.read(files["json"])
     assert document["share"] == plan.share(131) <= 0.6
     rows = list(csv.DictReader(io.StringIO(files["csv"].read_text())))
     assert [row["name"] for row in rows] == [head["name"] for head in document["heads"]]
@@ -186,7 +186,7 @@ def test_the_command_writes_what_it_measured(
     for wrong, message in (
         (("--sinks", 3), "--sinks 3 is not measured"),
         (("--tolerance", 0.1), "pass --plan"),
-        (("--plan", files["plan"], "--cache", 0.5, "--tolerance", 0.5), "one of them"),
+        (("--plan", files["json"], "--cache", 0.5, "--tolerance", 0.5), "one of them"),
         (("--out", tmp_path / "x.txt"), "end the name in .csv, .parquet or .png"),
         (("--plan", tmp_path / "no" / "x", "--cache", 0.5), "does not exist"),
     ):

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import headwise as hw
 from headwise.corpus.training import IGNORED, Corpus
 from headwise.errors import HeadwiseError
 from headwise.gpt.gpt import GPT, GPTConfig
+from headwise.gpt.train import one_thread
 from headwise.intervals import Interval, interval_of
 from headwise.lab.compare import run
 from headwise.lab.compare.experiment import Arm, Experiment, Scored, Unit, count_parameters, run_unit, with_attention
@@ -348,3 +350,15 @@ def test_times_are_taken_on_one_thread() -> None:
     torch.set_num_threads(2)
     in_turn({"a": lambda: seen.append(torch.get_num_threads())}, rounds=1)
     assert seen == [1, 1] and torch.get_num_threads() == 2
+
+    def threads_after() -> int:
+        with one_thread(), one_thread():
+            pass
+        return torch.get_num_threads()
+
+    with one_thread(), ThreadPoolExecutor(1) as pool:  # a thread that starts now finds one, and is not left with it
+        assert pool.submit(threads_after).result() == 2
+        with one_thread():
+            pass
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == 2

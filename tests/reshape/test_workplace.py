@@ -210,6 +210,7 @@ def test_a_state_waits_for_its_own_job(source: Path, tmp_path: Path) -> None:
         ({"source": "abd"}, r"other settings \(source: abc there, abd here\)"),
         ({"heal": {"steps": 4}}, r"other settings \(heal: \{'steps': 3\} there"),
         ({"origins": [[0, 1]]}, r"other settings \(origins: "),
+        ({"prune": 2}, r"other settings \(prune: nothing there, 2 here"),
     ):
         with pytest.raises(HeadwiseError, match=refusal), Workplace(source, tmp_path / "out", force=False) as workplace:
             workplace.claim(settings | changes)

@@ -399,6 +399,15 @@ def test_code_that_returns_no_output_is_no_bug_of_ours(target: object, lang: str
     assert verdict.not_checked[0].startswith(reason), verdict
 
 
+def test_names_that_are_not_there_are_not_passed_over() -> None:
+    mapped = hw.check(Weightless, mapping={"q": "u"})
+    assert mapped.not_checked[0].startswith("mapping=q=u: there is no weight u")
+    absent = "z" * 9  # which this file does not write out
+    assert hw.check(Weightless, args={absent: 3}).not_checked[0] == f"args={absent}: the file has no such name"
+    with pytest.raises(hw.HeadwiseError, match="no role banana"):
+        hw.check(Weightless, mapping={"banana": "q"})
+
+
 OPTIONAL = correct_code("cached_layer")
 
 

@@ -22,7 +22,7 @@ from headwise.cli.app import (
 )
 from headwise.cli.early import check_model, check_texts, in_words, language
 from headwise.cli.heads import check_tables, tell_files, write_tables
-from headwise.files import write_whole
+from headwise.files import is_stream, write_whole
 from headwise.folders import check_next
 from headwise.markup import number
 from headwise.table import Table, say
@@ -56,6 +56,7 @@ def windows(
         raise refusal("plan_needed")
     check_plan(tolerance, cache, sinks)
     check_tables(out_files or [])
+    form = None if plan is None else _format_of(plan)
     check_model(model)
     check_next(model, "`headwise heads` says how far its heads look, by their distance")
     check_texts(model, text)
@@ -71,8 +72,8 @@ def windows(
             err.print(as_options(said(line, language()), running_options()), soft_wrap=True)
         reach = measure(folder.model, read, seed=seed, progress=progress)
     chosen = None if plan is None else reach.plan(tolerance, cache, sinks)
-    if plan is not None and chosen is not None:
-        chosen.export(plan, "headwise" if plan.suffix else "duo")
+    if plan is not None and chosen is not None and form is not None:
+        chosen.export(plan, form)
     if html is not None:
         write_whole(html, windows_html(reach, language()))
     write_tables(out_files or [], reach.rows(), lambda path: windows_png(path, reach, sinks))
@@ -90,6 +91,15 @@ def windows(
         else:
             out.print(in_words("windows.try_it", model=model, plan=plan))
     tell_files(out_files or [], page=html)
+
+
+def _format_of(plan: Path) -> str:
+    """How a plan is written there: as a file of ours, or as a folder of DuoAttention, whose name has no suffix."""
+    if is_stream(plan) or plan.suffix == ".json":
+        return "headwise"
+    if plan.suffix or plan.is_file():
+        raise refusal("plan_name", path=plan)
+    return "duo"
 
 
 def print_windows(console: Console, reach: Windows, sinks: int, lang: str = "en") -> None:

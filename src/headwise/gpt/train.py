@@ -263,15 +263,33 @@ def update(
         optimizer.zero_grad(set_to_none=True)
 
 
+_lock = threading.Lock()
+_before: list[int] = []  # threads of torch, once for each thread of Python that is in such a block
+_within = threading.local()
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """torch on one thread within this block: a small model gains nothing from a second one, and waits for it."""
-    threads = torch.get_num_threads()
+    """torch on one thread within this block: small matrices gain nothing from a second one, and wait for it.
+
+    A thread of Python that starts while another is in such a block finds torch on one thread; it must not take that for
+    what was there before.
+    """
+    if getattr(_within, "block", False):
+        yield
+        return
+    with _lock:
+        before = _before[0] if _before else torch.get_num_threads()
+        _before.append(before)
+    _within.block = True
     torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        _within.block = False
+        with _lock:
+            _before.pop()
+            torch.set_num_threads(before)
 
 
 def require_finite(step: int, **numbers: float) -> None:

@@ -32,6 +32,7 @@ from headwise.models.sites import Layer, Site, layers_of
 from headwise.models.stream import loaded
 from headwise.records import Call
 from headwise.spec import resolve_kv_index
+from headwise.words import refusal
 
 Float64Array = NDArray[np.float64]
 
@@ -99,6 +100,8 @@ def attribute(
     answer = tuple(token_of(model, word) for word in words)
     if len(answer) not in (1, 2):
         raise HeadwiseError(f"target has {len(answer)} tokens; pass one, or two whose logits are compared")
+    if len(answer) == 2 and answer[0] == answer[1]:
+        raise refusal("same_answer", token=repr(words[0]))
     layers = layers_of(model)
     calls: dict[str, Call] = {}
     recorder = Recorder(layers)

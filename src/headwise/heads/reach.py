@@ -32,8 +32,8 @@ def check_plan(tolerance: float | None, cache: float | None, sinks: int) -> None
         raise HeadwiseError(f"sinks={sinks} is not measured; one of {', '.join(map(str, SINKS))}")
     if tolerance is not None and cache is not None:
         raise HeadwiseError("tolerance= says which mass a head may lose, and cache= what stays; pass one of them")
-    if tolerance is not None and not tolerance >= 0:
-        raise HeadwiseError(f"tolerance={tolerance} must be 0 or more; 0.01 is a hundredth of the mass")
+    if tolerance is not None and not 0 <= tolerance <= 1:
+        raise HeadwiseError(f"tolerance={tolerance} must lie between 0 and 1; 0.01 is a hundredth of the mass")
     if cache is not None and not 0 < cache <= 1:
         raise HeadwiseError(f"cache={cache} must lie above 0 and be at most 1; 0.5 keeps half of the bytes")
 

@@ -153,11 +153,11 @@ def _begun(work: Callable[[], str]) -> Callable[[], str]:
     outcome = Future[str]()
 
     def run() -> None:
-        if sys.platform == "linux":
-            os.nice(19)  # there of this thread alone: it takes the time that the model leaves
         try:
+            if sys.platform == "linux":
+                os.nice(19)  # there of this thread alone: it takes the time that the model leaves
             outcome.set_result(work())
-        except OSError as error:  # a file went away
+        except BaseException as error:  # whoever waits would wait for ever
             outcome.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()

@@ -67,7 +67,10 @@ def why(
         row = good.double()
         token = int(row.argmax()) if answer is None else _token(folder, question, answer, row, notes)
         if other is not None:
-            return token, _token(folder, question, other, row, notes)
+            second = _token(folder, question, other, row, notes)
+            if second == token:
+                raise refusal("same_answer", token=repr(other))
+            return token, second
         if bad is not None:
             second = int(bad.argmax())
             return token, None if second == token else second

@@ -25,7 +25,7 @@ from headwise.heads.reach import KVReach
 from headwise.heads.windows import SMALLEST, windows
 from headwise.markup import amount
 from headwise.masks import Mask, Streaming, Window
-from headwise.models.ask import evaluating, next_token_losses, require_next
+from headwise.models.ask import context_of, evaluating, next_token_losses, require_next
 from headwise.models.hook import attach, attend_by_rows
 from headwise.models.sites import sites_of
 from headwise.models.stream import stream_of
@@ -34,7 +34,7 @@ from headwise.records import Call
 from headwise.reshape.arguments import Options, check_narrowing
 from headwise.reshape.job import Change, Changed, Job, Listener, Reshaped
 from headwise.reshape.text import Calibration, batches, spread
-from headwise.words import Note
+from headwise.words import Note, refusal
 
 TOLERANCE = 0.01  # nats a token, where nothing else is asked for
 LOOK = 16_384  # tokens, at most, that one choice is measured on
@@ -86,6 +86,9 @@ class Narrowing(Change):
         require_next(model)
         if problem := cannot_narrow(model):
             raise HeadwiseError(problem)
+        context = context_of(model)
+        if self.window is not None and context is not None and self.window >= context:
+            raise refusal("window_wide", window=self.window, context=context)
         there = {window for window in windows_of(model) if window is not None}
         if angles_by_kind(model):
             if not there:

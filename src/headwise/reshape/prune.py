@@ -29,7 +29,7 @@ from headwise.reshape.damage import cache_bytes
 from headwise.reshape.heal import Gone, silenced
 from headwise.reshape.job import Change, Changed, Job, Listener, Reshaped
 from headwise.reshape.text import Calibration
-from headwise.words import Note, labelled
+from headwise.words import Note, labelled, refusal
 
 
 def prune(
@@ -139,6 +139,10 @@ def weakest(model: nn.Module, scores: Mapping[str, float], keep: float, uniform:
     """
     n_layers, (n_heads, n_kv_heads, _) = len(attentions(model)), head_counts(model)
     check_pruning(None, keep, None)
+    wanted = _n_gone(n_layers * n_heads, keep)
+    if wanted > n_layers * (n_heads - 1):
+        stay = n_layers * n_heads - wanted
+        raise refusal("keep_few", keep=keep, stay=stay, layers=n_layers, least=f"{1 / n_heads:.3g}")
     table = [[scores[head_name(layer, head)] for head in range(n_heads)] for layer in range(n_layers)]
     if uniform:
         shares = uniform_shares(model)
@@ -149,7 +153,6 @@ def weakest(model: nn.Module, scores: Mapping[str, float], keep: float, uniform:
         raise HeadwiseError(f"keep={keep} with uniform=True removes no head of a layer; {known}")
     ranked = sorted((score, layer, head) for layer, row in enumerate(table) for head, score in enumerate(row))
     chosen: list[set[int]] = [set() for _ in range(n_layers)]
-    wanted = _n_gone(n_layers * n_heads, keep)
     for _, layer, head in ranked:
         if sum(map(len, chosen)) < wanted and len(chosen[layer]) < n_heads - 1:  # a layer keeps one
             chosen[layer].add(head)

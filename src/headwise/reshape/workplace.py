@@ -106,10 +106,11 @@ class Workplace:
             before = read_json(self.path / SETTINGS)
             differing = []
             for name, here in self.settings.items():
-                if before[name] != here:
-                    contrast = f"{name}: {before[name]} there, {here} here"
+                there = before.get(name, "nothing")  # of another command
+                if there != here:
+                    contrast = f"{name}: {there} there, {here} here"
                     differing.append(contrast if len(contrast) < 60 else name)
-        except (OSError, ValueError, TypeError, KeyError):
+        except (OSError, ValueError, TypeError, AttributeError):
             raise HeadwiseError(f"{self.path / SETTINGS} is damaged; remove that folder to begin anew") from None
         if differing:
             raise HeadwiseError(

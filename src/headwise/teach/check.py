@@ -40,11 +40,12 @@ from headwise.teach.bugs import Say, UncheckedError, Verdict, in_one_line, speak
 from headwise.teach.caches import examine_cache
 from headwise.teach.examine import examine
 from headwise.teach.loops import CALLED, NAME, head_loop, unimported
+from headwise.teach.reading import ROLES
 from headwise.teach.rotations import examine_rotation
 from headwise.teach.sandbox import MEMORY, alone, run_apart
 from headwise.teach.source import Source, candidates, kind_of
 from headwise.teach.subject import Options, Target
-from headwise.words import refusal, unknown
+from headwise.words import Note, refusal, unknown
 
 # A course's wrapper imports its head from a file that a reader may not have; the same class is here.
 LENT, STACKED = ("casual_attention", "causal_attention"), "headwise.lab.courses.stacked"
@@ -84,6 +85,9 @@ def check(
     """
     if not 0 < seconds <= LONGEST:
         raise refusal("seconds", seconds=f"{seconds:g}", longest=f"{LONGEST:g}")
+    for role in mapping or {}:
+        if role not in ROLES:
+            raise unknown(Note.of("refused.no_role", role=role), role, ROLES)
     options = Options(causal, dict(args or {}), dict(mapping or {}), lang, seconds * 0.3)
     speaker(lang)
     if isinstance(target, str | Path):
@@ -102,6 +106,9 @@ def judged(target: Target, seconds: float, load: Callable[[], None] = lambda: No
         if target.source.is_blank(target.name):
             name = target.name if target.kind == "function" else "forward"
             raise UncheckedError("returns_nothing", name=name)
+        for name in target.options.args:
+            if target.source.text and not re.search(rf"\b{re.escape(name)}\b", target.source.text):
+                raise UncheckedError("no_argument", name=name)
         with _clock(seconds), _random_state_kept(), warnings.catch_warnings(action="ignore"):
             load()
             verdict = _examined(target)

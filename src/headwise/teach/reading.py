@@ -119,8 +119,11 @@ def role_of(path: str) -> str | None:
 def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
     """The arrays of an object by role; `mapping` has the names of attributes whose role no name tells."""
     parts = Parts(same_head=_is_one_module(target))
+    named, paths = set[str](), list[str]()
     for array in arrays_of(target):
         path = array.path.strip(".")
+        paths.append(path)
+        named |= {path, *path.split(".")}
         flat = array.value.ndim == 1
         if re.search(r"(?i)norm|(^|\.)ln", path):
             side = re.search(r"\b(q|k)", path)
@@ -134,6 +137,9 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
         if role is not None:
             is_bias = flat or (array.value.ndim == 2 and _BIAS.search(path) is not None)
             (parts.biases if is_bias else parts.weights).setdefault(role, []).append(array)
+    for wanted, name in mapping.items():
+        if name not in named:
+            raise UncheckedError("no_weight", wanted=wanted, name=name, names=", ".join(paths))
     if len(parts.weights.get("o", ())) in (3, 4) and not {"q", "qkv"} & set(parts.weights):
         # `linears`, `projections`: a list without names, W_Q, W_K, W_V, W_O in this order, or the first three of them
         for arrays in (parts.weights, parts.biases):
