@@ -9,13 +9,9 @@ from functools import cached_property
 from importlib import resources
 from typing import Any
 
-from headwise.words import unknown
+from headwise.words import Note, unknown
 
 OURS = "headwise"  # the model_type of our own GPT
-REFUSALS = {
-    "price": "model_type={!r} is not one that can be priced exactly",
-    "reshape": "{} is a family whose heads cannot be reshaped yet",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +156,8 @@ def family_for(verb: str, name: object) -> Family:
     """The record of a family that a verb serves. Raises HeadwiseError, with the name, for one that it does not."""
     served = families(verb)
     if not isinstance(name, str) or name not in served:
-        raise unknown(REFUSALS[verb].format(name), name, served)
+        shown = repr(name) if verb == "price" else name
+        raise unknown(Note.of(f"refused.no_{verb}", name=shown), name, served)
     return served[name]
 
 

@@ -30,7 +30,7 @@ def number_format(name: str) -> str:
     short = LONG_NAMES.get(long) or re.sub(r"float(\d+)(_e\dm\d(fn)?)?", r"fp\1", long)  # float8_e4m3fn: fp8
     if short in BITS:
         return short
-    raise unknown(f"no number format {name!r}", short, BITS)
+    raise unknown(Note.of("refused.no_format", name=repr(name)), short, BITS)
 
 
 def bytes_of(count: int, dtype: str) -> int:

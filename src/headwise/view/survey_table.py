@@ -76,7 +76,7 @@ def check_order(statistics: Iterable[str], sort_by: str) -> str:
     keys = {labelled("heading", key): key for key in known}
     keys |= {label(key): key for key in known} | {key: key for key in known}
     if sort_by not in keys:
-        raise unknown(f"cannot sort by {sort_by!r}", sort_by, keys)
+        raise unknown(Note.of("refused.no_order", name=repr(sort_by)), sort_by, keys)
     return keys[sort_by]
 
 
