@@ -68,10 +68,11 @@ class Sources:
                 except ModuleNotFoundError as error:
                     raise HeadwiseError(f"{file} needs {error.name}: pip install 'headwise[tables]'") from None
                 except UnicodeDecodeError as error:
-                    place = (
-                        "a byte" if file.suffix in PACKED else f"byte {raw.tell() - len(error.object) + error.start}"
-                    )
-                    raise HeadwiseError(f"{file} is not UTF-8: {place} is 0x{error.object[error.start]:02x}") from None
+                    value = f"{error.object[error.start]:02x}"
+                    if file.suffix in PACKED:  # where it stands there, nobody can look up
+                        raise refusal("no_utf8_packed", path=file, value=value) from None
+                    start = raw.tell() - len(error.object) + error.start
+                    raise refusal("no_utf8", path=file, start=start, value=value) from None
                 except (OSError, EOFError, zlib.error, ValueError) as error:  # ValueError: of pyarrow
                     raise HeadwiseError(f"{file} is damaged or cut short: {error}") from None
             before += file.stat().st_size
