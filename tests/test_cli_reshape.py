@@ -311,41 +311,6 @@ def test_prune_zeroes_what_the_format_cannot_carry_and_says_why(
 # Models of transformers
 
 
-@pytest.fixture(scope="module")
-def gpt2(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A GPT-2 folder with the tokenizer of the run, and no line of headwise in it."""
-    import transformers as tf
-
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("hf") / "gpt2"
-    _, tokens = load_model(original)
-    config = tf.GPT2Config(
-        vocab_size=len(tokens), n_embd=18, n_layer=2, n_head=3, n_positions=19, bos_token_id=0, eos_token_id=0
-    )
-    tf.GPT2LMHeadModel(config).save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(original / name, folder / name)
-    return folder
-
-
-def test_gpt2_is_pruned_by_zeros_and_cannot_be_shared(
-    gpt2: Path, text: Path, invoke: Invoke, tmp_path: Path, unverified: None
-) -> None:
-    before, out = contents(gpt2), tmp_path / "out"
-    refused = invoke("share", gpt2, "--kv-heads", 1, "--text", text, "--out", out)
-    assert_refused(refused, "gpt2's config has no num_key_value_heads")
-    assert list(tmp_path.iterdir()) == []
-    outcome = invoke("prune", gpt2, "--heads", "L0.H1,L1.H2", "--text", text, "--out", out, "--json")
-    assert outcome.code == 0, outcome.err
-    document = json.loads(outcome.out)
-    assert "n_embd=18 must be 3 heads of 6" in document["notes"][0]
-    folder = open_folder(out)
-    assert folder.family == "gpt2" and folder.tokens is not None
-    attention = folder.model.transformer.h[1].attn  # type: ignore[union-attr, index]
-    assert (attention.c_proj.weight[12:] == 0).all() and (attention.c_attn.weight[:, 12:18] == 0).all()  # type: ignore[union-attr, index, operator]
-    assert contents(gpt2) == before
-
-
 def test_a_half_precision_mistral_is_shared_healed_and_read_back(
     original: Path, text: Path, invoke: Invoke, tmp_path: Path
 ) -> None:
