@@ -67,10 +67,7 @@ def why(
         row = good.double()
         token = int(row.argmax()) if answer is None else _token(folder, question, answer, row, notes)
         if other is not None:
-            second = _token(folder, question, other, row, notes)
-            if second == token:
-                raise refusal("same_answer", token=repr(other))
-            return token, second
+            return token, _token(folder, question, other, row, notes)
         if bad is not None:
             second = int(bad.argmax())
             return token, None if second == token else second
@@ -81,6 +78,8 @@ def why(
         specials = frozenset[int]() if folder.tokens is None else folder.tokens.specials
         telling = _Telling(passes, question, twin, specials, progress)
         token, second = telling.read(choose)
+        if second == token:
+            raise refusal("same_answer", token=repr(other))
         compared = second is not None  # else the probability of the one token counts
         study, row = telling.study, telling.text.answer.double()
         second = _likeliest(row, token) if second is None else second
