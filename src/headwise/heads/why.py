@@ -74,9 +74,8 @@ def why(
         return token, _likeliest(row, token)
 
     with evaluating(model):
-        passes = Passes(model, layers_of(model), question.position)
         specials = frozenset[int]() if folder.tokens is None else folder.tokens.specials
-        telling = _Telling(passes, question, twin, specials, progress)
+        telling = _Telling(Passes(model, layers_of(model), question.position), question, twin, specials, progress)
         token, second = telling.read(choose)
         if second == token:
             raise refusal("same_answer", token=repr(other))
@@ -88,7 +87,6 @@ def why(
     shown = _shown(folder)
     chances = row.softmax(-1)
     difference = float(row[token] - row[second])
-    value = difference if study is None else study.clean
     return Story(
         model=folder.name,
         asks=way,
@@ -102,7 +100,7 @@ def why(
         predicted_probability=float(chances.max()),
         probability=float(chances[token]),
         counts="logits" if compared else "probability",
-        clean_value=value,
+        clean_value=difference if study is None else study.clean,
         corrupted_value=None if study is None else study.corrupted,
         logit=difference if parts is None else parts.logit,
         embedding=None if parts is None else parts.embedding,
