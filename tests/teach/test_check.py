@@ -190,6 +190,13 @@ def test_what_is_no_target_is_refused(tmp_path: Path, invoke: Invoke) -> None:
         assert said in outcome.err
 
 
+def test_a_mask_may_have_a_spanish_name() -> None:
+    text = correct_code("padded_torch").replace("padding_mask", "máscara_padding")
+    right, wrong = (judge(Version("es", n, (), text.replace("~" * n, ""))) for n in range(2))
+    assert right.right and any("padding" in part for part in right.checked), right
+    assert wrong.bugs == ("mask-inverted",), wrong
+
+
 @pytest.mark.slow
 def test_what_the_check_has_no_form_of_is_not_called_wrong() -> None:
     capped = correct_code("nano").replace("att = F.softmax(att", "att = F.softmax(30 * torch.tanh(att / 30)")
@@ -421,6 +428,16 @@ OPTIONAL = correct_code("cached_layer")
             "every call failed (AssertionError",
         ),
         ("        B, T, C = x", "        assert len(x[0]) == 7\n        B, T, C = x", "never passed: past"),
+        (
+            "        B, T, C = x",
+            "        assert past is None or len(x[0]) == 1\n        B, T, C = x",
+            "several tokens at once",
+        ),
+        (
+            "~visible,",
+            "~visible if past is None else torch.tensor(False),  # then one token at a time\n            ",
+            "several",
+        ),
     ),
 )
 def test_what_was_never_tried_is_said(old: str, new: str, reason: str) -> None:
@@ -428,6 +445,18 @@ def test_what_was_never_tried_is_said(old: str, new: str, reason: str) -> None:
     verdict = judge(Version("optional", 0, (), OPTIONAL.replace(old, new)))
     assert verdict.right is True, verdict
     assert any(reason in text for text in verdict.not_checked), verdict
+
+
+@every(
+    "last",
+    (
+        "(S if cache is None else T + cache[0].shape[1])",  # the number of heads: as good as right in a short text
+        "(S if cache is None else 9 * S)",  # all may be seen after the cache: right for one token at a time
+    ),
+)
+def test_the_cache_is_read_in_pieces_and_further_than_its_sizes(last: str) -> None:
+    text = correct_code("cached_concat").replace("S - T + 1)", f"{last} - T + 1)")
+    assert judge(Version("pieces", 0, (), text)).bugs == ("cache-offset",)
 
 
 def turned_rope(x, start_pos=0):  # type: ignore[no-untyped-def]

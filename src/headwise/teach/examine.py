@@ -34,7 +34,7 @@ from headwise.teach.reading import (
     width_of,
 )
 from headwise.teach.search import Case, Explanation, Search, close, evidence_of, stage_of
-from headwise.teach.source import ENCODINGS, meanings_of
+from headwise.teach.source import ENCODINGS, MASK, meanings_of
 from headwise.teach.subject import (
     KEY,
     QUERY,
@@ -135,7 +135,7 @@ class Examiner:
         if is_of_sizes or not isinstance(error, STOPS) or re.search(r"unpack|cuda|NVIDIA", str(error)):
             raise error
         call = call_of(thing)
-        asked = [name for name in required_of(call) if meaning_of(name) is None and "mask" not in name.lower()]
+        asked = [name for name in required_of(call) if meaning_of(name) is None and not MASK.search(name)]
         of_data = [pattern.match(name) for name, pattern in zip(asked, (QUERY, KEY, VALUE), strict=False)]
         if len(asked) > 3 or (len(asked) > 1 and not all(of_data)):
             raise error  # what a call was given beside the data was a guess
@@ -446,7 +446,7 @@ class Examiner:
         real = np.arange(T)[None] < LENGTHS[:B, None]
         of_documents = real[:, None, None] & (past if inner else np.ones((T, T), bool))
         cases = [("mask", past[None, None], Masks(True)), ("padding", of_documents, Masks(inner, real))]
-        for name, allowed, masks in cases[1:] if re.search("pad|key", subject.mask, re.I) else cases:
+        for name, allowed, masks in cases[1:] if re.search("pad|key|relleno|clave", subject.mask, re.I) else cases:
             outputs = self._masked(subject, inputs, allowed, masks.real)
             if outputs:
                 yield Case(name, inputs, masks, outputs)

@@ -16,6 +16,7 @@ from headwise.teach.bugs import read_toml
 ATTENTION = re.compile(r"att|mha|mqa|gqa|head|sdpa|atenc|cabeza", re.I)
 ROTARY = re.compile(r"rope|rotar|rotat", re.I)
 CACHE = re.compile(r"cache", re.I)
+MASK = re.compile(r"mask|m[aá]scara", re.I)  # an argument of such a name is a mask
 # Methods of a class that attend, the usual one first.
 CALLS = ("forward", "__call__", "call", "attend", "attention", "step")
 HELPER = re.compile(r"mask|split|join|merge|combin|softmax|repeat|config|block|transformer|norm|test|main|demo", re.I)
@@ -177,7 +178,9 @@ _NOT = r"\b(masked|mask out|forbid|hid|block|ignor|pad|not|cannot|never|prohib|t
 def meanings_of(scope: Source, whole: Source, name: str) -> list[str]:
     """The keys of ENCODINGS that a mask argument of that name may have, by comments, names or the rest of the file."""
     texts = {"text": scope.text, "code": scope.code, "file": whole.code}
-    rules = [rule for rule in read_toml("names.toml")["masks"] if _fits(rule, texts, name.lower())]
+    texts = {key: MASK.sub("mask", text) for key, text in texts.items()}
+    name = MASK.sub("mask", name.lower())
+    rules = [rule for rule in read_toml("names.toml")["masks"] if _fits(rule, texts, name)]
     told = _told(scope.text) or _told(whole.text)
     conventions = [told or next((rule["means"] for rule in rules), "")]
     # A text may say what is added, and in an error message what True would mean: then either is right.

@@ -21,7 +21,7 @@ import numpy as np
 
 from headwise.teach.bugs import AskedError, Finding, Settings, UncheckedError, Verdict, bug_named, read_toml, speaker
 from headwise.teach.form import Inputs
-from headwise.teach.source import CALLS, Source
+from headwise.teach.source import CALLS, MASK, Source
 
 # No two of these sizes are equal, so that no axis can be taken for another.
 BATCH, TOKENS, HEADS, KV_HEADS, HEAD_DIM, CONTEXT = 5, 7, 6, 2, 8, 16
@@ -406,7 +406,7 @@ def required_of(call: Callable[..., Any]) -> list[str]:
 def subject_of(target: Target, call: Callable[..., Any], module: Any) -> Subject:
     """A call with its inputs and its mask told apart, and with values for whatever else it wants."""
     names, required = list(arguments_of(call)), required_of(call)
-    mask = next((name for name in names if "mask" in name.lower()), None)
+    mask = next(filter(MASK.search, names), None)
     rest = [name for name in names if name != mask]
     inputs = [name for pattern in (QUERY, KEY, VALUE) for name in [*filter(pattern.match, rest)][:1]]
     if len(inputs) < 3:
