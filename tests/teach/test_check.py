@@ -33,7 +33,7 @@ OF_THE_ISSUE = set(catalogue()) - {
     "scale-no-root", "scale-other-size", "layout-mixed", "keys-from-queries", "rope-positions", "rope-frequencies",
     "scale-twice", "mask-not-assigned", "batch-first", "softmax-narrow", "length-fixed", "raises", "cache-raises",
     "heads-overlap", "heads-reversed", "heads-overwritten", "mask-multiplied", "weights-by-columns",
-    "context-exchanged", "modules-in-list",
+    "context-exchanged", "modules-in-list", "no-gradient",
 }  # fmt: skip
 
 
@@ -188,6 +188,27 @@ def test_what_is_no_target_is_refused(tmp_path: Path, invoke: Invoke) -> None:
         outcome = invoke("check", EXAMPLE, *options)
         assert outcome.code == 2
         assert said in outcome.err
+
+
+@every(
+    "old, new, names",
+    (
+        ("F.softmax(att, dim=-1)", "F.softmax(att, dim=-1).detach()", "W_QKV,"),
+        ("F.softmax(att, dim=-1)", "torch.tensor(F.softmax(att, dim=-1).tolist())", "W_QKV,"),
+        ("att @ v", "att @ v.data", "W_QKV,"),
+        ("self.c_proj(y)", "F.linear(y, self.c_proj.weight.data, self.c_proj.bias)", "W_O,"),
+    ),
+)
+def test_a_projection_that_no_gradient_reaches_is_named(old: str, new: str, names: str) -> None:
+    text = correct_code("nano")
+    assert "that gradients reach the projections" in judge(Version("gradient", 0, (), text)).checked
+    verdict = judge(Version("gradient", 1, (), text.replace(old, new)))
+    assert verdict.bugs == ("no-gradient",), verdict
+    assert names in verdict.findings[0].evidence and new in verdict.findings[0].quote, verdict
+    unasked = judge(
+        Version("gradient", 2, (), text.replace("    def forward", "    @torch.no_grad()\n    def forward"))
+    )
+    assert unasked.right and "does not require grad" in unasked.not_checked[0], unasked
 
 
 def test_a_mask_may_have_a_spanish_name() -> None:

@@ -28,7 +28,7 @@ import traceback
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -207,14 +207,13 @@ def _random_state_kept() -> Iterator[None]:
     import numpy as np
 
     torch = sys.modules.get("torch")
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state() if torch else None
+    states = random.getstate(), np.random.get_state()
     try:
-        yield
+        with torch.random.fork_rng(()) if torch else nullcontext():
+            yield
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
-        if torch and states[2] is not None:
-            torch.set_rng_state(states[2])
 
 
 # A file, in a process of its own.

@@ -494,20 +494,30 @@ class Examiner:
         return outputs
 
     def _properties(self, subject: Subject, case: Case) -> None:
-        """Does dropout rest in eval, and fall on weights; do documents meet; does a cache change anything?"""
+        """Does dropout rest in eval, and fall on weights; do gradients arrive, do documents meet, does a cache hold?"""
         mask = _first_mask(subject, case.inputs)
         base, again = subject(case.inputs, mask), subject(case.inputs, mask)
         same = np.array_equal(base, again, equal_nan=True)
         drops = self.scope.says(r"drop|bernoulli|binomial|rand")
         if subject.seen.in_eval or (drops and not same):
             self.shown["dropout-in-eval"] = ""
-        if drops and hasattr(subject.module, "train"):
+        if hasattr(subject.module, "train") and subject.rank > 1:  # one key alone weighs 1, whatever the query
             subject.module.train()
+            subject.learns = True
             try:
                 subject(case.inputs, mask)
-                self.target.did("dropout")
-            except Exception:  # only the check of dropout is lost
-                self.target.left_out("no_dropout")
+                for role, (first, *_) in parts_of(subject.module, self.options.mapping).weights.items():
+                    weight = first.holder
+                    if weight.requires_grad and (weight.grad is None or (weight.grad == 0).all(-1).any()):
+                        self.shown["no-gradient"] = self.target.say("unreached", name=f"W_{role.upper()}")
+                self.target.did("gradients")
+                if drops:
+                    self.target.did("dropout")
+            except Exception as error:  # only these two checks are lost
+                self.target.left_out("no_gradients", failure=in_one_line(error))
+                if drops:
+                    self.target.left_out("no_dropout")
+            subject.learns = False
             subject.module.eval()
             if subject.seen.on_scores:
                 self.shown["dropout-on-scores"] = ""

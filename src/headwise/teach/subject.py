@@ -338,6 +338,7 @@ class Subject:
     seen: Seen = field(default_factory=Seen)
     passed: set[str] = field(default_factory=set)  # names of the arguments that some call was given, and took
     module: Any = None
+    learns: bool = False  # does a call find the gradients of the weights, too?
     held: dict[str, Any] = field(default_factory=dict)  # what the object gathers from token to token, empty
 
     @property
@@ -368,10 +369,13 @@ class Subject:
 
     def result(self, arguments: dict[str, Any], tokens: int) -> Any:
         """What the code hands back; `seen` learns of its dropout, which changes nothing."""
-        gradients = sys.modules["torch"].no_grad() if self.kind == "torch" else contextlib.nullcontext()
+        kept = sys.modules["torch"].set_grad_enabled(self.learns) if self.kind == "torch" else contextlib.nullcontext()
         training = bool(getattr(self.module, "training", False))
-        with still_dropout(self.seen, training, tokens), np.errstate(all="ignore"), gradients:
+        with still_dropout(self.seen, training, tokens), np.errstate(all="ignore"), kept:
             result = self.call(**{**self.fixed, **arguments})
+            if self.learns:
+                outputs = result if isinstance(result, tuple) else (result,)
+                sum(part.pow(3).sum() for part in outputs if hasattr(part, "pow")).backward()
         self.passed.update(arguments, self.fixed)
         return result
 
