@@ -427,6 +427,36 @@ def test_code_that_returns_no_output_is_no_bug_of_ours(target: object, lang: str
     assert verdict.not_checked[0].startswith(reason), verdict
 
 
+ONE_HEAD = """
+import numpy as np
+import torch
+from torch import nn
+
+def attention(X, W_q, W_k, W_v):
+    q, k, v = X @ W_q, X @ W_k, X @ W_v
+    scores = q @ k.T / np.sqrt(WIDTH.shape[-1])
+    e = np.exp(scores - scores.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True) @ v
+
+class OneHead(nn.Module):
+    def __init__(self, d_in, d_out):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(d_in, d_out) for _ in range(3))
+
+    def forward(self, X):
+        q, k, v = self.q(X), self.k(X), self.v(X)
+        return (q @ k.mT / WIDTH.shape[-1] ** 0.5).softmax(-1) @ v
+"""
+
+
+@every("name, width", itertools.product(("attention", "OneHead"), "qX"))
+def test_a_single_head_gets_another_width_than_the_model(tmp_path: Path, name: str, width: str) -> None:
+    file = tmp_path / "one.py"
+    file.write_text(ONE_HEAD.replace("WIDTH", width))
+    verdict = hw.check(f"{file}:{name}")
+    assert verdict.bugs == (("scale-model-width",) if width == "X" else ()), verdict
+
+
 def test_names_that_are_not_there_are_not_passed_over() -> None:
     mapped = hw.check(Weightless, mapping={"q": "u"})
     assert mapped.not_checked[0].startswith("mapping=q=u: there is no weight u")

@@ -102,16 +102,25 @@ class Examiner:
         thing = self.target.thing
         if not isinstance(thing, type):
             return self._with_weights(thing, call_of(thing), thing)
+        args = self.options.args
         errors: list[Exception] = []
-        for theirs in (False, True):  # sizes of ours may not fit theirs
+        # One head may be scaled by a width that is not its own: so it gets another one. Ours may not fit theirs.
+        for sizes, theirs in (({"d_out": size.HEAD_DIM, **args}, False), (args, False), (args, True)):
+            if sizes is not args and not self._is_one_head(thing):
+                continue
             self._clear()
             try:
-                instance = build(self.target, self.options.args, theirs)
+                instance = build(self.target, sizes, theirs)
                 return self._with_weights(instance, call_of(instance), instance)
             except Exception as error:
                 errors.append(error)
         self._clear()
         return self._stopped(errors[0], thing)
+
+    def _is_one_head(self, thing: Any) -> bool:
+        """Does a class take the widths of what comes in and out, and no number of heads?"""
+        names = set(arguments_of(thing))
+        return {"d_in", "d_out"} <= names and "HEADS" not in set(map(meaning_of, names))
 
     def _clear(self) -> None:
         """Nothing has been tried yet."""
@@ -234,15 +243,19 @@ class Examiner:
 
     def function(self) -> Verdict:
         thing, number = self.target.thing, self.target.number
-        weights, n_heads = self._weights_as_arguments()
-        if weights:
+        for narrow in (True, False):  # as above
+            self._clear()
+            weights, n_heads = self._weights_as_arguments(narrow)
+            if not weights:
+                continue
             holder = types.SimpleNamespace(**weights, n_heads=n_heads)
             passed = {name: to_kind(value, number) for name, value in weights.items()} if number else weights
             call = functools.partial(thing, **passed)
             try:
                 return self._with_weights(holder, call, None)
             except Exception as error:
-                return self._stopped(error, call)
+                if not narrow:
+                    return self._stopped(error, call)
         subject = subject_of(self.target, thing, None)
         if len(subject.inputs) != 3:
             raise UncheckedError("no_qkv", name=self.target.name)
@@ -312,8 +325,11 @@ class Examiner:
         identity = {"q": np.eye(heads * d), "k": np.eye(groups * d), "v": np.eye(groups * d)}
         return inputs, list(styles(Reading(Weights(heads, groups, identity)), []))
 
-    def _weights_as_arguments(self) -> tuple[dict[str, Any], int]:
-        """Matrices and biases for a function that takes them, and its heads; none where it takes none."""
+    def _weights_as_arguments(self, narrow: bool) -> tuple[dict[str, Any], int]:
+        """Matrices and biases for a function that takes them, and its heads; none where it takes none.
+
+        narrow  of one head alone, without W_O: none for other code
+        """
         names = list(inspect.signature(self.target.thing).parameters)
         # One of these is a dictionary, with the keys that the code uses.
         table = next((name for name in names if re.fullmatch(TABLE, name)), None)
@@ -334,14 +350,17 @@ class Examiner:
         listed = any(self.scope.says(rf"\b{name.lower()}\[[a-z]\w*\]") for name in three)
         if listed and heads == 1:
             heads, d = size.HEADS, size.HEAD_DIM
+        if narrow and (heads > 1 or "o" in roles.values() or d != size.WIDTH):
+            return {}, 1
         width = heads * d
+        inner = size.HEAD_DIM if narrow else width
         arrays: dict[str, Any] = {}
         for name in roles:
-            shape: tuple[int, ...] = (width, width)
+            shape: tuple[int, ...] = (width, inner)
             if listed and name in three:
                 shape = (heads, width, d)
             elif name.lower().startswith("b"):
-                shape = (width,)
+                shape = (inner,)
             arrays[name] = to_kind(self.rng.normal(size=shape) * 1.2 / width**0.5, kind)
         return {table: Table(arrays)} if table else arrays, heads
 
