@@ -7,9 +7,11 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from casebook import Version, changed_lines, correct_code, judge, line_of, versions
 from cases import every
 from invoking import Invoke
@@ -455,6 +457,19 @@ def test_a_single_head_gets_another_width_than_the_model(tmp_path: Path, name: s
     file.write_text(ONE_HEAD.replace("WIDTH", width))
     verdict = hw.check(f"{file}:{name}")
     assert verdict.bugs == (("scale-model-width",) if width == "X" else ()), verdict
+
+
+def test_an_object_is_left_as_it_was() -> None:
+    namespace: dict[str, Any] = {}
+    exec(ONE_HEAD.replace("WIDTH", "q"), namespace)
+    head = namespace["OneHead"](29, 11)
+    head(torch.ones(2, 5, 29)).sum().backward()
+    before = [(p.detach().clone(), p.grad.clone()) for p in head.parameters()]
+    assert hw.check(head).right
+    assert all(
+        torch.equal(p, w) and torch.equal(p.grad, g) for p, (w, g) in zip(head.parameters(), before, strict=True)
+    )
+    assert head.training
 
 
 def test_names_that_are_not_there_are_not_passed_over() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import copy
 import functools
 import inspect
 import re
@@ -101,6 +102,7 @@ class Examiner:
     def layer(self) -> Verdict:
         thing = self.target.thing
         if not isinstance(thing, type):
+            thing = copy.deepcopy(thing)  # it gets other weights, and gradients
             return self._with_weights(thing, call_of(thing), thing)
         args = self.options.args
         errors: list[Exception] = []
