@@ -82,7 +82,7 @@ def _reaction(tokens: Any, first: str, leaves: str, second: str) -> Any:
 
 def speech(model: Path = MODEL, sentences: int = SENTENCES) -> dict[str, Any]:
     import headwise.heads.alignment as alignment
-    from headwise.heads.aligned_texts import read_aligned
+    from headwise.heads.texts import read_aligned
     from headwise.models.open import open_folder
 
     if not model.is_dir():

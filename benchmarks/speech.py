@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headwise.heads.aligned_texts import resampled
+from headwise.heads.texts import resampled
 
 VOICES = {
     "en": ("gmw/en-US", "gmw/en+f3", "gmw/en-GB-scotland+m3", "gmw/en-US+f2", "gmw/en+m7", "gmw/en-029+f4"),

@@ -235,7 +235,7 @@ def speech(tokens: Any) -> dict[str, Any]:
     import torch
     from transformers import WhisperFeatureExtractor
 
-    from headwise.heads.aligned_texts import RATE, read_wav
+    from headwise.heads.texts import RATE, read_wav
 
     extract = WhisperFeatureExtractor.from_pretrained(MODELS / "whisper-base")
     features = extract(read_wav(KEPT / "spoken-0.wav"), sampling_rate=RATE, return_tensors="pt")

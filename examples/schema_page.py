@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from headwise.cost import Choice, Price, Variant
 from headwise.heads import circuits
 from headwise.heads.alignment import Alignment
-from headwise.heads.reach import KVReach, Windows
 from headwise.heads.table import Survey
 from headwise.lab.compare.experiment import Scored
 from headwise.lab.compare.results import Comparison, Ledger
 from headwise.models.meter import Measured
+from headwise.plan import KVReach, Windows
 from headwise.plan import _Document as PlanDocument
 from headwise.records import HeadSteps, Ladder
 from headwise.reshape.job import Reshaped

@@ -14,9 +14,9 @@ import torch
 import transformers as tf
 from cases import refuses
 
-from headwise.heads.aligned_texts import read_aligned, read_wav, resampled, transcripts
 from headwise.heads.alignment import Linked, Spoken
 from headwise.heads.look import Desk
+from headwise.heads.texts import read_aligned, read_wav, resampled, transcripts
 from headwise.heads.watch import watch
 from headwise.models.ask import sounds_of
 from headwise.models.open import open_folder

@@ -14,7 +14,7 @@ import headwise
 ROOMS = ("base", "rungs", "layer", "corpus", "gpt", "models", "heads", "reshape", "lab", "teach", "view", "cli")
 BASE = {
     "spec", "masks", "positions", "shapes", "errors", "families", "files", "folders", "intervals", "markup", "memory",
-    "plan", "kept", "records", "story", "table", "words",
+    "plan", "records", "story", "table", "words",
 }  # fmt: skip
 BASE |= {"cost"}
 APART = {"headwise.rungs.plain", "headwise.rungs.array", "headwise.rungs.tensor"}

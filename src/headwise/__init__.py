@@ -30,12 +30,11 @@ if TYPE_CHECKING:
     from headwise.heads.attribution import Attribution, attribute
     from headwise.heads.circuits import Circuits, circuits
     from headwise.heads.effect import ablate
+    from headwise.heads.film import train
     from headwise.heads.patching import Patching, patch
-    from headwise.heads.reach import KVReach, Windows
     from headwise.heads.steering import Direction, direction, steer
     from headwise.heads.survey import survey
     from headwise.heads.table import HeadProfile, Survey
-    from headwise.heads.train import train
     from headwise.heads.watch import Seen, SeenHead, watch
     from headwise.heads.why import why
     from headwise.heads.windows import windows
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     from headwise.layer.layer import MultiHeadAttention
     from headwise.models.generate import decode_form, generate, generate_batch
     from headwise.models.open import open_model as open
-    from headwise.plan import Keep, Plan
+    from headwise.plan import Keep, KVReach, Plan, Windows
     from headwise.reshape.damage import Damage
     from headwise.reshape.job import Reshaped
     from headwise.reshape.narrow import narrow
@@ -80,16 +79,16 @@ _LAZY = {
         "cost.pricing": "Price", "cost.read": "price", "gpt.gpt": "GPT GPTConfig",
         "heads.attribution": "Attribution attribute",
         "heads.circuits": "Circuits circuits", "heads.effect": "ablate", "heads.patching": "Patching patch",
-        "heads.reach": "KVReach Windows", "heads.steering": "Direction direction steer",
-        "heads.survey": "survey", "heads.table": "HeadProfile Survey",
-        "heads.train": "train", "heads.watch": "Seen SeenHead watch", "heads.why": "why",
+        "heads.steering": "Direction direction steer",
+        "heads.survey": "survey", "heads.table": "HeadProfile Survey", "heads.film": "train",
+        "heads.watch": "Seen SeenHead watch", "heads.why": "why",
         "heads.windows": "windows",
         "layer.explain": "Explanation explain",
         "layer.head": "Head Heads",
         "layer.importing.importers": "Imported import_attention", "layer.importing.replacing": "Replaced replace",
         "layer.layer": "MultiHeadAttention",
         "models.generate": "decode_form generate generate_batch",
-        "models.open": "open", "plan": "Keep Plan", "reshape.narrow": "narrow",
+        "models.open": "open", "plan": "KVReach Keep Plan Windows", "reshape.narrow": "narrow",
         "reshape.prune": "prune",
         "reshape.damage": "Damage", "reshape.job": "Reshaped", "reshape.share": "share", "rungs.cache": "KVCache",
         "story": "Story", "teach.check": "check", "teach.bugs": "Verdict", "view.look": "look",

@@ -10,7 +10,7 @@ from cases import refuses
 
 from headwise import HeadwiseError
 from headwise.gpt.run import read_run
-from headwise.heads.train import train
+from headwise.heads.film import train
 from headwise.models.generate import generate
 from headwise.models.open import described, open_model
 

@@ -22,9 +22,8 @@ from headwise.corpus.tokens import Tokens
 from headwise.gpt.checkpoint import save_model
 from headwise.heads import blocks
 from headwise.heads.documents import Document
-from headwise.heads.reach import SHARES, SINKS, KVReach, Windows
 from headwise.heads.windows import distances
-from headwise.plan import DUO_HEADS
+from headwise.plan import DUO_HEADS, SHARES, SINKS, KVReach, Windows
 from headwise.records import Call
 from headwise.rungs.tensor import trace
 from headwise.spec import Options

@@ -11,8 +11,8 @@ from browsing import faults, opener
 from playwright.sync_api import Browser
 
 from headwise.cli.windows import windows_html
-from headwise.heads.reach import SHARES, SINKS, KVReach, Windows
 from headwise.intervals import Interval
+from headwise.plan import SHARES, SINKS, KVReach, Windows
 from headwise.words import Note
 
 

@@ -29,7 +29,7 @@ from headwise.table import Table, say
 from headwise.words import phrase, refusal, said, sent
 
 if TYPE_CHECKING:
-    from headwise.heads.reach import Windows
+    from headwise.plan import Windows
 
 MOST_COLUMNS = 6  # windows in the table; the page and the files have all
 
@@ -50,7 +50,7 @@ def windows(
     device: str = "cpu",
 ) -> None:
     """Measure how far back key/value heads look: what to remember."""
-    from headwise.heads.reach import check_plan
+    from headwise.plan import check_plan
 
     if plan is None and (tolerance, cache) != (None, None):
         raise refusal("plan_needed")
@@ -104,7 +104,7 @@ def _format_of(plan: Path) -> str:
 
 def print_windows(console: Console, reach: Windows, sinks: int, lang: str = "en") -> None:
     """A row a head: mass outside each window, how far most of the mass reaches, the needle."""
-    from headwise.heads.reach import SHARES, SINKS
+    from headwise.plan import SHARES, SINKS
 
     sizes = reach.windows[:-1]  # the longest drops nothing
     every = -(-len(sizes) // MOST_COLUMNS)
@@ -132,7 +132,7 @@ def print_windows(console: Console, reach: Windows, sinks: int, lang: str = "en"
 
 def windows_png(path: str | Path, reach: Windows, sinks: int) -> None:
     """Write a picture: a row a head, a column a window, darker where more mass lies outside."""
-    from headwise.heads.reach import SINKS
+    from headwise.plan import SINKS
     from headwise.view.pictures import COLOURS, figure_class, write_figure
 
     new_figure = figure_class()

@@ -40,8 +40,7 @@ from headwise.corpus.labels import Relations
 from headwise.corpus.sources import Progress, Sources, contents
 from headwise.corpus.tokens import LARGEST_ID, Reader, Tokens, require_tokens, unknown_characters, unknown_note
 from headwise.errors import HeadwiseError
-from headwise.files import check_file, read_text, write_whole
-from headwise.kept import Kept
+from headwise.files import Kept, check_file, read_text, write_whole
 from headwise.words import Note, refusal
 
 READ = 2**20  # bytes at a time

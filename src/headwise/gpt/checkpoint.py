@@ -30,10 +30,9 @@ from torch import Tensor
 from headwise.corpus.tokens import BOUNDARY, Tokens
 from headwise.errors import HeadwiseError
 from headwise.families import families
-from headwise.files import read_bytes, read_json, write_whole
+from headwise.files import digest, read_bytes, read_json, write_whole
 from headwise.folders import PICKLED, check_folder
 from headwise.gpt.gpt import GPT, GPTConfig
-from headwise.kept import digest
 from headwise.layer.projections import shapes_alone
 
 MODEL_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json", "model.safetensors")

@@ -30,11 +30,11 @@ from torch.optim import Optimizer
 
 from headwise.corpus.training import HELD_OUT_TOKENS, Batch, Documents, Stream
 from headwise.errors import HeadwiseError
+from headwise.files import StepLog
 from headwise.gpt.checkpoint import read_metadata, read_tensors, write_tensors
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import Recipe
 from headwise.gpt.ranks import current, gradients_kept, parted, whole
-from headwise.kept import StepLog
 from headwise.records import CurvePoint, from_json
 
 Kind = TypeVar("Kind", bound=Optimizer)

@@ -13,14 +13,18 @@ when its score reaches the threshold, is above that of even attention, and above
 of a relation, also above the head's own weight at the same distances from other tokens.
 Alike is the share of their attention that two heads of a layer give to the same tokens, sum_j min(p_j, p'_j), the mean
 over pairs of heads and over the rows of the lines that see more than one token; null where a layer has one head.
+
+`train`, at the end, trains a small GPT from Python and films it.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import islice
 from math import inf, isqrt, nan
@@ -37,10 +41,10 @@ from headwise.corpus.documents import Text
 from headwise.corpus.labels import Relations, verb_relations
 from headwise.corpus.training import Corpus
 from headwise.errors import HeadwiseError
-from headwise.files import read_bytes
+from headwise.files import StepLog, read_bytes, text_path
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import Recipe
-from headwise.gpt.run import FILM
+from headwise.gpt.run import FILM, Settings, kept_text, load_run, run_training
 from headwise.gpt.train import METRICS, require_finite
 from headwise.heads.blocks import Dense
 from headwise.heads.relation import Plan, described
@@ -48,9 +52,9 @@ from headwise.heads.statistics import all_statistics, formula_of
 from headwise.heads.survey import repeated_tokens
 from headwise.heads.table import ROLES, relation_role
 from headwise.heads.tally import REACH, copying, vocabulary_product
-from headwise.kept import StepLog
 from headwise.models.ask import evaluating, run_body
 from headwise.models.hook import attach
+from headwise.models.open import remember
 from headwise.models.sites import Site, sites_of
 from headwise.records import Call, from_json, head_name
 from headwise.rungs.tensor import trace
@@ -378,3 +382,51 @@ def unpacked(header: Row, frame: Row) -> dict[str, list[NDArray[Any]]]:
             cells = cells[count:]
             of_head.append(weights)
     return maps
+
+
+def train(
+    text: str | Path | Sequence[str | Path] | None = None,
+    preset: str = "verbs",
+    out: str | Path | None = None,
+    steps: int | None = None,
+    seed: int = 0,
+    *,
+    lines: bool | None = None,
+    tokenizer: str | Path | None = None,
+    field: str | None = None,
+    **shape: int,
+) -> GPT:
+    """Train a small GPT and return it in eval mode, with its tokenizer known to `generate`, `survey` and the others.
+
+    Args:
+        text: the path of a UTF-8 text of any size, of .jsonl or .parquet, each perhaps packed (.gz, .zst), of a
+            folder of them, or several; "tale", a little book; a string with a line break is the text itself;
+            None: the built-in verb corpus
+        preset: verbs, microgpt, nanogpt, fast, book, llama or course
+        out: a new folder for the run, as `headwise train --out` writes it; None keeps nothing on the disk
+        steps: updates of the weights; None takes the preset's
+        seed: of weights, batches and the held-out choice: the same seed gives the same weights on the same
+            machine
+        lines: each line is a document of its own; None takes the preset's way
+        tokenizer: the path of a tokenizer.json; None: characters, or words for the verb corpus
+        field: of the records of .jsonl and .parquet the one that holds the text; None: text
+        **shape: fields of `GPTConfig` that differ from the preset, such as n_heads=8
+
+    Raises:
+        HeadwiseError: for settings that do not fit, a text that is too short, and a folder that is not empty.
+    """
+    with ExitStack() as stack:
+        temporary = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder = temporary / "run" if out is None else Path(out)
+        if isinstance(text, str) and "\n" in text:
+            text = stack.enter_context(kept_text(temporary if out is None else folder, text))
+        paths = (text,) if isinstance(text, str | Path) else text or ()
+        files = tuple(str(text_path(path).absolute()) for path in paths)
+        texts = files if len(files) > 1 else next(iter(files), None)
+        tokenizer_file = None if tokenizer is None else str(tokenizer)
+        settings = Settings(preset, texts, tokenizer_file, lines, seed, steps, shape, field)
+        film = None if out is None else Film
+        run_training(folder, settings, lambda progress: None, resume=False, n_samples=0, film=film)
+        model, tokens = load_run(folder)
+    remember(model, folder, tokens, "headwise")
+    return model

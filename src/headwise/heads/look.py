@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headwise.errors import HeadwiseError
-from headwise.heads.aligned_texts import transcripts
 from headwise.heads.blocks import row_weights
 from headwise.heads.statistics import unknown_head
+from headwise.heads.texts import transcripts
 from headwise.heads.watch import LONGEST
 from headwise.models.ask import (
     encoded,

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 
 from headwise.errors import HeadwiseError
+from headwise.files import Kept
 from headwise.gpt.checkpoint import read_metadata, read_tensors, write_tensors
 from headwise.gpt.ranks import Ranks
 from headwise.heads.documents import Marker, run_documents, side_by_side
 from headwise.heads.tally import Tally
-from headwise.kept import Kept
 from headwise.models.stream import turns
 
 SAVE_SECONDS = 10.0

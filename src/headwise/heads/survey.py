@@ -33,7 +33,6 @@ from headwise.corpus.tokens import TextTokens
 from headwise.errors import HeadwiseError
 from headwise.gpt.presets import check_seed
 from headwise.gpt.ranks import ALONE, Ranks
-from headwise.heads.aligned_texts import are_sounds
 from headwise.heads.documents import run_documents, share_note
 from headwise.heads.effect import ablation, importance
 from headwise.heads.relation import Scores, follow
@@ -42,7 +41,7 @@ from headwise.heads.shares import gather_heads, read_corpus
 from headwise.heads.statistics import all_statistics
 from headwise.heads.table import ROLES, HeadProfile, Survey, relation_role
 from headwise.heads.tally import CONTROLS, FREQUENT, PASSAGE, Tally, vocabulary_product
-from headwise.heads.texts import Texts, read_texts
+from headwise.heads.texts import Texts, are_sounds, read_texts
 from headwise.heads.watch import watch
 from headwise.intervals import Interval
 from headwise.models import ask

@@ -19,7 +19,6 @@ from headwise.corpus.tokens import TextTokens
 from headwise.gpt.presets import check_seed
 from headwise.heads.blocks import Layout, Pass, Strip, Sums, row_weights, run
 from headwise.heads.documents import Document, listening, run_documents
-from headwise.heads.reach import SHARES, SINKS, KVReach, Windows
 from headwise.heads.survey import Progress
 from headwise.heads.survey import forecast as reading_time
 from headwise.heads.tally import Running
@@ -28,6 +27,7 @@ from headwise.intervals import Interval
 from headwise.models import ask
 from headwise.models.open import folder_of, open_model
 from headwise.models.sites import Site
+from headwise.plan import SHARES, SINKS, KVReach, Windows
 from headwise.records import Call, parse_head
 from headwise.rungs.tensor import widest
 from headwise.spec import resolve_kv_index

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from headwise.corpus.documents import text_of
 from headwise.errors import HeadwiseError
-from headwise.heads.reach import KVReach
 from headwise.heads.windows import SMALLEST, windows
 from headwise.markup import amount
 from headwise.masks import Mask, Streaming, Window
@@ -30,6 +29,7 @@ from headwise.models.hook import attach, attend_by_rows
 from headwise.models.sites import sites_of
 from headwise.models.stream import stream_of
 from headwise.models.weights import angles_by_kind, cannot_narrow, head_counts, reads_as_stock, windows_of, with_windows
+from headwise.plan import KVReach
 from headwise.records import Call
 from headwise.reshape.arguments import Options, check_narrowing
 from headwise.reshape.job import Change, Changed, Job, Listener, Reshaped

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from headwise.errors import HeadwiseError
-from headwise.files import is_unfinished, read_json, remove_unfinished, sync_folder, write_whole
-from headwise.kept import LOCK, Kept
+from headwise.files import LOCK, Kept, is_unfinished, read_json, remove_unfinished, sync_folder, write_whole
 from headwise.models.lineage import RECORD
 
 STATE = "heal.safetensors"  # of a healing that waits

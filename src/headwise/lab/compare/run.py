@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from headwise.errors import HeadwiseError
-from headwise.files import read_json, write_whole
+from headwise.files import Kept, digest, read_json, write_whole
 from headwise.intervals import interval_of
-from headwise.kept import Kept, digest
 from headwise.lab.compare.experiment import Arm, Experiment, Report, Scored, Unit, run_unit
 from headwise.lab.compare.experiments import HEADS, OUTPUT_PROJECTION, ROLES_OF_HEADS, SCALE, SHARING, TWO_LOOKUPS
 from headwise.lab.compare.results import ArmResult, Comparison, Score, sentence
