@@ -31,8 +31,8 @@ def align(
         if not file.is_file():
             raise HeadwiseError(f"{file} is no file; pass texts whose alignment is known")
     with needs_torch():
-        from headwise.heads.texts import read_aligned
         from headwise.heads.alignment import align as aligned
+        from headwise.heads.texts import read_aligned
         from headwise.models.open import open_folder
     folder = open_folder(model, device=device)
     texts = read_aligned(folder, pairs)
