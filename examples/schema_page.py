@@ -22,8 +22,8 @@ from headwise.cost import Choice, Price, Variant
 from headwise.heads import circuits
 from headwise.heads.alignment import Alignment
 from headwise.heads.table import Survey
-from headwise.lab.compare.experiment import Scored
-from headwise.lab.compare.results import Comparison, Ledger
+from headwise.lab.experiments import Scored
+from headwise.lab.results import Comparison, Ledger
 from headwise.models.meter import Measured
 from headwise.plan import KVReach, Windows
 from headwise.plan import _Document as PlanDocument

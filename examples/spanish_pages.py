@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from headwise.lab.compare.results import ledger_words
+from headwise.lab.results import ledger_words
 from headwise.words import table
 
 HERE = Path(__file__).resolve().parent

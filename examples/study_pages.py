@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headwise.files import write_whole
-from headwise.lab.compare.claims import run_claims
-from headwise.lab.compare.results import Comparison, Ledger, ledger_words
+from headwise.lab.claims import run_claims
+from headwise.lab.results import Comparison, Ledger, ledger_words
 from headwise.markup import Markup
 from headwise.table import Table, markdown_text
 from headwise.teach.bugs import bug_named, catalogue

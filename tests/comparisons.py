@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from headwise.intervals import interval_of
-from headwise.lab.compare.experiments import ROLES, ROLES_OF_HEADS
-from headwise.lab.compare.results import ArmResult, Comparison, Ledger, Metric, Score, sentence
+from headwise.lab.experiments import ROLES, ROLES_OF_HEADS
+from headwise.lab.results import ArmResult, Comparison, Ledger, Metric, Score, sentence
 from headwise.table import Table
 
 LOSS = Metric("loss", "held-out loss", "nats", lower_is_better=True)

@@ -15,9 +15,10 @@ import pytest
 from comparisons import all_comparisons
 from invoking import Invoke, start, validator
 
-from headwise.lab.compare import claims, run
-from headwise.lab.compare.experiment import Scored, Unit
-from headwise.lab.compare.measured import split_heads
+from headwise.lab import claims
+from headwise.lab import compare as run
+from headwise.lab.claims import split_heads
+from headwise.lab.experiments import Scored, Unit
 
 FAST = ("--seeds", 2, "--steps", 2, "--workers", 1)
 

@@ -13,18 +13,20 @@ from cases import every
 from comparisons import all_comparisons, ledger
 
 import headwise as hw
-from headwise.lab.compare import claims, measured
-from headwise.lab.compare.claims import ELSEWHERE, judged, run_claims
-from headwise.lab.compare.measured import (
+from headwise.lab import claims
+from headwise.lab.claims import (
+    ELSEWHERE,
     Times,
     counted_flops,
     flops_with_heads,
     heads_of_models,
+    judged,
     machine,
     parameters_with_heads,
+    run_claims,
     split_heads,
 )
-from headwise.lab.compare.results import DEPENDS, FAILS, HOLDS, NOT_RUN, ArmResult, Claim
+from headwise.lab.results import DEPENDS, FAILS, HOLDS, NOT_RUN, ArmResult, Claim
 from headwise.teach.bugs import bug_named, catalogue
 from headwise.teach.study import shown
 
@@ -70,7 +72,7 @@ def test_counted_flops_are_the_formula(heads: int) -> None:
 def test_products_are_equal_and_the_softmax_decides(
     growth: float, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measured, "in_turn", times_of(**{"1": 1.0, "2": 1.0, "4": 1.0, "8": 1.0, "16": growth}))
+    monkeypatch.setattr(claims, "in_turn", times_of(**{"1": 1.0, "2": 1.0, "4": 1.0, "8": 1.0, "16": growth}))
     claim, table = flops_with_heads(width=48, tokens=11, rounds=1)
     assert claim.verdict == verdict and f"{growth:.1f} times as long" in claim.measured
     assert len({row[1] for row in table.rows}) == 1 and [row[2] for row in table.rows][-1] == 16 * 11**2 / 1e6
@@ -78,7 +80,7 @@ def test_products_are_equal_and_the_softmax_decides(
 
 def test_products(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = iter(range(5))
-    monkeypatch.setattr(measured, "counted_flops", lambda *given: {"linear": next(counts), "attention": 0})
+    monkeypatch.setattr(claims, "counted_flops", lambda *given: {"linear": next(counts), "attention": 0})
     assert flops_with_heads(width=48, tokens=5, rounds=1)[0].verdict == FAILS
     heads, _, lookups, *_ = all_comparisons(heads=(0.5, 0.3, 0.2))
     four = lookups.arms[2]
@@ -106,9 +108,9 @@ def test_the_class_must_be_faster_at_every_size(
 ) -> None:
     each = iter(wrapper)
     monkeypatch.setattr(
-        measured, "in_turn", lambda ways, rounds: times_of(stacked=next(each), vectorised=1.0, fused=0.4)(ways, rounds)
+        claims, "in_turn", lambda ways, rounds: times_of(stacked=next(each), vectorised=1.0, fused=0.4)(ways, rounds)
     )
-    claim, table = measured.course_forms([measured.LayerSize(1, 5, 6, 2), measured.LayerSize(1, 7, 6, 3)], rounds=1)
+    claim, table = claims.course_forms([claims.LayerSize(1, 5, 6, 2), claims.LayerSize(1, 7, 6, 3)], rounds=1)
     assert claim.verdict == verdict and "2.5 to 2.5 times the speed" in claim.measured
     assert [row[4] for row in table.rows] == pytest.approx(list(wrapper))
 
@@ -121,16 +123,16 @@ def test_the_timed_forms_are_one_function(monkeypatch: pytest.MonkeyPatch) -> No
             outputs.extend(way() for way in ways.values())
         return {name: [1.0] for name in ways}
 
-    monkeypatch.setattr(measured, "in_turn", run)
-    measured.course_forms([measured.LayerSize(2, 11, 30, 5)], rounds=1)
+    monkeypatch.setattr(claims, "in_turn", run)
+    claims.course_forms([claims.LayerSize(2, 11, 30, 5)], rounds=1)
     assert len(outputs) == 3
     for other in outputs[1:]:
         torch.testing.assert_close(other, outputs[0])
 
 
 def test_the_printed_wrapper_is_weighed_and_timed_beside_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured, "in_turn", times_of(wrapper=7.0, vectorised=2.0))
-    claim, table = measured.printed_wrapper([measured.LayerSize(1, 5, 6, 3)], rounds=1)
+    monkeypatch.setattr(claims, "in_turn", times_of(wrapper=7.0, vectorised=2.0))
+    claim, table = claims.printed_wrapper([claims.LayerSize(1, 5, 6, 3)], rounds=1)
     weights, of_class = 3 * 3 * 6 * 6, 3 * 6 * 6 + 6 * 6 + 6
     assert table.rows == (
         ("(1,5,6), 3 heads, wrapper as printed", weights, 18, pytest.approx(7.0)),
@@ -149,8 +151,8 @@ def test_decoding_depends_on_the_repeat(
     repeated: float, shared: float, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = times_of(MHA=1.0, GQA=shared, MQA=shared, GQA_repeated=repeated, MQA_repeated=repeated)
-    monkeypatch.setattr(measured, "in_turn", clock)
-    claim, table = measured.decoding([13], rounds=1)
+    monkeypatch.setattr(claims, "in_turn", clock)
+    claim, table = claims.decoding([13], rounds=1)
     assert claim.verdict == verdict and f"GQA {1 / shared:.2f}, GQA, repeated {1 / repeated:.2f}" in claim.measured
     assert len(table.rows) == 5
 
@@ -158,7 +160,7 @@ def test_decoding_depends_on_the_repeat(
 def test_repeated_or_not_a_decode_step_is_one_function() -> None:
     torch.manual_seed(0)
     q, (k, v) = torch.randn(1, 6, 1, 5), torch.randn(2, 1, 2, 11, 5)
-    torch.testing.assert_close(measured._repeated(q, k, v), hw.attend(q, k, v, mask=hw.Causal()))
+    torch.testing.assert_close(claims._repeated(q, k, v), hw.attend(q, k, v, mask=hw.Causal()))
 
 
 # Judged

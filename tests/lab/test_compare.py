@@ -24,25 +24,31 @@ from headwise.errors import HeadwiseError
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.train import one_thread
 from headwise.intervals import Interval, interval_of
-from headwise.lab.compare import run
-from headwise.lab.compare.experiment import Arm, Experiment, Scored, Unit, count_parameters, run_unit, with_attention
-from headwise.lab.compare.experiments import (
+from headwise.lab import compare as run
+from headwise.lab.claims import in_turn, median_ratio
+from headwise.lab.compare import EXPERIMENTS, find_experiment, units_of
+from headwise.lab.experiments import (
     NAMES,
     NUMBERS,
     SHAPE,
     TWO_LOOKUPS,
     VERBS_OR_TEXT,
+    Arm,
+    Experiment,
+    Scored,
+    Unit,
     by_model_width,
+    count_parameters,
     lines,
     lookups,
     places,
     role_scores,
+    run_unit,
     unscaled,
+    with_attention,
     without_output,
 )
-from headwise.lab.compare.measured import in_turn, median_ratio
-from headwise.lab.compare.results import DEPENDS, FAILS, HOLDS, Comparison, effect, of_all, sentence
-from headwise.lab.compare.run import EXPERIMENTS, find_experiment, units_of
+from headwise.lab.results import DEPENDS, FAILS, HOLDS, Comparison, effect, of_all, sentence
 from headwise.models.hook import observe
 from headwise.models.sites import attention_layers
 from headwise.records import Call

@@ -18,8 +18,7 @@ from rich.console import Console
 
 from headwise.cli.ladder import print_ladder
 from headwise.lab import ladder as study
-from headwise.lab.ladder import Certificate, certificate_sizes, draw_leaves, run_ladder
-from headwise.lab.ladder_rungs import RUNGS, Rung
+from headwise.lab.ladder import RUNGS, Certificate, Rung, certificate_sizes, draw_leaves, run_ladder
 from headwise.records import Ladder, LadderRung, LadderSizes
 
 NAMES = [

@@ -17,7 +17,7 @@ from comparisons import LOSS, all_comparisons, comparison, ledger
 from rich.console import Console
 
 from headwise.intervals import interval_of
-from headwise.lab.compare.results import ArmResult, Claim, Comparison, Ledger, Score
+from headwise.lab.results import ArmResult, Claim, Comparison, Ledger, Score
 from headwise.table import shown
 from headwise.view.compare import metric_table, page_html, print_comparison, print_ledger
 

@@ -17,9 +17,9 @@ from headwise import cost
 from headwise.cli.ladder import print_ladder
 from headwise.cli.reshape import print_curve, print_damage
 from headwise.cost import PRESETS
-from headwise.lab.compare.experiments import HEADS
-from headwise.lab.compare.results import Comparison
+from headwise.lab.experiments import HEADS
 from headwise.lab.ladder import run_ladder
+from headwise.lab.results import Comparison
 from headwise.markup import Markup
 from headwise.records import Ladder
 from headwise.reshape.damage import Damage, Pair, Speed

@@ -99,7 +99,7 @@ def _tell(entry: Bug, lang: str) -> None:
 
 def _write_maps(path: Path, shown: Shown, steps: int, lang: str) -> None:
     """The page of the maps with a bug and without."""
-    from headwise.lab.compare.experiments import SHAPE
+    from headwise.lab.experiments import SHAPE
     from headwise.teach.bugs import bug_named
     from headwise.teach.study import trained_maps
 

@@ -23,7 +23,7 @@ from headwise.files import write_whole
 from headwise.words import refusal
 
 if TYPE_CHECKING:
-    from headwise.lab.compare.results import Comparison
+    from headwise.lab.results import Comparison
 
 FOLDER = Path("runs") / "compare"
 
@@ -48,12 +48,13 @@ def compare(
     if text is not None:
         Sources([text])
     with needs_torch():
-        from headwise.lab.compare import run
-        from headwise.lab.compare.claims import run_claims
-        from headwise.lab.compare.results import Ledger
+        from headwise.lab.claims import run_claims
+        from headwise.lab.compare import CLAIMS, find_experiment
+        from headwise.lab.compare import compare as compared
+        from headwise.lab.results import Ledger
         from headwise.view.compare import page_html, print_comparison, print_ledger
 
-    chosen = None if experiment == run.CLAIMS else run.find_experiment(experiment)
+    chosen = None if experiment == CLAIMS else find_experiment(experiment)
     if chosen is None and text is not None:
         raise refusal("claims_text")
     count = workers if workers is not None else os.cpu_count() or 1
@@ -61,7 +62,7 @@ def compare(
         if chosen is None:
             record: Comparison | Ledger = run_claims(folder, _command(seeds, steps), seeds, steps, count, report)
         else:
-            record = run.compare([chosen], folder, seeds, steps, text, count, report)[0]
+            record = compared([chosen], folder, seeds, steps, text, count, report)[0]
     if html is not None:
         write_whole(html, page_html(record, lang))
     if wants_json():

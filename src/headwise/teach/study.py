@@ -1,4 +1,4 @@
-"""What training hides: the verb model trained with each bug and without, on the experiment engine of `lab.compare`."""
+"""What training hides: the verb model trained with each bug and without, on the experiments of `lab`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from headwise.errors import HeadwiseError
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.train import evaluate, fit, one_thread
 from headwise.intervals import Interval, interval_of
-from headwise.lab.compare.experiment import LOSS, Arm, Experiment, Report
-from headwise.lab.compare.experiments import SHAPE, VERBS_OR_TEXT, verbs_or_text
-from headwise.lab.compare.results import Comparison, Metric
-from headwise.lab.compare.run import compare, silent
+from headwise.lab.compare import compare, silent
+from headwise.lab.experiments import LOSS, SHAPE, VERBS_OR_TEXT, Arm, Experiment, Report, verbs_or_text
+from headwise.lab.results import Comparison, Metric
 from headwise.teach.bugs import Bug, bug_named, changes_of, speaker
 from headwise.teach.form import Masks, Stages, Weights, compute
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from headwise.lab.compare.results import Comparison, Ledger, Metric
+from headwise.lab.results import Comparison, Ledger, Metric
 from headwise.markup import escaped
 from headwise.records import plain_data
 from headwise.table import Cell, Table, say, shown

@@ -22,9 +22,21 @@ from typing import Any
 from headwise.errors import HeadwiseError
 from headwise.files import Kept, digest, read_json, write_whole
 from headwise.intervals import interval_of
-from headwise.lab.compare.experiment import Arm, Experiment, Report, Scored, Unit, run_unit
-from headwise.lab.compare.experiments import HEADS, OUTPUT_PROJECTION, ROLES_OF_HEADS, SCALE, SHARING, TWO_LOOKUPS
-from headwise.lab.compare.results import ArmResult, Comparison, Score, sentence
+from headwise.lab.experiments import (
+    HEADS,
+    OUTPUT_PROJECTION,
+    ROLES_OF_HEADS,
+    SCALE,
+    SHARING,
+    TWO_LOOKUPS,
+    Arm,
+    Experiment,
+    Report,
+    Scored,
+    Unit,
+    run_unit,
+)
+from headwise.lab.results import ArmResult, Comparison, Score, sentence
 from headwise.records import from_json
 from headwise.words import Note, known, refusal, unknown
 

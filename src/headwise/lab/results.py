@@ -78,7 +78,7 @@ class Claim:
 
 @cache
 def ledger_words() -> dict[str, Any]:
-    return tomllib.loads(resources.files("headwise.lab.compare").joinpath("claims.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(resources.files("headwise.lab").joinpath("claims.toml").read_text(encoding="utf-8"))
 
 
 def judged_claim(name: str, verdict: str, **figures: object) -> Claim:
