@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 import headwise as hw
 from benchmarks import attention, llamacpp
-from headwise.gpt.decode import Decoder
+from headwise.gpt.generate import Decoder
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.models.generate import decode_form, decode_loss, steps
 

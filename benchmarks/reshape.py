@@ -29,8 +29,7 @@ from headwise.heads.effect import importance
 from headwise.models.open import open_folder
 from headwise.reshape.align import moments
 from headwise.reshape.arguments import HealRecipe
-from headwise.reshape.damage import cache_bytes, decode_speed
-from headwise.reshape.heal import Healing
+from headwise.reshape.heal import Healing, cache_bytes, decode_speed
 from headwise.reshape.prune import prune_heads, weakest
 from headwise.reshape.share import share_heads
 from headwise.reshape.text import Calibration, read_calibration

@@ -115,6 +115,6 @@ def test_a_refusal_is_one_line_and_writes_nothing(
 
 def test_the_names_that_are_known_early_are_those_of_the_rooms() -> None:
     from headwise.reshape.arguments import METHODS
-    from headwise.reshape.pool import POOLS
+    from headwise.reshape.share import POOLS
 
     assert tuple(POOLS) == METHODS

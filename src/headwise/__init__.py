@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from headwise.heads.windows import windows
     from headwise.layer.explain import Explanation, explain
     from headwise.layer.head import Head, Heads
-    from headwise.layer.importing.importers import Imported, import_attention
-    from headwise.layer.importing.replacing import Replaced, replace
+    from headwise.layer.importers import Imported, import_attention
     from headwise.layer.layer import MultiHeadAttention
+    from headwise.layer.replacing import Replaced, replace
     from headwise.models.generate import decode_form, generate, generate_batch
     from headwise.models.open import open_model as open
     from headwise.plan import Keep, KVReach, Plan, Windows
-    from headwise.reshape.damage import Damage
+    from headwise.reshape.heal import Damage
     from headwise.reshape.job import Reshaped
     from headwise.reshape.narrow import narrow
     from headwise.reshape.prune import prune
@@ -85,12 +85,12 @@ _LAZY = {
         "heads.windows": "windows",
         "layer.explain": "Explanation explain",
         "layer.head": "Head Heads",
-        "layer.importing.importers": "Imported import_attention", "layer.importing.replacing": "Replaced replace",
+        "layer.importers": "Imported import_attention", "layer.replacing": "Replaced replace",
         "layer.layer": "MultiHeadAttention",
         "models.generate": "decode_form generate generate_batch",
         "models.open": "open", "plan": "KVReach Keep Plan Windows", "reshape.narrow": "narrow",
         "reshape.prune": "prune",
-        "reshape.damage": "Damage", "reshape.job": "Reshaped", "reshape.share": "share", "rungs.cache": "KVCache",
+        "reshape.heal": "Damage", "reshape.job": "Reshaped", "reshape.share": "share", "rungs.cache": "KVCache",
         "story": "Story", "teach.check": "check", "teach.bugs": "Verdict", "view.look": "look",
         "view.pictures": "attention overlay", "view.why": "story_page",
     }.items()

@@ -9,8 +9,7 @@ import pytest
 import torch
 from cases import refuses
 
-from headwise.gpt.decode import Decoder, Texts, why_not
-from headwise.gpt.generate import Source, continued, generate, looked_up
+from headwise.gpt.generate import Decoder, Source, Texts, continued, generate, looked_up, why_not
 from headwise.gpt.gpt import GPT
 from headwise.gpt.presets import PRESETS
 

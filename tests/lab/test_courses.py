@@ -23,7 +23,7 @@ from headwise.lab.courses.stacked import (
     class_from_wrapper,
     wrapper_from_class,
 )
-from headwise.layer.importing.importers import from_course
+from headwise.layer.importers import from_course
 
 B, T, D_IN, D, H, CONTEXT = 2, 5, 7, 3, 11, 13  # different primes; d_out = H * D = 33
 CLOSE = 1e-13

@@ -20,7 +20,7 @@ from transformers import AutoConfig, MistralConfig, MistralModel, Qwen3Config, Q
 
 import headwise as hw
 from headwise import families
-from headwise.layer.importing.importers import import_attention
+from headwise.layer.importers import import_attention
 
 B, T, S = 2, 7, 5
 CourseAttention: Any = course_classes()["MultiHeadAttn"]

@@ -12,7 +12,7 @@ from cases import refuses
 
 import headwise as hw
 from headwise import HeadwiseError
-from headwise.gpt.decode import Texts
+from headwise.gpt.generate import Texts
 from headwise.models.generate import decode_form, decode_loss
 from headwise.reshape.narrow import seeing
 

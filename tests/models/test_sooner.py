@@ -10,9 +10,8 @@ import torch
 import transformers as tf
 
 import headwise as hw
-from headwise.gpt.decode import Texts
-from headwise.models.generate import prompt_ids
-from headwise.models.sooner import Rows
+from headwise.gpt.generate import Texts
+from headwise.models.generate import Rows, prompt_ids
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9]
 SHAPE = {"vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "initializer_range": 0.3}
@@ -64,7 +63,7 @@ def test_a_row_is_multiplied_with_the_weight_that_is_there(monkeypatch: pytest.M
         return product(x, *rest)
 
     with monkeypatch.context() as bits:
-        bits.setattr("headwise.models.sooner.torch.equal", lambda a, b: True)  # as on a processor that gives the same
+        bits.setattr("headwise.models.generate.torch.equal", lambda a, b: True)  # as on a processor that gives the same
         rows = Rows(model)
     one, two = (torch.ones(n, 48).bfloat16() for n in (1, 2))
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", noted)
@@ -79,7 +78,7 @@ def test_a_row_is_multiplied_with_the_weight_that_is_there(monkeypatch: pytest.M
 
 
 def test_other_bits_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headwise.models.sooner.torch.equal", lambda a, b: False)
+    monkeypatch.setattr("headwise.models.generate.torch.equal", lambda a, b: False)
     model = torch.nn.Sequential(torch.nn.Linear(8, 8).bfloat16())
     with Rows(model):
         assert "forward" not in vars(model[0])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from headwise.models.weights import AttentionWeights, read_layers, with_layers
 from headwise.reshape.align import activations, fold, key_maps, key_rule, moments, orthogonal_maps, turns
-from headwise.reshape.pool import aligned
+from headwise.reshape.share import aligned
 
 CLOSE = {torch.float32: 1e-5, torch.float64: 1e-10}
 

@@ -15,7 +15,7 @@ from headwise.gpt.gpt import GPT
 from headwise.heads.watch import head_maps
 from headwise.models.weights import head_counts, read_layers
 from headwise.reshape.align import moments
-from headwise.reshape.damage import HeadPairs, Pair, Speed, cache_bytes, decode_speed, measure
+from headwise.reshape.heal import HeadPairs, Pair, Speed, cache_bytes, decode_speed, measure
 from headwise.reshape.prune import prune_heads
 from headwise.reshape.share import share_heads
 
@@ -100,7 +100,7 @@ def timed(monkeypatch: pytest.MonkeyPatch, *seconds: list[float]) -> list[nn.Mod
         clock = cycle(times)
         model.register_forward_hook(lambda *_, clock=clock: now.__setitem__(0, now[0] + next(clock)))
         models.append(model)
-    monkeypatch.setattr("headwise.reshape.damage.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("headwise.reshape.heal.time.perf_counter", lambda: now[0])
     return models
 
 

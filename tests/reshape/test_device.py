@@ -20,7 +20,7 @@ import headwise as hw
 from headwise.corpus.documents import Text
 from headwise.models import ask
 from headwise.models import open as opening
-from headwise.reshape import damage
+from headwise.reshape import heal
 from headwise.rungs import tensor
 
 ALONE = "HEADWISE_ON_THE_STAND_IN"  # is set in the process that knows `toy`
@@ -127,9 +127,9 @@ def test_every_look_gives_the_same_elsewhere(folder: Any, device: str, name: str
 def test_reshaping_gives_the_same_elsewhere(
     folder: Any, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(damage, "RUNS", 3)
-    monkeypatch.setattr(damage, "NEW_TOKENS", 3)
-    monkeypatch.setattr(damage, "DECODE_CONTEXT", 11)
+    monkeypatch.setattr(heal, "RUNS", 3)
+    monkeypatch.setattr(heal, "NEW_TOKENS", 3)
+    monkeypatch.setattr(heal, "DECODE_CONTEXT", 11)
     agree(folder("llama, GQA"), device, RESHAPING, False)
     agree(folder("llama, GQA"), device, {"share": RESHAPING["share"]}, True)
     agree(folder("run"), device, {"narrow": lambda model: hw.narrow(model, tolerance=0.5, text=IDS)}, False)

@@ -13,8 +13,8 @@ from torch import nn
 from headwise import HeadwiseError
 from headwise.models.hf import load_folder
 from headwise.models.weights import cast, read_layers
-from headwise.reshape.damage import compared
 from headwise.reshape.export import verify
+from headwise.reshape.heal import compared
 from headwise.reshape.prune import prune
 from headwise.reshape.share import share_heads
 

@@ -19,8 +19,7 @@ from headwise.gpt.train import Stopped
 from headwise.models.ask import answers
 from headwise.reshape.align import moments
 from headwise.reshape.arguments import HealRecipe
-from headwise.reshape.damage import compared, divergence, relative_error
-from headwise.reshape.heal import STATE, Healing, HealPoint
+from headwise.reshape.heal import STATE, Healing, HealPoint, compared, divergence, relative_error
 from headwise.reshape.prune import prune_heads
 from headwise.reshape.share import share_heads
 

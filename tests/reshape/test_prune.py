@@ -16,8 +16,7 @@ from headwise.heads.effect import ablate
 from headwise.models.ask import answers
 from headwise.models.weights import attentions, head_counts, read_layers
 from headwise.reshape.arguments import chosen_heads
-from headwise.reshape.damage import cache_bytes
-from headwise.reshape.heal import silence
+from headwise.reshape.heal import cache_bytes, silence
 from headwise.reshape.prune import Gone, prune_heads, weakest
 
 EVEN = ("L0.H1,L1.H2", ((1,), (2,)))

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from headwise.models.weights import AttentionWeights, head_counts, input_projection, read_layers, with_layers
 from headwise.reshape import share as sharing
 from headwise.reshape.align import fold, key_rule, moments
-from headwise.reshape.pool import ALIGNING, POOLS
-from headwise.reshape.share import adjacent, cheapest, pooling_error, share_heads
+from headwise.reshape.share import ALIGNING, POOLS, adjacent, cheapest, pooling_error, share_heads
 
 
 def roots_of(model: nn.Module) -> list[Tensor]:

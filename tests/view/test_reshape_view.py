@@ -10,8 +10,7 @@ import pytest
 from rich.console import Console
 
 from headwise.cli.reshape import print_damage, print_reshaped
-from headwise.reshape.damage import Damage, Pair, Speed
-from headwise.reshape.heal import HealPoint
+from headwise.reshape.heal import Damage, HealPoint, Pair, Speed
 from headwise.reshape.job import Reshaped
 
 SPEED = Speed(12345.4, 23456.4, (11111.0, 13131.0), (21212.0, 29292.0), runs=9, told_apart=True)

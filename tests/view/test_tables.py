@@ -22,8 +22,7 @@ from headwise.lab.ladder import run_ladder
 from headwise.lab.results import Comparison
 from headwise.markup import Markup
 from headwise.records import Ladder
-from headwise.reshape.damage import Damage, Pair, Speed
-from headwise.reshape.heal import HealPoint
+from headwise.reshape.heal import Damage, HealPoint, Pair, Speed
 from headwise.table import Table, say
 from headwise.view.compare import print_comparison
 from headwise.view.cost import print_choice, print_models, print_price, print_variants

@@ -343,7 +343,7 @@ def path(name: str) -> Path:
 
 def model_path(name: str) -> Path:
     """The folder of a model, which may also be a GGUF file or a name on the hub."""
-    from headwise.models.source import located
+    from headwise.models.lineage import located
 
     return located(path(name))
 

@@ -57,7 +57,7 @@ def cost(
     the models that courses compare.
     """
     from headwise import cost as room
-    from headwise.models.source import config_of
+    from headwise.models.lineage import config_of
 
     if model is None:
         of_one = (context, source, cache_dtype, gpu_memory, bandwidth, plan, stream)

@@ -43,8 +43,7 @@ from headwise.words import Note, phrase, said, translator
 
 if TYPE_CHECKING:
     from headwise.cost.shape import ModelShape
-    from headwise.reshape.damage import Damage, Pair
-    from headwise.reshape.heal import HealPoint
+    from headwise.reshape.heal import Damage, HealPoint, Pair
     from headwise.reshape.job import Change, Reshaped
 
 BAR = 20  # columns of the recovery curve

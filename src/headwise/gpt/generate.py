@@ -1,20 +1,34 @@
-"""Continue texts, one token at a time."""
+"""Continue texts, one token at a time; and the decode form of a GPT, in which that goes fast.
+
+The form has the weights once more. A step reads every weight once and computes little with it, so memory sets the pace,
+and what lies between the products is kept short, all the more as each product drives the rest out of the processor's
+cache. Queries, keys and values come from one matrix, gate and up from another. Features that RoPE turns together stand
+side by side, as one complex number. Keys and values have one buffer, made once, and a step of one token needs no mask.
+The answer is that of `GPT.forward` up to rounding; that one is the definition.
+"""
 
 from __future__ import annotations
 
 import math
 import sys
+import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.gpt.decode import Decoder, Texts, why_not
-from headwise.gpt.gpt import GPT
+from headwise.gpt.gpt import GPT, Block, FeedForward
 from headwise.gpt.presets import check_seed
+from headwise.layer.layer import MultiHeadAttention
+from headwise.masks import Allowed
+from headwise.positions import RoPE
+from headwise.rungs.tensor import FEW_KEYS, Rotation, attend
+from headwise.spec import AttentionSpec, Options
 from headwise.words import refusal
 
 WORTH = 16  # tokens from which on the decode form, which takes about as long as that many steps, is made
@@ -170,3 +184,242 @@ def _choose(logits: Tensor, generator: torch.Generator, temperature: float, top_
     point = torch.rand((), generator=generator, dtype=torch.float64) * bounds[-1]
     place = min(int(torch.searchsorted(bounds, point, right=True)), len(rows) - 1)
     return place if ids is None else int(ids[place])
+
+
+PARTS = {GPT, Block, MultiHeadAttention, FeedForward, nn.ModuleList, nn.Linear, nn.Embedding, nn.RMSNorm, nn.LayerNorm}
+
+
+PARTS |= {nn.Dropout, nn.Identity}
+
+
+# What the form knows of an attention; all else in its spec must be as usual.
+KNOWN = ("d_model", "n_heads", "n_kv_heads", "head_dim", "q_bias", "kv_bias", "out_bias", "mask", "rope", "qk_norm")
+EPS = ("qk_norm_eps", "dropout")
+
+
+class Product:
+    """W x + b for rows of x, written into y or added to it; W and b are those of the parts, one after another.
+
+    gain   (in) is multiplied into W; `order` rearranges the outputs
+    int8   W in 8 bits with a scale for each output, x in 8 bits with one scale: torch's dynamic quantised product
+    rows   how many rows x will mostly have: for one, W is stored by columns, for a few in oneDNN's own layout
+    """
+
+    def __init__(
+        self, *parts: nn.Linear, int8: bool, rows: int, gain: Tensor | None = None, order: Tensor | slice = slice(None)
+    ) -> None:
+        weight = torch.cat([part.weight for part in parts])[order] * (1 if gain is None else gain)
+        bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])[order]
+        self._bias = bias
+        self._columns = weight  # transposed below, where no other product is to be had
+        self._rows: Callable[[Tensor], Tensor] | None = None  # W x + b, where something else than columns gives it
+        if int8:
+            scales, zeros = weight.abs().amax(1).clamp(min=1e-12).double() / 127, torch.zeros(len(weight)).long()
+            with warnings.catch_warnings():  # torch means to drop such tensors, and has no product as fast without them
+                warnings.simplefilter("ignore", UserWarning)
+                quantised = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
+            packed = torch.ops.quantized.linear_prepack(quantised, bias)
+            # Without these instructions sums have but 16 bits, so x has to do with 7.
+            seven_bits = not torch.cpu.get_capabilities().get("avx512_vnni")
+            self._rows = lambda x: torch.ops.quantized.linear_dynamic(x, packed, seven_bits)
+        elif rows > 1 and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+            packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
+            self._rows = lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+        else:
+            self._columns = weight.T.contiguous()
+
+    def __call__(self, x: Tensor, y: Tensor, add: bool = False) -> None:
+        if self._rows is None:
+            torch.addmm(y, x, self._columns, beta=int(add), out=y)
+            if self._bias is not None:
+                y.add_(self._bias)
+        elif add:
+            y.add_(self._rows(x))
+        else:
+            y.copy_(self._rows(x))
+
+
+class Layer:
+    """One block: what its norms leave to do, and its products."""
+
+    def __init__(self, block: Block, product: Callable[..., Product]) -> None:
+        attention, ff, spec = block.attention, block.feed_forward, block.attention.spec
+        H, G, D = spec.n_heads, spec.n_kv_heads, spec.head_dim
+        order = torch.arange((H + 2 * G) * D).view(-1, D)
+        if spec.rope is not None:  # feature m turns with m + D/2, which comes to stand behind it
+            order[: H + G] = order[: H + G].view(-1, 2, D // 2).transpose(1, 2).flatten(1)
+        self.gain = None  # (H+G,D) of the qk-norm, times sqrt(D), which `_rms` leaves out
+        self.small = torch.tensor((D * spec.qk_norm_eps) ** 0.5)  # for its sum of squares, where eps is for their mean
+        if attention.q_norm is not None and attention.k_norm is not None:
+            gains = [attention.q_norm.weight.expand(H, D), attention.k_norm.weight.expand(G, D)]
+            self.gain = D**0.5 * torch.cat(gains).gather(1, order[: H + G] % D)
+        self.mask, band = spec.mask, None if spec.mask is None else spec.mask.band(1, 1)
+        self.low = None if band is None else band[0]  # the least j - i that a query sees; None: all before it
+        self.norm, gain = _norm(block.attention_norm)
+        self.heads = product(attention.q_proj, attention.k_proj, attention.v_proj, gain=gain, order=order.flatten())
+        self.out, self.down = product(attention.o_proj), product(ff.down)
+        self.second_norm, gain = _norm(block.feed_forward_norm)
+        self.up = product(*([] if ff.gate is None else [ff.gate]), ff.up, gain=gain)
+        self.activation = ff.activation
+
+
+class Decoder:
+    """The decode form of a GPT in float32 on the CPU, with the weights as they are now; it takes their memory again.
+
+    int8   products in 8 bits: a quarter of the bytes, and another function; measure its loss
+    rows   how many tokens a step reads, over all texts; the layout follows it, the answer does not
+
+    Raises HeadwiseError, with the reason, for a model that has no such form.
+    """
+
+    @torch.inference_mode()
+    def __init__(self, model: GPT, int8: bool = False, rows: int = 1) -> None:
+        if reason := why_not(model):
+            raise HeadwiseError(f"this model has no decode form: {reason}")
+        self.follow(model)
+        self.config, self.spec = model.config, model.config.attention
+        self.rotation = None if self.spec.rope is None else Rotation(self.spec.rope, self.spec.head_dim)
+        product = partial(Product, int8=int8, rows=rows)
+        self.layers = [Layer(block, product) for block in cast(list[Block], model.blocks)]
+        self.embedding, self.embedding_norm = model.token_embedding, model.embedding_norm
+        self.positions = None if model.position_embedding is None else model.position_embedding.weight
+        self.final_norm, gain = _norm(model.final_norm)
+        self.head = product(model.lm_head, gain=gain)
+
+    def follow(self, source: nn.Module) -> None:
+        """Take this for the model whose form it is."""
+        self.source, modules = source, list(source.modules())
+        self._hooks = [hooks for module in modules for hooks in (module._forward_hooks, module._forward_pre_hooks)]
+        self._layers = [module for module in modules if isinstance(module, MultiHeadAttention)]
+
+    def disturbed(self) -> bool:
+        """Does somebody watch the model, or change what it computes? Then it must be asked itself."""
+        return any(self._hooks) or any(layer.watchers for layer in self._layers)
+
+
+class Texts:
+    """Texts side by side that a decoder reads, with room for the keys and values of so many tokens of each."""
+
+    def __init__(self, decoder: Decoder, room: int) -> None:
+        self.decoder, self.room, self.length = decoder, room, 0  # tokens read; fewer, where some shall be forgotten
+        self._sizes = (0, 0)
+
+    def _begin(self, ids: Sequence[Sequence[int]], T: int) -> None:
+        spec, room = self.decoder.spec, self.room
+        self._cache = torch.empty(len(self.decoder.layers), len(ids), 2, spec.n_kv_heads, room, spec.head_dim)
+        starts = torch.tensor([[T - len(text)] for text in ids])
+        self._first = starts if starts.any() else None  # (B,1) where each begins: they end together; None: all at 0
+        if self.decoder.rotation is not None:  # (room,1,D/2), what becomes of 1 + 0i
+            ones = torch.ones(1, 1, room, spec.head_dim // 2)
+            turned = self.decoder.rotation(torch.cat([ones, 0 * ones], -1), 0)[0, 0]
+            self._turns = torch.complex(*turned.chunk(2, -1))[:, None]
+
+    def take(self, past: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Begin with tokens that the model itself has read: for each layer their keys and values, (1,G,T,D) each."""
+        self.length = past[0][0].shape[2]
+        self._begin([[0] * self.length], self.length)
+        for cache, (k, v) in zip(self._cache, past, strict=True):
+            if self.decoder.rotation is not None:
+                k = k.view(*k.shape[:-1], 2, -1).transpose(-2, -1).flatten(-2)  # as pairs
+            cache[:, 0, :, : self.length], cache[:, 1, :, : self.length] = k, v
+
+    def _lay(self, B: int, T: int) -> None:
+        """Where a step lays its results, with the views that it takes of them, each of which costs time to make."""
+        spec, config, self._sizes = self.decoder.spec, self.decoder.config, (B, T)
+        H, G, D, W = spec.n_heads, spec.n_kv_heads, spec.head_dim, config.feed_forward_width
+        heads = torch.empty(B, T, H + 2 * G, D)
+        self._heads, self._q, self._kv, self._qk = (
+            heads.view(B * T, -1),
+            heads[:, :, :H],
+            heads[:, :, H:],
+            heads[:, :, : H + G],
+        )
+        self._pairs = self._qk.view(torch.complex64) if self.decoder.rotation else self._qk
+        self._groups = heads[:, 0, :H].view(B, G, H // G, D)  # of a single token
+        self._hidden = torch.empty(B * T, W * (1 + config.gated))
+        self._gate, self._up = self._hidden[:, :W], self._hidden[:, W:] if config.gated else None
+
+    @torch.inference_mode()
+    def __call__(self, ids: Sequence[Sequence[int]], last: int = 1) -> Tensor:
+        """Read what follows in each text; logits (B,last,V) of what comes after each of the last tokens."""
+        decoder, B, T = self.decoder, len(ids), max(map(len, ids))
+        start, end = self.length, self.length + T
+        if start == 0:
+            self._begin(ids, T)
+        if self._sizes != (B, T):
+            self._lay(B, T)
+        where = slice(start, end) if self._first is None else (torch.arange(start, end) - self._first).clamp(min=0)
+        x = decoder.embedding(torch.tensor([[0] * (T - len(text)) + list(text) for text in ids]))
+        if decoder.positions is not None:
+            x = x + decoder.positions[where]
+        x = decoder.embedding_norm(x).view(B * T, -1)
+        turns = None if decoder.rotation is None else self._turns[where]  # (T,1,D/2), or for each text
+        keys, values = (self._cache[:, :, kind, :, :end].unbind(0) for kind in (0, 1))
+        places = self._cache.flatten(2, 3)[:, :, :, start:end].transpose(2, 3).unbind(0)
+        for layer, k, v, place in zip(decoder.layers, keys, values, places, strict=True):
+            layer.heads(layer.norm(x), self._heads)
+            if layer.gain is not None:
+                self._qk.copy_(_rms(self._qk, layer.small).mul_(layer.gain))
+            if turns is not None:
+                self._pairs.mul_(turns)
+            place.copy_(self._kv)
+            layer.out(self._attend(layer, k, v), x, add=True)
+            layer.up(layer.second_norm(x), self._hidden)
+            hidden = layer.activation(self._gate)
+            layer.down(hidden if self._up is None else hidden * self._up, x, add=True)
+        self.length = end
+        x = decoder.final_norm(x.view(B, T, -1)[:, -last:].flatten(0, 1))
+        logits = x.new_empty(len(x), decoder.config.vocab_size)
+        decoder.head(x, logits)
+        return logits.view(B, last, -1)
+
+    def _attend(self, layer: Layer, k: Tensor, v: Tensor) -> Tensor:
+        """What the heads give, (B*T,H*D)."""
+        (B, T), S, alive = self._sizes, k.shape[2], None
+        if self._first is not None:  # (B,1,1,S) which places hold a token
+            alive = (torch.arange(S) >= self._first)[:, None, None]
+        if T > 1 or S < FEW_KEYS:
+            mask = layer.mask if alive is None or layer.mask is None else layer.mask & Allowed(alive)
+            return attend(self._q.transpose(1, 2), k, v, Options(mask)).transpose(1, 2).reshape(B * T, -1)
+        if layer.low is not None and 1 - layer.low < S:
+            seen = slice(S - 1 + layer.low, S)
+            k, v, alive = k[:, :, seen], v[:, :, seen], None if alive is None else alive[..., seen]
+        return F.scaled_dot_product_attention(self._groups, k, v, alive).view(B, -1)
+
+
+def why_not(model: GPT) -> str | None:
+    """Why a model has no decode form; None where it has one."""
+    foreign = {type(module).__name__ for module in model.modules() if type(module) not in PARTS}
+    if foreign:
+        return f"{min(foreign)} is no part that it knows"
+    if any(x.dtype != torch.float32 or x.device.type != "cpu" for x in model.parameters()):
+        return "it is made for float32 on the CPU"
+    if hooked(model) or (model.training and model.config.dropout) or torch.is_autocast_enabled("cpu"):
+        return "somebody watches the model, or it is being trained"
+    specs = [block.attention.spec for block in cast(list[Block], model.blocks)]
+    usual = AttentionSpec(**{name: getattr(specs[0], name) for name in KNOWN + EPS})
+    plain = usual.rope is None or usual.rope == RoPE(usual.rope.theta)
+    if not plain or any(
+        spec.mask is None or spec.mask.band(1, 1) is None or spec.replace(mask=usual.mask) != usual for spec in specs
+    ):
+        return "its attention has options that the form lacks"
+    return None
+
+
+def hooked(model: nn.Module) -> bool:
+    """Does somebody watch a model, or change what it computes?"""
+    return any(m._forward_hooks or m._forward_pre_hooks or vars(m).get("watchers") for m in model.modules())
+
+
+def _norm(norm: nn.Module) -> tuple[Callable[[Tensor], Tensor], Tensor | None]:
+    """A norm over the width, and the gain that is left to the product behind it."""
+    if not isinstance(norm, nn.RMSNorm):
+        return norm, None
+    width = torch.tensor(norm.normalized_shape[0] ** 0.5)
+    return partial(_rms, small=width * (norm.eps or 0) ** 0.5), width if norm.weight is None else norm.weight * width
+
+
+def _rms(x: Tensor, small: Tensor) -> Tensor:
+    """x / sqrt(sum of squares + small^2): RMSNorm but for its gain and sqrt(width), in 3 steps; `F.rms_norm` has 9."""
+    size: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x / size.hypot(small)

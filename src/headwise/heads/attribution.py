@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.heads.blocks import row_weights
-from headwise.layer.importing.parts import as_rows
+from headwise.layer.parts import as_rows
 from headwise.models.ask import evaluating, logits, output_matrix, require_next
 from headwise.models.hook import attach, hooked
 from headwise.models.open import ids_of, token_of

@@ -49,7 +49,7 @@ from headwise.lab.results import (
     measured_claim,
     of_all,
 )
-from headwise.layer.importing.importers import from_course
+from headwise.layer.importers import from_course
 from headwise.layer.layer import MultiHeadAttention
 from headwise.masks import Causal
 from headwise.rungs.tensor import attend

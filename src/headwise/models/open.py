@@ -23,7 +23,7 @@ from headwise.gpt.ranks import ALONE, Ranks
 from headwise.gpt.run import load_run
 from headwise.memory import CPU, device_named, free_memory, free_on
 from headwise.models.ask import context_of, predicts, vocabulary_of
-from headwise.models.source import located
+from headwise.models.lineage import located
 from headwise.models.stream import Stream, loaded, stream_of, turns
 from headwise.models.weights import cast
 from headwise.words import refusal
@@ -71,7 +71,7 @@ def open_model(
     its tokenizer and its text.
 
     Args:
-        source: a folder, a GGUF file, or a name on the hub such as "openai-community/gpt2" (`models.source`)
+        source: a folder, a GGUF file, or a name on the hub such as "openai-community/gpt2" (`models.lineage`)
         stream: borrow the weights of a layer from the files while it runs, and let them go; default: where the
             weights would not fit into the free memory. `survey`, `why`, `patch`, `share` and `prune` take such a
             model through all texts a layer at a time; each other forward pass reads all weights anew

@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from headwise.errors import HeadwiseError
 from headwise.families import USUAL, Family, families
 from headwise.gpt.ranks import held
-from headwise.layer.importing.parts import as_rows
 from headwise.layer.latent import through
 from headwise.layer.layer import MultiHeadAttention
+from headwise.layer.parts import as_rows
 from headwise.models.softmax import attends
 from headwise.records import head_name, parse_head
 

@@ -25,7 +25,7 @@ from headwise.errors import HeadwiseError
 from headwise.families import OURS, Family, family_for
 from headwise.gpt.checkpoint import hf_form
 from headwise.gpt.gpt import GPT, GPTConfig
-from headwise.layer.importing.parts import parts_of
+from headwise.layer.parts import parts_of
 from headwise.positions import RoPE
 from headwise.words import Note
 

@@ -12,7 +12,7 @@ from headwise.gpt.presets import check_seed
 from headwise.records import parse_head
 from headwise.words import Note, refusal, unknown
 
-METHODS = ("mean", "aligned", "aligned+norm", "principal")  # of pool.py
+METHODS = ("mean", "aligned", "aligned+norm", "principal")  # of share.py
 GROUPS = ("adjacent", "best")
 SCORES = ("importance", "ablation", "role")
 HEALING = ("batch", "lr", "hidden", "seed")  # options that are about healing

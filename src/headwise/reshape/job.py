@@ -22,16 +22,14 @@ from headwise.gpt.train import Stopped
 from headwise.markup import amount
 from headwise.memory import free_memory
 from headwise.models.ask import answers, context_of, evaluating, predicts, vocabulary_of
-from headwise.models.lineage import ancestors, digest, digest_of
+from headwise.models.lineage import ancestors, digest, digest_of, located
 from headwise.models.open import Folder, described, open_folder
-from headwise.models.source import located
 from headwise.models.stream import stream_of
 from headwise.models.weights import cast, family_of
 from headwise.records import Ancestor, plain_data
 from headwise.reshape.arguments import HealRecipe, Options, recipe_of
-from headwise.reshape.damage import Damage, HeadPairs, Speed, cache_bytes, measure
 from headwise.reshape.export import export
-from headwise.reshape.heal import Gone, Healing, HealPoint
+from headwise.reshape.heal import Damage, Gone, HeadPairs, Healing, HealPoint, Speed, cache_bytes, measure
 from headwise.reshape.text import Calibration, read_calibration
 from headwise.reshape.workplace import Workplace
 from headwise.words import Note

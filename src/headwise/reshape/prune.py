@@ -25,8 +25,7 @@ from headwise.models.open import Folder
 from headwise.models.weights import attentions, cannot_carry, head_counts, layers_in_turn, with_layers
 from headwise.records import head_name
 from headwise.reshape.arguments import SCORES, Options, check_pruning, chosen_heads
-from headwise.reshape.damage import cache_bytes
-from headwise.reshape.heal import Gone, silenced
+from headwise.reshape.heal import Gone, cache_bytes, silenced
 from headwise.reshape.job import Change, Changed, Job, Listener, Reshaped
 from headwise.reshape.text import Calibration
 from headwise.words import Note, labelled, refusal

@@ -19,7 +19,7 @@ from torch.autograd.profiler import profile
 from torch.utils._pytree import tree_leaves
 
 from headwise.errors import HeadwiseError
-from headwise.layer.importing.importers import Imported, from_torch
+from headwise.layer.importers import Imported, from_torch
 from headwise.layer.layer import MultiHeadAttention
 from headwise.markup import amount
 from headwise.masks import Allowed, Bias, Causal, Mask, all_of

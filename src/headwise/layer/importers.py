@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.families import Family, class_names, families, family_of_attention
-from headwise.layer.importing.parts import Parts, build, check_parameters, linear_weights, parameters_of, parts_of
 from headwise.layer.layer import MultiHeadAttention
+from headwise.layer.parts import Parts, build, check_parameters, linear_weights, parameters_of, parts_of
 from headwise.masks import BroadcastGrid, Causal, Lengths, Mask, Window
 from headwise.positions import RoPE
 from headwise.rungs.tensor import as_tensor

@@ -1,1 +1,0 @@
-"""Attention layers of other libraries and of courses, made into ours, each with a measured difference."""
