@@ -18,7 +18,7 @@ import headwise as hw
 from headwise.corpus import verbs
 from headwise.heads.watch import head_maps
 from headwise.models.open import open_folder
-from headwise.view.survey_words import head_sentence
+from headwise.view.survey import head_sentence
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 SEEDS = (0, 1, 2)

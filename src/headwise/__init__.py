@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     from headwise.teach.bugs import Verdict
     from headwise.teach.check import check
     from headwise.view.look import look
+    from headwise.view.page import story_page
     from headwise.view.pictures import attention, overlay
-    from headwise.view.why import story_page
 
 __version__ = "0.3.0"
 
@@ -92,7 +92,7 @@ _LAZY = {
         "reshape.prune": "prune",
         "reshape.heal": "Damage", "reshape.job": "Reshaped", "reshape.share": "share", "rungs.cache": "KVCache",
         "story": "Story", "teach.check": "check", "teach.bugs": "Verdict", "view.look": "look",
-        "view.pictures": "attention overlay", "view.why": "story_page",
+        "view.pictures": "attention overlay", "view.page": "story_page",
     }.items()
     for name in names.split()
 }  # fmt: skip

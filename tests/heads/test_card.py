@@ -16,7 +16,7 @@ from planted import induction_model
 from processes import command, together
 
 import headwise as hw
-from headwise.view.card import card_json, card_markdown
+from headwise.view.survey import card_json, card_markdown
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "card.schema.json").read_text(encoding="utf-8"))
 V = 131

@@ -14,7 +14,7 @@ from headwise.gpt.gpt import GPT
 from headwise.gpt.run import FILM, Settings
 from headwise.heads.film import Film, unpacked
 from headwise.view.live import FILM_BODY, FILM_STYLES, FILM_WORDS, Live, film_data, live_html
-from headwise.view.page.assemble import package_text, page
+from headwise.view.page import package_text, page
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

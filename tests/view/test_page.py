@@ -14,7 +14,7 @@ from surveys import survey_of
 import headwise as hw
 from headwise.corpus import verbs
 from headwise.records import RunSummary
-from headwise.view.page.assemble import json_block, page, word
+from headwise.view.page import json_block, page, word
 from headwise.view.report import survey_data
 from headwise.words import LANGUAGES, Note, phrase, phrase_html, table
 

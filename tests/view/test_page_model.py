@@ -19,7 +19,7 @@ from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import PRESETS
 from headwise.heads.watch import head_maps
 from headwise.models.pack import EMBEDDED, EXACT, MOST, pack_model, rounding_error, unread_part
-from headwise.view.page.assemble import json_block, page
+from headwise.view.page import json_block, page
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

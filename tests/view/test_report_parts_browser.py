@@ -18,7 +18,7 @@ from surveys import ROLES, SUMMARY, broken_survey, survey_of, survey_of_maps
 from headwise.heads.table import Survey
 from headwise.records import CurvePoint, HeadMap, HeadMaps, RunSummary, plain_data
 from headwise.view.report import _run, write_report
-from headwise.view.survey_words import KINDS
+from headwise.view.survey import KINDS
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -1,4 +1,4 @@
-"""The scripts of a page are ES modules that `assemble` puts together into one scope."""
+"""The scripts of a page are ES modules that `view/page.py` puts together into one scope."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import headwise.view
-from headwise.view.page.assemble import module_script, modules
+from headwise.view.page import module_script, modules
 
 ENTRIES = ("report_start.js", "look.js", "page/walk.js", "live.js", "why.js", "windows.js", "compare.js")
 ROOM = Path(headwise.view.__file__).parent

@@ -14,8 +14,7 @@ from surveys import broken_survey, survey_of
 from headwise.heads.table import ROLES, Example, Followed, HeadProfile, Relation, Survey, relation_role
 from headwise.intervals import Interval
 from headwise.view.report import report_html
-from headwise.view.survey_table import print_relations, print_sentences, relation_rows
-from headwise.view.survey_words import TELLING, head_sentence
+from headwise.view.survey import TELLING, head_sentence, print_relations, print_sentences, relation_rows
 from headwise.words import marked
 
 PERSON = Relation("person", "at =, on the pronoun", "the verb corpus", 36, 36, 3, 0.67)

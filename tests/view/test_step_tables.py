@@ -26,7 +26,7 @@ from headwise.heads.steps import example_model, head_steps
 from headwise.layer.layer import MultiHeadAttention
 from headwise.records import HeadSteps
 from headwise.table import Table
-from headwise.view.steps import Content, decimals_for, print_steps
+from headwise.view.terminal import Content, decimals_for, print_steps
 from headwise.words import table as phrases
 
 SLACK = 20

@@ -13,7 +13,7 @@ from surveys import broken_survey, survey_of
 
 from headwise.heads.table import Survey
 from headwise.intervals import Interval
-from headwise.view.survey_table import check_order, print_survey
+from headwise.view.survey import check_order, print_survey
 
 
 def printed(survey: Survey, sort_by: str = "name", against: Survey | None = None, width: int = 80) -> str:

@@ -26,7 +26,7 @@ from headwise.reshape.heal import Damage, HealPoint, Pair, Speed
 from headwise.table import Table, say
 from headwise.view.compare import print_comparison
 from headwise.view.cost import print_choice, print_models, print_price, print_variants
-from headwise.view.survey_table import print_survey
+from headwise.view.survey import print_survey
 from headwise.words import Note, table
 
 Draw = Callable[[Console], None]

@@ -20,7 +20,7 @@ from headwise.gpt.presets import PRESETS
 from headwise.heads.steps import head_steps
 from headwise.heads.watch import head_maps
 from headwise.models.pack import pack_model
-from headwise.view.page.walk import walk_html
+from headwise.view.page import walk_html
 from headwise.view.report import write_report
 
 if TYPE_CHECKING:

@@ -116,7 +116,7 @@ def bug_text(bug: Any, lang: str) -> str:
 
 def maps_page(bug: Any, shown: Any, maps: tuple[Any, Any], tokens: Sequence[str], n_heads: int, lang: str) -> str:
     """The maps of every head, without the bug and with it, side by side."""
-    from headwise.view.page.assemble import page
+    from headwise.view.page import page
 
     rows = []
     for index, pair in enumerate(zip(*maps, strict=True)):

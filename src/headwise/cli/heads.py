@@ -109,7 +109,7 @@ def heads(
 
         write_tables(files, survey.records(), lambda path: survey_png(path, survey))
     if card is not None:
-        from headwise.view.card import write_card
+        from headwise.view.survey import write_card
 
         write_card(card, survey)
     if wants_json():
@@ -209,7 +209,7 @@ def _print_circuits(circuits: Mapping[str, Any]) -> None:
 
 
 def _print_json(survey: Survey, other: Survey | None, report: Path | None) -> None:
-    from headwise.view.survey_words import head_sentence
+    from headwise.view.survey import head_sentence
     from headwise.words import LANGUAGES
 
     compared = {} if other is None else {"against": other}
@@ -219,7 +219,7 @@ def _print_json(survey: Survey, other: Survey | None, report: Path | None) -> No
 
 
 def _print_survey(survey: Survey, maps: HeadMaps | None, sort: str, other: Survey | None) -> None:
-    from headwise.view.survey_table import print_relations, print_sentences, print_survey
+    from headwise.view.survey import print_relations, print_sentences, print_survey
     from headwise.view.terminal import print_maps
 
     if maps is not None and len(maps.maps) <= MOST_MAPS:
@@ -242,7 +242,7 @@ def _check(
     """Refuse what would fail only after long work."""
     from headwise.corpus.verbs import RELATIONS
     from headwise.heads.statistics import all_statistics
-    from headwise.view.survey_table import check_order
+    from headwise.view.survey import check_order
 
     for folder in filter(None, (model, against)):
         check_model(folder)
@@ -252,7 +252,7 @@ def _check(
             from headwise.heads.headvis import check_headvis
         check_headvis(headvis)
     if card is not None:
-        from headwise.view.card import check_card
+        from headwise.view.survey import check_card
 
         check_card(card)
     if labels is None:  # else its names are known later
@@ -355,7 +355,7 @@ def _write_report(
     from headwise.gpt.run import WALK, example_of, load_run, read_run
     from headwise.heads.film import read_film
     from headwise.models.pack import EMBEDDED, MOST, pack_model
-    from headwise.view.page.walk import walk_html
+    from headwise.view.page import walk_html
     from headwise.view.report import write_report
 
     lang, loaded = language(), load_run(model) if is_own(model) else None

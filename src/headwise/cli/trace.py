@@ -38,8 +38,8 @@ def trace(
         from headwise.gpt.run import REPORT, example_of, load_run
         from headwise.heads.steps import example_model, head_steps
         from headwise.models.pack import pack_model
-        from headwise.view.page.walk import walk_html
-        from headwise.view.steps import print_steps
+        from headwise.view.page import walk_html
+        from headwise.view.terminal import print_steps
     lang = language()
     if text == "":
         raise refusal("empty_trace")

@@ -42,7 +42,7 @@ def why(
         from headwise.heads.why import forecast
         from headwise.heads.why import why as story_of
         from headwise.models.open import open_folder
-    from headwise.view.why import story_page
+    from headwise.view.page import story_page
 
     folder = open_folder(model, dtype=dtype, device=device)
     if line := forecast(folder.model, prompt, corrupt):

@@ -156,7 +156,7 @@ def windows_png(path: str | Path, reach: Windows, sinks: int) -> None:
 
 def windows_html(reach: Windows, lang: str = "en") -> str:
     """The page: a map of heads and windows, for any number of first tokens."""
-    from headwise.view.page.assemble import json_block, package_text, page, word
+    from headwise.view.page import json_block, package_text, page, word
 
     document = reach.document() | {"notes": list(map(sent, reach.notes))}
     return page(

@@ -12,7 +12,7 @@ from headwise.lab.results import Comparison, Ledger, Metric
 from headwise.markup import escaped
 from headwise.records import plain_data
 from headwise.table import Cell, Table, say, shown
-from headwise.view.page.assemble import json_block, package_text, page, word
+from headwise.view.page import json_block, package_text, page, word
 from headwise.words import Note, said, translator
 
 MISSING = "-"

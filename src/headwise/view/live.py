@@ -24,7 +24,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from headwise.errors import HeadwiseError
 from headwise.markup import escaped
-from headwise.view.page.assemble import json_block, package_text, page, word
+from headwise.view.page import json_block, package_text, page, word
 
 FILM_BODY, FILM_STYLES, FILM_WORDS = "film.html", ("film.css",), ("film", "role")  # where a page shows a film
 LOSSES = 400  # points of the curve in a page, about; evaluations on held-out text all stay

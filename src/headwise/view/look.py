@@ -21,7 +21,7 @@ from headwise.errors import HeadwiseError
 from headwise.markup import Markup, escaped
 from headwise.table import Table
 from headwise.view.live import Live
-from headwise.view.page.assemble import json_block, package_text, page, word
+from headwise.view.page import json_block, package_text, page, word
 from headwise.view.report import quantised
 from headwise.words import LANGUAGES, sent
 

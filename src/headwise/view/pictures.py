@@ -19,7 +19,7 @@ from headwise.markup import escaped, picture
 from headwise.records import HeadMaps
 from headwise.table import Cell, Table
 from headwise.view.report import shares_of
-from headwise.view.survey_words import badges_of, earners
+from headwise.view.survey import badges_of, earners
 from headwise.view.terminal import print_maps
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from headwise.intervals import Interval
 from headwise.markup import escaped
 from headwise.records import HeadMaps, RunSummary, plain_data
 from headwise.view.live import FILM_BODY, FILM_STYLES, FILM_WORDS, Film, film_data
-from headwise.view.page.assemble import json_block, package_text, page, word
-from headwise.view.survey_words import (
+from headwise.view.page import json_block, package_text, page, word
+from headwise.view.survey import (
     Column,
     badges_of,
     columns_of,
@@ -249,7 +249,7 @@ def report_html(
     model         the model itself, from `models.pack.pack_model`; the page then runs it on the reader's own text
     lang          es for a page that opens in Spanish; en for one that opens in the browser's language
     film          what the heads did while the model trained
-    walk          the file beside this one that has the walk through a head, from `page.walk.walk_html`
+    walk          the file beside this one that has the walk through a head, from `page.walk_html`
     """
     name, heading = survey.model, f'<bdi dir="auto">{escaped(survey.model)}</bdi>'
     if against is not None:

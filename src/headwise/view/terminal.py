@@ -1,12 +1,21 @@
-"""Head maps in the terminal: small pictures side by side.
+"""Heads in the terminal: their maps, small pictures side by side; and one head at one position, number by number.
 
-Where there are colours a character holds two cells, one above the other (a half block). Without colours, for
+Where there are colours a character of a map holds two cells, one above the other (a half block). Without colours, for
 example in a pipe, a cell is one of five shades.
+
+A reader who recomputes a line of the numbers from those shown above it gets the shown result, within what rounding to
+the stated number of decimals explains. The page of them is the guided walk (`walk_html` in `page.py`).
 """
 
 from __future__ import annotations
 
+import math
 import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import chain, pairwise
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +24,12 @@ from rich.color import Color
 from rich.color_triplet import ColorTriplet
 from rich.console import Console
 from rich.style import Style
-from rich.table import Table
+from rich.table import Table as Grid
 from rich.text import Text
 
-from headwise.records import HeadMaps
-from headwise.table import say
-from headwise.words import phrase
+from headwise.records import HeadMaps, HeadSteps, KeySteps
+from headwise.table import Cell, Table, say
+from headwise.words import check_lang, phrase
 
 LARGEST_SIDE = 40  # cells; a longer text is drawn in blocks
 LABEL_WIDTH = 13
@@ -77,7 +86,7 @@ def print_maps(console: Console, maps: HeadMaps, lang: str = "en") -> None:
     across = max(1, (room + GAP) // (width + GAP))
     for start in range(0, len(pictures), across):
         band = slice(start, start + across)
-        grid = Table.grid()
+        grid = Grid.grid()
         for column in (LABEL_WIDTH + 1,) * labelled + (width + GAP,) * (len(pictures[band]) - 1) + (width,):
             grid.add_column(width=column, no_wrap=True, overflow="crop")
         grid.add_row(*[""] * labelled, *(Text(head.name) for head in maps.maps[band]))
@@ -142,3 +151,315 @@ def _legend(console: Console, coloured: bool, lang: str) -> Text:
     steps = zip(shades[1:], LEVELS[1:], strict=True)
     parts = [phrase("survey.from", lang, shade=shade, level=level) for shade, level in steps]
     return Text(", ".join([phrase("survey.blank", lang, level=LEVELS[1]), *parts]))
+
+
+ALL_SHOWN = 16  # features; of more, some are shown and the rest is summed up
+LEFT_OUT = "…"  # stands for features that are not shown
+NONE = "-"  # stands where a table has no number
+WIDEST = 100  # columns in the terminal
+STAGE_WIDTH = 18
+TOTALS = {"softmax", "weighted", "gated", "added", "residual"}  # tables whose last line sums up
+
+Part = str | Table | list[str]  # a paragraph, a table, the tokens of the text
+Section = tuple[str, list[Part]]  # with its title
+
+
+def decimals_for(steps: HeadSteps) -> int:
+    """4, or as many, up to 8, as the largest number of every group of numbers needs to show three digits."""
+    groups = [stage.values for stage in steps.query]
+    values: list[float] = []
+    for key in steps.keys:
+        groups += [stage.values for stage in key.stages]
+        groups.append(key.products)
+        values += key.value
+    groups += [tuple(values), tuple(chain(*steps.wo)), *steps.added]
+    groups += [steps.summed, steps.out, steps.layer_out, steps.x]
+    needed = [4]
+    for group in groups:
+        largest = max(map(abs, group), default=0.0)
+        if largest > 0:
+            needed.append(math.ceil(2 - math.log10(largest)))
+    return min(8, max(needed))
+
+
+def shown_features(width: int, pairs: Sequence[tuple[int, int]] = ()) -> list[int]:
+    """All of up to 16 features; of more, the first and the last four, or the first four pairs that turn together."""
+    if width <= ALL_SHOWN:
+        return list(range(width))
+    if pairs:
+        return sorted(chain(*pairs[:4]))
+    return [*range(4), *range(width - 4, width)]
+
+
+def spread(values: Sequence[Any], shown: Sequence[int]) -> list[Any]:
+    """The shown values, with a sign in each gap between them."""
+    cells: list[Any] = []
+    for before, place in pairwise([-1, *shown, len(values)]):
+        cells += [LEFT_OUT] * (place > before + 1)
+        cells += values[place : place + 1]
+    return cells
+
+
+def names(shown: Sequence[int], width: int) -> list[str]:
+    return list(map(str, spread(range(width), shown)))
+
+
+def summed(values: Sequence[float], shown: list[int], terms: Sequence[float], total: float) -> list[Cell]:
+    """The shown values, the terms of the others summed up where there are others, and what all terms make."""
+    hidden = [term for place, term in enumerate(terms) if place not in shown]
+    rest = [math.fsum(hidden)] if hidden else []
+    return [*(values[place] for place in shown), *rest, total]
+
+
+class Content:
+    """The sections of a trace, in one language."""
+
+    def __init__(self, steps: HeadSteps, lang: str) -> None:
+        check_lang(lang)
+        self.steps, self.lang, self.decimals = steps, lang, decimals_for(steps)
+        self.head_dim = len(steps.query[0].values)
+        self.features = shown_features(self.head_dim, steps.pairs)
+        self.values = shown_features(len(steps.out))
+        self.width = shown_features(len(steps.x))
+        self.tokens = tuple(map(visible, steps.tokens))
+        self.heading = self.say("heading", head=steps.name, token=self.tokens[steps.at])
+
+    def say(self, key: str, /, **facts: object) -> str:
+        """A phrase of the table with its facts; those that many phrases share are at hand."""
+        steps = self.steps
+        shared = {"at": steps.at, "model": steps.model, "layer": steps.layer, "number": steps.head}
+        return phrase(f"trace.{key}", self.lang, **shared | {"kv": steps.kv_head, "decimals": self.decimals} | facts)
+
+    def number(self, cell: Cell) -> str:
+        """A cell as it is shown; no zero has a sign."""
+        if not isinstance(cell, float):
+            return str(cell)
+        text = f"{cell:.{self.decimals}f}"
+        return text.lstrip("-") if float(text) == 0 else text
+
+    def sections(self) -> list[Section]:
+        parts = {
+            "text": self._text(),
+            "vectors": self._vectors(),
+            "products": self._products(),
+            "scores": self._scores(),
+            "softmax": self._softmax(),
+            "values": self._values(),
+            "output": self._output(),
+            "residual": self._residual(),
+        }
+        return [(self.say(name), contents) for name, contents in parts.items()]
+
+    def _table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
+        """A table of text; `name` is the same in every language."""
+        return Table(columns, [list(map(self.number, row)) for row in rows], name)
+
+    def _some(self, shown: list[int], width: int) -> list[Part]:
+        return [self.say("some_features", width=width, shown=len(shown))] if len(shown) < width else []
+
+    def _sums(self, shown: list[int], width: int, rest: str, total: str) -> list[str]:
+        """The columns of `summed`."""
+        return [*map(str, shown), *[self.say(rest)] * (len(shown) < width), total]
+
+    def _keys(self, label: str, cells: Callable[[KeySteps], Sequence[Cell]]) -> list[list[Cell]]:
+        """A line for each key that may be seen, labelled by its position and its token."""
+        return [[f"{label.format(key.position)} {self.tokens[key.position]}", *cells(key)] for key in self.steps.keys]
+
+    def _text(self) -> list[Part]:
+        at, seen = self.steps.at, {key.position for key in self.steps.keys}
+        tokens = []
+        for place, token in enumerate(self.tokens):
+            marked = f"{'→' * (place == at)}{place} {token}"
+            tokens.append(marked if place in seen else f"({marked})")
+        asked = self.say("asked", seen=len(seen), count=len(tokens))
+        return [asked, tokens, self.say("legend_hidden" if len(seen) < len(tokens) else "legend")]
+
+    def _vectors(self) -> list[Part]:
+        steps, shown = self.steps, self.features
+        parts: list[Part] = [self.say("query_is" if steps.keys else "nothing")]
+        if steps.sharing:
+            parts.append(self.say("shared", heads=", ".join(map(str, sorted((steps.head, *steps.sharing))))))
+        parts += self._some(shown, self.head_dim)
+        for n, stage in enumerate(steps.query):
+            if stage.kind == "normed":
+                gains = [[self.say("gain_q"), *spread(steps.q_gain or (), shown)]]
+                gains.append([self.say("gain_k"), *spread(steps.k_gain or (), shown)])
+                parts.append(self.say("normed", width=self.head_dim, eps=steps.norm_eps))
+                parts.append(self._table("gains", names(shown, self.head_dim), gains))
+            elif stage.kind == "turned":
+                pairs = [pair for pair in steps.pairs if pair[0] in shown]
+                parts += [self.say("turned", pairs=", ".join(map(str, pairs))), self._angles(n, len(pairs))]
+            elif len(steps.query) > 1:
+                parts.append(self.say("projected"))
+            parts.append(self._stage(n))
+        return parts
+
+    def _angles(self, n: int, n_pairs: int) -> Table:
+        """Cosine and sine of each shown pair, a line a position."""
+        stages = {self.steps.at: self.steps.query[n]} | {key.position: key.stages[n] for key in self.steps.keys}
+        rows = [
+            [f"{position} {self.tokens[position]}", *(stage.cos or ())[:n_pairs], *(stage.sin or ())[:n_pairs]]
+            for position, stage in sorted(stages.items())
+        ]
+        return self._table("angles", [f"{name}{m}" for name in ("cos", "sin") for m in range(n_pairs)], rows)
+
+    def _stage(self, n: int) -> Table:
+        """The query and the shown keys as they are at one stage."""
+        columns = names(self.features, self.head_dim)
+        vectors = [("q", self.steps.at, self.steps.query)]
+        vectors += [(f"k{key.position}", key.position, key.stages) for key in self.steps.keys]
+        rows = []
+        for sign, position, stages in vectors:
+            cells = spread(stages[n].values, self.features)
+            if (rms := stages[n].rms) is not None:  # beside what is shown, the squares of the others, and r
+                squares = [value * value for value in stages[n - 1].values]
+                cells += summed(squares, self.features, squares, rms)[len(self.features) :]
+            rows.append([f"{sign} {self.tokens[position]}", *cells])
+        if self.steps.query[n].kind == "normed":
+            columns += [*[self.say("rest_squares")] * (len(self.features) < self.head_dim), "r"]
+        return self._table(self.steps.query[n].kind, columns, rows)
+
+    def _products(self) -> list[Part]:
+        rows = self._keys("k{0}", lambda key: summed(key.products, self.features, key.products, key.dot))
+        columns = self._sums(self.features, self.head_dim, "rest", "q·k")
+        return [self.say("products_are"), self._table("products", columns, rows)]
+
+    def _scores(self) -> list[Part]:
+        steps = self.steps
+        fields = ["score"] + ["capped"] * (steps.softcap is not None)
+        biased = any(key.bias for key in steps.keys)
+        fields = [*fields, "bias", "logit"] if biased else [*fields[:-1], "logit"]
+        words = list(map(self.say, fields))
+        scaled = "scaled" if math.isclose(steps.scale, 1 / math.sqrt(self.head_dim)) else "scaled_by"
+        parts: list[Part] = [self.say(scaled, name=words[0], width=self.head_dim, scale=self.number(steps.scale))]
+        if steps.softcap is not None:
+            parts.append(self.say("softcap", name=words[1], cap=f"{steps.softcap:g}"))
+        if biased:
+            parts.append(self.say("bias_is", before=words[-3]))
+        return [*parts, self._table("scores", ["q·k", *words], self._keys("k{0}", attrgetter("dot", *fields)))]
+
+    def _softmax(self) -> list[Part]:
+        steps = self.steps
+        rows = self._keys("k{0}", attrgetter("logit", "shifted", "exp", "weight"))
+        weights = math.fsum(key.weight for key in steps.keys)
+        parts: list[Part] = [self.say("softmax_is", top=self.number(steps.top))]
+        if steps.sink is not None and steps.sink_weight is not None:
+            parts.append(self.say("sink_is", sink=self.number(steps.sink), left=self.number(weights)))
+            rows.append([self.say("sink"), steps.sink, steps.sink - steps.top, steps.sink_exp, steps.sink_weight])
+            weights += steps.sink_weight
+        rows.append([self.say("total"), NONE, NONE, steps.total, weights])
+        columns = [self.say("logit"), self.say("shifted"), "exp", self.say("weight")]
+        return [*parts, self._table("softmax", columns, rows)]
+
+    def _values(self) -> list[Part]:
+        steps, shown = self.steps, self.values
+        columns = names(shown, len(steps.out))
+        values = self._keys("v{0}", lambda key: spread(key.value, shown))
+        rows = self._keys("w{0} v{0}", lambda key: spread(key.weighted, shown))
+        rows.append([self.say("sum"), *spread(steps.summed, shown)])
+        parts = [*self._some(shown, len(steps.out)), self.say("values_are"), self._table("values", columns, values)]
+        parts += [self.say("weighted_are"), self._table("weighted", columns, rows)]
+        if steps.gate is not None:
+            gated = [[self.say("sum"), *spread(steps.out, shown)]]
+            parts += [self.say("gate_is", gate=self.number(steps.gate)), self._table("gated", columns, gated)]
+        return parts
+
+    def _output(self) -> list[Part]:
+        """W_O line by line; then what each head adds, the bias, and the layer's output, with their lengths."""
+        steps = self.steps
+        block = []
+        for c in self.width:
+            products = [weight * out for weight, out in zip(steps.wo[c], steps.out, strict=True)]
+            block.append([f"c={c}", *summed(steps.wo[c], self.values, products, steps.added[steps.head][c])])
+        lines = {"→" * (h == steps.head) + self.say("head", number=h): added for h, added in enumerate(steps.added)}
+        if steps.out_bias is not None:
+            lines["b_O"] = steps.out_bias
+        lines[self.say("layer_out")] = steps.layer_out
+        rows = []
+        for label, values in lines.items():
+            squares = [value * value for value in values]
+            rows.append([label, *summed(values, self.width, squares, math.sqrt(math.fsum(squares)))])
+        columns = self._sums(self.values, len(steps.out), "rest", self.say("added"))
+        parts = [*self._some(self.width, len(steps.x)), self.say("wo_is"), self._table("wo", columns, block)]
+        columns = self._sums(self.width, len(steps.x), "rest_squares", "|·|")
+        return [*parts, self.say("added_are"), self._table("added", columns, rows)]
+
+    def _residual(self) -> list[Part]:
+        steps = self.steps
+        lines = {"before": steps.x, "layer_out": steps.layer_out, "new": steps.x_new}
+        rows = [[self.say(name), *spread(values, self.width)] for name, values in lines.items()]
+        rows[1][0] = f"+ {rows[1][0]}"
+        return [self.say("residual_is"), self._table("residual", names(self.width, len(steps.x)), rows)]
+
+
+def print_steps(console: Console, steps: HeadSteps, lang: str = "en") -> None:
+    """Print every step, at most 100 columns wide; a wider table goes on in further bands below.
+
+    Raises HeadwiseError for a language that is not en or es.
+    """
+    if console.options.ascii_only:
+        plain = tuple(visible(token).encode("ascii", "backslashreplace").decode() for token in steps.tokens)
+        steps = replace(steps, tokens=plain)
+    content = Content(steps, lang)
+    _say(console, content.heading, "bold")
+    _say(console, content.say("lede"))
+    for number, (title, parts) in enumerate(content.sections(), 1):
+        _say(console, "")
+        _say(console, f"{number}. {title}", "bold")
+        for part in parts:
+            if isinstance(part, Table):
+                _print_table(console, part)
+            elif isinstance(part, str):
+                _say(console, part)
+            else:
+                _print_tokens(console, part)
+    _say(console, "")
+    _say(console, content.say("rounding"), "dim")
+
+
+def _width(console: Console) -> int:
+    return min(console.width, WIDEST)
+
+
+def _say(console: Console, text: str, style: str = "") -> None:
+    """A paragraph, wrapped here: the console may be one that does not wrap."""
+    for line in Text(text).wrap(console, _width(console)) or [Text()]:
+        _line(console, line.plain.rstrip(), style)
+
+
+def _line(console: Console, text: str, style: str = "") -> None:
+    if console.options.ascii_only:  # this module's own signs and accents; tokens are escaped before
+        for sign, plain in {"√": "sqrt ", "·": ".", "→": ">", "…": "~", "²": "2"}.items():
+            text = text.replace(sign, plain)
+        text = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+    console.print(Text(text, style), highlight=False, markup=False, soft_wrap=True)
+
+
+def _print_tokens(console: Console, tokens: list[str]) -> None:
+    line = ""
+    for token in tokens:
+        if line and cell_len(line) + cell_len(token) + 3 > _width(console):
+            _line(console, line)
+            line = ""
+        line += ("   " if line else "") + token
+    _line(console, line)
+
+
+def _print_table(console: Console, table: Table) -> None:
+    """Columns side by side as far as they fit, the others in further bands, each with the labels at its left."""
+    labels, *columns = zip(["", *table.columns], *table.rows, strict=True)
+    labels = tuple(label.rstrip() for label in labels)
+    side = min(STAGE_WIDTH, max(map(cell_len, labels)))
+    widths = [max(map(cell_len, column)) + 2 for column in columns]
+    start = 0
+    while start < len(columns):
+        end = start + 1
+        while end < len(columns) and side + 2 + sum(widths[start : end + 1]) <= _width(console):
+            end += 1
+        for at, label in enumerate(labels):
+            line = set_cell_size(label if cell_len(label) <= side else set_cell_size(label, side - 1) + LEFT_OUT, side)
+            for width, column in zip(widths[start:end], columns[start:end], strict=True):
+                line += " " * (width - cell_len(column[at])) + column[at]
+            is_total = at == len(labels) - 1 and table.title in TOTALS
+            _line(console, f"  {line}", "bold" if is_total else "" if at else "dim")
+        start = end

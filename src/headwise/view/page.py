@@ -1,10 +1,14 @@
 """Every HTML page of the house is put together here, and is one file that asks for nothing else.
 
-A page has the base style and its own, and one script, made of the ES modules that its own imports. A content security
-policy lets only these run, known by their hashes. A page carries its phrases in every language: static HTML leaves an
-element empty and names its phrase, `<p data-word="report.hint"></p>`, or an attribute's,
-`<input data-word-placeholder="report.own">`. They are filled in here in the first language, so that they stand there
-without a script too; the base script fills them in again when the reader switches.
+A page has the base style and its own, and one script, made of the ES modules that its own imports; those of all pages
+lie in `page/`. A content security policy lets only these run, known by their hashes. A page carries its phrases in
+every language: static HTML leaves an element empty and names its phrase, `<p data-word="report.hint"></p>`, or an
+attribute's, `<input data-word-placeholder="report.own">`. They are filled in here in the first language, so that they
+stand there without a script too; the base script fills them in again when the reader switches.
+
+Two pages are but data for their scripts, and stand here, too: the guided walk through one head, eight steps in a page
+that runs the model, so that all can be changed; and the story of a prediction, with the heads, their paths, and what
+they look at.
 """
 
 from __future__ import annotations
@@ -15,13 +19,18 @@ import json
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from html import unescape
 from importlib import resources
+from pathlib import Path as File
 from string import Template
 from typing import Any
 
+from headwise.errors import HeadwiseError
+from headwise.files import write_whole
 from headwise.markup import escaped
-from headwise.words import check_lang, phrase, phrase_html, phrases
+from headwise.story import Story
+from headwise.words import LANGUAGES, check_lang, phrase, phrase_html, phrases
 
 # An empty element that names a phrase, and an attribute that does.
 _EMPTY = re.compile(r'(?P<start><(?P<tag>[a-z0-9]+)\b[^<>]*? data-word="(?P<key>[\w.]+)"[^<>]*>)(?P<end></(?P=tag)>)')
@@ -155,3 +164,86 @@ def policy(style: str, script: str) -> str:
 
 def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+REASONS = {
+    "foreign": "it is no model of headwise",
+    "reshaped": "its layers differ from one another",
+    "latent": "its heads make keys and values of a latent, which the page cannot follow",
+    "size": "it has {parameters:,} parameters, and a page carries at most {most:,}",
+    "tokenizer": "its tokenizer has what the page cannot follow: {part}",
+    "range": "it has weights too large for 16 bits",
+}
+
+
+def walk_html(
+    model: dict[str, Any],
+    text: str,
+    layer: int,
+    head: int,
+    at: int,
+    name: str = "",
+    lang: str = "en",
+    report: str | None = None,
+) -> str:
+    """The guided walk through one head; it begins with head `head` of layer `layer` at position `at` of a text.
+
+    model   the model as `models.pack.pack_model` packs it
+    name    what the model is called
+    lang    es for a page that opens in Spanish; en for one that opens in the browser's language
+    report  the address of the model's report, seen from the page; None where there is none
+
+    Raises HeadwiseError for a language that is not en or es, and for a model that does not run in a page.
+    """
+    if "reason" in model:
+        why = REASONS[model["reason"]].format(**model)
+        raise HeadwiseError(f"the walk runs the model in the page, and this one does not: {why}; leave out html=")
+    config = model["config"]
+    facts = {
+        "name": name,
+        "layers": config["n_layers"],
+        "heads": config["n_heads"],
+        "width": config["d_model"],
+        "parameters": f"{model['parameters']:,}",
+    }
+    halved = word("walk.halved", "p", 'class="caption"', error=f"{model['error']:.1g}") if model["error"] else ""
+    body = Template(package_text("page/walk.html")).substitute(facts=escaped(json_block(facts)), halved=halved)
+    start = {"text": text, "layer": layer, "head": head, "at": at, "report": report}
+    return page(
+        "walk",
+        body,
+        title=word("walk.title", "title", name=name),
+        styles=("page/walk.css",),
+        script="page/walk.js",
+        data={"model": json_block(model), "start": json_block(start)},
+        words=("walk",),
+        lang=lang,
+    )
+
+
+def story_page(path: str | File, story: Story, lang: str = "en") -> None:
+    """Write the story as one HTML page; its script draws the heads and tints the words that the chosen one looks at.
+
+    Args:
+        path: of the page, or an open file
+        story: what `why` gave
+        lang: in which the page opens, "en" or "es"; it has a switch
+    """
+    told = [part.head for part in story.told]
+    sentences = {lang: [story.sentence(part, lang) for part in story.told] for lang in LANGUAGES}
+    opening = {lang: story.opening(lang) for lang in LANGUAGES}
+    closing = {lang: story.closing(lang) for lang in LANGUAGES}
+    moves = {part.head: story.moves(part) for part in story.heads}
+    data = {**asdict(story), "told": told, "sentences": sentences, "opening": opening, "closing": closing}
+    answer = story.answer.strip() or story.answer
+    document = page(
+        "why",
+        Template(package_text("why.html")).substitute(heading=word("why.title", "h1", answer=answer)),
+        title=word("why.title", "title", answer=answer),
+        styles=("why.css",),
+        script="why.js",
+        data={"story": json_block({**data, "moves": moves})},
+        words=("why",),
+        lang=lang,
+    )
+    write_whole(File(path), document)

@@ -1,0 +1,493 @@
+"""A survey put into words, and written: in the terminal, as head cards.
+
+The words are a sentence a head, columns, the signs of roles, what two surveys do not share. The terminal shows which
+head has which role, a line for each head, and what belongs together. A card is what was measured of each head, as JSON
+that any tool reads, or as a section of a model card.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import string
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table as Grid
+from rich.text import Text
+
+from headwise.errors import HeadwiseError
+from headwise.files import write_whole
+from headwise.heads.table import ROLES, HeadProfile, Role, Survey
+from headwise.intervals import Interval
+from headwise.markup import listed, number
+from headwise.table import Table, say
+from headwise.words import Note, check_lang, key_of, labelled, marked, phrase, said, table, unknown
+
+MAIN = ("entropy", "confidence", "distance", "first", "previous", "self", "delimiter", "duplicate", "prefix")
+FEW = 10  # so many statistics are all shown at once
+KINDS = 10  # kinds of badges in the style sheet
+
+
+@dataclass(frozen=True)
+class Column:
+    """A number that each head has."""
+
+    key: str  # a statistic, "importance" or "ablation"
+    label: str
+    meaning: str
+    decimals: int
+    signed: bool = False
+    main: bool = True  # shown at once; the others on demand
+
+
+@dataclass(frozen=True)
+class Badge:
+    """The sign of a role: a letter of its own, and one of the shapes and colours of the style sheet."""
+
+    role: str
+    letter: str
+    kind: int
+
+
+def label(key: str) -> str:
+    """What the reader calls a statistic: `same token` for same_token, `offset 3` for offset_3."""
+    return key.replace("_", " ")
+
+
+def columns_of(survey: Survey, against: Survey | None = None) -> tuple[Column, ...]:
+    """Ablation and importance where they were measured, then every statistic in the order of the survey.
+
+    With `against`, statistics that only one of the two has are left out.
+    """
+    surveys = [survey] if against is None else [survey, against]
+    shared = [key for key in survey.statistics if all(key in each.statistics for each in surveys)]
+    meanings = {key: survey.statistics[key] for key in shared}
+    effects = {
+        "ablation": f"change in loss without the head ({survey.ablated or 'silenced'}), nats per token",
+        "importance": "mean size of the loss's slope with respect to a gate on the head (Michel et al. 2019)",
+    }
+    columns = []
+    for key, meaning in {**effects, **meanings}.items():
+        values = [value_of(profile, key) for each in surveys for profile in each.profiles]
+        known = [value.mean for value in values if value is not None]
+        if key in effects and not known:
+            continue
+        followed = any(key == relation.name for relation in survey.relations)
+        main = key in effects or followed or key in MAIN or len(shared) <= FEW
+        columns.append(Column(key, label(key), meaning, decimals_for(known), key == "ablation", main))
+    return tuple(columns)
+
+
+def value_of(profile: HeadProfile | None, key: str) -> Interval | None:
+    """A number of a head with its interval; importance has none, and n is 0 there."""
+    if profile is None:
+        return None
+    if key == "importance":
+        value = profile.importance
+        return None if value is None else Interval(value, -math.inf, math.inf, 0)
+    return profile.ablation if key == "ablation" else profile.scores.get(key)
+
+
+def mean_of(profile: HeadProfile | None, key: str) -> float:
+    """The number alone; nan where there is none."""
+    value = value_of(profile, key)
+    return math.nan if value is None else value.mean
+
+
+def decimals_for(values: Iterable[float]) -> int:
+    """So many decimals for a whole column that its largest number has three or four digits; at most six."""
+    largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
+    if not largest:
+        return 3
+    order = math.floor(math.log10(largest))
+    return max(0, 3 - order) if order >= 0 else min(6, 2 - order)
+
+
+def badges_of(roles: Iterable[Role]) -> dict[str, Badge]:
+    """A badge for each role, the same in every report; the letter is the first of its name that is not taken yet."""
+    names = [role.name for role in roles]
+    badges: dict[str, Badge] = {}
+    for place, name in enumerate(dict.fromkeys([*(role.name for role in ROLES), *names])):
+        taken = {badge.letter for badge in badges.values()}
+        candidates = [*filter(str.isalpha, name.upper()), *string.ascii_uppercase, *string.digits]
+        badges[name] = Badge(name, next((c for c in candidates if c not in taken), "?"), place % KINDS)
+    return {name: badges[name] for name in names}
+
+
+def short(role: str) -> str:
+    """`previous` for the role `previous token`."""
+    return role.removesuffix(" token")
+
+
+def n_layers(survey: Survey) -> int:
+    return len({(profile.part, profile.layer) for profile in survey.profiles})
+
+
+def earners(survey: Survey) -> dict[str, list[str]]:
+    """For each role the names of the heads that have it."""
+    return {role.name: [p.name for p in survey.profiles if role.name in p.roles] for role in survey.roles}
+
+
+def paired(survey: Survey, against: Survey | None) -> list[tuple[HeadProfile, HeadProfile | None]]:
+    """Each head with that of the same name in `against`."""
+    others = {} if against is None else {profile.name: profile for profile in against.profiles}
+    return [(profile, others.get(profile.name)) for profile in survey.profiles]
+
+
+def only_here(survey: Survey, against: Survey | None) -> list[tuple[str, str]]:
+    """Of two models each that has heads which the other does not have, and the names of those."""
+    if against is None:
+        return []
+    missing = [
+        (first.model, ", ".join(profile.name for profile, other in paired(first, second) if other is None))
+        for first, second in ((survey, against), (against, survey))
+    ]
+    return [(model, names) for model, names in missing if names]
+
+
+def both_names(profile: HeadProfile, other: HeadProfile | None) -> str:
+    """The name of a head, and in brackets that of the head it is compared with, where it is another."""
+    was = "" if other is None else other.was
+    return profile.name if was in ("", profile.name) else f"{profile.name} ({was})"
+
+
+def notes_of(survey: Survey, against: Survey | None) -> list[str]:
+    """The notes of a survey, and those of a comparison in English."""
+    return [*survey.notes, *(phrase(key, **values) for key, values in compared_notes(survey, against))]
+
+
+def compared_notes(survey: Survey, against: Survey | None) -> list[tuple[str, dict[str, str]]]:
+    """What keeps two surveys from being compared number by number, and which heads are compared: phrases, values."""
+    if against is None:
+        return []
+    notes = []
+    models = {"model": survey.model, "other": against.model}
+    sizes = [{(p.part, p.layer, p.head) for p in each.profiles} for each in (survey, against)]
+    if sizes[0] != sizes[1] and not any(profile.was for profile in against.profiles):
+        notes.append(("against.sizes", models))
+    if any(both_names(profile, other) != profile.name for profile, other in paired(survey, against)):
+        notes.append(("against.brackets", models))
+    for first, second in ((survey, against), (against, survey)):
+        extra = ", ".join(label(key) for key in first.statistics if key not in second.statistics)
+        if extra:
+            notes.append(("against.statistics", {"model": first.model, "names": extra}))
+    if survey.tokens != against.tokens or survey.n_tokens != against.n_tokens:
+        counts = {"count": f"{survey.n_tokens:,}", "other_count": f"{against.n_tokens:,}"}
+        notes.append(("against.tokens", models | counts))
+    if survey.ablated != against.ablated:
+        ways = {"how": survey.ablated or "nothing", "other_how": against.ablated or "nothing"}
+        notes.append(("against.ablated", models | ways))
+    return notes
+
+
+# The roles from the most telling to the least; where a head has several, the first one makes the sentence.
+TELLING = (
+    "induction",
+    "duplicate token",
+    "previous token",
+    "next token",
+    "delimiter",
+    "rare token",
+    "positional",
+    "self",
+    "first token",
+    "copying",
+)
+CLOSE = 0.0005  # nats; a smaller change rounds to nothing
+
+Part = tuple[str, dict[str, str]]  # key of a phrase and its values
+
+
+def head_sentence(survey: Survey, profile: HeadProfile, lang: str = "en", marks: tuple[str, str] = ("*", "*")) -> str:
+    """`At *él* it looks at *write* (0.97; translation, 0.76 on average). Without it the loss rises by 0.67 nats.`
+
+    lang  "en" or "es"; HeadwiseError for another
+
+    Tokens stand between `*`. `head_parts` has the same as keys of phrases with their values.
+    """
+    check_lang(lang)
+    return " ".join(marked(key, lang, _said(values, lang), marks) for key, values in head_parts(survey, profile))
+
+
+def head_parts(survey: Survey, profile: HeadProfile) -> list[Part]:
+    """The sentence as phrases of the words table and their values, which are text."""
+    if profile.means.get("norm") == 0:
+        return [("sentence.silent", {})]
+    return [_look(survey, profile), *_effect(profile.ablation)]
+
+
+def _look(survey: Survey, profile: HeadProfile) -> Part:
+    followed = [name for name in profile.roles if name in profile.relations]
+    if followed:
+        role = max(followed, key=lambda name: profile.relations[name].mass.mean)
+        score = profile.relations[role]
+        looks, at, weight = score.example
+        pair = {"looks": looks, "at": at, "weight": number(weight, 2)}
+        return "sentence.relation", pair | {"role": role, "mean": number(score.mass.mean, 2)}
+    scores = {role.name: role.score for role in survey.roles}
+    for role in TELLING:
+        if role in profile.roles:
+            return key_of("sentence", role), {"mean": number(profile.means[scores[role]], 2)}
+    if not profile.examples:
+        return "sentence.nothing", {"mean": number(profile.means.get("confidence"), 2)}
+    hardest = profile.examples[0]
+    pair = {"looks": hardest.looks.strip(), "at": hardest.at.strip()}
+    return "sentence.strongest", pair | {"weight": number(hardest.weight, 2)}
+
+
+def _effect(change: Interval | None) -> list[Part]:
+    """What silencing does; a change whose interval holds zero is not said to be one."""
+    if change is None or math.isnan(change.mean):
+        return []
+    known = math.isfinite(change.low) and math.isfinite(change.high)
+    if abs(change.mean) < CLOSE or (known and not change.excludes(0)):
+        return [("sentence.unclear", {"change": number(change.mean, 3, signed=True)})]
+    size = abs(change.mean)
+    key = "sentence.rises" if change.mean > 0 else "sentence.falls"
+    return [(key, {"change": number(size, 2 if size >= 0.1 else 3)})]
+
+
+def _said(values: dict[str, str], lang: str) -> dict[str, str]:
+    """The values, a role by its name in that language where it has one."""
+    key = key_of("role", values.get("role", ""))
+    return values | {"role": phrase(key, lang)} if key in table() else values
+
+
+SHOWN = ("entropy", "distance", "confidence", "first", "previous", "importance", "ablation")
+NAMED = 6  # heads that are named behind a role
+LONG = 40  # characters of the name of a text, at most
+EFFECTS = ("importance", "ablation")
+
+
+def print_survey(
+    console: Console, survey: Survey, sort_by: str = "name", against: Survey | None = None, lang: str = "en"
+) -> None:
+    """The roles with their heads, then a table with a line for each head.
+
+    sort_by  "name" for the order of the model; or "importance", "ablation" or a statistic, the largest first and what
+             has none last; a statistic that the table does not show gets a column
+    against  numbers are then those of `survey` minus those of `against`, heads are matched by name, and the roles are
+             those that only one of the two has, with + and -
+
+    Raises HeadwiseError for an order that is not known.
+    """
+    key = check_order(survey.statistics, sort_by)
+    if key in EFFECTS and all(value_of(profile, key) is None for profile in survey.profiles):
+        raise HeadwiseError(f"cannot sort by {sort_by!r}: it was not measured for {survey.model}")
+    known = {column.key: column for column in columns_of(survey, against)}
+    keys = SHOWN if key in SHOWN else (key, *SHOWN)  # that by which it is sorted is among them
+    columns = [known[name] for name in keys if name in known]
+    say(console, _facts(survey, lang))
+    if against is not None:
+        say(console, _facts(against, lang))
+    for note in notes_of(survey, against):
+        say(console, said(note, lang))
+    _print_roles(console, survey, lang)
+    if against is not None:
+        say(console, "\n" + phrase("survey.minus", lang, model=survey.model, other=against.model))
+    _print_heads(console, survey, columns, key, against, lang)
+    for model, names in only_here(survey, against):
+        say(console, phrase("survey.only_in", lang, model=model, names=names))
+
+
+def check_order(statistics: Iterable[str], sort_by: str) -> str:
+    """The key that `sort_by` names: a statistic, an effect or "name", also by its label or by its heading in the table.
+
+    Raises HeadwiseError for any other.
+    """
+    known = ("name", *EFFECTS, *statistics)
+    keys = {labelled("heading", key): key for key in known}
+    keys |= {label(key): key for key in known} | {key: key for key in known}
+    if sort_by not in keys:
+        raise unknown(Note.of("refused.no_order", name=repr(sort_by)), sort_by, keys)
+    return keys[sort_by]
+
+
+def _facts(survey: Survey, lang: str) -> str:
+    names = [said(name, lang) for name in survey.texts]
+    names = [name if len(name) <= LONG else f"{name[: LONG - 3]}..." for name in names]  # it may be a whole text
+    facts = {"text": phrase("survey.of", lang, names=listed(names, NAMED)) if names else "", "loss": ""}
+    if survey.loss is not None and math.isfinite(survey.loss):
+        facts["loss"] = phrase("survey.loss", lang, loss=f"{survey.loss:.3f}")
+    counts = {
+        "heads": len(survey),
+        "layers": n_layers(survey),
+        "tokens": survey.n_tokens,
+        "documents": survey.n_documents,
+    }
+    facts |= {name: f"{count:,}" for name, count in counts.items()}
+    return phrase("survey.facts", lang, model=survey.model, **facts)
+
+
+def _print_roles(console: Console, survey: Survey, lang: str) -> None:
+    """A line for each role that heads have: how many, and which; then the others."""
+    named = earners(survey)
+    say(console, "")
+    grid = Grid.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column(justify="right", no_wrap=True)
+    grid.add_column()
+    for role, names in named.items():
+        if names:
+            grid.add_row(Text(_role(role, lang)), str(len(names)), Text(listed(names, NAMED)))
+    if grid.row_count:
+        console.print(grid)
+    missing = [role for role, names in named.items() if not names]
+    if missing:
+        say(console, phrase("survey.roles_missing", lang, roles=", ".join(_role(role, lang) for role in missing)))
+
+
+def _role(name: str, lang: str) -> str:
+    return str(said(labelled("role", name), lang))
+
+
+def _worded(section: str, column: Column, lang: str, otherwise: str) -> str:
+    """What a section of the phrases says of a column; a relation of a text's own has none there."""
+    note = labelled(section, column.key)
+    return str(said(note, lang)) if isinstance(note, Note) else otherwise
+
+
+def _print_heads(
+    console: Console, survey: Survey, columns: list[Column], key: str, against: Survey | None, lang: str
+) -> None:
+    pairs = [(p, other) for p, other in paired(survey, against) if against is None or other is not None]
+    if key != "name":  # the largest first, what has no number last
+        numbers = {p.name: _number(p, other, key) for p, other in pairs}
+        pairs.sort(key=lambda pair: (math.isnan(numbers[pair[0].name]), -numbers[pair[0].name]))
+    rows = [
+        [both_names(p, other), _roles(p, other, lang)]
+        + [_shown_number(_number(p, other, column.key), column, against is not None) for column in columns]
+        for p, other in pairs
+    ]
+    shown: list[str] = []
+    for column in columns:
+        whole = _worded("column", column, lang, column.label)
+        shown.append(_worded("heading", column, lang, whole))  # shorter, for 80 columns
+    headings = (phrase("survey.head", lang), phrase("survey.roles", lang), *shown)
+    meanings: list[str] = []
+    for name, column in zip(shown, columns, strict=True):
+        meaning = column.meaning if lang == "en" else _worded("meaning", column, lang, column.meaning)
+        meanings.append(f"{name}: {meaning}")
+    Table(headings, rows, note="\n".join(meanings)).print(console, (0, 1))
+
+
+def _number(profile: HeadProfile, other: HeadProfile | None, key: str) -> float:
+    """A number of a head, or the difference of two; nan for what is not there."""
+    return mean_of(profile, key) - (0.0 if other is None else mean_of(other, key))
+
+
+def _shown_number(number: float, column: Column, compared: bool) -> str:
+    if not math.isfinite(number):
+        return "-"
+    rounded = round(number, column.decimals) or 0.0
+    sign = "+" if (compared or column.signed) and rounded else ""
+    return f"{rounded:{sign}.{column.decimals}f}"
+
+
+def _roles(profile: HeadProfile, other: HeadProfile | None, lang: str) -> str:
+    """The roles of a head; of two, + those that only the first has, and - those that only the second has."""
+    names = {
+        role: short(role) if lang == "en" else _role(role, lang) for role in (*profile.roles, *(other or profile).roles)
+    }
+    if other is None:
+        return ", ".join(names[role] for role in profile.roles)
+    gained = [f"+{names[role]}" for role in profile.roles if role not in other.roles]
+    return ", ".join(gained + [f"-{names[role]}" for role in other.roles if role not in profile.roles])
+
+
+BEST = 2  # heads of a relation that are shown
+
+
+def relation_rows(survey: Survey) -> list[list[str]]:
+    """For each relation its best heads: a cell for each heading; a head with the role has a star."""
+    rows = []
+    for relation in survey.relations:
+        heads = [head for head in survey.profiles if relation.name in head.relations]
+        for head in sorted(heads, key=lambda head: -head.relations[relation.name].lead)[:BEST]:
+            score = head.relations[relation.name]
+            star = "*" if relation.name in head.roles else ""
+            controls = [number(value, 2) for value in (score.even, score.untrained, score.elsewhere)]
+            offset = f"{relation.offset}: {number(relation.offset_accuracy, 2)}"
+            low, high = score.mass.low, score.mass.high
+            span = f"{number(low, 2)}-{number(high, 2)}" if abs(low) + abs(high) < 1e9 else "-"  # of one document none
+            mass = [number(score.mass.mean, 2), span]
+            rows.append(
+                [relation.name, head.name + star, *mass, *controls, number(score.accuracy.mean, 2), offset],
+            )
+    return rows
+
+
+def print_relations(console: Console, survey: Survey, lang: str = "en") -> None:
+    """The best heads of each relation, and what the columns mean; nothing where no relation is known."""
+    if not survey.relations:
+        return
+    headings = phrase("survey.relation_headings", lang).split(" | ")
+    rows = [[_role(row[0], lang), *row[1:]] for row in relation_rows(survey)]
+    told = Table(headings, rows, phrase("survey.relations", lang), phrase("survey.relation_meanings", lang))
+    told.print(console, (0, 1))
+
+
+def print_sentences(console: Console, survey: Survey, lang: str = "en") -> None:
+    """A line for each head, its tokens in quotation marks."""
+    say(console, "")
+    for profile in survey.profiles:
+        sentence = head_sentence(survey, profile, lang, ("“", "”"))
+        say(console, f"{profile.name}: {sentence}")
+
+
+SUFFIXES = (".json", ".md")
+
+
+def check_card(path: Path) -> None:
+    """Raise HeadwiseError for a card that is neither JSON nor Markdown."""
+    if path.suffix not in SUFFIXES:
+        raise HeadwiseError(f"{path} is no name of a card: .json is for tools, .md a section for a model card")
+
+
+def write_card(path: Path, survey: Survey) -> None:
+    """Write the card of a survey, JSON or Markdown by its suffix; the same survey gives the same bytes."""
+    check_card(path)
+    write_whole(path, card_json(survey) if path.suffix == ".json" else card_markdown(survey))
+
+
+def card_json(survey: Survey) -> str:
+    """The card with a line for each head."""
+    card = survey.card()
+    heads = card.pop("heads")
+    first = json.dumps(card, ensure_ascii=False, allow_nan=False, indent=1)[: -len("\n}")]
+    compact = partial(json.dumps, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    lines = ",\n".join(f"  {json.dumps(name)}: {compact(head)}" for name, head in heads.items())
+    return f'{first},\n "heads": {{\n{lines}\n }}\n}}\n'
+
+
+def card_markdown(survey: Survey) -> str:
+    """The heads that have a role, each with its score and what it is held against."""
+    card = survey.card()
+    rows = []
+    for role in survey.roles:
+        earners = [profile for profile in survey.profiles if role.name in profile.roles]
+        for profile in sorted(earners, key=lambda profile: -profile.scores[role.score].mean):
+            score = profile.scores[role.score]
+            interval = f"{number(score.mean, 2)} ({number(score.low, 2)} to {number(score.high, 2)})"
+            even, untrained = profile.uniform.get(role.score), (survey.untrained or {}).get(role.score)
+            effect = None if profile.ablation is None else profile.ablation.mean
+            controls = (number(even, 2), number(untrained, 2), number(effect, 3, signed=True))
+            rows.append((role.name, profile.name, interval, *controls))
+    text = card["text"]
+    sources = ", ".join(text["sources"]) or "a text of its own"
+    columns = ("role", "head", "score (95 %)", "even", "untrained", "loss without it")
+    table = Table(columns, rows).markdown((0, 1)) if rows else "No head has a role on this text."
+    lines = [
+        "## What the attention heads do",
+        f"Measured on {text['tokens']:,} tokens of {sources} in documents of up to {text['longest']:,}. A score is the "
+        f'mean over {text["documents"]:,} documents; "even" is attention spread evenly over what the mask allows, '
+        f'"untrained" the best head of the same model with untrained weights.',
+        table,
+        *(f"- {note}" for note in card["notes"]),
+        f"SHA-256 of the weights: `{survey.digest or 'not known'}`. Made by headwise.",
+    ]
+    return "\n\n".join(lines) + "\n"
