@@ -24,8 +24,8 @@ from headwise.rungs import attend, trace
 from headwise.spec import AttentionSpec
 
 if TYPE_CHECKING:
+    from headwise.cost import price
     from headwise.cost.pricing import Price
-    from headwise.cost.read import price
     from headwise.gpt.gpt import GPT, GPTConfig
     from headwise.heads.attribution import Attribution, attribute
     from headwise.heads.circuits import Circuits, circuits
@@ -76,7 +76,7 @@ __all__ = [
 _LAZY = {
     name: (f"headwise.{module}", "open_model" if name == "open" else name)
     for module, names in {
-        "cost.pricing": "Price", "cost.read": "price", "gpt.gpt": "GPT GPTConfig",
+        "cost": "Price price", "gpt.gpt": "GPT GPTConfig",
         "heads.attribution": "Attribution attribute",
         "heads.circuits": "Circuits circuits", "heads.effect": "ablate", "heads.patching": "Patching patch",
         "heads.steering": "Direction direction steer",

@@ -17,9 +17,8 @@ from invoking import Invoke
 from real_models import WIDE
 
 import headwise as hw
-from headwise.cost import PRESETS, Choice, choose, make_setting, price, read_shape, variants
+from headwise.cost import PRESETS, Choice, choose, make_setting, model_shape, price, read_shape, variants
 from headwise.cost.formulas import longest_context
-from headwise.cost.read import model_shape
 from headwise.cost.shape import ModelShape
 from headwise.masks import BroadcastGrid
 

@@ -24,12 +24,11 @@ from headwise.gpt import ranks
 from headwise.gpt.checkpoint import read_metadata, save_model, write_tensors
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.ranks import Ranks
-from headwise.heads import shares as sharing
+from headwise.heads import tally as sharing
 from headwise.heads.documents import side_by_side
-from headwise.heads.shares import Part, read_corpus, shares
 from headwise.heads.survey import survey
 from headwise.heads.table import Survey
-from headwise.heads.tally import Tally
+from headwise.heads.tally import Part, Tally, read_corpus, shares
 from headwise.models.stream import Stream
 
 pytestmark = pytest.mark.clock

@@ -145,7 +145,7 @@ def test_ports_and_questions(live: Live, asking: Live) -> None:
 @pytest.mark.slow
 def test_training_is_the_same_with_watchers(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One watches as a page does, one never reads; the run has the same bytes as one that nobody watches."""
-    from headwise.cli import live as command
+    from headwise.cli import train as command
 
     monkeypatch.setattr(command, "LINGER", 0.1)
     pages: list[Live] = []

@@ -37,10 +37,9 @@ from headwise.heads.documents import run_documents, share_note
 from headwise.heads.effect import ablation, importance
 from headwise.heads.relation import Scores, follow
 from headwise.heads.relation import described as described_relations
-from headwise.heads.shares import gather_heads, read_corpus
 from headwise.heads.statistics import all_statistics
 from headwise.heads.table import ROLES, HeadProfile, Survey, relation_role
-from headwise.heads.tally import CONTROLS, FREQUENT, PASSAGE, Tally, vocabulary_product
+from headwise.heads.tally import CONTROLS, FREQUENT, PASSAGE, Tally, gather_heads, read_corpus, vocabulary_product
 from headwise.heads.texts import Texts, are_sounds, read_texts
 from headwise.heads.watch import watch
 from headwise.intervals import Interval

@@ -27,8 +27,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from headwise import __version__
+from headwise.cost import price
 from headwise.cost.choices import TABLE
-from headwise.cost.read import price
 from headwise.gpt.train import one_thread
 from headwise.intervals import Interval, interval_of
 from headwise.lab.compare import EXPERIMENTS, SEEDS, compare, silent

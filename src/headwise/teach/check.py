@@ -37,11 +37,10 @@ from headwise.errors import HeadwiseError
 from headwise.markup import listed
 from headwise.records import from_json
 from headwise.teach.bugs import Say, UncheckedError, Verdict, in_one_line, speaker
-from headwise.teach.caches import examine_cache
+from headwise.teach.caches import examine_cache, examine_rotation
 from headwise.teach.examine import examine
 from headwise.teach.loops import CALLED, NAME, head_loop, unimported
 from headwise.teach.reading import ROLES
-from headwise.teach.rotations import examine_rotation
 from headwise.teach.sandbox import MEMORY, alone, run_apart
 from headwise.teach.source import Source, candidates, kind_of
 from headwise.teach.subject import Options, Target
