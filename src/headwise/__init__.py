@@ -24,8 +24,7 @@ from headwise.rungs import attend, trace
 from headwise.spec import AttentionSpec
 
 if TYPE_CHECKING:
-    from headwise.cost import price
-    from headwise.cost.pricing import Price
+    from headwise.cost import Price, price
     from headwise.gpt.gpt import GPT, GPTConfig
     from headwise.heads.attribution import Attribution, attribute
     from headwise.heads.circuits import Circuits, circuits
