@@ -29,7 +29,7 @@ def changed(model: nn.Module, change: dict[int, AttentionWeights]) -> nn.Module:
 def test_alignment_leaves_the_function_as_it_is(name: str, dtype: torch.dtype) -> None:
     model = build(name, dtype=dtype)
     roots = [*moments(model, [texts()])]
-    layers = [weights.double() for weights in read_layers(model)]
+    layers = [weights.widened() for weights in read_layers(model)]
     turned = [
         aligned(weights, root, 1 if weights.n_kv_heads == 3 else 2) for weights, root in zip(layers, roots, strict=True)
     ]
@@ -67,7 +67,7 @@ def turn_of(D: int, plane: tuple[int, ...], angle: float) -> Tensor:
 def test_only_turns_within_a_plane_are_free(name: str) -> None:
     """Features of two planes, and under a qk-norm even those of one plane with unequal gains, must not be mixed."""
     model = build(name)
-    weights = read_layers(model)[0].double()
+    weights = read_layers(model)[0].widened()
     G, D = weights.wk.shape[:2]
     (a, b), (c, _) = weights.pairs[1:3]
     within = folded(weights, turn_of(D, (a, b), 0.7).repeat(G, 1, 1))
@@ -84,18 +84,18 @@ def test_free_bases() -> None:
         for block in model.blocks:  # type: ignore[union-attr]
             for norm in (block.attention.q_norm, block.attention.k_norm):
                 norm.weight[7] = norm.weight[2]
-    weights = read_layers(model)[0].double()
+    weights = read_layers(model)[0].widened()
     rule = key_rule(weights)
     assert rule.planes == ((2, 7),)
     assert len(rule.signs) == 4
     turned = folded(weights, turn_of(10, (2, 7), 0.7).repeat(6, 1, 1))
     assert far(model, changed(model, {0: turned})) < 1e-10
     model = build("llama")
-    weights = read_layers(model)[0].double()
+    weights = read_layers(model)[0].widened()
     maps = torch.randn(6, 10, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert far(model, changed(model, {0: folded(weights, v=maps)})) < 1e-10
     model = build("gpt2")
-    weights = read_layers(model)[0].double()
+    weights = read_layers(model)[0].widened()
     maps = torch.randn(3, 11, 11, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert far(model, changed(model, {0: folded(weights, maps)})) < 1e-10
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.4}
@@ -144,7 +144,7 @@ def test_alignment_brings_heads_closer_in_activations() -> None:
     """Closeness counts on the text, not in the weights: directions that no token takes do not matter."""
     model = build("rope")
     root = next(moments(model, [texts()]))
-    weights = read_layers(model)[0].double()
+    weights = read_layers(model)[0].widened()
 
     def spread(w: AttentionWeights) -> tuple[float, float]:
         k, v = activations(w.wk, w.bk, root), activations(w.wv, w.bv, root)
@@ -164,7 +164,7 @@ def test_moments_are_those_of_what_the_attention_reads() -> None:
     roots = [*moments(model, batches)]
     hook.remove()
     x = torch.cat([x.flatten(0, 1) for x in seen])
-    weights = read_layers(model)[1].double()
+    weights = read_layers(model)[1].widened()
     k, v = (x @ w.flatten(0, 1).T + b.flatten() for w, b in ((weights.wk, weights.bk), (weights.wv, weights.bv)))  # type: ignore[union-attr]
     by_moments = activations(weights.wk, weights.bk, roots[1]).flatten(0, 1)
     others = activations(weights.wv, weights.bv, roots[1]).flatten(0, 1)
@@ -175,7 +175,7 @@ def test_a_half_of_the_turns_in_signs_is_still_exact() -> None:
     """The rule for keys under a qk-norm gives maps that are diagonal with entries 1 and -1."""
     model = build("qwen3")
     root = next(moments(model, [texts()]))
-    weights = read_layers(model)[0].double()
+    weights = read_layers(model)[0].widened()
     maps = key_maps(activations(weights.wk, weights.bk, root), key_rule(weights))
     assert (maps.abs() == torch.eye(10)).all()
     assert (maps < 0).any()
@@ -191,7 +191,7 @@ def test_gains_of_queries_and_of_keys_both_hold_a_plane(unequal: str) -> None:
             for norm in ("q_norm", "k_norm"):
                 gain = getattr(block.attention, norm).weight
                 gain[7] = gain[2] + (0.3 if norm == unequal else 0.0)
-    weights = read_layers(model)[0].double()
+    weights = read_layers(model)[0].widened()
     assert key_rule(weights).planes == ()
     turned = folded(weights, turn_of(10, (2, 7), 0.7).repeat(6, 1, 1))
     assert far(model, changed(model, {0: turned})) > 1e-5

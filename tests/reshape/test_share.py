@@ -58,7 +58,7 @@ def disguised(weights: AttentionWeights, seed: int) -> AttentionWeights:
 def test_heads_that_are_alike_lose_nothing(name: str, method: str) -> None:
     model = build(name)
     twins = [0, 0, 0, 3, 3, 3]
-    model = with_layers(model, [alike(weights.double(), twins) for weights in read_layers(model)])
+    model = with_layers(model, [alike(weights.widened(), twins) for weights in read_layers(model)])
     child = share_heads(model, 2, method, "adjacent", roots_of(model)).model
     assert head_counts(child)[1] == 2
     assert far(model, child) < (1e-6 if name == "qwen3" else 1e-10)  # its norm works in float32
@@ -69,7 +69,7 @@ def test_heads_that_are_alike_lose_nothing(name: str, method: str) -> None:
 def test_heads_alike_up_to_their_bases_lose_nothing_where_they_are_aligned(name: str) -> None:
     model = build(name)
     twins = [0, 1, 2, 0, 1, 2]
-    layers = [alike(weights.double(), twins) for weights in read_layers(model)]
+    layers = [alike(weights.widened(), twins) for weights in read_layers(model)]
     model = with_layers(model, [disguised(weights, n) for n, weights in enumerate(layers)])
     roots = roots_of(model)
     for method in POOLS if name in ("rope", "qk-norm", "llama") else ("mean", "aligned+norm", "principal"):
@@ -85,7 +85,7 @@ def test_heads_alike_up_to_their_bases_lose_nothing_where_they_are_aligned(name:
 def test_aligned_norms_are_those_of_the_heads(name: str) -> None:
     """Heads that differ by a factor alone: the pool gives each its own size back."""
     model = build(name)
-    layers = [alike(weights.double(), [0, 0, 2, 2, 4, 4]) for weights in read_layers(model)]
+    layers = [alike(weights.widened(), [0, 0, 2, 2, 4, 4]) for weights in read_layers(model)]
     factors = torch.tensor([1.0, 0.4, 1.0, 3.0, 1.0, 0.7], dtype=torch.float64)
 
     def scaled(w: AttentionWeights) -> AttentionWeights:
@@ -161,7 +161,7 @@ def test_the_best_groups_are_found() -> None:
 def test_many_heads_are_grouped_by_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there are too many groups to price, a group costs what its pairs cost."""
     model = build("rope")
-    model = with_layers(model, [alike(w.double(), [0, 1, 2, 0, 1, 2]) for w in read_layers(model)])
+    model = with_layers(model, [alike(w.widened(), [0, 1, 2, 0, 1, 2]) for w in read_layers(model)])
     priced: list[tuple[int, ...]] = []
     whole = sharing.pooling_error
 
@@ -171,7 +171,7 @@ def test_many_heads_are_grouped_by_pairs(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(sharing, "EXACT", 3)
     monkeypatch.setattr(sharing, "pooling_error", counted)
-    found = sharing.best(read_layers(model)[0].double(), roots_of(model)[0], 2, POOLS["aligned"])
+    found = sharing.best(read_layers(model)[0].widened(), roots_of(model)[0], 2, POOLS["aligned"])
     assert {len(heads) for heads in priced} == {2} and len(priced) == len(set(priced))
     assert sorted(h for heads in found for h in heads) == list(range(6))
 
@@ -182,11 +182,11 @@ def test_many_heads_are_grouped_by_pairs(monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_heads_that_are_alike_cost_nothing(name: str, method: str) -> None:
     model = build(name)
-    layers = [alike(weights.double(), [0, 1, 1, 3, 4, 5]) for weights in read_layers(model)]
+    layers = [alike(weights.widened(), [0, 1, 1, 3, 4, 5]) for weights in read_layers(model)]
     if method in ALIGNING:
         layers = [disguised(weights, 5) for weights in layers]
     model = with_layers(model, layers)
-    weights, root = read_layers(model)[0].double(), roots_of(model)[0]
+    weights, root = read_layers(model)[0].widened(), roots_of(model)[0]
     cost = {pair: pooling_error(weights, root, pair, POOLS[method]) for pair in combinations(range(6), 2)}
     assert min(cost, key=lambda pair: cost[pair]) == (1, 2)
     assert cost.pop((1, 2)) < 1e-9 * min(cost.values())
@@ -201,7 +201,7 @@ def test_the_expected_error_is_that_of_all_pairs_of_tokens(name: str) -> None:
     root = roots_of(model)[0]
     hook.remove()
     x = torch.cat([x.flatten(0, 1) for x in seen])
-    before = read_layers(model)[0].double().selected([1, 4], [1, 4])
+    before = read_layers(model)[0].widened().selected([1, 4], [1, 4])
     after = POOLS["aligned+norm"](before, root, 1)
 
     def sides(w: AttentionWeights) -> tuple[Tensor, Tensor, Tensor]:
@@ -235,7 +235,7 @@ def test_principal_errs_least(name: str) -> None:
     """In the scores of its query heads together, and in what they add: less than other ways, and less than near it."""
     model = build(name)
     root = roots_of(model)[0]
-    before = read_layers(model)[0].double()
+    before = read_layers(model)[0].widened()
     before = before.selected(range(2 * before.group_size), [0, 1])
 
     def errors(after: AttentionWeights) -> tuple[float, float]:

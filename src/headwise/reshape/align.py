@@ -173,10 +173,10 @@ def key_maps(heads: Tensor, rule: KeyRule) -> Tensor:
         write_planes(maps, turns(as_complex(heads, rule.planes)), rule.planes)
     for features in rule.signs:
         signs = turns(heads[:, None, list(features)].flatten(2).to(torch.complex128)).real.round()
-        maps[:, list(features), list(features)] = signs
+        maps[:, list(features), list(features)] = signs.to(maps)
     if rule.free:
         free = list(rule.free)
-        maps[:, torch.tensor(free)[:, None], torch.tensor(free)] = orthogonal_maps(heads[:, free])
+        maps[:, torch.tensor(free)[:, None], free] = orthogonal_maps(heads[:, free])
     return maps
 
 
@@ -212,20 +212,16 @@ def _rounds(n: int) -> int:
 
 def as_complex(heads: Tensor, planes: tuple[tuple[int, ...], ...]) -> Tensor:
     """(n,D,X) -> (n,P,X): the two features of a plane as one complex number."""
-    first, second = _columns(planes)
+    first, second = map(list, zip(*planes, strict=True))
     return torch.complex(heads[:, first], heads[:, second])
 
 
 def write_planes(maps: Tensor, numbers: Tensor, planes: tuple[tuple[int, ...], ...]) -> None:
     """Write complex numbers (n,P) into maps (n,D,D) as what multiplies the planes by them."""
-    first, second = _columns(planes)
+    first, second = map(list, zip(*planes, strict=True))
     maps[:, first, first] = maps[:, second, second] = numbers.real
     maps[:, first, second], maps[:, second, first] = -numbers.imag, numbers.imag
 
 
 def medoid(similarity: Tensor) -> int:
     return int(similarity.sum(1).argmax())
-
-
-def _columns(planes: tuple[tuple[int, ...], ...]) -> tuple[list[int], list[int]]:
-    return [plane[0] for plane in planes], [plane[1] for plane in planes]

@@ -61,7 +61,7 @@ Pair = tuple[Tensor, Tensor]  # what is multiplied, such as queries and keys, on
 EXACT = 200  # groups at most that are priced one by one; above, a group costs the sum of its pairs
 
 Pool = Callable[[AttentionWeights, Tensor, int], AttentionWeights]  # weights, root of the moments, number of groups
-RANK = 1e-12  # a component this much smaller than the first is rounding
+RANK = 4096  # roundings of the first component: one that is smaller than so many is rounding itself
 
 
 def share(
@@ -104,7 +104,8 @@ def share(
         force: replace `out`, if share, prune or narrow wrote it
         stream: read a folder layer by layer; default: where its weights would not fit into the free memory
             (`open_model`)
-        device: where a folder is opened; heads themselves are folded in float64 on the processor
+        device: where a folder is opened; heads themselves are folded on the processor, in float64 (weights of half
+            precision in float32)
 
     Raises:
         HeadwiseError: for what cannot be done, and for a request that would change nothing.
@@ -161,7 +162,7 @@ def share_heads(
     rules: dict[Note, None] = {}  # what alignment of the keys is exact, each once
 
     def pooled(weights: AttentionWeights, root: Tensor) -> AttentionWeights:
-        weights = weights.double()
+        weights = weights.widened()
         sharing = neighbours if groups == "adjacent" else best(weights, root, n_kv_heads, POOLS[method])
         chosen.append(sharing)
         if method in ALIGNING:
@@ -417,7 +418,8 @@ def _components(heads: Tensor, readers: Tensor) -> tuple[Tensor, Tensor]:
     left, right = F.pad(left, (0, missing))[..., :E], F.pad(right, (0, 0, 0, missing))[..., :E, :]
     sizes = F.pad(sizes, (0, missing))[..., :E]
     norm = mean_norm(heads.movedim(0, -3).flatten(-3, -2).abs())[..., None]
-    inverse = torch.where(sizes > RANK * sizes[..., :1], norm / sizes, torch.zeros_like(sizes))
+    rounding = RANK * torch.finfo(sizes.dtype).eps * sizes[..., :1]
+    inverse = torch.where(sizes > rounding, norm / sizes, torch.zeros_like(sizes))
     back = left.reshape(*left.shape[:-2], *seen.shape[-3:-1], E).movedim(-3, 0).mH  # (n,...,E,F)
     return inverse[..., None] * (back @ factors), heads @ right.mH / norm[..., None]
 
