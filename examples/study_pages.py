@@ -16,8 +16,7 @@ from pathlib import Path
 from headwise.files import write_whole
 from headwise.lab.claims import run_claims
 from headwise.lab.results import Comparison, Ledger, ledger_words
-from headwise.markup import Markup
-from headwise.table import Table, markdown_text
+from headwise.table import Markup, Table, markdown_text
 from headwise.teach.bugs import bug_named, catalogue
 from headwise.teach.study import SEEDS, STEPS, Shown, study
 from headwise.view.compare import metric_table, setting, spent

@@ -14,7 +14,7 @@ import torch
 from invoking import Invoke, assert_refused
 
 import headwise as hw
-from headwise.corpus.labels import bench
+from headwise.corpus.documents import bench
 from headwise.corpus.tokens import Tokens
 from headwise.gpt.checkpoint import save_model
 from headwise.gpt.gpt import GPT, GPTConfig

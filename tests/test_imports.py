@@ -13,7 +13,7 @@ import headwise
 
 ROOMS = ("base", "rungs", "layer", "corpus", "gpt", "models", "heads", "reshape", "lab", "teach", "view", "cli")
 BASE = {
-    "spec", "masks", "positions", "shapes", "errors", "families", "files", "folders", "intervals", "markup", "memory",
+    "spec", "masks", "positions", "shapes", "errors", "families", "files", "intervals", "memory",
     "plan", "records", "story", "table", "words",
 }  # fmt: skip
 BASE |= {"cost"}

@@ -95,7 +95,7 @@ def test_no_function_is_long() -> None:
 
 
 # What `make measure` counts may fall, and rises with a reason alone; who makes it fall lowers the number here.
-MOST = {"nodes": 369_200, "files": 164, "circles": 0, "messages": 0, "options": 184, "test lines": 36_200}
+MOST = {"nodes": 369_100, "files": 160, "circles": 0, "messages": 0, "options": 184, "test lines": 36_200}
 
 
 def test_the_house_grows_no_more() -> None:
@@ -117,7 +117,7 @@ def test_names_say_what_they_name() -> None:
 
 
 def test_escaping_and_suggestions_have_one_place_each() -> None:
-    homes = {"escape": "markup.py", "get_close_matches": "words.py"}
+    homes = {"escape": "table.py", "get_close_matches": "words.py"}
     for name, tree in trees():
         for what, home in homes.items():
             lines = [

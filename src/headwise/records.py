@@ -21,9 +21,8 @@ from typing import (
 )
 
 from headwise.errors import HeadwiseError
-from headwise.markup import escaped, picture
 from headwise.shapes import flat, shape_of
-from headwise.table import Table
+from headwise.table import Table, escaped, picture
 from headwise.words import Note
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from headwise.markup import escaped, number
-from headwise.table import Table, say
+from headwise.table import Table, escaped, number, say
 from headwise.words import phrase, said
 
 if TYPE_CHECKING:

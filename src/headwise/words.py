@@ -17,7 +17,7 @@ from importlib import resources
 from typing import Any
 
 from headwise.errors import HeadwiseError
-from headwise.markup import escaped
+from headwise.table import escaped
 
 LANGUAGES = ("en", "es")
 _PLACE = r"\{(\w+)(?::([^|{}]*)\|([^|{}]*))?\}"

@@ -13,8 +13,7 @@ from cases import refuses_table
 from planted import RARE, V, documents, hand_made
 
 from headwise.corpus import verbs
-from headwise.corpus.documents import Text
-from headwise.corpus.labels import Labelled, Relations, read_relations, verb_relations
+from headwise.corpus.documents import Labelled, Relations, Text, read_relations, verb_relations
 from headwise.corpus.tokens import Tokens
 from headwise.corpus.training import verb_corpus
 from headwise.gpt.gpt import GPT, GPTConfig

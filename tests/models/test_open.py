@@ -18,7 +18,7 @@ from invoking import Invoke
 
 import headwise as hw
 from headwise.corpus.tokens import BOUNDARY, Tokens
-from headwise.folders import is_own
+from headwise.families import is_own
 from headwise.gpt.checkpoint import save_model
 from headwise.gpt.gpt import GPT
 from headwise.models.open import Folder, described, open_folder, open_model

@@ -13,8 +13,9 @@ from browsing import Opener, faults, unreadable, width_beyond
 from headwise.gpt.gpt import GPT
 from headwise.gpt.run import FILM, Settings
 from headwise.heads.film import Film, unpacked
-from headwise.view.live import FILM_BODY, FILM_STYLES, FILM_WORDS, Live, film_data, live_html
+from headwise.view.look import Live, live_html
 from headwise.view.page import package_text, page
+from headwise.view.report import FILM_BODY, FILM_STYLES, FILM_WORDS, film_data
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

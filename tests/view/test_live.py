@@ -15,8 +15,8 @@ import pytest
 from cases import refuses
 from invoking import Invoke
 
-from headwise.view import live as room
-from headwise.view.live import Live
+from headwise.view import look as room
+from headwise.view.look import Live
 
 pytestmark = pytest.mark.clock
 

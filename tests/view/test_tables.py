@@ -20,10 +20,9 @@ from headwise.cost import PRESETS
 from headwise.lab.experiments import HEADS
 from headwise.lab.ladder import run_ladder
 from headwise.lab.results import Comparison
-from headwise.markup import Markup
 from headwise.records import Ladder
 from headwise.reshape.heal import Damage, HealPoint, Pair, Speed
-from headwise.table import Table, say
+from headwise.table import Markup, Table, say
 from headwise.view.compare import print_comparison
 from headwise.view.cost import print_choice, print_models, print_price, print_variants
 from headwise.view.survey import print_survey

@@ -21,8 +21,7 @@ from headwise.cli.app import (
 )
 from headwise.cli.early import in_words, language
 from headwise.files import write_whole
-from headwise.markup import Markup, escaped, picture
-from headwise.table import Table
+from headwise.table import Markup, Table, escaped, picture
 from headwise.words import phrase
 
 if TYPE_CHECKING:

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from headwise.corpus.sources import Sources, contents, exists, files_of
 from headwise.errors import HeadwiseError
-from headwise.families import families
+from headwise.families import check_folder, families, is_own, read_config
 from headwise.files import STDIN, is_stream, read_json
-from headwise.folders import check_folder, is_own, read_config
 from headwise.models.lineage import require_run
 from headwise.words import LANGUAGES, check_lang, phrase, refusal, system_language
 

@@ -18,7 +18,7 @@ from headwise.cli.app import (
 )
 from headwise.cli.early import check_model
 from headwise.errors import HeadwiseError
-from headwise.folders import check_next
+from headwise.families import check_next
 from headwise.plan import Plan
 from headwise.words import refusal
 

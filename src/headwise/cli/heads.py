@@ -20,10 +20,9 @@ from headwise.cli.app import (
 )
 from headwise.cli.early import check_model, check_texts, context_in, in_words, language, shape_of
 from headwise.errors import HeadwiseError
+from headwise.families import check_reads_tokens, is_own
 from headwise.files import check_file, is_stream, write_whole
-from headwise.folders import check_reads_tokens, is_own
-from headwise.markup import number
-from headwise.table import Table, say
+from headwise.table import Table, number, say
 from headwise.words import Note, refusal, said, translator
 
 if TYPE_CHECKING:

@@ -16,9 +16,8 @@ from headwise.cli.app import (
     wants_json,
 )
 from headwise.cli.early import language
-from headwise.markup import BINARY, scaled
 from headwise.records import LEAVES, STAGES, Ladder, LadderRung
-from headwise.table import Cell, Table, say
+from headwise.table import BINARY, Cell, Table, say, scaled
 from headwise.words import Note, phrase, said, translator
 
 Speak = Callable[[str], str]

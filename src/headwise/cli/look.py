@@ -19,7 +19,7 @@ from headwise.cli.app import (
 from headwise.cli.early import check_model, in_words, language
 from headwise.cli.heads import REPORT, write_report_of
 from headwise.errors import HeadwiseError
-from headwise.folders import RUN, check_reads_tokens, is_own, read_config
+from headwise.families import RUN, check_reads_tokens, is_own, read_config
 from headwise.words import refusal
 
 TOKENIZERS = "tokenizer.json", "tokenizer.model", "tekken.json", "vocab.txt", "vocab.json", "spiece.model"

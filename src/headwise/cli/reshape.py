@@ -24,8 +24,8 @@ from headwise.cli.app import (
 from headwise.cli.early import check_model, check_one_count, context_in, in_words, language, shape_of
 from headwise.cli.interrupt import leaving
 from headwise.errors import HeadwiseError
+from headwise.families import check_next, check_reshapable
 from headwise.files import STDIN, check_file, text_path
-from headwise.folders import check_next, check_reshapable
 from headwise.models.lineage import require_run
 from headwise.reshape.arguments import (
     Options,

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from headwise.gpt.run import Run, Settings
     from headwise.gpt.train import Division, Film
     from headwise.gpt.train import Progress as TrainingProgress
-    from headwise.view.live import Live
+    from headwise.view.look import Live
 
 LISTED = "list"  # of --preset: what presets there are
 
@@ -425,7 +425,7 @@ def live_page(folder: Path, settings: Settings, port: int | None) -> Iterator[tu
     if port is None:
         yield folder, settings, None
         return
-    from headwise.view.live import Live, live_html
+    from headwise.view.look import Live, live_html
 
     live = Live(port, live_html(folder.name))
     err.print(in_words("tell.watch", address=live.address), soft_wrap=True)

@@ -15,7 +15,7 @@ from headwise.cli.app import (
     wants_json,
 )
 from headwise.cli.early import check_model, in_words, language
-from headwise.folders import check_answers, check_reads_tokens
+from headwise.families import check_answers, check_reads_tokens
 from headwise.words import said
 
 

@@ -22,10 +22,9 @@ from headwise.cli.app import (
 )
 from headwise.cli.early import check_model, check_texts, in_words, language
 from headwise.cli.heads import check_tables, tell_files, write_tables
+from headwise.families import check_next
 from headwise.files import is_stream, write_whole
-from headwise.folders import check_next
-from headwise.markup import number
-from headwise.table import Table, say
+from headwise.table import Table, number, say
 from headwise.words import phrase, refusal, said, sent
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from headwise.cost import formulas
 from headwise.cost.formulas import ForwardPrice
 from headwise.cost.shape import MAIN, VISION, Attention, Layer, ModelShape
 from headwise.errors import HeadwiseError
-from headwise.markup import DECIMAL, amount, escaped, scaled
-from headwise.table import Table
+from headwise.table import DECIMAL, Table, amount, escaped, scaled
 from headwise.words import Note, unknown
 
 # Bits of one number. Formats that share a scale among a block of numbers take a little more; it is not counted.

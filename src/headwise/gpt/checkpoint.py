@@ -29,9 +29,8 @@ from torch import Tensor
 
 from headwise.corpus.tokens import BOUNDARY, Tokens
 from headwise.errors import HeadwiseError
-from headwise.families import families
+from headwise.families import PICKLED, check_folder, families
 from headwise.files import digest, read_bytes, read_json, write_whole
-from headwise.folders import PICKLED, check_folder
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.layer.projections import shapes_alone
 

@@ -27,8 +27,8 @@ from headwise.corpus.sources import Sources
 from headwise.corpus.tokens import Tokens
 from headwise.corpus.training import Corpus, Documents, text_corpus, verb_corpus
 from headwise.errors import HeadwiseError
+from headwise.families import RUN
 from headwise.files import LOCK, TEXT, Kept, is_unfinished, read_bytes, read_json, write_whole
-from headwise.folders import RUN
 from headwise.gpt.checkpoint import MODEL_FILES, hf_form, load_model, save_model
 from headwise.gpt.generate import generate
 from headwise.gpt.gpt import GPT, GPTConfig
@@ -36,10 +36,10 @@ from headwise.gpt.presets import Recipe, check_seed, find_preset
 from headwise.gpt.ranks import current
 from headwise.gpt.train import METRICS, STATE, UNDIVIDED, Division, Film, Progress, no_film, train
 from headwise.layer.projections import shapes_alone
-from headwise.markup import amount
 from headwise.memory import free_memory
 from headwise.records import CurvePoint, RunSummary, from_json
 from headwise.spec import require_size
+from headwise.table import amount
 from headwise.words import Note, refusal, unknown
 
 REPORT, WALK, FILM = "report.html", "walk.html", "film.jsonl"

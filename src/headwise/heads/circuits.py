@@ -28,11 +28,11 @@ from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.gpt.train import one_thread
-from headwise.markup import plural
 from headwise.models.ask import embeddings, evaluating, run_body
 from headwise.models.hook import hooked
 from headwise.models.sites import Site, layers_of, sites_of
 from headwise.models.stream import stream_of
+from headwise.table import plural
 
 Numbers = NDArray[np.float64]
 

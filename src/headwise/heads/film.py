@@ -37,8 +37,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from headwise.corpus.documents import Text
-from headwise.corpus.labels import Relations, verb_relations
+from headwise.corpus.documents import Relations, Text, verb_relations
 from headwise.corpus.training import Corpus
 from headwise.errors import HeadwiseError
 from headwise.files import StepLog, read_bytes, text_path

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from headwise.corpus.labels import Labelled, Relations
+from headwise.corpus.documents import Labelled, Relations
 from headwise.errors import HeadwiseError
 from headwise.heads.blocks import row_weights, uniform
 from headwise.heads.documents import Document, run_documents

@@ -27,8 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headwise.corpus.documents import Text, batches
-from headwise.corpus.labels import Relations
+from headwise.corpus.documents import Relations, Text, batches
 from headwise.corpus.tokens import TextTokens
 from headwise.errors import HeadwiseError
 from headwise.gpt.presets import check_seed

@@ -34,9 +34,8 @@ from headwise.errors import HeadwiseError
 from headwise.files import packaged, read_text
 from headwise.heads.statistics import Statistics, V, unknown_head, unknown_statistic
 from headwise.intervals import Interval
-from headwise.markup import Markup, escaped, number, picture, plural
 from headwise.records import parse_head
-from headwise.table import Cell, Table
+from headwise.table import Cell, Markup, Table, escaped, number, picture, plural
 from headwise.words import Note, key_of
 
 if TYPE_CHECKING:

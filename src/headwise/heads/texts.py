@@ -25,8 +25,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headwise.corpus.documents import Text, check_ids, read_documents, text_of
-from headwise.corpus.labels import Relations, bench, read_relations, verb_relations
+from headwise.corpus.documents import (
+    Relations,
+    Text,
+    bench,
+    check_ids,
+    read_documents,
+    read_relations,
+    text_of,
+    verb_relations,
+)
 from headwise.corpus.sources import Progress
 from headwise.corpus.tokens import TextTokens, require_tokens
 from headwise.corpus.verbs import HALF_LINES

@@ -10,12 +10,11 @@ from torch import Tensor
 
 from headwise.layer import latent
 from headwise.layer.layer import MultiHeadAttention
-from headwise.markup import BINARY, DECIMAL, plural, scaled
 from headwise.masks import Bias, Both, BroadcastGrid, Mask
 from headwise.rungs import paths
 from headwise.rungs.cache import KVCache
 from headwise.spec import Sizes, check_per_head
-from headwise.table import Table
+from headwise.table import BINARY, DECIMAL, Table, plural, scaled
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 from headwise.errors import HeadwiseError
 from headwise.layer import latent
 from headwise.layer.projections import Projections
-from headwise.markup import amount, escaped, listed, number, picture, plural
-from headwise.table import Table
+from headwise.table import Table, amount, escaped, listed, number, picture, plural
 from headwise.words import unknown
 
 MOST_HEADS = 24  # rows of a table

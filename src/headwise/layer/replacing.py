@@ -21,10 +21,10 @@ from torch.utils._pytree import tree_leaves
 from headwise.errors import HeadwiseError
 from headwise.layer.importers import Imported, from_torch
 from headwise.layer.layer import MultiHeadAttention
-from headwise.markup import amount
 from headwise.masks import Allowed, Bias, Causal, Mask, all_of
 from headwise.records import Call
 from headwise.rungs.tensor import trace
+from headwise.table import amount
 
 ROUNDS = 5  # of each model, one after the other in turn
 Answer = tuple[Tensor, Tensor | None]

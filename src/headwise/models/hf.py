@@ -31,8 +31,8 @@ from transformers.utils import logging
 
 from headwise.corpus.tokens import BOUNDARY, check_growth, check_ids, growth_of, tokenising
 from headwise.errors import HeadwiseError
+from headwise.families import check_folder
 from headwise.files import check_regular, read_json
-from headwise.folders import check_folder
 from headwise.gpt.checkpoint import FORMATS, Place, tensors_in
 from headwise.gpt.ranks import ALONE, Ranks
 from headwise.layer.projections import shapes_alone

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headwise.errors import HeadwiseError
+from headwise.families import RUN
 from headwise.files import check_file, read_json
-from headwise.folders import RUN
 from headwise.records import Ancestor, from_json, head_name
 from headwise.words import refusal
 

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from headwise.cost import PRESETS, Price
 from headwise.errors import HeadwiseError
-from headwise.markup import DECIMAL, amount, scaled
 from headwise.memory import device_named, free_on, peak_memory
 from headwise.models.ask import device_of, each, logits, reader, require_next, vocabulary_of
 from headwise.models.open import DTYPES, open_folder
 from headwise.models.stream import stream_of
+from headwise.table import DECIMAL, amount, scaled
 from headwise.words import Note
 
 RUNS = 5  # prefills that are timed

@@ -15,8 +15,7 @@ from torch import nn
 from headwise.corpus.tokens import TextTokens, Tokens
 from headwise.cost.pricing import number_format
 from headwise.errors import HeadwiseError
-from headwise.families import OURS
-from headwise.folders import is_own
+from headwise.families import OURS, is_own
 from headwise.gpt.checkpoint import save_model
 from headwise.gpt.gpt import GPT
 from headwise.gpt.ranks import ALONE, Ranks

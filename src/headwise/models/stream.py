@@ -33,9 +33,9 @@ from headwise.errors import HeadwiseError
 from headwise.files import write_whole
 from headwise.gpt.checkpoint import Place, tensors_in, write_shard
 from headwise.layer.projections import shapes_alone
-from headwise.markup import amount
 from headwise.memory import CPU, free_memory, free_on
 from headwise.models.weights import AttentionWeights, attentions, blocks, cast, family_of, write_layer
+from headwise.table import amount
 from headwise.words import Note
 
 Ids = TypeVar("Ids", bound=Sequence[int])

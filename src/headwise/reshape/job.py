@@ -17,9 +17,8 @@ from torch import nn
 
 from headwise.corpus.verbs import WHOLE_LINES
 from headwise.errors import HeadwiseError
-from headwise.folders import check_reshapable
+from headwise.families import check_reshapable
 from headwise.gpt.train import Stopped
-from headwise.markup import amount
 from headwise.memory import free_memory
 from headwise.models.ask import answers, context_of, evaluating, predicts, vocabulary_of
 from headwise.models.lineage import ancestors, digest, digest_of, located
@@ -32,6 +31,7 @@ from headwise.reshape.export import export
 from headwise.reshape.heal import Damage, Gone, HeadPairs, Healing, HealPoint, Speed, cache_bytes, measure
 from headwise.reshape.text import Calibration, read_calibration
 from headwise.reshape.workplace import Workplace
+from headwise.table import amount
 from headwise.words import Note
 
 STREAMED = Note.of("reshaped.streamed")

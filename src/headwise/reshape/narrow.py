@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from headwise.corpus.documents import text_of
 from headwise.errors import HeadwiseError
 from headwise.heads.windows import SMALLEST, windows
-from headwise.markup import amount
 from headwise.masks import Mask, Streaming, Window
 from headwise.models.ask import context_of, evaluating, next_token_losses, require_next
 from headwise.models.hook import attach, attend_by_rows
@@ -34,6 +33,7 @@ from headwise.records import Call
 from headwise.reshape.arguments import Options, check_narrowing
 from headwise.reshape.job import Change, Changed, Job, Listener, Reshaped
 from headwise.reshape.text import Calibration, batches, spread
+from headwise.table import amount
 from headwise.words import Note, refusal
 
 TOLERANCE = 0.01  # nats a token, where nothing else is asked for

@@ -11,7 +11,7 @@ from importlib import resources
 from typing import Any
 
 from headwise.errors import HeadwiseError
-from headwise.markup import escaped
+from headwise.table import escaped
 from headwise.words import LANGUAGES, Note, check_lang, unknown
 
 Settings = Mapping[str, Any]  # of the form, or of sizes, by their names

@@ -34,8 +34,8 @@ from pathlib import Path
 from typing import Any
 
 from headwise.errors import HeadwiseError
-from headwise.markup import listed
 from headwise.records import from_json
+from headwise.table import listed
 from headwise.teach.bugs import Say, UncheckedError, Verdict, in_one_line, speaker
 from headwise.teach.caches import examine_cache, examine_rotation
 from headwise.teach.examine import examine

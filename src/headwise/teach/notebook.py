@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from headwise.files import write_whole
-from headwise.markup import escaped
+from headwise.table import escaped
 from headwise.teach.bugs import speaker
 from headwise.teach.course import HINTS, told
 from headwise.teach.exercises import Exercise, choice, exercises, find_exercise, mark_names

@@ -9,9 +9,8 @@ from typing import Any
 from rich.console import Console
 
 from headwise.lab.results import Comparison, Ledger, Metric
-from headwise.markup import escaped
 from headwise.records import plain_data
-from headwise.table import Cell, Table, say, shown
+from headwise.table import Cell, Table, escaped, say, shown
 from headwise.view.page import json_block, package_text, page, word
 from headwise.words import Note, said, translator
 

@@ -11,8 +11,7 @@ from rich.console import Console
 
 from headwise.cost import Choice, Price, Setting, Variant
 from headwise.cost.pricing import HeadPrice, LayerPrice
-from headwise.markup import BINARY, DECIMAL, scaled
-from headwise.table import Cell, Table, say
+from headwise.table import BINARY, DECIMAL, Cell, Table, say, scaled
 from headwise.words import Note, key_of, phrase, said, translator
 
 if TYPE_CHECKING:

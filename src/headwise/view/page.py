@@ -28,8 +28,8 @@ from typing import Any
 
 from headwise.errors import HeadwiseError
 from headwise.files import write_whole
-from headwise.markup import escaped
 from headwise.story import Story
+from headwise.table import escaped
 from headwise.words import LANGUAGES, check_lang, phrase, phrase_html, phrases
 
 # An empty element that names a phrase, and an attribute that does.

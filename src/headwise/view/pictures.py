@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from headwise.errors import HeadwiseError
 from headwise.files import write_whole
 from headwise.heads.table import Survey
-from headwise.markup import escaped, picture
 from headwise.records import HeadMaps
-from headwise.table import Cell, Table
+from headwise.table import Cell, Table, escaped, picture
 from headwise.view.report import shares_of
 from headwise.view.survey import badges_of, earners
 from headwise.view.terminal import print_maps

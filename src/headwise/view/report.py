@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -22,9 +22,8 @@ from headwise.corpus import verbs
 from headwise.files import write_whole
 from headwise.heads.table import HeadProfile, Survey
 from headwise.intervals import Interval
-from headwise.markup import escaped
 from headwise.records import HeadMaps, RunSummary, plain_data
-from headwise.view.live import FILM_BODY, FILM_STYLES, FILM_WORDS, Film, film_data
+from headwise.table import escaped
 from headwise.view.page import json_block, package_text, page, word
 from headwise.view.survey import (
     Column,
@@ -222,6 +221,23 @@ STYLES = (
     "report_run.css",
 )
 WORDS = ("report", "sentence", "column", "meaning", "role", "job", "source", "said", "note", "fact", "against", "kept")
+
+
+# The film of a training, where the report has one.
+
+FILM_BODY, FILM_STYLES, FILM_WORDS = "film.html", ("film.css",), ("film", "role")  # where a page shows a film
+LOSSES = 400  # points of the curve in a page, about; evaluations on held-out text all stay
+
+Film = tuple[dict[str, Any], Sequence[dict[str, Any]], Sequence[dict[str, Any]]]  # header, frames, rows of the losses
+
+
+def film_data(film: Film, known: Mapping[str, Sequence[str]]) -> str:
+    """The block of data for a report, by the name `film-data`. `known` are the roles that a survey awards each head."""
+    header, frames, losses = film
+    every = -(-len(losses) // LOSSES)
+    kept = [row for n, row in enumerate(losses) if n % every == 0 or "held_out_loss" in row]
+    seen = [{name: frame[name] for name in ("step", "alike", "roles", "maps")} for frame in frames]
+    return json_block({"header": header, "frames": seen, "losses": kept, "known": dict(known)})
 
 
 def write_report(path: str | Path, survey: Survey, *more: Any, **options: Any) -> None:

@@ -23,8 +23,7 @@ from headwise.errors import HeadwiseError
 from headwise.files import write_whole
 from headwise.heads.table import ROLES, HeadProfile, Role, Survey
 from headwise.intervals import Interval
-from headwise.markup import listed, number
-from headwise.table import Table, say
+from headwise.table import Table, listed, number, say
 from headwise.words import Note, check_lang, key_of, labelled, marked, phrase, said, table, unknown
 
 MAIN = ("entropy", "confidence", "distance", "first", "previous", "self", "delimiter", "duplicate", "prefix")
