@@ -19,14 +19,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from headwise.lab.microgpt import Draw
-from headwise.lab.microgpt.draw import (
+from headwise.lab.microgpt import (
     ADAM_EPS,
     BETA1,
     BETA2,
     N_HEADS,
     NORM_EPS,
     WIDTH,
+    Draw,
     learning_rate,
 )
 

@@ -29,9 +29,8 @@ def section(room: str) -> str:
     """The table of one room; that of "" is the top of the package, whose files cross all rooms."""
     folder = SOURCE / room
     files = sorted(folder.rglob("*.py") if room else folder.glob("*.py"))
-    rows = [
-        f"| `{path.relative_to(folder)}` | {first_line(path)} |" for path in files if not path.stem.startswith("__")
-    ]
+    apart = (folder / "__init__.py", folder / "__main__.py")  # the one is told of above its table, the other is a line
+    rows = [f"| `{path.relative_to(folder)}` | {first_line(path)} |" for path in files if path not in apart]
     title, about = (f"{room}/", first_line(folder / "__init__.py")) if room else ("The top of the package", BASE)
     return "\n".join(["", f"## {title}", "", about, "", "| file | what it holds |", "| --- | --- |", *rows, ""])
 

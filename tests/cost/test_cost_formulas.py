@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 import headwise as hw
 from headwise.cost import price, read_shape
-from headwise.cost.formulas import cache_values, experts_read, longest_context, score_pairs
 from headwise.cost.pricing import read_bytes
-from headwise.cost.shape import Attention, FeedForward
+from headwise.cost.shape import Attention, FeedForward, cache_values, experts_read, longest_context, score_pairs
 from headwise.gpt.checkpoint import hf_config
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import PRESETS

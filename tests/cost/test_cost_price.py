@@ -18,8 +18,7 @@ from real_models import WIDE
 
 import headwise as hw
 from headwise.cost import PRESETS, Choice, choose, make_setting, model_shape, price, read_shape, variants
-from headwise.cost.formulas import longest_context
-from headwise.cost.shape import ModelShape
+from headwise.cost.shape import ModelShape, longest_context
 from headwise.masks import BroadcastGrid
 
 CONFIG = {"model_type": "llama", **WIDE}

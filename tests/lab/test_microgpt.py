@@ -15,8 +15,7 @@ import pytest
 import torch
 from cases import refuses_table
 
-from headwise.lab.microgpt import RUNGS, Draw, Replay, array, plain, replay, tensor
-from headwise.lab.microgpt.draw import Tokens, learning_rate, shapes
+from headwise.lab.microgpt import RUNGS, Draw, Replay, Tokens, array, learning_rate, plain, replay, shapes, tensor
 from headwise.rungs.autograd import Value
 
 # All letters, so that the vocabulary is 27; the last name is longer than the context.

@@ -18,9 +18,8 @@ from typing import Any
 
 from headwise.cost.build import build, name_in
 from headwise.cost.choices import TABLE, Choice, Variant, choose, variants
-from headwise.cost.formulas import cache_values
 from headwise.cost.pricing import Price, Setting, bytes_of, make_setting, number_format, price_shape
-from headwise.cost.shape import Attention, FeedForward, Layer, ModelShape
+from headwise.cost.shape import Attention, FeedForward, Layer, ModelShape, cache_values
 from headwise.errors import HeadwiseError
 from headwise.families import OURS, families, family_for
 from headwise.files import read_text

@@ -7,9 +7,19 @@ from collections import Counter
 from dataclasses import dataclass
 from decimal import Decimal
 
-from headwise.cost import formulas
-from headwise.cost.formulas import ForwardPrice
-from headwise.cost.shape import MAIN, VISION, Attention, Layer, ModelShape
+from headwise.cost.shape import (
+    MAIN,
+    VISION,
+    Attention,
+    ForwardPrice,
+    Layer,
+    ModelShape,
+    cache_values,
+    decode_flops,
+    decode_parameters,
+    forward_price,
+    longest_context,
+)
 from headwise.errors import HeadwiseError
 from headwise.table import DECIMAL, Table, amount, escaped, scaled
 from headwise.words import Note, unknown
@@ -300,7 +310,7 @@ def price_shape(name: str, shape: ModelShape, setting: Setting) -> Price:
         weight_bytes=weights,
         layers=tuple(_layer(layer, shape, setting) for layer in shape.layers),
         cache=cache_price(shape, setting),
-        prefill=formulas.forward_price(shape, setting.batch, setting.context, setting.source or 0),
+        prefill=forward_price(shape, setting.batch, setting.context, setting.source or 0),
         decode=decode_price(shape, setting) if shape.generates else None,
         memory=memory,
         notes=(*shape.notes, *_notes(shape, setting)),
@@ -365,7 +375,7 @@ def cache_price(shape: ModelShape, setting: Setting) -> CachePrice:
     per_token = sum(attention.spec.cache_values_per_token for attention in shape.cached)
     beyond = sum(attention.growing_values for attention in shape.cached)
     per_source = sum(attention.spec.cache_values_per_token for attention in shape.crossed)
-    text = formulas.cache_values(shape, setting.context, 0) * setting.batch
+    text = cache_values(shape, setting.context, 0) * setting.batch
     source = per_source * (setting.source or 0) * setting.batch
     dtype = setting.cache_dtype
     return CachePrice(
@@ -380,13 +390,13 @@ def cache_price(shape: ModelShape, setting: Setting) -> CachePrice:
 
 def decode_price(shape: ModelShape, setting: Setting) -> DecodePrice:
     source, batch = setting.source or 0, setting.batch
-    flops = formulas.decode_flops(shape, setting.context, source) * batch
-    weights = bytes_of(round(formulas.decode_parameters(shape, batch)), setting.dtype)
+    flops = decode_flops(shape, setting.context, source) * batch
+    weights = bytes_of(round(decode_parameters(shape, batch)), setting.dtype)
     cache = cache_price(shape, setting).total_bytes
     moved = weights + cache
     return DecodePrice(
         flops=flops,
-        expanded_flops=formulas.decode_flops(shape, setting.context, source, expand=True) * batch,
+        expanded_flops=decode_flops(shape, setting.context, source, expand=True) * batch,
         weight_bytes=weights,
         cache_bytes=cache,
         bytes_per_token=moved / batch,
@@ -399,8 +409,8 @@ def fit(shape: ModelShape, setting: Setting, free: int) -> MemoryPrice:
     """What the caches of a batch may grow to in `free` bytes."""
     source = setting.source or 0
     values = free * 8 // BITS[setting.cache_dtype]
-    longest = formulas.longest_context(shape, values // setting.batch, source)
-    return MemoryPrice(free, longest, values // formulas.cache_values(shape, setting.context, source))
+    longest = longest_context(shape, values // setting.batch, source)
+    return MemoryPrice(free, longest, values // cache_values(shape, setting.context, source))
 
 
 def _notes(shape: ModelShape, setting: Setting) -> list[Note]:

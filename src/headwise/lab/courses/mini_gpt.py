@@ -17,8 +17,8 @@ import numpy as np
 
 from headwise.corpus import verbs
 from headwise.gpt.presets import warm_cosine
+from headwise.lab.microgpt import CONTEXT, WEIGHT_STD, Matrix, Replay, shapes
 from headwise.lab.microgpt.array import Model
-from headwise.lab.microgpt.draw import CONTEXT, WEIGHT_STD, Matrix, Replay, shapes
 
 N_LAYERS, N_HEADS, WIDTH = 2, 4, 64
 STEPS, BATCH, RATE, WARMUP, DECAY = 1500, 32, 4e-3, 50, 3.0
@@ -28,7 +28,7 @@ Report = Callable[[int, int, float], None]  # is told the step, from 1, of how m
 
 
 def first_weights(vocabulary: int, seed: int, width: int = WIDTH, n_layers: int = N_LAYERS) -> dict[str, Matrix]:
-    """The matrices under the keys of `microgpt.draw.Draw`, normal with standard deviation 0.08."""
+    """The matrices under the keys of `microgpt.Draw`, normal with standard deviation 0.08."""
     rng = np.random.default_rng(seed)
     drawn = shapes(vocabulary, n_layers, width)
     return {key: rng.normal(0, WEIGHT_STD, shape).tolist() for key, shape in drawn.items()}

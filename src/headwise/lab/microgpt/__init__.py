@@ -1,23 +1,126 @@
 """microgpt, replayed exactly on three rungs: scalar autograd, NumPy with a backward by hand, and the general model.
 
-microgpt (Karpathy 2026) is a GPT of one layer, 4 heads and width 16 that learns names, one a step. The rungs share one
-stream of random numbers (`draw`), and so give the same losses and samples, letter for letter. Read `plain` first.
+microgpt (Karpathy 2026) is a GPT of one layer, 4 heads and width 16 that learns names, one a step. The rungs share
+what stands here, the shape, the recipe, and everything random, and so give the same losses and samples, letter for
+letter. Random numbers are drawn from one stream in one order, microgpt's: shuffled documents, weights, then samples.
+Nothing else draws in between. Read `plain` first.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from headwise.errors import HeadwiseError
-from headwise.lab.microgpt.draw import N_HEADS, N_LAYERS, WIDTH, Draw, Replay, Report
 from headwise.spec import require_size
 from headwise.words import refusal
 
-__all__ = ["RUNGS", "Draw", "Replay", "replay"]
-
 RUNGS = ("plain", "array", "tensor")
+
+# The shape. A replay may have other numbers of layers and of heads; the rest is fixed.
+N_LAYERS = 1
+N_HEADS = 4
+WIDTH = 16
+CONTEXT = 16  # tokens
+NORM_EPS = 1e-5
+WEIGHT_STD = 0.08
+
+# The recipe: Adam (Kingma & Ba 2014, arXiv 1412.6980), one document a step, the rate falling to 0 in a straight line.
+LEARNING_RATE = 0.01
+BETA1, BETA2 = 0.85, 0.99
+ADAM_EPS = 1e-8
+SCHEDULE = 1000  # steps; a shorter run is the beginning of this one, a longer run stretches it
+TEMPERATURE = 0.5
+
+Matrix = list[list[float]]
+Report = Callable[[int, float], None]  # is told the number of a step, from 1, and its loss
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a run left: the loss of each step, in nats per character; the samples; the weights, as in `Draw`."""
+
+    losses: list[float]
+    samples: list[str]
+    parameters: dict[str, Matrix]
+
+
+def learning_rate(step: int, steps: int) -> float:
+    return LEARNING_RATE * (1 - step / max(steps, SCHEDULE))
+
+
+class Tokens:
+    """The distinct characters, sorted, and after them one id, `end`, which stands before and after every document."""
+
+    def __init__(self, documents: Iterable[str]) -> None:
+        self.characters = sorted(set("".join(documents)))
+        self.end = len(self.characters)
+        self.size = self.end + 1
+        self._ids = {character: i for i, character in enumerate(self.characters)}
+
+    def encode(self, document: str) -> list[int]:
+        return [self.end, *(self._ids[character] for character in document), self.end]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(self.characters[i] for i in ids if i != self.end)
+
+
+class Draw:
+    """Shuffled documents, their tokens, the first weights, and the stream that goes on to draw the samples.
+
+    weights  one matrix for each key, as rows; rows are outputs, so that y = W x. Keys in the order of the draw:
+             wte (V,16), wpe (16,16), lm_head (V,16), then for each layer i layeri.attn_wq, attn_wk, attn_wv, attn_wo
+             (16,16), layeri.mlp_fc1 (64,16), layeri.mlp_fc2 (16,64); V is the number of tokens
+    """
+
+    def __init__(self, documents: Sequence[str], seed: int, n_heads: int = N_HEADS, n_layers: int = N_LAYERS) -> None:
+        self._random = random.Random(seed)
+        self.n_heads, self.n_layers = n_heads, n_layers
+        self.documents = list(documents)
+        self._random.shuffle(self.documents)
+        self.tokens = Tokens(self.documents)
+        self.weights = {key: self._matrix(*shape) for key, shape in shapes(self.tokens.size, n_layers).items()}
+
+    def _matrix(self, n_rows: int, n_columns: int) -> Matrix:
+        return [[self._random.gauss(0, WEIGHT_STD) for _ in range(n_columns)] for _ in range(n_rows)]
+
+    def document(self, step: int) -> list[int]:
+        """The ids of the document of a step (from 0), cut so that there are at most CONTEXT predictions."""
+        return self.tokens.encode(self.documents[step % len(self.documents)])[: CONTEXT + 1]
+
+    def choose(self, probabilities: Sequence[float]) -> int:
+        return self._random.choices(range(self.tokens.size), weights=probabilities)[0]
+
+    def write(self, following: Callable[[list[int]], list[float]]) -> str:
+        """A new document, one token after another; `following` gives the probabilities of what comes after ids."""
+        ids = [self.tokens.end]
+        while len(ids) <= CONTEXT:
+            ids.append(self.choose(following(ids)))
+            if ids[-1] == self.tokens.end:
+                break
+        return self.tokens.decode(ids)
+
+
+def shapes(vocabulary: int, n_layers: int = N_LAYERS, width: int = WIDTH) -> dict[str, tuple[int, int]]:
+    """(rows, columns) of every matrix, in the order in which they are drawn."""
+    shapes = {"wte": (vocabulary, width), "wpe": (CONTEXT, width), "lm_head": (vocabulary, width)}
+    for i in range(n_layers):
+        shapes |= {f"layer{i}.attn_{name}": (width, width) for name in ("wq", "wk", "wv", "wo")}
+        shapes |= {f"layer{i}.mlp_fc1": (4 * width, width), f"layer{i}.mlp_fc2": (width, 4 * width)}
+    return shapes
+
+
+def train(draw: Draw, steps: int, report: Report | None, step_on: Callable[[list[int], float], float]) -> list[float]:
+    """The losses of the steps; `step_on` takes one on the ids of a document at a learning rate, and gives its loss."""
+    losses: list[float] = []
+    for step in range(steps):
+        losses.append(step_on(draw.document(step), learning_rate(step, steps)))
+        if report is not None:
+            report(step + 1, losses[-1])
+    return losses
 
 
 def replay(

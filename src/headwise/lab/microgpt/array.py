@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from headwise.lab.microgpt import draw as recipe
-from headwise.lab.microgpt.draw import BETA1, BETA2, CONTEXT, Draw, Matrix, Replay, Report, train
+from headwise.lab import microgpt as recipe
+from headwise.lab.microgpt import BETA1, BETA2, CONTEXT, Draw, Matrix, Replay, Report, train
 
 Array = NDArray[np.float64]
 Back = Callable[[Array], Array]  # from the slope of what an operation gave to the slope of what it was given

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from headwise.lab.microgpt.draw import ADAM_EPS, BETA1, BETA2, NORM_EPS, TEMPERATURE, Draw, Replay, Report, train
+from headwise.lab.microgpt import ADAM_EPS, BETA1, BETA2, NORM_EPS, TEMPERATURE, Draw, Replay, Report, train
 from headwise.rungs.autograd import Scalar, Value, dot, exp, log_sum_exp, number, relu
 
 Vector = Sequence[Scalar]

@@ -19,8 +19,8 @@ from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import find_preset
 from headwise.gpt.run import Run, Settings, write_run
 from headwise.gpt.train import without_compiler
-from headwise.lab.microgpt import draw as recipe
-from headwise.lab.microgpt.draw import BETA1, BETA2, N_HEADS, Draw, Matrix, Replay, Report, train
+from headwise.lab import microgpt as recipe
+from headwise.lab.microgpt import BETA1, BETA2, N_HEADS, Draw, Matrix, Replay, Report, train
 from headwise.layer.projections import shapes_alone
 
 EXACT = "microgpt.json"  # losses, samples and weights in double precision; the model's file has single precision
