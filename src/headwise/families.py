@@ -181,6 +181,8 @@ def class_names(module: object) -> list[str]:
     return [base.__name__ for base in type(module).__mro__]
 
 
+# What a model folder says of itself.
+
 RUN = "run.json"
 # Ends of the names of classes that have no logits of a next token.
 NO_NEXT = (

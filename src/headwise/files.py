@@ -280,6 +280,8 @@ def read_json(path: str | Path) -> Any:
         raise refusal("no_json", path=path, error=error) from None
 
 
+# Folders in which work is resumed.
+
 LOCK = "lock"
 
 

@@ -200,6 +200,8 @@ def layer_keep(plan: Plan | Sequence[HeadPlan | tuple[int, int]]) -> tuple[HeadP
     return Plan((tuple(heads),)).layer(0)  # refused where there are no heads
 
 
+# How far heads look, and what that lets them drop.
+
 SINKS = (0, 1, 4, 16)  # first tokens that are kept
 TOLERANCE = 0.01  # of the mass, where a plan is asked for and nothing else is said
 SHARES = (0.5, 0.9, 0.99)  # of the mass that are reached

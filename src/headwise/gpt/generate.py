@@ -186,6 +186,8 @@ def _choose(logits: Tensor, generator: torch.Generator, temperature: float, top_
     return place if ids is None else int(ids[place])
 
 
+# The decode form.
+
 PARTS = {GPT, Block, MultiHeadAttention, FeedForward, nn.ModuleList, nn.Linear, nn.Embedding, nn.RMSNorm, nn.LayerNorm}
 
 

@@ -374,6 +374,8 @@ def copying(site: Site, vocabulary: Tensor | None) -> list[float] | None:
     return list(ratio.tolist())
 
 
+# A corpus shared out among processes.
+
 SAVE_SECONDS = 10.0
 Documents = Sequence[Sequence[int]]
 

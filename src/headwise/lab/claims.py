@@ -27,8 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from headwise import __version__
-from headwise.cost import price
-from headwise.cost.choices import TABLE
+from headwise.cost import TABLE, price
 from headwise.gpt.train import one_thread
 from headwise.intervals import Interval, interval_of
 from headwise.lab.compare import EXPERIMENTS, SEEDS, compare, silent
@@ -299,6 +298,8 @@ def _repeated(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     times = q.shape[1] // k.shape[1]
     return F.scaled_dot_product_attention(q, k.repeat_interleave(times, 1), v.repeat_interleave(times, 1))
 
+
+# The whole ledger, and the claims that experiments judge.
 
 CLEAR = 2.0  # times the mass of an even look that a head must give to a role
 

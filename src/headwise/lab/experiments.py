@@ -189,6 +189,8 @@ def with_attention(config: GPTConfig, **changes: Any) -> GPT:
     return model
 
 
+# The experiments.
+
 STEPS = 800  # 12 seconds on one thread
 RECIPE = Recipe(steps=STEPS, batch=64, lr=0.003, muon_lr=0.02, weight_decay=1.0, warmup=50)
 SHAPE: dict[str, Any] = {**PRESETS["verbs"].shape, "qk_norm": False}

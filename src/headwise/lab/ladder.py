@@ -250,6 +250,8 @@ RUNGS = (
 )
 
 
+# The certificate of a rung.
+
 TIMED_DTYPE = {"plain": "float64", "array": "float32", "tensor": "float32"}
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24}  # the largest relative error of one rounding
 ROUNDINGS = 32  # of a number besides sums: of products, of the scale, of the least exact exp in use
@@ -371,6 +373,8 @@ def _numbers(step: Any) -> Array:
         return np.zeros(0)  # of no stage's shape
     return np.asarray(step.detach() if isinstance(step, torch.Tensor) else step, np.float64)
 
+
+# All rungs: certificates, then prices.
 
 Report = Callable[[str, int, int], None]  # is told what begins, how many tasks are done, how many there are
 

@@ -110,6 +110,8 @@ def _require_readers(path: Path) -> None:
         raise HeadwiseError(f"{path} is a GGUF file; to read one: pip install {' '.join(lacking)}")
 
 
+# Where the heads of a reshaped model come from.
+
 RECORD = "headwise.json"  # what was done; also the sign that a folder may be replaced
 WEIGHTS = "model*.safetensors"
 BLOCK = 1 << 24  # bytes read at once

@@ -223,6 +223,8 @@ def _run_speed(decode: Callable[[Tensor], Tensor], prompt: Tensor) -> float:
     return 1 / statistics.median(seconds[WARM_UP:])
 
 
+# Healing.
+
 Gone = tuple[tuple[int, ...], ...]  # for each layer the numbers of the query heads that go
 
 

@@ -181,6 +181,8 @@ def _same_pairs(rotated: list[Any], before: list[Any]) -> bool:
     return False
 
 
+# Caches: what both checks of them take.
+
 PIECES = (4, 1, 6)  # of a text that a cache gets
 LONG = 13  # tokens of a text read step by step: more than heads or features of one, which may stand for its length
 ONE_TOKEN = (  # what says that code takes a single token after a cache

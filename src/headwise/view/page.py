@@ -166,6 +166,8 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
+# The guided walk, and the story of a prediction.
+
 REASONS = {
     "foreign": "it is no model of headwise",
     "reshaped": "its layers differ from one another",

@@ -256,6 +256,8 @@ def _said(values: dict[str, str], lang: str) -> dict[str, str]:
     return values | {"role": phrase(key, lang)} if key in table() else values
 
 
+# In the terminal.
+
 SHOWN = ("entropy", "distance", "confidence", "first", "previous", "importance", "ablation")
 NAMED = 6  # heads that are named behind a role
 LONG = 40  # characters of the name of a text, at most
@@ -437,6 +439,8 @@ def print_sentences(console: Console, survey: Survey, lang: str = "en") -> None:
         sentence = head_sentence(survey, profile, lang, ("“", "”"))
         say(console, f"{profile.name}: {sentence}")
 
+
+# Head cards.
 
 SUFFIXES = (".json", ".md")
 

@@ -153,6 +153,8 @@ def _legend(console: Console, coloured: bool, lang: str) -> Text:
     return Text(", ".join([phrase("survey.blank", lang, level=LEVELS[1]), *parts]))
 
 
+# One head at one position, number by number.
+
 ALL_SHOWN = 16  # features; of more, some are shown and the rest is summed up
 LEFT_OUT = "…"  # stands for features that are not shown
 NONE = "-"  # stands where a table has no number
