@@ -26,6 +26,7 @@ from benchmarks import (
     own_maps,
     presses,
     reshape,
+    ruler,
     small,
     steering,
     step,
@@ -61,6 +62,7 @@ BENCHMARKS: dict[str, Callable[[int], dict[str, Any]]] = {
     "conversion": conversion.run,
     "memory": memory.run,
     "presses": presses.run,
+    "ruler": ruler.run,
     "texts": texts.run,
 }
 

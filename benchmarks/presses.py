@@ -195,7 +195,11 @@ def cache_positions(model: Any) -> Iterator[None]:
 
 
 def presses(model: Any) -> dict[str, Side]:
-    """Those that need nothing trained for a model; the last masks rows and keeps them."""
+    return {name: pressed(model, make) for name, make in press_makers().items()}
+
+
+def press_makers() -> dict[str, Callable[[float], Any]]:
+    """Of the share that is cut: the presses that need nothing trained for a model; the last masks rows, keeps them."""
     import kvpress as kv
 
     plain = ("Random", "Knorm", "StreamingLLM", "SnapKV", "TOVA", "ObservedAttention", "ExpectedAttention", "KeyDiff",
@@ -207,7 +211,7 @@ def presses(model: Any) -> dict[str, Side]:
             makers[name] = lambda ratio, kind=kind: kind(kv.ExpectedAttentionPress(ratio))
         else:
             makers[name] = lambda ratio, kind=kind: kind(compression_ratio=ratio)
-    return {name: pressed(model, make) for name, make in makers.items()}
+    return makers
 
 
 def speeds(model: GPT, stock: Any, reach: hw.Windows) -> dict[str, float]:
