@@ -13,7 +13,8 @@ INTRODUCTION = """# The house
 Written by `python examples/house_page.py` from the first lines of the files. `CONTRIBUTING.md` says which file to open
 for which change.
 
-Data flows from left to right. A module imports from its own room and from the rooms to its left; a test holds that.
+A module imports from its own room and from the rooms to its left; a test holds that. So the order says who may import
+whom; a call goes where it needs to, not through all rooms.
 
 `spec, masks, cost ... -> rungs -> layer -> corpus -> gpt -> models -> heads -> reshape -> lab -> teach -> view -> cli`
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -113,6 +114,8 @@ def test_two_heads_that_err_apart_do_better_together(told: Any) -> None:
     assert set(found.chosen.heads) == {"cross.L0.H0", "cross.L0.H1"}
     assert found.chosen.error.mean == 0 and found.chosen.within[0].mean == 1
     assert found.ranking[0].error.mean == pytest.approx(0.5) and found.kind == "linked"
+    others = replace(found, chosen=replace(found.chosen, heads=("encoder.L3.H5", "cross.L3.H2", "cross.L0.H7")))
+    assert others.alignment_heads == [[0, 7], [3, 2]]
 
 
 def test_heads_of_self_attention_are_ranked_alone_and_those_of_a_context_too() -> None:

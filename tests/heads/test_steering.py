@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -77,10 +78,13 @@ def test_directions_and_what_they_move() -> None:
     assert list(found.vectors) == ["L1.H0"]
     assert (found.n_pairs, found.success.n) == (9, 8)
     assert found.success.mean == 1
-    assert found.control.n == 5 * 8 and found.control.mean < 0.5
+    assert found.control.n == 8 and found.control.mean < 0.5
     _, corrupted = induction_pairs(23)
-    with hw.steer(model, found):
-        assert [int(logits(model, torch.tensor([x]))[0, -1].argmax()) for x in corrupted[17:]] == [2] * 6
+    # A direction steers with the strength with which it was judged: with a hundredth it turns nothing.
+    for strength, direction, answer in ((None, found, 2), (None, replace(found, strength=0.01), 3), (0.01, found, 3)):
+        with hw.steer(model, direction, strength):
+            answers = [int(logits(model, torch.tensor([x]))[0, -1].argmax()) for x in corrupted[17:]]
+        assert answers == [answer] * 6
     assert "L1.H0: 100% of 8 held-out texts" in repr(found)
     # A head that is added to at every token moves other predictions too; the numbers are KL as it is defined.
     model, (clean, corrupted) = induction_model(), induction_pairs(11)
@@ -113,4 +117,6 @@ def test_pairs_that_say_nothing_are_refused() -> None:
     refuses(lambda: hw.direction(model, clean, corrupted[:6]), "7 clean texts and 6 corrupted")
     refuses(lambda: hw.direction(model, clean, clean), "answers 0 of 7 pairs differently")
     refuses(lambda: hw.direction(model, clean, [text[1:] for text in corrupted]), "pair 0 has 9 clean tokens and 8")
-    refuses(lambda: hw.direction(model, clean, corrupted, heads=["L7.H0"]), r"L7\.H0")
+    refuses(lambda: hw.direction(model, [[]] * 7, [[]] * 7), "pair 0 has 0 clean tokens .* at least one")
+    for heads, message in ((["L7.H0"], r"L7\.H0"), ("L1.H0", "must be a list of names"), ([], "no head to steer")):
+        refuses(lambda heads=heads: hw.direction(model, [], [], heads=heads), message)  # before any pair is looked at

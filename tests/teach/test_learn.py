@@ -240,13 +240,15 @@ def test_a_path_through_the_course(invoke: Invoke, in_process: None, tmp_path: P
 
 @pytest.mark.slow
 def test_the_whole_course_in_spanish(invoke: Invoke, in_process: None, tmp_path: Path) -> None:
-    folder = tmp_path / "curso"
+    folder = tmp_path / "mi curso"
     assert "Abre" in invoke("learn", folder, "--lang", "es").out
     for exercise in ALL:
         (folder / exercise.file).write_text(exercise.source("es", True, exercise.answer), encoding="utf-8")
     done = invoke("learn", folder)
     assert done.code == 0 and done.out.count("Tu respuesta") == 18
-    assert f"headwise learn {folder} --train" in done.out
+    assert f"headwise learn '{folder}' --train" in done.out
+    watched = invoke("learn", folder, "--watch")
+    assert watched.code == 0 and watched.out.splitlines() == done.out.splitlines()[-1:]
     assert json.loads(invoke("learn", folder, "--json").out)["status"] == "done"
 
 
@@ -268,6 +270,8 @@ def test_files_that_nobody_touched_change_their_language(tmp_path: Path) -> None
         ({"progress.json": "[" * 100_000}, [], "is damaged"),
         ({"progress.json": '{"language": "fr"}'}, [], "is damaged"),
         ({"progress.json": '{"passed": [99]}'}, [], "is damaged"),
+        ({"progress.json": '{"tries": {"2": 1.5}}'}, [], "is damaged (tries={'2': 1.5})"),
+        ({"progress.json": '{"tries": {"2": -1}}'}, [], "is damaged"),
         ({}, ["--lang", "fr"], "--lang fr is not known"),
         ({}, ["--reset", 19], "there is no exercise 19; they are 1 to 18"),
         ({}, ["--solution", 0], "there is no exercise 0"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,9 +100,9 @@ def _tell(course: Course, word: str, document: dict[str, Any]) -> None:
         out.print(course.words[word].format(**document))
 
 
-def _command(course: Course, option: str = "") -> str:
-    name = "" if course.folder in (DEFAULT, Path()) else f" {course.folder}"
-    return f"headwise learn{name}{option}"
+def _command(course: Course, *options: str) -> str:
+    folder = [] if course.folder in (DEFAULT, Path()) else [str(course.folder)]
+    return shlex.join(["headwise", "learn", *folder, *options])
 
 
 def _step(course: Course, new: bool, quiet: bool = False, asked: bool = True) -> dict[str, Any]:
@@ -130,12 +132,16 @@ def _step(course: Course, new: bool, quiet: bool = False, asked: bool = True) ->
         if verdict.status != "passed":
             return _document(course, marked, verdict.status)
     if (exercise := course.current) is None:
-        say(course.words["all_done"].format(count=len(exercises()), command=_command(course, " --train")))
+        say(_all_done(course))
         return _document(course, marked, "done")
     if not new:
         say(course.words["next"].format(title=exercise.heading(course.language)))
     say(course.words["how"].format(file=course.path(exercise), command=_command(course)))
     return _document(course, marked, "new" if new else "done")
+
+
+def _all_done(course: Course) -> str:
+    return course.words["all_done"].format(count=len(course.passed), command=_command(course, "--train"))
 
 
 def _document(course: Course, marked: list[dict[str, Any]], status: str) -> dict[str, Any]:
@@ -152,10 +158,13 @@ def _document(course: Course, marked: list[dict[str, Any]], status: str) -> dict
 
 def _watch(course: Course) -> None:
     """Mark at each save, until all are right or Ctrl-C."""
+    if course.current is None:
+        out.print(_all_done(course))
+        return
     out.print(course.words["watching"].format(folder=course.folder))
     seen: bytes | None = None
     while (exercise := course.current) is not None:
-        content = course.path(exercise).read_bytes() if course.path(exercise).exists() else None
+        content = _content(course, exercise)
         if content is None or content == seen:
             time.sleep(LOOK)
             continue
@@ -163,7 +172,14 @@ def _watch(course: Course) -> None:
         _step(course, new=False, asked=False)
         out.print("")
         if course.current is not exercise and course.current is not None:
-            seen = course.path(course.current).read_bytes()
+            seen = _content(course, course.current)
+
+
+def _content(course: Course, exercise: Exercise) -> bytes | None:
+    """What its file holds; None where it is not there, as between the two steps in which some editors save."""
+    with suppress(FileNotFoundError):
+        return course.path(exercise).read_bytes()
+    return None
 
 
 def _train(course: Course, steps: int | None) -> None:

@@ -237,7 +237,7 @@ class ForwardPrice:
 
 
 def score_pairs(attention: Attention, tokens: int) -> int:
-    """Pairs of a query and a key that it sees, summed up over the key/value heads."""
+    """Pairs of a query and a key that it sees, summed up over the key/value heads; all, where both sides are seen."""
     if not attention.spec.causal:
         return tokens * tokens * attention.spec.n_kv_heads
     total = 0

@@ -57,7 +57,9 @@ class Direction:
 
 
 @contextmanager
-def steer(model: nn.Module, changes: Direction | Mapping[str, Tensor | float], strength: float = 1.0) -> Iterator[None]:
+def steer(
+    model: nn.Module, changes: Direction | Mapping[str, Tensor | float], strength: float | None = None
+) -> Iterator[None]:
     """Add to what heads give, or scale it, inside this block, in every call and at every token.
 
         with hw.steer(model, {"L0.H1": direction, "L1.H2": 0.5}):
@@ -67,13 +69,16 @@ def steer(model: nn.Module, changes: Direction | Mapping[str, Tensor | float], s
         model: any model that `watch` watches
         changes: for each head a vector (E,) to be added, or a number by which what it gives is multiplied; or a
             `Direction` of `hw.direction`
-        strength: of all changes: vectors are multiplied by it, and a factor f becomes 1 + strength (f - 1)
+        strength: of all changes: vectors are multiplied by it, and a factor f becomes 1 + strength (f - 1);
+            default that of a `Direction`, with which it was judged, else 1
 
     Raises:
         HeadwiseError: for a head that the model does not have, for a vector of another width than the head's, and
             at the end of a block in which none of the heads was reached.
     """
     wanted = changes.vectors if isinstance(changes, Direction) else dict(changes)
+    if strength is None:
+        strength = changes.strength if isinstance(changes, Direction) else 1.0
     sites = sites_of(model)
     chosen = by_site(sites, wanted)
     for name, change in wanted.items():
@@ -128,16 +133,18 @@ def direction(
         seed: draws the pairs that are held out, and the random control
 
     Raises:
-        HeadwiseError: where fewer than four pairs remain, or where no head carries a tenth.
+        HeadwiseError: where fewer than four pairs remain, for heads that the model does not have, or none, and where
+            no head carries a tenth.
     """
     require_next(model)
+    if heads is not None and not by_site(sites_of(model), heads):
+        raise HeadwiseError("heads=[] leaves no head to steer; name some, or leave heads= out")
     with evaluating(model):
         pairs = _answered(model, _as_ids(model, clean), _as_ids(model, corrupted))
         rng = random.Random(seed)
         made_from, held = held_apart(pairs, rng, held_out, least=2)
-        names = list(heads) if heads is not None else _carriers(model, made_from)
+        names = _carriers(model, made_from) if heads is None else heads
         means = _differences(model, made_from)
-        by_site(sites_of(model), names)  # raises for a head that the model does not have
         vectors = {name: means[name] for name in names}
 
         def successes(changes: Mapping[str, Tensor]) -> list[float]:
@@ -152,7 +159,7 @@ def direction(
             strength=strength,
             n_pairs=len(made_from),
             success=interval_of(successes(vectors)),
-            control=interval_of([value for values in controls for value in values]),
+            control=interval_of([sum(draws) / DRAWS for draws in zip(*controls, strict=True)]),  # of each text one
             elsewhere=interval_of(elsewhere),
             moved=moved,
         )
@@ -175,9 +182,10 @@ def _answered(model: nn.Module, clean: list[list[int]], corrupted: list[list[int
         raise HeadwiseError(f"there are {len(clean)} clean texts and {len(corrupted)} corrupted ones; they are pairs")
     pairs: list[_Pair] = []
     for number, (good, bad) in enumerate(zip(clean, corrupted, strict=True)):
-        if len(good) != len(bad) or not len(good):
+        if len(good) != len(bad) or not good:
             raise HeadwiseError(
-                f"pair {number} has {len(good)} clean tokens and {len(bad)} corrupted ones; both need as many"
+                f"pair {number} has {len(good)} clean tokens and {len(bad)} corrupted ones; both need as many, and at "
+                f"least one"
             )
         answer = _likeliest(model, good)
         if answer != _likeliest(model, bad):

@@ -125,7 +125,8 @@ class MultiHeadAttention(Projections):
 
         Args:
             x: (B,T,d_in)
-            context: (B,S,d_context), which keys are made of; default x
+            context: (B,S,d_context), which keys are made of; default x. That makes it cross attention, without RoPE,
+                also of x to itself
             values: (B,S,d_values), from which values are made in the place of `context`, whose keys they belong to:
                 layer(q, k, v) is MultiHead(Q, K, V), and layer(x, x, x) is layer(x)
             mask: joined with the layer's own mask by &; S counts what the cache holds
@@ -175,7 +176,7 @@ class MultiHeadAttention(Projections):
     def batched(
         self, x: Tensor, context: Tensor | None, values: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """The inputs of a call as (B,T,width) each; None for a context that is x itself, and for values that are it."""
+        """The inputs of a call as (B,T,width) each; None for values that are the context, and both if they are x."""
         for name, tensor in (("x", x), ("context", context), ("values", values)):
             if isinstance(tensor, Mask):
                 raise HeadwiseError(f"{name} is {tensor!r}; layer(q, k, v) takes tensors there, and a mask as mask=")
