@@ -165,5 +165,5 @@ def test_what_aligns_with_nothing_is_refused() -> None:
     refuses(lambda: align(model, [text], []), "1 texts to choose by and 0 to judge on")
     refuses(lambda: align(model, [text], [Linked(text.inputs, ())]), "without a link")
     refuses(lambda: align(model, [text], [Linked(text.inputs, ((7, 0),))]), "row 7 of 5 is to be aligned")
-    refuses(lambda: align(model, [text], [text], named=["cross.L0.H9"]), r"cross\.L0\.H9 is none of the heads")
+    refuses(lambda: align(model, [text], [text], named=["cross.L0.H9"]), r"no head 'cross\.L0\.H9'")
     refuses(lambda: align(model, [text], [spoken((0.0, 0.1), 11)]), "some texts are spoken and some linked")

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from headwise.errors import HeadwiseError
 from headwise.heads.blocks import row_weights
 from headwise.heads.documents import Document, Listener, listening
+from headwise.heads.statistics import unknown_head
 from headwise.intervals import Interval, interval_of
 from headwise.models.ask import device_of, evaluating, run_body
 from headwise.models.sites import Site
@@ -139,21 +140,21 @@ def align(
     spoken = {isinstance(text, Spoken) for text in (*texts, *judged)}
     if len(spoken) > 1:
         raise HeadwiseError("some texts are spoken and some linked; align them one by one")
-    with evaluating(model):
-        sites = _aligning(model, texts[0])
-    names = [head for site in sites for head in site.heads]
-    for name in named:
-        if name not in names:
-            raise HeadwiseError(f"{name} is none of the heads that could align: {', '.join(names[:3])}, ...")
     maps: list[Maps] = []
     with evaluating(model):
+        sites = _aligning(model, texts[0])
+        names = [head for site in sites for head in site.heads]
+        for name in named:
+            if name not in names:
+                raise unknown_head(name, names)
         for number, text in enumerate((*texts, *judged), 1):
             maps.append(_maps(model, sites, text))
             progress(number, len(texts) + len(judged))
     kind, aligned = ("spoken", _Spoken) if True in spoken else ("linked", _Linked)
     chosen_by = aligned(texts, maps[: len(texts)])
     others = aligned(judged, maps[len(texts) :])
-    errors = chosen_by.errors([[h] for h in range(len(names))]).mean(0)  # of each head alone
+    alone = chosen_by.figures([[h] for h in range(len(names))])
+    errors = alone[:, 0].mean(1)
     order = np.argsort(errors, kind="stable")
     best = int(order[0])
     chosen = _greedy(chosen_by, best, float(errors[best]), len(names), most)
@@ -161,14 +162,19 @@ def align(
     sets[Note.of("aligned.best_alone", head=names[best])] = [best]
     if named:
         sets[Note.of("aligned.named", heads=" ".join(named))] = [names.index(name) for name in named]
-    shares = others.within(chosen)
+    of_chosen, *of_controls = others.figures([chosen, *sets.values()])
     controls: dict[str, Scored] = {}
     gains: dict[str, tuple[Interval, ...]] = {}
-    for name, heads in sets.items():
-        controls[name] = others.scored(heads, names)
-        gains[name] = tuple(map(interval_of, (shares - others.within(heads)).tolist()))
-    ranking = tuple(chosen_by.scored([int(h)], names) for h in order)
-    return Alignment(ranking, others.scored(chosen, names), controls, gains, kind, n_texts=(len(texts), len(judged)))
+    for (name, heads), figures in zip(sets.items(), of_controls, strict=True):
+        controls[name] = _scored(heads, names, figures)
+        gains[name] = tuple(map(interval_of, (of_chosen - figures)[1:].tolist()))
+    ranking = tuple(_scored([h], names, alone[h]) for h in order)
+    return Alignment(ranking, _scored(chosen, names, of_chosen), controls, gains, kind, (len(texts), len(judged)))
+
+
+def _scored(heads: Heads, names: Sequence[str], figures: Numbers) -> Scored:
+    error, *within = map(interval_of, figures.tolist())
+    return Scored(tuple(names[h] for h in heads or ()), error, tuple(within))
 
 
 def _aligning(model: nn.Module, text: Known) -> list[Site]:
@@ -213,7 +219,7 @@ def _greedy(texts: _Aligned, first: int, error: float, n_heads: int, most: int) 
     chosen = [first]
     while len(chosen) < min(most, n_heads):
         rest = [h for h in range(n_heads) if h not in chosen]
-        errors = texts.errors([[*chosen, h] for h in rest]).mean(0)
+        errors = texts.figures([[*chosen, h] for h in rest])[:, 0].mean(1)
         if errors.min() >= error:
             break
         error = float(errors.min())
@@ -228,17 +234,8 @@ class _Aligned(ABC):
         self.texts, self.maps = texts, maps
 
     @abstractmethod
-    def errors(self, sets: Sequence[Heads]) -> Numbers:
-        """The error of each set in each text, (texts, sets)."""
-
-    @abstractmethod
-    def within(self, heads: Heads) -> Numbers:
-        """`Scored.within` of a set, text by text, (shares, texts)."""
-
-    def scored(self, heads: Heads, names: Sequence[str]) -> Scored:
-        shares = tuple(map(interval_of, self.within(heads).tolist()))
-        errors = self.errors([heads])[:, 0]
-        return Scored(tuple(names[h] for h in heads or ()), interval_of(errors.tolist()), shares)
+    def figures(self, sets: Sequence[Heads]) -> Numbers:
+        """The error of each set in each text, and what `Scored.within` has: (sets, 1 + fractions, texts)."""
 
 
 # Speech
@@ -250,14 +247,14 @@ class _Spoken(_Aligned):
     def __init__(self, texts: Sequence[Any], maps: Sequence[Maps]) -> None:
         super().__init__(texts, [prepared(each) for each in maps])
 
-    def errors(self, sets: Sequence[Heads]) -> Numbers:
-        return np.stack([self._off(n, sets).mean(1) for n in range(len(self.texts))])
-
-    def within(self, heads: Heads) -> Numbers:
-        """The share of each text's words that are found within 50 and 100 ms."""
-        offs = [self._off(n, [heads])[0] for n in range(len(self.texts))]
-        limits = [limit + 1e-9 for limit in WITHIN]  # what rounding alone puts beyond is within
-        return np.array([[float((off <= limit).mean()) for off in offs] for limit in limits])
+    def figures(self, sets: Sequence[Heads]) -> Numbers:
+        """The error, and the fractions of each text's words that are found within 50 and 100 ms."""
+        of_texts = []
+        for number in range(len(self.texts)):
+            off = self._off(number, sets)
+            # What rounding alone puts beyond a limit is within.
+            of_texts.append([off.mean(1), *((off <= limit + 1e-9).mean(1) for limit in WITHIN)])
+        return np.array(of_texts).transpose(2, 1, 0)
 
     def _off(self, number: int, sets: Sequence[Heads]) -> Numbers:
         """How far found beginnings lie from the known ones, for each set, (sets, words)."""
@@ -317,21 +314,17 @@ def path_starts(scores_knm: Maps) -> NDArray[np.int64]:
 class _Linked(_Aligned):
     """Linked texts, whose error is 1 - (|found and sure| + |found and right|) / (|found| + |sure|)."""
 
-    def errors(self, sets: Sequence[Heads]) -> Numbers:
-        return np.array([[self._rate(n, heads) for heads in sets] for n in range(len(self.texts))])
+    def figures(self, sets: Sequence[Heads]) -> Numbers:
+        of_texts = [[self._of_text(n, heads) for heads in sets] for n in range(len(self.texts))]
+        return np.array(of_texts).transpose(1, 2, 0)
 
-    def within(self, heads: Heads) -> Numbers:
-        """The share of each text's links that are found."""
-        shares = []
-        for number, text in enumerate(self.texts):
-            shares.append(len(self._found(number, heads) & set(text.links)) / len(text.links))
-        return np.array([shares])
-
-    def _rate(self, number: int, heads: Heads) -> float:
+    def _of_text(self, number: int, heads: Heads) -> tuple[float, float]:
+        """The error, and the fraction of the links that are found."""
         text, seen = self.texts[number], self._found(number, heads)
         sure = set(text.links)
         right = sure | set(text.possible)
-        return 1 - (len(sure & seen) + len(right & seen)) / (len(sure) + len(seen))
+        rate = 1 - (len(sure & seen) + len(right & seen)) / (len(sure) + len(seen))
+        return rate, len(sure & seen) / len(text.links)
 
     def _found(self, number: int, heads: Heads) -> set[tuple[int, int]]:
         """The strongest key of each row that has a link."""
