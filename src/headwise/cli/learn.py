@@ -132,16 +132,12 @@ def _step(course: Course, new: bool, quiet: bool = False, asked: bool = True) ->
         if verdict.status != "passed":
             return _document(course, marked, verdict.status)
     if (exercise := course.current) is None:
-        say(_all_done(course))
+        say(course.words["all_done"].format(count=len(exercises()), command=_command(course, "--train")))
         return _document(course, marked, "done")
     if not new:
         say(course.words["next"].format(title=exercise.heading(course.language)))
     say(course.words["how"].format(file=course.path(exercise), command=_command(course)))
     return _document(course, marked, "new" if new else "done")
-
-
-def _all_done(course: Course) -> str:
-    return course.words["all_done"].format(count=len(course.passed), command=_command(course, "--train"))
 
 
 def _document(course: Course, marked: list[dict[str, Any]], status: str) -> dict[str, Any]:
@@ -159,7 +155,7 @@ def _document(course: Course, marked: list[dict[str, Any]], status: str) -> dict
 def _watch(course: Course) -> None:
     """Mark at each save, until all are right or Ctrl-C."""
     if course.current is None:
-        out.print(_all_done(course))
+        _step(course, new=False)  # which says so
         return
     out.print(course.words["watching"].format(folder=course.folder))
     seen: bytes | None = None
@@ -184,14 +180,13 @@ def _content(course: Course, exercise: Exercise) -> bytes | None:
 
 def _train(course: Course, steps: int | None) -> None:
     """Let the class of exercise 11 learn, and report its heads."""
-    from headwise.teach.check import check as checked
-    from headwise.teach.check import read_target
+    from headwise.teach.check import check, read_target
     from headwise.teach.exercises import find_exercise
     from headwise.teach.subject import Options
 
     exercise = find_exercise(CLASS)
     place = course.place_of_class(exercise)
-    if not checked(place, causal=exercise.causal, lang=course.language).right:
+    if not check(place, causal=exercise.causal, lang=course.language).right:
         raise HeadwiseError(course.words["not_yet"].format(file=course.path(exercise), command=_command(course)))
     target = read_target(place, Options(exercise.causal, lang=course.language))
     document = show_heads(free_folder(course.folder / "model"), target, steps)

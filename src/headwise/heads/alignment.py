@@ -274,7 +274,7 @@ def prepared(maps_hns: Maps) -> Maps:
     """Each key's weights over the rows, mean 0 and deviation 1, then the median of neighbouring keys."""
     mean, deviation = maps_hns.mean(1, keepdims=True), maps_hns.std(1, keepdims=True)
     scores = (maps_hns - mean) / np.maximum(deviation, np.finfo(np.float32).tiny)
-    half = min(SMOOTH, scores.shape[2] - 1 + scores.shape[2] % 2) // 2
+    half = min(SMOOTH, scores.shape[2] - 1) // 2  # of the window, which is odd and no longer than the keys
     wide = np.pad(scores, ((0, 0), (0, 0), (half, half)), mode="reflect")
     windows = np.lib.stride_tricks.sliding_window_view(wide, 2 * half + 1, axis=2)
     return np.asarray(np.median(windows, axis=-1), np.float32)

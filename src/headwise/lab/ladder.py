@@ -34,6 +34,7 @@ from torch.autograd.profiler import profile
 from torch.overrides import TorchFunctionMode
 
 from headwise.errors import HeadwiseError
+from headwise.gpt.presets import check_seed
 from headwise.lab.courses.numpy_layer import attend_batched, attend_einsum, attend_loop, causal_mask
 from headwise.lab.courses.stacked import MultiHeadAttn, MultiHeadedAttentionWrapper
 from headwise.layer.layer import MultiHeadAttention
@@ -438,8 +439,7 @@ def _check(n: LadderSizes, repeats: int, seed: int) -> None:
     names = ("batch", "tokens", "width", "heads", "kv_heads", "repeats")
     for name, value in zip(names, (*vars(n).values(), repeats), strict=True):
         require_size(name, value)
-    if seed < 0:
-        raise HeadwiseError(f"seed={seed} is negative; pass 0 or more")
+    check_seed(seed)
     if n.d_model % n.n_heads:
         raise HeadwiseError(
             f"heads={n.n_heads} does not divide width={n.d_model}; pass a width that {n.n_heads} divides"

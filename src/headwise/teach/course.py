@@ -45,7 +45,7 @@ class Course:
         return self.folder / exercise.file
 
     def save(self) -> None:
-        content = {"language": self.language, "passed": sorted(self.passed), "tries": self.tries}
+        content = {"language": self.language, "passed": self.passed, "tries": self.tries}
         write_whole(self.folder / PROGRESS, json.dumps(content, indent=2) + "\n")
 
     def write_files(self) -> None:
@@ -115,7 +115,7 @@ class Course:
             with suppress(FileExistsError):
                 backup.touch(exist_ok=False)  # so that of two calls at once no two have the number
                 break
-        write_whole(backup, read_bytes(path) if path.exists() else b"")
+        write_whole(backup, read_bytes(path))
         write_whole(path, exercise.source(self.language))
         self.passed = [passed for passed in self.passed if passed != exercise.number]
         self.tries.pop(str(exercise.number), None)
