@@ -197,6 +197,8 @@ def live_html(name: str, lang: str = "en") -> str:
     return page("live", body, title=title, script="live.js", **options)
 
 
+# The page of a model, and its picture in a notebook.
+
 STYLES = ("report_look.css", "report_heads.css", "report_head.css", "report_roles.css", "look.css")
 # The text that a page opens with, by what the model predicts.
 EXAMPLES = {
