@@ -15,7 +15,7 @@ import pytest
 import torch
 from cases import refuses_table
 
-from headwise.lab.microgpt import RUNGS, Draw, Replay, Tokens, array, learning_rate, plain, replay, shapes, tensor
+from headwise.lab.microgpt import RUNGS, Characters, Draw, Replay, array, learning_rate, plain, replay, shapes, tensor
 from headwise.rungs.autograd import Value
 
 # All letters, so that the vocabulary is 27; the last name is longer than the context.
@@ -92,7 +92,7 @@ def test_the_streams_of_others_are_left_alone(rung: str) -> None:
 
 @pytest.mark.slow
 def test_sizes_of_the_model() -> None:
-    tokens = Tokens(["cab", "bad"])
+    tokens = Characters(["cab", "bad"])
     assert (tokens.characters, tokens.end, tokens.size) == (["a", "b", "c", "d"], 4, 5)
     assert tokens.encode("dab") == [4, 3, 0, 1, 4]
     assert tokens.decode([4, 3, 0, 1, 4]) == "dab"

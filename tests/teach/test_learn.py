@@ -276,6 +276,7 @@ def test_files_that_nobody_touched_change_their_language(tmp_path: Path) -> None
         ({}, ["--reset", 19], "there is no exercise 19; they are 1 to 18"),
         ({}, ["--solution", 0], "there is no exercise 0"),
         ({}, ["--watch", "--reset", 2], "--watch, --reset do not go together"),
+        ({}, ["--watch", "--reset", 0], "--watch, --reset do not go together"),
         ({}, ["--watch", "--json"], "--watch, --json do not go together"),
         ({}, ["--steps", 3], "--steps do not go together"),
         ({}, ["--train"], "11_torch.py is not right yet"),

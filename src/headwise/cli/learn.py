@@ -11,12 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from typer import Exit
 
-from headwise.cli.app import (
-    command,
-    out,
-    print_json,
-    wants_json,
-)
+from headwise.cli.app import command, out, print_json, wants_json
 from headwise.cli.check import show_heads, tell_unheld
 from headwise.cli.early import asked_language, language, speak
 from headwise.cli.train import free_folder
@@ -28,7 +23,7 @@ if TYPE_CHECKING:
     from headwise.teach.exercises import Exercise
 
 DEFAULT = Path("learn")
-CLASS = 11  # the exercise whose class may learn the verbs
+TRAINED = 11  # the number of the exercise whose class --train lets learn the verbs
 LOOK = 0.3  # seconds between two looks at a file that is watched
 
 
@@ -48,20 +43,23 @@ def learn(
     Exit code 1 says that an exercise is not right yet.
     """
     modes = {"--watch": watch, "--reset": reset, "--solution": solution, "--notebook": notebook, "--train": train}
-    chosen = [option for option, value in modes.items() if value not in (None, False)]
+    chosen = [option for option, value in modes.items() if value is not None and value is not False]
     if len(chosen) > 1 or (watch and wants_json()) or (steps is not None and not train):
-        options = [*chosen, *["--steps"] * (steps is not None), *["--json"] * (watch and wants_json())]
-        raise refusal("not_together", value=", ".join(options))
+        also = {"--steps": steps is not None, "--json": watch and wants_json()}
+        raise refusal("not_together", value=", ".join([*chosen, *filter(also.get, also)]))
     course, exercise, new = _open(folder, solution if reset is None else reset)
     speak(course.language)
-    if not (new or notebook) and exercise is None:
+    if not (new or notebook) and exercise is None:  # else no file of the learner runs
         tell_unheld(course.language)
     if reset is not None and exercise is not None:
         backup, path = str(course.reset(exercise)), str(course.path(exercise))
         _tell(course, "reset", {"exercise": reset, "file": path, "backup": backup})
     elif solution is not None and exercise is not None:
         code = exercise.code(course.language).rstrip("\n")
-        print_json("solution", {"exercise": solution, "solution": code}) if wants_json() else out.print(code)
+        if wants_json():
+            print_json("solution", {"exercise": solution, "solution": code})
+        else:
+            out.print(code)
     elif notebook:
         from headwise.teach.notebook import write_notebooks
 
@@ -76,7 +74,7 @@ def learn(
         document = _step(course, new, quiet=wants_json())
         if wants_json():
             print_json("learn", document)
-        if document["status"] not in ("new", "done"):
+        if document["status"] not in ("new", "done"):  # done: what was marked is right, and the next may be open
             raise Exit(1)
 
 
@@ -88,16 +86,17 @@ def _open(folder: Path | None, number: int | None) -> tuple[Course, Exercise | N
     exercise = None if number is None else find_exercise(number, language())
     inside = Path(PROGRESS).exists() and Path(exercises()[0].file).exists()
     place = folder or (Path() if inside else DEFAULT)
-    begins = None if (place / PROGRESS).exists() else language()  # a course that is there keeps its own
-    course, new = open_course(place, asked_language() or begins)
+    of_new = None if (place / PROGRESS).exists() else language()  # a course that is there keeps its own
+    course, new = open_course(place, asked_language() or of_new)
     return course, exercise, new
 
 
-def _tell(course: Course, word: str, document: dict[str, Any]) -> None:
+def _tell(course: Course, kind: str, document: dict[str, Any]) -> None:
+    """A document as JSON of its kind, or in the phrase of that key."""
     if wants_json():
-        print_json(word, document)
+        print_json(kind, document)
     else:
-        out.print(course.words[word].format(**document))
+        out.print(course.words[kind].format(**document))
 
 
 def _command(course: Course, *options: str) -> str:
@@ -122,9 +121,9 @@ def _step(course: Course, new: bool, quiet: bool = False, asked: bool = True) ->
         verdict = course.mark(exercise, asked)
         if marked and verdict.status == "open":
             break  # it has just been opened
-        step = course.hint(exercise)
-        lines = told(exercise, verdict, course.language, step, str(course.path(exercise)), _command(course))
-        hint = exercise.hint(course.language, step, verdict.evidence) if step else None
+        due = course.hint(exercise)
+        lines = told(exercise, verdict, course.language, due, str(course.path(exercise)), _command(course))
+        hint = exercise.hint(course.language, due, verdict.evidence) if due else None
         marked.append(
             {"exercise": exercise.number, "file": str(course.path(exercise)), **asdict(verdict), "hint": hint}
         )
@@ -167,7 +166,7 @@ def _watch(course: Course) -> None:
         seen = content
         _step(course, new=False, asked=False)
         out.print("")
-        if course.current is not exercise and course.current is not None:
+        if course.current is not exercise and course.current is not None:  # the next is marked once it is saved
             seen = _content(course, course.current)
 
 
@@ -184,7 +183,7 @@ def _train(course: Course, steps: int | None) -> None:
     from headwise.teach.exercises import find_exercise
     from headwise.teach.subject import Options
 
-    exercise = find_exercise(CLASS)
+    exercise = find_exercise(TRAINED)
     place = course.place_of_class(exercise)
     if not check(place, causal=exercise.causal, lang=course.language).right:
         raise HeadwiseError(course.words["not_yet"].format(file=course.path(exercise), command=_command(course)))

@@ -5,9 +5,9 @@ costs one multiply-add a token. Letters: c model width, h query heads, g key/val
 
 One multiply-add is two FLOPs. Counted are matrix products: linear layers, scores, weights times values, convolutions;
 not softmax, norms, activations, rotations, biases and look-ups, a per cent or so. T causal queries have T(T+1)/2 pairs;
-a window w caps the keys of one at w. The dense count is that of a kernel which computes every pair, and logits at every
-position (`torch.utils.flop_counter`). A cache keeps min(T, window) tokens, all that the query at T may see; between two
-steps transformers keeps one fewer.
+with a window w none sees more than w keys. The dense count is that of a kernel which computes every pair, and logits at
+every position (`torch.utils.flop_counter`). A cache keeps min(T, window) tokens, all that the query at T may see;
+between two steps transformers keeps one fewer.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ class ModelShape:
 
 # What it costs to run.
 
-LONGEST = 2**62  # tokens: more than any window has, and than any plan keeps
+LONGEST = 2**62  # tokens: more than any plan keeps, whose sinks and window are at most 2^60 each
 
 
 @dataclass(frozen=True)
@@ -252,11 +252,13 @@ def pair_flops(spec: AttentionSpec, pairs: int) -> int:
 
 
 def forward_price(shape: ModelShape, batch: int, tokens: int, source: int) -> ForwardPrice:
+    """What it takes to read texts of `tokens` tokens, each beside a source of `source` tokens for the encoder."""
     linear = attention = dense = 0
     for layer in shape.layers:
         if layer.stack == VISION:
             continue
-        spec, length, across = layer.attention.spec, tokens if layer.stack == MAIN else source, 0
+        spec, across = layer.attention.spec, 0  # `across`: FLOPs of the pairs of cross attention
+        length = tokens if layer.stack == MAIN else source
         linear += 2 * length * (_token_weights(spec) + layer.feed_forward.active_weights)
         if layer.cross:  # its keys and values are made once, of the source
             cross = layer.cross.spec
@@ -265,29 +267,29 @@ def forward_price(shape: ModelShape, batch: int, tokens: int, source: int) -> Fo
         attention += pair_flops(spec, score_pairs(layer.attention, length)) + across
         dense += pair_flops(spec, length * length * spec.n_kv_heads) + across
     pieces = [piece for piece in shape.pieces if piece.stack != VISION]
-    head, once = 2 * sum(piece.weights for piece in pieces), 2 * sum(piece.once for piece in pieces)
-    outside = once + head * (1 if shape.generates else tokens)  # what follows a prompt needs the last logits alone
+    per_token, once = 2 * sum(piece.weights for piece in pieces), 2 * sum(piece.once for piece in pieces)
+    outside = once + per_token * (1 if shape.generates else tokens)  # what follows a prompt needs the last logits alone
     return ForwardPrice(
         layer_flops=batch * linear,
         attention_flops=batch * attention,
         outside_flops=batch * outside,
         total_flops=batch * (linear + attention + outside),
-        dense_flops=batch * (linear + dense + once + head * tokens),
+        dense_flops=batch * (linear + dense + once + per_token * tokens),
     )
 
 
 def _token_weights(spec: AttentionSpec) -> int:
-    """Matrix entries of an attention that a token meets which becomes queries, keys and values."""
+    """Matrix entries of a self attention that each token meets: for its query, key and value, and in W_O."""
     return spec.q_weights + spec.kv_weights + spec.expanding_weights + spec.o_weights
 
 
 def decode_flops(shape: ModelShape, tokens: int, source: int, expand: bool = False) -> int:
     """One new token of one text, the last of `tokens`, beside the cache of the others.
 
-    A latent cache is read as it is, its expanding matrix folded into query and output; with `expand` it all is turned
-    into keys and values at every step, as transformers does.
+    A latent cache is read as it is, its expanding matrix folded into query and output; with `expand` keys and
+    values are made of all of it at every step, as transformers does.
     """
-    total = 2 * sum(piece.weights for piece in shape.pieces)
+    total = 2 * sum(piece.weights for piece in shape.pieces)  # those of other stacks have none
     for layer in shape.main_layers:
         spec, rows = layer.attention.spec, layer.attention.rows(tokens)
         total += 2 * (_token_weights(spec) + layer.feed_forward.active_weights)
@@ -317,12 +319,13 @@ def decode_parameters(shape: ModelShape, batch: int) -> float:
     return total
 
 
-def experts_read(forward: FeedForward, batch: int) -> float:
-    """Parameters of the experts that some text of the batch is sent to, a mean if every choice is as likely."""
-    if batch == 1 or not forward.n_experts:
-        return forward.active_parameters
-    distinct = forward.n_experts * (1 - (1 - forward.n_active / forward.n_experts) ** batch)
-    return float(distinct * forward.expert_parameters + forward.common_parameters)
+def experts_read(feed_forward: FeedForward, batch: int) -> float:
+    """Parameters that some text of the batch meets: of its experts a mean, as if all were chosen equally often."""
+    n = feed_forward.n_experts
+    if batch == 1 or not n:  # of one text the number is exact
+        return feed_forward.active_parameters
+    distinct = n * (1 - (1 - feed_forward.n_active / n) ** batch)  # experts that at least one text chooses
+    return float(distinct * feed_forward.expert_parameters + feed_forward.common_parameters)
 
 
 def cache_values(shape: ModelShape, tokens: int, source: int) -> int:
@@ -337,7 +340,7 @@ def cache_values(shape: ModelShape, tokens: int, source: int) -> int:
 def longest_context(shape: ModelShape, values: int, source: int) -> int | None:
     """The longest text whose cache holds at most `values` numbers; None where the cache stops growing before."""
     growing = sum(attention.growing_values for attention in shape.cached)
-    most = values // growing if growing else LONGEST
+    most = values // growing if growing else LONGEST  # no text is longer: each token adds at least `growing`
     if not growing and cache_values(shape, most, source) <= values:
         return None
     low, high = 0, most  # the cache only ever grows with the text: bisect

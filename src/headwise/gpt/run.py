@@ -43,10 +43,9 @@ from headwise.table import amount
 from headwise.words import Note, refusal, unknown
 
 REPORT, WALK, FILM = "report.html", "walk.html", "film.jsonl"
-FIRST = (TEXT, RUN)  # what is written before all else
+FIRST = (TEXT, RUN)  # what is written before all else: all that a folder without a run may have of ours
 FILES = (RUN, *MODEL_FILES, METRICS, FILM, STATE, REPORT, WALK)
-SAMPLES = 5
-SAMPLE_TOKENS = 60
+SAMPLES, SAMPLE_TOKENS = 5, 60  # texts that a finished model writes for the report, and their length at most
 CELL_TOKENS = 8  # that a held-out cell is continued by at most: more than any Spanish form has
 
 
@@ -61,6 +60,7 @@ class Settings:
     seed: int = 0
     steps: int | None = None  # None takes the recipe's
     shape: dict[str, Any] = field(default_factory=dict)  # fields of GPTConfig that differ from the preset
+    # From here on `field` is this one, and no longer that of dataclasses.
     field: str | None = None  # of the records of .jsonl and .parquet the one with the text; None takes "text"
     replay: str | None = None  # the rung on which microgpt was replayed: it learned from all lines and held none out
 
@@ -96,7 +96,7 @@ class Settings:
             lines = preset.lines if self.lines is None else self.lines
             tokenizer = None if self.tokenizer is None else Path(self.tokenizer)
             text = Sources(self.paths, self.field, progress)
-            corpus = text_corpus(text, lines, shape["context"], self.seed, tokenizer, self.replay is None)
+            corpus = text_corpus(text, lines, shape["context"], self.seed, tokenizer, hold_out=self.replay is None)
         return corpus, GPTConfig(vocab_size=len(corpus.tokens), **shape), recipe
 
 
@@ -106,7 +106,7 @@ class Run:
 
     settings: Settings
     digest: str  # of its text
-    status: str
+    status: str  # "training" or "finished"
     summary: RunSummary | None
     cells: tuple[int, int, int] | None  # held-out verb cells: right by the model, right by the n-gram, all
     example: str | None  # a held-out text for the report
@@ -135,21 +135,22 @@ def run_training(
     division.check(corpus.data, recipe)
     with shapes_alone():
         size = GPT(config).n_parameters
-    needed, room = 16 * size, free_memory()  # bytes of weights, gradients and two moments in float32
-    if needed > room.size and not division.apart:
+    needed, free = 16 * size, free_memory()  # 4 bytes each of a weight, its gradient and two moments
+    if needed > free.size and not division.apart:
         raise HeadwiseError(
-            f"{size:,} parameters take {amount(needed)} to train, and {amount(room.size)} are free ({room.limit}); "
+            f"{size:,} parameters take {amount(needed)} to train, and {amount(free.size)} are free ({free.limit}); "
             f"take a smaller model"
         )
-    _check(folder, settings, corpus, resume)
+    _check(folder, settings, corpus, resume)  # before a folder is made for it
     with Kept(folder, busy=f"another training is at work in {folder}; wait for it, or take another out=") as kept:
         run = _check(folder, settings, corpus, resume)  # again: another one may just have ended
-        kept.clear((*FIRST, *FILES) if run else FIRST)
+        kept.clear((TEXT, *FILES) if run else FIRST)
         if run is None:
             run = Run(settings, corpus.data.digest, "training", None, None, None)
             write_run(folder, run)
         finished = run.status == "finished"
-        if current().agree(lambda: finished):
+        if current().agree(lambda: finished):  # the other processes wait for the answer in `follow_training`
+            # A kill may have come between the last two lines of this function.
             (folder / STATE).unlink(missing_ok=True)
             return run
         facts = {"preset": settings.preset, "parameters": f"{size:,}", "text": corpus.name, "folder": folder}
@@ -229,8 +230,8 @@ def read_run(folder: Path) -> Run | None:
 
 def example_of(folder: Path | None) -> str:
     """A text that a finished run held out; a name where there is no run, or none that is finished."""
-    run = None if folder is None else read_run(folder)
-    return (None if run is None else run.example) or "emma"
+    run = read_run(folder) if folder else None
+    return (run and run.example) or "emma"
 
 
 def held_out_documents(folder: Path, limit: int) -> list[list[int]]:
@@ -265,6 +266,7 @@ def _check(folder: Path, settings: Settings, corpus: Corpus, resume: bool) -> Ru
         return None
     if not resume:
         raise refusal("run_there", folder=folder)
+    # Without a summary it is a replay of microgpt, which has none to resume.
     if run.status == "finished" and ((folder / REPORT).exists() or run.summary is None):
         raise refusal("run_finished", folder=folder)
     if run.settings != settings:
@@ -331,7 +333,7 @@ def _cells_right(corpus: Corpus, likeliest: Callable[[list[int]], Iterable[int]]
 
 
 def load_run(folder: Path) -> tuple[GPT, Tokens]:
-    """The model of a finished run."""
+    """The model and the tokenizer of a folder; refused where it is of a run that has not written its model yet."""
     run = read_run(folder) if folder.is_dir() else None
     if run is not None and run.status != "finished" and not (folder / "model.safetensors").exists():
         raise refusal("unfinished", folder=folder)

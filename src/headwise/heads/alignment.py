@@ -29,14 +29,14 @@ from headwise.records import Call, parse_head
 from headwise.table import Table
 from headwise.words import Note
 
-SMOOTH = 7  # frames of the median
-WITHIN = (0.05, 0.1)  # seconds
+SMOOTH = 7  # keys of the median, as in Whisper
+WITHIN = (0.05, 0.1)  # seconds from the known beginning; the texts below name them, too
 MOST = 8  # heads that are chosen together, at most
-BATCH = 2**22  # cells of maps that are aligned at a time
+BATCH = 2**22  # cells of maps that are aligned at a time: some 50 MB
 
-Maps = NDArray[np.float32]  # (H,N,S)
+Maps = NDArray[np.float32]  # (H,N,S): heads, rows that are aligned, keys
 Numbers = NDArray[np.float64]
-Heads = Sequence[int] | None
+Heads = Sequence[int] | None  # None: a straight line in the place of heads
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Spoken:
     """A text that was spoken: when each of its words begins."""
 
     inputs: Mapping[str, Tensor]  # of the model's forward, one text
-    rows: tuple[int, ...]  # the positions whose maps are aligned, one behind the other: each predicts a token
+    rows: tuple[int, ...]  # the positions whose maps are aligned, in ascending order: each predicts a token
     starts: tuple[int, ...]  # for each word the row, counted among `rows`, that predicts its first token
     begins: tuple[float, ...]  # for each word, seconds
     seconds_per_key: float
@@ -55,9 +55,16 @@ class Spoken:
 class Linked:
     """A text whose tokens have partners in another one, or in itself."""
 
+    n_keys = None  # all
+
     inputs: Mapping[str, Tensor]
     links: tuple[tuple[int, int], ...]  # row, key
     possible: tuple[tuple[int, int], ...] = ()  # further ones, which are neither right nor wrong to leave out
+
+    @property
+    def rows(self) -> list[int]:
+        """Those that have a link."""
+        return sorted({row for row, _ in self.links})
 
 
 Known = Spoken | Linked
@@ -69,7 +76,7 @@ class Scored:
 
     heads: tuple[str, ...]
     error: Interval  # seconds between known and found beginnings; or the alignment error rate
-    within: tuple[Interval, ...] = ()  # shares of the beginnings within 50 and 100 ms; of links that are found
+    within: tuple[Interval, ...] = ()  # spoken: fractions of beginnings within 50 and 100 ms; linked: of links found
 
 
 @dataclass(frozen=True)
@@ -139,7 +146,7 @@ def align(
         raise HeadwiseError(f"{len(texts)} texts to choose by and {len(judged)} to judge on; pass at least one of each")
     spoken = {isinstance(text, Spoken) for text in (*texts, *judged)}
     if len(spoken) > 1:
-        raise HeadwiseError("some texts are spoken and some linked; align them one by one")
+        raise HeadwiseError("some texts are spoken and some linked; align each kind in a call of its own")
     maps: list[Maps] = []
     with evaluating(model):
         sites = _aligning(model, texts[0])
@@ -150,7 +157,7 @@ def align(
         for number, text in enumerate((*texts, *judged), 1):
             maps.append(_maps(model, sites, text))
             progress(number, len(texts) + len(judged))
-    kind, aligned = ("spoken", _Spoken) if True in spoken else ("linked", _Linked)
+    kind, aligned = ("spoken", _SpokenTexts) if True in spoken else ("linked", _LinkedTexts)
     chosen_by = aligned(texts, maps[: len(texts)])
     others = aligned(judged, maps[len(texts) :])
     alone = chosen_by.figures([[h] for h in range(len(names))])
@@ -181,10 +188,10 @@ def _aligning(model: nn.Module, text: Known) -> list[Site]:
     """The sites whose keys are another sequence than their queries; of a model without such, all that run."""
     ran: dict[Site, bool] = {}
 
-    def note(site: Site, call: Call, documents: Sequence[Document]) -> None:
+    def remember(site: Site, call: Call, documents: Sequence[Document]) -> None:
         ran[site] = site.cross or call.cross  # a layer of ours does either, and its call says which
 
-    _run(model, text, note)
+    _run(model, text, remember)
     return [site for site in ran if ran[site]] or list(ran)
 
 
@@ -192,29 +199,28 @@ def _run(model: nn.Module, text: Known, listener: Listener, sites: Sequence[Site
     """Run the model on one text with the calls of these attentions, default all, handed to a listener."""
     with listening(model, listener, sites=sites):
         if set(text.inputs) == {"input_ids"}:
-            run_body(model, text.inputs["input_ids"])  # a model of ours calls them otherwise
+            run_body(model, text.inputs["input_ids"])  # a model of ours calls the ids otherwise
         else:
             model(**{name: x.to(device_of(model)) for name, x in text.inputs.items()})
 
 
 def _maps(model: nn.Module, sites: Sequence[Site], text: Known) -> Maps:
-    """The rows of a text that count, of all heads."""
-    rows = list(text.rows) if isinstance(text, Spoken) else _linked_rows(text)
-    if not rows or (isinstance(text, Spoken) and not text.starts):
+    """The maps of all heads over the rows of a text that count."""
+    rows = list(text.rows)
+    if not rows or not (text.starts if isinstance(text, Spoken) else text.links):
         raise HeadwiseError("a text without a word, or without a link, aligns with nothing")
-    n_keys = text.n_keys if isinstance(text, Spoken) else None
     maps_of: dict[Site, Maps] = {}
 
     def take(site: Site, call: Call, documents: Sequence[Document]) -> None:
         if rows[-1] >= call.n_queries:
             raise HeadwiseError(f"row {rows[-1]} of {call.n_queries} is to be aligned")
-        maps_of[site] = row_weights(call, 0, rows)[..., :n_keys].float().cpu().numpy()
+        maps_of[site] = row_weights(call, 0, rows)[..., : text.n_keys].float().cpu().numpy()
 
     _run(model, text, take, sites)
     return np.concatenate([maps_of[site] for site in sites])
 
 
-def _greedy(texts: _Aligned, first: int, error: float, n_heads: int, most: int) -> list[int]:
+def _greedy(texts: _AlignedTexts, first: int, error: float, n_heads: int, most: int) -> list[int]:
     """Heads that are added one by one, as long as the error of their mean map falls."""
     chosen = [first]
     while len(chosen) < min(most, n_heads):
@@ -227,7 +233,7 @@ def _greedy(texts: _Aligned, first: int, error: float, n_heads: int, most: int) 
     return chosen
 
 
-class _Aligned(ABC):
+class _AlignedTexts(ABC):
     """Texts with their maps, and what sets of heads make of them; None is a straight line in the place of heads."""
 
     def __init__(self, texts: Sequence[Any], maps: Sequence[Maps]) -> None:
@@ -241,7 +247,7 @@ class _Aligned(ABC):
 # Speech
 
 
-class _Spoken(_Aligned):
+class _SpokenTexts(_AlignedTexts):
     """Spoken texts, whose error is the mean of the seconds between known and found beginnings."""
 
     def __init__(self, texts: Sequence[Any], maps: Sequence[Maps]) -> None:
@@ -260,20 +266,20 @@ class _Spoken(_Aligned):
         """How far found beginnings lie from the known ones, for each set, (sets, words)."""
         text, maps = self.texts[number], self.maps[number]
         _, n, m = maps.shape
-        line = np.zeros((n, m), np.float32)
+        line = np.zeros((n, m), np.float32)  # the map of a straight line: 1 along the diagonal
         line[np.arange(n), np.arange(n) * m // n] = 1
-        starts = np.empty((len(sets), n))
+        columns = np.empty((len(sets), n))  # the first of each row
         size = max(1, BATCH // (n * m))
         for at in range(0, len(sets), size):
             part = [line if heads is None else maps[list(heads)].mean(0) for heads in sets[at : at + size]]
-            starts[at : at + size] = path_starts(np.stack(part))
-        return np.abs(starts[:, list(text.starts)] * text.seconds_per_key - np.array(text.begins))
+            columns[at : at + size] = path_starts(np.stack(part))
+        return np.abs(columns[:, list(text.starts)] * text.seconds_per_key - np.array(text.begins))
 
 
 def prepared(maps_hns: Maps) -> Maps:
     """Each key's weights over the rows, mean 0 and deviation 1, then the median of neighbouring keys."""
     mean, deviation = maps_hns.mean(1, keepdims=True), maps_hns.std(1, keepdims=True)
-    scores = (maps_hns - mean) / np.maximum(deviation, np.finfo(np.float32).tiny)
+    scores = (maps_hns - mean) / np.maximum(deviation, np.finfo(np.float32).tiny)  # 0 where all rows weigh a key alike
     half = min(SMOOTH, scores.shape[2] - 1) // 2  # of the window, which is odd and no longer than the keys
     wide = np.pad(scores, ((0, 0), (0, 0), (half, half)), mode="reflect")
     windows = np.lib.stride_tricks.sliding_window_view(wide, 2 * half + 1, axis=2)
@@ -300,8 +306,8 @@ def path_starts(scores_knm: Maps) -> NDArray[np.int64]:
     starts = np.zeros((K, N), np.int64)
     k, i, j = np.arange(K), np.full(K, N), np.full(K, M)
     while (i > 0).any():
-        is_open = i > 0  # paths that have not come to their first cell
-        starts[k[is_open], i[is_open] - 1] = j[is_open] - 1
+        is_open = i > 0  # paths that have not left their first cell
+        starts[k[is_open], i[is_open] - 1] = j[is_open] - 1  # the last one that is written is the first column
         way = step[k, i, j]
         i = np.where(is_open & (way != 2), i - 1, i)
         j = np.where(is_open & (way != 1), j - 1, j)
@@ -311,7 +317,7 @@ def path_starts(scores_knm: Maps) -> NDArray[np.int64]:
 # Text
 
 
-class _Linked(_Aligned):
+class _LinkedTexts(_AlignedTexts):
     """Linked texts, whose error is 1 - (|found and sure| + |found and right|) / (|found| + |sure|)."""
 
     def figures(self, sets: Sequence[Heads]) -> Numbers:
@@ -334,8 +340,4 @@ class _Linked(_Aligned):
             keys = np.arange(n) * n_keys // n  # a straight line
         else:
             keys = maps[list(heads)].mean(0).argmax(-1)
-        return set(zip(_linked_rows(self.texts[number]), keys.tolist(), strict=True))
-
-
-def _linked_rows(text: Linked) -> list[int]:
-    return sorted({row for row, _ in text.links})
+        return set(zip(self.texts[number].rows, keys.tolist(), strict=True))

@@ -44,7 +44,7 @@ class Direction:
     strength: float  # by which the vectors were multiplied for what follows
     n_pairs: int  # from which the vectors were made
     success: Interval  # share of held-out corrupted texts that get the clean answer; unsteered none does
-    control: Interval  # the same share with random directions of the same lengths, in other heads where there are any
+    control: Interval  # the same with random directions of the same lengths, in other heads where enough are left
     elsewhere: Interval  # KL(plain || steered) in nats at the other tokens, the mean of each text
     moved: dict[int, float]  # tokens behind which the prediction moved most, with their mean KL in nats
 
@@ -62,7 +62,7 @@ def steer(
 ) -> Iterator[None]:
     """Add to what heads give, or scale it, inside this block, in every call and at every token.
 
-        with hw.steer(model, {"L0.H1": direction, "L1.H2": 0.5}):
+        with hw.steer(model, {"L0.H1": vector, "L1.H2": 0.5}):
             model(ids)
 
     Args:
@@ -103,7 +103,9 @@ def steer(
         yield
 
 
-@torch.inference_mode(False)
+@torch.inference_mode(
+    False
+)  # also where the caller is in it: the vectors are used outside, where a gradient may be asked
 @torch.no_grad()
 def direction(
     model: nn.Module,
@@ -127,7 +129,7 @@ def direction(
         corrupted: the other half of each pair
         heads: where to steer; default those that carry a tenth of the difference or more, by `hw.patch`
         other: texts on which the steered model is held to the plain one; default the held-out corrupted ones,
-            without the answer
+            without their last token, behind which the answer comes
         held_out: share of the pairs from which the direction is not made; on them it is judged
         strength: with which it is judged
         seed: draws the pairs that are held out, and the random control
@@ -181,15 +183,15 @@ def _answered(model: nn.Module, clean: list[list[int]], corrupted: list[list[int
     if len(clean) != len(corrupted):
         raise HeadwiseError(f"there are {len(clean)} clean texts and {len(corrupted)} corrupted ones; they are pairs")
     pairs: list[_Pair] = []
-    for number, (good, bad) in enumerate(zip(clean, corrupted, strict=True)):
-        if len(good) != len(bad) or not good:
+    for number, (clean_ids, corrupted_ids) in enumerate(zip(clean, corrupted, strict=True)):
+        if len(clean_ids) != len(corrupted_ids) or not clean_ids:
             raise HeadwiseError(
-                f"pair {number} has {len(good)} clean tokens and {len(bad)} corrupted ones; both need as many, and at "
-                f"least one"
+                f"pair {number} has {len(clean_ids)} clean tokens and {len(corrupted_ids)} corrupted ones; both need "
+                f"as many, and at least one"
             )
-        answer = _likeliest(model, good)
-        if answer != _likeliest(model, bad):
-            pairs.append(_Pair(good, bad, answer))
+        answer = _likeliest(model, clean_ids)
+        if answer != _likeliest(model, corrupted_ids):
+            pairs.append(_Pair(clean_ids, corrupted_ids, answer))
     if len(pairs) < LEAST_PAIRS:
         raise HeadwiseError(
             f"the model answers {len(pairs)} of {len(clean)} pairs differently, and a direction that is judged on "
@@ -226,8 +228,8 @@ def _differences(model: nn.Module, pairs: Sequence[_Pair]) -> dict[str, Tensor]:
     sites = sites_of(model)
 
     def add(site: Site, call: Call) -> None:
-        good, bad = call.out[:, :, -1].float().cpu()
-        for h, change in enumerate(good - bad):
+        clean_he, corrupted_he = call.out[:, :, -1].float().cpu()  # the two documents of the call
+        for h, change in enumerate(clean_he - corrupted_he):
             name = site.head(h)
             sums[name] = sums[name] + change if name in sums else change
 
@@ -240,7 +242,7 @@ def _differences(model: nn.Module, pairs: Sequence[_Pair]) -> dict[str, Tensor]:
 def _random_direction(
     vectors: Mapping[str, Tensor], all_heads: Mapping[str, Tensor], rng: random.Random
 ) -> dict[str, Tensor]:
-    """Directions drawn at random, each as long as one of the vectors, in heads that have none where there are some."""
+    """Directions drawn at random, each as long as one of the vectors, in heads without one where enough are left."""
     others = [name for name in all_heads if name not in vectors]
     if len(others) < len(vectors):
         others = list(all_heads)
@@ -258,7 +260,7 @@ def _divergence(
     of_text: list[float] = []
     of_token: dict[int, list[float]] = defaultdict(list)
     for text in texts:
-        if not text:
+        if not text:  # a corrupted text of one token, without it
             continue
         ids = torch.tensor([text], device=device_of(model))
         plain = logits(model, ids)[0].float().log_softmax(-1)

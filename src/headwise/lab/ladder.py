@@ -259,7 +259,7 @@ ROUNDINGS = 32  # of a number besides sums: of products, of the scale, of the le
 
 
 def draw_leaves(n: LadderSizes, seed: int) -> dict[str, Array]:
-    """The leaves, in float64: the square matrices first, as the NumPy course draws them."""
+    """The leaves, in float64: first the matrices, drawn as the NumPy course draws its square ones, then x."""
     rng = np.random.default_rng(seed)
     rows = {"W_Q": n.d_model, "W_K": n.kv_width, "W_V": n.kv_width, "W_O": n.d_model}
     leaves = {name: rng.standard_normal((count, n.d_model)) / math.sqrt(n.d_model) for name, count in rows.items()}
@@ -298,9 +298,9 @@ class Certificate:
         steps = self.steps | {"scores": np.where(seen, self.steps["scores"], 0)}
         largest = max(float(abs(step).max()) for step in steps.values())
         steepest = max(float(abs(slope).max()) for slope in self.slopes.values())
-        sizes = dict.fromkeys(self.steps, largest) | dict.fromkeys(self.slopes, steepest)
+        magnitudes = dict.fromkeys(self.steps, largest) | dict.fromkeys(self.slopes, steepest)
         # Twice: the plain loop rounds as much as the rung that is held against it.
-        tolerances = {name: 2 * UNIT["float64"] * roundings * number for name, number in sizes.items()}
+        tolerances = {name: 2 * UNIT["float64"] * roundings * size for name, size in magnitudes.items()}
         for dtype, unit in UNIT.items():
             tolerances[f"timed {dtype}"] = (unit + UNIT["float64"]) * roundings * largest
         return tolerances
@@ -311,7 +311,8 @@ class Certificate:
         if n.n_kv_heads != n.n_heads and not rung.grouped:
             refused = Note.of("ladder.cannot_share", n_kv_heads=n.n_kv_heads, n_heads=n.n_heads)
             return replace(result, refused=refused, not_timed=refused)
-        steps, slopes = self._steps(rung), {} if rung.kind == "array" else self._slopes(rung)
+        steps = self._steps(rung)
+        slopes = {} if rung.kind == "array" else self._slopes(rung)  # NumPy has no gradients
         differences = {name: self._difference(name, steps[name], self.steps[name]) for name in STAGES if name in steps}
         gradients = {name: self._difference(name, slope, self.slopes[name]) for name, slope in slopes.items()}
         leaves = cast_leaves(self.leaves, rung.kind, dtype)
@@ -339,8 +340,8 @@ class Certificate:
 
     def _slopes(self, rung: Rung) -> dict[str, Any]:
         """The slope of sum(output * cotangent) along every leaf, on the path that training takes."""
-        leaves = cast_leaves(self.leaves, rung.kind, "float64")
         if rung.kind == "tensor":
+            leaves = cast_leaves(self.leaves, rung.kind, "float64")
             for leaf in leaves.values():
                 leaf.requires_grad_()
             output = rung.prepare(self.sizes, leaves)(leaves["x"], None)
@@ -355,7 +356,7 @@ class Certificate:
         return {name: np.vectorize(lambda value: value.grad, otypes=[float])(array) for name, array in values.items()}
 
     def _difference(self, name: str, step: Any, expected: Array) -> float | None:
-        """The largest absolute one; None when the shapes differ or a number is not finite."""
+        """The largest absolute difference; None when the shapes differ or a number is not finite."""
         numbers, n = _numbers(step), self.sizes
         if name in ("k", "v") and numbers.ndim == 4 and numbers.shape[1] == n.n_kv_heads:
             numbers = numbers.repeat(n.n_heads // n.n_kv_heads, axis=1)  # the plain loop has a copy for each query head
@@ -395,7 +396,7 @@ def run_ladder(
 ) -> Ladder:
     """Run one causal attention layer on every rung: the certificate, then the costs of the rungs that agree.
 
-    width     of the tokens; heads of width / heads each
+    width     of the tokens; heads of width / heads each. Here sizes are called as the options of `headwise ladder` are
     kv_heads  key/value heads, a divisor of heads; default as many as heads
     repeats   timed calls of each rung, in turn, the median counts; fewer where they would take long
     seed      of the weights W_Q, W_K, W_V, W_O (standard normal times 1/sqrt(width)) and of x (standard normal)
@@ -406,15 +407,18 @@ def run_ladder(
     """
     sizes = LadderSizes(batch, tokens, width, heads, heads if kv_heads is None else kv_heads)
     _check(sizes, repeats, seed)
-    small, total = certificate_sizes(sizes), 2 * len(RUNGS) + 1
+    small = certificate_sizes(sizes)
+    total = 2 * len(RUNGS) + 1  # tasks: each rung is certified, then called; then all are timed together
     tell = report or (lambda text, done, total: None)
     with torch.random.fork_rng(devices=[]):  # the modules draw weights of their own before they are given these
         certificate = Certificate(small, seed)
         results = []
         for i, rung in enumerate(RUNGS):
             tell(Note.of("ladder.certifies", rung=labelled("ladder", rung.name)), i, total)
+            # The certificate is of the small sizes, the parameters are of those that were asked for.
             results.append(replace(certificate.certify(rung), parameters=rung.parameters(sizes)))
-        leaves, calls, scalar_call = draw_leaves(sizes, seed), {}, certificate.seconds * _work(sizes) / _work(small)
+        leaves, calls = draw_leaves(sizes, seed), {}
+        scalar_call = certificate.seconds * _work(sizes) / _work(small)  # seconds, about
         for i, rung in enumerate(RUNGS):
             tell(Note.of("ladder.calls", rung=labelled("ladder", rung.name)), len(RUNGS) + i, total)
             if rung.kind == "plain" and scalar_call > longest:
@@ -436,7 +440,7 @@ def run_ladder(
 
 
 def _check(n: LadderSizes, repeats: int, seed: int) -> None:
-    names = ("batch", "tokens", "width", "heads", "kv_heads", "repeats")
+    names = ("batch", "tokens", "width", "heads", "kv_heads", "repeats")  # the first five as LadderSizes has them
     for name, value in zip(names, (*vars(n).values(), repeats), strict=True):
         require_size(name, value)
     check_seed(seed)
@@ -454,14 +458,16 @@ def certificate_sizes(n: LadderSizes) -> LadderSizes:
     """The sizes themselves; where the scalar autograd would take too long, the least that tell all axes apart."""
     if _work(n) <= SCALAR_WORK:
         return n
+    # Primes that differ, but for documents and query heads of a group; never more than is asked for.
     n_kv_heads, group = min(n.n_kv_heads, 3), min(n.n_heads // n.n_kv_heads, 2)
     n_heads, head_dim = n_kv_heads * group, min(n.d_model // n.n_heads, 5)
     return LadderSizes(min(n.batch, 2), min(n.tokens, 11), n_heads * head_dim, n_heads, n_kv_heads)
 
 
-def _work(n: LadderSizes) -> float:
+def _work(n: LadderSizes) -> int:
     """A scalar loop's multiplications; a place of the attention map costs it about 100 besides."""
-    linear, attention = 2 * n.d_model * (n.d_model + n.kv_width), n.tokens * (2 * n.d_model + 100 * n.n_heads)
+    linear = 2 * n.d_model * (n.d_model + n.kv_width)  # of a token
+    attention = n.tokens * (2 * n.d_model + 100 * n.n_heads)
     return n.batch * n.tokens * (linear + attention)
 
 
@@ -474,18 +480,18 @@ class _Timed:
         arrays = cast_leaves(leaves, rung.kind, TIMED_DTYPE[rung.kind])
         self.forward, self.x = rung.prepare(sizes, arrays), arrays["x"]
         self.seconds: list[float] = []
-        self.count = 1
+        self.left = 1  # timed calls still to make
         self.once_more()
         # The first call pays for what is loaded and allocated at first use, so it counts only where it must.
         first = self.seconds[0]
         if first <= longest:
-            self.seconds, self.count = [], min(repeats, math.ceil(longest / first))
+            self.seconds, self.left = [], min(repeats, math.ceil(longest / first))
         with torch.no_grad():
             self.peak = (_torch_peak if rung.kind == "tensor" else _python_peak)(self.forward, self.x)
 
     def once_more(self) -> None:
-        if self.count > 0:
-            self.count -= 1
+        if self.left > 0:
+            self.left -= 1
             with torch.no_grad():
                 self.seconds.append(_seconds(self.forward, self.x))
 

@@ -85,7 +85,7 @@ def explain(
     sources = context, values
     x, context, values = layer.batched(x, context, values)
     mask = layer.mask_with(mask)
-    layer.check(x, context, mask, cache, positions, values)
+    layer.check(x, context, values, mask, cache, positions)
     spec, (B, T, _) = layer.spec, x.shape
     held = 0 if cache is None else cache.kept
     source = x if context is None else context

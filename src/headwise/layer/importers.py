@@ -32,7 +32,7 @@ from headwise.rungs.tensor import as_tensor
 
 CAUSAL = Causal()
 
-N_TEXTS, N_TOKENS, N_KEYS = 3, 13, 11  # of a certificate; N_KEYS of a context
+N_TEXTS, N_TOKENS, N_KEYS = 3, 13, 11  # of a certificate; N_KEYS of a context. Primes, so that no axes are confused
 
 # What is imported, as a function: of x (B,T,c), of what keys (B,S,c) and values (B,S,c) are made of, both x in self
 # attention, and of what is added to the scores, (B|1,H|1,T,S) or None, -inf = forbidden.
@@ -67,31 +67,36 @@ def certified(
     what: str,
     ways: Sequence[str] | None = None,
     n_tokens: int = N_TOKENS,
-    padding: bool = True,
+    takes_mask: bool = True,
 ) -> Imported:
     """Run both on random input in eval mode, and hand the layer back with their largest difference.
 
-    `ways` are "self" and "cross", by default what the layer can do; `padding` says whether the original takes a mask
-    per call. In float32 and wider a difference beyond rounding is an error; in half precision rounding alone may be
+    `path` and `what` are the importer with its layout and the original, in words. `ways` are "self" and "cross", by
+    default what the layer can do; `takes_mask` says whether the original takes a mask per call.
+    In float32 and wider a difference beyond rounding is an error; in half precision rounding alone may be
     large, so there the figure speaks for itself.
     """
     spec, like, mode = layer.spec, layer.q_proj.weight, layer.training
     if ways is None:
-        ways = ("self", "cross") if spec.mask is None and spec.rope is None else ("self",)
-        ways = ways if spec.d_context == spec.d_values == spec.d_in else ("cross",)
+        if not spec.d_context == spec.d_values == spec.d_in:
+            ways = ("cross",)
+        else:
+            ways = ("self", "cross") if spec.mask is None and spec.rope is None else ("self",)
     generator = torch.Generator("cpu").manual_seed(0)
     layer.eval()
     measured: list[Tensor] = []  # of each run the largest difference, and the largest output
     answered: list[str] = []
+    # The original may make tensors of its own, such as angles: where the weights are.
     with torch.no_grad(), torch.device(like.device), torch.autocast(like.device.type, enabled=False):
         for way in ways:
             names = []
-            for name, difference, size in _runs(layer, original, way, n_tokens, padding, generator):
+            for name, difference, size in _runs(layer, original, way, n_tokens, takes_mask, generator):
                 names.append(name)
                 measured.append(torch.stack([difference, size]))
             answered.append(f"{way} attention ({', '.join(names)})")
     layer.train(mode)
     largest, reached = torch.stack(measured).amax(0).tolist()  # which keeps NaN
+    # Far above rounding, far below a bug; `not <=` refuses NaN, too.
     if like.dtype.itemsize >= 4 and not largest <= 1e-3 * reached:
         raise HeadwiseError(
             f"{path}: the layer differs from {what} by {largest:.3g} where outputs reach {reached:.3g}, beyond "
@@ -106,23 +111,23 @@ def certified(
 
 
 def _runs(
-    layer: MultiHeadAttention, original: Original, way: str, n_tokens: int, padding: bool, generator: torch.Generator
+    layer: MultiHeadAttention, original: Original, way: str, n_tokens: int, takes_mask: bool, generator: torch.Generator
 ) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Both on one random input under each mask that the original can be given: its name, largest difference, output."""
     spec, like = layer.spec, layer.q_proj.weight
     n_keys = n_tokens if way == "self" else N_KEYS
-    x, memory, others = (
+    x, own_context, own_values = (
         torch.randn(N_TEXTS, length, width, generator=generator, device="cpu").to(like)
         for length, width in ((n_tokens, spec.d_in), (n_keys, spec.d_context), (n_keys, spec.d_values))
     )
-    context = None if way == "self" else memory
-    values = None if context is None or spec.d_values == spec.d_context else others
-    keys = x if context is None else context
+    context = None if way == "self" else own_context
+    values = None if context is None or spec.d_values == spec.d_context else own_values
+    keys = x if context is None else context  # what they are made of
     masks: list[Mask | None] = [None]
-    if padding and way == "self" and spec.mask is None:
+    if takes_mask and way == "self" and spec.mask is None:
         masks.append(CAUSAL)
-    if padding:
-        masks.append(Lengths([n_keys, n_keys // 2 + 1, 1]))
+    if takes_mask:
+        masks.append(Lengths([n_keys, n_keys // 2 + 1, 1]))  # N_TEXTS of them
     for mask in masks:
         added = _added(layer.mask_with(mask), spec.n_heads, n_tokens, n_keys, like)
         expected = original(x, keys, keys if values is None else values, added)
@@ -227,8 +232,8 @@ def from_course(module: nn.Module) -> Imported:
     layer has no context_length: it takes texts of any length. `dropout`, where there is one, is on the weights.
     """
     attention: Any = module
-    parts = {name: getattr(module, name, None) for name in (*COURSE, "mask")}
-    absent = [name for name, part in parts.items() if not isinstance(part, nn.Module | Tensor | int)]
+    wanted = {name: getattr(module, name, None) for name in (*COURSE, "mask")}
+    absent = [name for name, part in wanted.items() if not isinstance(part, nn.Module | Tensor | int)]
     if absent:
         raise HeadwiseError(
             f"{type(module).__name__} has no {', '.join(absent)}; the course's class has {', '.join(COURSE)} and a "
@@ -251,7 +256,7 @@ def from_course(module: nn.Module) -> Imported:
         out: Tensor = twin(x)  # which takes no mask: its own buffer must be what the layer's Causal is
         return out
 
-    return certified(layer, original, "from_course", type(module).__name__, ("self",), n_tokens, padding=False)
+    return certified(layer, original, "from_course", type(module).__name__, ("self",), n_tokens, takes_mask=False)
 
 
 def from_transformers(module: nn.Module, family: Family) -> Imported:
@@ -283,7 +288,7 @@ def from_transformers(module: nn.Module, family: Family) -> Imported:
         dropout=family.read(core, family.dropout),
         training=module.training,
     )
-    w_o_beside = None if core is whole else w_o  # else the core multiplies with it itself
+    w_o_beside = None if core is whole else w_o  # None: the core multiplies with it itself, or there is none
     what = type(core).__name__ if w_o_beside is None else f"{type(core).__name__} and {type(w_o_beside).__name__}"
     path = f"from_transformers, {family.name}, {'cross' if cross else 'self'} attention"
     if rope is not None:
@@ -302,6 +307,7 @@ def _original(core: nn.Module, family: Family, w_o: nn.Module | None) -> Origina
 
     def original(x: Tensor, keys: Tensor, values: Tensor, added: Tensor | None) -> Tensor:
         # Its mask is in its own dtype, with the lowest number instead of -inf.
+        # GPT-2's flag: scores in float32.
         dtype = torch.float32 if getattr(twin, "reorder_and_upcast_attn", False) else x.dtype
         mask = None if added is None else added.clamp(min=torch.finfo(dtype).min).to(dtype)
         keywords: dict[str, Any] = {family.cross_mask if cross else "attention_mask": mask}
@@ -318,7 +324,7 @@ def _original(core: nn.Module, family: Family, w_o: nn.Module | None) -> Origina
 
 
 def _mask(core: Any, family: Family) -> Mask | None:
-    """Causal, or the window that the model's own mask function would draw."""
+    """Causal, or the window that the model's own mask function would draw; None for an encoder."""
     window = family.read(core, family.window)
     if not any(family.read(core, path) for path in family.causal) or not getattr(core.config, "is_causal", True):
         if window is not None:
@@ -330,6 +336,7 @@ def _mask(core: Any, family: Family) -> Mask | None:
 
 
 def _norm_eps(core: nn.Module, family: Family) -> float:
+    """The eps of its qk-norm; without one the spec's default, which nothing reads."""
     eps: set[float] = set()
     for norm in (family.read(core, family.q_norm), family.read(core, family.k_norm)):
         if norm is not None:

@@ -29,8 +29,8 @@ MethodT = TypeVar("MethodT", bound=Callable[..., Any])
 ELSEWHERE = tomllib.loads(resources.files("headwise.layer").joinpath("elsewhere.toml").read_text(encoding="utf-8"))
 
 
-def _translates(words: Mapping[str, str]) -> Callable[[MethodT], MethodT]:
-    """A method that, asked with one of these `words` as a keyword, says what it is called here."""
+def _refuses_foreign(words: Mapping[str, str]) -> Callable[[MethodT], MethodT]:
+    """A method that refuses these `words` of other libraries as keywords, and says what each is called here."""
 
     def around(method: MethodT) -> MethodT:
         @functools.wraps(method)
@@ -62,7 +62,7 @@ class MultiHeadAttention(Projections):
         y = layer(next_token, cache=cache)                      # with cache = KVCache()
     """
 
-    @_translates(ELSEWHERE["built"])
+    @_refuses_foreign(ELSEWHERE["built"])
     def __init__(
         self,
         d_model: int,
@@ -96,7 +96,7 @@ class MultiHeadAttention(Projections):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        arguments = locals()
+        arguments = locals()  # each is a field of the spec: the signature is spelled out for who calls and for its help
         super().__init__(**{name: arguments[name] for name in (*AttentionSpec.__dataclass_fields__, "device", "dtype")})
 
     @property
@@ -104,10 +104,12 @@ class MultiHeadAttention(Projections):
         """The heads, one by one: `layer.heads[3].wq` is head 3's own slice, to read and to write."""
         return Heads(self)
 
-    without = without
+    without = (
+        without  # functions of `layer.head` as methods: another layer with fewer heads, or with them in another order
+    )
     permuted = permuted
 
-    @_translates(ELSEWHERE["called"])
+    @_refuses_foreign(ELSEWHERE["called"])
     def forward(
         self,
         x: Tensor,
@@ -141,10 +143,11 @@ class MultiHeadAttention(Projections):
         Raises:
             HeadwiseError: with both numbers where shapes, dtypes, a mask or a cache do not fit the layer.
         """
-        is_one_document, sources = x.ndim == 2, (context, values)  # by the tensors themselves a cache knows its context
+        is_one_document = x.ndim == 2
+        sources = context, values  # as they were passed: a cache knows its context by the tensors themselves
         x, context, values = self.batched(x, context, values)
         mask = self.mask_with(mask)
-        self.check(x, context, mask, cache, positions, values)
+        self.check(x, context, values, mask, cache, positions)
         start = 0 if cache is None else cache.length
         planned = cache if isinstance(cache, PlannedCache) else None
         q_source = x if self.spec.q_latent_dim is None else _normed(self.q_latent_norm, self.q_down(x))
@@ -157,7 +160,8 @@ class MultiHeadAttention(Projections):
             if cache is not None and planned is None:
                 k, v = cache.offer(k, v)
         if self.relative_bias is not None:
-            bias = Bias(self._bias_by_distance(q.shape[2], k.shape[2] + (start if planned is not None else 0)))
+            n_keys = k.shape[2] if planned is None else start + k.shape[2]  # a plan has not joined them with those held
+            bias = Bias(self._bias_by_distance(q.shape[2], n_keys))
             mask = bias if mask is None else mask & bias
 
         options = self.options(mask, gate)
@@ -180,7 +184,7 @@ class MultiHeadAttention(Projections):
         for name, tensor in (("x", x), ("context", context), ("values", values)):
             if isinstance(tensor, Mask):
                 raise HeadwiseError(f"{name} is {tensor!r}; layer(q, k, v) takes tensors there, and a mask as mask=")
-            if tensor is not None and x.ndim == 2 != tensor.ndim:
+            if tensor is not None and x.ndim == 2 and tensor.ndim != 2:
                 raise HeadwiseError(
                     f"x has shape {tuple(x.shape)}, one document, and {name} {tuple(tensor.shape)}; pass both with the "
                     f"axis of documents, or both without"
@@ -213,7 +217,8 @@ class MultiHeadAttention(Projections):
         kept, absorbs = k, latent.absorbs(self, q.shape[2], k.shape[2])
         if self.spec.latent_dim is not None and (self.watchers or not absorbs):
             k, v = latent.expanded(self, kept)
-        return latent.absorbed(self, q, kept, options) if absorbs else attend(q, k, v, options), k, v
+        heads = latent.absorbed(self, q, kept, options) if absorbs else attend(q, k, v, options)
+        return heads, k, v
 
     def mask_with(self, mask: Mask | None) -> Mask | None:
         """The layer's own mask joined with that of a call."""
@@ -251,7 +256,7 @@ class MultiHeadAttention(Projections):
         assert rule is not None and self.relative_bias is not None
         device = self.relative_bias.device
         distance = torch.arange(T, device=device)[:, None] + (S - T) - torch.arange(S, device=device)  # how far back
-        n, first = rule.n_buckets, torch.zeros_like(distance)
+        n, first = rule.n_buckets, torch.zeros_like(distance)  # of one side: its buckets, and the first of them
         if rule.two_sided:  # the second half of the buckets is for keys after the query
             n //= 2
             first = n * (distance < 0)
@@ -266,10 +271,10 @@ class MultiHeadAttention(Projections):
         self,
         x: Tensor,
         context: Tensor | None,
+        values: Tensor | None,
         mask: Mask | None,
         cache: KVCache | None,
         positions: Tensor | None,
-        values: Tensor | None,
     ) -> None:
         """Raise HeadwiseError when a call does not fit the layer; `mask` is that of layer and call together."""
         self._check_fit("x", x, "d_in")
@@ -319,7 +324,7 @@ class MultiHeadAttention(Projections):
         width = getattr(self.spec, field)
         if x.shape[-1] != width:
             raise HeadwiseError(f"{name} has width {x.shape[-1]}; this layer has {field}={width}")
-        weight = self.q_proj.weight if type(self.q_proj) is nn.Linear else x  # an adapter knows what it takes
+        weight = self.q_proj.weight if type(self.q_proj) is nn.Linear else x  # of an adapter no dtype is known
         if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
             raise HeadwiseError(
                 f"{name} is {x.dtype} and the weights of this layer are {weight.dtype}; pass "
@@ -351,7 +356,7 @@ class MultiHeadAttention(Projections):
                 f"values="
             )
         if x.shape[0] != context.shape[0]:
-            raise HeadwiseError(f"x has {x.shape[0]} documents, context has {context.shape[0]}")
+            raise HeadwiseError(f"x has {x.shape[0]} documents, context has {context.shape[0]}; pass as many of each")
         if cache is not None and cache.length and not cache.holds_context:
             raise HeadwiseError(
                 f"the cache holds {cache.length} tokens of self attention, and context= is passed; "
@@ -375,7 +380,7 @@ class MultiHeadAttention(Projections):
 
 
 def _normed(norm: nn.Module, x: Tensor) -> Tensor:
-    """Under autocast x is of lower precision than the gain, and the norm belongs in that of the gain."""
+    """x normed in the precision of the gain, and given back in its own: under autocast that is lower."""
     normed: Tensor = norm(x.to(getattr(norm, "weight", x).dtype))
     return normed.to(x.dtype)
 

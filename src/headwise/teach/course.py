@@ -1,4 +1,4 @@
-"""A learner's folder: exercise files, figures, and `progress.json`. What the learner wrote is never written over.
+"""A learner's folder: exercise files, figures, and `progress.json`. What the learner wrote is never lost.
 
 A file that is still exactly as it was made is nobody's work: it may be made again, in another language.
 """
@@ -20,7 +20,7 @@ from headwise.teach.exercises import COURSE_NAMES, Exercise, Mark, exercises, fi
 from headwise.words import LANGUAGES
 
 PROGRESS, BACKUP = "progress.json", "backup"
-HINTS = 3
+HINTS = 3  # of every exercise, each after another try
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Course:
     folder: Path
     language: str = "en"
     passed: list[int] = field(default_factory=list)
-    tries: dict[str, int] = field(default_factory=dict)  # of exercises that are not right yet, by their number
+    tries: dict[str, int] = field(default_factory=dict)  # of exercises that are not right yet; JSON keys are texts
 
     @property
     def words(self) -> Mapping[str, str]:
@@ -68,7 +68,8 @@ class Course:
     def mark(self, exercise: Exercise, asked: bool = True) -> Mark:
         """Mark one file and keep what comes of it.
 
-        No try that brings a hint: a file that nobody has touched, and, unless it was `asked` for, one with a blank.
+        Each try brings the next hint. What is no try: a file that nobody has touched; and one with a blank, when it is
+        marked for the first time, or at a save and not because the learner `asked`.
         """
         verdict = mark(exercise, read_text(self.path(exercise)), self.language)
         if verdict.status == "wrong" and not verdict.bugs and exercise.name_of_class:
@@ -78,9 +79,9 @@ class Course:
             self.tries.pop(str(exercise.number), None)
         else:
             self.passed = [number for number in self.passed if number != exercise.number]
-            times = self.tries.get(str(exercise.number))
-            counts = verdict.status != "open" or (asked and times is not None and not self._untouched(exercise))
-            self.tries[str(exercise.number)] = (times or 0) + counts
+            times = self.tries.get(str(exercise.number))  # None before it has been marked
+            is_try = verdict.status != "open" or (asked and times is not None and not self._untouched(exercise))
+            self.tries[str(exercise.number)] = (times or 0) + is_try
         self.save()
         return verdict
 
@@ -96,7 +97,8 @@ class Course:
 
     def place_of_class(self, exercise: Exercise) -> str:
         """FILE:NAME of the class that an exercise asks for, by the name that it has in a course; else FILE alone."""
-        names = [exercise.name_of_class, *(a for a, b in COURSE_NAMES.items() if b == exercise.name_of_class)]
+        wanted = exercise.name_of_class
+        names = [wanted, *(theirs for theirs, ours in COURSE_NAMES.items() if ours == wanted)]
         path = self.path(exercise)
         name = next((name for name in names if f"class {name}(" in read_text(path)), "")
         return f"{path.resolve()}:{name}" if name else str(path.resolve())
@@ -125,17 +127,18 @@ class Course:
 
 def open_course(folder: Path, language: str | None) -> tuple[Course, bool]:
     """The course in a folder, made there if need be; and whether it is new."""
-    say = speaker(language or "en")
+    say = speaker(language or "en")  # the course's own language is not read yet
     if folder.exists() and not folder.is_dir():
         raise HeadwiseError(say("course_is_file", folder=folder))
     path = folder / PROGRESS
     new = not path.exists()
-    if new and folder.exists() and not _is_begun(folder):
+    if new and folder.exists() and not _may_hold_course(folder):
         raise HeadwiseError(say("no_course", folder=folder))
     course = Course(folder) if new else _read(path, say)
     course.language = language or course.language
     folder.mkdir(parents=True, exist_ok=True)
-    for place, names in ((folder, [PROGRESS, *_files()]), (folder / "figures", ["*.svg"]), (folder / BACKUP, ["*.py"])):
+    left = {folder: [PROGRESS, *_files()], folder / "figures": ["*.svg"], folder / BACKUP: ["*.py"]}  # by killed calls
+    for place, names in left.items():
         if place.is_dir():
             remove_unfinished(place, names, alone=False)
     course.write_files()
@@ -143,8 +146,8 @@ def open_course(folder: Path, language: str | None) -> tuple[Course, bool]:
     return course, new
 
 
-def _is_begun(folder: Path) -> bool:
-    """Is there nothing in it, or an exercise: of a first call that was killed, or of a course without its progress?"""
+def _may_hold_course(folder: Path) -> bool:
+    """Is it empty but for what a killed first call left, or does it hold an exercise?"""
     unfinished = all(is_unfinished(path.name, [PROGRESS, *_files()]) for path in folder.iterdir())
     return unfinished or any((folder / name).exists() for name in _files())
 
@@ -166,8 +169,8 @@ def _read(path: Path, say: Say) -> Course:
     return course
 
 
-def told(exercise: Exercise, verdict: Mark, language: str, step: int, file: str, command: str) -> list[str]:
-    """What a learner reads of a verdict, line by line; `step` is the number of the hint that is due, 0 for none."""
+def told(exercise: Exercise, verdict: Mark, language: str, due: int, file: str, command: str) -> list[str]:
+    """What a learner reads of a verdict, line by line; `due` is the number of the hint that is due, 0 for none."""
     say, texts = speaker(language), exercise.texts[language]
     first = say(verdict.status, number=exercise.number, title=texts["title"], file=file)
     if verdict.status == "passed":
@@ -183,9 +186,9 @@ def told(exercise: Exercise, verdict: Mark, language: str, step: int, file: str,
     if verdict.line and verdict.quoted:
         key = "likely_line" if verdict.status == "wrong" else "error_line"
         lines.append(say(key, line=verdict.line, quoted=verdict.quoted))
-    if step:
-        hint = exercise.hint(language, step, verdict.evidence)
-        lines.append(say("hint", step=step, steps=HINTS, hint=hint))
-    if step == HINTS:
+    if due:
+        hint = exercise.hint(language, due, verdict.evidence)
+        lines.append(say("hint", step=due, steps=HINTS, hint=hint))
+    if due == HINTS:
         lines.append(say("last_hint", command=command, number=exercise.number))
     return [first, *(f"  {line}" for line in lines)]

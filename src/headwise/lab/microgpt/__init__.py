@@ -20,7 +20,7 @@ from headwise.words import refusal
 
 RUNGS = ("plain", "array", "tensor")
 
-# The shape. A replay may have other numbers of layers and of heads; the rest is fixed.
+# microgpt's shape. A replay may have other numbers of layers and of heads; `lab.courses.mini_gpt` is wider, too.
 N_LAYERS = 1
 N_HEADS = 4
 WIDTH = 16
@@ -28,7 +28,7 @@ CONTEXT = 16  # tokens
 NORM_EPS = 1e-5
 WEIGHT_STD = 0.08
 
-# The recipe: Adam (Kingma & Ba 2014, arXiv 1412.6980), one document a step, the rate falling to 0 in a straight line.
+# microgpt's recipe: Adam (Kingma & Ba 2014, arXiv 1412.6980), a document a step, the rate falling to 0 in a line.
 LEARNING_RATE = 0.01
 BETA1, BETA2 = 0.85, 0.99
 ADAM_EPS = 1e-8
@@ -49,10 +49,11 @@ class Replay:
 
 
 def learning_rate(step: int, steps: int) -> float:
+    """The rate of a step, counted from 0, of a run of so many."""
     return LEARNING_RATE * (1 - step / max(steps, SCHEDULE))
 
 
-class Tokens:
+class Characters:
     """The distinct characters, sorted, and after them one id, `end`, which stands before and after every document."""
 
     def __init__(self, documents: Iterable[str]) -> None:
@@ -81,7 +82,7 @@ class Draw:
         self.n_heads, self.n_layers = n_heads, n_layers
         self.documents = list(documents)
         self._random.shuffle(self.documents)
-        self.tokens = Tokens(self.documents)
+        self.tokens = Characters(self.documents)
         self.weights = {key: self._matrix(*shape) for key, shape in shapes(self.tokens.size, n_layers).items()}
 
     def _matrix(self, n_rows: int, n_columns: int) -> Matrix:
@@ -106,15 +107,15 @@ class Draw:
 
 def shapes(vocabulary: int, n_layers: int = N_LAYERS, width: int = WIDTH) -> dict[str, tuple[int, int]]:
     """(rows, columns) of every matrix, in the order in which they are drawn."""
-    shapes = {"wte": (vocabulary, width), "wpe": (CONTEXT, width), "lm_head": (vocabulary, width)}
+    drawn = {"wte": (vocabulary, width), "wpe": (CONTEXT, width), "lm_head": (vocabulary, width)}
     for i in range(n_layers):
-        shapes |= {f"layer{i}.attn_{name}": (width, width) for name in ("wq", "wk", "wv", "wo")}
-        shapes |= {f"layer{i}.mlp_fc1": (4 * width, width), f"layer{i}.mlp_fc2": (width, 4 * width)}
-    return shapes
+        drawn |= {f"layer{i}.attn_{name}": (width, width) for name in ("wq", "wk", "wv", "wo")}
+        drawn |= {f"layer{i}.mlp_fc1": (4 * width, width), f"layer{i}.mlp_fc2": (width, 4 * width)}
+    return drawn
 
 
 def train(draw: Draw, steps: int, report: Report | None, step_on: Callable[[list[int], float], float]) -> list[float]:
-    """The losses of the steps; `step_on` takes one on the ids of a document at a learning rate, and gives its loss."""
+    """The loss of each step. `step_on(ids, rate)` updates the weights once on a document, and gives its loss."""
     losses: list[float] = []
     for step in range(steps):
         losses.append(step_on(draw.document(step), learning_rate(step, steps)))
