@@ -465,7 +465,7 @@ class Passes:
                 stack.enter_context(_replayed(block, is_inside, output))
             stack.enter_context(attach(handlers))
             stack.enter_context(joined[0].beside())
-            yield reading.ids if below else reading.ids.expand(sum(each.n for each in joined), -1)
+            yield reading.ids.expand(sum(each.n for each in joined), -1)
 
 
 def _flat(groups: Mapping[Key, Sequence[Variants]]) -> list[Variants]:
