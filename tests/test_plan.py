@@ -44,7 +44,11 @@ def test_a_damaged_plan_is_refused_in_a_line(tmp_path: Path, monkeypatch: pytest
 
 def test_what_is_no_plan_is_refused(tmp_path: Path) -> None:
     assert hw.Plan.read(write(tmp_path, json.dumps(GOOD))).layer(1)[2] == hw.Keep(0, 1)
-    for text, message in (("{", "is no JSON"), ("[1]", "the plan is [1]"), ('{"keep": {}}', "the plan is not whole")):
+    for text, message in (
+        ("{", "is no JSON"),
+        ("[1]", "the plan is [1]"),
+        ('{"keep": {}}', "the plan is not whole: it lacks headwise_plan, n_layers, n_kv_heads"),
+    ):
         with pytest.raises(hw.HeadwiseError) as refusal:
             hw.Plan.read(write(tmp_path, text))
         assert message in str(refusal.value) and str(refusal.value).count("plan.json") == 1

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from headwise.errors import HeadwiseError
 from headwise.masks import Mask, bare_mask_error
 from headwise.positions import RelativeBias, RoPE
+from headwise.shapes import shape_of
 from headwise.table import Table
 from headwise.words import refusal
 
@@ -210,11 +211,9 @@ class AttentionSpec:
                 raise HeadwiseError(f"{name}={value!r} must be a {kind.__name__}, such as {kind.__name__}()")
         if self.mask is not None and not isinstance(self.mask, Mask):
             raise bare_mask_error(self.mask)
-        if self.scale is not None and not math.isfinite(self.scale):
-            raise HeadwiseError(f"scale={self.scale} is not finite; pass None for 1/sqrt(head_dim)")
         if not self.qk_norm_eps >= 0:
             raise HeadwiseError(f"qk_norm_eps={self.qk_norm_eps} must be at least 0; 1e-6 is usual")
-        check_softcap(self.softcap)
+        check_scores(self.scale, self.softcap)
         check_dropout(self.dropout)
 
     def _chosen(self) -> dict[str, Any]:
@@ -441,7 +440,15 @@ def check_per_head(name: str, shape: Sequence[int], n_heads: int) -> None:
         raise HeadwiseError(f"{name} has shape {tuple(shape)}; {n_heads} query heads need shape ({n_heads},)")
 
 
-def check_softcap(softcap: float | None) -> None:
+def check_scores(scale: float | None, softcap: float | None) -> None:
+    """What scores are multiplied by, and what caps them, are numbers without a gradient, not one for each head."""
+    for name, value in (("scale", scale), ("softcap", softcap)):
+        if value is not None and (shape_of(value) or isinstance(value, str) or getattr(value, "requires_grad", False)):
+            raise HeadwiseError(
+                f"{name}={value!r} must be one number without a gradient; multiply q by what is learned"
+            )
+    if scale is not None and not math.isfinite(scale):
+        raise HeadwiseError(f"scale={scale} is not finite; pass None for 1/sqrt(head_dim)")
     if softcap == math.inf:
         raise HeadwiseError("softcap=inf caps nothing; pass None for no cap")
     if softcap is not None and not softcap > 0:

@@ -193,10 +193,12 @@ def test_a_survey_of_a_folder_and_of_its_model_are_one(folder: Path, tmp_path: P
         survey(opened.model, [framed], **QUICK),
         survey(bare, content, tokenizer=opened.tokens, **QUICK),
         survey(bare, [torch.tensor(framed)], **QUICK),
+        survey(bare, torch.tensor(framed), **QUICK),
+        survey(bare, torch.tensor([framed]), **QUICK),
     ]
     for found in same:
         assert found["L0.H2"].entropy == whole["L0.H2"].entropy
-    assert [found.model for found in same] == ["letters"] * 3 + ["GPT"] * 2
+    assert [found.model for found in same] == ["letters"] * 3 + ["GPT"] * 4
     assert same[-1].tokens[1:4] == tuple(str(i) for i in framed[1:4])
     assert survey(folder, "abc " * 9, tokens=7, documents=4, **QUICK).n_documents == 4
 

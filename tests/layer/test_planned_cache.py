@@ -107,13 +107,9 @@ def test_gradients_flow_through_it(spec: dict[str, Any], keep: list, at: list[in
 
 
 def test_key_value_heads_in_any_order_and_a_prompt_without_gradients() -> None:
-    index, keep, x = (
-        (2, 0, 0, 1, 2),
-        [hw.Keep(1, 4), None, hw.Keep(0, 3), hw.Keep(0, 2)],
-        draw(),
-    )  # no head reads the last
-    # No query head reads the last key/value head.
-    layer = noisy(5, **{"n_kv_heads": 4, "kv_index": index, "mask": hw.Causal(), "rope": hw.RoPE()})
+    # No query head reads the last two key/value heads.
+    index, keep, x = (2, 0, 0, 1, 2), [hw.Keep(1, 4), None, hw.Keep(0, 3), hw.Keep(0, 2), hw.Keep(0, 2)], draw()
+    layer = noisy(5, **{"n_kv_heads": 5, "kv_index": index, "mask": hw.Causal(), "rope": hw.RoPE()})
     cache, whole = hw.KVCache(plan=keep), layer(x, mask=spoken(keep, 5, T, index))
     with torch.no_grad():
         first = in_chunks(layer, x, [0, 7, 8], cache)

@@ -23,6 +23,8 @@ from headwise.words import LANGUAGES, check_lang, phrase, refusal, system_langua
 if TYPE_CHECKING:
     from headwise.cost.shape import ModelShape
 
+AT_ONCE = 2**24  # bytes of texts that are read through before anything else
+
 
 def check_model(folder: Path) -> None:
     """Refuse what is no model folder. What of a run is not in order its reader says, which takes no time either."""
@@ -31,12 +33,15 @@ def check_model(folder: Path) -> None:
 
 
 def check_texts(folder: Path, texts: Sequence[str | Path] | None, field: str | None = None) -> None:
-    """Refuse texts that are not there; and no text at all, where no run says what the model was trained on."""
+    """Refuse texts that cannot be read; and no text at all, where no run says what the model was trained on."""
     if not texts:
         require_run(folder)
         return
     paths, _ = contents([str(text) for text in texts if str(text) != STDIN])
-    Sources(paths, field)
+    sources = Sources(paths, field)
+    if sources.size <= AT_ONCE and not any(path.suffix.lower() == ".wav" for path in paths):
+        for _ in sources:  # says what is blank, damaged or no UTF-8
+            pass
 
 
 def check_one_count(folder: Path) -> None:

@@ -25,7 +25,7 @@ from headwise.cli.early import check_model, check_one_count, context_in, in_word
 from headwise.cli.interrupt import leaving
 from headwise.errors import HeadwiseError
 from headwise.families import check_next, check_reshapable
-from headwise.files import STDIN, check_file, text_path
+from headwise.files import STDIN, read_text, text_path
 from headwise.models.lineage import require_run
 from headwise.reshape.arguments import (
     Options,
@@ -89,7 +89,7 @@ class Reshape(ABC):
         if self.text is None:
             require_run(self.model)
         elif str(self.text) != STDIN:
-            check_file(text_path(self.text))
+            read_text(text_path(self.text))
         shape = shape_of(self.model)
         check_tokens(self.tokens, context_in(shape))
         if self.out is not None:

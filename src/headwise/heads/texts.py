@@ -45,6 +45,7 @@ from headwise.heads.alignment import Known, Linked, Spoken
 from headwise.models.ask import hear, sounds_of
 from headwise.models.lineage import require_run
 from headwise.models.open import Folder
+from headwise.shapes import shape_of
 from headwise.words import Note
 
 HELD_OUT = 4096  # tokens of what a run held out
@@ -82,8 +83,10 @@ def read_texts(
     if isinstance(texts, Text):
         texts.relations = relations or texts.relations
         return texts
-    sources: Sequence[Any] = [texts] if isinstance(texts, str | Path) else texts or ()
+    sources = [] if texts is None else [texts] if isinstance(texts, str | Path) else list(texts)
     words = [str(source) for source in sources if isinstance(source, str | Path)]
+    if sources and not words and shape_of(sources[0]) == ():  # the ids of one document
+        sources = [sources]
     if tokens is not None and not words:
         raise HeadwiseError(f"tokens {tokens} cuts a text into documents; pass a text with it")
     if texts is None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from headwise.errors import HeadwiseError
 from headwise.masks import BroadcastGrid, Mask, resolve
 from headwise.records import Trace
-from headwise.spec import Options, Sizes, check_per_head, check_shapes, check_softcap, is_adjacent, resolve_kv_index
+from headwise.spec import Options, Sizes, check_per_head, check_scores, check_shapes, is_adjacent, resolve_kv_index
 
 Array = NDArray[Any]
 
@@ -32,7 +32,7 @@ def _steps(q: Array, k: Array, v: Array, options: Options, keep: bool) -> Trace[
     if dropout:
         raise HeadwiseError(f"dropout={dropout} on NumPy arrays: dropout needs the tensor rung; pass torch tensors")
     sizes = check_shapes(q.shape, k.shape, v.shape)
-    check_softcap(softcap)
+    check_scores(scale, softcap)
     dtype = _working_dtype(q, k, v)
     sink, gate = (_per_head(name, x, sizes.H, dtype) for name, x in (("sink", sink), ("gate", gate)))
     index = resolve_kv_index(sizes.H, sizes.G, kv_index)

@@ -203,6 +203,11 @@ class KVCache:
         """Forget all but the first `length` tokens, as speculative decoding does with a rejected draft."""
         if not 0 <= length <= self.length:
             raise HeadwiseError(f"cannot crop to {length} tokens; the cache has seen {self.length}")
+        if self.holds_context and length < self.length:
+            raise HeadwiseError(
+                f"cannot crop to {length} tokens: the cache holds a context of {self.length}, and that stays whole; "
+                f"crop the caches of self attention alone"
+            )
         if self.kept < self.length and length < self.length:
             raise HeadwiseError(
                 f"cannot crop to {length} of {self.length} tokens: the cache rolls and keeps {self.kept}, "
@@ -273,11 +278,12 @@ class PlannedCache(KVCache):
         outs, order = [], list[int]()  # of query heads, those of one kind after those of another
         for heads, cache in self._kinds:
             readers = [h for h in range(H) if index[h] in heads]
-            sink, gate = (None if x is None else x[readers] for x in (options.sink, options.gate))  # type: ignore[call-overload]
-            places = [heads.index(index[h]) for h in readers]
-            of_kind = options._replace(mask=mask.for_heads(readers, H), sink=sink, gate=gate, kv_index=places)
-            outs.append(cache.attend(q[:, readers], k[:, heads], v[:, heads], of_kind))
             order += readers
+            n, readers = len(readers), readers or [0]  # keys that nobody reads are kept, too: one head stands in
+            sink, gate = (None if x is None else torch.as_tensor(x)[readers] for x in (options.sink, options.gate))
+            places = [heads.index(index[h]) for h in readers] if n else [0]
+            of_kind = options._replace(mask=mask.for_heads(readers, H), sink=sink, gate=gate, kv_index=places)
+            outs.append(cache.attend(q[:, readers], k[:, heads], v[:, heads], of_kind)[:, :n])
         return torch.cat(outs, 1)[:, [order.index(h) for h in range(H)]]
 
     def take(self, layer: int | None = None, context: Tensor | None = None, values: Tensor | None = None) -> None:

@@ -17,7 +17,7 @@ from headwise.masks import Mask
 from headwise.records import Trace
 from headwise.rungs.autograd import Scalar, dot, exp, log, number, tanh
 from headwise.shapes import check_even, flat, shape_of
-from headwise.spec import Options, check_per_head, check_shapes, check_softcap, resolve_kv_index
+from headwise.spec import Options, check_per_head, check_scores, check_shapes, resolve_kv_index
 
 Vector = Sequence[Scalar]
 Matrix = Sequence[Vector]
@@ -37,7 +37,7 @@ def trace(q: list[Any], k: list[Any], v: list[Any], options: Options) -> Trace[l
         batched = trace([q], [k], [v], options)
         return Trace(**{field.name: getattr(batched, field.name)[0] for field in fields(Trace)})
     B, H, G, T, S, D, _ = check_shapes(check_even("q", q), check_even("k", k), check_even("v", v))
-    check_softcap(softcap)
+    check_scores(scale, softcap)
     for name, per_head in (("sink", sink), ("gate", gate)):
         if per_head is not None:
             check_per_head(name, shape_of(per_head), H)

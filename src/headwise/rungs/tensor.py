@@ -30,8 +30,8 @@ from headwise.spec import (
     Sizes,
     check_dropout,
     check_per_head,
+    check_scores,
     check_shapes,
-    check_softcap,
     is_adjacent,
     resolve_kv_index,
 )
@@ -88,7 +88,7 @@ class _Call:
     """The checked arguments of a call, in the forms that both paths use."""
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, sizes: Sizes, options: Options) -> None:
-        check_softcap(options.softcap)
+        check_scores(options.scale, options.softcap)
         check_dropout(options.dropout)
         _check_tensors(q, k, v)
         self.index = resolve_kv_index(sizes.H, sizes.G, options.kv_index)
