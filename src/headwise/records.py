@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from types import UnionType
 from typing import (
     TYPE_CHECKING,
@@ -65,10 +65,10 @@ def from_json(kind: Any, value: Any, name: str = "the document") -> Any:
         hints = get_type_hints(kind)
         if foreign := value.keys() - hints.keys():
             raise HeadwiseError(f"{name} has a field {min(foreign)!r}, which is not known")
-        needed = [part.name for part in fields(kind) if part.default is part.default_factory is MISSING]
-        if missing := [key for key in needed if key not in value]:
-            raise HeadwiseError(f"{name} is not whole: it lacks {', '.join(missing)}")
-        return kind(**{key: from_json(hints[key], x, key) for key, x in value.items()})
+        try:
+            return kind(**{key: from_json(hints[key], x, key) for key, x in value.items()})
+        except TypeError:
+            raise HeadwiseError(f"{name} is not whole: it lacks {', '.join(sorted(hints.keys() - value))}") from None
     if origin is UnionType:
         for option in arguments:
             with suppress(HeadwiseError):

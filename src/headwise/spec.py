@@ -441,12 +441,9 @@ def check_per_head(name: str, shape: Sequence[int], n_heads: int) -> None:
 
 
 def check_scores(scale: float | None, softcap: float | None) -> None:
-    """What scores are multiplied by, and what caps them, are numbers without a gradient, not one for each head."""
-    for name, value in (("scale", scale), ("softcap", softcap)):
-        if value is not None and (shape_of(value) or isinstance(value, str) or getattr(value, "requires_grad", False)):
-            raise HeadwiseError(
-                f"{name}={value!r} must be one number without a gradient; multiply q by what is learned"
-            )
+    """What scores are multiplied by is one number for all heads, and what caps them, too."""
+    if shape_of(scale) or getattr(scale, "requires_grad", False):
+        raise HeadwiseError(f"scale={scale!r} must be one number without a gradient; multiply q by what is learned")
     if scale is not None and not math.isfinite(scale):
         raise HeadwiseError(f"scale={scale} is not finite; pass None for 1/sqrt(head_dim)")
     if softcap == math.inf:

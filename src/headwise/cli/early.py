@@ -39,7 +39,7 @@ def check_texts(folder: Path, texts: Sequence[str | Path] | None, field: str | N
         return
     paths, _ = contents([str(text) for text in texts if str(text) != STDIN])
     sources = Sources(paths, field)
-    if sources.size <= AT_ONCE and not any(path.suffix.lower() == ".wav" for path in paths):
+    if sources.size <= AT_ONCE and paths and paths[0].suffix.lower() != ".wav":
         for _ in sources:  # says what is blank, damaged or no UTF-8
             pass
 

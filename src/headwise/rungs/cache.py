@@ -204,10 +204,7 @@ class KVCache:
         if not 0 <= length <= self.length:
             raise HeadwiseError(f"cannot crop to {length} tokens; the cache has seen {self.length}")
         if self.holds_context and length < self.length:
-            raise HeadwiseError(
-                f"cannot crop to {length} tokens: the cache holds a context of {self.length}, and that stays whole; "
-                f"crop the caches of self attention alone"
-            )
+            raise HeadwiseError("a cache of a context stays whole, and cannot be cropped; crop those of self attention")
         if self.kept < self.length and length < self.length:
             raise HeadwiseError(
                 f"cannot crop to {length} of {self.length} tokens: the cache rolls and keeps {self.kept}, "
