@@ -58,7 +58,7 @@ def filmed(folder: Path, settings: Settings, report: Any = quiet) -> Filmed:
             models[step] = GPT(config)
             models[step].load_state_dict(model.state_dict())
 
-    model, _ = train(folder, config, recipe, corpus.data, settings.seed, report, film=look)
+    model, _ = train(folder, config, recipe, corpus.data, settings.seed, report, look=look)
     return Filmed(folder, film, models, model)
 
 

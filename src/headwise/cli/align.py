@@ -22,7 +22,7 @@ def align(
     pairs: Path,
     judge: Path | None = None,
     out: Path | None = None,
-    most: int = 8,
+    most: int = 8,  # MOST of `heads.alignment`, which loads torch
     device: str = "cpu",
 ) -> None:
     """Find the heads that follow the words in time, or in the source."""

@@ -152,6 +152,7 @@ def _texts(model: Path) -> list[Path]:
 
 
 _asked: str | None = None
+COURSE = Path("learn")  # the folder of a course, where none is named
 
 
 def speak(lang: str | None) -> None:
@@ -175,7 +176,8 @@ def language() -> str:
     """The language that this command speaks: that of --lang, else of the course in this folder, else of the system."""
     if _asked is not None:
         return _asked
-    for path in (Path("learn") / "progress.json", Path("progress.json")):
+    for folder in (COURSE, Path()):
+        path = folder / "progress.json"  # PROGRESS of `teach.course`, which takes longer to load
         if path.exists():
             with suppress(ValueError, TypeError):  # a damaged one is told of by `learn`
                 kept = dict(read_json(path)).get("language")

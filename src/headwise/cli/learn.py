@@ -13,7 +13,7 @@ from typer import Exit
 
 from headwise.cli.app import command, out, print_json, wants_json
 from headwise.cli.check import show_heads, tell_unheld
-from headwise.cli.early import asked_language, language, speak
+from headwise.cli.early import COURSE, asked_language, language, speak
 from headwise.cli.train import free_folder
 from headwise.errors import HeadwiseError
 from headwise.words import refusal
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from headwise.teach.course import Course
     from headwise.teach.exercises import Exercise
 
-DEFAULT = Path("learn")
 TRAINED = 11  # the number of the exercise whose class --train lets learn the verbs
 LOOK = 0.3  # seconds between two looks at a file that is watched
 
@@ -85,7 +84,7 @@ def _open(folder: Path | None, number: int | None) -> tuple[Course, Exercise | N
 
     exercise = None if number is None else find_exercise(number, language())
     inside = Path(PROGRESS).exists() and Path(exercises()[0].file).exists()
-    place = folder or (Path() if inside else DEFAULT)
+    place = folder or (Path() if inside else COURSE)
     of_new = None if (place / PROGRESS).exists() else language()  # a course that is there keeps its own
     course, new = open_course(place, asked_language() or of_new)
     return course, exercise, new
@@ -100,7 +99,7 @@ def _tell(course: Course, kind: str, document: dict[str, Any]) -> None:
 
 
 def _command(course: Course, *options: str) -> str:
-    folder = [] if course.folder in (DEFAULT, Path()) else [str(course.folder)]
+    folder = [] if course.folder in (COURSE, Path()) else [str(course.folder)]
     return shlex.join(["headwise", "learn", *folder, *options])
 
 

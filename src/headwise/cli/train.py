@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from headwise.gpt.gpt import GPT, GPTConfig
     from headwise.gpt.presets import Recipe
     from headwise.gpt.run import Run, Settings
-    from headwise.gpt.train import Division, Film
+    from headwise.gpt.train import Division, Look
     from headwise.gpt.train import Progress as TrainingProgress
     from headwise.view.look import Live
 
@@ -381,7 +381,7 @@ def _check_options(options: dict[str, Any], resume: bool, folder: Path) -> None:
 
 # What is seen of a training while it goes on.
 
-SAMPLES, SAMPLE_TOKENS = 10, 30  # texts that are written while training, about, and their length at most
+LIVE_SAMPLES, LIVE_TOKENS = 10, 30  # texts that are written while training, about, and their length at most
 FOREVER = 10.0**9
 LINGER, MOST = 10.0, 60.0  # seconds without a request, and in all, after which the page goes where there is no terminal
 LAST_WORD = 3.0  # seconds in which a page that is open asks again
@@ -389,7 +389,7 @@ EARLY = 1 / 10  # of the steps: heads differ by then, and who started the traini
 FIRST_HEADS, FIRST_TOKENS = 8, 16  # that the terminal shows: two rows of pictures, as a rule
 
 
-def first_maps(folder: Path, corpus: Corpus, config: GPTConfig, recipe: Recipe) -> Film:
+def first_maps(folder: Path, corpus: Corpus, config: GPTConfig, recipe: Recipe) -> Look:
     """A film whose first frame after a tenth of the steps is drawn in the terminal."""
     from headwise.heads.film import Film, unpacked
 
@@ -449,9 +449,10 @@ def told(live: Live, report: Callable[[TrainingProgress], None]) -> Callable[[Tr
     return tell
 
 
-def filmed(live: Live, folder: Path, corpus: Corpus, config: GPTConfig, recipe: Recipe) -> Film:
+def filmed(live: Live, folder: Path, corpus: Corpus, config: GPTConfig, recipe: Recipe) -> Look:
     """A film that the page hears of, with a sample now and then."""
     from headwise.gpt.generate import generate
+    from headwise.gpt.run import SAMPLE_TEMPERATURE
     from headwise.gpt.train import METRICS
     from headwise.heads.film import Film
     from headwise.models.ask import evaluating
@@ -469,9 +470,11 @@ def filmed(live: Live, folder: Path, corpus: Corpus, config: GPTConfig, recipe: 
     def look(model: GPT, step: int) -> None:
         nonlocal written
         film(model, step)
-        if step in film.due and step - written >= recipe.steps / SAMPLES:
+        if step in film.due and step - written >= recipe.steps / LIVE_SAMPLES:
             with evaluating(model):
-                ids = list(generate(model, tokens.opening(), SAMPLE_TOKENS, temperature=0.8, stop=tokens.boundary))
+                ids = list(
+                    generate(model, tokens.opening(), LIVE_TOKENS, temperature=SAMPLE_TEMPERATURE, stop=tokens.boundary)
+                )
             live.tell("sample", {"step": step, "text": tokens.decode(ids).strip()})
             written = step
 

@@ -34,7 +34,7 @@ from headwise.gpt.generate import generate
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import Recipe, check_seed, find_preset
 from headwise.gpt.ranks import current
-from headwise.gpt.train import METRICS, STATE, UNDIVIDED, Division, Film, Progress, no_film, train
+from headwise.gpt.train import METRICS, STATE, UNDIVIDED, Division, Look, Progress, no_look, train
 from headwise.layer.projections import shapes_alone
 from headwise.memory import free_memory
 from headwise.records import CurvePoint, RunSummary, from_json
@@ -46,6 +46,7 @@ REPORT, WALK, FILM = "report.html", "walk.html", "film.jsonl"
 FIRST = (TEXT, RUN)  # what is written before all else: all that a folder without a run may have of ours
 FILES = (RUN, *MODEL_FILES, METRICS, FILM, STATE, REPORT, WALK)
 SAMPLES, SAMPLE_TOKENS = 5, 60  # texts that a finished model writes for the report, and their length at most
+SAMPLE_TEMPERATURE = 0.8  # of these, and of those on the way
 CELL_TOKENS = 8  # that a held-out cell is continued by at most: more than any Spanish form has
 
 
@@ -119,7 +120,7 @@ def run_training(
     resume: bool,
     say: Callable[[str], None] = lambda line: None,
     n_samples: int = SAMPLES,
-    film: Callable[[Path, Corpus, GPTConfig, Recipe], Film] | None = None,
+    film: Callable[[Path, Corpus, GPTConfig, Recipe], Look] | None = None,
     build: Callable[[GPTConfig], GPT] = GPT,
     finish: Callable[[GPT], GPT] = lambda model: model,
     division: Division = UNDIVIDED,
@@ -156,13 +157,13 @@ def run_training(
         facts = {"preset": settings.preset, "parameters": f"{size:,}", "text": corpus.name, "folder": folder}
         say(Note.of("tell.training", **facts))
         began = time.monotonic()
-        filming: Film = no_film
+        look: Look = no_look
         if film is not None and not division.apart:
-            filming = film(folder, corpus, config, recipe)
+            look = film(folder, corpus, config, recipe)
         device = current().device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):  # dropout draws from torch's own
             model, curve = train(
-                folder, config, recipe, corpus.data, settings.seed, report, film=filming, build=build, division=division
+                folder, config, recipe, corpus.data, settings.seed, report, look=look, build=build, division=division
             )
         model = finish(model)
         say(Note.of("tell.done"))
@@ -318,7 +319,9 @@ def _results(
     name = Note.of("kept.best_ngram", order=order)
     samples = []
     for seed in range(n_samples):
-        ids = generate(model, tokens.opening(), SAMPLE_TOKENS, temperature=0.8, seed=seed, stop=tokens.boundary)
+        ids = generate(
+            model, tokens.opening(), SAMPLE_TOKENS, temperature=SAMPLE_TEMPERATURE, seed=seed, stop=tokens.boundary
+        )
         samples.append(tokens.decode(list(ids)).strip())
     return RunSummary(facts, tuple(curve), curve[-1].held_out_loss, baseline, name, tuple(samples)), cells
 

@@ -85,10 +85,10 @@ class Division:
 UNDIVIDED = Division()
 
 # Sees the model where training begins or goes on and after every step, before its state is saved; and the steps done.
-Film = Callable[[GPT, int], None]
+Look = Callable[[GPT, int], None]
 
 
-def no_film(model: GPT, step: int) -> None:
+def no_look(model: GPT, step: int) -> None:
     """Nobody looks on."""
 
 
@@ -112,7 +112,7 @@ def train(
     seed: int,
     report: Callable[[Progress], None],
     save_seconds: float = 10.0,
-    film: Film = no_film,
+    look: Look = no_look,
     build: Callable[[GPTConfig], GPT] = GPT,
     division: Division = UNDIVIDED,
 ) -> tuple[GPT, list[CurvePoint]]:
@@ -139,7 +139,7 @@ def train(
     tokens_read = 0  # since the last report
     try:
         with interrupts() as interrupted:
-            film(model, start)
+            look(model, start)
             for done in range(start + 1, recipe.steps + 1):
                 # A prime keeps the steps of nearby seeds apart; the generator takes 63 bits.
                 step_seed = (seed * 1_000_003 + done - 1) % 2**63
@@ -149,7 +149,7 @@ def train(
                 loss = step_loss(loss_module, batch, division.accumulate)
                 update(loss, loss_module.parameters(), optimizers, done - 1, recipe.rate(done - 1), recipe.clip)
                 tokens_read += batch[0].numel()
-                film(model, done)
+                look(model, done)
                 is_last = done == recipe.steps
                 held_out = None
                 if is_last or done % interval == 0:

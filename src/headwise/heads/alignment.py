@@ -100,7 +100,7 @@ class Alignment:
         return [[layer, head] for stack, layer, head in places if stack in ("", "cross")]
 
     def table(self, n: int = 12) -> Table:
-        """The best heads alone, and below them the sets, a row each."""
+        """The best n heads alone, and below them the sets, a row each."""
         columns = ["heads", "alignment error rate", "links found"]
         if self.kind == "spoken":
             columns = ["heads", "mean error, s", "within 50 ms", "within 100 ms"]

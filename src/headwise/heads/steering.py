@@ -8,7 +8,7 @@ arXiv 2306.03341). It acts where W_O reads the head, so it is exact with grouped
 from __future__ import annotations
 
 import random
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -270,5 +270,6 @@ def _divergence(
         of_text.append(float(nats.mean()))
         for token, value in zip(text, nats.tolist(), strict=True):
             of_token[token].append(value)
-    means = Counter({token: sum(values) / len(values) for token, values in of_token.items()})
-    return of_text, dict(means.most_common(MOST_MOVED))
+    means = {token: sum(values) / len(values) for token, values in of_token.items()}
+    most_moved = sorted(means, key=means.__getitem__, reverse=True)[:MOST_MOVED]
+    return of_text, {token: means[token] for token in most_moved}

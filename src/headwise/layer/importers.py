@@ -56,7 +56,7 @@ class Imported:
     compared: str
 
     def __repr__(self) -> str:
-        spec, what = self.layer.spec, self.compared.partition(" against ")[0]
+        spec, what = self.layer.spec, self.compared.partition(" against ")[0]  # `certified` writes it
         return f"Imported({self.path}: {spec!r}, within {self.difference:.2g} of {what})"
 
 
@@ -372,6 +372,7 @@ def _rope(core: Any, family: Family) -> RoPE | None:
     prefix = f"{kind}_" if hasattr(rotary, f"{kind}_inv_freq") else ""  # of Gemma 3
     ours = torch.tensor(frequencies, dtype=torch.float64)
     theirs = getattr(rotary, f"{prefix}inv_freq").double().cpu()
+    # Theirs are computed in float32, a power of theta among them.
     if theirs.shape != ours.shape or not torch.allclose(theirs, ours, rtol=1e-5, atol=0):
         raise HeadwiseError(
             f"rope_parameters={parameters} make other frequencies than {rope}; a field has no counterpart"

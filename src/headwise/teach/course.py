@@ -180,7 +180,7 @@ def told(exercise: Exercise, verdict: Mark, language: str, due: int, file: str, 
     lines = [verdict.evidence]
     if verdict.bugs:
         known = [f"{catalogue()[bug].name(language)} ({bug})." for bug in verdict.bugs if bug in catalogue()]
-        lines.append(say("bug", bugs=" ".join([*known, verdict.fix])))
+        lines.append(say("bug", text=" ".join([*known, verdict.fix])))
     elif verdict.status == "wrong":
         lines.append(say("unknown_bug"))
     if verdict.line and verdict.quoted:
