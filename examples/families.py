@@ -61,6 +61,7 @@ B, T, PAD = 2, 23, 5
 PADDINGS = ("none", "left", "right")
 NONE: Mapping[Any, Any] = MappingProxyType({})
 COLUMNS = 11  # of the table of the page
+NOT_RUN = "## Not built, or not run"
 MAPPINGS = ("MODEL_FOR_CAUSAL_LM_MAPPING", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING", "MODEL_MAPPING")
 
 
@@ -827,6 +828,13 @@ def lines_of(text: str) -> dict[str, str]:
     return {line.split("|")[1].strip(): line for line in lines if not line.startswith(("| family", "| ---"))}
 
 
+def reasons_of(text: str) -> dict[str, str]:
+    """Family -> why it was not built, or not run, by a page that was written before."""
+    _, _, end = text.partition(f"{NOT_RUN}\n")
+    lines = [line.removeprefix("- ") for line in end.splitlines() if line.startswith("- ")]
+    return dict(line.split(": ", 1) for line in lines)
+
+
 def refusals(lines: dict[str, str]) -> list[str]:
     """The families without a map, by what they do in its place."""
     kinds: dict[str, list[str]] = {kind: [] for kind in SIZES["refused"]}
@@ -854,18 +862,21 @@ def bar(lines: dict[str, str]) -> str:
     )
 
 
-def page(results: dict[str, Any], before: dict[str, str]) -> str:
+def page(results: dict[str, Any], written: str) -> str:
+    """The page of these results, with what an earlier page tells of all other families."""
+    before, reasons_before = lines_of(written), reasons_of(written)
     rows = {family: row(family, result) for family, result in results.items()}
     lines = dict(sorted({**before, **{family: line for family, (_, line) in rows.items()}}.items()))
     lines = {family: line for family, line in lines.items() if line}
     states = Counter(line.split("|")[3].strip() for line in lines.values())
-    states.update(state for state, line in rows.values() if not line)
     largest = max(
         (each["weights"] for family, result in results.items() if rows[family][0] in ("watched", "partly")
          for each in result["paddings"].values() if each.get("weights", 1) <= TOLERANCE), default=0.0
     )  # fmt: skip
+    if told := re.search(r"those that are watched is ([\d.e-]+)\.", written):
+        largest = max(largest, float(told[1]))
     kept = before.keys() - results.keys()
-    untried = set(CONFIG_MAPPING) - results.keys() - before.keys() if kept else set()
+    untried = set(CONFIG_MAPPING) - results.keys() - before.keys() - reasons_before.keys() if kept else set()
     merged = (
         f" {len(kept)} lines are those of earlier runs, some from before `read` and `ablation` were told"
         if kept
@@ -877,12 +888,14 @@ def page(results: dict[str, Any], before: dict[str, str]) -> str:
         for family, result in sorted(results.items())
         if not result["built"]
     }
-    count = len(lines) + states["not run"] + states["not built"] + len(untried)
     idle = {
         family: next(each["error"] for each in result["paddings"].values() if "error" in each)
         for family, result in sorted(results.items())
         if rows[family][0] == "not run"
     }
+    earlier = {family: why for family, why in reasons_before.items() if family not in results}
+    unread = earlier | reasons | idle
+    count = len(lines) + len(unread) + len(untried)
     return "\n".join(
         [
             "# Families of transformers",
@@ -900,7 +913,7 @@ def page(results: dict[str, Any], before: dict[str, str]) -> str:
             "",
             f"Of {count} families {states['watched']} are "
             f"watched, {states['partly']} are watched with something to know, {states['refused']} are refused by name, "
-            f"{states['wrong']} are wrong; {states['not run'] + states['not built']} were not built, or built and not "
+            f"{states['wrong']} are wrong; {len(unread)} were not built, or built and not "
             f"run: below is why. The largest difference of those that are watched is {largest:.1g}."
             + (merged and f"{merged}."),
             "",
@@ -914,9 +927,9 @@ def page(results: dict[str, Any], before: dict[str, str]) -> str:
             "|" + " --- |" * COLUMNS,
             *lines.values(),
             "",
-            "## Not built, or not run",
+            NOT_RUN,
             "",
-            *[f"- {family}: {' '.join(why.split())}" for family, why in sorted((reasons | idle).items())],
+            *[f"- {family}: {' '.join(why.split())}" for family, why in sorted(unread.items())],
             "",
         ]
     )
@@ -948,8 +961,8 @@ def main() -> None:
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(f"{number} of {len(chosen)}: {row(family, results[family])[1] or family}", flush=True)
         write_whole(arguments.results, json.dumps(results))
-    before = lines_of(arguments.page.read_text(encoding="utf-8")) if arguments.page.exists() else {}
-    write_whole(arguments.page, page(results, before))
+    written = arguments.page.read_text(encoding="utf-8") if arguments.page.exists() else ""
+    write_whole(arguments.page, page(results, written))
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def test_what_is_no_plan_is_refused(tmp_path: Path) -> None:
     for text, message in (
         ("{", "is no JSON"),
         ("[1]", "the plan is [1]"),
-        ('{"keep": {}}', "it lacks headwise_plan, n_kv_heads, n_layers"),
+        ('{"keep": {}}', "it lacks ['headwise_plan', 'n_kv_heads', 'n_layers']"),
     ):
         with pytest.raises(hw.HeadwiseError) as refusal:
             hw.Plan.read(write(tmp_path, text))

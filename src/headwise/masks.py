@@ -481,7 +481,7 @@ class Lengths(Mask):
 
     def check(self, grid: Grid) -> None:
         check_axes("Lengths", check_even("Lengths", self.lengths), "b", grid)
-        if grid.B and kind_of(self.lengths) != "int":
+        if kind_of(self.lengths) == "float":
             raise HeadwiseError(f"Lengths has {self.lengths}; a length is a whole number of keys: round it first")
         for length in grid.read(self.lengths):
             if not 0 <= length <= grid.S:

@@ -68,7 +68,7 @@ def from_json(kind: Any, value: Any, name: str = "the document") -> Any:
         try:
             return kind(**{key: from_json(hints[key], x, key) for key, x in value.items()})
         except TypeError:
-            raise HeadwiseError(f"{name} is not whole: it lacks {', '.join(sorted(hints.keys() - value))}") from None
+            raise HeadwiseError(f"{name} is not whole: it lacks {sorted(hints.keys() - value)}") from None
     if origin is UnionType:
         for option in arguments:
             with suppress(HeadwiseError):

@@ -78,3 +78,10 @@ def test_the_page_tells_of_every_family(families: Any) -> None:
     assert (
         "Of 4 families 1 are watched, 0 are watched with something to know, 1 are refused by name, 1 are wrong" in page
     )
+
+
+def test_the_page_keeps_what_was_not_tried_again(families: Any) -> None:
+    written = (PATH.parents[1] / "docs" / "families.md").read_text(encoding="utf-8")
+    again = families.page({}, written)
+    assert families.lines_of(again) == families.lines_of(written)
+    assert families.reasons_of(again) == families.reasons_of(written) != {}

@@ -40,8 +40,7 @@ def check_texts(folder: Path, texts: Sequence[str | Path] | None, field: str | N
     paths, _ = contents([str(text) for text in texts if str(text) != STDIN])
     sources = Sources(paths, field)
     if sources.size <= AT_ONCE and paths and paths[0].suffix.lower() != ".wav":
-        for _ in sources:  # says what is blank, damaged or no UTF-8
-            pass
+        list(sources)  # says what is blank, damaged or no UTF-8
 
 
 def check_one_count(folder: Path) -> None:

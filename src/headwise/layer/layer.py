@@ -374,7 +374,7 @@ class MultiHeadAttention(Projections):
         return self.spec._repr_html_() + self.heads._repr_html_()
 
     def extra_repr(self) -> str:
-        return repr(self.spec).partition("(")[2][:-1]
+        return repr(self.spec)
 
 
 def _normed(norm: nn.Module, x: Tensor) -> Tensor:
