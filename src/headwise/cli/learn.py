@@ -42,10 +42,10 @@ def learn(
     Exit code 1 says that an exercise is not right yet.
     """
     modes = {"--watch": watch, "--reset": reset, "--solution": solution, "--notebook": notebook, "--train": train}
+    modes |= {"--steps": None if train else steps, "--json": watch and wants_json()}  # where they do not belong
     chosen = [option for option, value in modes.items() if value is not None and value is not False]
-    if len(chosen) > 1 or (watch and wants_json()) or (steps is not None and not train):
-        also = {"--steps": steps is not None, "--json": watch and wants_json()}
-        raise refusal("not_together", value=", ".join([*chosen, *filter(also.get, also)]))
+    if len(chosen) > 1 or "--steps" in chosen:
+        raise refusal("not_together", value=", ".join(chosen))
     course, exercise, new = _open(folder, solution if reset is None else reset)
     speak(course.language)
     if not (new or notebook) and exercise is None:  # else no file of the learner runs

@@ -55,10 +55,11 @@ class Course:
             if not path.exists() or (read_bytes(path) != blank.encode() and self._untouched(exercise)):
                 write_whole(path, blank)
             if exercise.figure:
-                picture = self.folder / exercise.figure_file(self.language)
+                name = exercise.figure_file(self.language)
+                picture = self.folder / name
                 picture.parent.mkdir(exist_ok=True)
                 if not picture.exists():
-                    write_whole(picture, room(exercise.figure_file(self.language)).read_bytes())
+                    write_whole(picture, room(name).read_bytes())
 
     def _untouched(self, exercise: Exercise) -> bool:
         """Is the file exactly as it was made, in some language?"""
