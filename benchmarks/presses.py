@@ -237,15 +237,17 @@ def speeds(model: GPT, stock: Any, reach: hw.Windows) -> dict[str, float]:
 
 
 def _table(seeds: list[dict[str, Any]]) -> str:
-    """Means over the seeds: words right at each share, the area, and how many times fewer bytes are enough."""
+    """Means over the seeds that can do a task: words right, the area, and how many times fewer bytes are enough."""
     lines = []
     for name in seeds[0]["tasks"]:
         rows = [row["tasks"][name] for row in seeds]
         whole = ", ".join(f"{row['whole']:.3f}" for row in rows)
         lines.append(f"{name}: right with the whole cache {whole}, {rows[0]['bytes']:,} bytes a text")
-        if not all(row["sides"] for row in rows):
+        rows = [row for row in rows if row["sides"]]
+        if not rows:
             lines.append("  left out: the models cannot do it with all of the cache")
             continue
+        lines.append(f"  of {len(rows)} that can do it:")
         lines.append(
             f"  {'':26}" + "".join(f"{share:>7}" for share in SHARES) + "   area  times fewer bytes at 0.01 less"
         )
