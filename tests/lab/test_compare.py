@@ -264,6 +264,7 @@ def test_a_unit_of_other_settings_is_another_unit(tmp_path: Path) -> None:
     keys = [json.dumps(unit.key, sort_keys=True) for unit in (base, *others)]
     assert len(set(keys)) == len(keys)
     assert replace(base, experiment=tiny(name="other")).key == base.key
+    assert not any("headwise." in key for key in keys)  # modules move, and what is done stays done
 
 
 def test_experiments_share_what_they_have_in_common() -> None:

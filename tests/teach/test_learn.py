@@ -271,7 +271,7 @@ def test_files_that_nobody_touched_change_their_language(tmp_path: Path) -> None
         ({"progress.json": '{"language": "fr"}'}, [], "is damaged"),
         ({"progress.json": '{"passed": [99]}'}, [], "is damaged"),
         ({"progress.json": '{"tries": {"2": 1.5}}'}, [], "is damaged (tries={'2': 1.5})"),
-        ({"progress.json": '{"tries": {"2": -1}}'}, [], "is damaged"),
+        ({"progress.json": '{"tries": {"2": true}}'}, [], "is damaged"),
         ({}, ["--lang", "fr"], "--lang fr is not known"),
         ({}, ["--reset", 19], "there is no exercise 19; they are 1 to 18"),
         ({}, ["--solution", 0], "there is no exercise 0"),

@@ -94,10 +94,10 @@ class Alignment:
     def alignment_heads(self) -> list[list[int]]:
         """[layer, head] of each, for the field of that name in generation_config.json and CTranslate2's config.json.
 
-        The field is of the cross attention: heads of another stack (`encoder.L3.H5`) are left out.
+        The field is of the cross attention, or of the only stack: heads of others (`encoder.L3.H5`) are left out.
         """
         places = sorted(parse_head(name) for name in self.chosen.heads)
-        return [[layer, head] for stack, layer, head in places if stack in ("", "cross")]
+        return [[layer, head] for stack, layer, head in places if stack.split(".")[0] in ("", "cross")]
 
     def table(self, n: int = 12) -> Table:
         """The best n heads alone, and below them the sets, a row each."""

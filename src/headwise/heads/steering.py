@@ -139,8 +139,10 @@ def direction(
             no head carries a tenth.
     """
     require_next(model)
-    if heads is not None and not by_site(sites_of(model), heads):
-        raise HeadwiseError("heads=[] leaves no head to steer; name some, or leave heads= out")
+    if heads is not None:
+        heads = heads if isinstance(heads, str) else list(heads)  # a generator is read once
+        if not by_site(sites_of(model), heads):
+            raise HeadwiseError("heads=[] leaves no head to steer; name some, or leave heads= out")
     with evaluating(model):
         pairs = _answered(model, _as_ids(model, clean), _as_ids(model, corrupted))
         rng = random.Random(seed)

@@ -119,25 +119,22 @@ class Unit:
 
     @property
     def key(self) -> dict[str, Any]:
+        """What its result hangs on; functions by their names alone, for their files may be joined."""
         arm, first = self.arm, self.experiment.arms[0]
         return {
             "model": _shape_of(arm) | {"trained": arm.trained},
             "parameters_of": _shape_of(first) if arm.widened else None,
-            "data": _name_of(self.experiment.task.corpus),
+            "data": self.experiment.task.corpus.__qualname__,
             "text": None if self.text is None else hashlib.sha256(read_bytes(self.text)).hexdigest(),
             "recipe": asdict(self.experiment.recipe(self.steps, self.text)),
-            "measure": _name_of(self.experiment.measure),
+            "measure": self.experiment.measure.__qualname__,
             "seed": self.seed,
             "versions": {"headwise": __version__, "torch": torch.__version__},
         }
 
 
 def _shape_of(arm: Arm) -> dict[str, Any]:
-    return {"shape": dict(arm.shape), "build": _name_of(arm.build)}
-
-
-def _name_of(function: Any) -> str:
-    return f"{function.__module__}.{function.__qualname__}"
+    return {"shape": dict(arm.shape), "build": arm.build.__qualname__}
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,7 @@ def _read(path: Path, say: Say) -> Course:
         words(course.language)
         for number in [*course.passed, *map(int, course.tries)]:
             find_exercise(number)
-        if not all(isinstance(times, int) and times >= 0 for times in course.tries.values()):
+        if not all(type(times) is int and times >= 0 for times in course.tries.values()):
             raise TypeError(f"tries={course.tries}")
     except (ValueError, TypeError, AttributeError) as error:
         raise HeadwiseError(say("damaged", path=path, error=error)) from None
