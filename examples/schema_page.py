@@ -125,7 +125,14 @@ DOCUMENTS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "ladder": ("headwise ladder", (Ladder,)),
     "compare": ("headwise compare", (Comparison,)),
     "ledger": ("headwise compare claims", (Ledger,)),
-    "check": ("headwise check", (Verdict, {"bugs": [Finding], "watched": Optional({**LEARNED, None: None})})),
+    "check": (
+        "headwise check",
+        (
+            Verdict,
+            {"bugs": [Finding], "watched": Optional({**LEARNED, None: None})},
+            {"others": Optional([(Verdict, {"bugs": [Finding]})])},  # of a file with several attentions
+        ),
+    ),
     "bugs": ("headwise bugs, with an ID or without", ({"bugs": [TEXTS]},)),
     "hidden": (
         "headwise bugs ID --train or --html, and bugs all",
@@ -151,7 +158,7 @@ FILES = {
         ({"unit": str, "key": dict[str, Any], "scored": Scored, "sha256": str},),
     ),
 }
-LEFT_OUT = {"Reshaped": {"model"}, "Verdict": {"findings", "lang"}, "Finding": {"quote"}}
+LEFT_OUT = {"Reshaped": {"model"}, "Verdict": {"findings", "lang", "others"}, "Finding": {"quote"}}
 
 
 class Schemas:

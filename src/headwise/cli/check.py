@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ from headwise.cli.early import language
 from headwise.cli.heads import write_report_of
 from headwise.cli.train import free_folder, leaving_run, result_json, training_progress
 from headwise.errors import HeadwiseError
-from headwise.teach.bugs import words
+from headwise.teach.bugs import Verdict, words
 from headwise.words import refusal
 
 if TYPE_CHECKING:
@@ -60,16 +59,18 @@ def check(
     pairs = {name: _value(name, text, lang) for name, text in _pairs("--args", args, lang).items()}
     names = _pairs("--map", mapping, lang)
     chosen = None
-    with suppress(SyntaxError, ValueError):  # of which the verdict tells
+    try:
         chosen = read_target(target, Options(causal, pairs, names, lang)) if watch else None
+    except HeadwiseError:  # which is a ValueError, too
+        raise
+    except (SyntaxError, ValueError):  # of which the verdict tells
+        pass
     if chosen is not None and not chosen.source.is_module(chosen.name):
         raise HeadwiseError(chosen.say("no_module", name=chosen.name))
     tell_unheld(lang)
     verdict = checked(target, causal=causal, args=pairs, mapping=names, lang=lang, seconds=seconds)
     open_ahead = words(lang)["not_causal"] in verdict.checked
-    options = running_options()
-    tried, untried = (tuple(as_options(x, options) for x in texts) for texts in (verdict.checked, verdict.not_checked))
-    verdict = replace(verdict, checked=tried, not_checked=untried)
+    verdict = replace(_in_options(verdict), others=tuple(map(_in_options, verdict.others)))
     if not wants_json():
         out.print(str(verdict))
     seen = None
@@ -84,6 +85,13 @@ def check(
     if wants_json():
         print_json("check", verdict.to_json() | ({"watched": seen} if watch else {}))
     raise typer.Exit(verdict.exit_code)
+
+
+def _in_options(verdict: Verdict) -> Verdict:
+    """A verdict that speaks of options in the place of arguments."""
+    options = running_options()
+    tried, untried = (tuple(as_options(x, options) for x in texts) for texts in (verdict.checked, verdict.not_checked))
+    return replace(verdict, checked=tried, not_checked=untried)
 
 
 def show_heads(folder: Path, target: Target, steps: int | None) -> dict[str, Any]:

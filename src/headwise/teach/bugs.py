@@ -162,6 +162,7 @@ class Verdict:
     checked: tuple[str, ...] = ()
     not_checked: tuple[str, ...] = ()
     lang: str = "en"
+    others: tuple[Verdict, ...] = ()  # of a file with several attentions, on the others; the worst stands first
 
     @property
     def bugs(self) -> tuple[str, ...]:
@@ -174,6 +175,7 @@ class Verdict:
         return 2 if self.right is None else int(not self.right)
 
     def to_json(self) -> dict[str, Any]:
+        others = {"others": [other.to_json() for other in self.others]} if self.others else {}
         return {
             "target": self.target,
             "kind": self.kind,
@@ -181,6 +183,7 @@ class Verdict:
             "bugs": [{"bug": f.bug, "line": f.line, "evidence": f.evidence, "fix": f.fix} for f in self.findings],
             "checked": list(self.checked),
             "not_checked": list(self.not_checked),
+            **others,
         }
 
     def __str__(self) -> str:
@@ -206,6 +209,9 @@ class Verdict:
             yield 0, f"{say('checked')}: {'; '.join(self.checked)}"
         if self.not_checked:
             yield 0, f"{say('left_out')}: {'; '.join(self.not_checked)}"
+        for other in self.others:
+            yield 0, ""
+            yield from other._lines()
 
     def _repr_html_(self) -> str:
         colour = {True: "#1a7f37", False: "#b42318", None: "#8a6100"}[self.right]

@@ -42,7 +42,7 @@ from headwise.teach.examine import examine
 from headwise.teach.loops import CALLED, NAME, head_loop, unimported
 from headwise.teach.reading import ROLES
 from headwise.teach.sandbox import MEMORY, alone, run_apart
-from headwise.teach.source import Source, candidates, kind_of
+from headwise.teach.source import Source, candidates, kind_of, passed_over
 from headwise.teach.subject import Options, Target
 from headwise.words import Note, refusal, unknown
 
@@ -77,10 +77,11 @@ def check(
         seconds: at most so long
 
     Returns:
-        What was found; where the target cannot be built or called, a verdict whose `right` is None.
+        What was found; where the target cannot be built or called, a verdict whose `right` is None. Of a file with
+        several attentions the worst verdict, which has the others in `others`.
 
     Raises:
-        HeadwiseError: where there is nothing to check: no such file or name, or several candidates.
+        HeadwiseError: where there is nothing to check: no such file or name.
     """
     if not 0 < seconds <= LONGEST:
         raise refusal("seconds", seconds=f"{seconds:g}", longest=f"{LONGEST:g}")
@@ -236,45 +237,64 @@ def _path_and_name(spec: str, say: Say) -> tuple[Path, str]:
     return path.resolve(), name
 
 
-def read_target(spec: str, options: Options) -> Target:
-    """What is to be checked of FILE or FILE:NAME: what has that name, or the only candidate. Nothing of it runs.
+def read_targets(spec: str, options: Options) -> list[Target]:
+    """What is to be checked of FILE or FILE:NAME: what has that name, or every candidate. Nothing of it runs.
 
-    HeadwiseError where there is no such file or name, or several candidates; SyntaxError, ValueError for no Python.
+    HeadwiseError where there is no such file or name, or no candidate; SyntaxError, ValueError for no Python.
     """
     say = speaker(options.lang)
     path, name = _path_and_name(spec, say)
     with tokenize.open(path) as file:
         source = read_source(file.read(), str(path), name)
-    if source.numbers_of_lines:
-        name = NAME
-    elif not name:
-        names = list(candidates(source))
-        if len(names) != 1:
-            key = "several_candidates" if names else "no_candidate"
-            raise HeadwiseError(say(key, file=path.name, names=listed(names, 6), name=[*names, "NAME"][0]))
-        name = names[0]
-    if name not in source.definitions:
-        raise unknown(say("no_name", path=path, name=name), name, source.definitions)
-    node = source.definitions[name]
-    kind = kind_of(node) or ("layer" if isinstance(node, ast.ClassDef) else "function")
-    return Target(None, name, kind, source, options)
+    names = [NAME] if source.numbers_of_lines else [name] if name else list(candidates(source))
+    if not names:
+        raise HeadwiseError(say("no_candidate", file=path.name, name="NAME"))
+    rest = [] if name or source.numbers_of_lines else passed_over(source)
+    targets: list[Target] = []
+    for each in names:
+        if each not in source.definitions:
+            raise unknown(say("no_name", path=path, name=each), each, source.definitions)
+        node = source.definitions[each]
+        kind = kind_of(node) or ("layer" if isinstance(node, ast.ClassDef) else "function")
+        targets.append(Target(None, each, kind, source, options))
+    if rest:
+        targets[0].lent.append(say("passed_over", names=listed(rest, 6), file=path.name, name=rest[0]))
+    return targets
+
+
+def read_target(spec: str, options: Options) -> Target:
+    """What FILE or FILE:NAME names, where that is one thing alone."""
+    first, *others = read_targets(spec, options)
+    if others:
+        names = listed([first.name, *(target.name for target in others)], 6)
+        facts = {"file": Path(first.source.path).name, "names": names, "name": first.name}
+        raise HeadwiseError(first.say("several_candidates", **facts))
+    return first
 
 
 def _check_file(spec: str, options: Options, seconds: float) -> Verdict:
-    """The verdict on a file, or on what has a name there."""
+    """The verdict on a file, or on what has a name there; of several attentions the worst, with the others."""
     say = speaker(options.lang)
     try:
-        target = read_target(spec, options)
+        targets = read_targets(spec, options)
     except HeadwiseError:  # which is a ValueError, too
         raise
     except (SyntaxError, ValueError) as error:
         path, name = _path_and_name(spec, say)
         target = Target(None, name or path.name, "", Source("", str(path)), options)
         return target.verdict(None, reason=explained(error, target.source, options.lang))
+    verdicts = [_check_apart(target, seconds) for target in targets]
+    first, *others = sorted(verdicts, key=lambda verdict: (False, None, True).index(verdict.right))
+    return replace(first, others=tuple(others))
+
+
+def _check_apart(target: Target, seconds: float) -> Verdict:
+    """The verdict on something of a file, from a process of its own."""
+    say = target.say
     ended = run_apart("headwise.teach.check", {**request_of(target), "seconds": seconds}, seconds + 2)
     if ended.answer:
         verdict: Verdict = from_json(Verdict, json.loads(ended.answer))
-        return verdict
+        return replace(verdict, not_checked=(*target.lent, *verdict.not_checked))
     reason = f"{say('exits')} ({ended.code})"
     if ended.code is None:
         reason = say("too_long", seconds=seconds)

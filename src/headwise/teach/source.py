@@ -16,10 +16,12 @@ from headwise.teach.bugs import read_toml
 ATTENTION = re.compile(r"att|mha|mqa|gqa|head|sdpa|atenc|cabeza", re.I)
 ROTARY = re.compile(r"rope|rotar|rotat", re.I)
 CACHE = re.compile(r"cache", re.I)
+AFTER = "after softmax: "  # before a pattern of a line
 MASK = re.compile(r"mask|m[aá]scara", re.I)  # an argument of such a name is a mask
 # Methods of a class that attend, the usual one first.
 CALLS = ("forward", "__call__", "call", "attend", "attention", "step")
 HELPER = re.compile(r"mask|split|join|merge|combin|softmax|repeat|config|block|transformer|norm|test|main|demo", re.I)
+QUERIES = r"\b(w_?q\w*|q|q_\w+|to_q\w*|quer\w+|c_attn|consultas?)\b"  # what code that attends makes
 QKV = re.compile(r"^_*(q|k|v|quer(y|ies)|keys?|values?)(_?(new|in|input|states?|heads?))?_?\w?$", re.I)
 
 
@@ -70,13 +72,19 @@ class Source:
         return re.search(pattern, self.text, re.I) is not None
 
     def line_of(self, patterns: Sequence[str], within: Sequence[str] = ()) -> tuple[int, str] | None:
-        """Number and text of the first line that matches the first pattern that matches any."""
+        """Number and text of the first line that matches the first pattern that matches any.
+
+        A pattern that begins with AFTER matches below the first line with a softmax alone.
+        """
         numbers = self._lines_of(within) or range(1, len(self.lines) + 1)
         for pattern in patterns:
+            is_below = not pattern.startswith(AFTER)
             for number in numbers:
                 text = self.lines[number - 1].split("#")[0]
-                if re.search(pattern, text) and not re.match(r"\s*(def |class |import |assert |[\"@])", text):
+                matches = is_below and re.search(pattern.removeprefix(AFTER), text)
+                if matches and not re.match(r"\s*(def |class |import |assert |[\"@])", text):
                     return self.number_of(number), self.lines[number - 1].strip()
+                is_below = is_below or "softmax" in text
         return None
 
     def _lines_of(self, names: Sequence[str]) -> list[int]:
@@ -135,8 +143,9 @@ def kind_of(node: ast.AST | None) -> str | None:
             return "rotary"
         if keeps and not (attends and is_called):
             return "cache"
-        around = re.search("config|block|transformer|gpt", node.name, re.I)
-        return "layer" if is_called and attends and not around else None
+        # The last word counts: an AttentionBlock has attention in it, and GPTAttention is one.
+        is_around = re.search(rf"(config|block|transformer|gpt)(?!.*({ATTENTION.pattern}))", node.name, re.I)
+        return "layer" if is_called and attends and not is_around else None
     names = [argument.arg for argument in node.args.args]
     if keeps and len(names) > 1:
         return "cache"
@@ -158,6 +167,18 @@ def candidates(source: Source) -> dict[str, str]:
     top = {name: kind for name, kind in kinds.items() if name not in used} or kinds
     first = min(top.values(), key=("layer", "function", "rotary", "cache").index, default="")
     return {name: kind for name, kind in top.items() if kind == first}
+
+
+def passed_over(source: Source) -> list[str]:
+    """Names of what attends, rotates or caches in a file, and is neither a candidate nor used by one."""
+    reached = {name for candidate in candidates(source) for name in source.reach(candidate)}
+    names = []
+    for name, node in source.definitions.items():
+        text = ast.unparse(node)
+        attends = re.search(r"softmax|scaled_dot_product|exp\(", text) and re.search(QUERIES, text, re.I)
+        if name not in reached and (attends or kind_of(node) in ("rotary", "cache")):
+            names.append(name)
+    return names
 
 
 # The forms in which code takes a mask, and what tells which of them a learner means.
