@@ -21,6 +21,7 @@ from headwise.teach import subject as size
 from headwise.teach.bugs import UNKNOWN, Finding, UncheckedError, Verdict, bug_named, in_one_line
 from headwise.teach.caches import cache_arguments, cache_bug
 from headwise.teach.form import Inputs, Masks, Weights
+from headwise.teach.gradients import wrong_gradients
 from headwise.teach.loops import OUTPUTS
 from headwise.teach.reading import (
     Reading,
@@ -61,6 +62,11 @@ TURNS = (
     r"(rope|rotary|rotat)\w*\(|\bcos\w*\(|\* ?\(?\w*(cos|freqs)|(cos|freqs)\w*(\[[^]]*\])? \*|"
     r"view_as_complex|1j|inv_freq"
 )
+PARTLY = (
+    r"partial|pct|percent|(rotary|rope|rot)_?(n?dims?|fraction|width)|\[\.\.\., :self\.\w+\]"  # of a head's features
+)
+# Axes in which tokens come before the documents of a batch, as an unpacked shape or a comment has them.
+TOKENS_FIRST = r"(?m)(^\s*|\()(s|t|l|(n_)?tokens|seq\w*|\w*len\w*), ?(b|n|bs|bsz|(n_)?batch\w*), ?\w+"
 RESIDUAL = r"residual|return [^\n]*\+|\+ ?(x|inputs?|queries|q|hidden_states)\b"  # it may add its input
 LENGTH = r"(valid|seq|key|x|src|input)?_?(lens?|lengths?)"  # an argument with the lengths of documents
 CONTEXTS = r"context|memory|enc\w*|key_value_states|kv|source|other|cond|cross\w*"  # with another text
@@ -95,6 +101,7 @@ class Examiner:
         self.target, self.options, self.scope = target, target.options, target.scope
         self.rng = np.random.default_rng(0)
         self.context = False  # are keys and values made of another text?
+        self.n_listed = 1  # matrices of queries: more where each head has its own
         self.shown: dict[str, str] = {}  # bugs that a property shows, beside the numbers, with what shows them
 
     # A layer: weights inside, (B,T,C) in and out.
@@ -170,6 +177,7 @@ class Examiner:
                 if isinstance(kept, list) and any(hasattr(part, "named_parameters") for part in kept):
                     self.shown["modules-in-list"] = ""
         parts = parts_of(instance, self.options.mapping)
+        self.n_listed = len(parts.weights.get("q", ()))
         folded = scale_is_folded(parts)
         renew(arrays_of(instance), self.rng)
         if not {"q", "qkv"} & set(parts.weights) and self._is_apart(call, module):
@@ -177,6 +185,9 @@ class Examiner:
         choices = self.readings(instance, folded)
         subject = subject_of(self.target, call, module)
         inputs = self._inputs(subject, (size.BATCH, size.TOKENS, width_of(parts, self.options.args)))
+        if module is not None and re.search(TOKENS_FIRST, f"{self.scope.code}\n{self.scope.text.lower()}"):
+            subject.tokens_first = True
+            self.target.did("tokens_first")
         if subject.kind != "torch" and module is not None:
             for name, kept in vars(module).items():
                 if isinstance(kept, list | dict) and not any(kept):
@@ -217,7 +228,8 @@ class Examiner:
         bases: list[float] = []  # of rotary angles: the usual one, then numbers of the file that are as large
         if self.scope.says(TURNS):
             bases = [10000.0, *[n for n in self.target.source.numbers if 100 <= n < 1e7 and n != 10000.0][:3]]
-        choices = [style for reading in choices for style in styles(reading, bases)]
+        turned = (1, 0.5, 0.25) if self.scope.says(PARTLY) else (1,)
+        choices = [style for reading in choices for style in styles(reading, bases, turned)]
         if self.scope.says(RESIDUAL):
             choices += [replace(r, settings={**r.settings, "residual": True}) for r in choices]
         return choices
@@ -416,7 +428,9 @@ class Examiner:
             versions = {False: cases, True: ahead}
         # Single bugs first, since the pairs take all the time there is.
         rounds = [(pairs, guess) for pairs in (False, True) for guess in versions]
-        if "batch-mixed" in self.shown:  # no pair of bugs gives the numbers of documents that meet
+        is_narrow = self.scope.says(r"half\(|float16|autocast")
+        # No pair of bugs gives the numbers of documents that meet, and roundings are looked at below.
+        if "batch-mixed" in self.shown or is_narrow:
             rounds = rounds[: len(versions)]
         fills = [x for x in self.scope.numbers if x < 1e-3]  # what may stand for a forbidden score: 0, or far below
         for pairs, guess in rounds:
@@ -425,13 +439,16 @@ class Examiner:
             if cases[0].name not in explanation.unexplained:
                 cases, causal = versions[guess], guess
                 break
-        if explanation.unexplained and self.scope.says(r"half\(|float16"):
-            search.tolerance = NARROW
-            search.until = time.process_time() + 1  # a short second look
+        if explanation.unexplained and is_narrow:
+            search.tolerance, search.pairs = NARROW, False
+            search.until = time.process_time() + self.options.seconds / 2  # a shorter second look
             close_by = search.explain(choices, cases)
-            if not close_by.unexplained and not close_by.bugs:
+            if not close_by.unexplained:
                 explanation = close_by
-                self.shown["softmax-narrow"] = ""
+                if _is_softmax_narrow(subject, inputs):
+                    self.shown["softmax-narrow"] = ""
+                else:
+                    self.target.did("rounded")
         if untried := [name for name in arguments_of(subject.call) if name not in {subject.mask, *subject.passed}]:
             self.target.left_out("untried", names=", ".join(untried))
         self.target.did("one_query" if one_query else "causal" if causal else "not_causal")
@@ -527,10 +544,10 @@ class Examiner:
             subject.learns = True
             try:
                 subject(case.inputs, mask)
-                for role, (first, *_) in parts_of(subject.module, self.options.mapping).weights.items():
-                    weight = first.holder
-                    if weight.requires_grad and (weight.grad is None or (weight.grad == 0).all(-1).any()):
-                        self.shown["no-gradient"] = self.target.say("unreached", name=f"W_{role.upper()}")
+                for role, arrays in parts_of(subject.module, self.options.mapping).weights.items():
+                    for weight in (array.holder for array in arrays):
+                        if weight.requires_grad and (weight.grad is None or (weight.grad == 0).all(-1).any()):
+                            self.shown["no-gradient"] = self.target.say("unreached", name=f"W_{role.upper()}")
                 self.target.did("gradients")
                 if drops:
                     self.target.did("dropout")
@@ -542,6 +559,13 @@ class Examiner:
             subject.module.eval()
             if subject.seen.on_scores:
                 self.shown["dropout-on-scores"] = ""
+        if callable(getattr(subject.module, "backward", None)) and "dropout-in-eval" not in self.shown:
+            try:
+                if wrong := wrong_gradients(subject, case.inputs[0]):
+                    self.shown["backward-wrong"] = self.target.say("slope", names=", ".join(wrong))
+                self.target.did("gradients_by_hand")
+            except Exception as error:  # it may want other things than we pass
+                self.target.left_out("no_gradients", failure=in_one_line(error))
         if subject.rank == case.inputs[0].ndim and same:
             others = [np.concatenate([self.rng.normal(size=x[:1].shape), x[1:]]) for x in case.inputs]
             q, k, v = others[:1] * 3 if len(subject.inputs) == 1 else others
@@ -561,16 +585,20 @@ class Examiner:
 
     def _verdict(self, explanation: Explanation, cases: list[Case]) -> Verdict:
         bugs = [self._renamed(bug) for bug in explanation.bugs]
+        explained = not explanation.unexplained or "batch-mixed" in self.shown
         for bug in map(self._renamed, self.shown):
             hidden_by = bug_named(bug).hidden_by
+            if bug == "no-gradient" and not explained:  # then the output is not right either
+                continue
             if not any(re.fullmatch(hidden_by, other) for other in bugs):
                 bugs.append(bug)
         weights = explanation.reading.weights
-        joined = self.scope.says(r"modulelist|for \w+ in self\.\w*heads?|range\(")  # a list of heads: a form of its own
+        # A list of heads, and a function that loops over them, are forms of their own.
+        of_function = r"|range\(" * inspect.isfunction(self.target.thing)
+        joined = self.n_listed > 1 or self.scope.says(r"modulelist|for \w+ in self\.\w*heads?" + of_function)
         several = weights.n_heads > 1 and self.target.kind == "layer"
         if several and not joined and weights.matrices.get("o") is None:
             bugs.append("output-projection-missing")
-        explained = not explanation.unexplained or "batch-mixed" in self.shown
         if explanation.unexplained and "dropout-in-eval" in bugs:
             explained = True
             self.target.left_out("not_still")
@@ -597,12 +625,33 @@ class Examiner:
             findings.append(replace(finding, fix=" ".join(fixes)))
         if not explained and right is False:
             case = next((case for case in cases if case.name in explanation.unexplained), cases[0])
-            findings.append(Finding(UNKNOWN, None, "", stage_of(explanation, case, say), say("unknown_fix")))
+            clues = [stage_of(explanation, case, say), *filter(None, [self.shown.get("no-gradient")])]
+            findings.append(Finding(UNKNOWN, None, "", "; ".join(clues), say("unknown_fix")))
         return self.target.verdict(right, tuple(findings))
 
     def _renamed(self, bug: str) -> str:
         """The bug that gives the numbers of this one in code such as the learner's."""
         return next((rule["to"] for rule in bug_named(bug).renamed if self.scope.says(rule["code"])), bug)
+
+
+def _is_softmax_narrow(subject: Subject, inputs: Inputs) -> bool:
+    """Does a softmax, or an exponential, of the code compute in 16 bits? Beside torch nobody tells: yes."""
+    if subject.kind != "torch":
+        return True
+    from torch.overrides import TorchFunctionMode
+
+    widths: list[int] = []  # of a number, in bytes
+
+    class Listener(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = function(*args, **(kwargs or {}))
+            if getattr(function, "__name__", "") in ("softmax", "exp"):
+                widths.append(result.dtype.itemsize)
+            return result
+
+    with Listener():
+        subject(inputs, _first_mask(subject, inputs))
+    return min(widths, default=4) < 4
 
 
 def _first_mask(subject: Subject, inputs: Inputs) -> Any:

@@ -56,6 +56,7 @@ CORRECT: dict[str, Any] = {
     "rope": None,  # (layout of the turn, layout of the table, base)
     "rope_k": None,  # where keys are turned in another way
     "rope_values": False,
+    "rope_part": 1,  # of the features of a head: the first ones, which are turned
     "start": 0,  # position of the first query; "tokens", "-tokens" are the length of the text
     "residual": False,  # is the input of queries added to what comes out?
     "qk_norm": None,  # "rms" or "layer", with the gains of the weights
@@ -105,10 +106,10 @@ def compute(weights: Weights, inputs: Inputs, masks: Masks, settings: Settings, 
     if s["rope"]:
         T = x["q"].shape[1]
         start = {"tokens": T, "-tokens": -T}.get(s["start"], s["start"])
-        vectors["q"] = rotate(vectors["q"], s["rope"], start, xp)
-        vectors["k"] = rotate(vectors["k"], s["rope_k"] or s["rope"], 0, xp)
+        vectors["q"] = rotate(vectors["q"], s["rope"], start, xp, s["rope_part"])
+        vectors["k"] = rotate(vectors["k"], s["rope_k"] or s["rope"], 0, xp, s["rope_part"])
         if s["rope_values"]:
-            vectors["v"] = rotate(vectors["v"], s["rope"], 0, xp)
+            vectors["v"] = rotate(vectors["v"], s["rope"], 0, xp, s["rope_part"])
     if s["split_k"] != "tokens":
         for place in "kv":
             how = s["group"] if place in s["grouped"] else "repeat"
@@ -299,13 +300,17 @@ def output(w: Weights, heads: Any, s: Settings, xp: Any) -> Any:
     return out + w.biases["o"] if "o" in w.biases and "o" not in s["no_bias"] else out
 
 
-def rotate(x: Any, rope: tuple[str, str, float], start: int, xp: Any) -> Any:
+def rotate(x: Any, rope: tuple[str, str, float], start: int, xp: Any, part: float = 1) -> Any:
     """Rotary positions on (...,T,d), Su et al. 2021 (arXiv 2104.09864).
 
     rope  three parts: turn, table, base
     turn   which features make a pair: "half" (i, i + d/2) or "interleaved" (2i, 2i + 1); "none" turns nothing
     table  in which order the angles stand; another one than that of the turn is the bug
+    part   how much of the features is turned: the first ones
     """
+    if part != 1:
+        width = int(x.shape[-1] * part)
+        return xp.concatenate([rotate(x[..., :width], rope, start, xp), x[..., width:]], -1)
     turn, table, base = rope
     if turn == "none":
         return x

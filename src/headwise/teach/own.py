@@ -157,7 +157,11 @@ def _fitted(target: Target, sizes: Sizes, theirs: bool, mask: MaskForm | None, c
         raise UncheckedError("adds_input", name=target.name)
     if width > WIDEST:
         raise UncheckedError("too_wide", name=target.name, width=width, most=WIDEST)
-    if weights.matrices["v"].shape[1] != weights.n_kv_heads * head_dim or settings["qk_norm"] == "layer":
+    if (
+        weights.matrices["v"].shape[1] != weights.n_kv_heads * head_dim
+        or settings["qk_norm"] == "layer"
+        or settings["rope_part"] != 1
+    ):
         raise UncheckedError("no_such_layer", name=target.name)
     config = replace(
         config,

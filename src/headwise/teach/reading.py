@@ -228,7 +228,8 @@ def _unfused(fused: str, width: int, H: int, G: int, order: str) -> tuple[str, C
         names = order if fused == "qkv" else "vk"
     shares = [H, G, G] if fused == "qkv" else [1, 1]
     parts = len(shares)
-    if width % sum(shares) or (order != "blocks" and G != H):
+    n = H if fused == "qkv" else G
+    if width % sum(shares) or (order != "blocks" and n != G):
         raise ValueError("no whole heads")
 
     def cut(x: Any) -> list[Any]:
@@ -237,20 +238,24 @@ def _unfused(fused: str, width: int, H: int, G: int, order: str) -> tuple[str, C
             return np.split(x, np.cumsum(shares)[:-1] * (width // sum(shares)), -1)
         lead = x.shape[:-1]
         if order == "heads":
-            pieces = np.moveaxis(x.reshape(*lead, H, parts, -1), -2, 0)
+            pieces = np.moveaxis(x.reshape(*lead, n, parts, -1), -2, 0)
         else:
-            pieces = np.moveaxis(x.reshape(*lead, H, -1, parts), -1, 0)
+            pieces = np.moveaxis(x.reshape(*lead, n, -1, parts), -1, 0)
         return [piece.reshape(*lead, -1) for piece in pieces]
 
     return names, cut
 
 
-def styles(reading: Reading, bases: Sequence[float]) -> Iterator[Reading]:
-    """The readings of the same weights in every layout, and in every rotation with one of these bases."""
+def styles(reading: Reading, bases: Sequence[float], parts: Sequence[float] = (1,)) -> Iterator[Reading]:
+    """The readings of the same weights in every layout, and in every rotation with one of these bases.
+
+    parts  of the features of a head: how many of them may be rotated
+    """
     interleaved = {f"split_{role}": "interleaved" for role in "qkv"} | {"join": "interleaved"}
     exchanged = {"q_from": "k", "k_from": "q"}
     weights = reading.weights
-    ropes: list[Settings] = [{"rope": (turn, turn, base)} for base in bases for turn in ("half", "interleaved")]
+    turns = itertools.product(parts, bases, ("half", "interleaved"))
+    ropes: list[Settings] = [{"rope": (turn, turn, base), "rope_part": part} for part, base, turn in turns]
     norms: list[Settings] = [{"qk_norm": kind} for kind in ("rms", "layer")]
     choices: list[list[Settings]] = [
         ropes or [{}],

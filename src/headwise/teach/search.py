@@ -179,7 +179,8 @@ def evidence_of(bug: Bug, explanation: Explanation, cases: list[Case], say: Say)
     """A sentence with numbers. The form with the bug gives the learner's output, so its stages are the learner's."""
     shown = _shown_in(explanation, cases)
     own_phrase = f"by_property_{bug.id}"
-    if own_phrase in words("en") and (shown is None or bug.evidence in ("dropout", "batch", "property")):
+    is_same = shown is None or close(shown[0].out, shown[1].out)
+    if own_phrase in words("en") and (is_same or bug.evidence in ("dropout", "batch", "property")):
         return say(own_phrase)
     if bug.id in explanation.reading.structural:
         return say("structural")

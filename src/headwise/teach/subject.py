@@ -340,6 +340,7 @@ class Subject:
     module: Any = None
     learns: bool = False  # does a call find the gradients of the weights, too?
     held: dict[str, Any] = field(default_factory=dict)  # what the object gathers from token to token, empty
+    tokens_first: bool = False  # does the code take (T,B,C)?
 
     @property
     def is_told_causal(self) -> bool:
@@ -380,10 +381,12 @@ class Subject:
         return result
 
     def _output(self, inputs: Inputs, mask: Any) -> Any:
+        if self.tokens_first:
+            inputs = tuple(x.swapaxes(0, 1) for x in inputs)
         arguments = {name: to_kind(x, self.kind) for name, x in zip(self.inputs, inputs, strict=False)}
         if mask is not None and self.mask:
             arguments[self.mask] = to_kind(mask, self.kind)
-        result = self.result(arguments, inputs[1].shape[-2])
+        result = self.result(arguments, inputs[1].shape[0 if self.tokens_first else -2])
         if result is None:
             raise UncheckedError("no_return", name=getattr(self.call, "__name__", "forward"))
         out = pick(result, inputs[0].shape)
@@ -391,7 +394,7 @@ class Subject:
             first = result[0] if isinstance(result, tuple) and result else result
             shape = getattr(to_array(first), "shape", type(first).__name__)
             raise UncheckedError("returns_shape", shape=shape, input=inputs[0].shape)
-        return out
+        return out.swapaxes(0, 1) if self.tokens_first else out
 
 
 def arguments_of(call: Callable[..., Any]) -> dict[str, inspect.Parameter]:
