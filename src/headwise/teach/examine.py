@@ -21,7 +21,6 @@ from headwise.teach import subject as size
 from headwise.teach.bugs import UNKNOWN, Finding, UncheckedError, Verdict, bug_named, in_one_line
 from headwise.teach.caches import cache_arguments, cache_bug
 from headwise.teach.form import Inputs, Masks, Weights
-from headwise.teach.gradients import wrong_gradients
 from headwise.teach.loops import OUTPUTS
 from headwise.teach.reading import (
     Reading,
@@ -48,6 +47,7 @@ from headwise.teach.subject import (
     call_of,
     kind_of_arrays,
     meaning_of,
+    pick,
     required_of,
     subject_of,
     to_kind,
@@ -66,6 +66,7 @@ PARTLY = (
     r"partial|pct|percent|(rotary|rope|rot)_?(n?dims?|fraction|width)|\[\.\.\., :self\.\w+\]"  # of a head's features
 )
 # Axes in which tokens come before the documents of a batch, as an unpacked shape or a comment has them.
+WIDE = r"(?s)(\.float\(\)|float32).*softmax(?!\([^\n]*(half|16))"  # a softmax of what was made wide before
 TOKENS_FIRST = r"(?m)(^\s*|\()(s|t|l|(n_)?tokens|seq\w*|\w*len\w*), ?(b|n|bs|bsz|(n_)?batch\w*), ?\w+"
 RESIDUAL = r"residual|return [^\n]*\+|\+ ?(x|inputs?|queries|q|hidden_states)\b"  # it may add its input
 LENGTH = r"(valid|seq|key|x|src|input)?_?(lens?|lengths?)"  # an argument with the lengths of documents
@@ -445,10 +446,9 @@ class Examiner:
             close_by = search.explain(choices, cases)
             if not close_by.unexplained:
                 explanation = close_by
-                if _is_softmax_narrow(subject, inputs):
+                self.target.did("rounded")
+                if not self.scope.says(WIDE):
                     self.shown["softmax-narrow"] = ""
-                else:
-                    self.target.did("rounded")
         if untried := [name for name in arguments_of(subject.call) if name not in {subject.mask, *subject.passed}]:
             self.target.left_out("untried", names=", ".join(untried))
         self.target.did("one_query" if one_query else "causal" if causal else "not_causal")
@@ -561,7 +561,7 @@ class Examiner:
                 self.shown["dropout-on-scores"] = ""
         if callable(getattr(subject.module, "backward", None)) and "dropout-in-eval" not in self.shown:
             try:
-                if wrong := wrong_gradients(subject, case.inputs[0]):
+                if wrong := _wrong_slopes(subject, case.inputs[0]):
                     self.shown["backward-wrong"] = self.target.say("slope", names=", ".join(wrong))
                 self.target.did("gradients_by_hand")
             except Exception as error:  # it may want other things than we pass
@@ -634,24 +634,39 @@ class Examiner:
         return next((rule["to"] for rule in bug_named(bug).renamed if self.scope.says(rule["code"])), bug)
 
 
-def _is_softmax_narrow(subject: Subject, inputs: Inputs) -> bool:
-    """Does a softmax, or an exponential, of the code compute in 16 bits? Beside torch nobody tells: yes."""
-    if subject.kind != "torch":
-        return True
-    from torch.overrides import TorchFunctionMode
+def _wrong_slopes(subject: Subject, x: Any) -> list[str]:
+    """Of what a `backward` written by hand gives a wrong gradient: x, or names of weights; empty where all are right.
 
-    widths: list[int] = []  # of a number, in bytes
+    That of the input is what it returns; that of a weight W is what the object then keeps as dW, d_W, grad_W or W_grad,
+    or as W in a dictionary. Each is held against the difference that a small step makes.
+    """
+    module = subject.module
+    x = np.array(x if subject.rank == x.ndim else x[0])
+    slope = np.random.default_rng(2).normal(size=x.shape)
 
-    class Listener(TorchFunctionMode):
-        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            result = function(*args, **(kwargs or {}))
-            if getattr(function, "__name__", "") in ("softmax", "exp"):
-                widths.append(result.dtype.itemsize)
-            return result
+    def loss() -> float:
+        result = subject.result(dict.fromkeys(subject.inputs, to_kind(x, subject.kind)), x.shape[-2])
+        return float((pick(result, x.shape) * slope).sum())
 
-    with Listener():
-        subject(inputs, _first_mask(subject, inputs))
-    return min(widths, default=4) < 4
+    loss()
+    pairs = {"x": (x, pick(module.backward(to_kind(slope, subject.kind)), x.shape))}
+    kept = dict(vars(module))
+    for holder in vars(module).values():
+        kept.update({f"d{key}": value for key, value in holder.items()} if isinstance(holder, dict) else {})
+    for name, weight in vars(module).items():
+        for other in {f"d{name}", f"d_{name}", f"grad_{name}", f"{name}_grad"} & set(kept):
+            pairs[name] = weight, kept[other]
+    wrong = []
+    for name, (place, gradient) in pairs.items():
+        step = 1e-3 * np.random.default_rng(3).normal(size=place.shape)
+        place += step
+        difference = loss()
+        place -= 2 * step
+        difference -= loss()
+        place += step
+        if abs(difference - 2 * float((gradient * step).sum())) > 0.02 * float(np.linalg.norm(gradient) * 1e-3):
+            wrong.append(name)  # float32 and a bend of the slope come to far less
+    return wrong
 
 
 def _first_mask(subject: Subject, inputs: Inputs) -> Any:
