@@ -56,7 +56,7 @@ def read_toml(*names: str) -> dict[str, Any]:
 @cache
 def catalogue() -> dict[str, Bug]:
     """All bugs by their ids, in the order of the file."""
-    bugs: dict[str, Bug] = {}
+    bugs = {}
     names = read_toml("bugs.toml")["names"]
     for name, entry in read_toml("bugs.toml")["bug"].items():
         texts = {lang: entry.pop(lang) for lang in LANGUAGES}
@@ -75,7 +75,7 @@ def bug_named(name: str) -> Bug:
 def words(lang: str) -> Mapping[str, str]:
     """The phrases of this room in a language."""
     check_lang(lang)
-    phrases: Mapping[str, str] = read_toml("words.toml")[lang]
+    phrases = read_toml("words.toml")[lang]
     return phrases
 
 

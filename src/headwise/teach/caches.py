@@ -66,8 +66,8 @@ def examine_rotation(target: Target) -> Verdict:
 
 def first_right(target: Target, attempts: Iterator[Attempt]) -> Verdict:
     """Right where one way of calling the code shows no problem, else the first problem; each way is a guess."""
-    worst: Problem | None = None
-    failure: Exception | None = None
+    worst = None
+    failure = None
     for attempt in attempts:
         try:
             problem = attempt()
@@ -113,7 +113,7 @@ def _tables(target: Target, names: list[str], kind: str, layout: str) -> Iterato
         yield positions
         return
     sizes = {**WIDTHS, **LENGTHS, **target.options.args}
-    made: list[Any] = []
+    made = []
     for name, maker in target.namespace.items():
         if inspect.isfunction(maker) and name != target.name and re.search(MAKERS, name):
             with contextlib.suppress(Exception):  # no builder, or one that wants something else
@@ -143,7 +143,7 @@ def _problem(
     v = rng.normal(size=shape)
     # A function of one kind of vector is called twice.
     calls = [(q, k, v)[: len(data)]] if len(data) > 1 else [(q,), (k,)]
-    rotated: list[Any] = []
+    rotated = []
     for vectors in calls:
         arrays = {name: to_kind(to_layout(x).copy(), kind) for name, x in zip(data, vectors, strict=True)}
         result = call(**arrays, **tables)
@@ -220,7 +220,7 @@ def cache_bug(subject: Subject, x: Any, whole: Any, target: Target) -> dict[str,
         x, whole = text, subject((text,) * 3)
     rest = x.shape[1] - 3
     worst: dict[str, str] = {}
-    failures: list[Exception] = []
+    failures = []
     for way, steps in enumerate(((3, 1, 2, rest - 3), (3, *(1,) * rest), (1,) * (3 + rest))):
         try:
             out, held = _step_by_step(subject, x, steps, names)
@@ -247,7 +247,7 @@ def cache_bug(subject: Subject, x: Any, whole: Any, target: Target) -> dict[str,
 
 def cache_arguments(subject: Subject) -> dict[str, str]:
     """Which arguments of a call have to do with a cache: the `cache`, `use` of it, and where a piece `start`s."""
-    names: dict[str, str] = {}
+    names = {}
     for name in inspect.signature(subject.call).parameters:
         if re.fullmatch(r"use_?(kv_?)?cache", name):
             names[name] = "use"
@@ -261,8 +261,8 @@ def cache_arguments(subject: Subject) -> dict[str, str]:
 def _step_by_step(subject: Subject, x: Any, steps: tuple[int, ...], names: dict[str, str]) -> tuple[Any, list[Any]]:
     """Output (B,T,C) of the pieces joined, and the arrays that the cache holds at the end."""
     _reset(subject.module)
-    state: Any = None
-    outs: list[Any] = []
+    state = None
+    outs = []
     start = 0
     for n in steps:
         piece = x[:, start : start + n]

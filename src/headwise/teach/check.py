@@ -250,7 +250,7 @@ def read_targets(spec: str, options: Options) -> list[Target]:
     if not names:
         raise HeadwiseError(say("no_candidate", file=path.name, name="NAME"))
     rest = [] if name or source.numbers_of_lines else passed_over(source)
-    targets: list[Target] = []
+    targets = []
     for each in names:
         if each not in source.definitions:
             raise unknown(say("no_name", path=path, name=each), each, source.definitions)
@@ -293,7 +293,7 @@ def _check_apart(target: Target, seconds: float) -> Verdict:
     say = target.say
     ended = run_apart("headwise.teach.check", {**request_of(target), "seconds": seconds}, seconds + 2)
     if ended.answer:
-        verdict: Verdict = from_json(Verdict, json.loads(ended.answer))
+        verdict = from_json(Verdict, json.loads(ended.answer))
         return replace(verdict, not_checked=(*target.lent, *verdict.not_checked))
     reason = f"{say('exits')} ({ended.code})"
     if ended.code is None:

@@ -113,7 +113,7 @@ class Examiner:
             thing = copy.deepcopy(thing)  # it gets other weights, and gradients
             return self._with_weights(thing, call_of(thing), thing)
         args = self.options.args
-        errors: list[Exception] = []
+        errors = []
         # One head may be scaled by a width that is not its own: so it gets another one. Ours may not fit theirs.
         for sizes, theirs in (({"d_out": size.HEAD_DIM, **args}, False), (args, False), (args, True)):
             if sizes is not args and not self._is_one_head(thing):
@@ -195,7 +195,7 @@ class Examiner:
                     subject.held[name] = kept
         # A batch, a document or, where it gathers what came before, a token at a time. Where all fail, the error of
         # the call that got furthest is shown.
-        errors: list[Exception] = []
+        errors = []
         for rank in (3, 2, 1)[: 2 + bool(subject.held)]:
             if (error := self._failure(subject, inputs, rank)) is None:
                 break
@@ -226,7 +226,7 @@ class Examiner:
             list(readings(parts, *counts[0], width))  # which says why none fits
         if folded:
             choices += [replace(r, settings={**r.settings, "scale": "none"}) for r in choices]
-        bases: list[float] = []  # of rotary angles: the usual one, then numbers of the file that are as large
+        bases = []  # of rotary angles: the usual one, then numbers of the file that are as large
         if self.scope.says(TURNS):
             bases = [10000.0, *[n for n in self.target.source.numbers if 100 <= n < 1e7 and n != 10000.0][:3]]
         turned = (1, 0.5, 0.25) if self.scope.says(PARTLY) else (1,)
@@ -275,7 +275,7 @@ class Examiner:
         if len(subject.inputs) != 3:
             raise UncheckedError("no_qkv", name=self.target.name)
         verdicts: list[Verdict] = []
-        failures: list[Exception] = []
+        failures = []
         split = self._sizes_of_split(subject)
         ranks = self._ranks()
         # Code that works with a number of heads is tried first with inputs whose last axis holds all of them.
@@ -310,7 +310,7 @@ class Examiner:
         used = {node.id for node in names}
         variables = {node.id for node in names if isinstance(node.ctx, ast.Store)}
         defaults = {name: p.default for name, p in inspect.signature(subject.call).parameters.items()}
-        theirs: dict[str, int] = {}
+        theirs = {}
         for place in (self.target.namespace, defaults, self.options.args):
             for name, value in place.items():
                 is_local = place is self.target.namespace and name in variables
@@ -524,7 +524,7 @@ class Examiner:
             shapes = {"(T,S)": whole, "(1,S)": real[:, None, None]}
         else:
             shapes = {"(B,1,T,S)": whole, "(B,T,S)": whole[:, 0], "(B,1,1,S)": real[:, None, None], "(B,S)": real}
-        outputs: dict[str, Any] = {}
+        outputs = {}
         for meaning in meanings_of(self.scope, self.target.source, str(subject.mask)):
             for shape, mask in shapes.items():
                 with contextlib.suppress(Exception):  # a form of the mask that this code does not take
@@ -613,7 +613,7 @@ class Examiner:
                 if fill <= -1e3:  # too large to be anything else than a fill; float16 ends at -65504
                     self.target.left_out("not_16_bits" if fill < -65504 else "weak_16_bits", fill=fill)
         say = self.target.say
-        findings: list[Finding] = []
+        findings = []
         for bug in dict.fromkeys(bugs):
             evidence = self.shown.get(bug) or evidence_of(bug_named(bug), explanation, cases, say)
             finding = self.target.finding(bug, evidence)

@@ -87,7 +87,7 @@ class Exercise:
     def variants(self) -> dict[str, str]:
         """The solution with each bug, by its place in `bugs`, then with each two that do not touch the same text."""
         places = range(len(self.bugs))
-        variants: dict[str, str] = {}
+        variants = {}
         for chosen in (*combinations(places, 1), *combinations(places, 2)):
             code: str | None = self.code()
             for place in chosen:
@@ -105,7 +105,7 @@ class Exercise:
         functions = re.findall(r"^def (\w+)", self.solution, re.M)
         wrong = re.split(r"\W", evidence, maxsplit=1)[0]
         right = [name for name in functions if wrong in functions and name != wrong]
-        hints: list[str] = self.texts[language]["hints"]
+        hints = self.texts[language]["hints"]
         return sorted(hints, key=lambda hint: re.split(r"\W", hint, maxsplit=1)[0] in right)[step - 1]
 
     def figure_file(self, language: str) -> str:
@@ -130,7 +130,7 @@ def wrapped(text: str) -> str:
 @cache
 def exercises() -> tuple[Exercise, ...]:
     """All exercises in their order."""
-    read: list[Exercise] = []
+    read = []
     for name in sorted(file.name for file in room("exercises").iterdir() if file.name.endswith(".toml")):
         data = read_toml("exercises", name)
         texts = {language: data.pop(language) for language in LANGUAGES}
@@ -235,7 +235,7 @@ def run(job: dict[str, Any], seconds: float = SECONDS) -> dict[str, Any]:
     if not ended.answer:
         end = "timeout" if ended.code is None else "ended"
         return {job["name"]: {"values": [], "error": "", "end": end}}
-    outcomes: dict[str, Any] = json.loads(ended.answer)
+    outcomes = json.loads(ended.answer)
     return outcomes
 
 
@@ -255,11 +255,11 @@ def outcome(code: str | Mapping[str, Any], name: str, setup: str, calls: Sequenc
 
     code  the text of a file, or the names that it has defined
     """
-    values: list[Any] = []
+    values = []
     call = ""
     try:
         if isinstance(code, str):
-            module: dict[str, Any] = {"__name__": "exercise", "__file__": name}
+            module = {"__name__": "exercise", "__file__": name}
             exec(compile(code, name, "exec"), module)
             with_course_names(module)
         else:

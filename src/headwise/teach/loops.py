@@ -85,7 +85,7 @@ def _taken_out(tree: ast.Module, lines: list[str], path: str, within: str) -> So
     if not blocks:
         return None
     block = blocks[-1]  # the innermost
-    kept: list[ast.stmt] = []
+    kept = []
     defined: set[str] = set()
     for node in (*tree.body, *(node for node in block if isinstance(node, ast.FunctionDef))):
         is_around = any(inner is block for inner in _blocks(node))
@@ -138,7 +138,7 @@ def _defined(node: ast.stmt) -> list[str]:
 
 def _names(nodes: Sequence[ast.AST], context: type[ast.expr_context]) -> list[str]:
     """Names that are read (ast.Load) or bound (ast.Store)."""
-    names: list[str] = []
+    names = []
     for node in nodes:
         for part in ast.walk(node):
             if isinstance(part, ast.Name) and isinstance(part.ctx, context):
@@ -204,7 +204,7 @@ def _free(taken: Sequence[ast.stmt], defined: set[str]) -> list[str]:
     for statement in taken:
         targets = [node.target for node in ast.walk(statement) if isinstance(node, ast.comprehension)]
         bound.update(_names(targets, ast.Store))
-    free: list[str] = []
+    free = []
     for statement in taken:
         stored = _names([statement], ast.Store)
         if isinstance(statement, ast.For):
@@ -221,10 +221,10 @@ def _written_out(
     first, last = taken[0].lineno, taken[-1].end_lineno or taken[-1].lineno
     text = textwrap.dedent("\n".join(lines[first - 1 : last]))
     projects = any(_is_weighted(statement) for statement in taken if not _is_head_loop(statement))
-    arguments: list[str] = []
-    data: list[str] = []  # of the arguments, vectors of tokens
+    arguments = []
+    data = []  # of the arguments, vectors of tokens
     gathers = False  # does it make keys and values itself?
-    before: list[str] = []
+    before = []
     for name in _free(taken, defined):
         per_layer = re.search(rf"\b{name}\[({LAYERS})\]", text)  # keys[li]
         is_table = re.search(rf"\b{name}\[f?['\"]", text)  # state_dict["attn_wq"]

@@ -130,7 +130,7 @@ def fitted(target: Target, config: GPTConfig) -> Learner:
     """
     if not (isinstance(target.thing, type) and issubclass(target.thing, nn.Module)):
         raise UncheckedError("no_module", name=target.name)
-    failures: list[Exception] = []
+    failures = []
     for sizes, theirs in _attempts(target, config):
         target.options = replace(target.options, args=sizes)
         for mask in _masks(target):
@@ -230,7 +230,7 @@ def state_of(reading: Reading) -> dict[str, Tensor]:
     """
     weights, settings = reading.weights, {**CORRECT, **reading.settings}
     width, joined = weights.matrices["q"].shape
-    arrays: dict[str, Any] = {}
+    arrays = {}
     for place in "qkv":
         plain = {**settings, "qk_norm": None}
         bias = project(weights, np.zeros((1, 1, width)), place, plain, np)[0]  # (h,1,d)
@@ -273,7 +273,7 @@ def carried(model: GPT, target: Target, texts: list[list[int]]) -> Carried:
         carried = state_of(reading_of(learner, target, model.config.context))
         state |= {f"blocks.{number}.attention.{name}": tensor for name, tensor in carried.items()}
     ours.load_state_dict(state)
-    differences: list[float] = []
+    differences = []
     for text in texts:
         ids = torch.tensor([text])
         differences.append(float((model(ids) - ours(ids)).abs().max()))
@@ -374,7 +374,7 @@ def train_own(
     corpus, config, _ = Settings(preset="course", shape=SHAPE).resolve()
     learner = fitted(target, config)
     differing = {name: value for name, value in asdict(learner.config).items() if value != asdict(config)[name]}
-    results: list[Carried] = []
+    results = []
 
     def finish(model: GPT) -> GPT:
         results.append(carried(model, target, corpus.data.held_out_documents(2_000)))

@@ -301,7 +301,7 @@ def width_of(parts: Parts, sizes: Settings) -> int:
     shape = arrays[0].value.shape
     if arrays[0].linear:
         return int(shape[1])
-    usual: int = sizes.get("WIDTH", WIDTH)
+    usual = sizes.get("WIDTH", WIDTH)
     return usual if usual in shape else int(max(shape))
 
 

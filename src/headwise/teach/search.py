@@ -103,7 +103,7 @@ class Search:
     def _first(self, readings: Sequence[Reading], case: Case, base: Settings) -> Explanation | None:
         """The first that reproduces a case: without a bug, then with one, then with two."""
         # Pairs of the usual forms of each bug come before those of all forms.
-        rounds: list[tuple[int, int | None]] = [(0, None), (1, None), (2, 2), (2, None)]
+        rounds = [(0, None), (1, None), (2, 2), (2, None)]
         for number, forms in rounds if self.pairs else rounds[:2]:
             for reading in readings:
                 settings = {**reading.settings, **base}
@@ -124,7 +124,7 @@ class Search:
             return
         # What shows with the mask alone is a bug of the mask, where both give the same numbers.
         bugs = sorted(self.bugs, key=lambda bug: case.name != "plain" and "mask" not in bug.needs)
-        singles: list[tuple[str, Settings]] = []
+        singles = []
         for bug in bugs:
             if case.is_masked or "mask" not in bug.needs:
                 changes = changes_of(bug, settings, self.fills)
@@ -203,7 +203,7 @@ def evidence_of(bug: Bug, explanation: Explanation, cases: list[Case], say: Say)
 
 def _shown_in(explanation: Explanation, cases: Sequence[Case]) -> tuple[Stages, Stages, Case] | None:
     """The first case in which learner and form differ, as both compute it; where none does, the first of all."""
-    first: tuple[Stages, Stages, Case] | None = None
+    first = None
     for case in cases:
         if case.name in explanation.unexplained:
             continue
@@ -248,7 +248,7 @@ def _scores(wrong: Stages, right: Stages, say: Say) -> str:
 def stage_of(explanation: Explanation, case: Case, say: Say) -> str:
     """What can be said of a difference that nothing explains: its size, and where it starts, as far as can be seen."""
     reading = explanation.reading
-    right: Any = stages_of(reading, {**reading.settings, **explanation.settings}, case)
+    right = stages_of(reading, {**reading.settings, **explanation.settings}, case)
     output = next(iter(case.outputs.values()))
     if right is None or right.out.shape != output.shape:
         return say("other_shape", theirs=output.shape, ours=None if right is None else right.out.shape)

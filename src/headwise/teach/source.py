@@ -89,7 +89,7 @@ class Source:
 
     def _lines_of(self, names: Sequence[str]) -> list[int]:
         """Lines of the functions of these definitions: of a class those that attend first, and what builds it last."""
-        functions: list[ast.FunctionDef] = []
+        functions = []
         for name in names:
             functions += sorted(_functions(self.definitions[name]), key=lambda function: function.name not in CALLS)
         functions.sort(key=lambda function: function.name == "__init__")

@@ -38,7 +38,7 @@ class SwitchedAttention(nn.Module):
 
     def forward(self, x: Tensor, cache: Any = None) -> Tensor:
         """(B,T,C) -> (B,T,C)"""
-        out: Tensor = self.stages(x).out
+        out = self.stages(x).out
         return out
 
     def stages(self, x: Tensor) -> Stages:
@@ -115,7 +115,7 @@ def maps(model: GPT, corpus: Corpus) -> tuple[list[Any], list[str]]:
     """The weights of every head on a line of verbs, (T,T) each, and the words of the line."""
     ids = corpus.tokens.prompt(LINE)
     x: Any = model.token_embedding(torch.tensor([ids]))
-    heads: list[Any] = []
+    heads = []
     for module in model.blocks:
         block: Any = module
         weights = block.attention.stages(block.attention_norm(x)).weights[0].double().numpy()
@@ -182,7 +182,7 @@ def shown(bug: Bug, comparison: Comparison | None, lang: str = "en") -> Shown:
     betrayed = all(a > 2 * b for a, b in pairs) or all(a < b / 2 for a, b in pairs)
     difference = interval_of([a - b for a, b in pairs])
     wrong_means, right_means = ({name: s.mean.mean for name, s in x.items()} for x in (arm.scores, right))
-    differing: list[str] = []
+    differing = []
     for metric, least in ((FUTURE, 0.02), (ROWS, 0.02), (EVEN, 0.1)):
         if metric.name in wrong_means:
             a, b = wrong_means[metric.name], right_means[metric.name]

@@ -165,7 +165,7 @@ def build(target: Target, sizes: Settings, theirs: bool = False) -> Any:
 
     theirs  the learner's defaults stay, where there are any
     """
-    arguments: dict[str, Any] = {}
+    arguments = {}
     for name, parameter in arguments_of(target.thing).items():
         plain, default = name.lower(), parameter.default
         if re.fullmatch(CONFIG, plain):
@@ -314,7 +314,7 @@ def angle_tables(kind: str, sizes: Settings) -> list[Any]:
     """The usual tables of rotary positions, of halves, of pairs, and one angle a pair; `sizes` come before ours."""
     tokens, width = sizes.get("TOKENS", TOKENS), sizes.get("HEAD_DIM", HEAD_DIM)
     angles = np.outer(np.arange(tokens), 10000.0 ** (-np.arange(0, width, 2) / width))
-    tables: list[Any] = []
+    tables = []
     for table in (np.concatenate([angles, angles], 1), np.repeat(angles, 2, 1), angles):
         tables.append((to_kind(np.cos(table), kind), to_kind(np.sin(table), kind)))
     return tables
@@ -353,7 +353,7 @@ class Subject:
         if lead <= 0:
             return self._output(inputs, mask)
         axes = inputs[0].shape[:lead]
-        rows: list[Any] = []
+        rows = []
         for index in np.ndindex(*axes):
             if self.held and index[-1] == 0:
                 vars(self.module).update(copy.deepcopy(self.held))
@@ -430,7 +430,7 @@ def subject_of(target: Target, call: Callable[..., Any], module: Any) -> Subject
     real, imaginary = angle_tables("numpy", target.options.args)[2]
     turns = to_kind(real + 1j * imaginary, kind)
     tables = {"cos": cos, "sin": sin, "position_embeddings": (cos, sin), "freqs_cis": turns}
-    fixed: dict[str, Any] = {}
+    fixed = {}
     for name in names:
         if re.fullmatch(r"(is_)?train(ing)?", name):
             fixed[name] = False
