@@ -189,7 +189,6 @@ NO_NEXT = (
     "Model", "ForMaskedLM", "ForPreTraining", "ForSequenceClassification", "ForTokenClassification",
     "ForQuestionAnswering",
 )  # fmt: skip
-NO_LOSS = "does not predict the next token of a text by the text alone"
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -247,12 +246,17 @@ def check_reshapable(folder: Path) -> None:
 
 
 def check_next(folder: Path, remedy: str) -> None:
-    """Refuse by its config a model that has no head for a next token, or that writes what another stack has read."""
+    """Refuse by its config a model that has no head for a next token, or that writes what another stack has read.
+
+    remedy  the key of what to do instead, of `[refused]`
+    """
     config = _foreign_config(folder)
     name = _class_name(config)
     two_stacks = config.get("is_encoder_decoder") is True
     if two_stacks or (name.endswith(NO_NEXT) and not name.endswith("HeadModel") and not config.get("is_decoder")):
-        raise HeadwiseError(f"{folder} holds a {name or config.get('model_type')}, which {NO_LOSS}; {remedy}")
+        raise refusal(
+            "no_next", folder=folder, name=name or config.get("model_type"), remedy=Note.of(f"refused.{remedy}")
+        )
 
 
 def check_answers(folder: Path) -> None:
@@ -260,10 +264,7 @@ def check_answers(folder: Path) -> None:
     config = _foreign_config(folder)
     name = _class_name(config)
     if name.endswith("Model") and not name.endswith("HeadModel"):
-        raise HeadwiseError(
-            f"{folder} holds a {name}, which has no head for words and so predicts none; load the model with its "
-            f"language-model head, or watch it with headwise.watch(model)"
-        )
+        raise refusal("no_words", folder=folder, name=name)
 
 
 def check_reads_tokens(folder: Path, texts: Sequence[str] | None = None) -> None:
@@ -275,12 +276,10 @@ def check_reads_tokens(folder: Path, texts: Sequence[str] | None = None) -> None
         for text in texts:
             check_file(Path(text))
     elif sound or (pictures and not {"vocab_size", "text_config"} & config.keys()):
-        what = "sound" if sound else "pictures"
-        remedy = "watch it in Python on its own input, with headwise.watch(model)"
+        key = "reads_sound" if sound else "reads_pictures"
         if texts is not None and "max_source_positions" in config:
-            remedy = "pass a WAV file"
-        remedy += "; `headwise align` finds the heads that follow words" * sound
-        raise HeadwiseError(f"{folder} holds a {config.get('model_type')}, which reads {what} and no text; {remedy}")
+            key = "reads_speech"
+        raise refusal(key, folder=folder, kind=config.get("model_type"))
 
 
 def _check_shards(folder: Path) -> None:

@@ -76,7 +76,7 @@ def write_whole(path: str | Path, data: bytes | str | Iterable[bytes]) -> None:
 def check_link(path: Path) -> None:
     """Refuse links that lead in a circle: they name no file that could be read or replaced."""
     if Path(os.path.realpath(path)).is_symlink():
-        raise HeadwiseError(f"{path} is a link that leads back to itself; remove it, or pass another name")
+        raise refusal("link_loop", path=path)
 
 
 def is_stream(path: str | Path) -> bool:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from headwise.errors import HeadwiseError
+from headwise.words import refusal
 
 if sys.platform != "win32":
     import resource
@@ -76,7 +76,7 @@ def device_named(name: str | torch.device) -> torch.device:
         device = torch.device(name)
         if f"{device.type}:{device.index or 0}" in ("cpu:0", *names):
             return device
-    raise HeadwiseError(f"device {name} is not on this machine; there is {', '.join(names)}")
+    raise refusal("no_device", name=name, names=", ".join(names))
 
 
 def free_on(device: torch.device) -> Room:

@@ -23,7 +23,7 @@ from typing import (
 from headwise.errors import HeadwiseError
 from headwise.shapes import flat, shape_of
 from headwise.table import Table, escaped, picture
-from headwise.words import Note
+from headwise.words import Note, refusal
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,7 +51,7 @@ def parse_head(name: str) -> tuple[str, int, int]:
     """Stack ("" where there is one alone), layer and head of a name that `head_name` made."""
     match = HEAD_NAME.fullmatch(name)
     if match is None:
-        raise HeadwiseError(f"{name!r} is no name of a head; L3.H5 is head 5 of layer 3, both counted from 0")
+        raise refusal("no_head_name", name=repr(name))
     return match["part"] or "", int(match["layer"]), int(match["head"])
 
 

@@ -460,4 +460,4 @@ def check_dropout(dropout: float) -> None:
 def require_size(name: str, value: object) -> None:
     """A size is a whole number of at least 1."""
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        raise HeadwiseError(f"{name}={value!r} must be a positive whole number")
+        raise refusal("size", name=name, value=repr(value))

@@ -78,7 +78,7 @@ def cost(
     if measure:
         context = min(MEASURED, shape.positions or MEASURED) if context is None else context
     elif stream is not None or device != "cpu":
-        raise HeadwiseError("--stream and --device are about running the model; pass --measure with them")
+        raise refusal("with_measure")
     setting = room.make_setting(shape, context, batch, source, dtype, cache_dtype, gpu_memory, bandwidth)
     price = room.price_shape(name, shape, setting)
     rows = room.variants(shape, setting) if variants else None

@@ -44,7 +44,7 @@ def generate(
     if samples > 1 and (temperature == 0 or lookup):
         raise refusal("samples_sampled", samples=samples)
     check_model(model)
-    check_next(model, "pass a model with a causal language-model head, such as a GPT-2, a Llama or a Gemma")
+    check_next(model, "next_causal")
     typed, kept = None if ids is None else _read_ids(ids), None if plan is None else Plan.read(plan)
     with needs_torch():
         from headwise.models.generate import decode_form, decode_loss, prompt_ids, steps

@@ -77,8 +77,7 @@ def heads(
     check_tables(files)
     _check_text(model, text, ids, tokens, labels, field)
     if embed and not is_own(model):
-        fact = f"--embed: in a page run only models that headwise trained, and {model} is none"
-        raise HeadwiseError(f"{fact}; leave it out, and open the model live: headwise look {model}")
+        raise refusal("no_embed", model=model)
     with needs_torch():
         from headwise.gpt.ranks import current
     ranks = current()

@@ -23,7 +23,6 @@ from headwise.cli.app import (
 )
 from headwise.cli.early import check_model, check_one_count, context_in, in_words, language, shape_of
 from headwise.cli.interrupt import leaving
-from headwise.errors import HeadwiseError
 from headwise.families import check_next, check_reshapable
 from headwise.files import STDIN, read_text, text_path
 from headwise.models.lineage import require_run
@@ -39,7 +38,7 @@ from headwise.reshape.arguments import (
 )
 from headwise.reshape.workplace import STATE, check_free, check_place
 from headwise.table import Cell, Table, say
-from headwise.words import Note, phrase, said, translator
+from headwise.words import Note, phrase, refusal, said, translator
 
 if TYPE_CHECKING:
     from headwise.cost.shape import ModelShape
@@ -82,7 +81,7 @@ class Reshape(ABC):
     def _check(self, options: Options) -> None:
         """Refuse, without torch, what names, numbers and config.json tell."""
         if self.heal is not None and self.out is None:
-            raise HeadwiseError("heal= makes a model to keep; pass out=, the folder to write it to")
+            raise refusal("heal_out")
         recipe_of(options)
         check_model(self.model)
         check_reshapable(self.model)
@@ -206,7 +205,7 @@ class Prune(Reshape, _Pruning):
     def check(self, shape: ModelShape | None) -> None:
         check_pruning(self.heads, self.keep, self.by)
         if self.keep is not None and self.by != "role":
-            check_next(self.model, "pass by='role', or heads=")
+            check_next(self.model, "next_by_role")
         if shape is not None and self.heads is not None:
             chosen_heads(self.heads, len(shape.main_layers), shape.main_layers[0].attention.spec.n_heads)
 
@@ -236,7 +235,7 @@ class Narrow(Reshape, _Narrowing):
 
     def check(self, shape: ModelShape | None) -> None:
         check_narrowing(self.tolerance, self.cache, self.window)
-        check_next(self.model, "a window is chosen by what it costs in loss; `headwise heads` says how far heads look")
+        check_next(self.model, "next_by_loss")
 
     def change(self) -> Change:
         from headwise.reshape.narrow import Narrowing

@@ -367,7 +367,8 @@ def _check_options(options: dict[str, Any], resume: bool, folder: Path) -> None:
     if options["preset"] not in (None, "microgpt"):
         raise refusal("rung_preset", preset=options["preset"])
     shape = options["shape"] or {}
-    refused = {"--tokenizer": options["tokenizer"], "--lines": options["lines"], "--resume": resume or None}
+    refused = {"--tokenizer": options["tokenizer"], "--resume": resume or None}
+    refused["--lines" if options["lines"] else "--no-lines"] = options["lines"]
     refused |= {"--field": options["field"], "a second text": isinstance(options["text"], tuple) or None}
     for option, value in (refused | {flag: shape.get(name) for name, flag in FIXED.items()}).items():
         if value is not None:

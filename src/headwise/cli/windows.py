@@ -57,7 +57,7 @@ def windows(
     check_tables(out_files or [])
     form = None if plan is None else _format_of(plan)
     check_model(model)
-    check_next(model, "`headwise heads` says how far its heads look, by their distance")
+    check_next(model, "next_by_distance")
     check_texts(model, text)
     with needs_torch():
         from headwise.heads.texts import read_texts

@@ -37,7 +37,7 @@ from headwise.families import OURS, families, family_for
 from headwise.files import read_text
 from headwise.plan import Plan
 from headwise.spec import AttentionSpec
-from headwise.words import Note, unknown
+from headwise.words import Note, refusal, unknown
 
 __all__ = [
     "PRESETS",
@@ -114,14 +114,14 @@ def _read_description(description: str | Path) -> tuple[str, ModelShape]:
     path = Path(description)
     if description in PRESETS or not path.exists():
         if len(path.parts) > 1 or path.suffix == ".json":
-            raise HeadwiseError(f"{path} does not exist; pass a folder with {CONFIG}, such a file, or a preset")
+            raise refusal("no_priced_path", path=path, config=CONFIG)
         name = str(description)
         if name not in PRESETS:
             raise unknown(Note.of("refused.no_priced", name=repr(name)), name.lower(), PRESETS)
         return name, model_shape(PRESETS[name]).noted(*([Note.of(NOTES[name])] if name in NOTES else []))
     file = path / CONFIG if path.is_dir() else path
     if not file.exists():
-        raise HeadwiseError(f"{path} holds no {CONFIG}; pass the folder of a model")
+        raise refusal("no_config", path=path, config=CONFIG)
     name = path.resolve().name if path.name != CONFIG else path.resolve().parent.name
     text = read_text(file)
     try:
@@ -215,7 +215,7 @@ class Variant:
 def variants(shape: ModelShape, setting: Setting) -> tuple[Variant, ...]:
     """MHA, GQA at each divisor of the query heads, MQA; a latent first. Encoders keep no cache and are refused."""
     if not shape.generates:
-        raise HeadwiseError(f"variants compare caches, and a {shape.family} encoder keeps none; price a decoder")
+        raise refusal("no_variants", family=shape.family)
     spec = next(iter(shape.cached)).spec
     rows = [_variant(shape, setting, True)] if spec.latent_dim else []
     for n in _divisors(spec.n_heads):

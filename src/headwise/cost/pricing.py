@@ -20,9 +20,8 @@ from headwise.cost.shape import (
     forward_price,
     longest_context,
 )
-from headwise.errors import HeadwiseError
 from headwise.table import DECIMAL, Table, amount, escaped, scaled
-from headwise.words import Note, unknown
+from headwise.words import Note, refusal, unknown
 
 # Bits of one number. Formats that share a scale among a block of numbers take a little more; it is not counted.
 BITS = {"fp64": 64, "fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "fp4": 4, "int4": 4}
@@ -55,11 +54,11 @@ def read_bytes(name: str, text: str | int, per_second: bool = False) -> int:
         ending = r"\s*/\s*s" if per_second else ""
         size = re.fullmatch(rf"\s*(\d{{1,20}}(?:\.\d{{1,20}})?)\s*([A-Za-z]{{1,3}}){ending}\s*", text, re.ASCII)
         if not size or size[2].lower() not in UNITS:
-            example = "900GB/s or 3.35TB/s" if per_second else "24GiB or 80GB"
-            raise HeadwiseError(f"{name}={text!r} is no size; write a number and a unit, such as {example}")
+            example = "900GB/s" if per_second else "24GiB"
+            raise refusal("no_size", name=name, text=repr(text), example=example)
         value = Decimal(size[1]) * UNITS[size[2].lower()]
     if not 1 <= value <= LARGEST:
-        raise HeadwiseError(f"{name}={text!r} is outside 1 B to {LARGEST:,} B; write a size such as 24GiB")
+        raise refusal("size_outside", name=name, text=repr(text), largest=f"{LARGEST:,}")
     return int(value)
 
 
@@ -265,18 +264,16 @@ def make_setting(
 ) -> Setting:
     """The setting with its defaults filled in: the model's own length and number format, and no limits."""
     context = context if context is not None else shape.positions or DEFAULT_CONTEXT
-    for name, value, unit in (("context", context, "tokens"), ("batch", batch, "texts"), ("source", source, "tokens")):
+    for name, value in (("context", context), ("batch", batch), ("source", source)):
         if value is not None and not 1 <= value <= MOST:
-            raise HeadwiseError(f"{name}={value} is outside 1 to {MOST:,}; give a number of {unit}")
+            raise refusal(f"{name}_outside", value=value, most=f"{MOST:,}")
     for name, setting in (("bandwidth", bandwidth), ("cache_dtype", cache_dtype)):
         if setting is not None and not shape.generates:
-            raise HeadwiseError(
-                f"{name}={setting} is about decoding, and a {shape.family} encoder writes nothing; leave it out"
-            )
+            raise refusal("of_decoding", name=name, setting=setting, family=shape.family)
     if not shape.two_sided and source is not None:
-        raise HeadwiseError(f"source={source} needs an encoder with a decoder, and a {shape.family} model is not one")
+        raise refusal("no_source", source=source, family=shape.family)
     if shape.source_positions is not None and source not in (None, shape.source_positions):
-        raise HeadwiseError(f"source={source}: {shape.family} always reads {shape.source_positions}; leave it out")
+        raise refusal("source_fixed", source=source, family=shape.family, count=shape.source_positions)
     if shape.two_sided:
         source = source or shape.source_positions or context
     weights = number_format(dtype or shape.dtype or DEFAULT_DTYPE)
@@ -296,9 +293,12 @@ def price_shape(name: str, shape: ModelShape, setting: Setting) -> Price:
     weights, memory = bytes_of(shape.parameters, setting.dtype), None
     if setting.gpu_memory is not None:
         if weights > setting.gpu_memory:
-            raise HeadwiseError(
-                f"gpu_memory={setting.gpu_memory:,} bytes is less than the weights alone, {shape.parameters:,} in "
-                f"{setting.dtype} = {weights:,} bytes; give more memory, or a smaller format as dtype="
+            raise refusal(
+                "little_memory",
+                memory=f"{setting.gpu_memory:,}",
+                parameters=f"{shape.parameters:,}",
+                dtype=setting.dtype,
+                weights=f"{weights:,}",
             )
         memory = fit(shape, setting, setting.gpu_memory - weights) if shape.generates else None
     return Price(

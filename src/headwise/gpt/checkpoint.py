@@ -33,6 +33,7 @@ from headwise.families import PICKLED, check_folder, families
 from headwise.files import digest, read_bytes, read_json, write_whole
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.layer.projections import shapes_alone
+from headwise.words import refusal
 
 MODEL_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json", "model.safetensors")
 TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
@@ -142,7 +143,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         # The length of a header may begin like a pickle or a zip archive, and goes on with zeros.
         if (data[:1] == b"\x80" or data[:2] == b"PK") and any(data[3:8]):
             raise _pickle(path, "a pickle under another name", "safetensors") from None
-        raise HeadwiseError(f"{path} is damaged or cut short ({len(data)} bytes): {error}") from None
+        raise refusal("cut_short", path=path, count=len(data), error=error) from None
     header, contents = _split(data)
     written = (header.get("__metadata__") or {}).pop(DIGEST, None)
     if written not in (None, digest(header, contents)):

@@ -225,7 +225,7 @@ def read_run(folder: Path) -> Run | None:
     try:
         run: Run = from_json(Run, read_json(path))
     except HeadwiseError as error:
-        raise HeadwiseError(f"{path} is damaged ({error}); remove it or take another out=") from None
+        raise refusal("damaged", path=path, error=error) from None
     return run
 
 

@@ -25,6 +25,7 @@ from headwise.models.ask import context_of, evaluating, run_body
 from headwise.models.open import described, ids_of
 from headwise.models.sites import Site, missing, sites_of, w_o_places
 from headwise.records import Call, HeadMap, HeadMaps, parse_head
+from headwise.words import refusal
 
 MAP = 2**20  # weights of a head whose whole map is kept on request
 LONGEST = 400  # tokens of a text whose maps are drawn; every head keeps a T x T map
@@ -416,7 +417,7 @@ def head_maps(model: nn.Module, ids: Sequence[int], tokens: Sequence[str], name:
 def require_text(ids: Sequence[int], longest: int, why: str) -> None:
     """Raise HeadwiseError for a text without tokens, or with more than the longest."""
     if not ids:
-        raise HeadwiseError("the text has no tokens; pass one with text=")
+        raise refusal("empty_text")
     if len(ids) > longest:
         raise HeadwiseError(f"the text has {len(ids)} tokens, and {why} is {longest}; pass a shorter one")
 

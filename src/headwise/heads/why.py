@@ -194,10 +194,8 @@ def _token(folder: Folder, question: _Question, word: str | int, row: Tensor, no
         single = [choices[0][0]]
     if not single:
         shown = tokens.shown(choices[0])
-        raise HeadwiseError(
-            f"the answer {word!r} is {len(shown)} tokens, {' '.join(map(repr, shown))}, and one is explained; pass "
-            f"{shown[0]!r}, or put it at the end of the prompt and pass what comes next"
-        )
+        facts = {"word": repr(word), "count": len(shown), "tokens": " ".join(map(repr, shown)), "first": repr(shown[0])}
+        raise refusal("long_answer", **facts)
     token = max(single, key=lambda i: float(row[i]))
     notes.append(Note.of("why.token", word=repr(word), token=repr(tokens.shown([token])[0]), id=token))
     return token

@@ -46,7 +46,7 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         if folder.exists() and not folder.is_dir():
-            raise HeadwiseError(f"out={folder} is a file; pass a folder")
+            raise refusal("out_is_file", folder=folder)
         self.folder = Kept(folder, ["unit-*.json"]).folder
 
     def path(self, key: dict[str, Any]) -> Path:
@@ -65,7 +65,7 @@ class Store:
                 raise HeadwiseError("its scores are not those that were written")
             scored: Scored = from_json(Scored, saved.get("scored"), "scored")
         except HeadwiseError as error:
-            raise HeadwiseError(f"{path} is damaged ({error}); remove it or take another out=") from None
+            raise refusal("damaged", path=path, error=error) from None
         return scored
 
     def write(self, key: dict[str, Any], label: str, scored: Scored) -> None:

@@ -38,7 +38,7 @@ from headwise.heads.watch import head_maps
 from headwise.lab.results import Metric
 from headwise.layer.layer import MultiHeadAttention
 from headwise.layer.projections import shapes_alone
-from headwise.words import Note, labelled
+from headwise.words import Note, labelled, refusal
 
 LOSS = Metric("loss", Note.of("comparison.loss"), "nats", lower_is_better=True)
 
@@ -87,7 +87,7 @@ class Experiment:
     def recipe(self, steps: int | None, text: Path | None) -> Recipe:
         recipe = self.task.recipe if text is None else self.task.text_recipe
         if recipe is None:
-            raise HeadwiseError(f"{self.name} runs on {self.task.data} alone; leave text= out")
+            raise refusal("no_text", name=self.name, data=self.task.data)
         if steps is not None and steps < 1:
             raise HeadwiseError(f"steps={steps} must be at least 1")
         return recipe if steps is None else replace(recipe, steps=steps)

@@ -33,7 +33,6 @@ from torch import Tensor, nn
 from torch.autograd.profiler import profile
 from torch.overrides import TorchFunctionMode
 
-from headwise.errors import HeadwiseError
 from headwise.gpt.presets import check_seed
 from headwise.lab.courses.numpy_layer import attend_batched, attend_einsum, attend_loop, causal_mask
 from headwise.lab.courses.stacked import MultiHeadAttn, MultiHeadedAttentionWrapper
@@ -45,7 +44,7 @@ from headwise.rungs import trace
 from headwise.rungs.autograd import Value, dot
 from headwise.rungs.cache import KVCache
 from headwise.spec import require_size
-from headwise.words import Note, key_of, labelled
+from headwise.words import Note, key_of, labelled, refusal
 
 Array = NDArray[np.float64]
 Leaves = Mapping[str, Any]
@@ -445,13 +444,9 @@ def _check(n: LadderSizes, repeats: int, seed: int) -> None:
         require_size(name, value)
     check_seed(seed)
     if n.d_model % n.n_heads:
-        raise HeadwiseError(
-            f"heads={n.n_heads} does not divide width={n.d_model}; pass a width that {n.n_heads} divides"
-        )
+        raise refusal("ladder_heads", heads=n.n_heads, width=n.d_model)
     if n.n_heads % n.n_kv_heads:
-        raise HeadwiseError(
-            f"kv_heads={n.n_kv_heads} does not divide heads={n.n_heads}; query heads share in equal groups"
-        )
+        raise refusal("ladder_groups", kv_heads=n.n_kv_heads, heads=n.n_heads)
 
 
 def certificate_sizes(n: LadderSizes) -> LadderSizes:

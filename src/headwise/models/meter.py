@@ -21,7 +21,7 @@ from headwise.models.ask import device_of, each, logits, reader, require_next, v
 from headwise.models.open import DTYPES, open_folder
 from headwise.models.stream import stream_of
 from headwise.table import DECIMAL, amount, scaled
-from headwise.words import Note
+from headwise.words import Note, refusal
 
 RUNS = 5  # prefills that are timed
 STEPS, WARM_UP = 10, 2  # tokens that are written and timed; and those before them that are not timed
@@ -117,12 +117,11 @@ def open_priced(folder: Path, price: Price, stream: bool | None, device: str) ->
     """The model that a price is of. Raises HeadwiseError where it cannot be measured at the price's setting."""
     setting = price.setting
     if price.decode is None or setting.source is not None:
-        raise HeadwiseError(f"measure=True runs models that predict the next token, and a {price.family} does not")
+        raise refusal("unmeasured", family=price.family)
     if setting.dtype not in DTYPES or setting.cache_dtype != setting.dtype:
-        formats = f"{setting.dtype} with a cache in {setting.cache_dtype}"
-        raise HeadwiseError(f"measure=True computes weights and cache in one of {', '.join(DTYPES)}; not {formats}")
+        raise refusal("measured_in", known=", ".join(DTYPES), dtype=setting.dtype, cache=setting.cache_dtype)
     if str(folder) in PRESETS or not folder.is_dir():
-        raise HeadwiseError(f"{folder} has no weights to run; measure=True takes the folder of a model")
+        raise refusal("no_weights", folder=folder)
     model = open_folder(folder, stream=stream, dtype=setting.dtype, device=device).model
     if stream_of(model) is None:
         _require_room(price, device_named(device))

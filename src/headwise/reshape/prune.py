@@ -148,8 +148,7 @@ def weakest(model: nn.Module, scores: Mapping[str, float], keep: float, uniform:
         gone = [_weakest_evenly(row, n_kv_heads, keep) for row in table]
         if all(gone):
             return tuple(gone)
-        known = f"{', '.join(f'{share:.3g}' for share in shares)} would" if shares else "no share can"
-        raise HeadwiseError(f"keep={keep} with uniform=True removes no head of a layer; {known}")
+        raise refusal("keeps_all", keep=keep, shares=", ".join(f"{share:.3g}" for share in shares) or "-")
     ranked = sorted((score, layer, head) for layer, row in enumerate(table) for head, score in enumerate(row))
     chosen: list[set[int]] = [set() for _ in range(n_layers)]
     for _, layer, head in ranked:

@@ -17,6 +17,7 @@ from typing import Any
 from headwise.errors import HeadwiseError
 from headwise.files import LOCK, Kept, is_unfinished, read_json, remove_unfinished, sync_folder, write_whole
 from headwise.models.lineage import RECORD
+from headwise.words import refusal
 
 STATE = "heal.safetensors"  # of a healing that waits
 SETTINGS = "heal.json"  # of the healing whose state lies beside it
@@ -29,30 +30,24 @@ OURS = (SETTINGS, STATE, SPENT, LOCK, EXPORT, REPLACED, PROBE)
 def check_place(source: Path, out: Path) -> None:
     """Raise HeadwiseError where no model may be written, whatever lies there now."""
     here, there = source.resolve(), out.resolve()
-    never = f"the source {source}, which is never changed; pass a folder elsewhere"
-    for wrong, fact in (
-        (here == there, "is the source itself, which is never changed; pass another folder"),
-        (here in there.parents, f"lies inside {never}"),
-        (there in here.parents, f"holds {never}"),
-        (there == Path.cwd() or there in Path.cwd().parents, "is the folder you are in, or holds it; pass another"),
-        (out.is_symlink(), "is a link; pass the folder itself"),
-        (out.exists() and not out.is_dir(), "is a file; pass a folder"),
+    for key, wrong in (
+        ("out_is_source", here == there),
+        ("out_in_source", here in there.parents),
+        ("out_holds_source", there in here.parents),
+        ("out_is_here", there == Path.cwd() or there in Path.cwd().parents),
+        ("out_is_link", out.is_symlink()),
+        ("out_is_file", out.exists() and not out.is_dir()),
+        ("out_nowhere", not there.parent.is_dir()),
+        ("out_foreign", out.is_dir() and any(out.iterdir()) and not (out / RECORD).exists()),
     ):
         if wrong:
-            raise HeadwiseError(f"out={str(out)!r} {fact}")
-    if not there.parent.is_dir():
-        raise HeadwiseError(f"out={str(out)!r}: the folder {out.parent} does not exist")
-    if out.exists() and any(out.iterdir()) and not (out / RECORD).exists():
-        raise HeadwiseError(
-            f"out={str(out)!r} exists already and has no {RECORD}: share, prune or narrow did not write it and will "
-            f"not replace it; pass another folder"
-        )
+            raise refusal(key, folder=repr(str(out)), source=source, parent=out.parent, record=RECORD)
 
 
 def check_free(out: Path, force: bool) -> None:
     """Raise HeadwiseError where a model of ours lies that must not be replaced."""
     if out.exists() and any(out.iterdir()) and not force:
-        raise HeadwiseError(f"out={str(out)!r} exists already; pass force=True to replace it, or another folder")
+        raise refusal("out_exists", folder=repr(str(out)))
 
 
 class Workplace:

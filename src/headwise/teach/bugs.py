@@ -75,7 +75,7 @@ def bug_named(name: str) -> Bug:
 def words(lang: str) -> Mapping[str, str]:
     """The phrases of this room in a language."""
     check_lang(lang)
-    phrases = read_toml("words.toml")[lang]
+    phrases: Mapping[str, str] = read_toml("words.toml")[lang]
     return phrases
 
 

@@ -235,7 +235,7 @@ def run(job: dict[str, Any], seconds: float = SECONDS) -> dict[str, Any]:
     if not ended.answer:
         end = "timeout" if ended.code is None else "ended"
         return {job["name"]: {"values": [], "error": "", "end": end}}
-    outcomes = json.loads(ended.answer)
+    outcomes: dict[str, Any] = json.loads(ended.answer)
     return outcomes
 
 

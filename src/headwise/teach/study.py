@@ -38,7 +38,7 @@ class SwitchedAttention(nn.Module):
 
     def forward(self, x: Tensor, cache: Any = None) -> Tensor:
         """(B,T,C) -> (B,T,C)"""
-        out = self.stages(x).out
+        out: Tensor = self.stages(x).out
         return out
 
     def stages(self, x: Tensor) -> Stages:

@@ -149,7 +149,7 @@ def replay(
     if rung not in RUNGS:
         raise refusal("no_rung", rung=repr(rung), value=", ".join(RUNGS))
     if steps < 1:
-        raise HeadwiseError(f"steps={steps} trains nothing; pass at least 1")
+        raise refusal("steps", steps=steps)
     if n_samples < 0:
         raise HeadwiseError(f"n_samples={n_samples} is less than none; pass 0 or more")
     if isinstance(documents, str):
