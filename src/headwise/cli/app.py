@@ -236,7 +236,7 @@ def wants_json() -> bool:
 def _hoisted(words: list[str]) -> list[str]:
     """The words of a command line, those of `COMMON` and --lang first: they belong to all commands."""
     end = words.index("--") if "--" in words else len(words)
-    asked: list[str] = []
+    asked = []
     for word in words[:end]:
         asked += word.split("=", 1) if word.startswith(f"{LANG}=") else [word]
     first, rest = list[str](), list[str]()
@@ -370,7 +370,7 @@ def check_outputs(
 
     Also one that takes the place of something else: `inputs` is what is read, `folders` what is filled (`check_apart`).
     """
-    files: list[tuple[str, Path]] = []
+    files = []
     for name, value in paths.items():
         option = f"--{name.partition('_')[0]}"  # `out_files` is --out
         for path in value if isinstance(value, list) else [value] if value else []:

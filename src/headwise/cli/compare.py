@@ -78,7 +78,7 @@ def compare(
 
 def _command(seeds: int, steps: int | None) -> str:
     """What makes the same ledger again; where the units are kept, and in how many processes, does not matter."""
-    options: list[str] = []
+    options = []
     if seeds != 5:
         options += ["--seeds", str(seeds)]
     if steps is not None:

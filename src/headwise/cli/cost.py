@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headwise.cli.app import (
     Progress,
@@ -110,7 +110,7 @@ def _show_models(names: Iterable[str], dtype: str) -> None:
     if not wants_json():
         print_models(out, prices, language())
         return
-    models: list[dict[str, Any]] = []
+    models = []
     for each in prices:
         heads = each.layers[0].attention
         sizes = {field: getattr(heads, field) for field in ("n_heads", "head_dim", "n_kv_heads", "variant", "window")}

@@ -254,7 +254,7 @@ def print_damage(console: Console, title: str, damage: Damage, lang: str = "en")
 
 def rows_of(damage: Damage) -> list[tuple[str, str, str, str]]:
     """Name, before, after and change of each number, as text."""
-    rows: list[tuple[str, str, str, str]] = []
+    rows = []
     if damage.loss is not None:
         rows.append(("loss, nats per token", *_numbers(damage.loss, 4)))
     if damage.kl is not None:

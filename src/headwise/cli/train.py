@@ -179,7 +179,7 @@ def _train(
 def _list_presets() -> None:
     """What each preset is, and its size."""
     sizes = ("n_layers", "n_heads", "n_kv_heads", "d_model", "context")
-    rows: list[dict[str, Any]] = []
+    rows = []
     for preset in PRESETS.values():
         shape = {"n_kv_heads": preset.shape["n_heads"], **preset.shape}
         recipe = {"steps": preset.recipe.steps, "batch": preset.recipe.batch, "lines": preset.lines}

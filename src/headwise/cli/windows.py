@@ -113,7 +113,7 @@ def print_windows(console: Console, reach: Windows, sinks: int, lang: str = "en"
     head += [phrase("windows.within", lang, share=f"{100 * share:.0f}") for share in SHARES]
     head += [phrase("windows.needle", lang)]
     retrieves = " " + phrase("windows.retrieves", lang)
-    rows: list[list[str]] = []
+    rows = []
     for kv_head in reach.heads:
         outside = kv_head.outside[SINKS.index(sinks)]
         row = [kv_head.name]

@@ -421,7 +421,7 @@ def _document(reader: Reader, item: Any, where: str) -> Labelled:
         raise HeadwiseError(f'{where}: pass either "text" or "ids"')
     # The ids, with what the model expects around a text, and for each the characters of the text that it stands for.
     ids, size = item.get("ids"), reader.vocab_size
-    places: list[tuple[int, int]] = []
+    places = []
     if "ids" in item:
         if not (isinstance(ids, list) and ids and all(type(i) is int and 0 <= i < (size or i + 1) for i in ids)):
             raise HeadwiseError(f'{where}: "ids" must be a list of whole numbers, each below the vocabulary of {size}')

@@ -97,8 +97,8 @@ class Sources:
 
 def contents(sources: Sequence[str]) -> tuple[list[Path], list[tuple[str, str]]]:
     """The files and folders among the sources; and the texts that are given in full, with a name for each."""
-    paths: list[Path] = []
-    typed: list[tuple[str, str]] = []
+    paths = []
+    typed = []
     for source in sources:
         if not source.strip():
             raise refusal("no_text")

@@ -94,7 +94,7 @@ class Circuits:
     def paths(self) -> list[Path]:
         """The paths that stand out, the strongest first. In a trained model these may be many."""
         names = list(self.heads)
-        clear: list[Path] = []
+        clear = []
         for at, chances in self.chances.items():
             for r, s in np.argwhere(chances < CLEAR):
                 score = float(self.scores[at][r, s])
@@ -301,7 +301,7 @@ class _Probe:
 
 def _alone(model: nn.Module, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """What the first layer reads and gives of each token (n,) when it is the whole text, (n,C) each."""
-    states: list[Tensor] = []
+    states = []
 
     def keep(block: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any], gave: Any) -> None:
         read = args[0] if args else keywords["hidden_states"]

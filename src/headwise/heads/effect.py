@@ -149,7 +149,7 @@ def importance(model: nn.Module, batches: Iterable[Tensor], after: int | None = 
 
 def slopes_of(sites: Sequence[Site], answer: Callable[[], Tensor]) -> list[tuple[Site, Tensor, Tensor]]:
     """Of each call of these sites the heads' output and the slope there of an answer (), from one backward pass."""
-    outs: list[tuple[Site, Tensor]] = []
+    outs = []
 
     def keep(site: Site, call: Call) -> Tensor:
         # With frozen weights nothing asks for a gradient yet: the output itself becomes where it ends.

@@ -62,7 +62,7 @@ def write_headvis(folder: Path, model: nn.Module, text: Text, survey: Survey) ->
     with whole_folder(folder) as tree:
         _write(tree / "server_config.json", {})
         _write(tree / "attributions" / "manifest.json", {})
-        scatter: list[Row] = []
+        scatter = []
         for profile in survey.profiles:
             row: Row = {"layer": profile.layer, "head": profile.head}
             for key in survey.statistics:

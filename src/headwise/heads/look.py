@@ -101,7 +101,7 @@ class Desk:
     def _called(self) -> list[Layer]:
         """The attentions that read a text, in the order of their calls: a tower of images is none of them."""
         model = self.folder.model
-        order: list[Site] = []  # of the calls
+        order = []  # of the calls
         sites = sites_of(model)
         word = next(i for i in range(len(self.tokens)) if i not in self.tokens.specials)
         before, after = self.tokens.frame
@@ -113,7 +113,7 @@ class Desk:
             run_body(model, torch.tensor([[*before, word, *after]]))
         if len(set(order)) == len(order):
             return [Layer(site, 0, site.heads) for site in sites if site in order]
-        layers: list[Layer] = []
+        layers = []
         numbers, runs = Counter[str](), Counter[Site]()  # of each stack, and of each site, the calls so far
         for site in order:  # a layer is then numbered by its place among the calls of its stack
             part = parse_head(site.head(0))[0]
@@ -222,7 +222,7 @@ class Desk:
             places = self.tokens.places(text)
         except HeadwiseError:  # a tokenizer that does not say: what it shows of each token is all there is
             places = []
-        words: list[tuple[str, bool, int, bool]] = []
+        words = []
         done = 0
         for n, (i, piece) in enumerate(zip(ids, shown, strict=True)):
             if not n_before <= n < n_before + len(places):  # it frames the text, or its place is not known
@@ -343,7 +343,7 @@ class Desk:
                 np.fill_diagonal(looks, 0)
             keys[n] = looks.argmax(1)
             best[n] = looks.max(1)
-        hardest: list[list[tuple[int, int, float]]] = []
+        hardest = []
         for t in range(T):
             order = np.argsort(-best[:, t], kind="stable")[:HARDEST]
             keys_of, weights_of = keys[order, t].tolist(), best[order, t].tolist()

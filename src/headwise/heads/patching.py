@@ -414,7 +414,7 @@ class Passes:
 
     def _advance(self, joined: Sequence[Variants], turns: range, states: dict[Variants, Tensor]) -> None:
         """Take batches through some blocks, as one batch."""
-        outputs: list[Any] = []
+        outputs = []
 
         def halt(block: nn.Module, args: Any, gave: Any) -> None:
             outputs.append(gave)
@@ -500,7 +500,7 @@ def _with_hidden(output: Any, state: Tensor) -> Any:
 
 def _in_turn(joined: Sequence[Variants], site: Site, call: Call) -> Tensor | None:
     """What takes the place of `out` in a call of several batches, each of which changes, or keeps, its own part."""
-    outs: list[Tensor] = []
+    outs = []
     is_changed, start = False, 0
     for each in joined:
         rows = slice(start, start + each.n)
@@ -776,7 +776,7 @@ class Study:
         """
         order = [layer.site.name for layer in self.layers]
         last = max((order.index(site) for site in sites.values()), default=0)
-        batches: list[Variants] = []
+        batches = []
 
         def freeze(site: Site, call: Call) -> Tensor:
             for at, name in (receiver for receiver, place in sites.items() if place == site.name):

@@ -89,7 +89,7 @@ class Plan:
         self.pairs: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = []  # relation, rows that look, right keys
         self.of: dict[str, list[int]] = defaultdict(list)  # relation -> its places among the pairs
         looking: dict[str, set[int]] = defaultdict(set)
-        right: list[Cells] = []
+        right = []
         for name, pairs in document.pairs.items():
             for queries, keys in pairs:
                 self.of[name].append(len(self.pairs))
@@ -123,7 +123,7 @@ def _same_distances(
     queries: Sequence[int], keys: Sequence[int], others: set[int], T: int
 ) -> list[tuple[int, int, float]]:
     """From other rows, the keys that lie at the distances of a pair: (row, key, share)."""
-    moved: list[tuple[int, list[int]]] = []
+    moved = []
     for query in queries:
         for row in sorted(others):
             places = [row - query + key for key in keys]

@@ -408,7 +408,7 @@ def repeated_tokens(text: Text, context: int | None, seed: int) -> tuple[list[li
     if length < 4:  # a repetition of so few tells nothing
         return [], 0
     generator = torch.Generator().manual_seed(seed)
-    texts: list[list[int]] = []
+    texts = []
     for _ in range(PROBES):
         drawn = [candidates[i] for i in torch.randperm(len(candidates), generator=generator)[:length]]
         texts.append([*before, *drawn, *drawn, *after])

@@ -395,7 +395,7 @@ class Part(Sequence[Sequence[int]]):
 
 def shares(documents: Documents, done: Sequence[range], world: int) -> list[list[range]]:
     """The documents that are not done, for each process, as ranges of whole batches and alike in tokens."""
-    todo: list[tuple[int, int, int]] = []  # of each batch its first document, the one behind its last, its tokens
+    todo = []  # of each batch its first document, the one behind its last, its tokens
     for gap in _gaps(len(documents), done):
         start = gap.start
         for ids in side_by_side(Part(documents, gap)):
@@ -449,7 +449,7 @@ class Tallies:
 
     def read(self, tally: Tally) -> list[range]:
         """Add to a tally this rank's part of what is kept; returns the documents of all that is."""
-        numbers: list[range] = []
+        numbers = []
         for path in self.earlier[self.ranks.rank :: self.ranks.world]:
             state = read_tensors(path)
             fields = read_metadata(path)

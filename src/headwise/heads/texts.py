@@ -150,7 +150,7 @@ def transcripts(folder: Folder, paths: Sequence[Path]) -> list[Transcript]:
     model: Any = folder.model
     sounds = [_features(folder, path) for path in paths]
     hear(model, torch.cat([features for features, _, _ in sounds]), sounds[0][1])
-    texts: list[Transcript] = []
+    texts = []
     for number, (_, _, n_keys) in enumerate(sounds):
         ids = transcribed(model, sounds_of(model).states[number, None])
         texts.append(Transcript([model.config.vocab_size + number, *ids[1:]], n_keys))
@@ -180,7 +180,7 @@ def read_aligned(folder: Folder, path: Path) -> list[Known]:
     """The texts of a file. Raises HeadwiseError with the number of the line that is not as it must be."""
     if folder.tokens is None:
         raise HeadwiseError(f"{folder.name} has no tokenizer, so its rows have no words")
-    texts: list[Known] = []
+    texts = []
     for number, line in enumerate(read_text(path).splitlines(), 1):
         if not line.strip():
             continue
@@ -219,7 +219,7 @@ def _spoken(folder: Folder, tokens: TextTokens, record: dict[str, Any], near: Pa
         begin += [options.lang_to_id[language], options.task_to_id["transcribe"]]
     ids = [*begin, options.no_timestamps_token_id]
     first = len(ids) - 1
-    starts: list[int] = []
+    starts = []
     for word, _ in record["words"]:
         starts.append(len(ids) - 1 - first)
         ids += tokens.encode(f" {word}")
@@ -252,7 +252,7 @@ def _links(record: dict[str, Any], rows: Sequence[int], keys: Sequence[int]) -> 
 def _first_tokens(tokens: TextTokens, text: str, before: int) -> Sequence[int]:
     """For each word between spaces the number of its first token, where `before` tokens stand before the text."""
     places = tokens.places(text)
-    numbers: list[int] = []
+    numbers = []
     for word in re.finditer(r"\S+", text):
         overlapping = [n for n, (start, end) in enumerate(places) if start < word.end() and end > word.start()]
         if not overlapping:

@@ -255,7 +255,7 @@ class Seen(HeadTable[SeenHead]):
 
     def document_records(self) -> list[Row]:
         """Documents in the order in which they ran."""
-        records: list[Row] = []
+        records = []
         for name, head in self.items():
             end = 0
             for n, size in enumerate(head.documents):

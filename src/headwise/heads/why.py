@@ -214,7 +214,7 @@ def _pieces(tokens: TextTokens, question: _Question, word: str) -> list[list[int
         before, after = ids[:place], ids[place + 1 :]
         sign = tokens.shown([ids[place]])[0]
         texts = text.replace(sign, word.strip(), 1), text.replace(sign, f" {word.strip()}", 1)
-    choices: list[list[int]] = []
+    choices = []
     unknown = None
     for written in texts:
         try:
@@ -280,7 +280,7 @@ class _Telling:
     ) -> tuple[list[StoryHead], list[StoryKeys], list[StoryPath]]:
         """All heads, those first that carry most, or that add most, or without which most changes; keys; paths."""
         self._attribute(target)
-        names: list[str] = []
+        names = []
         for site, call in self.text.calls.items():
             names += [head_name(site, h) for h in range(call.q.shape[1])]
         if self.study is None:

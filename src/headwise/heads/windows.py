@@ -234,9 +234,9 @@ def _heads(site: str, values: dict[str, Running], n_windows: int) -> list[KVReac
     def of_needle(name: str, g: int) -> Interval:
         return values[name].interval(g) if name in values else Interval(math.nan, math.nan, math.nan, 0)
 
-    heads: list[KVReach] = []
+    heads = []
     for g in range(len(values["outside"].mean)):
-        outside: list[tuple[Interval, ...]] = []
+        outside = []
         for s in range(len(SINKS)):
             outside.append(tuple(values["outside"].interval(g, s, w) for w in range(n_windows)))
         head = KVReach(

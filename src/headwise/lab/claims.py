@@ -165,7 +165,7 @@ def parameters_with_heads() -> tuple[Claim, Table]:
 def heads_of_models() -> tuple[Claim, Table]:
     """The number of heads that a table recommends by size, against what published models have."""
     prices = {"MiniLM-L6": price(MINILM)} | {name: price(name) for name in TABLE}
-    rows: list[tuple[Cell, ...]] = []
+    rows = []
     outside = []
     for name, priced in prices.items():
         total, heads = priced.parameters.total, priced.layers[0].attention.n_heads
@@ -227,7 +227,7 @@ def course_forms(sizes: Sequence[LayerSize] = LAYERS, rounds: int = 9) -> tuple[
 
 def printed_wrapper(sizes: Sequence[LayerSize] = LAYERS, rounds: int = 9) -> tuple[Claim, Table]:
     """The wrapper as the course prints it, whose heads each have the whole of d_out, weighed and timed."""
-    rows: list[tuple[Cell, ...]] = []
+    rows = []
     same, each = [], []
     for size in sizes:
         layers = _course_layers(size)
@@ -270,9 +270,9 @@ CACHED = (1024, 8192)
 def decoding(cached: Sequence[int] = CACHED, rounds: int = 15) -> tuple[Claim, Table]:
     """One new token against cached keys and values, shared as they are or repeated for every query head."""
     all_times = {n: in_turn(_decode_ways(n), rounds) for n in cached}
-    rows: list[tuple[Cell, ...]] = []
-    speeds: list[str] = []
-    shown: list[bool] = []
+    rows = []
+    speeds = []
+    shown = []
     for n, times in all_times.items():
         ratios = {name: median_ratio(times, "MHA", name) for name in times}
         rows += [(name, n, milliseconds(times, name), ratio) for name, ratio in ratios.items()]

@@ -150,7 +150,7 @@ def _module(layer: MultiHeadAttention | Watchable, projection: nn.Linear, run: C
         if keep is None:
             return run(x)
         calls: list[Call] = []
-        joined: list[Tensor] = []
+        joined = []
         hook = projection.register_forward_pre_hook(lambda _, inputs: joined.append(inputs[0]))
         with observe(layer, calls.append), _Softmaxes() as maps:
             output = run(x)

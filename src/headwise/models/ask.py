@@ -116,7 +116,7 @@ def _start_of(model: nn.Module) -> list[int] | None:
     if not _has_encoder(model):
         return None
     config = model.config
-    start: list[int] = []
+    start = []
     for name in ("decoder_start_token_id", "forced_bos_token_id"):
         token = getattr(getattr(model, "generation_config", None), name, None)
         if token is None:
@@ -398,7 +398,7 @@ def reader(model: nn.Module, plan: Plan | None = None) -> Reader:
 @contextmanager
 def hidden_states(model: nn.Module) -> Iterator[list[Tensor]]:
     """Inside this block the list gets the output (B,T,C) of each layer that runs."""
-    states: list[Tensor] = []
+    states = []
 
     def keep(module: nn.Module, inputs: Any, output: Any) -> None:
         states.append(output[0] if isinstance(output, tuple) else output)

@@ -125,7 +125,7 @@ def attach(handlers: Mapping[Site, Handler]) -> Iterator[None]:
     Raises HeadwiseError at the end of a block in which none of the sites was reached.
     """
     reached: set[Site] = set()
-    refused: list[str] = []
+    refused = []
 
     def handler_of(site: Site) -> Handler:
         def handle(call: Call) -> Tensor | None:

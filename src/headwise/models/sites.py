@@ -320,7 +320,7 @@ def _holds(module: nn.Module, weights: Tensor | None) -> bool:
 def missing(model: nn.Module) -> list[str]:
     """What of a model has no heads to be watched, in lines, "L0 to L2: gated delta net, no map"; what it leaves."""
     modules = dict(model.named_modules())
-    lines: list[str] = []
+    lines = []
     if any(map(is_hf, modules.values())):
         counts = _counts(model)
         counted = [path for path, n_heads in counts.items() if n_heads]
@@ -368,7 +368,7 @@ def _attentions_outside(modules: Mapping[str, nn.Module], covered: set[str]) -> 
             continue
         covered.add(path)
         outside.setdefault(type(module).__name__, []).append(path)
-    lines: list[str] = []
+    lines = []
     for kind, paths in outside.items():
         more = f" and {len(paths) - 1} more" if paths[1:] else ""
         lines.append(f"{paths[0]}{more}: {kind} is outside the attention interface, no map")
@@ -377,7 +377,7 @@ def _attentions_outside(modules: Mapping[str, nn.Module], covered: set[str]) -> 
 
 def _native_paths(model: nn.Module, modules: Mapping[str, nn.Module]) -> list[str]:
     """Where torch's native fast path, which runs nothing around the weights of an attention, is left."""
-    lines: list[str] = []
+    lines = []
     native = [path for path, module in modules.items() if isinstance(module, nn.MultiheadAttention)]
     if native and not model.training:
         lines.append(

@@ -147,7 +147,7 @@ def measure(
     if speed is None and smaller and kind == "next" and length > 0 and stream_of(parent) is None:
         say(Note.of("reshaped.times"))
         speed = decode_speed(parent, child, held_out[0][:1], length)
-    entropy: list[Pair] = []
+    entropy = []
     for layer, heads in enumerate(pairs):
         of_parent = statistics.fmean(old[f"L{layer}"][was] for was, _ in heads)
         of_child = statistics.fmean(new[f"L{layer}"][now] for _, now in heads)

@@ -111,7 +111,7 @@ class Reshaped:
     def won_parts(self) -> list[Note]:
         last = self.healed or self.damage
         cache, texts, speed = last.cache_bytes, last.texts, last.tokens_per_second
-        parts: list[Note] = []
+        parts = []
         if cache.before:
             unit, size = ("KiB", 1024) if min(cache.before, cache.after) >= 1024 else ("bytes", 1)
             before, after = (f"{n / size:,.4g}" for n in vars(cache).values())

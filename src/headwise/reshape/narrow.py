@@ -158,7 +158,7 @@ class _Search:
 
     def changed(self) -> Changed:
         tried = self._lengths()
-        choices: list[Choice] = []
+        choices = []
         for window in tried:
             choice = self._choice(window)
             if choice is not None:

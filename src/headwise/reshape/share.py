@@ -158,7 +158,7 @@ def share_heads(
     Sharing(n_kv_heads, method, groups).check(model)
     n_heads, before, _ = head_counts(model)
     neighbours = adjacent(before, n_kv_heads)
-    chosen: list[Groups] = []  # for each layer the key/value heads of the parent that share, in the new order
+    chosen = []  # for each layer the key/value heads of the parent that share, in the new order
     rules: dict[Note, None] = {}  # what alignment of the keys is exact, each once
 
     def pooled(weights: AttentionWeights, root: Tensor) -> AttentionWeights:
@@ -174,7 +174,7 @@ def share_heads(
     pairs = zip(layers_in_turn(model), roots or itertools.repeat(torch.empty(0)), strict=False)
     child = with_layers(model, (pooled(*pair) for pair in pairs), n_kv_heads=n_kv_heads)
     r = n_heads // before
-    origins: list[list[int]] = []  # of each layer the query heads of the parent in the child's order
+    origins = []  # of each layer the query heads of the parent in the child's order
     for sharing in chosen:
         order = [g for group in sharing for g in group]
         origins.append([g * r + i for g in order for i in range(r)])

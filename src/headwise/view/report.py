@@ -57,7 +57,7 @@ def survey_data(
     walk: str | None = None,
 ) -> dict[str, Any]:
     """The data of the page."""
-    roles: list[dict[str, Any]] = []
+    roles = []
     for role, badge in zip(survey.roles, badges_of(survey.roles).values(), strict=True):
         texts = {"meaning": sent(role.meaning), "source": sent(role.source)}
         roles.append({**vars(badge), **vars(role), **texts})

@@ -364,12 +364,12 @@ def _print_heads(
         + [_shown_number(_number(p, other, column.key), column, against is not None) for column in columns]
         for p, other in pairs
     ]
-    shown: list[str] = []
+    shown = []
     for column in columns:
         whole = _worded("column", column, lang, column.label)
         shown.append(_worded("heading", column, lang, whole))  # shorter, for 80 columns
     headings = (phrase("survey.head", lang), phrase("survey.roles", lang), *shown)
-    meanings: list[str] = []
+    meanings = []
     for name, column in zip(shown, columns, strict=True):
         meaning = column.meaning if lang == "en" else _worded("meaning", column, lang, column.meaning)
         meanings.append(f"{name}: {meaning}")

@@ -195,7 +195,7 @@ def shown_features(width: int, pairs: Sequence[tuple[int, int]] = ()) -> list[in
 
 def spread(values: Sequence[Any], shown: Sequence[int]) -> list[Any]:
     """The shown values, with a sign in each gap between them."""
-    cells: list[Any] = []
+    cells = []
     for before, place in pairwise([-1, *shown, len(values)]):
         cells += [LEFT_OUT] * (place > before + 1)
         cells += values[place : place + 1]

@@ -51,7 +51,7 @@ def train(steps: int = STEPS, seed: int = 0, report: Report = lambda step, steps
     words = sorted({word for line in lines for word in line.split()})
     ids = {word: number for number, word in enumerate(words)}
     end = len(words)  # stands before and after every line, as in the tokenizer of a run
-    texts: list[list[list[int]]] = []  # of each line the persons of its conjugation in every order, as in training
+    texts = []  # of each line the persons of its conjugation in every order, as in training
     for line in lines:
         orders = [[ids[word] for word in order.split()] for order in verbs.clause_orders(line)]
         texts.append([[end, *order, end] for order in orders])

@@ -48,7 +48,7 @@ def attention(q: Vector, keys: Sequence[Vector], values: Sequence[Vector], n_hea
     """
     n_embd = len(q)
     head_dim = n_embd // n_head
-    x_attn: list[Scalar] = []
+    x_attn = []
     for hs in range(0, n_embd, head_dim):  # where the head starts
         places = slice(hs, hs + head_dim)
         q_h, k_h, v_h = q[places], [key[places] for key in keys], [value[places] for value in values]
