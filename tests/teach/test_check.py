@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import textwrap
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -349,29 +349,22 @@ def test_the_line_that_is_named_is_one_that_was_changed() -> None:
     assert len(named) > 480 and np.mean(hits) > 0.9
 
 
-@every(
-    "bug, lines, quote",
-    (
-        (
-            "cache-offset",
-            "self.register_buffer('B', tril(ones))|q = q.transpose(1, 2)|a = where(self.mask[:T, :S], s, inf)",
-            "a = ",
-        ),
-        ("cache-offset", "q = q.transpose(1, 2)|start = 0|a = where(self.mask[:T, :S], s, inf)", "start = "),
-        ("mask-after-softmax", "later = triu(ones)|w = s.softmax(-1)|w = w * (1 - later)|return w @ v", "w = w *"),
-        ("mask-after-softmax", "m = tril(ones)|if m: pass|p = softmax(s)|p = p.masked_fill(m, 0)", "p = p"),
-        ("mask-weak-fill", "later = triu(ones)|scores = np.where(later, 0, scores)", "scores = "),
-        ("heads-share-projection", "T = x.shape[0]|out.append(weights @ v[0])", "out.append"),
-        ("split-no-transpose", "return x.reshape(B, self.num_cabezas, T, d)|z = z.reshape(B, T, h)", "return"),
-        ("keys-from-queries", "s = softmax(x)|q, k = f(self.consulta(x)), f(self.consulta(x))", "q, k = "),
-        ("no-gradient", "with torch.no_grad():|    return q.data", "with torch"),
-    ),
-)
+UNUSUAL = tomllib.loads(Path(__file__).with_name("unusual.toml").read_text(encoding="utf-8"))
+
+
+@every("bug, lines, quote", UNUSUAL["lines"])
 def test_the_line_of_a_bug_by_its_text(bug: str, lines: str, quote: str) -> None:
     body = lines.replace("|", "\n        ")
     source = Source(f"class Attention:\n    def forward(self, x):\n        {body}\n")
     place = source.line_of(catalogue()[bug].lines, ["Attention"])
     assert place is not None and place[1].startswith(quote), place
+
+
+@every("text, old, new, bug, part", [(code["text"], *way) for code in UNUSUAL["code"] for way in code["ways"]])
+def test_unusual_code_is_judged(text: str, old: str, new: str, bug: str, part: str) -> None:
+    verdict = judge(Version("unusual", 0, (), text.replace(old, new) if old else text))
+    assert verdict.bugs == ((bug,) if bug else ()) and verdict.right is not bool(bug), verdict
+    assert part in str(verdict)
 
 
 def test_a_bug_that_shows_under_a_mask_alone_is_told_with_numbers_of_that_case() -> None:
@@ -500,122 +493,6 @@ def test_every_attention_of_a_file_is_checked_or_named(tmp_path: Path, invoke: I
     verdict = hw.check(file, lang="es")
     assert "\nCrossAttention: correcto\n" in str(verdict) and "en el mismo archivo" in str(verdict)
     assert (verdict.exit_code, [other.target for other in verdict.others]) == (1, ["CrossAttention"])
-
-
-BACKWARD = """
-    def backward(self, slope):
-        x, q, k, v, w = self.kept
-        self.grads = {"W_o": np.einsum("btd,bte->de", np.einsum("bhqk,bkhd->bqhd", w, v).reshape(x.shape), slope)}
-        dz = (slope @ self.W_o.T).reshape(v.shape)
-        dw = np.einsum("bqhd,bkhd->bhqk", dz, v)
-        ds = w * (dw - (dw * w).sum(-1, keepdims=True)) / np.sqrt(self.d)
-        dq, dk = np.einsum("bhqk,bkhd->bqhd", ds, k), np.einsum("bhqk,bqhd->bkhd", ds, q)
-        dv = np.einsum("bhqk,bqhd->bkhd", w, dz)
-        dq, dk, dv = (each.reshape(x.shape) for each in (dq, dk, dv))
-        self.dW_q, self.dW_k, self.dW_v = (np.einsum("btd,bte->de", x, each) for each in (dq, dk, dv))
-        return dq @ self.W_q.T + dk @ self.W_k.T + dv @ self.W_v.T
-"""
-
-
-class ByHand:
-    def __init__(self, d_model, n_heads):  # type: ignore[no-untyped-def]
-        self.n_heads, self.d = n_heads, d_model // n_heads
-        self.W_q, self.W_k, self.W_v, self.W_o = (np.random.randn(d_model, d_model) for _ in range(4))
-
-    def forward(self, x):  # type: ignore[no-untyped-def]
-        B, T, C = x.shape
-        q, k, v = ((x @ w).reshape(B, T, self.n_heads, self.d) for w in (self.W_q, self.W_k, self.W_v))
-        s = np.einsum("bqhd,bkhd->bhqk", q, k) / np.sqrt(self.d)
-        w = np.exp(s - s.max(-1, keepdims=True))
-        w = w / w.sum(-1, keepdims=True)
-        self.kept = x, q, k, v, w
-        return np.einsum("bhqk,bkhd->bqhd", w, v).reshape(B, T, C) @ self.W_o
-
-
-@every(
-    "old, new, names",
-    (
-        ("", "", ""),
-        (" / np.sqrt(self.d)\n        dq", "\n        dq", "x, W_q, W_k"),
-        ("- (dw * w).sum(-1, keepdims=True)", "", "x, W_q, W_k"),
-        ('"bhqk,bkhd->bqhd", w, v)', '"bhkq,bkhd->bqhd", w, v)', "W_o"),
-        ("return dq", "return slope", "x"),
-        ("self.dW_q, self.dW_k, self.dW_v", "self.dW_v, self.dW_q, self.dW_k", "W_q, W_k, W_v"),
-    ),
-)
-def test_a_way_back_by_hand_is_held_against_differences(old: str, new: str, names: str) -> None:
-    namespace: dict[str, Any] = {"np": np}
-    exec(textwrap.dedent(BACKWARD.replace(old, new) if old else BACKWARD), namespace)
-    learner = type("ByHand", (ByHand,), {"backward": namespace["backward"]})
-    verdict = hw.check(learner)
-    assert "the gradients of its backward" in verdict.checked, verdict
-    assert verdict.bugs == (("backward-wrong",) if names else ()), verdict
-    assert not names or f"the gradient of {names} is another" in verdict.findings[0].evidence, verdict
-
-
-# Tokens before documents, the second half of W_KV as keys, and half of each head rotated.
-UNUSUAL = """
-class Attention(nn.Module):
-    def __init__(self, d_model, n_heads, n_kv_heads):
-        super().__init__()
-        self.n_heads, self.n_kv_heads, self.d = n_heads, n_kv_heads, d_model // n_heads
-        self.P_q, self.W_kv = nn.Linear(d_model, d_model), nn.Linear(d_model, 2 * n_kv_heads * self.d)
-        self.out = nn.Linear(d_model, d_model)
-        self.rot_dim = self.d // 2
-
-    def turned(self, x):
-        angles = torch.arange(x.shape[-2])[:, None] * 1e4 ** (-torch.arange(0, self.rot_dim, 2) / self.rot_dim)
-        a, b = x[..., :self.rot_dim].chunk(2, -1)
-        cos, sin = angles.cos(), angles.sin()
-        return torch.cat([a * cos - b * sin, a * sin + b * cos, x[..., self.rot_dim:]], -1)
-
-    def forward(self, x):
-        T, B, C = x.shape
-        q = self.P_q(x).view(T, B, self.n_heads, self.d).permute(1, 2, 0, 3)
-        v, k = self.W_kv(x).view(T, B, 2, self.n_kv_heads, self.d).permute(2, 1, 3, 0, 4)
-        r = self.n_heads // self.n_kv_heads
-        k, v = k.repeat_interleave(r, 1), v.repeat_interleave(r, 1)
-        s = self.turned(q) @ self.turned(k).mT / self.d**0.5
-        w = torch.softmax(s, -1)
-        return self.out((w @ v).permute(2, 0, 1, 3).reshape(T, B, C))
-"""
-
-
-@every(
-    "old, new, bugs",
-    (
-        ("", "", ()),
-        (" / self.d**0.5", "", ("scale-missing",)),
-        ("torch.softmax(s, -1)", "torch.softmax(s, 1)", ("softmax-axis",)),
-    ),
-)
-def test_unusual_forms_are_right_and_their_bugs_are_named(old: str, new: str, bugs: tuple[str, ...]) -> None:
-    verdict = judge(Version("unusual", 0, (), UNUSUAL.replace(old, new)))
-    assert verdict.bugs == bugs and verdict.right is not bool(bugs), verdict
-    assert "its axes as (tokens, documents, width)" in verdict.checked
-
-
-@every("scale, bugs", ((" * (1.0 / math.sqrt(k.size(-1)))", ()), ("", ("scale-missing",))))
-def test_roundings_beside_the_softmax_are_no_bug(scale: str, bugs: tuple[str, ...]) -> None:
-    products = f"att = (q.half() @ k.half().transpose(-2, -1)).float(){scale}"
-    text = re.sub(r"att = \(q @ .*", products, correct_code("nano"))
-    verdict = judge(Version("rounded", 0, (), text))
-    assert verdict.bugs == bugs and "the numbers, but for roundings of 16 bits" in verdict.checked, verdict
-
-
-def test_heads_of_one_matrix_need_w_o_in_a_loop_too() -> None:
-    class Looped(ByHand):
-        def forward(self, x):  # type: ignore[no-untyped-def]
-            parts = []
-            for h in range(self.n_heads):
-                part = slice(h * self.d, (h + 1) * self.d)
-                q, k, v = ((x @ w)[..., part] for w in (self.W_q, self.W_k, self.W_v))
-                e = np.exp(q @ k.swapaxes(-1, -2) / np.sqrt(self.d))
-                parts.append(e / e.sum(-1, keepdims=True) @ v)
-            return np.concatenate(parts, -1)
-
-    del_w_o = hw.check(Looped, lang="es", mapping={})
-    assert "output-projection-missing" in del_w_o.bugs, del_w_o
 
 
 def test_an_object_is_left_as_it_was() -> None:

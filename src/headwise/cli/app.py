@@ -328,7 +328,7 @@ def _with_option(parameter: inspect.Parameter, about: Any, values: Callable[[], 
         about = {"parser": parser, "metavar": "<path>"} | about
     if "argument" in about:
         about["metavar"] = about.pop("argument")
-        info: Any = typer.Argument(autocompletion=values, **about)
+        info = typer.Argument(autocompletion=values, **about)
     else:
         info = typer.Option(*names, autocompletion=values, **about)
     return Annotated[parameter.annotation, info]

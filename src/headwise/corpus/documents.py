@@ -306,7 +306,7 @@ def cut(pieces: Iterable[Sequence[int]], size: int) -> Iterator[list[int]]:
 
 def read_ids(reader: Reader, path: Path, most: int | None) -> Text:
     """Documents given as ids: whole numbers separated by spaces or commas, a document a line."""
-    documents: dict[str, list[int]] = {}
+    documents = {}
     for number, line in enumerate(read_text(path).splitlines(), 1):
         name = f"{path}, line {number}"
         try:

@@ -153,7 +153,7 @@ def _spread(everything: tuple[Cell, ...], count: int, rng: random.Random) -> set
     left.remove(Cell("work", "present", "I"))
     of_verb: Counter[str] = Counter()
     of_slot: Counter[tuple[str, str]] = Counter()
-    chosen: set[Cell] = set()
+    chosen = set()
     for _ in range(count):
         cell = min(left, key=lambda cell: (of_verb[cell.verb], of_slot[cell.tense, cell.person]))
         left.remove(cell)

@@ -121,7 +121,7 @@ def _read_description(description: str | Path) -> tuple[str, ModelShape]:
         return name, model_shape(PRESETS[name]).noted(*([Note.of(NOTES[name])] if name in NOTES else []))
     file = path / CONFIG if path.is_dir() else path
     if not file.exists():
-        raise refusal("no_config", path=path, config=CONFIG)
+        raise refusal("holds_no_config", path=path, config=CONFIG)
     name = path.resolve().name if path.name != CONFIG else path.resolve().parent.name
     text = read_text(file)
     try:

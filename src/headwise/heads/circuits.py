@@ -103,7 +103,7 @@ class Circuits:
 
     def plain(self) -> dict[str, Any]:
         """In plain types: the JSON of `headwise heads --circuits`."""
-        heads: dict[str, Any] = {}
+        heads = {}
         for name, head in self.heads.items():
             heads[name] = {"qk_rank": head.qk_rank, "ov_rank": head.ov_rank}
             for score in ("copies", "suppresses", "succeeds"):

@@ -343,7 +343,7 @@ def _readers(model: nn.Module) -> dict[nn.Module, _Reader]:
     A layer that is handed the ids beside its hidden states (DeepSeek-V4) reads nothing: when it runs, the layers before
     it have filled the cache.
     """
-    readers: dict[nn.Module, _Reader] = {}
+    readers = {}
 
     def walk(module: nn.Module, reader: _Reader | None) -> None:
         names = _inputs(module)

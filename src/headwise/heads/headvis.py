@@ -113,7 +113,7 @@ def _choose(values: Sequence[float], draw: random.Random) -> dict[int, int]:
 
 def _sparse(model: nn.Module, text: Text, chosen: dict[str, dict[int, int]]) -> Sparse:
     """The sparse rows of each head in each document that it shows."""
-    rows: Sparse = {}
+    rows = {}
     numbers = sorted(set().union(*chosen.values()))
 
     def take(place: int, site: Site, call: Call, b: int, document: Document) -> None:

@@ -254,7 +254,7 @@ class Desk:
         self, ids: list[int], at: int, changes: Mapping[str, float], maps: dict[str, Array] | None = None
     ) -> Tensor:
         """What comes of the text at a place, the named heads scaled; `maps` gets the maps of all heads."""
-        layers: dict[tuple[Site, int], Layer] = {}  # those that are listened to, which costs time
+        layers = {}  # those that are listened to, which costs time
         for layer in self.layers:
             if maps is not None or not changes.keys().isdisjoint(layer.heads):
                 layers[layer.site, layer.run] = layer
@@ -316,7 +316,7 @@ class Desk:
             "elsewhere": s >= 0,
         }
         uncounted = np.ones_like(same_token)  # each key counts once, for the first kind that it is of
-        masses: dict[str, float] = {}
+        masses = {}
         for name, places in places_of.items():
             masses[name] = float((rows * (places & uncounted)).sum(1).mean())
             uncounted = uncounted & ~places

@@ -451,7 +451,7 @@ class Passes:
         blocks = [self.blocks[n] for n in turns]
         # Not all blocks have run: words alone pass by those that see.
         below = [block for block in self.blocks[: turns.start] if block in reading.outputs]
-        handlers: dict[Site, Handler] = {}
+        handlers = {}
         for layer in self.layers:
             if layer.block in blocks and any(layer.site in each.handlers for each in joined):
                 handlers[layer.site] = partial(_in_turn, joined, layer.site)
@@ -626,7 +626,7 @@ class Study:
         """Of each layer the variants in which one head after another has what it had in the clean run."""
         places = self.names(at)
         wanted = set(places if names is None else names)
-        groups: dict[Heads, list[Variants]] = {}
+        groups = {}
         for layer in self.layers:
             in_layer = [name for name, (site, _) in places.items() if name in wanted and site == layer.site.name]
             if in_layer:
@@ -701,7 +701,7 @@ class Study:
             out = _attend(call._replace(q=clean.q), call.v)
         else:
             chosen = slice(None) if positions is None else list(positions)
-            changed: Tensor = getattr(call, at).clone()
+            changed = getattr(call, at).clone()
             changed[:, :, chosen] = getattr(clean, at)[:, :, chosen]
             out = _attend(call._replace(k=changed), call.v) if at == "k" else _attend(call, changed)
         return always(out), None if at in SHARED else positions
@@ -731,7 +731,7 @@ class Study:
         sites = [layer.site for layer in self.layers]
         slopes = {site.name: slope for site, _, slope in slopes_of(sites, self._answers)}
         rows = slice(None) if positions is None else list(positions)
-        effects: dict[str, float] = {}
+        effects = {}
         for name, (site, (h,)) in self.names("out").items():
             if name in names:
                 moved = self.clean_text.calls[site].out[0, h, rows] - self.text.calls[site].out[0, h, rows]
@@ -748,7 +748,7 @@ class Study:
         """
         order = [layer.site.name for layer in self.layers]
         places = {(at, name): self.names(at)[name] for at, name in receivers}
-        earlier: dict[Receiver, list[str]] = {}
+        earlier = {}
         for (at, name), (site, _) in places.items():
             below = set(order[: order.index(site)])
             heads_below = {head: place for head, place in self.names("out").items() if place[0] in below}

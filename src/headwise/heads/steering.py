@@ -248,7 +248,7 @@ def _random_direction(
     others = [name for name in all_heads if name not in vectors]
     if len(others) < len(vectors):
         others = list(all_heads)
-    drawn: dict[str, Tensor] = {}
+    drawn = {}
     for name, vector in zip(rng.sample(others, len(vectors)), vectors.values(), strict=True):
         noise = torch.tensor([rng.gauss(0, 1) for _ in all_heads[name]])
         drawn[name] = noise * (vector.norm() / noise.norm())

@@ -112,7 +112,7 @@ def _run(model: GPT, ids: Sequence[int], number: int) -> _Seen:
     twin = copy.deepcopy(model).to("cpu", torch.float64).eval()
     block = twin.blocks[number]
     assert isinstance(block, Block)
-    noted: dict[str, Tensor] = {}
+    noted = {}
     calls: list[Call] = []
     for name, module in (("x", block.attention_norm), ("normed", block.attention), ("x_new", block.feed_forward_norm)):
         module.register_forward_pre_hook(lambda _, inputs, name=name: noted.update({name: inputs[0][0]}))

@@ -417,7 +417,7 @@ def head_maps(model: nn.Module, ids: Sequence[int], tokens: Sequence[str], name:
 def require_text(ids: Sequence[int], longest: int, why: str) -> None:
     """Raise HeadwiseError for a text without tokens, or with more than the longest."""
     if not ids:
-        raise refusal("empty_text")
+        raise refusal("no_tokens")
     if len(ids) > longest:
         raise HeadwiseError(f"the text has {len(ids)} tokens, and {why} is {longest}; pass a shorter one")
 

@@ -313,7 +313,7 @@ class _Telling:
         without = Study.by_head({key: values[key] for key in silenced})
         if not size:
             names.sort(key=lambda name: -abs(without[name]))
-        places: dict[str, dict[int, float]] = {}
+        places = {}
         for key in moved:
             name = key[1]
             places[name] = dict(zip(self._places(name), values[key], strict=True))
@@ -364,7 +364,7 @@ class _Telling:
         def changes(logits_nv: Tensor) -> list[float]:
             return [float(value) for value in chance(logits_nv) - chance(self.text.answer)]
 
-        groups: dict[Heads, list[Variants]] = {}
+        groups = {}
         for site, call in self.text.calls.items():
             in_site = [name for name in names if place_of(name)[0] == site]
             if in_site:

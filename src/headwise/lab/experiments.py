@@ -87,7 +87,7 @@ class Experiment:
     def recipe(self, steps: int | None, text: Path | None) -> Recipe:
         recipe = self.task.recipe if text is None else self.task.text_recipe
         if recipe is None:
-            raise refusal("no_text", name=self.name, data=self.task.data)
+            raise refusal("built_in_alone", name=self.name, data=self.task.data)
         if steps is not None and steps < 1:
             raise HeadwiseError(f"steps={steps} must be at least 1")
         return recipe if steps is None else replace(recipe, steps=steps)

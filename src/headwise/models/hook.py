@@ -124,7 +124,7 @@ def attach(handlers: Mapping[Site, Handler]) -> Iterator[None]:
     Blocks nest: a later handler sees what an earlier one has made of the output. Calls of other threads do not count.
     Raises HeadwiseError at the end of a block in which none of the sites was reached.
     """
-    reached: set[Site] = set()
+    reached = set()
     refused = []
 
     def handler_of(site: Site) -> Handler:
@@ -139,7 +139,7 @@ def attach(handlers: Mapping[Site, Handler]) -> Iterator[None]:
         return handle
 
     with ExitStack() as stack:
-        taps: dict[nn.Module, Tap] = {}
+        taps = {}
         for site in handlers:
             module: Any = site.module
             if is_watchable(module):

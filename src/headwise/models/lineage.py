@@ -211,7 +211,7 @@ def _names_in(folder: Path, older: Sequence[Ancestor]) -> dict[str, dict[str, st
     """What the heads of a folder were called in each model that it comes from, by digest; None for itself."""
     models: dict[str, dict[str, str] | None] = {digest(folder): None}
     for ancestor in older:
-        names: dict[str, str] = {}
+        names = {}
         for layer, numbers in enumerate(ancestor.heads):
             for n, old in enumerate(numbers):
                 names[head_name(layer, n)] = head_name(layer, old)

@@ -121,7 +121,7 @@ def open_priced(folder: Path, price: Price, stream: bool | None, device: str) ->
     if setting.dtype not in DTYPES or setting.cache_dtype != setting.dtype:
         raise refusal("measured_in", known=", ".join(DTYPES), dtype=setting.dtype, cache=setting.cache_dtype)
     if str(folder) in PRESETS or not folder.is_dir():
-        raise refusal("no_weights", folder=folder)
+        raise refusal("none_to_run", folder=folder)
     model = open_folder(folder, stream=stream, dtype=setting.dtype, device=device).model
     if stream_of(model) is None:
         _require_room(price, device_named(device))

@@ -227,7 +227,7 @@ def _free_sites(model: nn.Module, apart: set[nn.Module], taken: set[str]) -> lis
     modules = {path: module for path, module in model.named_modules() if module not in apart}
     paths = [path for path, module in modules.items() if attends(module) and not uses_interface(module)]
     decoders = {path for path, module in modules.items() if isinstance(module, nn.TransformerDecoderLayer)}
-    path_of: dict[str, str] = {}  # the path that a name is made from -> the module's own
+    path_of = {}  # the path that a name is made from -> the module's own
     for path in paths:
         layer, dot, last = path.rpartition(".")
         if layer in decoders and last == "multihead_attn":  # torch's name for cross attention
@@ -508,7 +508,7 @@ def _projections(modules: Mapping[str, nn.Module], path: str, family: Family | N
     """The modules of W_Q to W_O, "q" to "o", or of the first three in one, "packed": by the record or usual names."""
     # The record's attention may lie around the one that calls the interface, and W_O may stand beside it.
     around = [path, path.rpartition(".")[0]]
-    parts: dict[str, nn.Module | None] = {}
+    parts = {}
     for x in "qkvo":
         apart = family is not None and (x == "o" or not (family.packed or family.kv_down))
         recorded = (getattr(family, x),) if apart else ()

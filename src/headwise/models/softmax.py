@@ -90,7 +90,7 @@ def _reads(kind: type[nn.Module]) -> tuple[bool, bool]:
 def _names(kind: type[nn.Module]) -> frozenset[str]:
     """What is named in the code of a class: in its `forward`, and in the functions and methods that this calls."""
     names: set[str] = set()
-    read: set[Any] = set()
+    read = set()
     waiting: list[Any] = [vars(base).get(name) for base in kind.__mro__ for name in ("forward", "__init__")]
     # torch's own attentions (nn.TransformerEncoderLayer) are read like a user's; its other functions are not.
     homes = {base.__module__ for base in kind.__mro__ if base.__module__.startswith("torch.nn")}

@@ -90,7 +90,7 @@ class Stream:
         self._users = Counter[int]()
         self._slots: list[list[Slot]] = [[] for _ in self.blocks]
         inside = {module: n for n, block in enumerate(self.blocks) for module in block.modules()}
-        outside: dict[nn.Parameter, nn.Parameter] = {}  # one may stand in two places
+        outside = {}  # one may stand in two places
         for path, module in model.named_modules(remove_duplicate=False):
             for leaf, weights in [*module.named_parameters(recurse=False)]:
                 name = f"{path}.{leaf}" if path else leaf

@@ -169,7 +169,7 @@ def measure(
 @contextmanager
 def entropies(model: nn.Module) -> Iterator[dict[str, list[float]]]:
     """Inside this block: of each attention, "L0", the mean entropy of each head on the first documents it reads."""
-    means: dict[str, list[float]] = {}
+    means = {}
 
     def note(site: Site, call: Call, documents: Sequence[Document]) -> None:
         if site.name not in means:

@@ -173,7 +173,7 @@ class _Search:
         names = [f"L{n}" for n in best.layers]
         counts = {"window": best.window, "count": len(names), "all": len(self.now)}
         what = Note.of("reshaped.narrowed", **counts, layers=names)
-        first_token: dict[str, dict[str, float]] = {}  # of each layer that could be narrowed alone
+        first_token = {}  # of each layer that could be narrowed alone
         for n in () if self.tied else self.open:
             first_token[f"L{n}"] = {
                 "dropped": self._cost((n,), best.window, 0),

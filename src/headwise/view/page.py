@@ -52,8 +52,8 @@ def modules(entry: str) -> dict[str, str]:
     A module comes after those that it imports, as the standard has it (ECMA-262, section 16.2.1.6); where two import
     one another, the one that is come to first runs last, so that neither may use the other before all are there.
     """
-    texts: dict[str, str] = {}
-    begun: set[str] = set()
+    texts = {}
+    begun = set()
 
     def add(name: str) -> None:
         if name in begun:
