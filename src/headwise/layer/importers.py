@@ -84,7 +84,7 @@ def certified(
             ways = ("self", "cross") if spec.mask is None and spec.rope is None else ("self",)
     generator = torch.Generator("cpu").manual_seed(0)
     layer.eval()
-    measured: list[Tensor] = []  # of each run the largest difference, and the largest output
+    measured = []  # of each run the largest difference, and the largest output
     answered: list[str] = []
     # The original may make tensors of its own, such as angles: where the weights are.
     with torch.no_grad(), torch.device(like.device), torch.autocast(like.device.type, enabled=False):
@@ -249,7 +249,7 @@ def from_course(module: nn.Module) -> Imported:
         dropout=getattr(dropout, "p", dropout),
         training=module.training,
     )
-    twin: Any = copy.deepcopy(module).eval()
+    twin = copy.deepcopy(module).eval()
     n_tokens = min(N_TOKENS, attention.mask.shape[-1])
 
     def original(x: Tensor, keys: Tensor, values: Tensor, added: Tensor | None) -> Tensor:
@@ -337,7 +337,7 @@ def _mask(core: Any, family: Family) -> Mask | None:
 
 def _norm_eps(core: nn.Module, family: Family) -> float:
     """The eps of its qk-norm; without one the spec's default, which nothing reads."""
-    eps: set[float] = set()
+    eps = set()
     for norm in (family.read(core, family.q_norm), family.read(core, family.k_norm)):
         if norm is not None:
             eps.add(float(getattr(norm, "variance_epsilon", None) or norm.eps))

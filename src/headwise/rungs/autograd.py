@@ -84,7 +84,7 @@ class Value:
 
     def _made_below(self) -> list[Value]:
         """This Value and those below it, youngest first; without leaves, which have nothing to pass on."""
-        made: list[Value] = []
+        made = []
         seen: set[Value] = set()
         layer = [self]
         while layer:

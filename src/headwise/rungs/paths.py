@@ -111,7 +111,7 @@ def _split(mask: Mask | None, sizes: Sizes) -> tuple[int, int, Band | None, tupl
     from a comparison a condition that later sizes meet too, instead of making a graph for each size.
     """
     low, high = 1 - sizes.T, sizes.S - 1  # the least and the greatest j - i
-    rest: list[Mask] = []
+    rest = []
     for part in () if mask is None else mask.parts():
         bounds = part.band(sizes.T, sizes.S)
         if bounds is None:

@@ -26,7 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headwise.teach.bugs import speaker
+from headwise.teach.bugs import read_toml, speaker
 
 MEMORY = 4 << 30  # bytes that the process may hold
 LARGEST_FILE = 1 << 30  # bytes of a file that it writes
@@ -152,14 +152,7 @@ def objection(event: str, arguments: tuple[Any, ...], work: Path) -> str:
 
 # What the kernel of Linux holds.
 
-# Numbers of system calls, on x86-64 and on ARM of 64 bits; -1 where there is none.
-REFUSED = {
-    "fork": (57, -1), "vfork": (58, -1), "execve": (59, 221), "execveat": (322, 281),
-    "socket": (41, 198), "io_uring_setup": (425, 425),  # whose queue opens sockets past any filter
-    "kill": (62, 129), "tkill": (200, 130), "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240),
-    "pidfd_send_signal": (424, 424),
-    "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194),
-}  # fmt: skip
+# Numbers of system calls, on x86-64 and on ARM of 64 bits. Those that are refused stand in calls.toml.
 CLONE3, CLONE, TGKILL, MMAP = (435, 435), (56, 220), (234, 131), (9, 222)
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # the column above; AUDIT_ARCH
 SECCOMP = {"x86_64": 317, "aarch64": 277}
@@ -247,7 +240,7 @@ def _program() -> bytes:
     column, architecture = ARCHITECTURES[platform.machine()]
     steps = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, architecture), (END, 0, 0, REFUSE), (LOAD, 0, 0, NUMBER)]
     steps += [(AT_LEAST, 0, 1, 1 << 30), (END, 0, 0, REFUSE)]  # the same calls under other numbers, on x86-64
-    for numbers in REFUSED.values():
+    for numbers in read_toml("calls.toml").values():
         if numbers[column] >= 0:
             steps += [(EQUAL, 0, 1, numbers[column]), (END, 0, 0, REFUSE)]
     # A C library takes `clone` where there is no `clone3`, whose flags no filter can read.
