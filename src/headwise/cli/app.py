@@ -533,7 +533,7 @@ def running_options() -> dict[str, str]:
     """The parameters of the command that was asked for, under the names of the library, and their options."""
     commands = getattr(typer.main.get_command(app), "commands", {})
     command = next((commands[word] for word in sys.argv[1:] if word in commands), None)
-    options: dict[str, str] = {"lang": LANG}
+    options = {"lang": LANG}
     for parameter in command.params if command is not None else ():
         if parameter.param_type_name == "option":
             option = max(parameter.opts, key=len)

@@ -64,7 +64,7 @@ class Measured:
         machine = self.machine_flops_per_second, self.machine_bytes_per_second
         flops, held = _per_second(self.prefill_flops_per_second, "FLOP"), price.weight_bytes + price.cache.total_bytes
         at_least = Note.of("price.at_least", seconds=f"{prefill_bound(price, *machine):,.3g}")
-        rows: list[tuple[str, str, str]] = [
+        rows = [
             ("prefill", at_least, f"{self.prefill_seconds:,.3g} s"),
             ("  FLOPs", _per_second(machine[0], "FLOP"), _of_bound(flops, self.prefill_share)),
         ]

@@ -194,7 +194,7 @@ def prune_heads(model: nn.Module, heads: Gone, uniform: bool = False) -> Changed
     notes = [Note.of("reshaped.gone", heads=names), _cache_note(model, child, zeroed)]
     if zeroed:
         notes.insert(0, Note.of("reshaped.zeroed_for", reason=reason))
-    details: dict[str, object] = {"heads": names, "zeroed": zeroed}
+    details = {"heads": names, "zeroed": zeroed}
     return Changed(child, what, details, kept, tuple(notes), silent=heads if zeroed else ())
 
 

@@ -333,7 +333,7 @@ class Content:
         fields = [*fields, "bias", "logit"] if biased else [*fields[:-1], "logit"]
         words = list(map(self.say, fields))
         scaled = "scaled" if math.isclose(steps.scale, 1 / math.sqrt(self.head_dim)) else "scaled_by"
-        parts: list[Part] = [self.say(scaled, name=words[0], width=self.head_dim, scale=self.number(steps.scale))]
+        parts = [self.say(scaled, name=words[0], width=self.head_dim, scale=self.number(steps.scale))]
         if steps.softcap is not None:
             parts.append(self.say("softcap", name=words[1], cap=f"{steps.softcap:g}"))
         if biased:
@@ -344,7 +344,7 @@ class Content:
         steps = self.steps
         rows = self._keys("k{0}", attrgetter("logit", "shifted", "exp", "weight"))
         weights = math.fsum(key.weight for key in steps.keys)
-        parts: list[Part] = [self.say("softmax_is", top=self.number(steps.top))]
+        parts = [self.say("softmax_is", top=self.number(steps.top))]
         if steps.sink is not None and steps.sink_weight is not None:
             parts.append(self.say("sink_is", sink=self.number(steps.sink), left=self.number(weights)))
             rows.append([self.say("sink"), steps.sink, steps.sink - steps.top, steps.sink_exp, steps.sink_weight])

@@ -116,7 +116,7 @@ def shapes(vocabulary: int, n_layers: int = N_LAYERS, width: int = WIDTH) -> dic
 
 def train(draw: Draw, steps: int, report: Report | None, step_on: Callable[[list[int], float], float]) -> list[float]:
     """The loss of each step. `step_on(ids, rate)` updates the weights once on a document, and gives its loss."""
-    losses: list[float] = []
+    losses = []
     for step in range(steps):
         losses.append(step_on(draw.document(step), learning_rate(step, steps)))
         if report is not None:
