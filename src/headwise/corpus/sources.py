@@ -140,7 +140,7 @@ def _documents(path: Path, raw: BinaryIO, field: str) -> Iterator[tuple[str, str
         from pyarrow import PythonFile, parquet
 
         # As a dictionary, a text that stands in many rows is unpacked once.
-        options: dict[str, Any] = {"pre_buffer": False, "buffer_size": PIECE, "read_dictionary": [field]}
+        options = {"pre_buffer": False, "buffer_size": PIECE, "read_dictionary": [field]}
         table = parquet.ParquetFile(PythonFile(raw), **options)
         if field not in table.schema_arrow.names:
             _record(dict.fromkeys(table.schema_arrow.names), field, f"{path}, row 1")

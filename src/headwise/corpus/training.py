@@ -240,7 +240,7 @@ def _stored(text: Sources, lines: bool, known: Tokens | None) -> TokenFile:
         for piece in () if known else texts():
             characters.update(piece)
         tokens = known or Tokens.characters("".join(characters), boundary=lines)
-        facts: dict[str, Any] = {"characters": "".join(characters)}
+        facts = {"characters": "".join(characters)}
         codes = np.zeros(max(map(ord, characters), default=0) + 1, np.int64)
         codes[[ord(c) for c in characters]] = [tokens.vocabulary[c] for c in characters]
 

@@ -186,7 +186,7 @@ def _scored(heads: Heads, names: Sequence[str], figures: Numbers) -> Scored:
 
 def _aligning(model: nn.Module, text: Known) -> list[Site]:
     """The sites whose keys are another sequence than their queries; of a model without such, all that run."""
-    ran: dict[Site, bool] = {}
+    ran = {}
 
     def remember(site: Site, call: Call, documents: Sequence[Document]) -> None:
         ran[site] = site.cross or call.cross  # a layer of ours does either, and its call says which
@@ -209,7 +209,7 @@ def _maps(model: nn.Module, sites: Sequence[Site], text: Known) -> Maps:
     rows = list(text.rows)
     if not rows or not (text.starts if isinstance(text, Spoken) else text.links):
         raise HeadwiseError("a text without a word, or without a link, aligns with nothing")
-    maps_of: dict[Site, Maps] = {}
+    maps_of = {}
 
     def take(site: Site, call: Call, documents: Sequence[Document]) -> None:
         if rows[-1] >= call.n_queries:

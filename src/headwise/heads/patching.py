@@ -674,7 +674,7 @@ class Study:
         batches = []
         for part in self.passes.parts(self.text, len(clean)):
             rows = clean[part]
-            handlers: dict[Site, Handler] = {x.site: partial(change, x.site, rows) for x in self.layers}
+            handlers = {x.site: partial(change, x.site, rows) for x in self.layers}
             batches.append(Variants(self.text, self.layers[0], len(rows), handlers, self._shares))
         shares = self.passes.measured({"half": batches})["half"]
         moved = [share - shares[0] for share in shares[1:]]
@@ -722,7 +722,7 @@ class Study:
             return _replaced(call.out, [chosen[site.name]], source(slice(0, 1)), None if rows is None else [rows])
 
         layers = [layer for layer in self.layers if layer.site.name in chosen]
-        handlers: dict[Site, Handler] = {layer.site: partial(change, layer.site) for layer in layers}
+        handlers = {layer.site: partial(change, layer.site) for layer in layers}
         variant = Variants(self.text, layers[0], 1, handlers, self._shares)
         return self.passes.measured({"together": [variant]})["together"][0]
 
@@ -760,7 +760,7 @@ class Study:
         sites = {receiver: site for receiver, (site, _) in places.items() if earlier[receiver]}
         every_sender = set().union(*earlier.values())
         sent = "", ""  # no receiver
-        groups: dict[Receiver, list[Variants]] = {sent: self._sent(every_sender, sites, arrived)}
+        groups = {sent: self._sent(every_sender, sites, arrived)}
         for receiver, heads in earlier.items():
             groups[receiver] = self._received(receiver, places[receiver], len(heads), arrived[receiver])
         values = self.passes.measured(groups, progress)

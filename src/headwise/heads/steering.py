@@ -184,7 +184,7 @@ def _answered(model: nn.Module, clean: list[list[int]], corrupted: list[list[int
     """The pairs that the model answers differently."""
     if len(clean) != len(corrupted):
         raise HeadwiseError(f"there are {len(clean)} clean texts and {len(corrupted)} corrupted ones; they are pairs")
-    pairs: list[_Pair] = []
+    pairs = []
     for number, (clean_ids, corrupted_ids) in enumerate(zip(clean, corrupted, strict=True)):
         if len(clean_ids) != len(corrupted_ids) or not clean_ids:
             raise HeadwiseError(
@@ -259,7 +259,7 @@ def _divergence(
     model: nn.Module, vectors: Mapping[str, Tensor], strength: float, texts: list[list[int]]
 ) -> tuple[list[float], dict[int, float]]:
     """KL(plain || steered) in nats: the mean of each text, and of the tokens behind which it is largest."""
-    of_text: list[float] = []
+    of_text = []
     of_token: dict[int, list[float]] = defaultdict(list)
     for text in texts:
         if not text:  # a corrupted text of one token, without it
