@@ -139,6 +139,10 @@ class Mask:
         """Does it count positions from the first key? A rolling cache, which drops that key, cannot serve it."""
         return True
 
+    def aligned(self) -> bool | None:
+        """Do queries stand at the end of the keys, or where an offset puts them? None: it compares no positions."""
+        return None
+
     def real_length(self, b: int) -> int | None:
         """How many tokens of document b are real, where the mask knows; the rest are padding."""
         return None
@@ -382,6 +386,9 @@ class Shifted(Mask):
 
     def counts_from_first(self) -> bool:
         return self.offset is not None
+
+    def aligned(self) -> bool:
+        return self.offset is None
 
     def shift(self, T: int, S: int) -> int | Any:
         """The offset with None resolved; a whole number, or B of them."""

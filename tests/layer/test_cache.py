@@ -229,6 +229,7 @@ def test_a_context_is_projected_once_and_is_the_same_each_time() -> None:
     assert_same(torch.cat(parts, 1), expected)
     assert len(calls) == 1
     assert cache.length == 7
+    refuses(lambda: layer(x, cache=cache, mask=hw.Causal()), "hangs on their number")
     refuses(lambda: cache.crop(3), "a cache of a context stays whole")
     layer = hw.MultiHeadAttention(31, 6, d_context=13, head_dim=5, latent_dim=7).double()
     x, memory, cache = draw(), cross()[2], hw.KVCache()
@@ -252,6 +253,8 @@ def test_a_context_is_projected_once_and_is_the_same_each_time() -> None:
 @pytest.mark.parametrize("mask", [hw.Causal(), hw.Window(5, 0)], ids=repr)
 def test_a_rolling_cache_narrower_than_the_mask_is_refused(mask: hw.Mask) -> None:
     refuses(lambda: noisy(**{"mask": mask})(draw(), cache=hw.KVCache(window=3)), "window")
+    fixed = hw.Window(mask.left, 0, offset=0)
+    refuses(lambda: in_chunks(noisy(**{"mask": fixed}), draw(), [0, 3, T]), r"offset=0\) of a layer with a cache of 3")
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])

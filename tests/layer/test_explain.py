@@ -151,6 +151,8 @@ def test_the_path_named_is_the_path_taken(
         mask = None if isinstance(mask, hw.Lengths) else mask
     if isinstance(mask, hw.Lengths) and n + (past[1] if past else 0) < 2:
         mask = None
+    if past is not None and past[1] and options["mask"] and options["mask"].aligned() is False:  # refused
+        options = {**options, "mask": None}
     layer, arguments = make(**options), {"mask": mask, "gate": torch.linspace(-1, 1, H) if gated else None}
     if past is not None:
         arguments["cache"] = cache = hw.KVCache(**past[0])
@@ -167,8 +169,8 @@ def test_the_path_named_is_the_path_taken(
 
 @pytest.mark.slow
 @settings(max_examples=60)
-@given(st.sampled_from([1, 2, 3, 6]), st.sampled_from([None, hw.Lengths([3, 7]), hw.Alibi()]), st.sampled_from([1, 5]),
-       st.booleans())  # fmt: skip
+@given(st.sampled_from([1, 2, 3, 6]), st.sampled_from([None, hw.Lengths([3, 7]), hw.Alibi(offset=2)]),
+       st.sampled_from([1, 5]), st.booleans())  # fmt: skip
 def test_cross_attention_before_and_after_the_context_is_held(
     G: int, mask: hw.Mask | None, n: int, static: bool
 ) -> None:

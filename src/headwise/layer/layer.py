@@ -290,6 +290,8 @@ class MultiHeadAttention(Projections):
                 )
             if cache.window is not None and context is None:
                 _check_rolling(cache.window, mask)
+            if context is None or (cache.window is None and cache.plan is None):  # else refused below
+                _check_places(self.spec.mask, mask, cache, context is not None or cache.holds_context)
             if cache.plan is not None and self.watchers:
                 raise HeadwiseError(
                     "a cache with a plan drops keys that watchers read; watch without it, with its mask"
@@ -381,6 +383,22 @@ def _normed(norm: nn.Module, x: Tensor) -> Tensor:
     """x normed in the precision of the gain, and given back in its own: under autocast that is lower."""
     normed: Tensor = norm(x.to(getattr(norm, "weight", x).dtype))
     return normed.to(x.dtype)
+
+
+def _check_places(of_layer: Mask | None, mask: Mask | None, cache: KVCache, is_cross: bool) -> None:
+    """A piece of a text must see what the whole text sees: its queries stand where the mask takes them to be."""
+    for part in () if mask is None or not is_cross else mask.parts():
+        if part.aligned():
+            raise HeadwiseError(
+                f"{part!r} with a cache of a context: where its queries stand hangs on their number, and a piece of "
+                f"them does not know how many came before; give it an offset= in each call, or leave the cache out"
+            )
+    for part in () if of_layer is None or is_cross or not cache.length else of_layer.parts():
+        if part.aligned() is False:
+            raise HeadwiseError(
+                f"{part!r} of a layer with a cache of {cache.length} tokens: its offset is that of the first query of "
+                f"each call; build the layer without it, and it counts on from the cache"
+            )
 
 
 def _check_rolling(window: int, mask: Mask | None) -> None:
