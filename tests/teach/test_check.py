@@ -363,7 +363,7 @@ def test_the_line_of_a_bug_by_its_text(bug: str, lines: str, quote: str) -> None
 @every("text, old, new, bug, part", [(code["text"], *way) for code in UNUSUAL["code"] for way in code["ways"]])
 def test_unusual_code_is_judged(text: str, old: str, new: str, bug: str, part: str) -> None:
     verdict = judge(Version("unusual", 0, (), text.replace(old, new) if old else text))
-    assert verdict.bugs == ((bug,) if bug else ()) and verdict.right is not bool(bug), verdict
+    assert verdict.bugs == ((bug,) if bug else ()) and verdict.right is (not bug), verdict
     assert part in str(verdict)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from headwise.teach import subject as size
-from headwise.teach.bugs import UNKNOWN, Finding, UncheckedError, Verdict, bug_named, in_one_line
+from headwise.teach.bugs import UNKNOWN, UncheckedError, Verdict, bug_named, in_one_line
 from headwise.teach.caches import cache_arguments, cache_bug
 from headwise.teach.form import Inputs, Masks, Weights
 from headwise.teach.loops import OUTPUTS
@@ -185,6 +185,8 @@ class Examiner:
             raise UncheckedError("is_mlp", name=self.target.name)
         choices = self.readings(instance, folded)
         subject = subject_of(self.target, call, module)
+        if module is not None and cache_arguments(subject):
+            subject.fresh = copy.deepcopy(vars(module), {id(module): module})
         inputs = self._inputs(subject, (size.BATCH, size.TOKENS, width_of(parts, self.options.args)))
         if module is not None and re.search(TOKENS_FIRST, f"{self.scope.code}\n{self.scope.text.lower()}"):
             subject.tokens_first = True
@@ -626,7 +628,7 @@ class Examiner:
         if not explained and right is False:
             case = next((case for case in cases if case.name in explanation.unexplained), cases[0])
             clues = [stage_of(explanation, case, say), *filter(None, [self.shown.get("no-gradient")])]
-            findings.append(Finding(UNKNOWN, None, "", "; ".join(clues), say("unknown_fix")))
+            findings.append(self.target.finding(UNKNOWN, "; ".join(clues)))
         return self.target.verdict(right, tuple(findings))
 
     def _renamed(self, bug: str) -> str:

@@ -19,7 +19,17 @@ from typing import Any
 
 import numpy as np
 
-from headwise.teach.bugs import AskedError, Finding, Settings, UncheckedError, Verdict, bug_named, read_toml, speaker
+from headwise.teach.bugs import (
+    UNKNOWN,
+    AskedError,
+    Finding,
+    Settings,
+    UncheckedError,
+    Verdict,
+    bug_named,
+    read_toml,
+    speaker,
+)
 from headwise.teach.form import Inputs
 from headwise.teach.source import CALLS, MASK, Source
 
@@ -105,7 +115,9 @@ class Target:
         return Source("\n".join(texts)) if nodes else source
 
     def finding(self, bug: str, evidence: str) -> Finding:
-        """A bug of the catalogue with its likely line."""
+        """A bug of the catalogue with its likely line; one that it does not have stands nowhere."""
+        if bug == UNKNOWN:
+            return Finding(bug, None, "", evidence, self.say("unknown_fix"))
         entry = bug_named(bug)
         line, quote = self.source.line_of(entry.lines, self.source.reach(self.name)) or (None, "")
         return Finding(bug, line, quote, evidence, entry.text("fix", self.options.lang))
@@ -341,6 +353,7 @@ class Subject:
     learns: bool = False  # does a call find the gradients of the weights, too?
     held: dict[str, Any] = field(default_factory=dict)  # what the object gathers from token to token, empty
     tokens_first: bool = False  # does the code take (T,B,C)?
+    fresh: dict[str, Any] = field(default_factory=dict)  # of one with a cache, all its attributes before the first call
 
     @property
     def is_told_causal(self) -> bool:
