@@ -120,10 +120,14 @@ def test_whole_maps_on_request(model: GPT, monkeypatch: pytest.MonkeyPatch) -> N
     assert head.map.shape == (13, 13) and head.map.sum(1) == pytest.approx(np.ones(13), abs=1e-6)
     for key, weight in seen.top["L1.H1"][7][:8]:
         assert head.map[7, key] == pytest.approx(weight, abs=1e-7)
-    monkeypatch.setattr("headwise.heads.watch.MAP", 168)
+    monkeypatch.setattr("headwise.heads.watch.MOST_WEIGHTS", 168)
     said = r"up to 168 weights a head, and here 13 tokens look at 13, 169 weights; .* list some rows \(maps=\[-1\]\)"
     with pytest.raises(hw.HeadwiseError, match=said), hw.watch(model, maps=True), torch.no_grad():
         model(ids)
-    with hw.watch(model) as seen, torch.no_grad():
+    with hw.watch(model, maps=[7, 50]) as seen, torch.no_grad():
+        model(ids)
+        model(ids[:, :1])  # has no row 7: the map is that of the call before
+    assert seen["L1.H1"].map == pytest.approx(head.map[7:8], abs=1e-7) and seen["L1.H1"].n_rows == 28
+    with hw.watch(model, maps=[50]) as seen, torch.no_grad():
         model(ids)
     refuses(lambda: seen["L1.H1"].map, r"map of L1.H1 was not kept; ask for it with watch\(model, maps=True\)")

@@ -393,7 +393,7 @@ def test_what_is_seen() -> None:
     """Means over rows, rows by name, other distances, keys looked at most, and a table for notebooks."""
     model = gpt_of()
     ids = torch.randint(V, (B, T), generator=torch.Generator().manual_seed(5))
-    with torch.no_grad(), hw.watch(model, offsets=(4, 2), top_rows=(3, -1, 99), top_k=2) as seen:
+    with torch.no_grad(), hw.watch(model, offsets=(4, 2), top_rows=(3, -1, 99, 0), top_k=2) as seen:
         model(ids)
         model(ids[:1])
     head = seen["L1.H5"]
@@ -402,7 +402,7 @@ def test_what_is_seen() -> None:
     assert len(head.rows.entropy) == 3 * T and head.rows.entropy.dtype == np.float32
     assert head.mean_out.shape == (4,) and head.received.shape == (T,) and head.thumbnail.shape == (T, T)
     assert {"previous", "offset_2", "offset_4"} <= set(head.rows) and not {"offset_1", "offset_3"} & set(head.rows)
-    assert list(seen.top["L1.H5"]) == [3, -1] and all(len(pairs) == 2 for pairs in seen.top["L1.H5"].values())
+    assert [(row, len(pairs)) for row, pairs in seen.top["L1.H5"].items()] == [(3, 2), (-1, 2), (0, 1)]
     assert len(seen) == 12 and "L1.H5" in repr(head) and f"rows={3 * T}" in repr(head)
     table = seen._repr_html_()
     assert table.count("<tr>") == 13 and f"{head.entropy:.3f}" in table
@@ -416,6 +416,7 @@ def test_rows_and_means_of_what_is_real() -> None:
     with torch.no_grad(), hw.watch(layer) as seen:
         layer(x)
         layer(x[:1, :3])
+        layer(x[:1, :0])  # no row
     rows = torch.cat([outs[0][0, 4], outs[0][1, 4], outs[1][0, 4]])
     np.testing.assert_allclose(seen["L0.H4"].mean_out, rows.mean(0), rtol=0, atol=1e-6)
     # Padding is never drawn, every stretch has its row, and another seed draws others.
@@ -435,6 +436,8 @@ def test_names_that_are_not_there() -> None:
         with pytest.raises(KeyError) as caught:
             missing()
         assert isinstance(caught.value, hw.HeadwiseError) and "'" not in str(caught.value)[:1]
+    with pytest.raises(hw.HeadwiseError, match=r"^L0 was given a batch without a text"), hw.watch(model):
+        model(torch.zeros(0, 3, dtype=torch.long))
     with pytest.raises(hw.HeadwiseError, match=r"^no head of L0, L1 was reached"), hw.watch(gpt_of()) as seen:
         pass
     assert list(seen) == [] and len(seen) == 0 and "0 of 12 heads" in repr(seen)

@@ -433,7 +433,7 @@ def _attended(call: Call, b: int) -> Tensor | None:
     if call.weights is not None:
         seen = call.weights[b].amax((0, 1)) > 0
         return None if seen.all() else seen
-    if call.options.mask is None:
+    if call.options.mask is None or not call.n_queries:
         return None
     B, H, T, _ = call.q.shape
     grid = BroadcastGrid(

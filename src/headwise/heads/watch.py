@@ -25,11 +25,12 @@ from headwise.models.ask import context_of, evaluating, run_body
 from headwise.models.open import described, ids_of
 from headwise.models.sites import Site, missing, sites_of, w_o_places
 from headwise.records import Call, HeadMap, HeadMaps, parse_head
+from headwise.spec import require_size
 from headwise.words import refusal
 
-MAP = 2**20  # weights of a head whose whole map is kept on request
+MOST_WEIGHTS = 2**20  # of a head that are kept on request: 4 MiB, of all heads of a large model some GiB
 LONGEST = 400  # tokens of a text whose maps are drawn; every head keeps a T x T map
-CELLS = 2**20  # numbers of all maps that are drawn beside a survey
+CELLS = 2**20  # numbers of all maps that are drawn beside a survey: they all stand in one page
 
 Array = NDArray[np.float32]
 Shown = Callable[[Sequence[int]], Sequence[str]]  # ids as a reader should see them, one by one
@@ -47,19 +48,19 @@ class _SeenSite:
         self._room = np.empty((len(self.names), len(measured.received), 0), np.float32)  # (statistics,H,N or more)
         self._means: dict[str, NDArray[np.float64]] = {}  # statistic -> (H,)
         self.documents: list[int] = []  # rows of each
-        self.maps: Array | None = None  # (H,T,S) of the last document, or some rows of it
-        self.out_sum: NDArray[np.float64] = np.zeros(())  # (H,E)
+        self.maps: Array | None = None  # (H,T,S) of the last document that had such rows, or some rows of it
+        self.image: Tensor | None = None  # (S,) bool, which of its keys are of an image
+        self.out_sum: NDArray[np.float64] = np.zeros(())  # (H,E) once a document is added
 
     def add(self, measured: Measured, document: Document) -> None:
         places = [n for n, name in enumerate(self.names) if name in measured.rows]
-        if len(places) < len(self.names):
+        if len(places) < len(self.names):  # a mean over some documents alone would not say so
             self.names = [self.names[n] for n in places]
             self._room = self._room[places]
         start, n_rows = self.n_rows, len(measured.places)
         if start + n_rows > self._room.shape[2]:
             before = self._room[..., :start]
-            n_statistics, n_heads, _ = before.shape
-            self._room = np.empty((n_statistics, n_heads, max(2 * start, start + n_rows)), np.float32)
+            self._room = np.empty((*before.shape[:2], max(2 * start, start + n_rows)), np.float32)
             self._room[..., :start] = before
         for name, rows in zip(self.names, self._room, strict=True):
             rows[:, start : start + n_rows] = as_numpy(measured.rows[name])
@@ -68,7 +69,6 @@ class _SeenSite:
         self.out_sum = self.out_sum + as_numpy(measured.mean_out).astype(np.float64) * n_rows
         self.received: list[Array] = list(as_numpy(measured.received))  # (S,) of each head
         self.thumbnail: list[Array] = list(as_numpy(measured.thumbnail))  # (b,b) of each head
-        self.image = (document.marks or {}).get("image")  # (S,) bool, which keys are of an image
         ids = _real(document.q_ids, document.real_rows), _real(document.k_ids, document.real_keys)
         self.ids = ids if all(map(len, ids)) else None  # of the queries and the keys, where the text is short
 
@@ -86,10 +86,7 @@ class _SeenSite:
         """The mean over the rows of each head, (H,)."""
         if name not in self._means:
             rows = self.rows(name)
-            if self.n_rows:
-                self._means[name] = rows.mean(1, dtype=np.float64)
-            else:
-                self._means[name] = np.full(len(rows), np.nan)
+            self._means[name] = rows.mean(1, dtype=np.float64) if self.n_rows else np.full(len(rows), np.nan)
         return self._means[name]
 
 
@@ -128,7 +125,10 @@ class SeenHead(HeadRow[float]):
         return {name: self[name] for name in self.rows}
 
     def interval(self, name: str) -> Interval:
-        """The mean of a statistic, and between which bounds that of all rows lies where some were drawn."""
+        """The mean of a statistic over the rows, and Student's interval as if each were drawn independently.
+
+        Where all rows were read, their mean is exact, and the interval speaks of rows like these.
+        """
         return interval_of(self.rows[name].tolist())
 
     @property
@@ -154,7 +154,10 @@ class SeenHead(HeadRow[float]):
     def map(self) -> Array:
         """The weights (T,S) of the last call's last document, or of some of its rows, as `watch(maps=...)` asks."""
         if self._site.maps is None:
-            raise MissingError(f"the map of {self.name} was not kept; ask for it with watch(model, maps=True)")
+            raise MissingError(
+                f"the map of {self.name} was not kept; ask for it with watch(model, maps=True), or for rows that the "
+                f"text has"
+            )
         return np.asarray(self._site.maps[self._head])
 
     @property
@@ -203,8 +206,8 @@ class Seen(HeadTable[SeenHead]):
         places: Mapping[str, tuple[str, int]] = MappingProxyType({}),
     ) -> None:
         self.places = places
-        self._order, self._shown = [site.name for site in sites], shown
-        self._known = [head for site in sites for head in site.heads]
+        self._heads = {site.name: site.heads for site in sites}  # of some no head is known before it has run
+        self._shown = shown
         self.notes: list[str] = list(notes)  # what has no map, and what a number does not say, in lines
         self._sites: dict[str, _SeenSite] = {}
         self._places: dict[str, tuple[_SeenSite, int]] = {}  # of the heads that ran
@@ -213,29 +216,31 @@ class Seen(HeadTable[SeenHead]):
     def add(self, site: Site, measured: Measured, document: Document) -> None:
         """The numbers of one document of a call."""
         if site.name not in self._sites:
-            if site.heads[0] not in self._known:  # how many it has was not known before it ran
-                later = self._order[self._order.index(site.name) + 1 :]
-                after = (n for n, name in enumerate(self._known) if name.rpartition(".")[0] in later)
-                place = next(after, len(self._known))
-                self._known[place:place] = site.heads
+            self._heads[site.name] = site.heads
             seen = self._sites[site.name] = _SeenSite(measured)
             self._places |= {name: (seen, h) for h, name in enumerate(site.heads)}
         self._sites[site.name].add(measured, document)
+
+    @property
+    def _known(self) -> list[str]:
+        return [head for heads in self._heads.values() for head in heads]
 
     def note(self, line: str) -> None:
         """Add a line to `notes`, once."""
         if line and line not in self.notes:
             self.notes.append(line)
 
-    def add_maps(self, site: Site, weights: Tensor) -> None:
-        """The whole maps (H,T,S) of one document."""
-        self._sites[site.name].maps = as_numpy(weights)
+    def add_maps(self, site: Site, weights: Tensor, document: Document) -> None:
+        """The whole maps (H,T,S) of one document, or some rows of them."""
+        seen = self._sites[site.name]
+        seen.maps, seen.image = as_numpy(weights), (document.marks or {}).get("image")
 
     def add_top(self, site: Site, rows: Sequence[int], keys: Tensor, weights: Tensor) -> None:
-        """The keys (H,n,k) with the largest weights of n rows."""
+        """The keys (H,n,k) with the largest weights of n rows; where fewer are attended, the rest have weight 0."""
         for name, head_keys, head_weights in zip(site.heads, keys.tolist(), weights.tolist(), strict=True):
-            pairs = (list(zip(*row, strict=True)) for row in zip(head_keys, head_weights, strict=True))
-            self.top[name] = dict(zip(rows, pairs, strict=True))
+            self.top[name] = {}
+            for row, *best in zip(rows, head_keys, head_weights, strict=True):
+                self.top[name][row] = [(key, weight) for key, weight in zip(*best, strict=True) if weight > 0]
 
     def __getitem__(self, name: str) -> SeenHead:
         if name in self._places:
@@ -322,10 +327,10 @@ def watch(
         offsets: distances k whose mass is noted: seen["L3.H5"]["offset_2"]; that of 1 is `previous`, always there
         marks: named sets of token ids whose mass is noted, such as {"delimiter": [11, 13]}:
             seen["L3.H5"]["delimiter"]
-        top_rows: queries whose most attended keys are noted, under `.top`
-        top_k: how many of them
-        maps: also keep each head's map (T,S), `.map`, of the last call's last document, or the rows listed: up to
-            2^20
+        top_rows: queries whose most attended keys are noted, under `.top`; a row that a text lacks is left out
+        top_k: how many of them at most: a key that is not attended is none
+        maps: also keep each head's map (T,S), `.map`, of the last call's last document, or the rows listed, of the
+            last document that has one of them; up to 2^20 weights a head
         rows: a share of the rows, such as 0.125, one drawn of each 8: seen["L3.H5"].interval("entropy")
         seed: draws them
 
@@ -333,7 +338,8 @@ def watch(
         HeadwiseError: with the names of what is no such model, where our reading of a call does not give the output
             of the model, and at the end of a block in which no head was reached.
     """
-    _check(offsets, marks or {})
+    _check(offsets, marks or {}, maps, top_rows)
+    require_size("top_k", top_k)
     folder = described(model)
     shown = None if folder is None or folder.tokens is None else folder.tokens.shown
     sites = sites_of(model)
@@ -347,8 +353,9 @@ def watch(
         tops = [row for row in top_rows if -T <= row < T]
         for b, document in enumerate(some_rows(each, T, rows, seed) for each in documents):
             seen.add(site, measure(call, b, document, offsets, factors.of(site, call), top=False), document)
-            if maps is not False:
-                seen.add_maps(site, _maps(call, b, maps))
+            kept = range(T) if maps is True else [row for row in maps or () if -T <= row < T]
+            if kept:
+                seen.add_maps(site, _maps(call, b, kept), document)
             if tops:
                 seen.add_top(site, tops, *top_keys(call, b, [row % T for row in tops], top_k))
 
@@ -365,29 +372,34 @@ def _marker(marks: Mapping[str, Sequence[int]]) -> Marker:
     return lambda ids: {name: torch.isin(ids, tokens.to(ids.device)) for name, tokens in sets.items()}
 
 
-def _maps(call: Call, b: int, maps: bool | Sequence[int]) -> Tensor:
-    T, S = call.n_queries, call.n_keys
-    rows: Sequence[int] = range(T)
-    if not isinstance(maps, bool):
-        rows = [row % T for row in maps if -T <= row < T]
-    if len(rows) * S > MAP:
+def _maps(call: Call, b: int, rows: Sequence[int]) -> Tensor:
+    S = call.n_keys
+    if len(rows) * S > MOST_WEIGHTS:
         raise HeadwiseError(
-            f"maps={maps!r} keeps up to {MAP:,} weights a head, and here {len(rows):,} tokens look at {S:,}, "
+            f"maps= keeps up to {MOST_WEIGHTS:,} weights a head, and here {len(rows):,} tokens look at {S:,}, "
             f"{len(rows) * S:,} weights; watch a shorter text, list some rows (maps=[-1]), or leave maps out: the "
             f"statistics are exact at any length"
         )
-    return row_weights(call, b, rows)
+    return row_weights(call, b, [row % call.n_queries for row in rows])
 
 
-def _check(offsets: Sequence[int], marks: Mapping[str, Sequence[int]]) -> None:
-    if not isinstance(offsets, Sequence) or any(type(k) is not int or k < 1 for k in offsets):
+def _check(
+    offsets: Sequence[int], marks: Mapping[str, Sequence[int]], maps: bool | Sequence[int], top_rows: Sequence[int]
+) -> None:
+    if not _are_whole(offsets) or min(offsets, default=1) < 1:
         raise HeadwiseError(f"offsets={offsets!r} must be distances of at least 1, such as (1, 2)")
+    if not isinstance(maps, bool) and not (_are_whole(maps) and maps):
+        raise HeadwiseError(f"maps={maps!r} must be True, False or a list of rows, such as [-1]")
+    if not _are_whole(top_rows):
+        raise HeadwiseError(f"top_rows={top_rows!r} must be a list of rows, such as [-1]")
     table = all_statistics()
-    reserved = [name for name in marks if name in table and name not in table[name].needs]
-    if reserved:
-        raise HeadwiseError(
-            f"marks={reserved[0]!r}: there is a statistic of that name; choose another for the set of keys"
-        )
+    for name in marks:
+        if name.startswith("offset_") or (name in table and name not in table[name].needs):
+            raise HeadwiseError(f"marks={name!r} is how a statistic is called; choose another name for the set of keys")
+
+
+def _are_whole(numbers: object) -> bool:
+    return isinstance(numbers, Sequence) and all(type(number) is int for number in numbers)
 
 
 @torch.no_grad()
@@ -406,7 +418,7 @@ def head_maps(model: nn.Module, ids: Sequence[int], tokens: Sequence[str], name:
         part, layer, _ = parse_head(site.head(0))
         if part:
             raise HeadwiseError(f"{name} has several stacks ({site.name}), and maps are drawn for one; use watch")
-        weights_hts = row_weights(call, 0, range(call.n_queries)).float().cpu().numpy()
+        weights_hts = as_numpy(row_weights(call, 0, range(call.n_queries)))
         maps.extend(HeadMap(layer, head, weights) for head, weights in enumerate(weights_hts))
 
     with listening(model, keep), evaluating(model):

@@ -132,7 +132,7 @@ def attach(handlers: Mapping[Site, Handler]) -> Iterator[None]:
             if len(call.out):
                 reached.add(site)
             else:
-                refused.append(call.note)
+                refused.append(call.note or f"{site.name} was given a batch without a text; pass at least one")
             with softmax.unheard():
                 return handlers[site](call)
 
