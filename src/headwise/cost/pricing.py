@@ -32,10 +32,10 @@ for _power, _letter in enumerate("kmgtp", start=1):
 LARGEST = 2**63  # bytes; beyond it a number is a slip
 
 
-def number_format(name: str) -> str:
-    """The short name of a number format."""
-    long = name.lower().removeprefix("torch.")
-    short = LONG_NAMES.get(long) or re.sub(r"float(\d+)(_e\dm\d(fn)?)?", r"fp\1", long)  # float8_e4m3fn: fp8
+def number_format(name: object) -> str:
+    """The short name of a number format: of its name, or of a dtype of torch."""
+    long = str(name).lower().removeprefix("torch.")
+    short = LONG_NAMES.get(long) or re.sub(r"float(\d+)(_e\dm\d(fn)?(uz)?)?", r"fp\1", long)  # float8_e4m3fn: fp8
     if short in BITS:
         return short
     raise unknown(Note.of("refused.no_format", name=repr(name)), short, BITS)
@@ -47,12 +47,15 @@ def bytes_of(count: int, dtype: str) -> int:
 
 
 def read_bytes(name: str, text: str | int, per_second: bool = False) -> int:
-    """24GiB, 80 GB, a number of bytes, or with `per_second` 900GB/s, as bytes; errors call the value `name`."""
-    if isinstance(text, int):
+    """24GiB, 80 GB, an int of bytes, or with `per_second` 900GB/s, as bytes; errors call the value `name`.
+
+    A text without a unit is refused: it may be meant in GB as well as in bytes.
+    """
+    if type(text) is int:
         value = Decimal(text)
     else:
         ending = r"\s*/\s*s" if per_second else ""
-        size = re.fullmatch(rf"\s*(\d{{1,20}}(?:\.\d{{1,20}})?)\s*([A-Za-z]{{1,3}}){ending}\s*", text, re.ASCII)
+        size = re.fullmatch(rf"\s*(\d{{1,20}}(?:\.\d{{1,20}})?)\s*([A-Za-z]{{1,3}}){ending}\s*", str(text), re.ASCII)
         if not size or size[2].lower() not in UNITS:
             example = "900GB/s" if per_second else "24GiB"
             raise refusal("no_size", name=name, text=repr(text), example=example)
@@ -97,13 +100,13 @@ class HeadPrice:
     kv_head_parameters: int  # of one head
     shared_parameters: int  # of no head, such as the bias of W_O
     parameters: int  # of all heads together
-    cache_bytes_per_token: int  # of all heads together
+    cache_bytes_per_token: int  # of all heads together; in cross attention of a token of the source
 
 
 @dataclass(frozen=True)
 class LayerPrice:
     name: str
-    parameters: int
+    parameters: int  # where a layer repeats the weights of another, as in ALBERT, of each; the total counts them once
     active_parameters: int
     attention: HeadPrice
     cross: HeadPrice | None
@@ -151,7 +154,7 @@ class MemoryPrice:
     """What fits beside the weights. Activations and the runtime's own memory come on top."""
 
     free_bytes: int
-    longest_context: int | None  # at this batch; None: the cache stops growing
+    longest_context: int | None  # at this batch; 0: not a token fits; None: the cache stops growing
     largest_batch: int  # at this context
 
 
@@ -182,16 +185,27 @@ class Price:
         setting = self.setting
         decoder = [layer for layer in self.layers if layer.cross] or self.layers
         heads = decoder[0].attention
-        sizes = {"layers": self.n_layers, "width": f"{self.d_model:,}", "n_heads": heads.n_heads}
-        sizes |= {"head_dim": heads.head_dim, "n_kv_heads": heads.n_kv_heads, "variant": heads.variant}
         source: str = ""
         if setting.source is not None:
             source = Note.of("price.heading_source", source=f"{setting.source:,}")
         formats = setting.dtype
         if setting.cache_dtype != setting.dtype:
             formats = Note.of("price.heading_cache", dtype=setting.dtype, cache=setting.cache_dtype)
-        at = {"context": f"{setting.context:,}", "source": source, "batch": f"{setting.batch:,}", "formats": formats}
-        return Note.of("price.heading", model=self.model, family=self.family, **sizes, **at)
+        return Note.of(
+            "price.heading",
+            model=self.model,
+            family=self.family,
+            layers=self.n_layers,
+            width=f"{self.d_model:,}",
+            n_heads=heads.n_heads,
+            head_dim=heads.head_dim,
+            n_kv_heads=heads.n_kv_heads,
+            variant=heads.variant,
+            context=f"{setting.context:,}",
+            source=source,
+            batch=f"{setting.batch:,}",
+            formats=formats,
+        )
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Each cost: what it is, the exact number, and the number with a unit that is easy to read."""
@@ -264,9 +278,9 @@ def make_setting(
 ) -> Setting:
     """The setting with its defaults filled in: the model's own length and number format, and no limits."""
     context = context if context is not None else shape.positions or DEFAULT_CONTEXT
-    for name, value in (("context", context), ("batch", batch), ("source", source)):
-        if value is not None and not 1 <= value <= MOST:
-            raise refusal(f"{name}_outside", value=value, most=f"{MOST:,}")
+    for name, value in (("context", context), ("batch", batch), ("source", 1 if source is None else source)):
+        if type(value) is not int or not 1 <= value <= MOST:
+            raise refusal(f"{name}_outside", value=repr(value), most=f"{MOST:,}")
     for name, setting in (("bandwidth", bandwidth), ("cache_dtype", cache_dtype)):
         if setting is not None and not shape.generates:
             raise refusal("of_decoding", name=name, setting=setting, family=shape.family)
