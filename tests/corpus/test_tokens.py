@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import refuses, refuses_table
+from cases import refuses_table
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from headwise import HeadwiseError
 from headwise.corpus.tokens import BOUNDARY, Tokens
@@ -66,12 +66,10 @@ def test_words(tmp_path: Path) -> None:
         assert reader.decode(reader.encode("I work, you work,he")) == "I work , you work , he"
         assert reader.places("I work, you") == [(0, 1), (2, 6), (6, 7), (8, 11)]
         assert reader.known("I fly, he works") == "I , he works"
-    refuses(lambda: tokens.encode("I fly, he works"), "has not seen the words 'fly'; it knows 6")
     thousands = Tokens.words(["1,000 , 2"])
     assert len(thousands.encode("1,000 , 2")) == 3  # where commas are parts of words, they stay so
     tokens = Tokens.words(["a b c"])
     assert tokens.encode("c  a") == [2, 0]
-    refuses(lambda: tokens.encode("ab"), "words")
 
 
 @pytest.mark.parametrize("kind", ["characters", "words"])
@@ -112,21 +110,18 @@ def test_bytes_come_back(text: str) -> None:
 
 
 def test_a_file_s_own_normalizer_is_kept(tmp_path: Path) -> None:
-    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1}))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.normalizer = normalizers.Lowercase()
-    tokenizer.save(str(tmp_path / "lower.json"))
-    assert Tokens.from_file(tmp_path / "lower.json").encode("A b") == [0, 1]
+    words, lower = {"type": "WhitespaceSplit"}, {"type": "Lowercase"}
+    path = written(tmp_path / "lower.json", pre_tokenizer=words, normalizer=lower)
+    assert Tokens.from_file(path).encode("A b") == [0, 1]
 
 
 def test_boundaries() -> None:
     tokens = Tokens.characters("banana\n", boundary=True)
     assert tokens.vocabulary == {"\n": 0, "a": 1, "b": 2, "n": 3, BOUNDARY: 4} and tokens.boundary == 4
     assert len(tokens) == 5 and Tokens.characters("banana", boundary=False).boundary is None
-    assert Tokens.characters("ab", boundary=True).prompt("ba") == [2, 1, 0]
     assert Tokens.characters("ab", boundary=False).prompt("ba") == [1, 0]
-    assert Tokens.characters("ab", boundary=True).prompt("") == [2]
     tokens = Tokens.characters("ab", boundary=True)
+    assert tokens.prompt("ba") == [2, 1, 0] and tokens.prompt("") == [2]
     assert tokens.document("ab") == [2, 0, 1, 2]
     assert tokens.decode([2, 0, 2, 1, 2]) == "ab"
     assert tokens.shown([2, 0, 1]) == (BOUNDARY, "a", "b")
@@ -169,11 +164,13 @@ def test_a_file_of_an_earlier_version_reads_alike() -> None:
 
 def test_the_first_token_stands_for_the_unknown_where_there_is_neither_boundary_nor_space() -> None:
     """Not any token: the same text gives the same file in every process."""
-    layout = json.loads(Tokens.characters("nopqrstuvwxyzabcdefghijklm", boundary=False).to_json())
-    assert layout["model"]["unk_token"] == "a"
+    tokens = Tokens.characters("nopqrstuvwxyzabcdefghijklm", boundary=False)
+    assert json.loads(tokens.to_json())["model"]["unk_token"] == "a" and tokens.unknown is None  # for other readers
+    assert len(Tokens.characters("", boundary=False)) == 0
 
 
 BY_CHARACTER = {"type": "Split", "pattern": {"Regex": "."}, "behavior": "Isolated", "invert": False}
+PIECES = {"type": "Unigram", "unk_id": None, "vocab": [["a", -1.0], ["b", -2.0]]}
 STRIP = {"type": "Strip", "strip_left": True, "strip_right": True}
 
 

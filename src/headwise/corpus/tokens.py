@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import Encoding, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from headwise.errors import HeadwiseError
 from headwise.files import MOST_JSON, read_bytes, read_json, read_text
@@ -25,7 +25,9 @@ _WORDS = {"type": "WhitespaceSplit"}
 _COMMAS = {"type": "Split", "pattern": {"String": ","}, "behavior": "Isolated", "invert": False}
 _WORDS_AND_COMMAS = {"type": "Sequence", "pretokenizers": [_WORDS, _COMMAS]}
 _CHARACTERS = {"type": "Split", "pattern": {"Regex": _ANY}, "behavior": "Isolated", "invert": False}
-BOUNDARY = "<|end|>"  # stands before the first and after the last token of every document
+# In training it stands before the first and after the last token of a document. A text that is read has none behind:
+# it may go on there.
+BOUNDARY = "<|end|>"
 
 
 class TextTokens(Protocol):
@@ -118,7 +120,7 @@ class Tokens:
         self._tokenizer, self._growth = tokenizer, growth
         tokenizer.no_padding()
         tokenizer.no_truncation()  # what a file says of batches would cut texts short
-        self._tokenizer.encode_special_tokens = True  # a boundary typed by the user is ordinary text
+        tokenizer.encode_special_tokens = True  # a boundary typed by the user is ordinary text
         self.vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
         self.boundary: int | None = self.vocabulary.get(BOUNDARY)
         before = [] if self.boundary is None else [self.boundary]
@@ -129,8 +131,8 @@ class Tokens:
         self._by_character = layout["pre_tokenizer"] == _CHARACTERS and layout["normalizer"] is None
         self._by_word = layout["pre_tokenizer"] in (_WORDS, _WORDS_AND_COMMAS)
         unknown = self.vocabulary.get(layout["model"].get("unk_token"))
-        # Where the boundary stands for the unknown, as in our own vocabularies of words, `encode` refuses instead.
-        self.unknown = None if unknown == self.boundary else unknown
+        # `encode` refuses what is unknown among characters, and where the boundary stands for it, as among our words.
+        self.unknown = None if self._by_character or unknown == self.boundary else unknown
 
     @classmethod
     def characters(cls, text: str, boundary: bool) -> Tokens:
@@ -159,18 +161,18 @@ class Tokens:
     @classmethod
     def from_file(cls, path: str | Path) -> Tokens:
         """A `tokenizer.json`."""
+        check_ids(path)
+        layout = read_text(path)
         try:
-            check_ids(path)
-            tokenizer = Tokenizer.from_str(read_text(path))
-            growth = growth_of(tokenizer, path)
+            tokenizer = Tokenizer.from_str(layout)
         except Exception as error:  # the library raises bare Exceptions
             raise HeadwiseError(f"{path} is no tokenizer file of the tokenizers library: {error}") from None
         if not tokenizer.get_vocab_size():
             raise HeadwiseError(f"{path} is a tokenizer without a token")
-        return cls(tokenizer, growth)
+        return cls(tokenizer, growth_of(tokenizer, path))
 
     def __len__(self) -> int:
-        return max(self.vocabulary.values()) + 1
+        return max(self.vocabulary.values(), default=-1) + 1
 
     def to_json(self) -> str:
         """The content of `tokenizer.json`."""
@@ -186,21 +188,22 @@ class Tokens:
                 return [self.vocabulary[c] for c in text]
             except KeyError:
                 raise self._unknown(sorted(set(text) - set(self.vocabulary)), "characters") from None
-        check_growth(text, self._growth)
-        with tokenising():
-            try:
-                ids = list(self._tokenizer.encode(text, add_special_tokens=False).ids)
-            except Exception as error:  # older word vocabularies end here
-                raise self._unknown_words(text) or error from None
+        ids = list(self._read(text).ids)
         if self._by_word and self.boundary in ids:  # which stands for the unknown, or was typed
-            raise self._unknown_words(text) or refusal("no_spaces", text=repr(text))
+            missing = sorted(word for word in set(self._words(text)) if word == BOUNDARY or word not in self.vocabulary)
+            raise self._unknown(missing, "words") if missing else refusal("no_spaces", text=repr(text))
         return ids
 
     def places(self, text: str) -> list[tuple[int, int]]:
         """For each id of `encode` the characters [start, end) of the text that it stands for."""
         if self._by_character:
             return [(i, i + 1) for i in range(len(text))]
-        return list(self._tokenizer.encode(text, add_special_tokens=False).offsets)
+        return list(self._read(text).offsets)
+
+    def _read(self, text: str) -> Encoding:
+        check_growth(text, self._growth)
+        with tokenising():
+            return self._tokenizer.encode(text, add_special_tokens=False)
 
     def known(self, text: str) -> str:
         """The text without what the model has never seen, where its tokens are characters or words."""
@@ -235,10 +238,6 @@ class Tokens:
     def _words(self, text: str) -> list[str]:
         return [word for word, _ in self._tokenizer.pre_tokenizer.pre_tokenize_str(text)]
 
-    def _unknown_words(self, text: str) -> HeadwiseError | None:
-        missing = sorted(word for word in set(self._words(text)) if word == BOUNDARY or word not in self.vocabulary)
-        return self._unknown(missing, "words") if missing else None
-
     def _unknown(self, missing: Sequence[str], kind: str) -> HeadwiseError:
         known = [token for token in sorted(self.vocabulary, key=self.vocabulary.__getitem__) if token != BOUNDARY]
         some = ", ".join(map(repr, missing[:5]))  # the rest is counted: the message is to stay a few lines
@@ -272,8 +271,7 @@ def check_ids(path: str | Path) -> None:
 
 def growth_of(tokenizer: Tokenizer, path: str | Path) -> int:
     """How many times longer a tokenizer may make a text before it is cut; HeadwiseError where that takes all memory."""
-    growths = {}
-    for part in ("normalizer", "decoder"):
+    for part in ("decoder", "normalizer"):
         module = getattr(tokenizer, part)
         growth = 1
         steps = [] if module is None else [json.loads(module.__getstate__())]
@@ -287,8 +285,7 @@ def growth_of(tokenizer: Tokenizer, path: str | Path) -> int:
             raise HeadwiseError(
                 f"{path}: its {part} may make a text {growth:,} times longer, and at most {MOST_GROWTH:,} are allowed"
             )
-        growths[part] = growth
-    return growths["normalizer"]
+    return growth  # the normalizer's: what a decoder makes is no longer cut
 
 
 def _word_level(distinct: Sequence[str], boundary: bool) -> Tokenizer:
