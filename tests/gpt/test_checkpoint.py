@@ -181,7 +181,8 @@ REFUSED: list[tuple[Damage, str]] = [
     *((holding(CONFIG, content), f"{CONFIG} is no JSON") for content in (b"", b"{", b"no json", b"\xff\xfe{}")),
     *((holding(CONFIG, content), f"{CONFIG} holds no fields") for content in (b"[]", b"3", b"null")),
     *((holding(CONFIG, content), f"{CONFIG} does not describe a headwise model") for content in NOTHING_OF_OURS),
-    *((holding(TOKENIZER, content), f"{TOKENIZER} is no tokenizer file") for content in (b"", b"{", b"{}", b"\xff")),
+    *((holding(TOKENIZER, content), f"{TOKENIZER} is no tokenizer file") for content in (b"{", b"{}")),
+    *((holding(TOKENIZER, text), words) for text, words in ((b"", "json is empty"), (b"\xff", "json is not UTF-8"))),
     *((configured(**changes), next(iter(changes))) for changes in WRONG_FIELDS),
     # Half a model is not a model: no tensor of the file is left out in silence.
     *((configured(**changes), NO_FIT) for changes in [*OTHER_SIZES, {"n_layers": 1}, {"tied": True}]),
