@@ -55,6 +55,15 @@ def parse_head(name: str) -> tuple[str, int, int]:
     return match["part"] or "", int(match["layer"]), int(match["head"])
 
 
+def share_note(rows: float | None, seed: int) -> str:
+    """What a result says of a share of the rows; nothing for all of them. Raises HeadwiseError where it is no share."""
+    if rows is None:
+        return ""
+    if not 0 < rows <= 1:
+        raise refusal("rows_share", rows=repr(rows))
+    return Note.of("note.share", rows=f"{rows:g}", every=f"{1 / rows:.3g}", seed=seed)
+
+
 def from_json(kind: Any, value: Any, name: str = "the document") -> Any:
     """A record, or a field of one, of what `plain_data` and JSON have made of it.
 

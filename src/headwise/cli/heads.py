@@ -66,6 +66,8 @@ def heads(
     device: str = "cpu",
 ) -> None:
     """Show what each head does, and what breaks without it."""
+    from headwise.records import share_note
+
     reading = {"stream": stream, "dtype": dtype, "device": device}
     files = out_files or []
     if circuits:
@@ -73,6 +75,7 @@ def heads(
         _circuits(model, reading, **texts, against=against, headvis=headvis, html=html, out=files, card=card)
         return
     labels = relations if relations is None or relations in BENCHES else Path(relations)
+    share_note(rows, seed)  # refused here, before the model is read
     _check(model, text, against, sort, labels, headvis, card)
     check_tables(files)
     _check_text(model, text, ids, tokens, labels, field)

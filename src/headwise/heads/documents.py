@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from headwise.corpus.documents import batches
-from headwise.errors import HeadwiseError
 from headwise.masks import BroadcastGrid, resolve
 from headwise.models.ask import evaluating, run_body
 from headwise.models.hook import Hook, attach, hooked
@@ -28,7 +27,6 @@ from headwise.models.stream import portions, stream_of, sweep, turns
 from headwise.records import Call
 from headwise.rungs.cache import KVCache
 from headwise.rungs.tensor import as_tensor
-from headwise.words import Note
 
 TOGETHER = 2048  # tokens of a batch at most: at the width of GPT-2 small twice as many run 12 % slower
 # What models are given that is no text.
@@ -62,15 +60,6 @@ class Document:
     marks: dict[str, Tensor] | None = None  # name -> (S,) bool, sets of keys whose mass is wanted
     before: int = -1  # the token right before the first key, where a window has let it go; -1 for none
     first: int | None = -1  # the key of the first token; None where it has left the cache, -1 for the first real one
-
-
-def share_note(rows: float | None, seed: int) -> str:
-    """What a result says of a share of the rows; nothing for all of them. Raises HeadwiseError where it is no share."""
-    if rows is None:
-        return ""
-    if not 0 < rows <= 1:
-        raise HeadwiseError(f"rows={rows!r} must be a share of the rows, above 0 and at most 1, such as 0.125")
-    return Note.of("note.share", rows=f"{rows:g}", every=f"{1 / rows:.3g}", seed=seed)
 
 
 def some_rows(document: Document, T: int, share: float | None, seed: int) -> Document:

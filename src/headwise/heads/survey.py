@@ -32,7 +32,7 @@ from headwise.corpus.tokens import TextTokens
 from headwise.errors import HeadwiseError
 from headwise.gpt.presets import check_seed
 from headwise.gpt.ranks import ALONE, Ranks
-from headwise.heads.documents import run_documents, share_note
+from headwise.heads.documents import run_documents
 from headwise.heads.effect import ablation, importance
 from headwise.heads.relation import Scores, follow
 from headwise.heads.relation import described as described_relations
@@ -48,7 +48,7 @@ from headwise.models.open import Folder, described, folder_of, open_model
 from headwise.models.sites import Site, missing, sites_of, w_o_places
 from headwise.models.stream import stream_of
 from headwise.models.weights import has_record
-from headwise.records import parse_head
+from headwise.records import parse_head, share_note
 from headwise.words import Note
 
 EFFECTS = 4096  # tokens that heads are ablated on, in whole documents, two at least

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError, MissingError
 from headwise.heads.blocks import THUMBNAIL, Factors, Measured, measure, row_weights, top_keys
-from headwise.heads.documents import Document, Marker, listening, share_note, some_rows
+from headwise.heads.documents import Document, Marker, listening, some_rows
 from headwise.heads.statistics import Statistics, all_statistics, unknown_head, unknown_statistic
 from headwise.heads.table import HeadRow, HeadTable, Row, token_map
 from headwise.intervals import Interval, interval_of
 from headwise.models.ask import context_of, evaluating, run_body
 from headwise.models.open import described, ids_of
 from headwise.models.sites import Site, missing, sites_of, w_o_places
-from headwise.records import Call, HeadMap, HeadMaps, parse_head
+from headwise.records import Call, HeadMap, HeadMaps, parse_head, share_note
 from headwise.spec import require_size
 from headwise.words import refusal
 
