@@ -37,7 +37,7 @@ from headwise.heads.effect import ablation, importance
 from headwise.heads.relation import Scores, follow
 from headwise.heads.relation import described as described_relations
 from headwise.heads.statistics import all_statistics
-from headwise.heads.table import ROLES, HeadProfile, Survey, relation_role
+from headwise.heads.table import ROLES, TOKENS, HeadProfile, Survey, relation_role
 from headwise.heads.tally import CONTROLS, FREQUENT, PASSAGE, Tally, gather_heads, read_corpus, vocabulary_product
 from headwise.heads.texts import Texts, are_sounds, read_texts
 from headwise.heads.watch import watch
@@ -52,7 +52,6 @@ from headwise.records import parse_head, share_note
 from headwise.words import Note
 
 EFFECTS = 4096  # tokens that heads are ablated on, in whole documents, two at least
-TOKENS = 1024  # of the first document that are kept as text
 PROBES, PROBE = 4, 64  # random sequences, and the most tokens of one before it is repeated
 WHOLE, SAMPLE = 200_000_000, 2  # parameters of the largest untrained control; layers of the control of a larger model
 ABLATE_UP_TO = 10_000_000  # parameters; a larger model is ablated when asked for: it takes a pass for each head

@@ -68,21 +68,19 @@ def examine_rotation(target: Target) -> Verdict:
 
 def first_right(target: Target, attempts: Iterator[Attempt]) -> Verdict:
     """Right where one way of calling the code shows no problem, else the first problem; each way is a guess."""
-    worst = None
-    failure = None
+    worst, shown = None, ""
     for attempt in attempts:
         try:
             problem = attempt()
         except UncheckedError:
             raise
         except Exception as error:
-            failure = failure or error
+            shown = shown or f": {error}"
             continue
         if problem and problem[0] is None:
             return target.verdict(True)
         worst = worst or problem
     if worst is None:
-        shown = "" if failure is None else f": {failure}"
         raise UncheckedError(f"no_{target.kind}", name=target.name, failure=shown)
     return target.verdict(False, (target.finding(*worst),))
 

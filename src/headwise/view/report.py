@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from headwise.corpus import verbs
 from headwise.files import write_whole
-from headwise.heads.table import HeadProfile, Survey
+from headwise.heads.table import TOKENS, HeadProfile, Survey
 from headwise.intervals import Interval
 from headwise.records import HeadMaps, RunSummary, plain_data
 from headwise.table import escaped
@@ -42,7 +42,6 @@ from headwise.words import known, sent
 # The page shows three decimals. A step of 1/65535 puts a stored weight at most 0.000008 off, far below the last of
 # them, in half the bytes of a float32.
 LEVELS = 65535
-CUT = 1024  # `Survey.tokens` holds no more; a text that long may go on
 
 Shares = NDArray[np.float64]
 
@@ -61,7 +60,10 @@ def survey_data(
     for role, badge in zip(survey.roles, badges_of(survey.roles).values(), strict=True):
         texts = {"meaning": sent(role.meaning), "source": sent(role.source)}
         roles.append({**vars(badge), **vars(role), **texts})
-    wide = any(profile.top_keys.size and int(profile.top_keys.max()) > LEVELS for profile in survey.profiles)
+    # Do some key numbers not fit into 16 bits?
+    wide = any(
+        profile.top_keys.size and profile.top_keys.max() > np.iinfo(np.uint16).max for profile in survey.profiles
+    )
     return {
         "model": survey.model,
         "against": None if against is None else against.model,
@@ -111,6 +113,7 @@ def _heads(survey: Survey, columns: tuple[Column, ...], against: Survey | None, 
         head |= {"says": head_parts(survey, profile), "roles": [roles[role] for role in profile.roles]}
         if against is not None and other is not None:
             head["other"] = _numbers(against, other, columns, *other_pictures[other.name])
+            # The roles here are places in the list of the page; the other model may earn some that it does not have.
             head["other"] |= {"roles": list(other.roles), "name": other.was or other.name}
         heads.append(head)
     return heads
@@ -136,7 +139,7 @@ def _text_of(profile: HeadProfile, passage: int, wide: bool) -> dict[str, Any]:
     """Where each token of the passage looks, and what it receives; received weights are parts of the largest."""
     received = np.nan_to_num(profile.received[:passage].astype(np.float64))
     largest = float(received.max(initial=0.0)) or 1.0
-    keys = np.clip(profile.top_keys[:passage], 0, None).astype("<u4" if wide else "<u2")
+    keys = profile.top_keys[:passage].astype("<u4" if wide else "<u2")
     return {
         "k": keys.shape[1],
         "keys": base64.b64encode(keys.tobytes()).decode("ascii"),
@@ -155,7 +158,7 @@ def shares_of(survey: Survey) -> dict[str, tuple[Shares, Shares]]:
     """
     largest: dict[str, float] = {}  # sum of a row in each stack: 1 / block size, where blocks are even, without a sink
     for profile in survey.profiles:
-        row = float(profile.thumbnail.sum(axis=1).max())
+        row = float(np.nan_to_num(profile.thumbnail).sum(axis=1).max())
         largest[profile.part] = max(row, largest.get(profile.part, 0.0))
     shares = {}
     for profile in survey.profiles:
@@ -169,11 +172,11 @@ def shares_of(survey: Survey) -> dict[str, tuple[Shares, Shares]]:
 
 def text_length(survey: Survey, profile: HeadProfile) -> int | None:
     """Tokens of the first document, which the thumbnail shows; None where the survey does not tell."""
-    if profile.part == "cross":
-        return None  # its keys are another text
+    if profile.part in ("encoder", "cross"):
+        return None  # the keys are those of the encoder, which may read another text, or hear
     if survey.n_documents == 1:
         return survey.longest
-    return len(survey.tokens) if 0 < len(survey.tokens) < CUT else None
+    return len(survey.tokens) if 0 < len(survey.tokens) < TOKENS else None  # a text that long may go on
 
 
 def quantised(weights: NDArray[Any]) -> str:
@@ -225,19 +228,20 @@ WORDS = ("report", "sentence", "column", "meaning", "role", "job", "source", "sa
 
 # The film of a training, where the report has one.
 
-FILM_BODY, FILM_STYLES, FILM_WORDS = "film.html", ("film.css",), ("film", "role")  # where a page shows a film
+FILM_BODY, FILM_STYLES, FILM_WORDS = "film.html", ("film.css",), ("film", "role")
 LOSSES = 400  # points of the curve in a page, about; evaluations on held-out text all stay
 
-Film = tuple[dict[str, Any], Sequence[dict[str, Any]], Sequence[dict[str, Any]]]  # header, frames, rows of the losses
+Row = dict[str, Any]
+Film = tuple[Row, Sequence[Row], Sequence[Row]]  # header, frames, rows of the losses
 
 
-def film_data(film: Film, known: Mapping[str, Sequence[str]]) -> str:
-    """The block of data for a report, by the name `film-data`. `known` are the roles that a survey awards each head."""
+def film_data(film: Film, awarded: Mapping[str, Sequence[str]]) -> str:
+    """The block of data for a report, by the name `film-data`. `awarded` are the roles of each head."""
     header, frames, losses = film
     every = -(-len(losses) // LOSSES)
-    kept = [row for n, row in enumerate(losses) if n % every == 0 or "held_out_loss" in row]
+    kept = [row for n, row in enumerate(losses) if n % every == 0 or "held_out_loss" in row or row is losses[-1]]
     seen = [{name: frame[name] for name in ("step", "alike", "roles", "maps")} for frame in frames]
-    return json_block({"header": header, "frames": seen, "losses": kept, "known": dict(known)})
+    return json_block({"header": header, "frames": seen, "losses": kept, "known": dict(awarded)})
 
 
 def write_report(path: str | Path, survey: Survey, *more: Any, **options: Any) -> None:
@@ -273,20 +277,21 @@ def report_html(
         other = f'<bdi class="against"><small>{word("report.against")}</small> {escaped(against.model)}</bdi>'
         heading = f"<bdi>{escaped(survey.model)}</bdi> {other}"
     pane = package_text("report_pane.html")
-    blocks = {}
+    blocks, shown, styles, words = {}, "", [*STYLES], [*WORDS]
     if film is not None:
         blocks["film-data"] = film_data(film, {profile.name: profile.roles for profile in survey.profiles})
-    body = Template(package_text("report.html")).substitute(
-        heading=heading, film=package_text(FILM_BODY) if film else "", panes=2 * pane
-    )
+        shown = package_text(FILM_BODY)
+        styles += FILM_STYLES
+        words += FILM_WORDS
+    body = Template(package_text("report.html")).substitute(heading=heading, film=shown, panes=2 * pane)
     data = survey_data(survey, columns_of(survey, against), maps, summary, against, against_maps, walk)
     return page(
         "report",
         body,
         title=word("report.title", "title", model=name),
-        styles=(*STYLES, *FILM_STYLES),
+        styles=styles,
         script="report_start.js",
         data={"data": json_block(plain_data(data)), "model": json_block(model), **blocks},
-        words=(*WORDS, *FILM_WORDS),
+        words=words,
         lang=lang,
     )
