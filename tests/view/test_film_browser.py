@@ -63,9 +63,8 @@ def path(film: Filmed, tmp_path: Path) -> Path:
     body = f'<header><h1>x</h1></header><main id="main">{package_text(FILM_BODY)}</main>'
     assert '"step":802}]' in film_data((*film[:2], [{"step": n} for n in range(803)]), known).replace(" ", "")
     data = {"film-data": film_data(film, known)}
-    (tmp_path / "film.html").write_text(
-        page("x", body, title="x", styles=FILM_STYLES, script="film.js", data=data, words=FILM_WORDS)
-    )
+    html = page("x", body, title="x", styles=FILM_STYLES, script="film.js", data=data, words=FILM_WORDS)
+    (tmp_path / "film.html").write_text(html)
     return tmp_path / "film.html"
 
 
