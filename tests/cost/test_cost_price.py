@@ -226,16 +226,11 @@ def test_the_rules_of_thumb(changes: dict[str, Any], advised: tuple[int, int, in
 
 
 def test_memory_forces_fewer_key_value_heads_and_says_so() -> None:
-    free = chosen("80GB", 8192)
-    assert free.n_kv_heads == 8 and free.fits
-    tight = chosen("18GB", 20_000)
-    assert tight.n_kv_heads == 4 and tight.fits
-    assert "memory forces 4" in tight.rules[2].arithmetic
-    single = chosen("18GB", 100_000)
-    assert single.n_kv_heads == 1 and single.fits
-    none = chosen("18GB", 1_000_000)
-    assert none.n_kv_heads == 1 and none.fits is False
-    assert "not even 1 fits" in none.rules[2].arithmetic
+    tight = [("80GB", 8192, 8, True, ""), ("18GB", 20_000, 4, True, "memory forces 4")]
+    tighter = [("18GB", 100_000, 1, True, "memory forces 1"), ("18GB", 1_000_000, 1, False, "not even 1 fits")]
+    for memory, context, heads, fits, words in tight + tighter:
+        choice = chosen(memory, context)
+        assert (choice.n_kv_heads, choice.fits) == (heads, fits) and words in choice.rules[2].arithmetic
 
 
 @pytest.mark.parametrize("name", ["deepseek-v3", "bert-base"])

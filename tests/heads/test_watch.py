@@ -447,6 +447,8 @@ def test_what_cannot_be_watched_or_ablated_is_refused_before_anything_changes() 
     model = gpt_of()
     with torch.no_grad(), hw.watch(model) as seen:
         model(torch.zeros(1, 3, dtype=torch.long))
+        model.blocks[0].attention(noise(1, 4, 24))  # whose tokens are not known
+    assert seen.notes == ["Some texts have no induction, same_token: left out of the statistics of all."]
 
     def watched(module: nn.Module = model, **options: Any) -> None:
         hw.watch(module, **options).__enter__()

@@ -308,6 +308,5 @@ def _prepare_for_others(tokenizer: Tokenizer, vocabulary: dict[str, int]) -> Non
         frame, specials = f"{BOUNDARY} $A", [(BOUNDARY, vocabulary[BOUNDARY])]
     tokenizer.post_processor = processors.TemplateProcessing(single=frame, special_tokens=specials)
     if isinstance(tokenizer.model, models.WordLevel) and tokenizer.model.unk_token not in vocabulary:
-        first = min(vocabulary, key=vocabulary.__getitem__, default="")
-        known = [token for token in (BOUNDARY, " ") if token in vocabulary]
-        tokenizer.model.unk_token = [*known, first][0]
+        first = sorted(vocabulary, key=vocabulary.__getitem__)[:1]
+        tokenizer.model.unk_token = next((token for token in (BOUNDARY, " ", *first) if token in vocabulary), "")

@@ -26,7 +26,7 @@ from headwise.models.open import described, ids_of
 from headwise.models.sites import Site, missing, sites_of, w_o_places
 from headwise.records import Call, HeadMap, HeadMaps, parse_head, share_note
 from headwise.spec import require_size
-from headwise.words import refusal
+from headwise.words import Note, refusal
 
 MOST_WEIGHTS = 2**20  # of a head that are kept on request: 4 MiB, of all heads of a large model some GiB
 LONGEST = 400  # tokens of a text whose maps are drawn; every head keeps a T x T map
@@ -67,8 +67,8 @@ class _SeenSite:
         self._means = {}
         self.documents.append(n_rows)
         self.out_sum = self.out_sum + as_numpy(measured.mean_out).astype(np.float64) * n_rows
-        self.received: list[Array] = list(as_numpy(measured.received))  # (S,) of each head
-        self.thumbnail: list[Array] = list(as_numpy(measured.thumbnail))  # (b,b) of each head
+        self.received = list(as_numpy(measured.received))  # (S,) of each head
+        self.thumbnail = list(as_numpy(measured.thumbnail))  # (b,b) of each head
         ids = _real(document.q_ids, document.real_rows), _real(document.k_ids, document.real_keys)
         self.ids = ids if all(map(len, ids)) else None  # of the queries and the keys, where the text is short
 
@@ -219,6 +219,8 @@ class Seen(HeadTable[SeenHead]):
             self._heads[site.name] = site.heads
             seen = self._sites[site.name] = _SeenSite(measured)
             self._places |= {name: (seen, h) for h, name in enumerate(site.heads)}
+        if names := ", ".join(sorted({*self._sites[site.name].names} ^ {*measured.rows})):
+            self.note(Note.of("note.left_out", names=names))
         self._sites[site.name].add(measured, document)
 
     @property
