@@ -106,16 +106,10 @@ def _attempts(target: Target) -> Iterator[Attempt]:
 def _tables(target: Target, arguments: Mapping[str, Any], kind: str) -> Iterator[dict[str, Any]]:
     """What to pass besides the vectors: the tables of the learner's own builder, or the usual ones, and positions."""
     wanted = [name for name in arguments if re.search(TABLES, name)]
-    ranges, numbers = {}, {}
-    for name, parameter in [*arguments.items()][1:]:
-        if not re.fullmatch(POSITIONS, name):
-            continue
-        if parameter.default is parameter.empty:
-            numbers[name] = 0
-        # A start is a number, and one with a default is left at it; positions are one a token, or a number as well.
-        if not re.search("start|offset", name) and type(parameter.default) is not int:
-            ranges[name] = to_kind(np.arange(TOKENS), kind)
-    places = [numbers | ranges, numbers]
+    asked = {name: p for name, p in [*arguments.items()][1:] if re.fullmatch(POSITIONS, name)}
+    # Positions one a token, or a number at which the text starts; one that has a default is left at it.
+    numbers = {name: 0 for name, parameter in asked.items() if parameter.default is parameter.empty}
+    places = [dict.fromkeys(asked, to_kind(np.arange(TOKENS), kind)), numbers]
     if not wanted:
         yield from ({}, *places)
         return
