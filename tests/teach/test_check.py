@@ -506,6 +506,11 @@ def test_an_object_is_left_as_it_was() -> None:
         torch.equal(p, w) and torch.equal(p.grad, g) for p, (w, g) in zip(head.parameters(), before, strict=True)
     )
     assert head.training
+    exec(next(code["text"] for code in UNUSUAL["code"] if "use_cache" in code["text"]), namespace)  # it has torch
+    layer = namespace["Attention"](24, 3)
+    with torch.no_grad():
+        layer(torch.ones(2, 5, 24), use_cache=True)  # what it holds now is no part of a new text
+    assert hw.check(layer).right
 
 
 def test_names_that_are_not_there_are_not_passed_over() -> None:

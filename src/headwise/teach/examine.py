@@ -187,6 +187,9 @@ class Examiner:
         subject = subject_of(self.target, call, module)
         if module is not None and cache_arguments(subject):
             subject.fresh = copy.deepcopy(vars(module), {id(module): module})
+            if not isinstance(self.target.thing, type):  # an object may have been used
+                kept = [name for name, x in vars(module).items() if isinstance(x, tuple) or hasattr(x, "shape")]
+                subject.fresh |= dict.fromkeys(name for name in kept if "cache" in name)
         inputs = self._inputs(subject, (size.BATCH, size.TOKENS, width_of(parts, self.options.args)))
         if module is not None and re.search(TOKENS_FIRST, f"{self.scope.code}\n{self.scope.text.lower()}"):
             subject.tokens_first = True
