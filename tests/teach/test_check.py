@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import re
@@ -495,7 +496,7 @@ def test_every_attention_of_a_file_is_checked_or_named(tmp_path: Path, invoke: I
     assert (verdict.exit_code, [other.target for other in verdict.others]) == (1, ["CrossAttention"])
 
 
-def test_an_object_is_left_as_it_was() -> None:
+def test_an_object_is_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     namespace: dict[str, Any] = {}
     exec(ONE_HEAD.replace("WIDTH", "q"), namespace)
     head = namespace["OneHead"](29, 11)
@@ -506,10 +507,12 @@ def test_an_object_is_left_as_it_was() -> None:
         torch.equal(p, w) and torch.equal(p.grad, g) for p, (w, g) in zip(head.parameters(), before, strict=True)
     )
     assert head.training
-    exec(next(code["text"] for code in UNUSUAL["code"] if "use_cache" in code["text"]), namespace)  # it has torch
-    layer = namespace["Attention"](24, 3)
+    text = next(code["text"] for code in UNUSUAL["code"] if "use_cache" in code["text"])
+    (tmp_path / "used_cache.py").write_text(f"import torch\nfrom torch import nn\n{text}")
+    monkeypatch.syspath_prepend(tmp_path)
+    layer = importlib.import_module("used_cache").Attention(24, 3)
     with torch.no_grad():
-        layer(torch.ones(2, 5, 24), use_cache=True)  # what it holds now is no part of a new text
+        layer(torch.ones(5, 5, 24), use_cache=True)  # what it holds now is no part of a new text
     assert hw.check(layer).right
 
 
