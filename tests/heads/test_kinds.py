@@ -68,7 +68,7 @@ def test_the_page_tells_of_every_family(families: Any) -> None:
         "three": {"built": True, "class": "ThreeModel", "missing": ["L0: short conv, no map"], "paddings": wrong},
         "four": {"built": False, "why": "LookupError: no model class of its own"},
     }
-    page = families.page(results, {})
+    page = families.page(results, "")
     assert "| one | OneModel | watched | both | 3e-07 | 3e-07 | 3e-07 | 2e-07 | 1e-07 | 3e-08 |  |" in page
     assert "| two | TwoModel | refused | | | | | | | | has no attention that headwise can read |" in page
     told = "L0: short conv, no map; weights differ"

@@ -356,7 +356,7 @@ class Survey(HeadTable[HeadProfile]):
     untrained: dict[str, float] | None  # the largest score of any head of the same model with untrained weights
     loss: float | None  # mean next-token loss of the documents that were ablated, nats a token
     ablated: str | None  # "zero" or "mean"; None where heads were not silenced
-    tokens: tuple[str, ...]  # the first document as text, at most TOKENS of it; its first n are the passage
+    tokens: tuple[str, ...]  # the first document as text, at most 1,024 tokens; its first n are the passage
     passage: int  # n
     profiles: tuple[HeadProfile, ...]  # in the order of the model
     notes: tuple[str, ...]  # what was left out and why, in full sentences
