@@ -104,9 +104,8 @@ class MultiHeadAttention(Projections):
         """The heads, one by one: `layer.heads[3].wq` is head 3's own slice, to read and to write."""
         return Heads(self)
 
-    without = (
-        without  # functions of `layer.head` as methods: another layer with fewer heads, or with them in another order
-    )
+    # Functions of `layer.head` as methods: another layer with fewer heads, or with them in another order.
+    without = without
     permuted = permuted
 
     @_refuses_foreign(ELSEWHERE["called"])
