@@ -7,12 +7,13 @@ import random
 from functools import partial
 from pathlib import Path
 
-from headwise.cli.app import Progress, command, needs_torch, print_json, wants_json
+from headwise.cli.app import Progress, command, in_words, language, needs_torch, print_json, wants_json
 from headwise.cli.app import out as console
-from headwise.cli.early import check_model, in_words, language
+from headwise.cli.early import check_model
 from headwise.errors import HeadwiseError
 from headwise.files import write_whole
 from headwise.intervals import held_apart
+from headwise.records import MOST_ALIGNED
 from headwise.words import translator
 
 
@@ -22,7 +23,7 @@ def align(
     pairs: Path,
     judge: Path | None = None,
     out: Path | None = None,
-    most: int = 8,  # MOST of `heads.alignment`, which loads torch
+    most: int = MOST_ALIGNED,
     device: str = "cpu",
 ) -> None:
     """Find the heads that follow the words in time, or in the source."""

@@ -1,4 +1,4 @@
-"""What all commands share: the application, the consoles, progress, common options, errors and exit codes."""
+"""What all commands share: the application, consoles, language, progress, common options, errors and exit codes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -28,13 +28,24 @@ from rich.segment import Segment
 from rich.text import Text
 from typer.exceptions import TyperException
 
-from headwise.cli.early import check_apart, in_words, language, speak
+from headwise.cli.early import check_apart
 from headwise.cli.interrupt import CODE, WORDS, leaving, loading
 from headwise.corpus.sources import exists
 from headwise.errors import HeadwiseError
-from headwise.files import check_link
+from headwise.files import check_link, read_json
 from headwise.records import plain_data
-from headwise.words import Note, labelled, refusal, said, table, unknown
+from headwise.words import (
+    LANGUAGES,
+    Note,
+    check_lang,
+    labelled,
+    phrase,
+    refusal,
+    said,
+    system_language,
+    table,
+    unknown,
+)
 
 # What a terminal obeys instead of showing, what turns the direction of text, and half of a surrogate pair.
 CONTROL = re.compile("\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -59,6 +70,46 @@ class _SafeConsole(Console):
     def on_broken_pipe(self) -> None:
         """Nobody reads on, which is no failure: rich would end with code 1."""
         raise BrokenPipeError
+
+
+_asked: str | None = None
+COURSE = Path("learn")  # the folder of a course, where none is named
+
+
+def speak(lang: str | None) -> None:
+    """From here on this command speaks the language; None for that of the course in this folder, or of the system.
+
+    Raises HeadwiseError for one that the table of words lacks.
+    """
+    global _asked
+    _asked = None  # so that a refusal of this language is in no other one that was asked for before
+    if lang is not None:
+        check_lang(lang)
+    _asked = lang
+
+
+def asked_language() -> str | None:
+    """What --lang says, if anything."""
+    return _asked
+
+
+def language() -> str:
+    """The language that this command speaks: that of --lang, else of the course in this folder, else of the system."""
+    if _asked is not None:
+        return _asked
+    for folder in (COURSE, Path()):
+        path = folder / "progress.json"  # PROGRESS of `teach.course`, which takes longer to load
+        if path.exists():
+            with suppress(ValueError, TypeError):  # a damaged one is told of by `learn`
+                kept = dict(read_json(path)).get("language")
+                if kept in LANGUAGES:
+                    return str(kept)
+    return system_language()
+
+
+def in_words(key: str, /, **facts: Any) -> str:
+    """A phrase with its facts, in the language that this command speaks."""
+    return phrase(key, language(), **facts)
 
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -99,7 +150,7 @@ class _Doors(_Worded, typer.core.TyperGroup):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        limit = formatter.width - 6 - max(map(len, self.commands))
+        limit = formatter.width - 6 - max(map(len, self.commands))  # 6: what click leaves for indent and gaps
         for door, names in DOORS.items():
             with formatter.section(in_words(f"door.{door}")):
                 formatter.write_dl([(name, self.commands[name].get_short_help_str(limit)) for name in names])
@@ -116,7 +167,6 @@ _end_all: Callable[[Callable[[str], None], int], NoReturn] | None = None  # of m
 MANY = ("heads", "train")  # commands that take several processes
 # An argument in a message of the library: `out=`, `keep=0.75`, `by='role'`; not a comparison, and no part of a path.
 ARGUMENT = re.compile(r"(?<![\w./-])(?P<name>[a-z_]+)=(?!=)(?P<value>'[^']*'|[\w./+-]*\w|)")
-QUOTE = "'"
 # What the library calls otherwise than the commands do, by the table of names in CONTRIBUTING.md.
 FIELDS = {
     "n_heads": "heads",
@@ -182,7 +232,8 @@ class Progress:
 
     def _print_now_and_then(self) -> None:
         gap = self.FIRST
-        while not self._done.wait(max(0.05, self._printed + gap - time.monotonic())):
+        # At least 0.05: a milestone may have been printed meanwhile, and the time of the next line lies in the past.
+        while not self._done.wait(self._printed + gap - time.monotonic()):
             if time.monotonic() >= self._printed + gap:
                 self._printed, gap = time.monotonic(), min(2 * gap, self.LONGEST)
                 err.print(f"{self._state}  ({time.monotonic() - self._began:.0f} s)", soft_wrap=True)
@@ -479,7 +530,7 @@ def _usage(error: Any) -> str:
     if kind == "BadParameter":
         message = _value_message(error)
     key = f"usage.{kind}"
-    detail = message.rpartition("(")[2].rstrip(")")
+    detail = message.rpartition("(")[2].rstrip(")")  # of "Got unexpected extra argument (runs/verbs)"
     return in_words(key if key in table() else "usage.UsageError", name=names, message=message, detail=detail)
 
 
@@ -524,7 +575,8 @@ def as_options(message: str, options: Mapping[str, str]) -> str:
             return options.get(match[0], f"no {option}")
         if value == "None":
             return f"no {option}"
-        return f"{option} {value if ' ' in value else value.strip(QUOTE)}"
+        unquoted = value.strip("'")
+        return f"{option} {value if ' ' in value else unquoted}"
 
     return ARGUMENT.sub(translated, message)
 

@@ -13,13 +13,14 @@ from headwise.cli.app import (
     check_outputs,
     command,
     err,
+    in_words,
+    language,
     needs_torch,
     out,
     print_json,
     units_kept_in,
     wants_json,
 )
-from headwise.cli.early import in_words, language
 from headwise.files import write_whole
 from headwise.table import Markup, Table, escaped, picture
 from headwise.words import phrase

@@ -13,13 +13,13 @@ from headwise.cli.app import (
     as_options,
     command,
     err,
+    language,
     needs_torch,
     out,
     print_json,
     running_options,
     wants_json,
 )
-from headwise.cli.early import language
 from headwise.cli.heads import write_report_of
 from headwise.cli.train import free_folder, leaving_run, result_json, training_progress
 from headwise.errors import HeadwiseError

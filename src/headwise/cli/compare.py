@@ -11,13 +11,14 @@ from headwise.cli.app import (
     UNITS,
     check_outputs,
     command,
+    in_words,
+    language,
     needs_torch,
     out,
     print_json,
     units_kept_in,
     wants_json,
 )
-from headwise.cli.early import in_words, language
 from headwise.corpus.sources import Sources
 from headwise.files import write_whole
 from headwise.words import refusal

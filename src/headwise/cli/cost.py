@@ -6,16 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headwise.cli.app import (
-    Progress,
-    command,
-    err,
-    needs_torch,
-    out,
-    print_json,
-    wants_json,
-)
-from headwise.cli.early import language
+from headwise.cli.app import Progress, command, err, language, needs_torch, out, print_json, wants_json
 from headwise.errors import HeadwiseError
 from headwise.plan import Plan
 from headwise.words import Note, refusal, said

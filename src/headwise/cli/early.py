@@ -11,14 +11,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headwise.corpus.sources import Sources, contents, exists, files_of
 from headwise.errors import HeadwiseError
 from headwise.families import check_folder, families, is_own, read_config
 from headwise.files import STDIN, is_stream, read_json
 from headwise.models.lineage import require_run
-from headwise.words import LANGUAGES, check_lang, phrase, refusal, system_language
+from headwise.words import refusal
 
 if TYPE_CHECKING:
     from headwise.cost.shape import ModelShape
@@ -148,43 +148,3 @@ def _texts(model: Path) -> list[Path]:
             names = read_json(run / RUN)["settings"]["text"]
             texts += [Path(name) for name in ([names] if isinstance(names, str) else names)]
     return [text for text in texts if exists(text)]
-
-
-_asked: str | None = None
-COURSE = Path("learn")  # the folder of a course, where none is named
-
-
-def speak(lang: str | None) -> None:
-    """From here on this command speaks the language; None for that of the course in this folder, or of the system.
-
-    Raises HeadwiseError for one that the table of words lacks.
-    """
-    global _asked
-    _asked = None
-    if lang is not None:
-        check_lang(lang)
-    _asked = lang
-
-
-def asked_language() -> str | None:
-    """What --lang says, if anything."""
-    return _asked
-
-
-def language() -> str:
-    """The language that this command speaks: that of --lang, else of the course in this folder, else of the system."""
-    if _asked is not None:
-        return _asked
-    for folder in (COURSE, Path()):
-        path = folder / "progress.json"  # PROGRESS of `teach.course`, which takes longer to load
-        if path.exists():
-            with suppress(ValueError, TypeError):  # a damaged one is told of by `learn`
-                kept = dict(read_json(path)).get("language")
-                if kept in LANGUAGES:
-                    return str(kept)
-    return system_language()
-
-
-def in_words(key: str, /, **facts: Any) -> str:
-    """A phrase with its facts, in the language that this command speaks."""
-    return phrase(key, language(), **facts)

@@ -12,13 +12,15 @@ from headwise.cli.app import (
     as_options,
     command,
     err,
+    in_words,
+    language,
     needs_torch,
     out,
     print_json,
     running_options,
     wants_json,
 )
-from headwise.cli.early import check_model, check_texts, context_in, in_words, language, shape_of
+from headwise.cli.early import check_model, check_texts, context_in, shape_of
 from headwise.errors import HeadwiseError
 from headwise.families import check_reads_tokens, is_own
 from headwise.files import check_file, is_stream, write_whole

@@ -7,15 +7,7 @@ from collections.abc import Callable, Mapping
 import typer
 from rich.console import Console
 
-from headwise.cli.app import (
-    Progress,
-    command,
-    needs_torch,
-    out,
-    print_json,
-    wants_json,
-)
-from headwise.cli.early import language
+from headwise.cli.app import Progress, command, language, needs_torch, out, print_json, wants_json
 from headwise.records import LEAVES, STAGES, Ladder, LadderRung
 from headwise.table import BINARY, Cell, Table, say, scaled
 from headwise.words import Note, phrase, said, translator

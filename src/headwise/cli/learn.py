@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from typer import Exit
 
-from headwise.cli.app import command, out, print_json, wants_json
+from headwise.cli.app import COURSE, asked_language, command, language, out, print_json, speak, wants_json
 from headwise.cli.check import show_heads, tell_unheld
-from headwise.cli.early import COURSE, asked_language, language, speak
 from headwise.cli.train import free_folder
 from headwise.errors import HeadwiseError
 from headwise.words import refusal

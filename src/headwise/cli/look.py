@@ -7,16 +7,8 @@ import sys
 import webbrowser
 from pathlib import Path
 
-from headwise.cli.app import (
-    Progress,
-    command,
-    err,
-    needs_torch,
-    out,
-    print_json,
-    wants_json,
-)
-from headwise.cli.early import check_model, in_words, language
+from headwise.cli.app import Progress, command, err, in_words, language, needs_torch, out, print_json, wants_json
+from headwise.cli.early import check_model
 from headwise.cli.heads import REPORT, write_report_of
 from headwise.errors import HeadwiseError
 from headwise.families import RUN, check_reads_tokens, is_own, read_config

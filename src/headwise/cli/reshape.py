@@ -15,13 +15,15 @@ from headwise.cli.app import (
     as_options,
     command,
     err,
+    in_words,
+    language,
     needs_torch,
     out,
     print_json,
     running_options,
     wants_json,
 )
-from headwise.cli.early import check_model, check_one_count, context_in, in_words, language, shape_of
+from headwise.cli.early import check_model, check_one_count, context_in, shape_of
 from headwise.cli.interrupt import leaving
 from headwise.families import check_next, check_reshapable
 from headwise.files import STDIN, read_text, text_path

@@ -5,16 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from headwise.cli.app import (
-    Progress,
-    command,
-    err,
-    needs_torch,
-    out,
-    print_json,
-    wants_json,
-)
-from headwise.cli.early import in_words, language
+from headwise.cli.app import Progress, command, err, in_words, language, needs_torch, out, print_json, wants_json
 from headwise.files import write_whole
 from headwise.words import refusal, said
 

@@ -13,16 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headwise.cli.app import (
-    Progress,
-    command,
-    err,
-    needs_torch,
-    out,
-    print_json,
-    wants_json,
-)
-from headwise.cli.early import in_words, language
+from headwise.cli.app import Progress, command, err, in_words, language, needs_torch, out, print_json, wants_json
 from headwise.cli.heads import write_report_of
 from headwise.cli.interrupt import leaving
 from headwise.corpus.sources import Sources

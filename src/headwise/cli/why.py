@@ -5,16 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from headwise.cli.app import (
-    Progress,
-    command,
-    err,
-    needs_torch,
-    out,
-    print_json,
-    wants_json,
-)
-from headwise.cli.early import check_model, in_words, language
+from headwise.cli.app import Progress, command, err, in_words, language, needs_torch, out, print_json, wants_json
+from headwise.cli.early import check_model
 from headwise.families import check_answers, check_reads_tokens
 from headwise.words import said
 

@@ -14,13 +14,15 @@ from headwise.cli.app import (
     as_options,
     command,
     err,
+    in_words,
+    language,
     needs_torch,
     out,
     print_json,
     running_options,
     wants_json,
 )
-from headwise.cli.early import check_model, check_texts, in_words, language
+from headwise.cli.early import check_model, check_texts
 from headwise.cli.heads import check_tables, tell_files, write_tables
 from headwise.families import check_next
 from headwise.files import is_stream, write_whole

@@ -25,13 +25,12 @@ from headwise.heads.statistics import unknown_head
 from headwise.intervals import Interval, interval_of
 from headwise.models.ask import device_of, evaluating, run_body
 from headwise.models.sites import Site
-from headwise.records import Call, parse_head
+from headwise.records import MOST_ALIGNED, Call, parse_head
 from headwise.table import Table
 from headwise.words import Note
 
 SMOOTH = 7  # keys of the median, as in Whisper
 WITHIN = (0.05, 0.1)  # seconds from the known beginning; the texts below name them, too
-MOST = 8  # heads that are chosen together, at most
 BATCH = 2**22  # cells of maps that are aligned at a time: some 50 MB
 
 Maps = NDArray[np.float32]  # (H,N,S): heads, rows that are aligned, keys
@@ -100,7 +99,7 @@ class Alignment:
         return [[layer, head] for stack, layer, head in places if stack.split(".")[0] in ("", "cross")]
 
     def table(self, n: int = 12) -> Table:
-        """The best n heads alone, and below them the sets, a row each."""
+        """The best n heads alone, and below them the sets, a row each; with 12 a screen of 24 lines holds all."""
         columns = ["heads", "alignment error rate", "links found"]
         if self.kind == "spoken":
             columns = ["heads", "mean error, s", "within 50 ms", "within 100 ms"]
@@ -128,7 +127,7 @@ def align(
     judged: Sequence[Known],
     *,
     named: Sequence[str] = (),
-    most: int = MOST,
+    most: int = MOST_ALIGNED,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Alignment:
     """Rank the heads of a model by how well they align, and choose a few that do best together.

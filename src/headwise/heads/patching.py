@@ -507,9 +507,7 @@ def _in_turn(joined: Sequence[Variants], site: Site, call: Call) -> Tensor | Non
         start = rows.stop
         out: Tensor | None = None
         if site in each.handlers:
-            parts = {
-                name: x[rows] for name in ("q", "k", "v", "out", "weights") if (x := getattr(call, name)) is not None
-            }
+            parts = {name: x[rows] for name in PLACES if (x := getattr(call, name)) is not None}
             out = each.handlers[site](call._replace(**parts))
         is_changed |= out is not None
         outs.append(call.out[rows] if out is None else out)
@@ -690,6 +688,7 @@ class Study:
         call, clean = self.text.calls[site.name], self.clean_text.calls[site.name]
         _require_scores(call, at)
         plain = _attend(call, call.v)
+        # As far apart as half precision may be; a gate or a norm changes more.
         if not torch.allclose(plain, call.out, rtol=1e-2, atol=1e-3 * float(plain.abs().max())):
             raise HeadwiseError(
                 f"at={at!r}: {site.name} gates or norms what its heads give before W_O, so other queries, keys or "
@@ -760,7 +759,7 @@ class Study:
         sites = {receiver: site for receiver, (site, _) in places.items() if earlier[receiver]}
         every_sender = set().union(*earlier.values())
         sent = "", ""  # no receiver
-        groups = {sent: self._sent(every_sender, sites, arrived)}
+        groups = {sent: self._sent(every_sender, sites, arrived)}  # before the others, which read what has arrived
         for receiver, heads in earlier.items():
             groups[receiver] = self._received(receiver, places[receiver], len(heads), arrived[receiver])
         values = self.passes.measured(groups, progress)

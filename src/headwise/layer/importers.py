@@ -372,11 +372,12 @@ def _rope(core: Any, family: Family) -> RoPE | None:
     prefix = f"{kind}_" if hasattr(rotary, f"{kind}_inv_freq") else ""  # of Gemma 3
     ours = torch.tensor(frequencies, dtype=torch.float64)
     theirs = getattr(rotary, f"{prefix}inv_freq").double().cpu()
-    # Theirs are computed in float32, a power of theta among them.
+    # Theirs are computed in float32, a power of theta among them: some 1e-6 apart. A field that is not read moves more.
     if theirs.shape != ours.shape or not torch.allclose(theirs, ours, rtol=1e-5, atol=0):
         raise HeadwiseError(
             f"rope_parameters={parameters} make other frequencies than {rope}; a field has no counterpart"
         )
+    # Theirs is a float of Python, by the formula that ours goes by, or a number from the config with its few digits.
     factor = float(getattr(rotary, f"{prefix}attention_scaling"))
     return rope if math.isclose(factor, our_factor, rel_tol=1e-6) else replace(rope, attention_factor=factor)
 

@@ -35,14 +35,16 @@ def products(spec: AttentionSpec, T: int, S: int) -> dict[str, int]:
 def absorbs(layer: Projections, T: int, S: int) -> bool:
     """Is the absorbed way taken? Where it has fewer multiplications, and no adapter stands for `kv_up`."""
     ways = products(layer.spec, T, S)
-    return isinstance(getattr(layer, "kv_up", None), nn.Linear) and ways["absorbed"] < ways["expanded"]
+    return isinstance(layer.kv_up, nn.Linear) and ways["absorbed"] < ways["expanded"]
 
 
 def expanded(layer: Projections, kept_b1sl: Tensor) -> tuple[Tensor, Tensor]:
     """Keys (B,H,S,D) and values (B,H,S,E) of every head, out of what is kept."""
     spec = layer.spec
     content, rotary = torch.split(kept_b1sl, [kept_b1sl.shape[-1] - spec.rope_dim, spec.rope_dim], -1)
-    k, v = split_up(spec, layer.kv_up(content).view(*content.shape[::2], spec.n_heads, spec.up_dim).transpose(1, 2), -1)
+    up_bsx = layer.kv_up(content).squeeze(1)
+    up_bhsx = up_bsx.unflatten(-1, (spec.n_heads, spec.up_dim)).transpose(1, 2)
+    k, v = split_up(spec, up_bhsx, -1)
     return torch.cat([k, rotary.expand(-1, spec.n_heads, -1, -1)], -1), v
 
 

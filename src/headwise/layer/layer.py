@@ -213,8 +213,10 @@ class MultiHeadAttention(Projections):
         """What the heads give, (B,H,T,e); with the keys and values that watchers are shown."""
         if planned is not None:
             return planned.attend(q, k, v, options), k, v
+        if self.spec.latent_dim is None:
+            return attend(q, k, v, options), k, v
         kept, absorbs = k, latent.absorbs(self, q.shape[2], k.shape[2])
-        if self.spec.latent_dim is not None and (self.watchers or not absorbs):
+        if self.watchers or not absorbs:
             k, v = latent.expanded(self, kept)
         heads = latent.absorbed(self, q, kept, options) if absorbs else attend(q, k, v, options)
         return heads, k, v

@@ -41,7 +41,7 @@ def _steps(q: Array, k: Array, v: Array, options: Options, keep: bool) -> Trace[
 
     k, v = _alive_only(k, v, allowed, index)
     k, v = k.astype(dtype, copy=False), v.astype(dtype, copy=False)
-    if kv_index is not None and not is_adjacent(index, sizes.H, sizes.G):
+    if not is_adjacent(index, sizes.H, sizes.G):
         k, v = k[:, index], v[:, index]
 
     scores = _by_group(q.astype(dtype, copy=False) * dtype.type(scale), k.swapaxes(-1, -2))
@@ -60,7 +60,7 @@ def _by_group(x_bhtm: Array, y_bgmn: Array) -> Array:
     """x @ y where each y serves a whole group of heads: the group is folded into the rows, y is never repeated."""
     B, H, T, m = x_bhtm.shape
     G, n = y_bgmn.shape[1], y_bgmn.shape[3]
-    if H == 0 or G == 0:
+    if G == 0:  # then there are no query heads either
         return np.zeros((B, H, T, n), x_bhtm.dtype)
     return (x_bhtm.reshape(B, G, H // G * T, m) @ y_bgmn).reshape(B, H, T, n)
 
@@ -70,7 +70,7 @@ def _softmax(masked_bhts: Array, sink: Array | None, out: Array | None) -> tuple
     top = masked_bhts.max(-1, keepdims=True, initial=-np.inf)
     empty = top == -np.inf
     if sink is not None:
-        sink = np.minimum(sink, np.finfo(sink.dtype).max)
+        sink = np.minimum(sink, np.finfo(sink.dtype).max)  # inf - inf would be NaN
         top = np.maximum(top, sink)
     top = np.where(top == -np.inf, 0, top)
     weights = np.subtract(masked_bhts, top, out=out)

@@ -9,7 +9,7 @@ from headwise.spec import Options, Sizes, is_adjacent
 
 Band = tuple[int, int]  # low <= j - i <= high
 
-SMALLEST_SCALE = 1e-3  # below it, sink / scale leaves the range of half precision
+SMALLEST_SCALE = 1e-3  # below it, sink / scale leaves the range of half precision: a sink of 65 does at 65 / 1e-3
 
 EXPLICIT = "explicit"  # every step spelled out; holds (B,H,T,S) numbers
 FUSED = "fused"  # one kernel call, no mask
