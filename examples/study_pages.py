@@ -19,7 +19,7 @@ from headwise.lab.results import Comparison, Ledger, ledger_words
 from headwise.table import Markup, Table, markdown_text
 from headwise.teach.bugs import bug_named, catalogue
 from headwise.teach.study import SEEDS, STEPS, Shown, study
-from headwise.view.compare import metric_table, setting, spent
+from headwise.view.lab import metric_table, setting, spent
 
 ROOT = Path(__file__).resolve().parents[1]
 WRITTEN = "Measured by `{command}`, written by `python examples/study_pages.py`; never change it by hand."

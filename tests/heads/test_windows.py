@@ -17,7 +17,6 @@ from cases import every, refuses, refuses_table
 from invoking import Invoke
 
 import headwise as hw
-from headwise.cli.windows import windows_html
 from headwise.corpus.tokens import Tokens
 from headwise.gpt.checkpoint import save_model
 from headwise.heads import blocks
@@ -27,6 +26,7 @@ from headwise.plan import DUO_HEADS, SHARES, SINKS, KVReach, Windows
 from headwise.records import Call
 from headwise.rungs.tensor import trace
 from headwise.spec import Options
+from headwise.view.page import windows_html
 
 RETRIEVING = {"L1.KV0", "L2.KV1", "L2.KV2"}
 T = 101

@@ -16,10 +16,10 @@ import torch
 from cases import refuses_table
 from rich.console import Console
 
-from headwise.cli.ladder import print_ladder
 from headwise.lab import ladder as study
 from headwise.lab.ladder import RUNGS, Certificate, Rung, certificate_sizes, draw_leaves, run_ladder
 from headwise.records import Ladder, LadderRung, LadderSizes
+from headwise.view.lab import print_ladder
 
 NAMES = [
     "plain", "plain GQA", "stacked heads", "course class", "NumPy loop", "NumPy batched", "NumPy einsum",

@@ -369,7 +369,7 @@ def test_watching_checks_at_each_save(
         if looks == 6:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("headwise.cli.learn.time.sleep", save)
+    monkeypatch.setattr("headwise.cli.teach.time.sleep", save)
     outcome = invoke("learn", folder, "--watch")
     assert outcome.code == 130
     assert outcome.out.count("is not finished") == 2 and outcome.out.count("Exercise 1 is right") == 1

@@ -233,14 +233,14 @@ def test_check_watches_a_right_class_alone(invoke: Invoke, tmp_path: Path, monke
     path.write_text(COURSES)
     spec = f"{path}:MultiHeadedAttentionWrapper"
     # The page is that of `learn --train`, above.
-    monkeypatch.setattr("headwise.cli.check.write_report_of", lambda folder: folder / "report.html")
+    monkeypatch.setattr("headwise.cli.teach.write_report_of", lambda folder: folder / "report.html")
     outcome = invoke("check", spec, "--watch", "--steps", 2, "--out", folder)
     assert outcome.code == 0 and "right" in outcome.out and "Your heads" in outcome.out
     assert isinstance(open_model(folder), GPT)
     path.write_text(COURSES.replace("query.shape[-1] ** 0.5", "x.shape[-1] ** 0.5"))
     wrong = invoke("check", f"{path}:MultiHeadAttn", "--watch", "--out", tmp_path / "wrong")
     assert wrong.code == 1 and "scale-model-width" in wrong.out and "once it is right" in wrong.err
-    monkeypatch.setattr("headwise.cli.check.show_heads", None)  # the check alone tells that it is not causal
+    monkeypatch.setattr("headwise.cli.teach.show_heads", None)  # the check alone tells that it is not causal
     path.write_text(correct_code("fused_einops"))
     refused = invoke("check", path, "--watch", "--out", tmp_path / "wrong")
     assert refused.code == 2 and "a token sees later ones" in refused.err, refused

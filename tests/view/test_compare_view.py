@@ -19,7 +19,7 @@ from rich.console import Console
 from headwise.intervals import interval_of
 from headwise.lab.results import ArmResult, Claim, Comparison, Ledger, Score
 from headwise.table import shown
-from headwise.view.compare import metric_table, page_html, print_comparison, print_ledger
+from headwise.view.lab import metric_table, page_html, print_comparison, print_ledger
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -14,7 +14,6 @@ from rich.console import Console
 from surveys import survey_of
 
 from headwise import cost
-from headwise.cli.ladder import print_ladder
 from headwise.cli.reshape import print_curve, print_damage
 from headwise.cost import PRESETS
 from headwise.lab.experiments import HEADS
@@ -23,8 +22,8 @@ from headwise.lab.results import Comparison
 from headwise.records import Ladder
 from headwise.reshape.heal import Damage, HealPoint, Pair, Speed
 from headwise.table import Markup, Table, say
-from headwise.view.compare import print_comparison
 from headwise.view.cost import print_choice, print_models, print_price, print_variants
+from headwise.view.lab import print_comparison, print_ladder
 from headwise.view.survey import print_survey
 from headwise.words import Note, table
 

@@ -10,9 +10,9 @@ import pytest
 from browsing import faults, opener
 from playwright.sync_api import Browser
 
-from headwise.cli.windows import windows_html
 from headwise.intervals import Interval
 from headwise.plan import SHARES, SINKS, KVReach, Windows
+from headwise.view.page import windows_html
 from headwise.words import Note
 
 

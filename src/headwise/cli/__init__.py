@@ -5,21 +5,14 @@ from headwise.cli.interrupt import loading
 # Each module adds its own command.
 with loading():
     from headwise.cli import (  # noqa: F401
-        align,
-        bugs,
-        check,
-        compare,
         cost,
         generate,
         heads,
-        ladder,
-        learn,
-        look,
+        lab,
+        questions,
         reshape,
-        trace,
+        teach,
         train,
-        why,
-        windows,
     )
     from headwise.cli.app import main
 

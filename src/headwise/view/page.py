@@ -6,9 +6,9 @@ every language: static HTML leaves an element empty and names its phrase, `<p da
 attribute's, `<input data-word-placeholder="report.own">`. They are filled in here in the first language, so that they
 stand there without a script too; the base script fills them in again when the reader switches.
 
-Two pages are but data for their scripts, and stand here, too: the guided walk through one head, eight steps in a page
-that runs the model, so that all can be changed; and the story of a prediction, with the heads, their paths, and what
-they look at.
+Three pages are but data for their scripts, and stand here, too: the guided walk through one head, eight steps in a page
+that runs the model, so that all can be changed; how far heads look; and the story of a prediction, with the heads,
+their paths, and what they look at.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from typing import Any
 
 from headwise.errors import HeadwiseError
 from headwise.files import write_whole
+from headwise.plan import Windows
 from headwise.story import Story
 from headwise.table import escaped
-from headwise.words import LANGUAGES, check_lang, phrase, phrase_html, phrases
+from headwise.words import LANGUAGES, check_lang, phrase, phrase_html, phrases, sent
 
 # An empty element that names a phrase, and an attribute that does.
 _EMPTY = re.compile(r'(?P<start><(?P<tag>[a-z0-9]+)\b[^<>]*? data-word="(?P<key>[\w.]+)"[^<>]*>)(?P<end></(?P=tag)>)')
@@ -219,6 +220,21 @@ def walk_html(
         script="page/walk.js",
         data={"model": json_block(model), "start": json_block(start)},
         words=("walk",),
+        lang=lang,
+    )
+
+
+def windows_html(reach: Windows, lang: str = "en") -> str:
+    """The page: a map of heads and windows, for any number of first tokens."""
+    document = reach.document() | {"notes": list(map(sent, reach.notes))}
+    return page(
+        "windows",
+        Template(package_text("windows.html")).substitute(heading=word("windows.title", "h1", model=reach.model)),
+        title=word("windows.title", "title", model=reach.model),
+        styles=("windows.css",),
+        script="windows.js",
+        data={"reach": json_block(document)},
+        words=("windows", "note"),
         lang=lang,
     )
 

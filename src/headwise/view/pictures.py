@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from headwise.errors import HeadwiseError
 from headwise.files import write_whole
 from headwise.heads.table import Survey
+from headwise.plan import SINKS, Windows
 from headwise.records import HeadMaps
 from headwise.table import Cell, Table, escaped, picture
 from headwise.view.report import shares_of
@@ -224,3 +225,24 @@ def _pixels(image: Any) -> Any:
     pixels = pixels[..., :3] if pixels.ndim == 3 else pixels
     pixels = pixels - pixels.min()  # a copy: the image is the caller's
     return pixels / (pixels.max() or 1)
+
+
+def windows_png(path: str | Path, reach: Windows, sinks: int) -> None:
+    """Write a picture: a row a head, a column a window, darker where more mass lies outside."""
+    new_figure = figure_class()
+    from matplotlib.colors import LinearSegmentedColormap
+
+    table = [[mass.mean for mass in head.outside[SINKS.index(sinks)]] for head in reach.heads]
+    figure = new_figure(figsize=(2.5 + 0.7 * len(reach.windows), min(60, 1.4 + 0.26 * len(table))), facecolor="#fbfaf6")
+    axes = figure.add_subplot()
+    axes.imshow(table, cmap=LinearSegmentedColormap.from_list("mass", COLOURS), vmin=0, vmax=1, aspect="auto")
+    axes.set_yticks(range(len(table)), [head.name + " *" * head.retrieves for head in reach.heads], fontsize=7)
+    axes.set_xticks(range(len(reach.windows)), [f"{n:,}" for n in reach.windows], fontsize=7)
+    axes.set_xlabel(f"window, beside the first {sinks} tokens; * finds needles", fontsize=8)
+    axes.set_title(f"{reach.model}: mass outside", fontsize=9, parse_math=False)
+    for row, masses in enumerate(table):
+        for column, mass in enumerate(masses):
+            colour = "white" if mass > 0.4 else "black"
+            axes.text(column, row, f"{mass:.2f}", ha="center", va="center", fontsize=6, color=colour)
+    figure.tight_layout()
+    write_figure(path, figure)

@@ -27,13 +27,15 @@ from rich.style import Style
 from rich.table import Table as Grid
 from rich.text import Text
 
+from headwise.plan import SHARES, SINKS, Windows
 from headwise.records import HeadMaps, HeadSteps, KeySteps
-from headwise.table import Cell, Table, say
-from headwise.words import check_lang, phrase
+from headwise.table import Cell, Table, number, say
+from headwise.words import check_lang, phrase, said
 
 LARGEST_SIDE = 40  # cells; a longer text is drawn in blocks
 LABEL_WIDTH = 13
 GAP = 3  # columns between two pictures
+MOST_COLUMNS = 6  # windows in the table of `headwise windows`; its page and its files have all
 
 SIGNS = {" ": "␣", "\n": "⏎", "\r": "␍", "\t": "⇥"}
 
@@ -405,9 +407,9 @@ def print_steps(console: Console, steps: HeadSteps, lang: str = "en") -> None:
     content = Content(steps, lang)
     _say(console, content.heading, "bold")
     _say(console, content.say("lede"))
-    for number, (title, parts) in enumerate(content.sections(), 1):
+    for section, (title, parts) in enumerate(content.sections(), 1):
         _say(console, "")
-        _say(console, f"{number}. {title}", "bold")
+        _say(console, f"{section}. {title}", "bold")
         for part in parts:
             if isinstance(part, Table):
                 _print_table(console, part)
@@ -465,3 +467,29 @@ def _print_table(console: Console, table: Table) -> None:
             is_total = at == len(labels) - 1 and table.title in TOTALS
             _line(console, f"  {line}", "bold" if is_total else "" if at else "dim")
         start = end
+
+
+def print_windows(console: Console, reach: Windows, sinks: int, lang: str = "en") -> None:
+    """A row a head: mass outside each window, how far most of the mass reaches, the needle."""
+    sizes = reach.windows[:-1]  # the longest drops nothing
+    every = -(-len(sizes) // MOST_COLUMNS)
+    shown = [n for n in range(len(sizes)) if n % every == 0]
+    head = [phrase("windows.head", lang)]
+    head += [phrase("windows.outside", lang, size=f"{sizes[n]:,}") for n in shown]
+    head += [phrase("windows.within", lang, share=f"{100 * share:.0f}") for share in SHARES]
+    head += [phrase("windows.needle", lang)]
+    retrieves = " " + phrase("windows.retrieves", lang)
+    rows = []
+    for kv_head in reach.heads:
+        outside = kv_head.outside[SINKS.index(sinks)]
+        row = [kv_head.name]
+        row += [number(outside[n].mean, 3) for n in shown]
+        row += [f"{distance.mean:,.0f}" for distance in kv_head.reached]
+        row += [number(kv_head.needle.mean, 2) + (retrieves if kv_head.retrieves else "")]
+        rows.append(row)
+    title = phrase("windows.table", lang, model=reach.model, sinks=sinks, documents=f"{reach.n_documents:,}")
+    Table(head, rows, title).print(console, (0, len(head) - 1))
+    for note in reach.notes:
+        say(console, said(note, lang))
+    if lifts := [f"{head.name} (x {math.exp(head.lift.mean):.0f})" for head in reach.heads if head.retrieves]:
+        say(console, phrase("windows.lifts", lang, heads=", ".join(lifts)))

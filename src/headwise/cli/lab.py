@@ -1,4 +1,4 @@
-"""`headwise compare`."""
+"""`headwise compare` and `ladder`: what the lab measures."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
+
 from headwise.cli.app import (
     UNITS,
+    Progress,
     check_outputs,
     command,
     in_words,
@@ -53,7 +56,7 @@ def compare(
         from headwise.lab.compare import CLAIMS, find_experiment
         from headwise.lab.compare import compare as compared
         from headwise.lab.results import Ledger
-        from headwise.view.compare import page_html, print_comparison, print_ledger
+        from headwise.view.lab import page_html, print_comparison, print_ledger
 
     chosen = None if experiment == CLAIMS else find_experiment(experiment)
     if chosen is None and text is not None:
@@ -85,3 +88,33 @@ def _command(seeds: int, steps: int | None) -> str:
     if steps is not None:
         options += ["--steps", str(steps)]
     return shlex.join(["headwise", "compare", "claims", *options])
+
+
+@command()
+def ladder(
+    width: int = 64,
+    heads: int = 4,
+    kv_heads: int | None = None,
+    tokens: int = 16,
+    batch: int = 1,
+    seed: int = 0,
+) -> None:
+    """Compare loop and fast kernel on one draw, then time them.
+
+    One set of weights and one input go through every way to build the layer, from plain loops to the fused kernel.
+    First the largest difference at each stage and of each gradient; then, only for rungs that agree, time and memory.
+    Exit code 1 when one does not agree.
+    """
+    with needs_torch():
+        from headwise.lab.ladder import run_ladder
+    from headwise.view.lab import print_ladder
+
+    with Progress("drawing weights") as progress:
+        sizes = (width, heads, kv_heads, tokens, batch)
+        record = run_ladder(*sizes, seed=seed, report=lambda rung, done, total: progress("rung", done, total, rung))
+    if wants_json():
+        print_json("ladder", vars(record))
+    else:
+        print_ladder(out, record, language())
+    if not record.agrees:
+        raise typer.Exit(1)

@@ -1,0 +1,433 @@
+"""`headwise learn`, `check` and `bugs`: what the teacher says, in the terminal."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer import Exit
+
+from headwise.cli.app import (
+    COURSE,
+    UNITS,
+    as_options,
+    asked_language,
+    check_outputs,
+    command,
+    err,
+    in_words,
+    language,
+    needs_torch,
+    out,
+    print_json,
+    running_options,
+    speak,
+    units_kept_in,
+    wants_json,
+)
+from headwise.cli.heads import write_report_of
+from headwise.cli.train import free_folder, leaving_run, result_json, training_progress
+from headwise.errors import HeadwiseError
+from headwise.files import write_whole
+from headwise.table import Markup, Table, escaped, picture
+from headwise.teach.bugs import Verdict, words
+from headwise.words import phrase, refusal
+
+if TYPE_CHECKING:
+    from headwise.teach.bugs import Bug
+    from headwise.teach.course import Course
+    from headwise.teach.exercises import Exercise
+    from headwise.teach.study import Shown
+    from headwise.teach.subject import Target
+
+
+@command()
+def check(
+    target: str,
+    causal: bool | None = None,
+    args: str = "",
+    mapping: str = "",
+    seconds: float = 20.0,
+    watch: bool = False,
+    steps: int | None = None,
+    folder: Path | None = None,
+) -> None:
+    """Name the bugs in your own attention, and watch its heads.
+
+    It is a class or a function, in torch, NumPy or plain Python. The same weights go through a correct form, and every
+    known bug is tried on it: the one that gives your numbers is yours. The file runs in a process of its own, with a
+    limit of time and memory. Exit code 0: right, 1: wrong, 2: it could not be checked. With --watch a small GPT learns
+    the verbs with your class as its attention, and a page shows its heads.
+    """
+    from headwise.teach.check import check as checked
+    from headwise.teach.check import read_target
+    from headwise.teach.subject import Options
+
+    if not watch and (steps is not None or folder is not None):
+        option = "--steps" if folder is None else "--out"
+        raise refusal("with_watch", option=option)
+    lang = language()
+    pairs = {name: _value(name, text, lang) for name, text in _pairs("--args", args, lang).items()}
+    names = _pairs("--map", mapping, lang)
+    chosen = None
+    try:
+        chosen = read_target(target, Options(causal, pairs, names, lang)) if watch else None
+    except HeadwiseError:  # which is a ValueError, too
+        raise
+    except (SyntaxError, ValueError):  # of which the verdict tells
+        pass
+    if chosen is not None and not chosen.source.is_module(chosen.name):
+        raise HeadwiseError(chosen.say("no_module", name=chosen.name))
+    tell_unheld(lang)
+    verdict = checked(target, causal=causal, args=pairs, mapping=names, lang=lang, seconds=seconds)
+    open_ahead = words(lang)["not_causal"] in verdict.checked
+    verdict = replace(_in_options(verdict), others=tuple(map(_in_options, verdict.others)))
+    if not wants_json():
+        out.print(str(verdict))
+    seen = None
+    if chosen is not None and verdict.right:
+        if not wants_json():
+            out.print("")
+        if open_ahead and "mask" not in chosen.source.code:  # refused here, it need not be loaded once more
+            raise HeadwiseError(chosen.say("sees_later", name=chosen.name))
+        seen = show_heads(folder or free_folder(Path("runs") / chosen.name.lower()), chosen, steps)
+    elif watch:
+        err.print(words(lang)["first_right"], soft_wrap=True)
+    if wants_json():
+        print_json("check", verdict.to_json() | ({"watched": seen} if watch else {}))
+    raise typer.Exit(verdict.exit_code)
+
+
+def _in_options(verdict: Verdict) -> Verdict:
+    """A verdict that speaks of options in the place of arguments."""
+    options = running_options()
+    tried, untried = (tuple(as_options(x, options) for x in texts) for texts in (verdict.checked, verdict.not_checked))
+    return replace(verdict, checked=tried, not_checked=untried)
+
+
+def show_heads(folder: Path, target: Target, steps: int | None) -> dict[str, Any]:
+    """Let a class learn the verbs into a run folder, and write the page of its heads; what a program should know."""
+    with needs_torch():
+        from headwise.teach.own import train_apart
+    with leaving_run(folder), training_progress() as (report, _):
+        err.print(target.say("training", name=target.name), soft_wrap=True)
+        learned = train_apart(folder, target, steps, report)
+        page = write_report_of(folder)
+    result = learned.run
+    assert result.cells is not None and result.summary is not None
+    if not wants_json():
+        right, _, count = result.cells
+        losses = {"loss": result.summary.held_out_loss, "baseline": result.summary.baseline_loss}
+        out.print(target.say("trained", **losses, right=right, all=count))
+        out.print(target.say("certified", difference=learned.logits))
+        key = "unwatched" if learned.maps is None else "watched"
+        out.print(target.say(key, difference=learned.maps, why=learned.unwatched))
+        out.print(target.say("report", path=page, folder=folder))
+    differences = {"difference": learned.logits, "maps_difference": learned.maps, "unwatched": learned.unwatched}
+    return {**result_json(folder, result, page), **differences}
+
+
+def tell_unheld(lang: str) -> None:
+    """Say in one line what this system cannot hold back, before a learner's file runs."""
+    from headwise.teach.sandbox import unheld
+
+    if lack := unheld(lang):
+        err.print(f"headwise: {lack}", soft_wrap=True)
+
+
+def _pairs(option: str, text: str, lang: str) -> dict[str, str]:
+    """'a=1,b=2' as a dictionary."""
+    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
+    for name, sign, value in pairs:
+        if not (name.strip() and sign and value.strip()):
+            raise HeadwiseError(words(lang)["no_pair"].format(option=option, text=text))
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _value(name: str, text: str, lang: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        raise HeadwiseError(words(lang)["no_value"].format(name=name, text=text)) from None
+
+
+TRAINED = 11  # the number of the exercise whose class --train lets learn the verbs
+LOOK = 0.3  # seconds between two looks at a file that is watched
+
+
+@command()
+def learn(
+    folder: Path | None = None,
+    watch: bool = False,
+    reset: int | None = None,
+    solution: int | None = None,
+    notebook: bool = False,
+    train: bool = False,
+    steps: int | None = None,
+) -> None:
+    """Learn attention in 18 small exercises, in English or Spanish.
+
+    The first call makes the exercises. Each later one checks your work, names the bug, gives a hint and opens the next.
+    Exit code 1 says that an exercise is not right yet.
+    """
+    modes = {"--watch": watch, "--reset": reset, "--solution": solution, "--notebook": notebook, "--train": train}
+    modes |= {"--steps": None if train else steps, "--json": watch and wants_json()}  # where they do not belong
+    chosen = [option for option, value in modes.items() if value is not None and value is not False]
+    if len(chosen) > 1 or "--steps" in chosen:
+        raise refusal("not_together", value=", ".join(chosen))
+    course, exercise, new = _open(folder, solution if reset is None else reset)
+    speak(course.language)
+    if not (new or notebook) and exercise is None:  # else no file of the learner runs
+        tell_unheld(course.language)
+    if reset is not None and exercise is not None:
+        backup, path = str(course.reset(exercise)), str(course.path(exercise))
+        _tell(course, "reset", {"exercise": reset, "file": path, "backup": backup})
+    elif solution is not None and exercise is not None:
+        code = exercise.code(course.language).rstrip("\n")
+        if wants_json():
+            print_json("solution", {"exercise": solution, "solution": code})
+        else:
+            out.print(code)
+    elif notebook:
+        from headwise.teach.notebook import write_notebooks
+
+        place = course.folder / "notebooks"
+        paths = [str(path) for path in write_notebooks(place, course.language)]
+        _tell(course, "notebooks", {"folder": str(place), "count": len(paths), "notebooks": paths})
+    elif train:
+        _train(course, steps)
+    elif watch:
+        _watch(course)
+    else:
+        document = _step(course, new, quiet=wants_json())
+        if wants_json():
+            print_json("learn", document)
+        if document["status"] not in ("new", "done"):  # done: what was marked is right, and the next may be open
+            raise Exit(1)
+
+
+def _open(folder: Path | None, number: int | None) -> tuple[Course, Exercise | None, bool]:
+    """The course, the exercise that was named, and is the course new? Inside its folder no name is needed."""
+    from headwise.teach.course import PROGRESS, open_course
+    from headwise.teach.exercises import exercises, find_exercise
+
+    exercise = None if number is None else find_exercise(number, language())
+    inside = Path(PROGRESS).exists() and Path(exercises()[0].file).exists()
+    place = folder or (Path() if inside else COURSE)
+    of_new = None if (place / PROGRESS).exists() else language()  # a course that is there keeps its own
+    course, new = open_course(place, asked_language() or of_new)
+    return course, exercise, new
+
+
+def _tell(course: Course, kind: str, document: dict[str, Any]) -> None:
+    """A document as JSON of its kind, or in the phrase of that key."""
+    if wants_json():
+        print_json(kind, document)
+    else:
+        out.print(course.words[kind].format(**document))
+
+
+def _command(course: Course, *options: str) -> str:
+    folder = [] if course.folder in (COURSE, Path()) else [str(course.folder)]
+    return shlex.join(["headwise", "learn", *folder, *options])
+
+
+def _step(course: Course, new: bool, quiet: bool = False, asked: bool = True) -> dict[str, Any]:
+    """Mark from the current exercise on, as far as they are right, and open the next; what a program should know."""
+    from headwise.teach.course import told
+    from headwise.teach.exercises import exercises
+
+    marked: list[dict[str, Any]] = []
+
+    def say(text: str) -> None:
+        if not quiet:
+            out.print(text)
+
+    if new:
+        say(course.words["welcome"].format(count=len(exercises()), folder=course.folder) + "\n")
+    while not new and (exercise := course.current):
+        verdict = course.mark(exercise, asked)
+        if marked and verdict.status == "open":
+            break  # it has just been opened
+        due = course.hint(exercise)
+        lines = told(exercise, verdict, course.language, due, str(course.path(exercise)), _command(course))
+        hint = exercise.hint(course.language, due, verdict.evidence) if due else None
+        marked.append(
+            {"exercise": exercise.number, "file": str(course.path(exercise)), **asdict(verdict), "hint": hint}
+        )
+        say("\n".join(lines) + "\n")
+        if verdict.status != "passed":
+            return _document(course, marked, verdict.status)
+    if (exercise := course.current) is None:
+        say(course.words["all_done"].format(count=len(exercises()), command=_command(course, "--train")))
+        return _document(course, marked, "done")
+    if not new:
+        say(course.words["next"].format(title=exercise.heading(course.language)))
+    say(course.words["how"].format(file=course.path(exercise), command=_command(course)))
+    return _document(course, marked, "new" if new else "done")
+
+
+def _document(course: Course, marked: list[dict[str, Any]], status: str) -> dict[str, Any]:
+    following = course.current
+    return {
+        "folder": str(course.folder),
+        "language": course.language,
+        "status": status,
+        "marked": marked,
+        "passed": course.passed,
+        "next": None if following is None else str(course.path(following)),
+    }
+
+
+def _watch(course: Course) -> None:
+    """Mark at each save, until all are right or Ctrl-C."""
+    if course.current is None:
+        _step(course, new=False)  # which says so
+        return
+    out.print(course.words["watching"].format(folder=course.folder))
+    seen: bytes | None = None
+    while (exercise := course.current) is not None:
+        content = _content(course, exercise)
+        if content is None or content == seen:
+            time.sleep(LOOK)
+            continue
+        seen = content
+        _step(course, new=False, asked=False)
+        out.print("")
+        if course.current is not exercise and course.current is not None:  # the next is marked once it is saved
+            seen = _content(course, course.current)
+
+
+def _content(course: Course, exercise: Exercise) -> bytes | None:
+    """What its file holds; None where it is not there, as between the two steps in which some editors save."""
+    with suppress(FileNotFoundError):
+        return course.path(exercise).read_bytes()
+    return None
+
+
+def _train(course: Course, steps: int | None) -> None:
+    """Let the class of exercise 11 learn, and report its heads."""
+    from headwise.teach.check import check, read_target
+    from headwise.teach.exercises import find_exercise
+    from headwise.teach.subject import Options
+
+    exercise = find_exercise(TRAINED)
+    place = course.place_of_class(exercise)
+    if not check(place, causal=exercise.causal, lang=course.language).right:
+        raise HeadwiseError(course.words["not_yet"].format(file=course.path(exercise), command=_command(course)))
+    target = read_target(place, Options(exercise.causal, lang=course.language))
+    document = show_heads(free_folder(course.folder / "model"), target, steps)
+    if wants_json():
+        print_json("learned", document)
+
+
+FOLDER = Path("runs") / "bugs"
+
+
+@command()
+def bugs(
+    bug: str | None = None,
+    seeds: int = 3,
+    steps: int = 400,
+    folder: Path = FOLDER,
+    html: Path | None = None,
+    workers: int | None = None,
+    train: bool = False,
+) -> None:
+    """List the bugs that learners write, and what training hides.
+
+    Without an ID the catalogue; with one, what that bug is and does. With --train or --html the verb model is trained
+    with it and without; after Ctrl-C the same command goes on where it was. `all` trains all.
+    """
+    from headwise.teach.bugs import bug_named, catalogue, words
+
+    lang = language()
+    words(lang)
+    if bug is None:
+        _list(catalogue().values(), lang)
+        return
+    names = list(catalogue()) if bug == "all" else [bug_named(bug).id]
+    check_outputs((), {"--out": (folder, UNITS)}, html=html)
+    if not (train or html or bug == "all"):
+        _describe(bug_named(bug), lang)
+        return
+    with needs_torch():
+        from headwise.teach.study import study
+    with units_kept_in(folder) as report:
+        comparison, shown = study(names, folder, seeds, steps, workers or os.cpu_count() or 1, report, lang)
+    written = html is not None and len(shown) == 1 and shown[0].loss is not None
+    if html is not None and written:
+        _write_maps(html, shown[0], steps, lang)
+    if wants_json():
+        print_json("hidden", {"bugs": shown, "comparison": comparison})
+        return
+    if len(shown) == 1:
+        out.print(bug_text(bug_named(shown[0].bug), lang))
+    out.print("\n".join(f"{entry.bug}: {entry.sentence}" for entry in shown))
+    if written:
+        out.print(in_words("tell.written", path=html))
+
+
+def _list(entries: Iterable[Bug], lang: str) -> None:
+    from headwise.teach.bugs import words
+
+    if wants_json():
+        print_json("bugs", {"bugs": [{"id": entry.id, **entry.texts[lang]} for entry in entries]})
+    else:
+        out.print("\n".join(f"{entry.id:<26} {entry.name(lang)}" for entry in entries))
+        err.print("\n" + words(lang)["of_the_list"])
+
+
+def _describe(entry: Bug, lang: str) -> None:
+    from headwise.teach.bugs import words
+
+    if wants_json():
+        print_json("bugs", {"bugs": [{"id": entry.id, **entry.texts[lang]}]})
+        return
+    out.print(bug_text(entry, lang))
+    lack = words(lang)["untrained"].format(why=words(lang)[f"lacks_{entry.untrained}"]) if entry.untrained else ""
+    err.print("\n" + (lack or words(lang)["to_train"].format(bug=entry.id)))
+
+
+def _write_maps(path: Path, shown: Shown, steps: int, lang: str) -> None:
+    """The page of the maps with a bug and without."""
+    from headwise.lab.experiments import SHAPE
+    from headwise.teach.bugs import bug_named
+    from headwise.teach.study import trained_maps
+
+    right, tokens = trained_maps(None, steps)
+    wrong, _ = trained_maps(shown.bug, steps)
+    write_whole(path, maps_page(bug_named(shown.bug), shown, (right, wrong), tokens, SHAPE["n_heads"], lang))
+
+
+def bug_text(bug: Any, lang: str) -> str:
+    """What the catalogue says of one bug."""
+    parts = [f"{bug.name(lang)} ({bug.id})", *(bug.text(what, lang) for what in ("wrong", "symptom", "how", "fix"))]
+    return "\n  ".join(parts)
+
+
+def maps_page(bug: Any, shown: Any, maps: tuple[Any, Any], tokens: Sequence[str], n_heads: int, lang: str) -> str:
+    """The maps of every head, without the bug and with it, side by side."""
+    from headwise.view.page import page
+
+    rows = []
+    for index, pair in enumerate(zip(*maps, strict=True)):
+        name = f"L{index // n_heads}.H{index % n_heads}"
+        # The page's policy allows no style in an element; the sheet has it.
+        drawn = (picture(weights.tolist(), f"{name}: {' '.join(tokens)}", 132) for weights in pair)
+        pictures = [Markup(re.sub(' style="[^"]*"', "", image)) for image in drawn]
+        rows.append((name, *pictures))
+    words = "".join(f"<p>{escaped(bug.text(what, lang))}</p>" for what in ("wrong", "symptom", "fix"))
+    body = f"<main><h1>{escaped(bug.name(lang))}</h1>{words}<p><b>{escaped(shown.sentence)}.</b></p>"
+    heads = (phrase("bugs.head", lang), phrase("bugs.correct", lang), bug.id)
+    body += f"<p>{escaped(' '.join(tokens))}</p>{Table(heads, rows).html()}</main>"
+    return page("bugs", body, title=bug.name(lang), styles=("bugs.css",), lang=lang)
