@@ -43,7 +43,7 @@ def peak_memory() -> int | None:
     if sys.platform == "win32":
         return None
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else 1024 * most
+    return most if sys.platform == "darwin" else 1024 * most  # Linux counts in KiB
 
 
 def _fields(path: Path) -> dict[str, int]:
@@ -55,14 +55,17 @@ def _fields(path: Path) -> dict[str, int]:
 def _cgroups() -> list[Room]:
     """What the control groups of version 2 leave that hold the process; without pages of files, which can be freed."""
     rooms = []
-    with suppress(OSError, ValueError, StopIteration):
+    with suppress(OSError, StopIteration):
         groups = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-        path = Path("/sys/fs/cgroup") / next(row for row in groups if row.startswith("0::"))[4:]
+        path = Path("/sys/fs/cgroup") / next(row for row in groups if row.startswith("0::")).removeprefix("0::/")
         for folder in (path, *path.parents):
-            most = (folder / "memory.max").read_text(encoding="utf-8").strip()
-            used = dict(row.split() for row in (folder / "memory.stat").read_text(encoding="utf-8").splitlines())
-            if most != "max":
-                rooms.append(Room(max(0, int(most) - int(used["anon"])), "cgroup"))
+            with suppress(
+                OSError, ValueError
+            ):  # the root has no such file, nor has a group that leaves memory to others
+                most = (folder / "memory.max").read_text(encoding="utf-8").strip()
+                used = dict(row.split() for row in (folder / "memory.stat").read_text(encoding="utf-8").splitlines())
+                if most != "max":
+                    rooms.append(Room(max(0, int(most) - int(used["anon"])), "cgroup"))
     return rooms
 
 

@@ -187,7 +187,7 @@ class Story:
             say(console, line.replace("*", ""))
         for part in self.told:
             say(console, f"  {self.sentence(part, lang)}".replace("*", ""))
-        self.table(lang).print(console, (0, 3))
+        self.table(lang).print(console, left=(0, 3))  # heads, and where they look
         for line in self.closing(lang):
             say(console, line.replace("*", ""))
 

@@ -197,6 +197,16 @@ def test_a_story_is_the_same(
         assert paths == pytest.approx(expected, abs=close) and bool(paths) is (clear < 1)
 
 
+def test_a_limit_counts_that_lies_above_a_group_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"proc/self/cgroup": "0::/box/leaf\n", "memory.max": "1009\n", "memory.stat": "anon 307\nfile 5\n"}
+    for name, text in files.items():
+        path = tmp_path / (name if "/" in name else f"sys/fs/cgroup/box/{name}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    monkeypatch.setattr(memory, "Path", lambda name: tmp_path / name.lstrip("/"))
+    assert memory._cgroups() == [memory.Room(702, "cgroup")]
+
+
 def test_it_is_chosen_where_memory_is_short(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     path = folder("llama")
     assert stream.stream_of(hw.open(path)) is None

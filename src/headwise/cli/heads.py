@@ -191,9 +191,9 @@ def _print_circuits(circuits: Mapping[str, Any]) -> None:
             scored = head[score]
             row += ["-", "-"] if scored is None else [number(scored["share"], 2), number(scored["control"], 2)]
         rows.append(row)
-    known = [place for place in range(3, 9) if any(row[place] != "-" for row in rows)]
     heading = ("head", "rank QK", "rank OV", "copies", "chance", "suppresses", "chance", "succeeds", "chance")
-    chosen = [0, 1, 2, *known]
+    # A score that no head has, as without a vocabulary, is no column.
+    chosen = [place for place in range(len(heading)) if any(row[place] != "-" for row in rows)]
     table = Table(
         [heading[place] for place in chosen],
         [[row[place] for place in chosen] for row in rows],

@@ -30,13 +30,14 @@ if TYPE_CHECKING:
     from headwise.lab.results import Comparison
 
 FOLDER = Path("runs") / "compare"
+SEEDS = 5
 
 
 @command()
 def compare(
     experiment: str,
     text: Path | None = None,
-    seeds: int = 5,
+    seeds: int = SEEDS,
     steps: int | None = None,
     folder: Path = FOLDER,
     workers: int | None = None,
@@ -83,7 +84,7 @@ def compare(
 def _command(seeds: int, steps: int | None) -> str:
     """What makes the same ledger again; where the units are kept, and in how many processes, does not matter."""
     options = []
-    if seeds != 5:
+    if seeds != SEEDS:
         options += ["--seeds", str(seeds)]
     if steps is not None:
         options += ["--steps", str(steps)]

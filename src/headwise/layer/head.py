@@ -184,10 +184,11 @@ class Head:
             raise AttributeError(f"'Head' object has no attribute {name!r}")
         return self._product(name) if name in self._products() else self._view(name)
 
-    def _products(self) -> tuple[str, ...]:
+    def _products(self) -> list[str]:
         """The parts that are products of two matrices."""
         spec = self.layer.spec
-        return ("wq",) * (spec.q_latent_dim is not None) + ("wk", "wv") * (spec.latent_dim is not None)
+        names = [] if spec.q_latent_dim is None else ["wq"]
+        return names if spec.latent_dim is None else [*names, "wk", "wv"]
 
     def _product(self, name: str) -> Tensor:
         layer, spec = self.layer, self.layer.spec
@@ -236,7 +237,7 @@ class Head:
         parameters, kv_parameters = spec.query_head_parameters, spec.kv_head_parameters
         cache_bytes = spec.cache_values_per_token * self.wq.element_size()
         if spec.latent_dim is not None:
-            latents = spec.shared_parameters - spec.out_bias * spec.d_out
+            latents = spec.shared_parameters - spec.out_bias * spec.d_out  # the bias of W_O makes no latent
             return HeadCost(parameters + kv_parameters, latents, cache_bytes, spec.n_heads, "latent")
         return HeadCost(parameters, kv_parameters, cache_bytes // spec.n_kv_heads, 1 + len(self.shared_with))
 

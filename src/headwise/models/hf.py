@@ -101,6 +101,7 @@ def write_gguf(path: Path, folder: Path) -> None:
         read = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, **LOCAL)
         config = read.config
         fields = config.to_dict()
+        # What names the file's own form, or another class; a model of these fields is made anew.
         for name in ("model_type", "quantization_config", "architectures", "dtype"):
             fields.pop(name, None)
         fresh: Any = type(read)(type(config)(**fields))
@@ -272,6 +273,7 @@ class FolderTokens:
             boundary = self._tokenizer.get_vocab().get(BOUNDARY)
         self.frame = self._find_frame() if boundary is None else ([boundary], [])
         self.specials = frozenset(self._tokenizer.all_special_ids)
+        # Where an unknown character stands, by `places`, a slow tokenizer cannot say.
         self.unknown: int | None = self._tokenizer.unk_token_id if self._tokenizer.is_fast else None
         self.mask: str | None = self._tokenizer.mask_token
         self.beyond = "[{}]"  # how an id is shown that the vocabulary does not have

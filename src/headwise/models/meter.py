@@ -155,6 +155,7 @@ def measured(model: nn.Module, price: Price, progress: Progress = lambda *counts
     setting, device, streamed = price.setting, device_of(model), stream_of(model) is not None
     like = next(model.parameters())
     generator = torch.Generator().manual_seed(0)
+    # Where the config does not say how many ids there are, 0 and 1 are among them.
     ids = torch.randint(vocabulary_of(model) or 2, (setting.batch, setting.context), generator=generator).to(device)
     times = _prefilled(model, ids, streamed, progress)
     seconds = statistics.median(times)
@@ -195,7 +196,7 @@ def _prefilled(model: nn.Module, ids: Tensor, streamed: bool, progress: Progress
 
     def prefill() -> None:
         rows = each(model, [ids], partial(logits, last=True)) if streamed else [reader(model)(ids)]
-        [row.flatten()[0].item() for row in rows]
+        [row.flatten()[0].item() for row in rows]  # a device has then computed what it was handed
 
     times = [_timed(prefill)]
     while len(times) <= RUNS and times[0] < LONG:

@@ -175,7 +175,7 @@ class Job:
     def _check(self, workplace: Workplace | None) -> None:
         """Refuse what cannot be done with this model, before a text is read."""
         model = self.source.model
-        family_of(model)
+        family_of(model)  # refuses one that has no record
         if next(model.parameters()).is_meta:
             raise HeadwiseError("the model is on the meta device and has no numbers; load its weights first")
         name = type(model).__name__
@@ -184,7 +184,7 @@ class Job:
                 f"{name} answers with something other than tokens, and what sharing or pruning costs is measured on "
                 f"those; save the model without that head, or with its language-model head"
             )
-        cache_bytes(model)
+        cache_bytes(model)  # refuses a config without the sizes that tell it
         stream = stream_of(model)
         if stream is not None:
             if self.recipe is not None:
@@ -194,7 +194,9 @@ class Job:
                     f"need no training"
                 )
             folder = stream.scratch = Path(tempfile.gettempdir()) if workplace is None else workplace.path
-            needed, free = stream.size * (workplace is not None) + stream.attention_size, disk_usage(folder).free
+            needed, free = stream.attention_size, disk_usage(folder).free
+            if workplace is not None:
+                needed += stream.size
             if needed > free:
                 raise HeadwiseError(f"{amount(needed)} are written to {folder}, where {amount(free)} are free")
         if workplace is not None and self.source.tokens is None and self.source.family == "headwise":
@@ -209,7 +211,7 @@ class Job:
         stream = stream_of(source.model)
         if stream is not None:
             parts = calibration.statistics, calibration.evaluation, calibration.evaluation
-            say(stream.forecast(sum(ids.numel() for part in parts for ids in part), calibration.length, 3))
+            say(stream.forecast(sum(ids.numel() for part in parts for ids in part), calibration.length, len(parts)))
         else:
             say(self._forecast())
         # A healing that was stopped is gone on with only if all that determines it is the same.

@@ -207,7 +207,7 @@ def best(weights: AttentionWeights, root: Tensor, n_groups: int, pool: Pool) -> 
         return sum(exact(pair) for pair in itertools.combinations(group, 2))
 
     small = math.comb(weights.n_kv_heads, size) <= EXACT
-    return cheapest(weights.n_kv_heads, n_groups, exact if small or size == 2 else by_pairs)
+    return cheapest(weights.n_kv_heads, n_groups, exact if small else by_pairs)
 
 
 def cheapest(n_heads: int, n_groups: int, price: Callable[[tuple[int, ...]], float]) -> Groups:
@@ -263,16 +263,16 @@ def _output_products(first: Pair, second: Pair) -> Tensor:
 def score_errors(before: AttentionWeights, after: AttentionWeights, root: Tensor) -> Tensor:
     """(H,): E(q.k - q'.k')^2 / D of every query head.
 
-    Over all distances RoPE turns its part of a key through all angles: planes do not mix, and each counts half.
+    Over all distances RoPE rotates its part of a key through all angles: planes do not mix, and each counts half.
     """
     old, new = [(queries(x, root), _for_queries(keys(x, root), before.n_heads)) for x in (before, after)]
     head_dim = before.wk.shape[1]
     error = torch.zeros(before.n_heads, dtype=root.dtype)
     if before.pairs:
         planes = [(as_complex(q, before.pairs), as_complex(k, before.pairs)) for q, k in (old, new)]
-        error += _squared_difference(_turned_products, *planes)
-    turned = {feature for pair in before.pairs for feature in pair}
-    rest = [feature for feature in range(head_dim) if feature not in turned]
+        error += _squared_difference(_rotated_products, *planes)
+    rotated = {feature for pair in before.pairs for feature in pair}
+    rest = [feature for feature in range(head_dim) if feature not in rotated]
     if rest:
         error += _squared_difference(_score_products, *((q[:, rest], k[:, rest]) for q, k in (old, new)))
     return error / head_dim
@@ -284,8 +284,8 @@ def _score_products(first: Pair, second: Pair) -> Tensor:
     return ((q @ q_other.mT) * (k @ k_other.mT)).sum((1, 2))
 
 
-def _turned_products(first: Pair, second: Pair) -> Tensor:
-    """(H,): the same, of complex queries and keys (H,P,X), where every plane is turned through all angles."""
+def _rotated_products(first: Pair, second: Pair) -> Tensor:
+    """(H,): the same, of complex queries and keys (H,P,X), where every plane is rotated through all angles."""
     (q, k), (q_other, k_other) = first, second
     queries_meet, keys_meet = (q * q_other.conj()).sum(-1), (k * k_other.conj()).sum(-1)
     return (queries_meet.conj() * keys_meet).real.sum(1) / 2
@@ -305,11 +305,11 @@ def _for_queries(heads: Tensor, n_heads: int) -> Tensor:
 
 def aligned(weights: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWeights:
     """The same function, the key/value heads of each group (neighbours) turned onto their mean."""
-    k_maps, v_maps, *_ = _turns(weights, root, n_groups)
+    k_maps, v_maps, *_ = _alignment(weights, root, n_groups)
     return fold(weights, k_maps, v_maps)
 
 
-def _turns(weights: AttentionWeights, root: Tensor, n_groups: int) -> tuple[Tensor, ...]:
+def _alignment(weights: AttentionWeights, root: Tensor, n_groups: int) -> tuple[Tensor, ...]:
     """The maps of `aligned`, and the activations that they lead to: keys (G,D,X) and values (G,E,X)."""
     rule, k, v = key_rule(weights), keys(weights, root), _values(weights, root)
     k_maps = torch.cat([key_maps(group, rule) for group in k.chunk(n_groups)])
@@ -332,24 +332,24 @@ def _pooled(weights: AttentionWeights, n_groups: int, k_weights: Tensor) -> Atte
 
 
 def _aligned_mean(weights: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWeights:
-    return _mean_of_turned(aligned(weights, root, n_groups), root, n_groups)
+    return _mean_of_aligned(aligned(weights, root, n_groups), root, n_groups)
 
 
-def _mean_of_turned(turned: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWeights:
+def _mean_of_aligned(heads: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWeights:
     """A qk-norm makes the size of a key's rows meaningless: there each head counts alike."""
-    if turned.k_gain is None:
-        return _mean(turned, root, n_groups)
-    inverse = grouped(1 / mean_norm(activations(turned.wk, turned.bk, root)), n_groups)
-    return _pooled(turned, n_groups, (inverse / inverse.mean(1, keepdim=True)).flatten())
+    if heads.k_gain is None:
+        return _mean(heads, root, n_groups)
+    inverse = grouped(1 / mean_norm(activations(heads.wk, heads.bk, root)), n_groups)
+    return _pooled(heads, n_groups, (inverse / inverse.mean(1, keepdim=True)).flatten())
 
 
 def _aligned_with_norms(weights: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWeights:
-    k_maps, v_maps, k, v = _turns(weights, root, n_groups)
+    k_maps, v_maps, k, v = _alignment(weights, root, n_groups)
     rule = key_rule(weights)
     parts = [*rule.planes, rule.free] if rule.free else [*rule.planes]
     q_scale = 1.0 if weights.k_gain is not None else _shrinkage(k, n_groups, parts)[..., None]
     o_scale = _shrinkage(v, n_groups, [range(weights.wv.shape[1])])[:, None]
-    return _mean_of_turned(fold(weights, k_maps, v_maps, q_scale, o_scale), root, n_groups)
+    return _mean_of_aligned(fold(weights, k_maps, v_maps, q_scale, o_scale), root, n_groups)
 
 
 def _shrinkage(heads: Tensor, n_groups: int, parts: Sequence[Sequence[int]]) -> Tensor:
@@ -383,7 +383,8 @@ def _key_components(weights: AttentionWeights, root: Tensor, n_groups: int) -> t
     """The maps of `_components`, (G,D,D) each, for keys that queries read; each RoPE plane as one complex number."""
     rule, heads = key_rule(weights), keys(weights, root)
     readers = grouped(queries(weights, root).mT, weights.n_kv_heads).flatten(1, 2)
-    inward, outward = torch.zeros(2, *heads.shape[:2], heads.shape[1], dtype=heads.dtype)
+    n_heads, D, _ = heads.shape
+    inward, outward = torch.zeros(2, n_heads, D, D, dtype=heads.dtype)
     if rule.planes:
         numbers = as_complex(heads, rule.planes)[..., None, :]
         sizes = as_complex(readers.mT, rule.planes).norm(dim=-1)[..., None, None].to(numbers.dtype)
@@ -414,7 +415,7 @@ def _components(heads: Tensor, readers: Tensor) -> tuple[Tensor, Tensor]:
     factors = torch.linalg.qr(readers).R  # the same squares in at most E rows
     seen = (factors @ heads).movedim(0, -3)  # (...,n,F,X)
     left, sizes, right = torch.linalg.svd(seen.flatten(-3, -2), full_matrices=False)
-    missing = max(0, E - sizes.shape[-1])
+    missing = max(0, E - sizes.shape[-1])  # components, where X or all F are fewer than E
     left, right = F.pad(left, (0, missing))[..., :E], F.pad(right, (0, 0, 0, missing))[..., :E, :]
     sizes = F.pad(sizes, (0, missing))[..., :E]
     norm = mean_norm(heads.movedim(0, -3).flatten(-3, -2).abs())[..., None]

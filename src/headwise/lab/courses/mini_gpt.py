@@ -21,7 +21,7 @@ from headwise.lab.microgpt import CONTEXT, WEIGHT_STD, Matrix, Replay, shapes
 from headwise.lab.microgpt.array import Model
 
 N_LAYERS, N_HEADS, WIDTH = 2, 4, 64
-STEPS, BATCH, RATE, WARMUP, DECAY = 1500, 32, 4e-3, 50, 3.0
+STEPS, BATCH, RATE, WARMUP, FINAL, DECAY = 1500, 32, 4e-3, 50, 0.05, 3.0  # FINAL is a fraction of the peak RATE
 IGNORED = -1
 
 Report = Callable[[int, int, float], None]  # is told the step, from 1, of how many, and its loss
@@ -62,7 +62,7 @@ def train(steps: int = STEPS, seed: int = 0, report: Report = lambda step, steps
         chosen = rng.choice(len(texts), BATCH, replace=False)
         drawn = [texts[n][rng.integers(len(texts[n]))] for n in chosen]
         losses.append(model.gradient(*batch(drawn), n_texts=BATCH))
-        model.update(RATE * warm_cosine(step, steps, WARMUP, 0.05), DECAY)
+        model.update(RATE * warm_cosine(step, steps, WARMUP, FINAL), DECAY)
         report(step + 1, steps, losses[-1])
     return Replay(losses, [], {key: matrix.tolist() for key, matrix in model.weights.named.items()})
 
