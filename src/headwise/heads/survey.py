@@ -140,7 +140,7 @@ def _digest(folder: Folder) -> Callable[[], str]:
         return _begun(partial(digest, folder.path))
     spread = any(site.parts > 1 for site in sites_of(folder.model))
     if spread or stream_of(folder.model) is not None:
-        return str
+        return str  # which gives ""
     return partial(digest_of, folder.model)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from array import array
 from bisect import bisect_right
@@ -337,7 +338,8 @@ def vocabulary_product(model: nn.Module) -> Tensor | None:
     if pair is None or pair[0].shape != pair[1].shape:
         return None
     V, C = pair[0].shape
-    chosen = slice(None, None, -(-V * C * C // PRODUCTS))
+    step = math.ceil(V * C * C / PRODUCTS)
+    chosen = slice(None, None, step)
     embed, unembed = (weights[chosen] for weights in pair)
     wide = torch.promote_types(embed.dtype, torch.float32)
     total = torch.zeros(C, C, dtype=wide, device=embed.device)

@@ -53,7 +53,7 @@ def moments(model: nn.Module, batches: Sequence[Tensor]) -> Iterator[Tensor]:
 
     def add(layer: int, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         x = inputs[0].detach().flatten(0, -2)
-        x = x.cpu().double() if x.dtype.itemsize > 2 else x.float()  # the numbers of half precision have 8 or 11 bits
+        x = x.cpu().double() if x.dtype.itemsize > 2 else x.float()  # of 8 or 11 bits: no sum of those needs more
         x = torch.cat([x, x.new_ones(len(x), 1)], 1)
         if n_tokens <= x.shape[1]:
             sums.setdefault(layer, []).append(x.cpu())
@@ -120,8 +120,8 @@ class KeyRule:
 
 
 def key_rule(weights: AttentionWeights) -> KeyRule:
-    turned = {feature for pair in weights.pairs for feature in pair}
-    rest = tuple(d for d in range(weights.wk.shape[1]) if d not in turned)
+    rotated = {feature for pair in weights.pairs for feature in pair}
+    rest = tuple(d for d in range(weights.wk.shape[1]) if d not in rotated)
     if weights.k_gain is None or weights.q_gain is None:
         return KeyRule(weights.pairs, (), rest)
     gains = torch.stack([weights.q_gain, weights.k_gain]).detach()
@@ -151,9 +151,9 @@ def fold(
     r = weights.group_size
     q_maps = (torch.linalg.inv(k_maps).mT * q_scale).repeat_interleave(r, 0)
     o_maps = (torch.linalg.inv(v_maps) * o_scale).repeat_interleave(r, 0)
-    turned = mapped(mapped(weights, "k", lambda rows: k_maps @ rows), "q", lambda rows: q_maps @ rows)
+    aligned = mapped(mapped(weights, "k", lambda rows: k_maps @ rows), "q", lambda rows: q_maps @ rows)
     wo = torch.einsum("che,hef->chf", weights.wo, o_maps)
-    return dataclasses.replace(mapped(turned, "v", lambda rows: v_maps @ rows), wo=wo)
+    return dataclasses.replace(mapped(aligned, "v", lambda rows: v_maps @ rows), wo=wo)
 
 
 def mapped(weights: AttentionWeights, part: str, change: Callable[[Tensor], Tensor]) -> AttentionWeights:
@@ -224,4 +224,5 @@ def write_planes(maps: Tensor, numbers: Tensor, planes: tuple[tuple[int, ...], .
 
 
 def medoid(similarity: Tensor) -> int:
+    """The head that resembles the others most, by similarities (n,n): the first target."""
     return int(similarity.sum(1).argmax())

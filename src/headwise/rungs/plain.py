@@ -135,7 +135,7 @@ class _Grid:
 
     def pick(self, values: Any, axes: str) -> Any:
         place = {"b": self.b, "h": self.h, "t": self.i, "s": self.j}
-        for axis in axes[len(axes) - len(shape_of(values)) :]:
+        for axis in axes[len(axes) - len(shape_of(values)) :]:  # as arrays broadcast: axes in front may be left out
             values = values[0 if len(values) == 1 else place[axis]]
         return values
 
