@@ -197,16 +197,6 @@ def test_a_story_is_the_same(
         assert paths == pytest.approx(expected, abs=close) and bool(paths) is (clear < 1)
 
 
-def test_a_limit_counts_that_lies_above_a_group_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = {"proc/self/cgroup": "0::/box/leaf\n", "memory.max": "1009\n", "memory.stat": "anon 307\nfile 5\n"}
-    for name, text in files.items():
-        path = tmp_path / (name if "/" in name else f"sys/fs/cgroup/box/{name}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    monkeypatch.setattr(memory, "Path", lambda name: tmp_path / name.lstrip("/"))
-    assert memory._cgroups() == [memory.Room(702, "cgroup")]
-
-
 def test_it_is_chosen_where_memory_is_short(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     path = folder("llama")
     assert stream.stream_of(hw.open(path)) is None
@@ -226,6 +216,11 @@ def test_it_is_chosen_where_memory_is_short(folder: Any, monkeypatch: pytest.Mon
 def test_free_memory_knows_its_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     room = memory.free_memory()
     assert room.size > 2**20
+    files = {"/proc/self/cgroup": "0::/box/leaf\n"}  # a group that leaves memory to the one above it
+    files |= {f"/sys/fs/cgroup/box/memory.{name}": text for name, text in (("max", "1009\n"), ("stat", "anon 307\n"))}
+    monkeypatch.setattr(Path, "read_text", lambda path, **_: files.get(str(path)) or path.read_bytes().decode())
+    assert memory.Room(702, "cgroup") in memory._cgroups()
+    monkeypatch.undo()
     monkeypatch.setattr(memory, "_cgroups", lambda: [memory.Room(7, "cgroup")])
     assert memory.free_memory() == memory.Room(7, "cgroup")
 

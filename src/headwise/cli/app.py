@@ -571,10 +571,8 @@ def as_options(message: str, options: Mapping[str, str]) -> str:
             return match[0]
         if value in ("", "True"):
             return option
-        if value == "False":
+        if value in ("False", "None"):
             return options.get(match[0], f"no {option}")
-        if value == "None":
-            return f"no {option}"
         unquoted = value.strip("'")
         return f"{option} {value if ' ' in value else unquoted}"
 

@@ -330,11 +330,11 @@ def look(
         return result, None
     run = run_of(on or model) if source is None else None
     record = None if run is None else read_run(run)
+    shown = read.documents
     if record is not None and record.example and folder.tokens is not None:
         before, after = folder.tokens.frame
-        example = [*before, *folder.tokens.encode(record.example), *after]
-        return result, maps_of_short(folder.model, [example], read.shown, folder.name)
-    return result, maps_of_short(folder.model, read.documents, read.shown, folder.name)
+        shown = [[*before, *folder.tokens.encode(record.example), *after]]
+    return result, maps_of_short(folder.model, shown, read.shown, folder.name)
 
 
 def _compared(model: Path, against: Path, options: dict[str, Any]) -> tuple[Survey, HeadMaps | None]:

@@ -153,9 +153,9 @@ def attach(handlers: Mapping[Site, Handler]) -> Iterator[None]:
         yield
         for tap in taps.values():
             tap.end()
-    if handlers and not reached and refused:
-        raise HeadwiseError(refused[0])
     if handlers and not reached:
+        if refused:
+            raise HeadwiseError(refused[0])
         names = [site.name for site in handlers]
         raise HeadwiseError(
             f"no head of {', '.join(names[:3])}{', ...' if names[3:] else ''} was reached inside this block; call the "
@@ -278,7 +278,7 @@ class Tap:
         joined: Tensor = args[0]
         if self.site.free:
             return self._side_by_side(joined, args)
-        width = 1 if self.site.w_o is None else self.site.w_o.shape[1]
+        width = 1 if self.site.w_o is None else self.site.w_o.shape[1]  # no weight to read: 1, and no length fits
         rows = [call.out.shape[0] * call.out.shape[2] for call in self.waiting]
         # Calls of one document each stand below one another, as chunks of a text; of several the order is not known.
         unordered = len(rows) > 1 and any(len(call.out) > 1 for call in self.waiting)
