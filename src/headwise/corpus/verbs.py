@@ -123,6 +123,7 @@ def related(line: str) -> dict[str, list[tuple[int, int]]]:
     if "=" in words:
         equals = words.index("=")
         pairs |= {"person": [(equals, 0)], "translation": [(equals + 1, equals - 1)]}
+        # `he will work =`: the word between tells the tense; of `he works =` the verb itself does.
         pairs |= {"tense": [(equals + 1, 1)]} if equals > 2 else {}
     return {name: pairs[name] for name in RELATIONS if pairs.get(name)}
 

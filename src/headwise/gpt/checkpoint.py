@@ -319,7 +319,7 @@ def _stacks(config: GPTConfig) -> dict[str, list[str]]:
     return stacks
 
 
-def _turned(name: str, tensor: Tensor) -> Tensor:
+def _transposed(name: str, tensor: Tensor) -> Tensor:
     """GPT-2's matrices hold y = x W instead of y = W x."""
     return tensor.T if ".c_" in name and tensor.ndim == 2 else tensor
 
@@ -336,7 +336,7 @@ def to_hf(model: GPT) -> dict[str, Tensor]:
     zeros = {name.removesuffix("weight") + "bias": weight.new_zeros(len(weight)) for name, weight in state.items()}
     state = zeros | state
     return {
-        name: _turned(name, torch.cat([state[part] for part in ours])).contiguous()
+        name: _transposed(name, torch.cat([state[part] for part in ours])).contiguous()
         for name, ours in _stacks(model.config).items()
     }
 
@@ -349,7 +349,7 @@ def from_hf(config: GPTConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         raise KeyError(f"the config has no place for {min(foreign)}")
     state: dict[str, Tensor] = {}
     for name, ours in stacks.items():
-        tensor = _turned(name, tensors[name])
+        tensor = _transposed(name, tensors[name])
         sizes = [len(wanted[part]) if part in wanted else 0 for part in ours]
         if any(sizes):
             state |= dict(zip(ours, torch.split(tensor, sizes), strict=True))
@@ -362,8 +362,8 @@ def from_hf(config: GPTConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def as_gpt(fields: dict[str, Any], tensors: dict[str, Tensor]) -> GPT:
     """The GPT with the tensors of a Llama-like model, by its config.json; what it cannot carry is not looked for."""
-    window, kinds = fields.get("sliding_window"), fields.get("layer_types") or ["sliding_attention"]
-    n_layers = fields["num_hidden_layers"]
+    window, n_layers = fields.get("sliding_window"), fields["num_hidden_layers"]
+    kinds = fields.get("layer_types") or ["sliding_attention"] * n_layers
     names = {ours.rpartition(".")[2]: theirs for theirs, ours in _record("llama")["fields"].items()}
     names |= {"vocab_size": "vocab_size", "tied": "tie_word_embeddings", "d_ff": names["feed_forward_width"]}
     config = GPTConfig(
@@ -372,7 +372,7 @@ def as_gpt(fields: dict[str, Any], tensors: dict[str, Tensor]) -> GPT:
         activation={"gelu_pytorch_tanh": "gelu_tanh"}.get(fields["hidden_act"], fields["hidden_act"]),
         bias=any(name.endswith("_proj.bias") and bool(x.any()) for name, x in tensors.items()),
         qk_norm="model.layers.0.self_attn.q_norm.weight" in tensors,
-        windows=tuple(window if (kinds * n_layers)[n] == "sliding_attention" else None for n in range(n_layers)),
+        windows=tuple(window if kind == "sliding_attention" else None for kind in kinds[:n_layers]),
     )
     zeros = {name.removesuffix("weight") + "bias": x.new_zeros(len(x)) for name, x in tensors.items()}
     with shapes_alone():

@@ -155,7 +155,8 @@ def parameters_with_heads() -> tuple[Claim, Table]:
         "12 heads, without W_O": MultiHeadAttention(WIDTH, 12, out_proj=False),
     }
     counts = {name: sum(p.numel() for p in layer.parameters()) for name, layer in layers.items()}
-    single_without, single, many, many_without = squares = [count / WIDTH**2 for count in counts.values()]
+    squares = [count / WIDTH**2 for count in counts.values()]
+    single_without, single, many, many_without = squares
     figures = {"single_without": single_without, "single": single, "many": many, "many_without": many_without}
     verdict = HOLDS if (single, many) == (3, 4) else DEPENDS if (single_without, many) == (3, 4) else FAILS
     rows = ((*count, square) for count, square in zip(counts.items(), squares, strict=True))

@@ -141,7 +141,7 @@ def measure(
     kind = predicts(parent)
     tokens = context or DECODE_CONTEXT
     cache = Pair(*(cache_bytes(model, tokens) for model in (parent, child)))
-    length = max(0, min(DECODE_CONTEXT if context is None else context, DECODE_CONTEXT) - NEW_TOKENS)
+    length = max(0, min(tokens, DECODE_CONTEXT) - NEW_TOKENS)
     sizes = Pair(*(sum(p.numel() for p in model.parameters()) for model in (parent, child)))
     smaller = cache.after != cache.before or sizes.after != sizes.before  # else two timings differ by chance alone
     if speed is None and smaller and kind == "next" and length > 0 and stream_of(parent) is None:

@@ -95,6 +95,7 @@ def write_figure(path: str | Path, figure: Figure) -> None:
 SIDE, GAP, LABEL = 32, 4, 15
 INCHES = 0.95  # of a thumbnail with its gap
 LONGEST = 60.0  # inches of a side; a larger model is drawn smaller
+TITLE, ROLE = 0.8, 0.2  # inches above the mosaic: of the model's name, and of each role under it
 COLOURS = ("#f3efe5", "#7da6c4", "#2f5590", "#151038")  # of weight 0 to 1, as in the report
 
 
@@ -125,7 +126,7 @@ def survey_png(path: str | Path, survey: Survey) -> None:
     tall, wide = (size / (SIDE + GAP) * INCHES for size in mosaic.shape)
     shrink = min(1.0, LONGEST / max(tall, wide))
     earned = [role for role in survey.roles if earners(survey)[role.name]]
-    legend = 0.8 + 0.2 * len(earned)
+    legend = TITLE + ROLE * len(earned)
     figure = new_figure(figsize=(max(wide * shrink, 5.0), tall * shrink + legend), facecolor="#fbfaf6")
     height = tall * shrink / (tall * shrink + legend)
     axes = figure.add_axes((0.02, 0.0, 0.96, height))
@@ -145,7 +146,7 @@ def survey_png(path: str | Path, survey: Survey) -> None:
     figure.text(0.02, 1 - 0.15 * inch, survey.model, fontsize=13, va="top", parse_math=False)
     for place, role in enumerate(earned):
         line = f"{badges[role.name].letter}  {role.name}: {role.meaning}"
-        figure.text(0.02, 1 - (0.5 + 0.2 * place) * inch, line, fontsize=7.5, va="top", parse_math=False)
+        figure.text(0.02, 1 - (0.5 + ROLE * place) * inch, line, fontsize=7.5, va="top", parse_math=False)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # of a name in letters that the font lacks
         write_figure(path, figure)
@@ -233,7 +234,9 @@ def windows_png(path: str | Path, reach: Windows, sinks: int) -> None:
     from matplotlib.colors import LinearSegmentedColormap
 
     table = [[mass.mean for mass in head.outside[SINKS.index(sinks)]] for head in reach.heads]
-    figure = new_figure(figsize=(2.5 + 0.7 * len(reach.windows), min(60, 1.4 + 0.26 * len(table))), facecolor="#fbfaf6")
+    figure = new_figure(
+        figsize=(2.5 + 0.7 * len(reach.windows), min(LONGEST, 1.4 + 0.26 * len(table))), facecolor="#fbfaf6"
+    )
     axes = figure.add_subplot()
     axes.imshow(table, cmap=LinearSegmentedColormap.from_list("mass", COLOURS), vmin=0, vmax=1, aspect="auto")
     axes.set_yticks(range(len(table)), [head.name + " *" * head.retrieves for head in reach.heads], fontsize=7)
@@ -242,7 +245,7 @@ def windows_png(path: str | Path, reach: Windows, sinks: int) -> None:
     axes.set_title(f"{reach.model}: mass outside", fontsize=9, parse_math=False)
     for row, masses in enumerate(table):
         for column, mass in enumerate(masses):
-            colour = "white" if mass > 0.4 else "black"
+            colour = "white" if mass > 0.4 else "black"  # on the darker cells
             axes.text(column, row, f"{mass:.2f}", ha="center", va="center", fontsize=6, color=colour)
     figure.tight_layout()
     write_figure(path, figure)
