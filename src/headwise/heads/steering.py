@@ -103,9 +103,8 @@ def steer(
         yield
 
 
-@torch.inference_mode(
-    False
-)  # also where the caller is in it: the vectors are used outside, where a gradient may be asked
+# Also where the caller is in it: the vectors are used outside, where a gradient may be asked.
+@torch.inference_mode(False)
 @torch.no_grad()
 def direction(
     model: nn.Module,

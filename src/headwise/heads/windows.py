@@ -35,6 +35,7 @@ from headwise.words import Note
 
 SMALLEST = 16  # window
 NEEDLES, NEEDLE = 8, 8  # needles, at as many depths, and the tokens of one
+FEW = 0.5  # a model that completes less of the needles looks up too little to tell its heads by them
 
 Gathered = dict[str, dict[str, Running]]  # site -> "outside", "reached", "needle", "lift": of its key/value heads
 
@@ -79,7 +80,7 @@ def windows(
     if share is None:
         about_needles = Note.of("note.no_needles", longest=longest)
     else:
-        about_needles = Note.of("note.few_needles" if share < 0.5 else "note.needles", share=f"{share:.0%}")
+        about_needles = Note.of("note.few_needles" if share < FEW else "note.needles", share=f"{share:.0%}")
     return Windows(
         model=folder.name,
         texts=text.sources,
