@@ -102,7 +102,7 @@ class RoPE(_Brief):
         high = min(math.ceil(self._pair_that_turns(self.beta_slow, dim)), dim - 1)
         mixed = []
         for m, frequency in enumerate(plain):
-            slowness = min(1.0, max(0.0, (m - low) / max(high - low, 1e-3)))  # 0 fast, 1 slow, a ramp between
+            slowness = min(1.0, max(0.0, (m - low) / max(high - low, 1e-3)))  # 0 fast, 1 slow, a ramp or a step between
             mixed.append(frequency * (1 - slowness) + frequency / self.factor * slowness)
         if self.attention_factor is not None:
             return mixed, self.attention_factor

@@ -158,7 +158,7 @@ def _bytes(
         counts["latents"] = B * S * spec.cache_values_per_token * size
     has_mask_tensor = path.rest or (path.band is not None and path.name != paths.CAUSAL)
     if path.name == paths.EXPLICIT:
-        counts["maps"] = 3 * B * H * T * S * max(4, size)  # in float32 or wider
+        counts["maps"] = 3 * B * H * T * S * max(4, size)  # scores, their exp, weights; in float32 or wider
     elif has_mask_tensor:
         counts["mask"] = _mask_bytes(path, sizes, keys, size)
     return counts

@@ -67,6 +67,7 @@ def _try_predicting(model: nn.Module) -> Literal["next", "masked"] | None:
     if rows is None or rows.ndim != 3 or rows.shape[1] != ids.shape[1] or rows.shape[2] < size:
         return None
     ours, theirs = rows[:, :-1].cpu().double()
+    # The two rows of a batch may be rounded otherwise; a token that is seen moves logits by far more.
     rounding = 16 * torch.finfo(rows.dtype).eps * ours.abs().max()
     return "next" if (ours - theirs).abs().max() <= rounding else "masked"
 

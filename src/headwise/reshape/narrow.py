@@ -105,8 +105,8 @@ class Narrowing(Change):
             )
 
     def tokens_run(self, model: nn.Module, calibration: Calibration) -> int:
-        layers = 1 if angles_by_kind(model) else 2 * len(windows_of(model))
-        lengths = 1 if self.window is not None else 5
+        layers = 1 if angles_by_kind(model) else 2 * len(windows_of(model))  # each alone, and beside those chosen
+        lengths = 1 if self.window is not None else 5  # as many powers of two fit documents of 512 to 1,023 tokens
         return (2 + layers * lengths) * sum(map(len, spread(calibration.train, LOOK, calibration.most)))
 
     def apply(self, job: Job) -> Changed:

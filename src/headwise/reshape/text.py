@@ -35,7 +35,7 @@ from headwise.reshape.arguments import check_tokens
 LONGEST = 1024  # tokens of a document, where neither the model nor the user sets a lower bound
 LOGITS = 2**26  # numbers, at most, in the logits of a batch that is only read
 STATISTICS = 50_000  # tokens, at most, that alignment and importance read
-GLANCE = 5_000
+GLANCE = 5_000  # and that an evaluation of a healing reads
 EVALUATION = 20_000  # tokens, at most, that one measurement reads
 
 # One stream (N,), documents (B,T), or documents one by one.
@@ -92,6 +92,7 @@ def read_calibration(
     name, facts = "the text", Counter[str]()
     # What is read: a text, or the lines of the verb corpus, or ids.
     built_in: verbs.VerbCorpus | None = None
+    # A string without a space, a path that is misspelled, is no text either: it is refused as a file that is not there.
     if isinstance(text, Path) or (isinstance(text, str) and (exists(Path(text)) or not any(map(str.isspace, text)))):
         name = str(text_path(text))
         text = read_text(name)
