@@ -58,7 +58,7 @@ def scaled(value: float, base: int, units: Sequence[str]) -> str:
     power = 0
     while abs(value) >= base and power < len(units) - 1:
         value, power = value / base, power + 1
-    digits = f"{value:.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
+    digits = f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"  # which would write 1,000 as 1e+03
     return f"{digits} {units[power]}".rstrip()
 
 

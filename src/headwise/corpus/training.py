@@ -256,4 +256,5 @@ def _stored(text: Sources, lines: bool, known: Tokens | None) -> TokenFile:
         return ([ids] for ids in encoded()) if lines else [encoded()], len(tokens), facts
 
     key = text.key(FORMAT, lines, known and known.to_json()) if text.size >= LARGE else ""
+    # An id takes 2 bytes: each character's, or a token's of about four.
     return token_file(make, key, text.size // 2 if known else 2 * text.size)

@@ -188,15 +188,17 @@ def _choose(logits: Tensor, generator: torch.Generator, temperature: float, top_
 
 # The decode form.
 
-PARTS = {GPT, Block, MultiHeadAttention, FeedForward, nn.ModuleList, nn.Linear, nn.Embedding, nn.RMSNorm, nn.LayerNorm}
-
-
-PARTS |= {nn.Dropout, nn.Identity}
-
+# The modules that a model may be made of.
+PARTS = {
+    GPT, Block, MultiHeadAttention, FeedForward, nn.ModuleList, nn.Linear, nn.Embedding, nn.RMSNorm, nn.LayerNorm,
+    nn.Dropout, nn.Identity,
+}  # fmt: skip
 
 # What the form knows of an attention; all else in its spec must be as usual.
-KNOWN = ("d_model", "n_heads", "n_kv_heads", "head_dim", "q_bias", "kv_bias", "out_bias", "mask", "rope", "qk_norm")
-EPS = ("qk_norm_eps", "dropout")
+KNOWN = (
+    "d_model", "n_heads", "n_kv_heads", "head_dim", "q_bias", "kv_bias", "out_bias", "mask", "rope", "qk_norm",
+    "qk_norm_eps", "dropout",
+)  # fmt: skip
 
 
 class Product:
@@ -330,12 +332,8 @@ class Texts:
         spec, config, self._sizes = self.decoder.spec, self.decoder.config, (B, T)
         H, G, D, W = spec.n_heads, spec.n_kv_heads, spec.head_dim, config.feed_forward_width
         heads = torch.empty(B, T, H + 2 * G, D)
-        self._heads, self._q, self._kv, self._qk = (
-            heads.view(B * T, -1),
-            heads[:, :, :H],
-            heads[:, :, H:],
-            heads[:, :, : H + G],
-        )
+        self._heads, self._q, self._kv = heads.view(B * T, -1), heads[:, :, :H], heads[:, :, H:]
+        self._qk = heads[:, :, : H + G]
         self._pairs = self._qk.view(torch.complex64) if self.decoder.rotation else self._qk
         self._groups = heads[:, 0, :H].view(B, G, H // G, D)  # of a single token
         self._hidden = torch.empty(B * T, W * (1 + config.gated))
@@ -399,7 +397,7 @@ def why_not(model: GPT) -> str | None:
     if hooked(model) or (model.training and model.config.dropout) or torch.is_autocast_enabled("cpu"):
         return "somebody watches the model, or it is being trained"
     specs = [block.attention.spec for block in cast(list[Block], model.blocks)]
-    usual = AttentionSpec(**{name: getattr(specs[0], name) for name in KNOWN + EPS})
+    usual = AttentionSpec(**{name: getattr(specs[0], name) for name in KNOWN})
     plain = usual.rope is None or usual.rope == RoPE(usual.rope.theta)
     if not plain or any(
         spec.mask is None or spec.mask.band(1, 1) is None or spec.replace(mask=usual.mask) != usual for spec in specs

@@ -143,7 +143,8 @@ def train(
             for done in range(start + 1, recipe.steps + 1):
                 # A prime keeps the steps of nearby seeds apart; the generator takes 63 bits.
                 step_seed = (seed * 1_000_003 + done - 1) % 2**63
-                torch.manual_seed(step_seed ^ ranks.rank << 40)  # of the dropout, which each process draws for itself
+                # Of the dropout, which each process draws for itself: ranks differ in other bits than steps do.
+                torch.manual_seed(step_seed ^ ranks.rank << 40)
                 batch = data.batch(torch.Generator().manual_seed(step_seed), recipe.batch)  # the same on all
                 loss_module.train()
                 loss = step_loss(loss_module, batch, division.accumulate)
