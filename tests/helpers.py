@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 import torch
 
 import headwise as hw
+from headwise.rungs import tensor
 
 RECORDS = tuple(f.name for f in fields(hw.Trace))
 PATHS = ("plain", "array", "fused", "explicit")  # the last two are the tensor rung: attend, and trace
@@ -230,3 +233,23 @@ def dead_keys(problem: Problem) -> np.ndarray:
     for h, g in enumerate(problem.kv_index):
         dead[:, g] &= ~may[:, h].any(axis=1)
     return dead
+
+
+KERNEL = "scaled_dot_product_attention"
+KERNEL_DEFAULTS = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
+KERNEL_ARGUMENTS = ("query", "key", "value", *KERNEL_DEFAULTS)
+
+
+@contextmanager
+def spied_kernel() -> Iterator[list[dict[str, Any]]]:
+    """What each call of torch's fused kernel gets inside this block, by the names of its arguments."""
+    calls: list[dict[str, Any]] = []
+    kernel = getattr(tensor.F, KERNEL)
+
+    def spy(*args: Any, **named: Any) -> torch.Tensor:
+        calls.append(KERNEL_DEFAULTS | dict(zip(KERNEL_ARGUMENTS, args, strict=False)) | named)
+        return kernel(*args, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tensor.F, KERNEL, spy)
+        yield calls

@@ -19,6 +19,7 @@ from headwise.corpus.tokens import Tokens
 from headwise.corpus.training import Stream
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import PRESETS
+from headwise.records import Call
 
 SMALL: dict[str, Any] = {"n_layers": 2, "n_heads": 2, "d_model": 20, "d_ff": 23, "context": 11}
 TINY: dict[str, dict[str, Any]] = {  # presets whose heads want other sizes
@@ -38,14 +39,29 @@ def course_classes() -> dict[str, type[nn.Module]]:
     return names
 
 
-def noisy(n_heads: int = 6, seed: int = 0, **options: Any) -> MultiHeadAttention:
-    """A layer of width 31 with heads of 10, in float64, with noise on every parameter."""
+def noisy(n_heads: int = 6, seed: int = 0, d_model: int = 31, **options: Any) -> MultiHeadAttention:
+    """A layer with heads of width 10, in float64, with noise on every parameter: no gain is 1, no bias is 0."""
     torch.manual_seed(seed)
-    layer = MultiHeadAttention(31, n_heads, **{"head_dim": 10, **options}).double()
+    layer = MultiHeadAttention(d_model, n_heads, **{"head_dim": 10, **options}).double()
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     return layer
+
+
+def normal(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Numbers that are drawn anew and come out the same for the same seed."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def call_inside(layer: MultiHeadAttention, *arguments: Any, **options: Any) -> Call:
+    """What the attention inside a layer gets and gives in one call of the layer."""
+    seen: list[Call] = []
+    layer.watchers.append(seen.append)
+    layer(*arguments, **options)
+    layer.watchers.remove(seen.append)
+    (call,) = seen
+    return call
 
 
 def in_chunks(
@@ -110,18 +126,23 @@ def prose() -> Callable[[int], str]:
 
 @pytest.fixture
 def by_paper() -> Callable[[Tensor, RoPE, Tensor], Tensor]:
-    """Su et al. 2021, section 3.2: a pair of features is a complex number, and position p multiplies it by e^(ipt)."""
+    """Su et al. 2021, section 3.2: a pair of features is a complex number, and position p multiplies it by e^(ipt).
+
+    Scaled frequencies are the package's, which test_rope.py holds against transformers.
+    """
 
     def turn(x_bhtd: Tensor, rope: RoPE, positions_bt: Tensor) -> Tensor:
         dim = rope.dim or x_bhtd.shape[-1]
+        angles, stretch = [rope.theta ** (-2 * m / dim) for m in range(dim // 2)], 1.0
+        if rope.scaling is not None:
+            angles, stretch = rope.frequencies(x_bhtd.shape[-1])
         out = x_bhtd.double().clone()
-        for m in range(dim // 2):
+        for m, angle in enumerate(angles):
             one, other = (2 * m, 2 * m + 1) if rope.interleaved else (m, m + dim // 2)
-            angle = rope.theta ** (-2 * m / dim)
             for b, row in enumerate(positions_bt.tolist()):
                 for t, p in enumerate(row):
                     z = torch.complex(x_bhtd[b, :, t, one].double(), x_bhtd[b, :, t, other].double())
-                    z = z * cmath.exp(1j * p * angle)
+                    z = z * stretch * cmath.exp(1j * p * angle)
                     out[b, :, t, one], out[b, :, t, other] = z.real, z.imag
         return out
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from cases import refuses, refuses_table
-from small_models import noisy
+from small_models import call_inside, in_chunks, noisy, normal
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -26,7 +26,7 @@ def make(**options: Any) -> hw.MultiHeadAttention:
 
 
 def draw(n: int) -> Tensor:
-    return torch.randn(B, n, WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return normal(B, n, WIDTH)
 
 
 def both_ways(layer: hw.MultiHeadAttention, q: Tensor, kept: Tensor) -> dict[str, Tensor]:
@@ -79,8 +79,7 @@ def test_what_stands_for_a_projection_is_called() -> None:
     """Nothing is absorbed around it, and its heads say that they have no weight to hand out."""
     layer, cache, x = make(mask=hw.Causal()), hw.KVCache(), draw(9)
     layer.kv_up = Adapted(layer.kv_up)
-    parts = [layer(x[:, i : i + 1], cache=cache) for i in range(9)]
-    torch.testing.assert_close(torch.cat(parts, 1), layer(x), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(in_chunks(layer, x, range(10), cache), layer(x), rtol=1e-12, atol=1e-12)
     reason = hw.explain(layer, draw(1), cache=cache).refused["absorbed"]
     assert reason == "Adapted stands for kv_up, and has no weight to absorb"
     with hw.watch(layer) as seen:
@@ -129,11 +128,9 @@ def test_heads_are_those_of_an_ordinary_layer() -> None:
         torch.testing.assert_close(head.ov, of_plain.ov)
     torch.testing.assert_close(layer(draw(9)), plain(draw(9)), rtol=1e-12, atol=1e-12)
     head = make().heads[2]  # with a norm: one token through the product and divided by the size of its latent
-    x, seen = draw(1), []
-    head.layer.watchers.append(seen.append)
-    head.layer(x)
+    x = draw(1)
     size = (head.layer.kv_down(x)[..., :13].square().mean(-1) + 1e-6).sqrt()
-    torch.testing.assert_close(seen[0].v[:, 2], (x @ head.wv.T) / size[..., None])
+    torch.testing.assert_close(call_inside(head.layer, x).v[:, 2], (x @ head.wv.T) / size[..., None])
 
 
 def test_heads_of_a_latent_go_and_are_not_written() -> None:

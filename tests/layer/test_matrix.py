@@ -17,12 +17,11 @@ import numpy as np
 import pytest
 import torch
 from cases import refuses, refuses_table
-from helpers import NATIVE, Problem, Sizes, draw, to_numpy
+from helpers import NATIVE, Problem, Sizes, draw, spied_kernel, to_numpy
 from torch import Tensor
 
 import headwise as hw
 from headwise.records import Call
-from headwise.rungs import tensor
 
 DISTINCT = 1e-3  # two values of an argument must give answers this far apart
 
@@ -88,19 +87,6 @@ def on_path(path: str, problem: Problem) -> np.ndarray:
     return to_numpy(hw.trace(**arguments).out if path == "explicit" else hw.attend(**arguments))
 
 
-@pytest.fixture
-def kernel_queries(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """The shapes of the queries that the fused kernel got."""
-    shapes, kernel = [], tensor.F.scaled_dot_product_attention
-
-    def spy(q: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        shapes.append(tuple(q.shape))
-        return kernel(q, *args, **kwargs)
-
-    monkeypatch.setattr(tensor.F, "scaled_dot_product_attention", spy)
-    return shapes
-
-
 def test_every_argument_has_a_row() -> None:
     assert tuple(FUNCTION_ROWS) == ARGUMENTS
     assert set(LAYER_ROWS) == set(CONSTRUCTOR) - {"device", "dtype"}  # these say where, not what: see test_layer
@@ -109,7 +95,7 @@ def test_every_argument_has_a_row() -> None:
 
 @pytest.mark.parametrize("path", FUNCTION_PATHS)
 @pytest.mark.parametrize("argument", ARGUMENTS)
-def test_the_function(argument: str, path: str, kernel_queries: list[tuple[int, ...]]) -> None:
+def test_the_function(argument: str, path: str) -> None:
     torch.manual_seed(0)
     n = GQA._replace(T=1 if path == "grouped" else GQA.T)
     before = draw(n, mask="window left")
@@ -120,14 +106,15 @@ def test_the_function(argument: str, path: str, kernel_queries: list[tuple[int, 
     if (argument, path) in REFUSED_BY_RUNG:
         refuses(lambda: on_path(path, after), REFUSED_BY_RUNG[argument, path])
         return
-    expected, out = dense(before), on_path(path, after)
-    np.testing.assert_allclose(on_path(path, before), expected, rtol=1e-12, atol=1e-12)
+    with spied_kernel() as calls:
+        expected, out = dense(before), on_path(path, after)
+        np.testing.assert_allclose(on_path(path, before), expected, rtol=1e-12, atol=1e-12)
     assert differ(out, expected)
     if argument == "dropout":
         assert_weights_dropped(out, expected, 0.5)
     else:
         np.testing.assert_allclose(out, dense(after), rtol=1e-12, atol=1e-12)
-    folded = [shape[:3] == (n.B, n.G, n.H // n.G) for shape in kernel_queries]
+    folded = [call["query"].shape[:3] == (n.B, n.G, n.H // n.G) for call in calls]
     assert folded == {
         "grouped": [True] if argument == "softcap" else [argument not in UNFOLDED, True],
         "fused": [False] if argument == "softcap" else [False, False],
@@ -241,7 +228,7 @@ JOINED_ROWS: dict[str, tuple[Case, Case]] = {
         Case(WIDTHS, {"context": numbers("a", B, S, 13), "mask": hw.Lengths([3, 6])}),
     ),
 }
-SPECIAL = {"dropout", "cache"}  # not one answer, but a law: tests of their own below
+SPECIAL = {"dropout", "cache"}  # dropout has a law and a test of its own below; a cache is a path of all other cells
 REFUSED_BY_CACHE = {
     (argument, "rolling"): r"^context= with a cache of window=3: a context stays whole"
     for argument in ("context", "d_context", "values", "d_values", "between widths")
@@ -421,24 +408,6 @@ def test_the_layer(row: tuple[Case, Case], argument: str, path: str, gradients: 
 def test_what_a_latent_refuses_by_name(argument: str) -> None:
     case = with_latent((LAYER_ROWS | CALL_ROWS)[argument])[1]
     refuses(lambda: case.layer()(numbers("x", B, T, 29), **case.call), REFUSED_WITH_LATENT[argument])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("path", LAYER_PATHS)
-def test_the_cache_of_a_call(path: str, by_paper: Any) -> None:
-    """With what it holds the later tokens get the rows of the whole; without it they get others."""
-    case, x = Case(), numbers("x", B, T, 29)
-    layer = case.layer()
-    whole = reference(case, layer, x, by_paper)
-    with torch.no_grad():
-        cache = hw.KVCache(**CACHES.get(path, {}))
-        layer(x[:, :2], cache=cache)
-        onward = "direct" if path in CACHES else path
-        later = to_numpy(run(onward, layer, x[:, 2:], {"cache": cache}))
-        alone = to_numpy(run(onward, layer, x[:, 2:], {}))
-    np.testing.assert_allclose(later, whole[:, 2:], rtol=1e-12, atol=1e-12)
-    assert differ(later, alone)
-    assert cache.length == T
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import torch
 from cases import refuses, refuses_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import assert_same, in_chunks, noisy
+from small_models import assert_same, in_chunks, noisy, normal
 from torch import Tensor
 
 import headwise as hw
@@ -37,7 +37,7 @@ cuts = st.lists(st.integers(1, T - 1), max_size=T - 1, unique=True).map(lambda i
 
 
 def draw(tokens: int = T) -> Tensor:
-    return torch.randn(B, tokens, 31, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return normal(B, tokens, 31)
 
 
 def spoken(keep: list, n_heads: int, tokens: int, kv_index: tuple[int, ...] | None = None) -> hw.Mask:

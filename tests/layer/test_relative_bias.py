@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 from cases import refuses_table
+from small_models import call_inside, normal
 from torch import Tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
 import headwise as hw
-from headwise.records import Call
 
 B, T, H = 2, 7, 3
 RULES = [
@@ -37,7 +37,7 @@ def make(rule: hw.RelativeBias | None, **options: Any) -> hw.MultiHeadAttention:
 
 
 def draw(n: int = T) -> Tensor:
-    return torch.randn(B, n, 19, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return normal(B, n, 19)
 
 
 def buckets_of_t5(rule: hw.RelativeBias, n_queries: int, n_keys: int) -> Tensor:
@@ -50,11 +50,7 @@ def buckets_of_t5(rule: hw.RelativeBias, n_queries: int, n_keys: int) -> Tensor:
 
 def added(layer: hw.MultiHeadAttention, x: Tensor, cache: hw.KVCache | None = None) -> Tensor:
     """What the attention inside is given as bias, (H,T,S)."""
-    seen: list[Call] = []
-    layer.watchers.append(seen.append)
-    layer(x, cache=cache)
-    layer.watchers.remove(seen.append)
-    mask = seen[0].options.mask
+    mask = call_inside(layer, x, cache=cache).options.mask
     assert isinstance(mask, hw.Bias)
     bias: Tensor = mask.array[0]
     return bias.detach()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_models import noisy, normal
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
@@ -58,7 +59,7 @@ EXACT = {"rtol": 1e-12, "atol": 1e-12}
 
 
 def draw(*shape: int, seed: int = 3) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return normal(*shape, seed=seed, dtype=torch.float32)
 
 
 def cast(call: Call, dtype: torch.dtype) -> Call:
@@ -79,14 +80,8 @@ def on_meta(call: Call) -> Call:
     return moved
 
 
-@pytest.fixture
-def build(shaken: Any) -> Callable[[str], hw.MultiHeadAttention]:
-    def make(case: str, **changes: Any) -> hw.MultiHeadAttention:
-        torch.manual_seed(1)
-        layer: hw.MultiHeadAttention = shaken(hw.MultiHeadAttention(**{**BASE, **CASES[case][0], **changes}))
-        return layer
-
-    return make
+def build(case: str, **changes: Any) -> hw.MultiHeadAttention:
+    return noisy(**{**BASE, **CASES[case][0], **changes}).float().eval()
 
 
 @pytest.fixture
@@ -115,7 +110,7 @@ def assert_same(actual: list[Tensor], expected: list[Tensor], **tolerance: float
 
 # Compiling takes long: each option is compiled once, those with steps of their own before the kernel with gradients.
 @pytest.mark.parametrize("case", ["value_dim", "qk_norm", "relative bias", "softcap", "values"])
-def test_compiles_into_one_graph(case: str, build: Any, fresh_compiler: None) -> None:
+def test_compiles_into_one_graph(case: str, fresh_compiler: None) -> None:
     """fullgraph=True makes a graph break an error. Values and gradients are those of the layer itself."""
     layer, call = build(case).double(), cast(CASES[case][1](T), torch.float64)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
@@ -124,7 +119,7 @@ def test_compiles_into_one_graph(case: str, build: Any, fresh_compiler: None) ->
 
 
 @pytest.mark.parametrize("case", ["rope", "lengths"])
-def test_compiles_once_more_for_other_lengths(case: str, build: Any, fresh_compiler: None) -> None:
+def test_compiles_once_more_for_other_lengths(case: str, fresh_compiler: None) -> None:
     """The second length makes a graph for any length, and the third uses that one."""
     assert graphs(build(case), case, dynamic=None) <= 2
 
@@ -133,7 +128,7 @@ def test_compiles_once_more_for_other_lengths(case: str, build: Any, fresh_compi
     "case",
     ["kv_index", "window", "positions", "latent", "alibi", "sink", "gate", "allowed", "segments", "cross lengths"],
 )
-def test_compiles_once_for_all_lengths(case: str, build: Any, fresh_compiler: None) -> None:
+def test_compiles_once_for_all_lengths(case: str, fresh_compiler: None) -> None:
     assert graphs(build(case), case, dynamic=True) == 1
 
 
@@ -163,7 +158,7 @@ def test_one_graph_to_machine_code(fresh_compiler: None) -> None:
 
 
 @pytest.mark.parametrize("case", ["gqa", "window", "qk_norm", "alibi", "softcap"])
-def test_exports_for_any_batch_and_length(case: str, build: Any) -> None:
+def test_exports_for_any_batch_and_length(case: str) -> None:
     """Four tokens at least: fewer are all within the window, and need no mask."""
     layer = build(case)
     sizes = {"x": {0: torch.export.Dim("batch"), 1: torch.export.Dim("tokens", min=4)}}
@@ -187,7 +182,7 @@ def warn_always() -> Iterator[None]:
 @pytest.mark.filterwarnings("ignore")  # the tracer warns of each size that is looked at
 @pytest.mark.parametrize("n_tokens", [1, T])
 @pytest.mark.parametrize("case", ["causal", "gqa", "kv_index", "sink"])
-def test_jit_trace(case: str, n_tokens: int, build: Any) -> None:
+def test_jit_trace(case: str, n_tokens: int) -> None:
     """To the tracer a size is a tensor, and the kernel takes none for a flag."""
     layer, x = build(case), draw(B, n_tokens, 29)
     traced = torch.jit.trace(layer, (x,), check_trace=False)
@@ -197,7 +192,7 @@ def test_jit_trace(case: str, n_tokens: int, build: Any) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("case", CASES)
-def test_autocast(case: str, device: str, dtype: torch.dtype, build: Any, warn_always: None) -> None:
+def test_autocast(case: str, device: str, dtype: torch.dtype, warn_always: None) -> None:
     """No further from float64 than twice a layer that is in low precision altogether; gradients stay in float32."""
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device, so the layer is not tried on one")
@@ -219,7 +214,7 @@ def test_autocast(case: str, device: str, dtype: torch.dtype, build: Any, warn_a
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_weights_of_a_file_arrive_after_the_meta_device(case: str, build: Any) -> None:
+def test_weights_of_a_file_arrive_after_the_meta_device(case: str) -> None:
     """As large checkpoints are loaded: the state holds parameters alone, and nothing computed there is used later."""
     layer, x, call = build(case), draw(B, T, 29), CASES[case][1](T)
     file = io.BytesIO()
@@ -236,7 +231,7 @@ def test_weights_of_a_file_arrive_after_the_meta_device(case: str, build: Any) -
 
 
 @pytest.mark.parametrize("case", ["gqa", "qk_norm", "sink", "softcap"])
-def test_fake_tensors_leave_nothing_behind(case: str, build: Any) -> None:
+def test_fake_tensors_leave_nothing_behind(case: str) -> None:
     """Memory is estimated with fake tensors; the layer gives real ones again afterwards."""
     layer, x = build(case), draw(B, T, 29)
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -248,7 +243,7 @@ def test_fake_tensors_leave_nothing_behind(case: str, build: Any) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_gradient_checkpointing(case: str, build: Any) -> None:
+def test_gradient_checkpointing(case: str) -> None:
     """Computed twice, with the same dropout both times, and on a layer that has not been called before."""
     layer, call = build(case, dropout=0.3).double().train(), cast(CASES[case][1](T), torch.float64)
     x = draw(B, T, 29).double()
@@ -264,7 +259,7 @@ def test_gradient_checkpointing(case: str, build: Any) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_inference_mode_then_training(case: str, build: Any) -> None:
+def test_inference_mode_then_training(case: str) -> None:
     """What the first call leaves behind in inference mode may take part in a gradient later."""
     layer, x, call = build(case), draw(B, T, 29), CASES[case][1](T)
     with torch.inference_mode():
@@ -290,7 +285,7 @@ class LowRank(nn.Module):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_low_rank_adapters(case: str, build: Any) -> None:
+def test_low_rank_adapters(case: str) -> None:
     """Projections can be replaced by other modules; the result is that of the merged weights."""
     layer, x, call = build(case).double(), draw(B, T, 29).double(), cast(CASES[case][1](T), torch.float64)
     merged = copy.deepcopy(layer)
@@ -322,7 +317,7 @@ def cuda() -> torch.device:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", CASES)
-def test_cuda_gives_what_the_cpu_gives(case: str, build: Any, cuda: torch.device) -> None:
+def test_cuda_gives_what_the_cpu_gives(case: str, cuda: torch.device) -> None:
     """Values and gradients in float64. Masks and gates may stay on the CPU."""
     layer, x, call = build(case).double(), draw(B, T, 29).double(), cast(CASES[case][1](T), torch.float64)
     expected = answers(layer, layer, x, call)
@@ -334,6 +329,6 @@ def test_cuda_gives_what_the_cpu_gives(case: str, build: Any, cuda: torch.device
 @pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-def test_cuda_compiles(build: Any, cuda: torch.device, fresh_compiler: None) -> None:
+def test_cuda_compiles(cuda: torch.device, fresh_compiler: None) -> None:
     layer, x = build("qk_norm").to(cuda), draw(B, T, 29).to(cuda)
     torch.testing.assert_close(torch.compile(layer, fullgraph=True)(x), layer(x), rtol=1e-4, atol=1e-4)

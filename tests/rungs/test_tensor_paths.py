@@ -3,45 +3,29 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from cases import every
-from helpers import NATIVE, Problem, Sizes, draw
+from helpers import KERNEL_ARGUMENTS, NATIVE, Problem, Sizes, draw, spied_kernel
 
 import headwise as hw
-from headwise.rungs import paths, tensor
+from headwise.rungs import paths
 
 GQA = Sizes(B=2, H=6, G=3, T=5, S=7, D=11, E=11)
 SQUARE = GQA._replace(T=7)
 DECODE = GQA._replace(T=1)
-NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
-
-
-class Spy:
-    """Stands before the kernel and notes what each call got."""
-
-    def __init__(self, kernel: Any) -> None:
-        self.kernel, self.calls = kernel, []
-
-    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        defaults = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
-        self.calls.append(defaults | dict(zip(NAMES, args, strict=False)) | kwargs)
-        return self.kernel(*args, **kwargs)
-
-    @property
-    def call(self) -> dict[str, Any]:
-        assert len(self.calls) == 1
-        return self.calls[0]
+Calls = list[dict[str, Any]]
 
 
 @pytest.fixture
-def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
-    spy = Spy(tensor.F.scaled_dot_product_attention)
-    monkeypatch.setattr(tensor.F, "scaled_dot_product_attention", spy)
-    return spy
+def calls() -> Iterator[Calls]:
+    """What the kernel gets."""
+    with spied_kernel() as calls:
+        yield calls
 
 
 def attend(n: Sizes, mask: hw.Mask | None = None, **options: Any) -> dict[str, Any]:
@@ -93,16 +77,16 @@ CALLS: list[tuple[Sizes, hw.Mask | None, dict[str, Any], tuple[int, ...], tuple[
 
 @every("n, mask, expected, q_shape, k_shape", CALLS)
 def test_what_the_kernel_gets(
-    spy: Spy,
+    calls: Calls,
     n: Sizes,
     mask: hw.Mask | None,
     expected: dict[str, Any],
     q_shape: tuple[int, ...],
     k_shape: tuple[int, ...],
 ) -> None:
-    spy.calls.clear()
+    calls.clear()
     arguments = attend(n, mask)
-    call = dict(spy.call)
+    (call,) = calls
     if call["attn_mask"] is not None:
         call["attn_mask"] = "some mask"
     assert {name: call[name] for name in expected} == expected
@@ -113,21 +97,21 @@ def test_what_the_kernel_gets(
         assert call[name].data_ptr() == arguments[argument].data_ptr()
 
 
-def test_options_of_the_kernel_and_what_it_is_not_asked(spy: Spy) -> None:
+def test_options_of_the_kernel_and_what_it_is_not_asked(calls: Calls) -> None:
     attend(GQA, softcap=2.0)
     hw.trace(**draw(GQA).arguments(NATIVE["explicit"]))
-    assert not spy.calls
+    assert not calls
     attend(GQA, hw.Causal(), sink=True)  # one more key
-    assert spy.call["key"].shape[2] == GQA.S + 1 and not spy.call["value"][:, :, -1].any()
-    spy.calls.clear()
     attend(GQA, dropout=0.25)
-    assert spy.call["dropout_p"] == 0.25
+    with_sink, dropping = calls
+    assert with_sink["key"].shape[2] == GQA.S + 1 and not with_sink["value"][:, :, -1].any()
+    assert dropping["dropout_p"] == 0.25
 
 
-def test_unequal_widths_are_padded_for_the_kernel(spy: Spy) -> None:
+def test_unequal_widths_are_padded_for_the_kernel(calls: Calls) -> None:
     for E in (7, 13):
         attend(GQA._replace(E=E))
-    for call in spy.calls:
+    for call in calls:
         assert call["query"].shape[-1] == call["key"].shape[-1] == call["value"].shape[-1]
 
 
@@ -143,18 +127,19 @@ def test_unequal_widths_are_padded_for_the_kernel(spy: Spy) -> None:
     ],
     ids=repr,
 )
-def test_windows_shorten_the_keys(n: Sizes, mask: hw.Mask, first: int, count: int, masked: bool, spy: Spy) -> None:
+def test_windows_shorten_the_keys(n: Sizes, mask: hw.Mask, first: int, count: int, masked: bool, calls: Calls) -> None:
     arguments = attend(n, mask)
-    torch.testing.assert_close(spy.call["key"], arguments["k"][:, :, first : first + count], rtol=0, atol=0)
-    assert spy.call["key"].untyped_storage().data_ptr() == arguments["k"].untyped_storage().data_ptr()  # a view
-    assert (spy.call["attn_mask"] is not None) == masked
+    (call,) = calls
+    torch.testing.assert_close(call["key"], arguments["k"][:, :, first : first + count], rtol=0, atol=0)
+    assert call["key"].untyped_storage().data_ptr() == arguments["k"].untyped_storage().data_ptr()  # a view
+    assert (call["attn_mask"] is not None) == masked
 
 
 def test_the_spy_knows_the_kernels_arguments() -> None:
     """`inspect` cannot read a builtin's signature, but its documentation begins with it."""
     documentation = inspect.getdoc(torch.nn.functional.scaled_dot_product_attention) or ""
     signature = documentation.split(")")[0]
-    assert all(name in signature for name in NAMES)
+    assert all(name in signature for name in KERNEL_ARGUMENTS)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
