@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import headwise as hw
+from headwise.masks import BroadcastGrid
 from headwise.rungs import tensor
 
 RECORDS = tuple(f.name for f in fields(hw.Trace))
@@ -233,6 +234,34 @@ def dead_keys(problem: Problem) -> np.ndarray:
     for h, g in enumerate(problem.kv_index):
         dead[:, g] &= ~may[:, h].any(axis=1)
     return dead
+
+
+def poisoned(problem: Problem, poison: float = math.nan) -> Problem:
+    """The same problem with this number wherever a key or a value is read by nobody."""
+    dead = dead_keys(problem)[..., None]
+    assert dead.any(), "this problem has no dead key and shows nothing"
+    return replace(problem, k=np.where(dead, poison, problem.k), v=np.where(dead, poison, problem.v))
+
+
+# Masks under which nobody may attend anything, for two documents.
+NOBODY: dict[str, Callable[[], hw.Mask]] = {
+    "lengths of zero": lambda: hw.Lengths([0, 0]),
+    "nothing allowed": lambda: hw.Allowed([False]),
+    "a bias of -inf": lambda: hw.Bias([-math.inf]),
+    "beyond the last key": lambda: hw.Window(0, 0, offset=99),
+    "before the first key": lambda: hw.Causal(offset=-99),
+    "windows that contradict": lambda: hw.Window(0, 0, offset=0) & hw.Window(0, 0, offset=2),
+}
+
+
+def mask_tables(mask: hw.Mask, n: Sizes) -> tuple[np.ndarray, np.ndarray]:
+    """What a mask allows and adds, on the whole of (B,H,T,S)."""
+    full = (n.B, n.H, n.T, n.S)
+    grid = BroadcastGrid(full, np.asarray, np.arange)
+    mask.check(grid)
+    allowed, bias = mask.allowed(grid), mask.bias(grid)
+    allowed = np.broadcast_to(True if allowed is None else allowed, full)
+    return allowed, np.broadcast_to(0.0 if bias is None else bias, full)
 
 
 KERNEL = "scaled_dot_product_attention"

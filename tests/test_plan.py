@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cases import refuses, refuses_table
+from helpers import Sizes, mask_tables
 from invoking import validator
 
 import headwise as hw
-from headwise.masks import BroadcastGrid
 
 PLAN = hw.Plan(((None, hw.Keep(2, 3), hw.Keep(0, 5)), (hw.Keep(2, 3), None, None)))
 
@@ -104,14 +104,11 @@ def write(folder: Path, text: str) -> Path:
 
 def test_the_mask_of_a_plan_is_what_each_head_keeps() -> None:
     T, S, H = 5, 11, 6
-    grid = BroadcastGrid((1, H, T, S), np.asarray, np.arange)
-    mask = PLAN.mask(0, H)
-    mask.check(grid)
-    allowed = np.broadcast_to(mask.allowed(grid), (1, H, T, S))[0]
+    allowed, _ = mask_tables(PLAN.mask(0, H), Sizes(1, H, 3, T, S, 1, 1))
     for h in range(H):
         keep = PLAN.layer(0)[h // 2]
         for i in range(T):
             last = i + S - T
             seen = {j for j in range(last + 1) if keep is None or j < keep.sinks or j > last - keep.window}
-            assert set(np.flatnonzero(allowed[h, i])) == seen
+            assert set(np.flatnonzero(allowed[0, h, i])) == seen
     assert repr(hw.Plan(((None, None),)).mask(0)) == repr(hw.Causal())

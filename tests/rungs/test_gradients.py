@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from cases import every
-from helpers import TORCH_PATHS, Sizes, assert_same, dead_keys, draw, mask_cases
+from helpers import NOBODY, TORCH_PATHS, Sizes, assert_same, dead_keys, draw, mask_cases
 
 import headwise as hw
 from headwise.rungs.autograd import Value
@@ -128,18 +128,8 @@ def test_every_differentiable_argument_has_a_case() -> None:
     assert set(inspect.signature(hw.attend).parameters) - not_numbers_to_learn <= learned
 
 
-EMPTY = {
-    "lengths": lambda: hw.Lengths([0, 0]),
-    "nothing allowed": lambda: hw.Allowed([False]),
-    "a bias of -inf": lambda: hw.Bias([-math.inf]),
-    "beyond the last key": lambda: hw.Window(0, 0, offset=99),
-    "before the first key": lambda: hw.Causal(offset=-99),
-    "windows that contradict": lambda: hw.Window(0, 0, offset=0) & hw.Window(0, 0, offset=2),
-}
-
-
 @every("softcap", [None, 0.9])
-@pytest.mark.parametrize("mask", EMPTY.values(), ids=EMPTY)
+@pytest.mark.parametrize("mask", NOBODY.values(), ids=NOBODY)
 @every("path", ("plain", *TORCH_PATHS))
 def test_empty_rows_give_zero_gradients(path: str, mask: Callable[[], hw.Mask], softcap: float | None) -> None:
     names = ("sink", "gate")
@@ -157,12 +147,12 @@ def test_empty_rows_give_zero_gradients(path: str, mask: Callable[[], hw.Mask], 
 
 @every("extra, poison", [({}, math.nan), ({}, math.inf), ({"softcap": 0.9}, math.nan), ({"sink": True}, math.inf)])
 @pytest.mark.parametrize("mask", ["lengths", "segments", "allowed per head", "allowed per key", "window offset",
-                                  "causal offset -2", "bias that forbids", "causal offsets", *EMPTY])  # fmt: skip
+                                  "causal offset -2", "bias that forbids", "causal offsets", *NOBODY])  # fmt: skip
 @every("path", ("plain", *TORCH_PATHS))
 def test_what_stands_in_a_dead_key_never_reaches_a_gradient(path: str, mask: str, extra: dict, poison: float) -> None:
     n = Sizes(B=2, H=4, G=2, T=3, S=7, D=2, E=3)
-    if mask in EMPTY:
-        masks, dead = EMPTY[mask], np.ones((n.B, n.G, n.S), bool)
+    if mask in NOBODY:
+        masks, dead = NOBODY[mask], np.ones((n.B, n.G, n.S), bool)
     else:
         case = mask_cases(n, seed=7)[mask]
         masks, dead = (lambda: case.build(np.ndarray.tolist)), dead_keys(draw(n, mask=case))

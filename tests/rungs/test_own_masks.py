@@ -10,11 +10,22 @@ import numpy as np
 import pytest
 import torch
 from cases import refuses
-from helpers import NO_MASK, PATHS, MaskCase, Problem, Sizes, assert_same, dead_keys, draw, output, steps
+from helpers import (
+    NO_MASK,
+    PATHS,
+    MaskCase,
+    Problem,
+    Sizes,
+    assert_same,
+    draw,
+    mask_tables,
+    output,
+    poisoned,
+    steps,
+)
 
 import headwise as hw
 from headwise.heads import blocks
-from headwise.masks import BroadcastGrid
 
 SEEN = Sizes(B=2, H=6, G=3, T=5, S=7, D=3, E=11)
 DECODE = SEEN._replace(T=1)  # on the fused path one query is folded over its group
@@ -74,12 +85,6 @@ every_size = pytest.mark.parametrize("n", [SEEN, DECODE], ids=["T=5", "T=1"])
 OPTIONS: dict[str, dict[str, Any]] = {"bare": {}, "sink": {"sink": True}, "softcap": {"softcap": 0.9}}
 
 
-def poisoned(problem: Problem) -> Problem:
-    dead = dead_keys(problem)[..., None]
-    assert dead.any()
-    return replace(problem, k=np.where(dead, math.nan, problem.k), v=np.where(dead, math.nan, problem.v))
-
-
 def definition(problem: Problem) -> np.ndarray:
     """The plain rung, with a table in the place of the mask."""
     n, case = problem.sizes, problem.mask
@@ -121,10 +126,10 @@ def test_the_statistics_of_a_watched_layer_do_not_see_dead_keys(
             layer(x, context=context, mask=case.build(torch.tensor))
         return seen
 
-    clean, poisoned = watched(memory), watched(memory.masked_fill(dead[..., None], math.nan))
+    clean, other_keys = watched(memory), watched(memory.masked_fill(dead[..., None], math.nan))
     weights = weights_of(layer, x, memory, case)
     for h in range(6):
-        head, other = clean[f"L0.H{h}"].rows, poisoned[f"L0.H{h}"].rows
+        head, other = clean[f"L0.H{h}"].rows, other_keys[f"L0.H{h}"].rows
         for name in ("entropy", "confidence", "norm"):
             np.testing.assert_allclose(other[name], head[name], rtol=1e-12, atol=1e-12, err_msg=name)
         live = case.allowed(SEEN).any((1, 3))  # (B,T) rows that some head may use
@@ -144,38 +149,28 @@ def weights_of(layer: hw.MultiHeadAttention, x: torch.Tensor, memory: torch.Tens
         return hw.trace(q, k, v, mask=hw.Allowed(allowed) & hw.Bias(bias)).weights
 
 
-def tables(mask: hw.Mask, n: Sizes) -> tuple[np.ndarray, np.ndarray]:
-    grid, full = BroadcastGrid((n.B, n.H, n.T, n.S), np.asarray, np.arange), (n.B, n.H, n.T, n.S)
-    mask.check(grid)
-    allowed, bias = mask.allowed(grid), mask.bias(grid)
-    return (
-        np.broadcast_to(True if allowed is None else allowed, full).copy(),
-        np.broadcast_to(0.0 if bias is None else bias, full).copy(),
-    )
-
-
 @pytest.mark.parametrize("wrap", [np.ndarray.tolist, np.array], ids=["lists", "arrays"])
 @every_mask
 def test_a_mask_answers_for_some_heads_and_for_some_queries(mask: str, wrap: Any) -> None:
     whole = cases(SEEN)[mask].build(wrap)
-    allowed, bias = tables(whole, SEEN)
+    allowed, bias = mask_tables(whole, SEEN)
     for heads in ([2, 0, 5], [1, 2]):
-        some = tables(whole.for_heads(heads, 6), SEEN._replace(H=len(heads)))
+        some = mask_tables(whole.for_heads(heads, 6), SEEN._replace(H=len(heads)))
         np.testing.assert_array_equal(some[0], allowed[:, heads])
         np.testing.assert_array_equal(some[1], bias[:, heads])
     rows = slice(1, 4)
     part = whole.for_queries(rows, 5)
-    for cut, expected in zip(tables(part, SEEN._replace(T=3)), (allowed, bias), strict=True):
+    for cut, expected in zip(mask_tables(part, SEEN._replace(T=3)), (allowed, bias), strict=True):
         np.testing.assert_array_equal(cut, expected[:, :, rows])
-    some = tables(part.for_heads([4], 6), SEEN._replace(T=3, H=1))
+    some = mask_tables(part.for_heads([4], 6), SEEN._replace(T=3, H=1))
     np.testing.assert_array_equal(some[1], bias[:, [4], rows])
 
 
 @every_mask
 def test_a_mask_without_its_bias_forbids_the_same(mask: str) -> None:
     whole = cases(SEEN)[mask].build(np.array)
-    allowed, bias = tables(whole, SEEN)
-    bare = tables(whole.without_bias(), SEEN)
+    allowed, bias = mask_tables(whole, SEEN)
+    bare = mask_tables(whole.without_bias(), SEEN)
     np.testing.assert_array_equal(bare[0], allowed & (bias > -np.inf))
     assert not bare[1].any()
 
