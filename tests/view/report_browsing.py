@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Locator, Page
 
 
 def drawn(page: Page) -> None:
@@ -16,13 +16,18 @@ def drawn(page: Page) -> None:
 
 
 def pixel(page: Page, number: int, row: int, column: int) -> list[int]:
-    """The colour of one cell of a small picture, columns counted as drawn; read from a copy, to leave it as it is."""
+    """The colour of one cell of a small picture, columns counted as drawn."""
+    return rgba(page.locator(picture(number)), row, column)[:3]
+
+
+def rgba(canvas: Locator, row: int, column: int) -> list[int]:
+    """Colour and opacity of one dot, read from a copy, to leave the canvas as it is."""
     read = """(canvas, [x, y]) => {
       const copy = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
       copy.drawImage(canvas, -x, -y);
-      return [...copy.getImageData(0, 0, 1, 1).data].slice(0, 3);
+      return [...copy.getImageData(0, 0, 1, 1).data];
     }"""
-    return page.locator(picture(number)).evaluate(read, [column, row])  # type: ignore[no-any-return]
+    return canvas.evaluate(read, [column, row])  # type: ignore[no-any-return]
 
 
 def picture(number: int) -> str:

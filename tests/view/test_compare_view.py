@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import re
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from browsing import Opener, faults, width_beyond
 from comparisons import LOSS, all_comparisons, comparison, ledger
-from rich.console import Console
+from terminals import printed as printed_on
 
 from headwise.intervals import interval_of
 from headwise.lab.results import ArmResult, Claim, Comparison, Ledger, Score
@@ -46,10 +45,8 @@ def book() -> Ledger:
 
 
 def printed(record: Comparison | Ledger, width: int = 100) -> str:
-    target = io.StringIO()
-    console = Console(file=target, width=width)
-    (print_ledger if isinstance(record, Ledger) else print_comparison)(console, record)
-    return target.getvalue()
+    draw = print_ledger if isinstance(record, Ledger) else print_comparison
+    return printed_on(draw, record, width=width)
 
 
 # In words

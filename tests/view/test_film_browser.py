@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from browsing import Opener, faults, unreadable, width_beyond
+from report_browsing import rgba
 
 from headwise.gpt.gpt import GPT
 from headwise.gpt.run import FILM, Settings
@@ -73,12 +74,7 @@ def at(opened: Page) -> int:
 
 
 def cell(opened: Page, head: int, row: int, column: int) -> list[int]:
-    script = """(canvas, [x, y]) => {
-      const copy = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
-      copy.drawImage(canvas, -x, -y);
-      return [...copy.getImageData(0, 0, 1, 1).data];
-    }"""
-    return opened.locator("#film-heads canvas").nth(head).evaluate(script, [column, row])  # type: ignore[no-any-return]
+    return rgba(opened.locator("#film-heads canvas").nth(head), row, column)
 
 
 def test_slider_and_keyboard_move_curve_and_pictures_together(open_page: Opener, path: Path, film: Filmed) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from io import StringIO
 
 import pytest
 from cases import every, refuses
-from rich.console import Console
 from surveys import broken_survey, survey_of
+from terminals import printed
 
 from headwise.heads.table import ROLES, Example, Followed, HeadProfile, Relation, Survey, relation_role
 from headwise.intervals import Interval
@@ -112,17 +111,12 @@ def labelled() -> Survey:
 def test_the_best_heads_of_a_relation() -> None:
     survey = labelled()
     assert [row[1].rstrip("*") for row in relation_rows(survey)] == ["L1.H2", "L1.H0"]
-    file = StringIO()
-    print_relations(Console(file=file, width=99), survey)
-    line = next(line for line in file.getvalue().splitlines() if "L1.H2" in line)
+    line = next(line for line in printed(print_relations, survey, width=99).splitlines() if "L1.H2" in line)
     assert line.split() == ["person", "L1.H2*", "0.90", "0.85-0.95", "0.20", "0.10", "0.30", "0.80", "3:", "0.67"]
-    file = StringIO()
-    print_relations(Console(file=file), survey_of())
-    assert file.getvalue() == ""
-    print_sentences(Console(file=file, width=200), survey)
-    assert "L1.H2: At “él” it looks at “write” (0.97; person, 0.90 on average)." in file.getvalue()
-    print_sentences(Console(file=file, width=200), survey, "es")
-    assert "En “él” mira a “write” (0.97; persona, 0.90 en promedio)." in file.getvalue()
+    assert printed(print_relations, survey_of()) == ""
+    english, spanish = (printed(print_sentences, survey, lang, width=200) for lang in ("en", "es"))
+    assert "L1.H2: At “él” it looks at “write” (0.97; person, 0.90 on average)." in english
+    assert "En “él” mira a “write” (0.97; persona, 0.90 en promedio)." in spanish
 
 
 def test_a_relation_stands_in_the_report_as_a_role_does() -> None:

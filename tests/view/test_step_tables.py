@@ -6,7 +6,6 @@ SLACK units of the last decimal. That the numbers themselves are exact is held b
 
 from __future__ import annotations
 
-import io
 import itertools
 import math
 import re
@@ -17,7 +16,8 @@ import pytest
 import torch
 from cases import refuses
 from rich.cells import cell_len
-from rich.console import Console
+from terminals import printed as printed_on
+from terminals import printed_in_ascii
 
 import headwise as hw
 from headwise.gpt.gpt import GPT, GPTConfig
@@ -121,9 +121,7 @@ every_case = pytest.mark.parametrize("name", CASES)
 
 
 def printed(steps: HeadSteps, lang: str = "en", width: int = 80, **options: Any) -> str:
-    file = io.StringIO()
-    print_steps(Console(file=file, width=width, **options), steps, lang)
-    return file.getvalue()
+    return printed_on(print_steps, steps, lang, width=width, **options)
 
 
 def read_text(text: str) -> list[Shown]:
@@ -388,10 +386,7 @@ def test_languages_and_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
         text = printed(steps_of(name), "es")
         assert not re.findall(r"\b(the|of|head|keys?|weight|layer|sum|are|at|is|and)\b", text, re.IGNORECASE)
     refuses(lambda: printed(steps_of("example"), "fr"), r"^lang='fr' is not known; one of en, es$")
-    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    print_steps(Console(file=file, width=80), hostile_steps(), "es")
-    file.seek(0)
-    text = file.read()
+    text = printed_in_ascii(print_steps, hostile_steps(), "es")
     assert r"\u05e2" in text and "sqrt 6" in text and "posicion" in text
     monkeypatch.setenv("TERM", "xterm-256color")
     text = printed(steps_of("example"), force_terminal=True, no_color=False)

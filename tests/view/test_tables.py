@@ -1,26 +1,31 @@
-"""Tables on a narrow console: every number of the wide table is in the narrow one, whole, and so is every heading."""
+"""Tables on a narrow console: every number of the wide table is in the narrow one, whole, and so is every heading.
+
+And what `share` and `prune` print: speeds that differ and speeds that do not, and which weights healing kept.
+"""
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 from comparisons import comparison
 from rich.console import Console
 from surveys import survey_of
+from terminals import printed
 
 from headwise import cost
-from headwise.cli.reshape import print_curve, print_damage
+from headwise.cli.reshape import print_curve, print_damage, print_reshaped
 from headwise.cost import PRESETS
 from headwise.lab.experiments import HEADS
 from headwise.lab.ladder import run_ladder
 from headwise.lab.results import Comparison
 from headwise.records import Ladder
 from headwise.reshape.heal import Damage, HealPoint, Pair, Speed
+from headwise.reshape.job import Reshaped
 from headwise.table import Markup, Table, say
 from headwise.view.cost import print_choice, print_models, print_price, print_variants
 from headwise.view.lab import print_comparison, print_ladder
@@ -53,8 +58,11 @@ def untrained_heads() -> Comparison:
 
 
 CURVE = tuple(HealPoint(100 * n, 102_400 * n, 1.5, 4.125 - n / 8, 0.0625 / (n + 1)) for n in range(5))
-SPEED = Speed(12.0, 13.0, (11.0, 14.0), (12.0, 15.0), runs=9, told_apart=False)
-DAMAGE = Damage(Pair(1.25, 1.5), 0.125, 0.5, (Pair(2.0, 1.75),) * 14, Pair(512, 512), Pair(7, 5), SPEED, 2040)
+SPEED = Speed(12345.4, 23456.4, (11111.0, 13131.0), (21212.0, 29292.0), runs=9, told_apart=True)
+DAMAGE = Damage(
+    loss=Pair(1.25, 1.5), kl=0.125, error=0.5, entropy=(Pair(2.0, 1.75),) * 14, cache_bytes=Pair(512, 128),
+    parameters=Pair(1_234_567, 1_234_567), tokens_per_second=SPEED, decode_context=2040,
+)  # fmt: skip
 
 VIEWS: dict[str, Draw] = {
     "survey": lambda console: print_survey(console, survey_of(3, 5), "norm"),
@@ -68,6 +76,7 @@ VIEWS: dict[str, Draw] = {
         console, comparison("heads", {"one head": {"loss": 2.125}, "eleven heads": {"loss": 1.0625}})
     ),
     "ladder": lambda console: print_ladder(console, ladder()),
+    "damage": lambda console: print_damage(console, "Before any training", DAMAGE),
     "healing": lambda console: print_curve(console, CURVE),
     "plain": lambda console: Table(
         ("", *map(str, range(31))), [[f"row {n}", *(f"{n},{k:03}" for k in range(31))] for n in range(3)], "Many"
@@ -76,9 +85,7 @@ VIEWS: dict[str, Draw] = {
 
 
 def drawn(draw: Draw, width: int) -> list[str]:
-    console = Console(file=io.StringIO(), width=width)
-    draw(console)
-    return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    return printed(draw, width=width).splitlines()
 
 
 def words(lines: list[str]) -> set[str]:
@@ -108,9 +115,7 @@ def test_consoles_of_any_width() -> None:
 def test_a_terminal_wraps_paragraphs_between_words_and_a_pipe_does_not() -> None:
     line = " ".join(["previous"] * 20)
     for terminal, widest in ((True, 59), (False, len(line))):
-        console = Console(file=io.StringIO(), width=60, soft_wrap=True, force_terminal=terminal)
-        say(console, line)
-        lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        lines = printed(say, line, width=60, soft_wrap=True, force_terminal=terminal).splitlines()
         assert set(" ".join(lines).split()) == {"previous"} and max(map(len, lines)) <= widest
 
 
@@ -145,3 +150,34 @@ def test_every_label_of_a_spanish_table_is_a_phrase_of_its_section(name: str) ->
     assert len(labels) >= 3
     assert labels <= {texts["es"] for texts in phrases}
     assert not cells & {texts["en"] for texts in phrases if texts["en"] != texts["es"]}
+
+
+def test_speeds_are_told_apart_or_not() -> None:
+    def damage(told_apart: bool) -> str:
+        shown = replace(DAMAGE, tokens_per_second=replace(SPEED, told_apart=told_apart))
+        return printed(print_damage, "Before any training", shown)
+
+    text = damage(told_apart=True)
+    for number in ("+0.2500", "0.1250", "-0.250", "x 0.25", "same", "1,234,567", "12,345", "11,111-13,131", "x 1.90"):
+        assert number in text
+    assert "21,212-29,292" in text and "not told apart" not in text
+    text = damage(told_apart=False)
+    assert "not told apart" in text and "x 1.90" not in text
+
+
+@pytest.mark.parametrize(
+    ("distances", "sentence"),
+    [
+        ((0.5, 0.6, 0.7), "After healing: no better; the unhealed weights were the best, and are kept"),
+        ((0.5, 0.3, 0.4), "After healing: the weights of step 3 were the best, and are kept"),
+        ((0.5, 0.4, 0.3), "After healing\n"),
+    ],
+)
+def test_which_weights_were_kept_is_said(distances: tuple[float, ...], sentence: str) -> None:
+    curve = tuple(HealPoint(3 * n, 0, None, None, distance) for n, distance in enumerate(distances))
+    model: Any = None
+    reshaped = Reshaped(model, "a", "b", "what", (), {}, (), DAMAGE, curve, DAMAGE, "read back")
+    text = "\n".join(map(str.rstrip, drawn(lambda console: print_reshaped(console, reshaped), 100)))
+    assert sentence in text
+    assert reshaped.document()["damage"]["tokens_per_second"]["told_apart"] is True
+    assert "model" not in reshaped.document()
