@@ -167,12 +167,19 @@ def test_runs_without_a_name_never_write_over_one_another(
     assert contents(tmp_path / "runs/cat") == before
 
 
-def test_markup_in_a_prompt_is_text(invoke: Invoke, tmp_path: Path) -> None:
-    path = tmp_path / "tags.txt"
-    path.write_text("[bold red]x[/bold red] \\[y] :smile:\n" * 9, encoding="utf-8")
-    assert invoke("train", path, *TINY, "--out", tmp_path / "tags").code == 0
-    outcome = invoke("generate", tmp_path / "tags", "--prompt", "[bold red]:smile:", "--tokens", 1)
+def test_markup_in_names_texts_and_prompts_is_text(invoke: Invoke, tmp_path: Path) -> None:
+    script, run = "<script>alert(1)</script>", tmp_path / "<img src=x onerror=alert(3)>"
+    path = tmp_path / f"{run.name}.txt"
+    path.write_text(f"[bold red]x[/bold red] \\[y] :smile: {script}\n" * 9, encoding="utf-8")
+    assert invoke("train", path, *TINY, "--context", 32, "--out", run).code == 0
+    outcome = invoke("generate", run, "--prompt", "[bold red]:smile:", "--tokens", 1)
     assert outcome.out.startswith("[bold red]:smile:")
+    printed = invoke("heads", run, "--text", script, "--html", tmp_path / "page.html").out
+    labels = re.findall(r"^ *(\S) ", printed, re.MULTILINE)
+    assert "".join(labels[: len(script)]) == script and "\x1b" not in printed
+    for page in (run / "report.html", tmp_path / "page.html"):
+        html = page.read_text("utf-8")
+        assert script not in html and "<img" not in html
 
 
 # Bad input

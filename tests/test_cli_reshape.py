@@ -170,12 +170,6 @@ def test_without_out_the_damage_is_shown_and_nothing_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_qk_norm_is_said(text: Path, invoke: Invoke, tmp_path: Path) -> None:
-    run = trained(tmp_path / "fast", text, "fast")
-    outcome = invoke("share", run, "--kv-heads", 2, "--text", text)
-    assert "by sign alone, for their qk-norm gains differ" in outcome.out
-
-
 def test_a_model_without_a_form_is_written_and_verified_in_our_layout(
     text: Path, invoke: Invoke, tmp_path: Path
 ) -> None:

@@ -9,8 +9,6 @@ import sys
 import pytest
 from measure import imports_of, package_sources
 
-import headwise
-
 ROOMS = ("base", "rungs", "layer", "corpus", "gpt", "models", "heads", "reshape", "lab", "teach", "view", "cli")
 BASE = {
     "spec", "masks", "positions", "shapes", "errors", "families", "files", "intervals", "memory",
@@ -74,9 +72,6 @@ def test_names_and_rooms() -> None:
     assert {"headwise.spec", "headwise.rungs.plain", "headwise.rungs"} <= set(sources)
     assert violations(sources, packages) == []
     assert violations(SOUND, PACKAGES) == []
-    assert set(headwise.__all__) <= set(dir(headwise))
-    with pytest.raises(AttributeError, match="no attribute 'attentions'"):
-        headwise.attentions  # noqa: B018
 
 
 SOUND = {
@@ -105,23 +100,18 @@ PACKAGES = {"headwise", "headwise.rungs", "headwise.gpt", "headwise.view"}
     ("module", "source", "said"),
     [
         ("headwise.masks", "from headwise.rungs import attend", "to the right of base"),
-        ("headwise.masks", "from headwise.rungs.plain import attend", "to the right of base"),
         ("headwise.masks", "from . import rungs", "to the right of base"),
         ("headwise.masks", "def f():\n    import headwise.gpt.gpt", "to the right of base"),
         ("headwise.rungs.plain", "from headwise.rungs.array import trace", "rungs never import one another"),
-        ("headwise.rungs.plain", "from headwise.rungs import array", "rungs never import one another"),
         ("headwise.rungs.array", "from .tensor import trace", "rungs never import one another"),
         ("headwise.rungs.tensor", "from . import plain", "rungs never import one another"),
-        ("headwise.rungs", "from .. import gpt", "to the right of rungs"),
         ("headwise.rungs", "import importlib\nimportlib.import_module('headwise.view')", "to the right of rungs"),
         ("headwise.gpt.gpt", "if TYPE_CHECKING:\n    from headwise.view.report import x", "to the right of gpt"),
-        ("headwise.layer.layer", "from headwise.gpt.gpt import GPT", "to the right of layer"),
         ("headwise.gpt.gpt", "from headwise import attend", "headwise, which is in no room"),
-        ("headwise.gpt.gpt", "import headwise as hw", "headwise, which is in no room"),
         ("headwise.view.report", "import torch", "imports torch"),
-        ("headwise.view.report", "from torch.nn import functional", "imports torch"),
         ("headwise.view.report", "from headwise.cli import main", "imports the command line"),
         ("headwise.gpt.gpt", "from safetensors import safe_open", "safetensors is imported in 2 modules"),
+        ("headwise.gpt.gpt", "def f():\n    from safetensors.torch import x", "safetensors is imported in 2 modules"),
         ("headwise.attic", "", "headwise.attic is in no room"),
     ],
 )
@@ -129,14 +119,6 @@ def test_the_rule_objects(module: str, source: str, said: str) -> None:
     found = violations({**SOUND, module: source}, PACKAGES)
     assert len(found) == 1
     assert said in found[0]
-
-
-@pytest.mark.parametrize("name", ONE_DOOR)
-def test_one_door(name: str) -> None:
-    one = {**SOUND, "headwise.gpt.checkpoint": "", "headwise.gpt.gpt": f"import {name}"}
-    assert violations(one, PACKAGES) == []
-    two = {**one, "headwise.rungs.tensor": f"def f():\n    from {name}.models import x"}
-    assert violations(two, PACKAGES) == [f"{name} is imported in 2 modules: headwise.gpt.gpt, headwise.rungs.tensor"]
 
 
 def loaded_after(code: str) -> set[str]:

@@ -30,10 +30,6 @@ out = hw.attend(q, q, q, mask=hw.Causal())
 steps = hw.trace(np.array([q]), np.array([q]), np.array([q]), mask=hw.Causal())
 assert np.allclose(np.array(out), steps.out[0]) and hw.__file__.startswith(sys.argv[1])
 assert hw.price({"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12}).parameters.total > 10**8
-try:
-    hw.watch
-except hw.HeadwiseError as error:
-    assert "pip install 'headwise[torch]'" in str(error)
 from headwise.words import table
 from headwise.teach.bugs import catalogue
 assert table() and catalogue()

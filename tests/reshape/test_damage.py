@@ -118,14 +118,6 @@ def test_one_slow_run_widens_no_range_and_two_do(monkeypatch: pytest.MonkeyPatch
     assert (speed.before_range, speed.after_range) == ((0.5, 0.5), (0.125, 0.5)) and not speed.told_apart
 
 
-def test_a_model_is_not_told_apart_from_itself() -> None:
-    model = build("llama", dtype=torch.float32)
-    speed = decode_speed(model, model, texts()[:1], 5)
-    low, high = speed.before_range
-    assert low <= speed.before <= high and speed.after_range[0] <= speed.after <= speed.after_range[1]
-    assert not speed.told_apart
-
-
 def test_parameters_are_counted_once() -> None:
     model = build("llama, tied", dtype=torch.float32)
     child = share_heads(model, 3, "mean", "adjacent", [*moments(model, [texts()])]).model

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,16 +19,13 @@ from torch import Tensor, nn
 from headwise import HeadwiseError
 from headwise.corpus.tokens import Tokens
 from headwise.gpt.gpt import GPT, GPTConfig
-from headwise.gpt.train import Stopped
 from headwise.heads.effect import ablation
 from headwise.models.open import Folder, remember
 from headwise.reshape import job, prune, share
-from headwise.reshape.heal import Healing
 from headwise.reshape.job import Job
 from headwise.reshape.prune import Pruning, head_scores
 from headwise.reshape.share import Sharing
 from headwise.reshape.text import Calibration, read_calibration
-from headwise.reshape.workplace import Workplace
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz .,!\n"
 
@@ -175,20 +171,6 @@ def test_what_cannot_be_done_is_said_before_a_text_is_read(make: Any, change: An
     with pytest.raises(HeadwiseError) as refusal:
         Job(model, change, {"text": Path("no such text")}).run()
     assert said in str(refusal.value)
-
-
-def test_ctrl_c_while_it_heals_stops_there(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = opened(build("rope", dtype=torch.float32), monkeypatch, tmp_path / "source").model
-
-    def press(self: Healing, step: int) -> None:
-        signal.raise_signal(signal.SIGINT)
-
-    with monkeypatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr(Healing, "step", press)
-        share.share(model, 3, method="mean", text=text, out=tmp_path / "out", heal=2)
-    assert not (tmp_path / "out").exists() and (tmp_path / "out.partial" / "heal.safetensors").exists()
-    with Workplace(tmp_path / "source", tmp_path / "out", force=False) as workplace:
-        assert workplace.has_state
 
 
 def test_a_family_without_a_record_is_refused_before_weights_are_read(tmp_path: Path) -> None:

@@ -54,12 +54,6 @@ def test_what_is_finished_gets_its_name_and_the_rest_goes(source: Path, tmp_path
     assert said(tmp_path / "out") == "new" and names(tmp_path) == ["out", "source"]
 
 
-def test_what_a_killed_job_had_set_aside_comes_back(source: Path, tmp_path: Path) -> None:
-    model(tmp_path / "out.partial" / "replaced", "old")
-    refused(source, tmp_path / "out", "exists already", force=False)
-    assert said(tmp_path / "out") == "old" and names(tmp_path) == ["out", "source"]
-
-
 @pytest.mark.parametrize("failing", [1, 2])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
 def test_a_model_that_was_to_be_replaced_survives_whatever_happens(
