@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from browsing import Opener, faults
+from browsing import Opener
 from playwright.sync_api import Browser
 from report_browsing import classes, drawn, open_head, picture, pixel, plain, ramp, readout, title
 from surveys import SUMMARY, survey_of_maps
@@ -167,21 +167,6 @@ def test_looks_of_the_page(open_report: Opener) -> None:
         assert style[1] == "solid" and style[2] in ("3px", "4px"), style
     else:
         pytest.fail("Tab never left the page")
-    page = open_report(360, 740, has_touch=True, is_mobile=True)
-    page.locator("#run > summary").tap()
-    page.locator("#curve summary").tap()
-    overflow = "document.scrollingElement.scrollWidth - window.innerWidth"
-    assert page.evaluate(overflow) <= 0
-    assert page.evaluate("window.innerWidth") == 360
-    page.locator(".name").first.tap()
-    assert page.evaluate(overflow) <= 0
-    assert page.evaluate("document.getElementById('large').scrollWidth") <= 360
-    cell = page.evaluate("panes[0].cell")
-    page.locator(".map").first.tap(position={"x": 1.5 * cell, "y": 2.5 * cell})
-    assert readout(page).endswith("0.250")
-    for name in ("#previous", "#next-head", "#close"):
-        box = page.locator(name).bounding_box()
-        assert box is not None and min(box["width"], box["height"]) >= 40
 
 
 def test_a_long_text_keeps_thin_lines(open_report: Opener, tmp_path: Path) -> None:
@@ -219,8 +204,3 @@ def test_one_token_and_no_scripts(open_report: Opener, tmp_path: Path, browser: 
     assert page.locator("noscript p, .notice").first.inner_text().startswith("This page is drawn by a script")
     assert not page.locator("#look").is_visible()
     context.close()
-    for options in ({}, {"width": 390, "color_scheme": "dark"}):
-        page = open_report(reduced_motion="reduce", **options)
-        assert faults(page) == []
-        open_head(page, "L0.H1")
-        assert faults(page) == []

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from browsing import Opener, faults, opener, unreadable, width_beyond
-from report_browsing import drawn, open_head, picture, pixel, plain, ramp, title
+from report_browsing import drawn, open_head, picture, pixel, plain, ramp, readout, title
 from surveys import survey_of_maps
 
 import headwise as hw
@@ -67,17 +67,6 @@ def page(shared: Page) -> Page:
     shared.evaluate("view.changes.clear(); changesChanged(); view.at = -1; setOwn(opening, restingPlace)")
     shared.mouse.move(640, 60)
     return shared
-
-
-def test_on_a_phone_sentence_and_prediction_come_first_then_the_pictures(open_page: Opener, report: Path) -> None:
-    page = open_page(report, 390, 844, inside=True)
-    drawn(page)
-    tops = [
-        page.locator(place).first.bounding_box()
-        for place in ("#sentence", "#verdict", ".picture", ".hint", "#heads .tools", "#own")
-    ]
-    places = [box["y"] for box in tops if box is not None]
-    assert places == sorted(places) and places[0] < 844 / 4 and places[2] < 844 / 2
 
 
 def until(page: Page, condition: str) -> None:
@@ -408,10 +397,16 @@ def test_no_serious_fault_of_accessibility(report: Path, open_page: Opener, opti
     assert faults(page) == [] and unreadable(page) == []
 
 
-def test_on_a_phone(report: Path, open_page: Opener) -> None:
+def test_on_a_phone_sentence_and_prediction_come_first_and_all_is_touched(report: Path, open_page: Opener) -> None:
     page = open_page(report, 390, 844, inside=True, has_touch=True, is_mobile=True)
     drawn(page)
     assert width_beyond(page) == 0
+    tops = [
+        page.locator(place).first.bounding_box()
+        for place in ("#sentence", "#verdict", ".picture", ".hint", "#heads .tools", "#own")
+    ]
+    places = [box["y"] for box in tops if box is not None]
+    assert places == sorted(places) and places[0] < 844 / 4 and places[2] < 844 / 2
     lefts = {round(box["x"]) for box in (e.bounding_box() for e in page.locator("#grid .head").all()) if box}
     assert len(lefts) == 2  # the grid wraps
     page.locator("#sentence .word").nth(2).tap()
@@ -421,3 +416,9 @@ def test_on_a_phone(report: Path, open_page: Opener) -> None:
     page.locator(".head[data-number='4'] .name").tap()
     assert title(page) == "L1.H1" and width_beyond(page) == 0
     assert page.evaluate("document.getElementById('large').scrollWidth") <= 390
+    cell = page.evaluate("panes[0].cell")
+    page.locator(".map").first.tap(position={"x": 1.5 * cell, "y": 2.5 * cell})
+    assert readout(page).startswith("token 2 'would' looks at token 1 'he': ")
+    for name in ("#previous", "#next-head", "#close"):
+        box = page.locator(name).bounding_box()
+        assert box is not None and min(box["width"], box["height"]) >= 40

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from browsing import Opener, unreadable
+from browsing import Opener, unreadable, width_beyond
 from playwright.sync_api import Page
 from report_browsing import classes, drawn, open_head, picture, pixel, plain, ramp, readout, title
 from surveys import broken_survey, survey_of, survey_of_maps
@@ -342,16 +342,15 @@ def test_text_is_readable_in_light_and_dark(open_report: Opener, compared: Path,
 
 def test_a_phone_has_no_sideways_scroll(open_report: Opener, compared: Path) -> None:
     page = open_report(390, 800, path=compared, has_touch=True, is_mobile=True)
-    overflow = "document.scrollingElement.scrollWidth - window.innerWidth"
     page.check("#all-columns")
     page.click("text=What the columns mean")
-    assert page.evaluate(overflow) <= 0 and page.evaluate("window.innerWidth") == 390
+    assert width_beyond(page) == 0 and page.evaluate("window.innerWidth") == 390
     page.locator("#table tbody td:nth-child(3)").nth(2).tap()
     assert title(page) == "L0.H2"
     assert page.evaluate("document.getElementById('large').scrollWidth") <= 390
     page.locator("#row-text .word").nth(3).tap()
     assert "w3" in page.inner_text("#row-title")
-    assert page.evaluate(overflow) <= 0
+    assert width_beyond(page) == 0
 
 
 def test_everything_hostile_is_shown_as_text(open_report: Opener, tmp_path: Path) -> None:
