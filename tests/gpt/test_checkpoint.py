@@ -98,15 +98,6 @@ def test_a_damaged_header_is_an_error_or_harmless(sound: Path) -> None:
     assert refused > 150
 
 
-def test_every_tensor_is_needed(folder: Path) -> None:
-    tensors = load_file(folder / WEIGHTS)
-    for name in tensors:
-        save_file({other: tensor for other, tensor in tensors.items() if other != name}, folder / WEIGHTS)
-        message = refusal(folder)
-        assert "holds weights that do not fit its config.json" in message
-        assert name in message
-
-
 def test_a_tokenizer_with_more_tokens_than_the_model(sound: Path) -> None:
     vocabulary = {chr(97 + i): i for i in range(23)}
     Tokenizer(models.WordLevel(vocabulary)).save(str(sound / TOKENIZER))
@@ -199,21 +190,18 @@ def test_a_damaged_folder_is_refused_and_says_why(damage: Damage, said: str, sou
     assert "is no folder; pass a run folder" in refusal(sound / CONFIG)
 
 
-@pytest.mark.parametrize("change", ["wider", "longer", "flat", "scalar", "empty"])
-def test_every_tensor_s_shape_is_checked(folder: Path, change: str) -> None:
+def test_every_tensor_is_needed_in_its_own_shape(folder: Path) -> None:
     tensors = load_file(folder / WEIGHTS)
     for name, tensor in tensors.items():
+        others = {other: kept for other, kept in tensors.items() if other != name}
+        save_file(others, folder / WEIGHTS)
+        message = refusal(folder)
+        assert NO_FIT in message and name in message
         if not tensor.any():
             continue  # GPT-2's biases of a model that has none
-        wrong = {
-            "wider": torch.cat([tensor, tensor[..., -1:]], -1),
-            "longer": torch.cat([tensor, tensor[-1:]], 0),
-            "flat": tensor.flatten()[None],
-            "scalar": tensor.flatten()[0],
-            "empty": tensor[:0],
-        }[change]
-        save_file({**tensors, name: wrong.contiguous()}, folder / WEIGHTS)
-        assert "holds weights that do not fit its config.json" in refusal(folder)
+        for wrong in (torch.cat([tensor, tensor[..., -1:]], -1), tensor.flatten()[None], tensor.flatten()[0]):
+            save_file({**others, name: wrong.contiguous()}, folder / WEIGHTS)
+            assert NO_FIT in refusal(folder)
 
 
 def test_tensors_come_back_and_a_changed_state_does_not(tmp_path: Path) -> None:

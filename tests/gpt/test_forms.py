@@ -178,6 +178,8 @@ def test_auto_tokenizer_gives_the_same_ids_and_text(hf: Any, tiny: Any, tmp_path
     assert theirs(TEXT)["input_ids"] == ids == [ours.boundary, *ours.encode(TEXT)]
     assert theirs.decode(ids, skip_special_tokens=True) == ours.decode(ids) == TEXT
     assert len(theirs) == len(ours)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["bos_token_id"] == config["eos_token_id"] == ours.boundary
 
 
 WORDS = ["he works = él trabaja", "yo trabajo , tú trabajas , él trabaja", "I work = yo trabajo"]
@@ -219,12 +221,6 @@ def test_what_is_unknown_raises_here_alone(hf: Any, tiny: Any, tmp_path: Path, c
         HeadwiseError, match=r"the model has not seen the (words 'flies'|characters 'E', 'F', 'L', 'S')"
     ):
         load_model(tmp_path)[1].encode(unknown)
-
-
-def test_the_boundary_is_the_beginning_and_the_end(tiny: Any, tokens: Tokens, tmp_path: Path) -> None:
-    save_model(tmp_path, tiny("llama", len(tokens)), tokens)
-    config = json.loads((tmp_path / "config.json").read_text())
-    assert config["bos_token_id"] == config["eos_token_id"] == tokens.boundary == len(tokens) - 1
 
 
 def test_reading_and_training_load_no_compiler() -> None:

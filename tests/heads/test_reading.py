@@ -24,7 +24,6 @@ import headwise as hw
 from headwise.heads.watch import Seen
 from headwise.models import reading
 from headwise.models.reading import Asked
-from headwise.models.sites import sites_of
 from headwise.view.pictures import patches
 
 WRONG = {
@@ -260,30 +259,6 @@ def test_padding_on_the_right_is_left_out_of_later_parts_too() -> None:
     for name in whole:
         assert sum(by_part[name].documents) == sum(whole[name].documents) == 14
         assert by_part[name].entropy == pytest.approx(whole[name].entropy, abs=1e-4)
-
-
-class _Two(nn.Module):
-    """Two attentions in each layer, under one name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(
-            nn.ModuleDict({"attn": nn.ModuleList(build("gpt2").transformer.h[n].attn for n in range(2))})
-            for _ in range(2)
-        )
-
-
-def test_every_attention_has_a_name_of_its_own() -> None:
-    class Model(tf.PreTrainedModel):
-        config_class = tf.GPT2Config
-
-        def __init__(self) -> None:
-            nn.Module.__init__(self)
-            self.config = build("gpt2").config
-            self.body = _Two()
-
-    names = [site.name for site in sites_of(Model())]
-    assert names == ["attn0.L0", "attn1.L0", "attn0.L1", "attn1.L1"]
 
 
 @cache

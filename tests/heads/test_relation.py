@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from cases import refuses_table
-from planted import RARE, V, documents, hand_made
+from planted import documents, hand_made
 
 from headwise.corpus import verbs
-from headwise.corpus.documents import Labelled, Relations, Text, read_relations, verb_relations
+from headwise.corpus.documents import Labelled, Relations, read_relations, verb_relations
 from headwise.corpus.tokens import Tokens
 from headwise.corpus.training import verb_corpus
 from headwise.gpt.gpt import GPT, GPTConfig
@@ -165,8 +165,3 @@ def test_files_that_do_not_fit(letters: Folder, tmp_path: Path) -> None:
         described(read_relations(letters, tmp_path / "r.json"))
 
     refuses_table("relations", globals() | {"read": read})
-
-
-def test_the_helpers_cover_the_vocabulary() -> None:
-    assert max(max(ids) for ids in documents()) < V
-    assert RARE == 5 and Text(documents(), lambda ids: tuple(map(str, ids))).counts.total() == 11 * 61

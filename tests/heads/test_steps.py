@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from headwise.files import packaged, read_text
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import PRESETS
 from headwise.heads.steps import example_model, head_steps
-from headwise.heads.watch import head_maps
+from headwise.heads.watch import LONGEST, head_maps
 from headwise.layer.layer import MultiHeadAttention
 from headwise.models.sites import attention_layers
 
@@ -150,9 +151,11 @@ def test_the_numbers_are_those_of_the_model(preset: str) -> None:
 def test_single_precision_gives_the_same_weights_to_its_own_precision(preset: str) -> None:
     model = build(preset)
     maps = {head.name: head.weights for head in head_maps(model, IDS, TOKENS, "run").maps}
+    assert len(maps) == model.config.n_layers * model.config.n_heads
     for head in range(model.config.n_heads):
-        s = head_steps(model, IDS, TOKENS, 1, head, 5, "run")
-        np.testing.assert_allclose([key.weight for key in s.keys], maps[s.name][5, :6], atol=2e-6)
+        for at in (0, 5, 6):
+            s = head_steps(model, IDS, TOKENS, 1, head, at, "run")
+            np.testing.assert_allclose([key.weight for key in s.keys], maps[s.name][at, : at + 1], atol=2e-6)
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -256,6 +259,19 @@ def test_what_a_record_cannot_hold_is_refused() -> None:
         head_steps(model, [1], ["1"], 1, 0, 0, "run")
     check_every_line(json.loads(json.dumps(asdict(head_steps(model, [1], ["1"], 0, 0, 0, "run")))))
     refuses(lambda: plain_steps(with_layer(mask=hw.Causal(), out_proj=False)), "no output projection")
+
+
+def test_a_text_without_whole_maps_is_refused() -> None:
+    model = build("llama")
+    refuses(lambda: head_maps(model, [], [], "run"), r"^the text has no tokens; pass one with text=$")
+    wide = GPT(GPTConfig(vocab_size=11, context=500, n_layers=1, n_heads=1, d_model=2))
+    for each, longest, bound in (
+        (model, 41, "the model's context is 41"),
+        (wide, LONGEST, "the most that whole maps are drawn for is 400"),
+    ):
+        head_maps(each, [1] * longest, ["1"] * longest, "run")
+        call = partial(head_maps, each, [1] * (longest + 1), ["1"] * (longest + 1), "run")
+        refuses(call, f"^the text has {longest + 1} tokens, and {bound}; pass a shorter one$")
 
 
 @pytest.mark.slow

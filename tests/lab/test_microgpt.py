@@ -183,17 +183,6 @@ def test_other_numbers_of_heads_and_layers_are_one_function_on_all_rungs() -> No
     assert all(one.weights[key] == two.weights[key] for key in one.weights)
 
 
-def test_array_sees_only_what_came_before() -> None:
-    """All positions are computed at once there; in plain, later keys do not exist."""
-    model = array.Model(Draw(NAMES, seed=42).weights, 4)
-    ids = [26, 0, 13, 13, 0, 7, 4]
-    logits, _ = model.forward(ids)
-    for place in range(len(ids)):
-        changed = [*ids[:place], 21, *ids[place + 1 :]]
-        same = np.isclose(model.forward(changed)[0], logits, rtol=0, atol=1e-13).all(axis=0)
-        assert same.tolist() == [position < place for position in range(len(ids))]
-
-
 @pytest.mark.parametrize("rung", RUNGS)
 def test_the_report_is_told_every_step(rung: str) -> None:
     told: list[tuple[int, float]] = []
@@ -249,18 +238,3 @@ except ValueError as error:
 """
     message = ["HeadwiseError", "rung='tensor' needs torch, which is not installed: pip install 'headwise[torch]'"]
     assert fresh_python(code) == message
-
-
-@pytest.mark.slow
-def test_plain_goes_along_with_the_published_run() -> None:
-    """A tenth of it: the whole takes 15 seconds, and what the array rung does after it is known to be the same."""
-    published_names()
-    code = f"""
-import gc
-gc.disable()  # the graphs have no cycles: looking for some costs a tenth of the time
-run = replay(open({str(NAMES_FILE)!r}).read().splitlines(), "plain", 100, n_samples=0)
-print(json.dumps(run.losses))
-"""
-    losses = fresh_python(code)
-    assert losses[:5] == pytest.approx(PUBLISHED_FIRST, rel=CLOSE)
-    assert losses == pytest.approx(published_run("array").losses[:100], rel=CLOSE)

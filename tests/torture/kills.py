@@ -19,7 +19,8 @@ from children import TICKS, Child, FailedError, Patch, check_refusal, hurried, m
 
 SIZE = ("--preset", "llama", "--layers", 1, "--width", 16, "--heads", 2, "--kv-heads", 2, "--context", 16)
 TEXT = "the cat sat on the mat and the dog sat on the log . " * 60
-FILES = ("model.safetensors", "config.json", "tokenizer.json")  # of a result, besides the units of a study
+# Of a result, besides the units of a study.
+FILES = ("model.safetensors", "config.json", "tokenizer.json", "film.jsonl")
 NAMES = {"train": 6, "share": 3, "prune": 3, "narrow": 3, "heads": 3, "compare": 2}  # how often each is chosen
 NAMES |= {"standard input": 2, "replay": 2, "headvis": 2, "learn": 2}
 WHOLE = "replay", "headvis", "learn"  # of these all files are compared
