@@ -63,9 +63,8 @@ BATCH = 4096  # tokens that run together at most
 RARE = 0.1  # the rarest tenth of a document's keys are its rare tokens
 
 Ints = npt.NDArray[np.int64]
-Contents = tuple[
-    Iterable[Iterable[Sequence[int] | Ints]], int, dict[str, Any]
-]  # documents in pieces, vocabulary, facts
+# Documents in pieces, the size of the vocabulary, facts.
+Contents = tuple[Iterable[Iterable[Sequence[int] | Ints]], int, dict[str, Any]]
 
 
 class TokenFile(Sequence[list[int]]):

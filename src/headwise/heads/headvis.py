@@ -1,7 +1,7 @@
 """A survey in the format of HeadVis (Anthropic 2026), the browser of heads that Neuronpedia hosts, too.
 
 config.json, scatter_data.json (a row a head), server_config.json and attributions/manifest.json (empty: no server), and
-heads/L3H5.json: documents from the least to the strongest weight, each with its weights as sparse rows. An index is
+heads/L3H5.json: documents, those with the strongest weight first, each with its weights as sparse rows. An index is
 query * seq_len + key; a row has its 8 largest weights, those of at least 0.005.
 """
 

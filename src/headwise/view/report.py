@@ -276,7 +276,7 @@ def report_html(
         name = f"{survey.model} · {against.model}"
         other = f'<bdi class="against"><small>{word("report.against")}</small> {escaped(against.model)}</bdi>'
         heading = f"<bdi>{escaped(survey.model)}</bdi> {other}"
-    pane = package_text("report_pane.html")
+    pane = package_text("report_pane.html")  # two of them, for two heads side by side
     blocks, shown, styles, words = {}, "", [*STYLES], [*WORDS]
     if film is not None:
         blocks["film-data"] = film_data(film, {profile.name: profile.roles for profile in survey.profiles})
