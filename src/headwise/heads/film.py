@@ -303,6 +303,7 @@ def _relations(corpus: Corpus, n_cells: int) -> Relations | None:
 
 def frame_steps(steps: int, most: int, gap: int) -> frozenset[int]:
     """0, 1, 2, 4, 8, ..., then evenly, `gap` or more apart, at last the last: the steps of at most so many frames."""
+    most = max(1, most)  # where a frame of thousands of heads leaves room for none
     gap = max(gap, steps // most)
     while True:
         first = {0, *(2**n for n in range(gap.bit_length()))}
@@ -318,7 +319,7 @@ def fitting(lines: Iterable[list[int]], cells: int) -> list[list[int]]:
     """The first lines, as many as their maps have room for in so many cells; the very first is cut where it must be."""
     chosen: list[list[int]] = []
     for line in islice(lines, LINES):
-        longest = (isqrt(8 * cells + 1) - 1) // 2  # n tokens have n (n + 1) / 2 cells
+        longest = (isqrt(max(0, 8 * cells + 1)) - 1) // 2  # n tokens have n (n + 1) / 2 cells
         if chosen and len(line[:LONGEST]) > longest:
             break
         chosen.append(line[: max(2, min(LONGEST, longest))])
