@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import random
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 sys.path.insert(0, str(Path(__file__).with_name("torture")))
 import damage
 import differential
+import files
+import kills
 from children import FailedError, check_refusal
 from safetensors.numpy import save
+
+from headwise.cli.app import app
 
 
 def test_random_calls(tmp_path: Path) -> None:
@@ -43,3 +49,15 @@ def test_what_counts_as_a_refusal() -> None:
     ):
         with pytest.raises(FailedError, match="no clear refusal"):
             check_refusal(code, said)
+
+
+def test_its_command_lines_have_options_that_exist() -> None:
+    group = typer.main.get_command(app)
+    lines = [shlex.split(line) for line in (*files.COMMANDS.values(), files.HEAL)]
+    lines += [[str(word) for word in kills.arguments(name, Path("base"), Path("out"))] for name in kills.NAMES]
+    for name, *words in lines:
+        command = group.commands[name]  # type: ignore[attr-defined]
+        shown = command.get_params(command.make_context(name, [], resilient_parsing=True))
+        known = {option for parameter in shown for option in (*parameter.opts, *parameter.secondary_opts)}
+        asked = {word for word in words if word.startswith("--")}
+        assert asked - {"--json", "--lang"} <= known, name

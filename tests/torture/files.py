@@ -24,7 +24,7 @@ from headwise.models.hf import load_folder
 TEXT = "the cat sat on the mat and the dog sat on the log . " * 40
 SIZE = "--preset llama --layers 1 --width 16 --heads 2 --kv-heads 2 --context 16 --samples 0"
 QUICK = "--no-controls --ablate none --json"
-HEAL = "share @run --kv-heads 1 --text @text.txt --heal 6 --batch 2 --out @healing"
+HEAL = "share @run --kv-heads 1 --text @text.txt --heal 6 --out @healing"
 ATTENTION = """
 import torch
 class Attention(torch.nn.Module):
