@@ -45,7 +45,7 @@ def work(shard: bool) -> dict[str, float]:
     began = time.monotonic()
     survey(model, text, controls=False, ablate="none", ranks=current(), progress=progress)
     read = marks["repeated tokens"][0] - began
-    losses = current().losses(model, shard)
+    losses = current().loss_module(model, shard)
     optimizers, seconds = make_optimizers(model, replace(recipe, muon_lr=None)), []
     for step in range(STEPS):
         began = time.monotonic()
