@@ -30,10 +30,17 @@ def section(room: str) -> str:
     """The table of one room; that of "" is the top of the package, whose files cross all rooms."""
     folder = SOURCE / room
     files = sorted(folder.rglob("*.py") if room else folder.glob("*.py"))
-    apart = (folder / "__init__.py", folder / "__main__.py")  # the one is told of above its table, the other is a line
-    rows = [f"| `{path.relative_to(folder)}` | {first_line(path)} |" for path in files if path not in apart]
+    apart = (folder / "__init__.py", folder / "__main__.py")  # a docstring that stands above the table, and a line
+    files = [path for path in files if path not in apart or defines(path)]
+    rows = [f"| `{path.relative_to(folder)}` | {first_line(path)} |" for path in files]
     title, about = (f"{room}/", first_line(folder / "__init__.py")) if room else ("The top of the package", BASE)
     return "\n".join(["", f"## {title}", "", about, "", "| file | what it holds |", "| --- | --- |", *rows, ""])
+
+
+def defines(path: Path) -> bool:
+    """Does it hold more than a docstring and imports?"""
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    return any(isinstance(node, ast.FunctionDef | ast.ClassDef) for node in body)
 
 
 def first_line(path: Path) -> str:

@@ -51,7 +51,8 @@ def test_masses_and_distances_are_those_of_the_whole_map(
     call = Call(None, q, k, k, options, torch.zeros_like(q), False, 0)
     real = torch.arange(T) >= 3 if name == "bias" else None  # rows that do not count
     sizes = [1, 16, 43, T]
-    outside, reached = distances(call, 0, Document(real_rows=real), sizes)
+    marks = {"image": torch.arange(T) == 5}
+    outside, reached = distances(call, 0, Document(real_rows=real, marks=marks), sizes)
     p = trace(q, k, k, options).weights[0].double()
     p = p if real is None else p[:, real]
     i = (torch.arange(T) if real is None else torch.arange(T)[real])[:, None]

@@ -97,7 +97,7 @@ def heads(
     options |= {"unknown": unknown, "field": field, "relations": labels, "rows": rows}
     options |= {"controls": controls, "ablate": ablate, "seed": seed}
     options |= {"ranks": ranks, "parallel": parallel is not None, "reading": reading}
-    survey, maps = look(model, headvis=None if ranks.rank else headvis, keep=keep, **options)
+    survey, maps = surveyed(model, headvis=None if ranks.rank else headvis, keep=keep, **options)
     options["keep"] = None if keep is None else keep / "against"
     other, other_maps = (None, None) if against is None else _compared(model, against, options)
     if ranks.rank:
@@ -279,7 +279,7 @@ def _check_text(
         raise refusal("tokens_too_many", tokens=tokens, model=model, context=context)
 
 
-def look(
+def surveyed(
     model: Path,
     text: list[str] | None = None,
     ids: Path | None = None,
@@ -341,7 +341,7 @@ def _compared(model: Path, against: Path, options: dict[str, Any]) -> tuple[Surv
     """The same look at the other model; where one comes from the other, heads have the names of their counterparts."""
     from headwise.models.lineage import counterparts
 
-    other, maps = look(against, on=model, **options)
+    other, maps = surveyed(against, on=model, **options)
     pairs = counterparts(model, against)
     return other if pairs is None else other.renamed(pairs), maps
 
@@ -374,6 +374,6 @@ def _write_report(
 
 def write_report_of(run: Path) -> Path:
     """The report of a finished run: its heads on what it held out, and the exact maps of its example."""
-    survey, maps = look(run)
+    survey, maps = surveyed(run)
     _write_report(run, run / REPORT, survey, maps)
     return run / REPORT

@@ -1,4 +1,4 @@
-"""`headwise why`, `trace`, `align`, `windows`, and `look`, where questions about heads are asked by hand."""
+"""`headwise why`, `trace`, `align`, `windows` and `look`: questions about the heads of one model."""
 
 from __future__ import annotations
 

@@ -44,9 +44,8 @@ class Attention:
 
     @property
     def parameters(self) -> int:
-        spec = self.spec
-        heads = spec.n_heads * self.query_head_parameters + spec.n_kv_heads * self.kv_head_parameters
-        return heads + spec.shared_parameters
+        absent = self.spec.n_kv_heads * (self.spec.kv_head_parameters - self.kv_head_parameters)
+        return self.spec.n_parameters + self.spec.n_heads * self.buckets - absent
 
     def kept(self, tokens: int) -> dict[int, int]:
         """Tokens of a text that long whose key and value are cached -> for how many key/value heads."""

@@ -132,7 +132,7 @@ class Strip(NamedTuple):
                 rows=slice(self.rows.start + rows.start, self.rows.start + rows.stop),
                 near=self.near[rows],
                 pairs=self.pairs[first:last] - start * self.width,
-                dense=tuple(places[rows] for places in self.dense),
+                dense=tuple(is_copy[rows] for is_copy in self.dense),
                 member=self.member[:, rows],
                 at=self.at[rows],
             )
@@ -260,24 +260,24 @@ class Pass:
         for start in range(0, self.H, n_heads):
             heads = slice(start, min(start + n_heads, self.H))
             h = heads.stop - start
-            first = start * t  # of their places among the sums
+            column = start * t  # of the sums, where those of the next part stand
             room = self._scores(heads, strip, rooms[0][: h * t * s].view(h, t, s))
             for rows, pairs, part in parts:
                 scores = room[:, rows]
                 n = h * (rows.stop - rows.start)
                 e = rooms[1][: n * s].view(scores.shape)
-                into = dict(zip(self.names, sums[:, first : first + n].unbind(), strict=True))
+                into = dict(zip(self.names, sums[:, column : column + n].unbind(), strict=True))
                 top_run, peak = self._sum(part, heads, scores.view(-1, s), e.view(-1, s), into)
-                torch.mm(part.marks, e.view(-1, s).mT, out=sums[: len(part.marks), first : first + n])
+                torch.mm(part.marks, e.view(-1, s).mT, out=sums[: len(part.marks), column : column + n])
                 torch.gather(e, 2, part.near.expand(h, -1, -1), out=near[heads, rows])
                 torch.index_select(e.view(h, -1), 1, part.pairs, out=copied[heads, pairs])
-                for i, places in enumerate(part.dense):
-                    self.copies[i, heads, part.rows] = torch.mul(e, places, out=scores).sum(-1)
+                for i, is_copy in enumerate(part.dense):
+                    self.copies[i, heads, part.rows] = torch.mul(e, is_copy, out=scores).sum(-1)
                 if self.top:
                     place = peak.max(-1).indices  # an argmax takes twice as long
                     self.argmax[heads, part.rows] = (place + top_run * RUN + strip.keys.start).view(h, -1)
                 self._add(totals, e[..., : strip.n_keys], into["share"].view(h, -1), heads, part)
-                first += n
+                column += n
         self.at[strip.rows] = strip.at
         self.sums[..., strip.rows] = sums.view(-1, self.H, t)
         self.near[:, strip.rows] = near.mul_(strip.has_near)
@@ -322,17 +322,17 @@ class Pass:
             total.masked_fill_(nothing, 0)
         torch.sum(room.mul_(e), -1, out=into["shifted"])
         if "places" in into:
-            weight, first, second = powers
+            weight, moment, second_moment = powers
             middle = torch.arange(runs.shape[1], dtype=e.dtype, device=e.device) * RUN + (RUN - 1) / 2
-            centre = torch.sum(first + middle * weight, -1, out=into["places"]) / total
+            centre = torch.sum(moment + middle * weight, -1, out=into["places"]) / total
             # Around the mean, not as a difference of squares: a narrow head far away would lose its digits. Within a
             # run they are one, so that of the peak is summed key by key.
             from_centre = middle - centre[:, None]
-            squares = (from_centre * weight).add_(first, alpha=2).mul_(from_centre).add_(second)
+            squares = (from_centre * weight).add_(moment, alpha=2).mul_(from_centre).add_(second_moment)
             place = top_run[:, None]
             key_off = self.powers[1] + from_centre.gather(1, place)  # (n,RUN) how far the keys of that run lie off
-            near = key_off.square_().mul_(peak).sum(-1, keepdim=True)
-            torch.sum(squares.scatter_(1, place, near), -1, out=into["squares"])
+            at_peak = key_off.square_().mul_(peak).sum(-1, keepdim=True)
+            torch.sum(squares.scatter_(1, place, at_peak), -1, out=into["squares"])
         return top_run, peak
 
     def _strip(self, rows: slice) -> Strip:
@@ -550,13 +550,14 @@ class Dense:
         return torch.where(self.largest > 0, 0 - self.largest.log2(), 0)
 
     def total(self, name: str) -> Tensor:
-        """Sum of p x over the keys; x is "shifted", "same", "after" or "first"."""
+        """Sum of p x over the keys; x is "shifted", "same", "after" or "first". Raises KeyError for another."""
         if name == "first":
             return self.p[..., self.first]
         if name == "shifted":
             shifted = self.p.log2() + self.log_sum[..., None]
             return torch.where(self.p > 0, self.p * shifted, 0).sum(-1)  # 0 log 0 is 0
-        assert self.ids is not None
+        if name not in ("same", "after") or self.ids is None:
+            raise KeyError(name)
         is_copy = self.ids[..., self.at, None] == self.ids[..., None, :]
         same = (is_copy & (self.behind > 0)).to(self.p.dtype)
         if name == "after":

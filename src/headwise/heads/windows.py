@@ -6,6 +6,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -109,8 +110,9 @@ class _Distances(Pass):
     """Sums of the weights by distance, and the weights on the first keys: taken of each block beside nothing else."""
 
     def __init__(self, call: Call, b: int, document: Document) -> None:
+        document = replace(document, marks=None)  # sums over marked keys would stand before the three that are kept
         super().__init__(call, b, document, Layout.of(document, call.n_queries, call.n_keys, call.q.device))
-        self.formulas, self.offsets, self.marks = {}, [], {}
+        self.formulas, self.offsets = {}, []
         # Of the sums a mean needs the first three alone, share, total and shifted, and of near keys the first one.
         self.names, self.sums = self.names[:3], self.sums[:3]
         self.near = self.near[..., :1]
