@@ -1,8 +1,8 @@
 """Every statistic of a head: what it means, its formula, and what must be known to measure it.
 
 To add one, write it into `Statistics`. It is then measured, is an attribute of what `watch` saw and of a survey's
-heads, and stands in tables, files and reports. Its words for readers stand in `[column]` and `[meaning]` of `words.toml`,
-its plain form in `tests/heads/dense.py`.
+heads, and stands in tables, files and reports. Its words for readers stand in `[column]` and `[meaning]` of
+`words.toml`, its plain form in `tests/heads/dense.py`.
 
 A formula reads the weights of some heads on one document, and gives a number for each head and row, (H,n). What it may
 read is defined in `headwise.heads.blocks.Dense`, on whole maps; `Sums` has the same for texts of any length. With p_ij
