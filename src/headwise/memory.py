@@ -1,14 +1,22 @@
-"""Where a model computes, the processor or a device that torch knows by name; and how much memory is free there."""
+"""Where a model computes, the processor or a device that torch knows by name; how much memory is free there.
+
+And what a call costs: `in_turn` is the stop-watch of whatever is compared, `peak_of` the meter of its tensors.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 import sys
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
+from torch.autograd.profiler import profile
 
 from headwise.words import refusal
 
@@ -16,6 +24,7 @@ if sys.platform != "win32":
     import resource
 
 CPU = torch.device("cpu")
+Name = TypeVar("Name", bound=Hashable)
 
 
 class Room(NamedTuple):
@@ -88,3 +97,44 @@ def free_on(device: torch.device) -> Room:
         if device.type != "cpu":
             return Room(torch.accelerator.get_memory_info(device)[0], f"memory of {device}")
     return free_memory()
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+@torch.no_grad()
+def in_turn(
+    calls: Mapping[Name, Callable[[], object]], rounds: int, longest: float = math.inf
+) -> dict[Name, list[float]]:
+    """Seconds of each call in each round, after one that warms up; the order moves on by one each round.
+
+    In turn, so that a slow moment of the machine is shared. A device is waited for by the calls themselves.
+
+    longest  seconds: of a slow call as many rounds as fit; where none does, the call that warms up counts
+    """
+    first = {name: seconds_of(call) for name, call in calls.items()}
+    times: dict[Name, list[float]] = {name: [] for name in calls}
+    names = deque(calls)
+    for n in range(1, rounds + 1):
+        for name in names:
+            if n * first[name] <= longest:
+                times[name].append(seconds_of(calls[name]))
+        names.rotate(-1)
+    return {name: taken or [first[name]] for name, taken in times.items()}
+
+
+@torch.no_grad()
+def peak_of(call: Callable[[], object]) -> int:
+    """The most bytes that a call has of torch's allocator at a time."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or torch's profiler writes lines to standard error
+    with profile(profile_memory=True) as profiled:
+        call()
+    held = peak = 0
+    for event in profiled.kineto_results.events():  # as they came
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
+    return peak

@@ -16,6 +16,7 @@ import torch
 from cases import refuses_table
 from rich.console import Console
 
+from headwise import memory
 from headwise.lab import ladder as study
 from headwise.lab.ladder import RUNGS, Certificate, Rung, certificate_sizes, draw_leaves, run_ladder
 from headwise.records import Ladder, LadderRung, LadderSizes
@@ -220,7 +221,7 @@ def test_a_large_size_is_certified_small_and_its_scalar_loops_are_not_timed(monk
 
 
 def test_slow_rungs_are_called_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that says how long each call took: one of 0.4 s is repeated until a second is full, one of 2 s never."""
+    """A clock that says how long each call took: one of 0.4 s is repeated while a second has room, one of 2 s never."""
     calls: list[str] = []
     prices = {"fast": 0.01, "middling": 0.4, "slow": 2.0}
 
@@ -231,36 +232,36 @@ def test_slow_rungs_are_called_less_often(monkeypatch: pytest.MonkeyPatch) -> No
 
         return Rung(name, "", "array", prepare)
 
-    def seconds(forward: Any, x: Any) -> float:
-        forward(x, None)
+    def seconds(call: Any) -> float:
+        call()
         return prices.get(calls[-1] if calls else "", 1e-3)
 
     monkeypatch.setattr(study, "RUNGS", (RUNGS[0], *map(rung, prices)))
-    monkeypatch.setattr(study, "_seconds", seconds)
+    monkeypatch.setattr(memory, "seconds_of", seconds)
     ladder = run_ladder(**MQA, repeats=7, longest=1.0)
     assert {one.name: (one.ms, one.repeats) for one in ladder.rungs[1:]} == {
         "fast": (10.0, 7),
-        "middling": (400.0, 3),
+        "middling": (400.0, 2),
         "slow": (2000.0, 1),
     }
-    assert calls[-10:-6] == ["fast", "middling", "fast", "middling"]  # in turn
+    assert calls[-10:] == ["slow", *["fast", "middling"] * 2, *["fast"] * 5]  # in turn, after one that warms up
 
 
 def test_memory_is_what_a_call_holds_at_a_time() -> None:
     held, passing = 3 * 2**20, 5 * 2**20
 
-    def torch_call(x: Any, keep: Any) -> Any:
+    def torch_call() -> Any:
         torch.empty(passing, dtype=torch.uint8)
         first = torch.empty(held, dtype=torch.uint8)
         return first, torch.empty(held, dtype=torch.uint8)
 
-    def numpy_call(x: Any, keep: Any) -> Any:
+    def numpy_call() -> Any:
         np.empty(passing, np.uint8)
         first = np.empty(held, np.uint8)
         return first, np.empty(held, np.uint8)
 
-    assert study._torch_peak(torch_call, None) == 2 * held
-    assert 2 * held <= study._python_peak(numpy_call, None) < 2 * held + 10_000
+    assert memory.peak_of(torch_call) == 2 * held
+    assert 2 * held <= study._python_peak(numpy_call) < 2 * held + 10_000
 
 
 def test_what_stays_the_same(capfd: pytest.CaptureFixture[str]) -> None:

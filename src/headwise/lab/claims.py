@@ -13,8 +13,7 @@ import os
 import platform
 import statistics
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -26,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from headwise import __version__
+from headwise import __version__, memory
 from headwise.cost import TABLE, price
 from headwise.gpt.train import one_thread
 from headwise.intervals import Interval, interval_of
@@ -59,21 +58,7 @@ FASTER = 1.1  # from this ratio of speeds on: smaller ones are lost among other 
 Times = dict[str, list[float]]  # seconds of each round
 
 
-@torch.no_grad()
-@one_thread()
-def in_turn(ways: Mapping[str, Callable[[], object]], rounds: int) -> Times:
-    """Seconds of each way in each round, after one that warms up; the order moves on by one each round."""
-    names = deque(ways)
-    times: Times = {name: [] for name in ways}
-    for way in ways.values():
-        way()
-    for _ in range(rounds):
-        for name in names:
-            began = time.perf_counter()
-            ways[name]()
-            times[name].append(time.perf_counter() - began)
-        names.rotate(-1)
-    return times
+in_turn = one_thread()(memory.in_turn)
 
 
 def median_ratio(times: Times, name: str, over: str) -> float:

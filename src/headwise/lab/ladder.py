@@ -15,13 +15,10 @@ was taken in float32 exceeds it.
 from __future__ import annotations
 
 import math
-import os
 import statistics
-import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -30,7 +27,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.autograd.profiler import profile
 from torch.overrides import TorchFunctionMode
 
 from headwise.gpt.presets import check_seed
@@ -38,6 +34,7 @@ from headwise.lab.courses.numpy_layer import attend_batched, attend_einsum, atte
 from headwise.lab.courses.stacked import MultiHeadAttn, MultiHeadedAttentionWrapper
 from headwise.layer.layer import MultiHeadAttention
 from headwise.masks import Causal
+from headwise.memory import in_turn, peak_of
 from headwise.models.hook import observe
 from headwise.records import STAGES, Call, Ladder, LadderRung, LadderSizes, Watchable
 from headwise.rungs import trace
@@ -419,7 +416,9 @@ def run_ladder(
             tell(Note.of("ladder.certifies", rung=labelled("ladder", rung.name)), i, total)
             # The certificate is of the small sizes, the parameters are of those that were asked for.
             results.append(replace(certificate.certify(rung), parameters=rung.parameters(sizes)))
-        leaves, calls = draw_leaves(sizes, seed), {}
+        leaves = draw_leaves(sizes, seed)
+        calls: dict[int, Callable[[], object]] = {}
+        peaks = {}
         scalar_call = certificate.seconds * _work(sizes) / _work(small)  # seconds, about
         for i, rung in enumerate(RUNGS):
             tell(Note.of("ladder.calls", rung=labelled("ladder", rung.name)), len(RUNGS) + i, total)
@@ -427,13 +426,15 @@ def run_ladder(
                 reason = Note.of("ladder.too_long", seconds=f"{scalar_call:.0f}", longest=f"{longest:g}")
                 results[i] = replace(results[i], not_timed=results[i].not_timed or reason)
             elif results[i].agrees:
-                calls[i] = _Timed(rung, sizes, leaves, repeats, longest)
+                arrays = cast_leaves(leaves, rung.kind, TIMED_DTYPE[rung.kind])
+                calls[i] = partial(rung.prepare(sizes, arrays), arrays["x"], None)
+                peaks[i] = (peak_of if rung.kind == "tensor" else _python_peak)(calls[i])
         tell(Note.of("ladder.times_all"), total - 1, total)
-        for call in list(calls.values()) * repeats:  # in turn, so that a slow moment of the machine is shared
-            call.once_more()
+        times = in_turn(calls, repeats, longest)
     tell(Note.of("ladder.done"), total, total)
-    for i, call in calls.items():
-        results[i] = call.priced(results[i])
+    for i, taken in times.items():
+        ms = 1000 * statistics.median(taken)
+        results[i] = replace(results[i], ms=ms, repeats=len(taken), peak_bytes=peaks[i])
     priced = tuple(results)
     agree = all(result.agrees for result in priced if result.refused is None)
     note = None if small == sizes else Note.of("ladder.certified", sizes=small.note)
@@ -469,72 +470,11 @@ def _work(n: LadderSizes) -> int:
     return n.batch * n.tokens * (linear + attention)
 
 
-class _Timed:
-    """A rung made ready: called once for a start, once for its memory, and then to be timed."""
-
-    def __init__(
-        self, rung: Rung, sizes: LadderSizes, leaves: Mapping[str, Array], repeats: int, longest: float
-    ) -> None:
-        arrays = cast_leaves(leaves, rung.kind, TIMED_DTYPE[rung.kind])
-        self.forward, self.x = rung.prepare(sizes, arrays), arrays["x"]
-        self.seconds: list[float] = []
-        self.left = 1  # timed calls still to make
-        self.once_more()
-        # The first call pays for what is loaded and allocated at first use, so it counts only where it must.
-        first = self.seconds[0]
-        if first <= longest:
-            self.seconds, self.left = [], min(repeats, math.ceil(longest / first))
-        with torch.no_grad():
-            self.peak = (_torch_peak if rung.kind == "tensor" else _python_peak)(self.forward, self.x)
-
-    def once_more(self) -> None:
-        if self.left > 0:
-            self.left -= 1
-            with torch.no_grad():
-                self.seconds.append(_seconds(self.forward, self.x))
-
-    def priced(self, result: LadderRung) -> LadderRung:
-        ms = 1000 * statistics.median(self.seconds)
-        return replace(result, ms=ms, repeats=len(self.seconds), peak_bytes=self.peak)
-
-
-def _seconds(forward: Forward, x: Any) -> float:
-    began = time.perf_counter()
-    forward(x, None)
-    return time.perf_counter() - began
-
-
-def _python_peak(forward: Forward, x: Any) -> int:
+def _python_peak(call: Callable[[], object]) -> int:
     """The most bytes that Python and NumPy held at a time."""
     tracemalloc.start()
     try:
-        forward(x, None)
+        call()
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-
-
-def _torch_peak(forward: Forward, x: Any) -> int:
-    """The most bytes that torch's allocator held at a time for a call."""
-    with _quiet_stderr(), profile(use_kineto=False, profile_memory=True) as profiled:
-        forward(x, None)
-    events = [event for event in profiled.kineto_results.events() if event.name() == "[memory]"]
-    held = peak = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        peak = max(peak, held)
-    return peak
-
-
-@contextmanager
-def _quiet_stderr() -> Iterator[None]:
-    """torch's profiler writes lines of its own, past Python."""
-    sys.stderr.flush()
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)

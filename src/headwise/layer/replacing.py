@@ -5,23 +5,22 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-import os
 import statistics
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.profiler import profile
 from torch.utils._pytree import tree_leaves
 
 from headwise.errors import HeadwiseError
 from headwise.layer.importers import Imported, from_torch
 from headwise.layer.layer import MultiHeadAttention
 from headwise.masks import Allowed, Bias, Causal, Mask, all_of
+from headwise.memory import in_turn, peak_of
 from headwise.records import Call
 from headwise.rungs.tensor import trace
 from headwise.table import amount
@@ -227,29 +226,15 @@ def _measured(model: nn.Module, done: Replaced, inputs: Sequence[Any]) -> Replac
         before, after = (tree_leaves(run(*inputs)) for run in (model, ours))
         pairs = [(x, y) for x, y in zip(before, after, strict=True) if isinstance(x, Tensor)]
         difference = max(float((x - y).abs().max()) for x, y in pairs)
-        rounds = [(_seconds(model, inputs), _seconds(ours, inputs)) for _ in range(ROUNDS)]
-        peak = _peak(model, inputs), _peak(ours, inputs)
-    times_before, times_after = zip(*rounds, strict=True)
-    seconds = statistics.median(times_before), statistics.median(times_after)
-    return dataclasses.replace(done, difference=difference, seconds=seconds, peak=peak)
+    calls = [partial(_awaited, run, inputs) for run in (model, ours)]
+    before_seconds, after_seconds = map(statistics.median, in_turn(dict(enumerate(calls)), ROUNDS).values())
+    before_peak, after_peak = map(peak_of, calls)
+    return dataclasses.replace(
+        done, difference=difference, seconds=(before_seconds, after_seconds), peak=(before_peak, after_peak)
+    )
 
 
-def _seconds(model: nn.Module, inputs: Sequence[Any]) -> float:
-    start = time.perf_counter()
+def _awaited(model: nn.Module, inputs: Sequence[Any]) -> None:
     for x in tree_leaves(model(*inputs)):
         if isinstance(x, Tensor) and x.is_cuda:
             torch.cuda.synchronize(x.device)
-    return time.perf_counter() - start
-
-
-def _peak(model: nn.Module, inputs: Sequence[Any]) -> int:
-    """The most bytes that were asked for and not yet given back at one moment of a pass."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or torch's profiler writes lines to standard error
-    with profile(profile_memory=True) as profiler:
-        model(*inputs)
-    live = peak = 0
-    for event in profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            live += event.nbytes()
-            peak = max(peak, live)
-    return peak

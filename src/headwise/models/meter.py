@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from headwise.cost import PRESETS, Price
 from headwise.errors import HeadwiseError
-from headwise.memory import device_named, free_on, peak_memory
+from headwise.memory import device_named, free_on, in_turn, peak_memory, seconds_of
 from headwise.models.ask import device_of, each, logits, reader, require_next, vocabulary_of
 from headwise.models.open import DTYPES, open_folder
 from headwise.models.stream import stream_of
@@ -25,7 +25,7 @@ from headwise.words import Note, refusal
 
 RUNS = 5  # prefills that are timed
 STEPS, WARM_UP = 10, 2  # tokens that are written and timed; and those before them that are not timed
-LONG = 5.0  # seconds of a prefill that is not repeated
+LONG = 5.0  # seconds that prefills may take: a longer one is not repeated
 NUMBERS = 32  # that a pass holds at once for each token and each feature of the model's width, about
 SIDE = 8192  # of the square matrix by which the machine is measured, larger than its caches
 ROWS = 512  # that are multiplied with it
@@ -193,16 +193,14 @@ def measured(model: nn.Module, price: Price, progress: Progress = lambda *counts
 
 def _prefilled(model: nn.Module, ids: Tensor, streamed: bool, progress: Progress) -> list[float]:
     """Seconds of each prefill of ids (B,T) after the first, which warms up; of that alone where it takes long."""
+    count = itertools.count()
 
     def prefill() -> None:
+        progress("prefill", next(count), RUNS)
         rows = each(model, [ids], partial(logits, last=True)) if streamed else [reader(model)(ids)]
         [row.flatten()[0].item() for row in rows]  # a device has then computed what it was handed
 
-    times = [_timed(prefill)]
-    while len(times) <= RUNS and times[0] < LONG:
-        progress("prefill", len(times), RUNS)
-        times.append(_timed(prefill))
-    return times[1:] or times
+    return in_turn({"prefill": prefill}, RUNS, LONG)["prefill"]
 
 
 def _decoded(model: nn.Module, ids: Tensor, progress: Progress) -> tuple[list[float], int]:
@@ -213,7 +211,7 @@ def _decoded(model: nn.Module, ids: Tensor, progress: Progress) -> tuple[list[fl
     times: list[float] = []
     for token in ids[:, -n:].T[..., None]:
         progress("step", len(times), n)
-        times.append(_timed(lambda token=token: read(token)[0].item()))  # type: ignore[misc]
+        times.append(seconds_of(lambda token=token: read(token)[0].item()))  # type: ignore[misc]
     held = 0
     for cache in getattr(read.cache, "layers", read.cache) or ():
         tensors = (getattr(cache, name, None) for name in ("keys", "values"))  # of a cache of transformers
@@ -221,15 +219,9 @@ def _decoded(model: nn.Module, ids: Tensor, progress: Progress) -> tuple[list[fl
     return times[min(WARM_UP, n - 1) :], held
 
 
-def _timed(run: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    run()
-    return time.perf_counter() - began
-
-
 def _fastest(run: Callable[[], object]) -> float:
     """Seconds of the fastest of a few runs: what the machine can do while nobody disturbs it."""
-    return min(_timed(run) for _ in range(2 * RUNS))
+    return min(seconds_of(run) for _ in range(2 * RUNS))
 
 
 def _product(dtype: torch.dtype, device: torch.device, rows: int) -> Callable[[], object]:

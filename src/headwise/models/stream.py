@@ -16,7 +16,6 @@ import itertools
 import json
 import shutil
 import tempfile
-import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,7 +32,7 @@ from headwise.errors import HeadwiseError
 from headwise.files import write_whole
 from headwise.gpt.checkpoint import Place, tensors_in, write_shard
 from headwise.layer.projections import shapes_alone
-from headwise.memory import CPU, free_memory, free_on
+from headwise.memory import CPU, free_memory, free_on, seconds_of
 from headwise.models.weights import AttentionWeights, attentions, blocks, cast, family_of, write_layer
 from headwise.table import amount
 from headwise.words import Note
@@ -262,10 +261,9 @@ class Stream:
         matrix = next(self.borrow(slot.name) for slot in self._slots[0] if slot.hollow.ndim == 2)
         matrix = matrix.to(self.device)
         x = torch.ones(PROBE, matrix.shape[1], dtype=matrix.dtype, device=self.device)
-        F.linear(x, matrix)[0, 0].item()  # its pages come from the disk
-        began = time.perf_counter()
-        F.linear(x, matrix)[0, 0].item()  # the number is there when the device is done
-        speed = 2 * PROBE * matrix.numel() / (time.perf_counter() - began)
+        # In the first call its pages come from the disk; the number is there when the device is done.
+        _, seconds = (seconds_of(lambda: F.linear(x, matrix)[0, 0].item()) for _ in range(2))
+        speed = 2 * PROBE * matrix.numel() / seconds
         products = 2 * tokens * sum(slot.hollow.numel() for slots in self._slots for slot in slots)
         return Note.of(
             "tell.streamed",

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -34,6 +35,7 @@ from headwise.gpt.train import (
 )
 from headwise.heads.blocks import measure as measure_call
 from headwise.heads.documents import Document, listening
+from headwise.memory import seconds_of
 from headwise.models.ask import answers, config_fields, each, hidden_states, predicts, reader
 from headwise.models.sites import Site
 from headwise.models.stream import stream_of
@@ -214,13 +216,10 @@ def decode_speed(parent: nn.Module, child: nn.Module, text: Tensor, length: int)
 
 
 def _run_speed(decode: Callable[[Tensor], Tensor], prompt: Tensor) -> float:
-    seconds = []
-    for n in range(NEW_TOKENS):
-        token = prompt[:, n % prompt.shape[1]][:, None]
-        began = time.perf_counter()
-        decode(token)[0].item()  # the number is there when the device is done
-        seconds.append(time.perf_counter() - began)
-    return 1 / statistics.median(seconds[WARM_UP:])
+    def step(n: int) -> None:
+        decode(prompt[:, n % prompt.shape[1]][:, None])[0].item()  # the number is there when the device is done
+
+    return 1 / statistics.median([seconds_of(partial(step, n)) for n in range(NEW_TOKENS)][WARM_UP:])
 
 
 # Healing.

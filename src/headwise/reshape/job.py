@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from shutil import disk_usage
 from typing import Any
@@ -19,7 +19,7 @@ from headwise.corpus.verbs import WHOLE_LINES
 from headwise.errors import HeadwiseError
 from headwise.families import check_reshapable
 from headwise.gpt.train import Stopped
-from headwise.memory import free_memory
+from headwise.memory import free_memory, seconds_of
 from headwise.models.ask import answers, context_of, evaluating, predicts, vocabulary_of
 from headwise.models.lineage import ancestors, digest, digest_of, located
 from headwise.models.open import Folder, described, open_folder
@@ -280,9 +280,7 @@ class Job:
         model, calibration = self.source.model, self.calibration
         ids = calibration.evaluation[0][:1, :GLIMPSE]
         answers(model, ids)  # the first run of all is slower
-        began = time.perf_counter()
-        answers(model, ids)
-        speed = ids.numel() / max(time.perf_counter() - began, 1e-9)
+        speed = ids.numel() / max(seconds_of(partial(answers, model, ids)), 1e-9)
         to_measure = sum(ids.numel() for ids in calibration.evaluation)
         to_change = self.change.tokens_run(model, calibration)
         seconds = (to_change + 2 * to_measure) / speed  # the parent and the child
