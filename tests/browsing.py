@@ -144,34 +144,8 @@ def width_beyond(page: Page) -> int:
     return max(0, int(beyond))
 
 
-def unreadable(page: Page) -> list[str]:
-    """Texts whose contrast with what is behind them is below 4.5."""
-    page.evaluate(AT_REST)
-    poor: list[str] = page.evaluate(CONTRAST)
-    return poor
-
-
 # A dialog that fades in is pale for a moment, and that moment is long on a busy machine.
 AT_REST = """() => Promise.all(
   document.getAnimations()
     .filter((motion) => Number.isFinite(motion.effect.getComputedTiming().endTime))
     .map((motion) => motion.finished.catch(() => null)))"""
-
-CONTRAST = """() => {
-  const dot = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
-  const rgb = (text) => { dot.fillStyle = text; dot.fillRect(0, 0, 1, 1);
-    return [...dot.getImageData(0, 0, 1, 1).data]; };
-  const lum = (text) => { const [r, g, b] = rgb(text).map((c) => c / 255)
-    .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)); return 0.2126*r + 0.7152*g + 0.0722*b; };
-  const behind = (e) => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor;
-    if (!/^rgba.*, 0\\)$/.test(c)) return c; } return 'rgb(255, 255, 255)'; };
-  const poor = [];
-  const texts = 'h1, h2, h3, p, a, li, th, td, bdi, dt, dd, span, label, summary, output, pre, b, kbd, button';
-  for (const e of document.querySelectorAll(texts)) {
-    if (!e.textContent.trim() || !e.checkVisibility() || e.closest('.unseen') || e.querySelector('.unseen')) continue;
-    if (e.disabled) continue;
-    const [a, b] = [lum(getComputedStyle(e).color), lum(behind(e))].sort((x, y) => y - x);
-    if ((a + 0.05) / (b + 0.05) < 4.5) poor.push(e.outerHTML.slice(0, 90));
-  }
-  return poor;
-}"""

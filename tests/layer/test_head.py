@@ -252,17 +252,6 @@ def test_without_is_as_small_as_its_spec_says(layer: hw.MultiHeadAttention, gone
     assert spec.d_out == (old.d_out if old.out_proj else len(kept) * E)
 
 
-GROUPS_LEFT = [([0], 3), ([0, 2, 4], 3), ([2, 3], 2), ([0, 1, 2], 2), ([0, 1, 4, 5], 1)]
-
-
-@pytest.mark.parametrize(("gone", "groups_left"), GROUPS_LEFT, ids=str)
-def test_the_cache_shrinks_by_whole_groups(gone: list[int], groups_left: int) -> None:
-    layer, cache = make(n_kv_heads=3).without(gone), hw.KVCache()
-    with torch.no_grad():
-        layer(normal(B, T, 29), cache=cache)
-    assert cache.nbytes == B * T * groups_left * (D + E) * 8
-
-
 def test_without_some_heads(layer: hw.MultiHeadAttention) -> None:
     cuts = (0, T) if "context" in inputs(layer) else (0, 2, 3, 5)
     smaller, given = layer.without([1, 4]), inputs(layer)

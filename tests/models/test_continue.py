@@ -45,21 +45,15 @@ def first_gpt() -> Any:
 
 
 @pytest.mark.parametrize("make", [llama, gpt2, first_gpt])
-def test_greedy_text_is_that_of_transformers(make: Any) -> None:
-    model = make()
-    expected = model.generate(torch.tensor([PROMPT]), max_new_tokens=23, do_sample=False, pad_token_id=0)[0].tolist()
-    for cache in (True, False):
-        assert PROMPT + list(generate(model, PROMPT, 23, temperature=0, cache=cache)) == expected
-
-
-@pytest.mark.parametrize("make", [llama, gpt2, first_gpt])
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.7, "top_k": 5, "seed": 3}], ids=str)
-def test_the_cache_does_not_change_the_text(make: Any, options: dict[str, Any]) -> None:
+def test_greedy_text_is_that_of_transformers_and_the_cache_changes_none(make: Any) -> None:
     model, n = make(), 67  # more than twice the context of 31: the older half is forgotten
-    text = list(generate(model, PROMPT, n, **options))
-    assert len(text) == n and list(generate(model, PROMPT, n, cache=False, **options)) == text
-    assert list(generate(model, PROMPT, n, **options | {"seed": 8})) != text
-    assert list(generate(model, PROMPT, n, stop=text[11], **options)) == text[: text.index(text[11])]
+    expected = model.generate(torch.tensor([PROMPT]), max_new_tokens=23, do_sample=False, pad_token_id=0)[0].tolist()
+    assert PROMPT + list(generate(model, PROMPT, 23, temperature=0)) == expected
+    for options in ({}, {"temperature": 0.7, "top_k": 5, "seed": 3}):
+        text = list(generate(model, PROMPT, n, **options))
+        assert len(text) == n and list(generate(model, PROMPT, n, cache=False, **options)) == text
+        assert list(generate(model, PROMPT, n, **options | {"seed": 8})) != text
+        assert list(generate(model, PROMPT, n, stop=text[11], **options)) == text[: text.index(text[11])]
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import re
 import weakref
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,8 @@ def test_a_folder_that_is_damaged(name: str, content: str | None, said: str, run
 
 
 def test_what_is_no_folder_or_a_pickle_or_not_finished(run_folder: Path, tmp_path: Path) -> None:
-    refuses(lambda: open_folder(tmp_path / "nowhere"), "is no folder")
+    for path in (tmp_path / "nowhere", run_folder / "config.json"):
+        refuses(partial(open_folder, path), "is no folder")
     assert not is_own(tmp_path) and not is_own(tmp_path / "nowhere")
     (run_folder / "model.safetensors").rename(run_folder / "pytorch_model.bin")
     refuses(lambda: open_folder(run_folder), r"pytorch_model\.bin is a pickle, which can run code")

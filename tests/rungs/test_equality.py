@@ -17,6 +17,7 @@ from helpers import (
     NO_MASK,
     NOBODY,
     PATHS,
+    RECORDS,
     TORCH_PATHS,
     Problem,
     Sizes,
@@ -309,6 +310,7 @@ NARROW = {
     "sink and bias": {"mask": "bias", "sink": True},
     "softcap": {"softcap": 1.5},
     "gate": {"gate": True},
+    "kv_index": {"kv_index": [0, 1, 2, 2, 1, 0]},
 }
 
 
@@ -336,7 +338,12 @@ def test_narrow_numbers_err_at_most_twice_as_much_as_the_textbook(
     if path == "array":
         arguments = problem.arguments(as_numpy)
         arguments |= {name: arguments[name].astype(str(dtype).removeprefix("torch.")) for name in "qkv"}
-    out = hw.trace(**arguments).out if path == "explicit" else hw.attend(**arguments)
+    if path == "explicit":
+        record = hw.trace(**arguments)
+        out, wide = record.out, torch.promote_types(dtype, torch.float32)
+        assert {getattr(record, name).dtype for name in RECORDS if name != "out"} == {wide}
+    else:
+        out = hw.attend(**arguments)
     assert out.dtype == arguments["q"].dtype
     floor = torch.finfo(dtype).eps * np.abs(exact).max()  # the result itself is rounded once
     assert np.abs(to_numpy(out) - exact).max() <= 2 * usual + floor

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import inspect
 import re
 import struct
 import subprocess
@@ -21,15 +20,6 @@ from headwise.rungs.autograd import Value
 
 N = Sizes(B=2, H=3, G=1, T=5, S=7, D=11, E=13)
 RUNGS = ("plain", "array", "explicit")
-
-
-@pytest.mark.parametrize("verb", [hw.attend, hw.trace])
-def test_everything_after_the_mask_goes_by_name(verb: Any) -> None:
-    parameters = inspect.signature(verb).parameters.values()
-    assert [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY] == ["q", "k", "v", "mask"]
-    q = [[[1.0]]]
-    with pytest.raises(TypeError, match="positional"):
-        verb(q, q, q, None, 0.5)
 
 
 @pytest.mark.parametrize("rung", RUNGS)

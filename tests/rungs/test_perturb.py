@@ -127,6 +127,7 @@ def test_the_face_and_the_options_that_rungs_take_have_the_same_fields_and_defau
     assert tuple(of_face) == ARGUMENTS
     assert {name: p.default for name, p in of_face.items() if name not in "qkv"} == Options._field_defaults
     assert tuple(of_face)[3:] == Options._fields
+    assert [name for name, p in of_face.items() if p.kind is not p.KEYWORD_ONLY] == ["q", "k", "v", "mask"]
 
 
 # --- dropout ---

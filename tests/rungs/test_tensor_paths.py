@@ -142,35 +142,6 @@ def test_the_spy_knows_the_kernels_arguments() -> None:
     assert all(name in signature for name in KERNEL_ARGUMENTS)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("n", [GQA, SQUARE, DECODE], ids=["T<S", "T=S", "T=1"])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"mask": hw.Causal()},
-        {"mask": hw.Lengths([0, 3])},
-        {"mask": hw.Bias([0.5] * 7)},
-        {"mask": hw.Alibi() & hw.Causal()},
-        {"sink": [0.5] * 6},
-        {"gate": [0.5] * 6},
-        {"softcap": 2.0},
-        {"dropout": 0.5},
-        {"kv_index": [0, 1, 2, 2, 1, 0]},
-        {"sink": torch.ones(6), "gate": torch.ones(6, dtype=torch.float64), "mask": hw.Bias(torch.ones(7))},
-    ],
-    ids=lambda options: "+".join(options) or "bare",
-)
-def test_the_outputs_dtype_is_the_inputs(options: dict, n: Sizes, dtype: torch.dtype) -> None:
-    problem = draw(n)
-    q, k, v = (torch.tensor(x, dtype=dtype) for x in (problem.q, problem.k, problem.v))
-    assert hw.attend(q, k, v, **options).dtype == dtype
-    record = hw.trace(q, k, v, **options)
-    assert record.out.dtype == dtype
-    wide = torch.promote_types(dtype, torch.float32)
-    assert {getattr(record, name).dtype for name in ("scores", "capped", "masked", "weights", "lse")} == {wide}
-
-
 def test_a_band_that_leaves_a_row_without_keys_is_known() -> None:
     """Against a loop over rows: such a row gets zeros, and one taken for it costs an operation."""
     for T, S, low, high in product((1, 2, 3), (1, 2, 4), range(-4, 5), range(-4, 5)):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from browsing import Opener, unreadable, width_beyond
+from browsing import Opener, faults, width_beyond
 from playwright.sync_api import Page
 from report_browsing import classes, drawn, open_head, picture, pixel, plain, ramp, readout, title
 from surveys import broken_survey, survey_of, survey_of_maps
@@ -329,15 +329,15 @@ def test_the_difference_of_two_models(open_report: Opener, compared: Path) -> No
     assert page.inner_text("#only") == "Only in toy: L2.H4."
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_is_readable_in_light_and_dark(open_report: Opener, compared: Path, scheme: str) -> None:
-    page = open_report(path=compared, color_scheme=scheme)
-    assert unreadable(page) == []
+def test_text_is_readable_in_light_and_dark(open_report: Opener, compared: Path) -> None:
+    page = open_report(path=compared)
     page.get_by_label("difference").check()
     drawn(page)
+    assert faults(page) == []
+    page.emulate_media(color_scheme="dark")
     open_head(page, "L0.H1")
     page.locator("#row-text .word").nth(7).click()
-    assert unreadable(page) == []
+    assert faults(page) == []
 
 
 def test_a_phone_has_no_sideways_scroll(open_report: Opener, compared: Path) -> None:
