@@ -100,13 +100,11 @@ PACKAGES = {"headwise", "headwise.rungs", "headwise.gpt", "headwise.view"}
     ("module", "source", "said"),
     [
         ("headwise.masks", "from headwise.rungs import attend", "to the right of base"),
-        ("headwise.masks", "from . import rungs", "to the right of base"),
         ("headwise.masks", "def f():\n    import headwise.gpt.gpt", "to the right of base"),
         ("headwise.rungs.plain", "from headwise.rungs.array import trace", "rungs never import one another"),
         ("headwise.rungs.array", "from .tensor import trace", "rungs never import one another"),
         ("headwise.rungs.tensor", "from . import plain", "rungs never import one another"),
         ("headwise.rungs", "import importlib\nimportlib.import_module('headwise.view')", "to the right of rungs"),
-        ("headwise.gpt.gpt", "if TYPE_CHECKING:\n    from headwise.view.report import x", "to the right of gpt"),
         ("headwise.gpt.gpt", "from headwise import attend", "headwise, which is in no room"),
         ("headwise.view.report", "import torch", "imports torch"),
         ("headwise.view.report", "from headwise.cli import main", "imports the command line"),
@@ -145,8 +143,11 @@ mask = hw.Causal() & hw.Lengths([2]) & hw.Alibi() & hw.Bias([[0.5, 1.0]])
 hw.attend(lists, lists, lists, mask=mask, sink=[1.0], gate=[0.5], softcap=2.0)
 hw.trace(np.array(lists), np.array(lists), np.array(lists), mask=mask, sink=[1.0], gate=[0.5], softcap=2.0)
 hw.AttentionSpec(d_model=6, n_heads=3, mask=mask).n_parameters
+hw.Plan(((hw.Keep(1, 2),),)).mask(0)
 """
     assert not loaded_after(code) & HEAVY
+    shown = "import headwise as hw\nq = [[[1.0], [2.0]]]\nassert '<img' in hw.trace(q, q, q)._repr_html_()"
+    assert not loaded_after(shown) & {*HEAVY, "numpy"}
     loaded = loaded_after("import torch, headwise as hw\nx = torch.ones(1, 1, 2, 3)\nhw.attend(x, x, x)")
     assert "torch" in loaded
     assert "transformers" not in loaded

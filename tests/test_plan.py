@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -30,8 +28,6 @@ def test_a_plan_counts_and_is_read_back(tmp_path: Path) -> None:
     validator("plan").validate(document)
     assert document["keep"]["L0.KV1"] == {"sinks": 2, "window": 3}
     assert set(document["keep"]) == {"L0.KV1", "L0.KV2", "L1.KV0"}
-    code = "import sys, headwise as hw; hw.Plan(((hw.Keep(1, 2),),)).mask(0); assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 GOOD = {"headwise_plan": 1, "n_layers": 2, "n_kv_heads": 3, "keep": {"L1.KV2": {"sinks": 0, "window": 1}}}

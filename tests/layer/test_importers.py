@@ -158,10 +158,7 @@ def test_the_spec_says_what_was_found() -> None:
     assert (spec("course").mask, spec("course").d_in, spec("course").d_out) == (hw.Causal(), 11, 35)
 
 
-def test_a_certificate_is_a_line_and_written_out() -> None:
-    line = repr(import_attention(made("gpt2")))
-    assert line.startswith("Imported(from_transformers, gpt2, self attention: AttentionSpec(d_model=35, n_heads=5, ")
-    assert line.endswith(" of GPT2Attention)") and "within " in line and "\n" not in line
+def test_a_certificate_says_what_was_compared() -> None:
     done = import_attention(made("torch"))
     assert done.path == "from_torch, packed in_proj_weight"
     assert done.compared == (
@@ -169,7 +166,6 @@ def test_a_certificate_is_a_line_and_written_out() -> None:
         "self attention (no further mask, Causal(offset=None), Lengths(lengths=[13, 7, 1])), "
         "cross attention (no further mask, Lengths(lengths=[11, 6, 1])); 3 texts of 13 tokens, float32 on cpu, eval"
     )
-    assert import_attention(made("torch, kdim")).path == "from_torch, separate q, k, v_proj_weight"
     assert import_attention(made("llama, yarn")).path == "from_transformers, llama, self attention, yarn rope"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -317,34 +317,6 @@ def test_the_terminal_shows_what_the_page_shows_digit_for_digit(name: str, lang:
     page = tables_of(steps_of(name), lang)
     tables = read_text(printed(steps_of(name), lang, width))
     assert dict(zip(page, tables, strict=True)) == page
-
-
-def derived(table: str, shown: Shown) -> Iterator[tuple[int, int]]:
-    """The places of the numbers that follow from others above them."""
-    for row, (label, cells) in enumerate(shown.rows):
-        if table in ("projected", "gains", "angles", "values") or (table, label) in (
-            ("added", "b_O"),
-            ("residual", "x"),
-        ):
-            continue
-        for column, cell in enumerate(cells):
-            given = shown.columns[column] in ("rest", "rest²") or (table == "wo" and column < len(cells) - 1)
-            if cell not in "…-" and not given:
-                yield row, column
-
-
-@pytest.mark.parametrize("name", ["example", "verbs", "sink"])
-def test_the_calculator_sees_a_wrong_number(name: str) -> None:
-    """The check itself: with one shown number off by 0.02, wherever it is derived, some line does not follow."""
-    steps, page = steps_of(name), tables_of(steps_of(name))
-    places = [(table, *place) for table, shown in page.items() for place in derived(table, shown)]
-    for table, row, column in places[:: 1 + len(places) // 60]:
-        cells = page[table].rows[row][1]
-        before = cells[column]
-        cells[column] = f"{float(before) + 0.02:.{decimals_for(steps)}f}"
-        assert Calculator(page, steps).wrong, (table, row, column)
-        cells[column] = before
-    assert Calculator(page, steps).wrong == []
 
 
 def test_steps_are_told() -> None:
