@@ -98,15 +98,6 @@ def test_a_typed_boundary_is_ordinary_text(bpe: Path) -> None:
         assert tokens.decode(ids) == "the " + BOUNDARY
 
 
-@given(text=texts)
-def test_bytes_come_back(text: str) -> None:
-    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokens = Tokens(tokenizer)
-    assert tokens.decode(tokens.encode(text)) == text
-
-
 def test_a_file_s_own_normalizer_is_kept(tmp_path: Path) -> None:
     words, lower = {"type": "WhitespaceSplit"}, {"type": "Lowercase"}
     path = written(tmp_path / "lower.json", pre_tokenizer=words, normalizer=lower)

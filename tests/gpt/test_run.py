@@ -69,10 +69,11 @@ def test_a_preset_s_shape_and_recipe_are_taken(book: Path, preset: str, prose: A
 
 
 def test_defaults_of_settings(settings: Any) -> None:
-    corpus, config, _ = Settings().resolve()
-    assert corpus.name == "the verb corpus"
-    assert corpus.cells
-    assert config.vocab_size == len(corpus.tokens) == 1012
+    for preset, size in (("verbs", 1012), ("course", 361), ("microgpt", 361)):  # those for teaching learn the core
+        corpus, config, _ = Settings(preset).resolve()
+        assert corpus.name == "the verb corpus" and len(corpus.cells) == 36
+        assert config.vocab_size == len(corpus.tokens) == size
+    assert Settings().preset == "verbs"
     _, _, recipe = settings(steps=7).resolve()
     assert recipe.steps == 7
     assert recipe.lr == PRESETS["llama"].recipe.lr
@@ -85,13 +86,6 @@ def test_defaults_of_settings(settings: Any) -> None:
     assert d_ff("llama", d_model=64) == 172
     assert d_ff("llama", d_model=64, d_ff=101) == 101
     assert d_ff("nanogpt", d_model=52) == 4 * 52
-
-
-@pytest.mark.parametrize("preset", ["course", "microgpt"])
-def test_presets_for_teaching_learn_the_core(preset: str) -> None:
-    corpus, config, _ = Settings(preset).resolve()
-    assert corpus.name == "the verb corpus" and len(corpus.cells) == 36
-    assert config.vocab_size == len(corpus.tokens) == 361
 
 
 @pytest.mark.parametrize("lines", [True, False])

@@ -11,7 +11,20 @@ import pytest
 import torch
 from cases import every
 from dense import block_means, row_statistics
-from helpers import MASK_NAMES, NO_MASK, MaskCase, Problem, Sizes, as_list, as_numpy, as_tensor, draw, mask_cases
+from helpers import (
+    MASK_NAMES,
+    NO_MASK,
+    MaskCase,
+    Problem,
+    Sizes,
+    as_list,
+    as_numpy,
+    as_tensor,
+    draw,
+    mask_cases,
+    steps,
+    to_numpy,
+)  # fmt: skip
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -52,20 +65,8 @@ def set_blocks(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 
 
 def dense(problem: Problem) -> Tensor:
-    """The weights (B,H,T,S) in double precision, one step after the other."""
-    n, options = problem.sizes, problem.options
-    q, k = torch.from_numpy(problem.q), torch.from_numpy(problem.k)[:, problem.kv_index]
-    scale = options.get("scale") if options.get("scale") is not None else n.D**-0.5
-    scores = q @ k.mT * scale
-    if options.get("softcap"):
-        scores = options["softcap"] * (scores / options["softcap"]).tanh()
-    scores = scores + torch.from_numpy(problem.mask.bias(n))
-    scores = scores.masked_fill(~torch.from_numpy(problem.mask.allowed(n)), -math.inf)
-    sink = options.get("sink")
-    sunk = torch.full((n.H,), -math.inf) if sink is None else torch.as_tensor(sink)
-    extra = sunk.to(scores)[None, :, None, None].expand(n.B, -1, n.T, 1)
-    weights = torch.cat([scores, extra], -1).softmax(-1)[..., :-1]
-    return torch.where(scores.isinf().all(-1, keepdim=True), 0, weights)
+    """The weights (B,H,T,S) in double precision, by the rung that keeps them all."""
+    return torch.from_numpy(steps("array", problem)["weights"])
 
 
 def call_of(problem: Problem, dtype: torch.dtype = torch.float64, wrap: Callable[..., Any] = as_tensor) -> Call:
@@ -77,10 +78,6 @@ def call_of(problem: Problem, dtype: torch.dtype = torch.float64, wrap: Callable
             arguments[name] = wrap(to_numpy(arguments[name]))
     out = hw.attend(q, k, v, **arguments)
     return Call(nn.Identity(), q, k, v, Options(**arguments), out)
-
-
-def to_numpy(x: Tensor) -> np.ndarray:
-    return x.detach().double().numpy()
 
 
 def assert_measured(

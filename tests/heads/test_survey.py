@@ -225,11 +225,3 @@ def test_a_survey_is_a_mapping_and_shows_itself(found: Survey) -> None:
     head = replace(found["L1.H4"], name="<b>", roles=("<i>",))
     card = head._repr_html_()
     assert "<b>&lt;b&gt;</b> (&lt;i&gt;) Looks " in card and "<img" in card
-
-
-def test_watching_knows_the_tokens_of_a_folder(folder: Path) -> None:
-    opened = open_folder(folder)
-    with torch.no_grad(), hw.watch(opened.model) as seen:
-        opened.model(torch.tensor([[1, 2, 3]]))
-    assert opened.tokens is not None
-    assert seen["L0.H0"].tokens == (opened.tokens.shown([1, 2, 3]),) * 2
