@@ -52,15 +52,6 @@ def test_steering_is_a_hook_before_w_o(change: str, strength: float) -> None:
     assert not torch.equal(logits(model, ids()), expected)
 
 
-@torch.no_grad()
-def test_a_factor_of_zero_is_the_ablation() -> None:
-    model = llama()
-    with hw.ablate(model, ["L0.H3", "L2.H5"]):
-        expected = logits(model, ids())
-    with hw.steer(model, {"L0.H3": 0.0, "L2.H5": 0.0}):
-        assert torch.equal(logits(model, ids()), expected)
-
-
 def induction_pairs(n: int) -> tuple[list[list[int]], list[list[int]]]:
     """... 7 2 ... 7 -> 2, and the same text with 7 3 in it: what the induction head fetches decides."""
     clean, corrupted = [], []

@@ -174,6 +174,7 @@ def test_a_text_goes_where_ids_go() -> None:
     with hw.watch(model, text) as read:
         pass
     assert {name: head.means for name, head in read.items()} == {name: head.means for name, head in seen.items()}
+    assert read["L1.H5"].tokens == (tuple(text), tuple(text))
     maps = hw.attention(model, text)
     assert maps.tokens == tuple(text) and len(maps.maps) == 12 and "L1.H5" in maps.text()
     assert maps._repr_html_().count("<img") == 12

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,27 +37,7 @@ def course_class(bias: bool = False, dropout: float = 0.0) -> MultiHeadAttn:
     return MultiHeadAttn(D_IN, H * D, CONTEXT, dropout, H, qkv_bias=bias).double()
 
 
-def by_definition(layer: Any, x: torch.Tensor, n_heads: int) -> torch.Tensor:
-    """The heads of a layer's projections by the plain loops, joined: (B,T,h*d)."""
-
-    def split(y: torch.Tensor) -> list[Any]:
-        return y.detach().unflatten(2, (n_heads, -1)).transpose(1, 2).tolist()
-
-    out = hw.attend(split(layer.W_query(x)), split(layer.W_key(x)), split(layer.W_value(x)), mask=hw.Causal())
-    return torch.tensor(out, dtype=x.dtype).transpose(1, 2).flatten(2)
-
-
 # Course C
-
-
-@pytest.mark.parametrize("bias", [False, True])
-def test_the_class_is_the_plain_loop_and_a_projection_with_a_bias(bias: bool) -> None:
-    layer = course_class(bias)
-    expected = by_definition(layer, text(), H) @ layer.out_proj.weight.T + layer.out_proj.bias
-    out = layer(text())
-    assert out.shape == (B, T, H * D)
-    assert (layer.W_query.bias is not None) == bias and layer.out_proj.bias.abs().max() > 0
-    torch.testing.assert_close(out, expected, rtol=0, atol=CLOSE)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -238,21 +217,9 @@ def test_loop_and_batched_are_the_plain_loop_in_single_precision(name: str) -> N
     bias = None if mask is None else hw.Bias(np.asarray(mask, np.float64))
     heads = hw.attend(*(split(wide @ W) for W in (layer.W_Q, layer.W_K, layer.W_V)), mask=bias)
     expected = np.array(heads).swapaxes(0, 1).reshape(11, WIDTH) @ layer.W_O
-    allowed = 2 * max(abs(form - expected).max() for form in in_other_orders(layer, x, mask))
-    assert 0 < allowed < 1e-5
     for out in (layer.forward(x, mask), layer.forward_loop(x, mask)):
         assert out.shape == (11, WIDTH) and out.dtype == np.float32
-        np.testing.assert_allclose(out, expected, rtol=0, atol=allowed)
-
-
-def in_other_orders(layer: numpy_layer.MultiHeadAttention, x: np.ndarray, mask: np.ndarray | None) -> Iterator[Any]:
-    """The same arithmetic in single precision, with the sums over the width taken in other orders."""
-    rng = np.random.default_rng(13)
-    shuffled = course_d()
-    for _ in range(5):
-        order = rng.permutation(WIDTH)
-        shuffled.W_Q, shuffled.W_K, shuffled.W_V = layer.W_Q[order], layer.W_K[order], layer.W_V[order]
-        yield shuffled.forward(x[:, order], mask)
+        np.testing.assert_allclose(out, expected, rtol=0, atol=3e-6)  # sums of 35 numbers near 1
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
