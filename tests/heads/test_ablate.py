@@ -308,10 +308,9 @@ def test_a_mean_is_a_constant_over_real_rows() -> None:
 # What is compiled, and what is never reached
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_a_compiled_model_is_silenced_and_watched(name: str) -> None:
+def test_a_compiled_model_is_silenced_and_watched() -> None:
     """Its code was made without us, so nothing in it would call us; by whatever name it is called."""
-    model, inputs, heads = copy.deepcopy(model_of(name)), inputs_of(name), heads_of(name)[:1]
+    model, inputs, heads = copy.deepcopy(model_of("llama")), inputs_of("llama"), ["L0.H1"]
     with torch.no_grad():
         plain = answer(model(**inputs))
         with hw.ablate(model, heads):

@@ -178,11 +178,11 @@ def check(
         assert_measured(found, p[b], call.out[b], document, OFFSETS, tolerance=tolerance, what=f"document {b}")
 
 
-@pytest.mark.parametrize("blocks", ["a row and a head", "some heads"])
 @pytest.mark.parametrize("mask", MASK_NAMES)
-def test_masks(mask: str, blocks: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_blocks(monkeypatch, blocks)
+def test_masks(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_blocks(monkeypatch, "a row and a head")
     check(draw(N, 1, mask))
+    set_blocks(monkeypatch, "some heads")
     check(draw(N, 2, mask, **OPTIONS["all"]), padding=True)
 
 

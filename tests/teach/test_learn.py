@@ -260,6 +260,7 @@ def test_files_that_nobody_touched_change_their_language(tmp_path: Path) -> None
     assert (tmp_path / "02_head.py").read_text() == "# mine\n"
     course, new = open_course(tmp_path, None)
     assert (course.language, new) == ("es", False)
+    refuses(lambda: open_course(tmp_path / "02_head.py", None), "is a file; pass a folder")
 
 
 @every(
@@ -292,11 +293,6 @@ def test_bad_input_is_one_clear_line(
     outcome = invoke("learn", folder, *options)
     assert outcome.code == 2 and said in outcome.err and outcome.err.count("\n") == 1, outcome
     assert not content or sorted(path.name for path in folder.iterdir()) == sorted(content)
-
-
-def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
-    (tmp_path / "learn").write_text("")
-    refuses(lambda: open_course(tmp_path / "learn", None), "is a file; pass a folder")
 
 
 def test_a_first_call_that_was_killed_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
