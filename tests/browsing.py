@@ -102,6 +102,27 @@ def opener(browser: Browser) -> Iterator[Opener]:
     assert len([url for url in requests if url.startswith("file:")]) == n_opened
 
 
+@contextmanager
+def served_page(browser: Browser, address: str) -> Iterator[tuple[Page, list[str]]]:
+    """A window on a page that a process of ours serves, and its troubles: errors, and requests that go elsewhere."""
+    troubles: list[str] = []
+
+    def note_request(request: Any) -> None:
+        if not request.url.startswith((address, "data:")):
+            troubles.append(f"request {request.url}")
+
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    page.set_default_timeout(60_000)
+    page.on("pageerror", lambda error: troubles.append(f"error {error}"))
+    page.on("console", lambda message: troubles.append(f"console {message.text}"))
+    page.on("request", note_request)
+    page.goto(address)
+    yield page, troubles
+    context.close()
+    assert troubles == []
+
+
 # What a window can be told while it is open, and how a new one is.
 MEDIA: dict[str, Any] = {"color_scheme": "light", "reduced_motion": "no-preference"}
 IDLE: dict[Browser, list[Page]] = defaultdict(list)

@@ -218,13 +218,6 @@ def test_a_temperature_next_to_zero_is_refused_or_zero(run: Path, invoke: Invoke
     assert "has not seen" in invoke("generate", run, "--prompt", "\udcff").err
 
 
-def test_heads_on_a_text_longer_than_the_context(run: Path, invoke: Invoke, tmp_path: Path) -> None:
-    code, out, _ = invoke("heads", run, "--text", "the cat sat", "--no-controls", "--html", tmp_path / "cut.html")
-    assert (
-        code == 0 and "1 text longer than the 8 tokens that" in out and "11 tokens in 2 documents of the cat sat" in out
-    )
-
-
 def test_generate_continues_any_model(invoke: Invoke, tmp_path: Path) -> None:
     """One of transformers without a tokenizer by its ids; what cannot be continued is said in one line."""
     torch.manual_seed(1)

@@ -98,13 +98,5 @@ def test_it_begins_at_zero_and_changes_nothing_then(rule: hw.RelativeBias) -> No
     assert (make(rule)(draw()) - make(None)(draw())).abs().max() > 1e-3
 
 
-def test_it_joins_other_masks() -> None:
-    rule, x = hw.RelativeBias(8, 11), draw()
-    layer, plain = make(rule, mask=hw.Causal() & hw.Alibi()), make(None)
-    bias = layer.relative_bias[buckets_of_t5(rule, T, T)].permute(2, 0, 1)
-    masks = hw.Causal() & hw.Alibi() & hw.Lengths([3, 7])
-    torch.testing.assert_close(layer(x, mask=hw.Lengths([3, 7])), plain(x, mask=masks & hw.Bias(bias)), **CLOSE)
-
-
 def test_a_wrong_rule_is_refused() -> None:
     refuses_table("relative_bias", globals())

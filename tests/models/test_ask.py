@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,10 +13,8 @@ from cases import refuses
 from torch import nn
 
 import headwise as hw
-from headwise.gpt.gpt import GPT, GPTConfig
+from headwise.gpt.gpt import GPT
 from headwise.models import ask
-from headwise.models.hook import attach
-from headwise.models.sites import missing, sites_of
 
 V = 19
 SIZES: dict[str, Any] = {
@@ -106,14 +103,3 @@ def test_sizes_that_the_config_states(model: nn.Module) -> None:
     assert pair is not None and pair[0].shape == pair[1].shape == (V, pair[0].shape[1])
     assert ask.embeddings(tf.BertModel(BERT)) is None
     assert ask.reads_tokens(model) and not ask.reads_tokens(nn.Linear(3, 5))
-
-
-def test_a_model_of_ours_loads_nothing_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = GPT(GPTConfig(vocab_size=11, context=5, d_model=8, n_heads=2, n_layers=1))
-    monkeypatch.setitem(sys.modules, "headwise.models.hf", None)  # importing it fails
-    assert [site.name for site in sites_of(ours)] == ["L0"] and missing(ours) == []
-    with attach(dict.fromkeys(sites_of(ours), lambda call: None)):
-        ours(torch.arange(3)[None])
-    bert = tf.BertModel(tf.BertConfig(num_hidden_layers=1, hidden_size=12, num_attention_heads=3, vocab_size=7))
-    with pytest.raises(ModuleNotFoundError), attach(dict.fromkeys(sites_of(bert), lambda call: None)):
-        pass

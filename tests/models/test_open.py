@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import importlib.util
 import json
-import re
 import weakref
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as tf
-from cases import every, refuses
+from cases import refuses
 from invoking import Invoke
 
 import headwise as hw
@@ -86,26 +85,6 @@ def test_a_folder_of_transformers(family: str, tmp_path: Path, capfd: pytest.Cap
     assert capfd.readouterr() == ("", "")
     assert type(found.model).__name__ == name and not found.model.training
     assert (found.family, found.context, found.vocab_size, found.tokens) == (family, context, 19, None)
-
-
-DAMAGED: list[tuple[str, str | None, str]] = [
-    ("config.json", None, "has no config.json: it is neither a run of headwise nor a"),
-    *(("config.json", text, "config.json") for text in ("[]", "3", "null", '"headwise"')),  # valid JSON of another kind
-    ("config.json", "{", "config.json"),
-    ("tokenizer.json", "{", "tokenizer.json"),
-    ("model.safetensors", None, "has no model.safetensors: it is no model folder, or not finished"),
-]
-
-
-@every("name, content, said", DAMAGED)
-def test_a_folder_that_is_damaged(name: str, content: str | None, said: str, run_folder: Path) -> None:
-    whole = (run_folder / name).read_bytes()
-    if content is None:
-        (run_folder / name).unlink()
-    else:
-        (run_folder / name).write_text(content)
-    refuses(lambda: open_folder(run_folder), re.escape(said))
-    (run_folder / name).write_bytes(whole)
 
 
 def test_what_is_no_folder_or_a_pickle_or_not_finished(run_folder: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from browsing import Opener, faults, width_beyond
+from browsing import Opener, faults, served_page, width_beyond
 from report_browsing import rgba
 
 from headwise.gpt.gpt import GPT
@@ -150,39 +150,31 @@ def test_it_reads_well_everywhere(open_page: Opener, path: Path) -> None:
 def test_a_live_page_follows_and_becomes_the_report(browser: Any, film: Filmed) -> None:
     header, frames, losses = film
     live = Live(0, live_html("run <b>"))
-    context = browser.new_context()
-    opened, troubles, requests = context.new_page(), list[str](), list[str]()
-    opened.set_default_timeout(10_000)
-    opened.on("pageerror", lambda error: troubles.append(str(error)))
-    opened.on("console", lambda message: troubles.append(message.text))
-    opened.on("request", lambda request: requests.append(request.url))
-    opened.goto(live.address)
-    assert opened.locator("h1").inner_text() == "run <b>" and not opened.locator("#film").is_visible()
-    live.tell("header", header)
-    live.tell("frame", frames[0])
-    live.tell("loss", losses[0])
-    opened.wait_for_selector("#film:visible")
-    live.tell("sample", {"step": 1, "text": HOSTILE})
-    for frame in frames[1:3]:
-        live.tell("frame", frame)
-    expect(opened.locator("#film-at")).to_have_value("2")  # it goes along
-    assert opened.locator("#live-samples pre").inner_text() == HOSTILE
-    assert opened.locator("#live-state").inner_text() == "Step 1 of 25, training loss 2.950."
-    assert faults(opened) == []
-    opened.locator("#film-at").focus()
-    opened.keyboard.press("Home")
-    live.tell("frame", frames[3])
-    expect(opened.locator("#film-at")).to_have_attribute("max", "3")
-    assert at(opened) == 0  # but not where the reader has gone back
-    policy = opened.locator("meta[http-equiv]").get_attribute("content") or ""
-    assert "default-src 'none'" in policy and "connect-src 'self'" in policy and "unsafe" not in policy
-    blocked = opened.evaluate("fetch('http://localhost:9/').then(() => 'asked', () => 'refused')")
-    assert blocked == "refused" and any("Content Security Policy" in text for text in troubles)
-    troubles.clear()
-    live.document = "<!doctype html><html lang=en><title>the report</title><link rel=icon href='data:,'>"
-    live.tell("state", "finished")
-    expect(opened).to_have_title("the report")
-    context.close()
+    with served_page(browser, live.address) as (opened, troubles):
+        assert opened.locator("h1").inner_text() == "run <b>" and not opened.locator("#film").is_visible()
+        live.tell("header", header)
+        live.tell("frame", frames[0])
+        live.tell("loss", losses[0])
+        opened.wait_for_selector("#film:visible")
+        live.tell("sample", {"step": 1, "text": HOSTILE})
+        for frame in frames[1:3]:
+            live.tell("frame", frame)
+        expect(opened.locator("#film-at")).to_have_value("2")  # it goes along
+        assert opened.locator("#live-samples pre").inner_text() == HOSTILE
+        assert opened.locator("#live-state").inner_text() == "Step 1 of 25, training loss 2.950."
+        assert faults(opened) == []
+        opened.locator("#film-at").focus()
+        opened.keyboard.press("Home")
+        live.tell("frame", frames[3])
+        expect(opened.locator("#film-at")).to_have_attribute("max", "3")
+        assert at(opened) == 0  # but not where the reader has gone back
+        policy = opened.locator("meta[http-equiv]").get_attribute("content") or ""
+        assert "default-src 'none'" in policy and "connect-src 'self'" in policy and "unsafe" not in policy
+        blocked = opened.evaluate("fetch('http://localhost:9/').then(() => 'asked', () => 'refused')")
+        assert blocked == "refused" and any("Content Security Policy" in text for text in troubles)
+        troubles.clear()
+        live.document = "<!doctype html><html lang=en><title>the report</title><link rel=icon href='data:,'>"
+        live.tell("state", "finished")
+        expect(opened).to_have_title("the report")
     live.close()
-    assert troubles == [] and all(url.startswith((live.address, "data:", "http://localhost:9")) for url in requests)
     assert json.loads(live.news(1))[0] == {"frame": frames[0]}

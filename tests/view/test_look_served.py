@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from browsing import faults, width_beyond
+from browsing import faults, served_page, width_beyond
 from cases import refuses
 from report_browsing import plain
 from word_models import word_folder
@@ -107,21 +107,10 @@ def page(browser: Browser, served: Served) -> Iterator[Page]:
 
 @contextmanager
 def opened_at(browser: Browser, served: Served) -> Iterator[Page]:
-    troubles: list[str] = []
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    opened = context.new_page()
-    opened.set_default_timeout(60_000)
-    opened.on("pageerror", lambda error: troubles.append(f"error {error}"))
-    opened.on("console", lambda message: troubles.append(f"console {message.text}"))
-    opened.on(
-        "request", lambda request: request.url.startswith((served.address, "data:")) or troubles.append(request.url)
-    )
-    opened.goto(served.address)
-    opened.fill("#own-text", TEXT)
-    settled(opened, "Ann met Bob")
-    yield opened
-    context.close()
-    assert troubles == []
+    with served_page(browser, served.address) as (opened, _):
+        opened.fill("#own-text", TEXT)
+        settled(opened, "Ann met Bob")
+        yield opened
 
 
 def settled(page: Page, text: str) -> None:
