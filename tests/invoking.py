@@ -52,6 +52,11 @@ def process(*arguments: object, **options: Any) -> Outcome:
     return Outcome(child.returncode, out or "", err or "")
 
 
+def interrupted(*_: object, **__: object) -> None:
+    """Takes the place of a function: Ctrl-C comes when it is called."""
+    raise KeyboardInterrupt
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file of a folder with its bytes."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

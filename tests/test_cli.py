@@ -19,13 +19,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import transformers
 from cases import refuses
-from invoking import Invoke, Outcome, assert_refused, contents, process, start
+from invoking import Invoke, Outcome, assert_refused, contents, interrupted, process, start
 
 import headwise as hw
 from headwise import cli
@@ -348,15 +347,12 @@ def test_ctrl_c_saves_and_resume_finishes(text: Path, run: Path, invoke: Invoke,
 def test_ctrl_c_before_the_first_step_says_what_is_there(
     invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
     for place, said in (
         ("train", f"the run has begun in {tmp_path / 'r'}: go on with --resume"),
         ("_check", "nothing"),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(f"headwise.gpt.run.{place}", stop)
+            patch.setattr(f"headwise.gpt.run.{place}", interrupted)
             outcome = invoke("train", "--steps", 3, "--out", tmp_path / ("r" if place == "train" else "s"))
         assert outcome.code == 130 and f"headwise: interrupted; {said}" in outcome.err, outcome.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r"]

@@ -9,11 +9,10 @@ import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from comparisons import all_comparisons
-from invoking import Invoke, start, validator
+from invoking import Invoke, interrupted, start, validator
 
 from headwise.lab import claims
 from headwise.lab import compare as run
@@ -53,22 +52,18 @@ def test_a_table_with_its_verdict(invoke: Invoke) -> None:
 
 
 @pytest.mark.usefixtures("scored")
-def test_json_is_one_document(invoke: Invoke) -> None:
-    code, out, _ = invoke("compare", "output-projection", *FAST, "--json")
+def test_json_is_one_document_beside_the_files_that_were_asked_for(invoke: Invoke) -> None:
+    files = ("--html", "page.html", "--out", "kept")
+    code, out, _ = invoke("compare", "output-projection", *FAST, *files, "--json")
     document = json.loads(out)
-    for unit in Path("runs/compare").glob("unit-*.json"):
+    units = list(Path("kept").glob("unit-*.json"))
+    assert len(units) == 4 and Path("page.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    for unit in units:
         validator("unit").validate(json.loads(unit.read_text()))
+    assert "written: page.html" in invoke("compare", "output-projection", *FAST, *files).out
     assert code == 0 and document["seeds"] == [0, 1] and document["steps"] == 2
     assert [arm["scores"]["loss"]["values"] for arm in document["arms"]] == [[1.0, 1.1], [0.5, 0.6]]
     assert document["arms"][1]["scores"]["loss"]["difference"]["mean"] == pytest.approx(-0.5)
-
-
-@pytest.mark.usefixtures("scored")
-def test_the_files_that_were_asked_for(invoke: Invoke, tmp_path: Path) -> None:
-    out = invoke("compare", "scale", *FAST, "--html", "page.html", "--out", "kept").out
-    assert "written: page.html" in out
-    assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!doctype html>")
-    assert len(list((tmp_path / "kept").iterdir())) == 6
 
 
 def test_claims_are_judged_and_told(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,10 +76,7 @@ def test_claims_are_judged_and_told(invoke: Invoke, monkeypatch: pytest.MonkeyPa
 
 
 def test_ctrl_c_says_what_is_kept(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(*given: Any) -> Scored:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(run, "run_unit", stop)
+    monkeypatch.setattr(run, "run_unit", interrupted)
     code, out, err = invoke("compare", "heads", *FAST)
     assert (code, out) == (130, "")
     assert "finished units are kept in runs/compare; the same command goes on from there" in err

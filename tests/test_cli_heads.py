@@ -7,11 +7,10 @@ import importlib.util
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from invoking import Invoke, assert_refused
+from invoking import Invoke, assert_refused, interrupted
 
 import headwise as hw
 from headwise.corpus.documents import bench
@@ -134,9 +133,6 @@ def test_a_failure_leaves_the_earlier_report(
 ) -> None:
     report = tmp_path / "r.html"
     report.write_text("earlier")
-
-    def interrupted(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
 
     monkeypatch.setattr(survey, "importance", interrupted)
     code, out, err = invoke("heads", models / "one", "--text", "abc, abd", "--html", report)

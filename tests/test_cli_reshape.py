@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from invoking import Invoke, assert_refused, contents, start
+from invoking import Invoke, assert_refused, contents, interrupted, start
 from processes import verified_here
 
 from headwise.gpt.checkpoint import load_model, read_metadata
@@ -191,9 +191,6 @@ def test_ctrl_c_while_writing_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
     unverified: None,
 ) -> None:
-    def interrupted(*arguments: Any) -> None:
-        raise KeyboardInterrupt
-
     monkeypatch.setattr(export, moment, interrupted)
     outcome = invoke("share", run, "--kv-heads", 2, "--text", text, "--out", tmp_path / "out", "--json")
     assert (outcome.code, outcome.out) == (130, "")
@@ -204,9 +201,6 @@ def test_ctrl_c_while_writing_leaves_nothing(
 def test_ctrl_c_after_healing_keeps_the_healing_alone(
     run: Path, text: Path, invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*arguments: Any) -> None:
-        raise KeyboardInterrupt
-
     monkeypatch.setattr(export, "verify", interrupted)
     given = ("share", run, "--kv-heads", 2, "--text", text, "--heal", 2, "--out", tmp_path / "out")
     stopped = invoke(*given)
