@@ -11,21 +11,23 @@ marked *:
     heads                 attention function of the      functions of torch: the fused call, or a softmax and a
        |                  library ("eager", "sdpa")      product; `softmax.Listener` reads them
        |                     |                              |
-       |                   * `Tap.attended` <------------ * out (B,H,T,E), held against what was read of the call
-       |                     |                              (`reading.read_call`, `softmax`), or refused;
-       |                     |                              where W_O is not known: handler, which may change out
-       |                  norms and gates of the family
-       |                     |
-     watchers: handler,    * `Tap.joined`     handler, which may change what W_O is about to read
-     which may change out    |
-       |                     |
-      W_O                   W_O
+       |                   * `LibraryTap.at_interface`    * `FreeTap.attended`
+       |                     out (B,H,T,E), held against what was read of the call (`reading.read_call`, `softmax`),
+       |                     or refused; where W_O is not known: handler, which may change out
+       |                     |                              |
+       |                  norms and gates of the family     |
+       |                     |                              |
+     watchers: handler,    * `at_w_o`: handler, which     * `at_w_o`: the same, where W_O reads the heads side by side
+     which may change out    may change what W_O reads      |
+       |                     |                              |
+      W_O                   W_O                            W_O
 
 Blocks nest: a later handler gets what an earlier one has made of `out`. Calls of other threads do not count.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -139,13 +141,13 @@ def attach(handlers: Mapping[Site, Handler]) -> Iterator[None]:
         return handle
 
     with ExitStack() as stack:
-        taps = {}
+        taps: dict[nn.Module, Tap] = {}
         for site in handlers:
             module: Any = site.module
             if is_watchable(module):
                 stack.enter_context(observe(module, handler_of(site)))
             else:
-                taps[module] = Tap(site, handler_of(site))
+                taps[module] = (FreeTap if site.free else LibraryTap)(site, handler_of(site))
         if taps:
             stack.enter_context(hooked(hook for tap in taps.values() for hook in tap.hooks()))
             stack.enter_context(_tapped(taps))
@@ -184,100 +186,96 @@ def attend_by_rows(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
 # Attentions of others
 
 
-class Tap:
+class Tap(ABC):
     """One attention that is not ours inside one block, and its handler.
 
     Between the attention function and W_O some families gate, norm or rotate what the heads gave. What a head gives is
-    what W_O reads of it: so a call waits until W_O is called. Of a module that goes through no interface it is not
-    known before that this is W_O: there its input must be the heads side by side, number by number.
+    what W_O reads of it: so a call waits until W_O is called.
     """
 
     def __init__(self, site: Site, handler: Handler) -> None:
         self.site, self.handler = site, handler
-        self.projection = None if site.module in _elsewhere else site.projection
+        self.projection = site.projection
         self.waiting: list[Call] = []  # calls whose heads have not entered W_O yet
-        self.mixed = ""  # the norm in between that reads several heads at once
-        self.sure = True  # is it known in which order the heads of the calls that wait lie?
 
     def hooks(self) -> list[Hook]:
         """What listens from where the module is called to W_O."""
         if self.projection is None:
             return []
         # A call of the module ends the one before, which never came to W_O.
-        acts = [(self.site.module, self.end), (self.projection, self.joined)]
-        for child in self.site.module.children():
-            if "norm" in type(child).__name__.lower():
-                acts.append((child, self.normed))
+        acts = [(self.site.module, self.end), (self.projection, self.at_w_o)]
         return [(module.register_forward_pre_hook, act) for module, act in acts]
 
-    def asked(self, asked: Asked, out: Tensor) -> Tensor | None:
-        """The attention function of transformers has given `out` (B,H,T,E); what takes its place."""
+    @abstractmethod
+    def at_w_o(self, module: nn.Module, args: Any) -> Any:
+        """W_O is about to read the joined heads; what it shall read in their place."""
+
+    def wait(self, call: Call) -> None:
+        """Keep a call until W_O is called."""
+        last = self.waiting[-1] if self.waiting and call.weights is None else None
+        # DiffLlama lays the same maps over other values in a second call: these are the same heads.
+        is_same_maps = last is not None and last.q is call.q and last.k is call.k
+        if not is_same_maps:
+            self.waiting.append(call)
+
+    def end(self, *args: Any) -> None:
+        """Calls that never entered W_O in a form that is known are handed on as they left the attention."""
+        calls, self.waiting = self.waiting, []
+        for call in calls:
+            self.hand_on(call)
+
+    def hand_on(self, call: Call, again: str = "") -> None:
+        """Hand a call on as it left the attention; `again` says what a second try would win."""
+        note = f"{self.site.name}: what enters W_O is not its heads side by side; they are read before, no norm"
+        if self.handler(call._replace(note=note, at_w_o=False)) is not None:
+            raise HeadwiseError(
+                f"{self.site.name}: what enters W_O of {type(self.site.module).__name__} is not its heads side by "
+                f"side, so they cannot be replaced there{again}"
+            )
+
+    def without_w_o(self, call: Call, known: bool = False) -> Tensor | None:
+        """Hand on a call whose W_O cannot be listened at; `known`: is it that of the site all the same?"""
+        note = f"{self.site.name}: its W_O is not known, so its heads are read where they leave the attention, no norm"
+        notes = [call.note, "" if known else note]
+        return self.handler(call._replace(note="; ".join(filter(None, notes)), at_w_o=known))
+
+
+class LibraryTap(Tap):
+    """An attention of transformers, whose calls go through the interface of the library."""
+
+    def __init__(self, site: Site, handler: Handler) -> None:
+        super().__init__(site, handler)
+        self.mixed = ""  # the norm in between that reads several heads at once
+
+    def hooks(self) -> list[Hook]:
+        norms = []
+        if self.projection is not None:
+            norms = [child for child in self.site.module.children() if "norm" in type(child).__name__.lower()]
+        return super().hooks() + [(norm.register_forward_pre_hook, self.at_norm) for norm in norms]
+
+    def at_interface(self, asked: Asked, out: Tensor) -> Tensor | None:
+        """The attention function has given `out` (B,H,T,E); what takes its place."""
         site, n_heads = self.site, asked.q.shape[1]
         if site.n_heads != n_heads:
             raise HeadwiseError(
                 f"{site.name}: {type(site.module).__name__} says that it has {site.n_heads} heads, and its attention "
                 f"was called with {n_heads}; its heads cannot be told apart"
             )
-        return self.attended(read_call(asked, site.cross), out)
-
-    def attended(self, call: Call, out: Tensor, sure: bool = True) -> Tensor | None:
-        """The attention has given `out` (B,H,T,E); what takes its place."""
-        site = self.site
-        if not len(call.out) and call.note:
-            return self.refuse(call.note)
-        if not site.n_heads:
-            self.site = site = replace(site, n_heads=call.out.shape[1])
-        if self.site.free and site.n_heads != call.out.shape[1]:
-            kind = type(site.module).__name__
-            return self.refuse(
-                f"{kind} says that it has {site.n_heads} heads, and its attention gives {call.out.shape[1]}: chunks or "
-                f"windows, or heads that cannot be told apart"
-            )
-        if call.note:
-            call = call._replace(note=f"{site.name}: {call.note}")
-        if self.projection is None and not sure:
-            return self.refuse(
-                f"{type(site.module).__name__} has heads and texts in one axis, and its W_O is not known"
-            )
-        w_o = softmax.packed_w_o() if self.site.free else None
-        if self.projection is None or w_o is not None:
-            self.learn(call)
-            known = w_o is not None and site.w_o is not None and w_o.data_ptr() == site.w_o.data_ptr()
-            note = f"{site.name}: its W_O is not known, so its heads are read where they leave the attention, no norm"
-            notes = [call.note, "" if known else note]
-            return self.handler(call._replace(out=out, note="; ".join(filter(None, notes)), at_w_o=known))
-        self.sure = self.sure and sure
-        last = self.waiting[-1] if self.waiting and call.weights is None else None
-        # DiffLlama lays the same maps over other values in a second call: these are the same heads.
-        is_same_maps = last is not None and last.q is call.q and last.k is call.k
-        if not is_same_maps:
-            self.waiting.append(call._replace(out=out))
+        call = read_call(asked, site.cross)._replace(out=out)
+        if self.projection is None:
+            return self.without_w_o(call)
+        self.wait(call)
         return None
 
-    def learn(self, call: Call) -> None:
-        """Keep what has been found out about the module for the next block."""
-        if self.site.free:
-            remember(self.site.module, call.out.shape[1])
-
-    def refuse(self, why: str) -> Tensor | None:
-        """Tell the handler, by a call of no documents, that what the module does is not read."""
-        note, self.waiting = f"{self.site.name}: {why}, no map", []  # calls that wait are parts of what is refused
-        if self.handler(softmax.refusal(self.site.module, note)) is not None:
-            raise HeadwiseError(note)
-        return None
-
-    def normed(self, module: nn.Module, args: Any) -> None:
+    def at_norm(self, module: nn.Module, args: Any) -> None:
         """A norm of the attention is called."""
         if self.waiting and args and args[0].shape[-1] > self.waiting[0].out.shape[-1]:
             self.mixed = type(module).__name__
 
-    def joined(self, module: nn.Module, args: Any) -> Any:
-        """W_O is about to read the joined heads; what it shall read in their place."""
+    def at_w_o(self, module: nn.Module, args: Any) -> Any:
         if not self.waiting:
             return None
         joined: Tensor = args[0]
-        if self.site.free:
-            return self._side_by_side(joined, args)
         width = 1 if self.site.w_o is None else self.site.w_o.shape[1]  # no weight to read: 1, and no length fits
         rows = [call.out.shape[0] * call.out.shape[2] for call in self.waiting]
         # Calls of one document each stand below one another, as chunks of a text; of several the order is not known.
@@ -296,8 +294,48 @@ class Tap:
             parts.append(part if result is None else result.to(part.dtype).transpose(1, 2).reshape(-1, width))
         return (torch.cat(parts).reshape(joined.shape), *args[1:]) if changed else None
 
-    def _side_by_side(self, joined: Tensor, args: Any) -> Any:
-        """The same where only numbers tell that W_O reads the heads, documents first or (T,B,C)."""
+
+class FreeTap(Tap):
+    """An attention that calls functions of torch itself, which `softmax` reads.
+
+    It is not known before that its projection is W_O: its input must be the heads side by side, number by number.
+    """
+
+    def __init__(self, site: Site, handler: Handler) -> None:
+        super().__init__(site, handler)
+        if site.module in _elsewhere:
+            self.projection = None
+        self.sure = True  # is it known in which order the heads of the calls that wait lie?
+
+    def attended(self, call: Call, out: Tensor, sure: bool = True) -> Tensor | None:
+        """The functions of torch have given `out` (B,H,T,E); what takes its place."""
+        site, kind = self.site, type(self.site.module).__name__
+        if not len(call.out) and call.note:
+            return self.refuse(call.note)
+        if not site.n_heads:
+            self.site = site = replace(site, n_heads=call.out.shape[1])
+        if site.n_heads != call.out.shape[1]:
+            return self.refuse(
+                f"{kind} says that it has {site.n_heads} heads, and its attention gives {call.out.shape[1]}: chunks or "
+                f"windows, or heads that cannot be told apart"
+            )
+        if self.projection is None and not sure:
+            return self.refuse(f"{kind} has heads and texts in one axis, and its W_O is not known")
+        call = call._replace(out=out, note=f"{site.name}: {call.note}" if call.note else "")
+        w_o = softmax.packed_w_o()
+        if self.projection is None or w_o is not None:
+            self.learn(call)
+            known = w_o is not None and site.w_o is not None and w_o.data_ptr() == site.w_o.data_ptr()
+            return self.without_w_o(call, known)
+        self.sure = self.sure and sure
+        self.wait(call)
+        return None
+
+    def at_w_o(self, module: nn.Module, args: Any) -> Any:
+        """The heads may lie documents first or (T,B,C); only the numbers tell."""
+        if not self.waiting:
+            return None
+        joined: Tensor = args[0]
         call = self.waiting[0]
         B, H, T, E = call.out.shape
         before = _before.get(joined, joined)
@@ -321,25 +359,32 @@ class Tap:
             return (replaced, *args[1:])
         return self.end()
 
+    def learn(self, call: Call) -> None:
+        """Keep what has been found out about the module for the next block."""
+        remember(self.site.module, call.out.shape[1])
+
+    def refuse(self, why: str) -> Tensor | None:
+        """Tell the handler, by a call of no documents, that what the module does is not read."""
+        note, self.waiting = f"{self.site.name}: {why}, no map", []  # calls that wait are parts of what is refused
+        if self.handler(softmax.refusal(self.site.module, note)) is not None:
+            raise HeadwiseError(note)
+        return None
+
     def end(self, *args: Any) -> None:
-        """Calls that never entered W_O in a form that is known are handed on as they left the attention."""
-        calls, self.waiting = self.waiting, []
+        calls = self.waiting
         sure, self.sure = self.sure, True
-        if self.site.free and calls:
+        if calls:
             _elsewhere.add(self.site.module)
-        for call in calls:
-            if not sure:
-                kind = type(self.site.module).__name__
-                self.refuse(f"{kind} has heads and texts in one axis, and its W_O does not read them side by side")
-                continue
-            self.learn(call)
-            note = f"{self.site.name}: what enters W_O is not its heads side by side; they are read before, no norm"
-            if self.handler(call._replace(note=note, at_w_o=False)) is not None:
-                again = "; that is known now: do the same again, and they are replaced before" if self.site.free else ""
-                raise HeadwiseError(
-                    f"{self.site.name}: what enters W_O of {type(self.site.module).__name__} is not its heads side by "
-                    f"side, so they cannot be replaced there{again}"
-                )
+        if sure:
+            super().end()
+            return
+        kind = type(self.site.module).__name__
+        for _ in calls:
+            self.refuse(f"{kind} has heads and texts in one axis, and its W_O does not read them side by side")
+
+    def hand_on(self, call: Call, again: str = "") -> None:
+        self.learn(call)
+        super().hand_on(call, again or "; that is known now: do the same again, and they are replaced before")
 
 
 _before: Any = WeakIdKeyDictionary()  # what W_O was to read before a block changed it
@@ -349,13 +394,14 @@ _elsewhere: WeakSet[nn.Module] = WeakSet()  # attentions whose W_O has been seen
 @contextmanager
 def _read(taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
     """Inside this block, and in its thread, what attentions make by functions of torch goes to their taps."""
-    free = {module: (tap.attended, tap.site.n_heads) for module, tap in taps.items() if tap.site.free}
+    free = {module: tap for module, tap in taps.items() if isinstance(tap, FreeTap)}
     if not free:
         yield
         return
     parts = {part: None for module in free for part in module.modules() if part in free or is_attention(part)}
     with inside() as here, ExitStack() as stack:
-        block = softmax.Block(free, here)
+        listeners = {module: (tap.attended, tap.site.n_heads) for module, tap in free.items()}
+        block = softmax.Block(listeners, here)
         for module in parts:
             enter, leave = Within(here, block.enter), Within(here, block.leave)
             stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
@@ -366,7 +412,7 @@ def _read(taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
         if any(part is not module and is_attention(part) for part in module.modules()):
             continue  # those inside attend
         kind = type(module).__name__
-        taps[module].refuse(f"{kind} ran, and no softmax over keys was seen that it multiplies with values")
+        free[module].refuse(f"{kind} ran, and no softmax over keys was seen that it multiplies with values")
 
 
 # The blocks that are open, in any thread: is the caller inside, and which taps has it?
@@ -385,7 +431,7 @@ def _tapped(taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
         with _lock:
             if not _blocks:  # compiled code would go on without us; other threads get the same numbers, more slowly
                 _library.enter_context(torch.compiler.set_stance("force_eager"))
-            if not all(tap.site.free for tap in taps.values()):
+            if any(isinstance(tap, LibraryTap) for tap in taps.values()):
                 _replace_interface()
             _blocks.append(block)
         try:
@@ -421,14 +467,15 @@ def _listened(function: Any, name: str) -> Any:
     def listening(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **keywords: Any
     ) -> Any:
-        tapped = [taps[module] for here, taps in [*_blocks] if here() and module in taps]
+        tapped = [taps.get(module) for here, taps in [*_blocks] if here()]
+        of_library = [tap for tap in tapped if isinstance(tap, LibraryTap)]
         result = function(module, query, key, value, attention_mask, **keywords)
-        if not tapped:
+        if not of_library:
             return result
         asked = Asked(module, query, key, value, attention_mask, keywords, name, function, result[0].transpose(1, 2))
         out, replaced = asked.out, False
-        for tap in tapped:
-            changed = tap.asked(asked, out)
+        for tap in of_library:
+            changed = tap.at_interface(asked, out)
             if changed is not None:  # it may be `asked.out` itself, by which a gradient is to pass
                 out, replaced = changed, True
         return (out.transpose(1, 2).contiguous(), *result[1:]) if replaced else result
