@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
-from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -129,63 +126,6 @@ def inputs_of(name: str, padding: str = "none", seed: int = 1) -> dict[str, Tens
 def answer(output: Any) -> Tensor:
     result: Tensor = output.logits if hasattr(output, "logits") else output.last_hidden_state
     return result
-
-
-@dataclass(frozen=True)
-class Attention:
-    """What one attention of a model did by transformers' own eager way, on all documents."""
-
-    weights: Tensor  # (B,H,T,S)
-    joined: Tensor  # (B,T,H*E), what W_O reads
-    w_o: Tensor  # (C,H*E)
-    rows: Tensor  # (B,T) bool, queries that are real
-    keys: Tensor  # (B,S) bool
-    q_ids: Tensor | None
-    cross: bool
-
-
-STACKS = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}
-
-
-def eager(name: str, model: nn.Module, inputs: dict[str, Tensor]) -> tuple[Tensor, dict[str, Attention]]:
-    """The answer and every attention, by site name, of an unwatched run that keeps its maps."""
-    joined: list[tuple[str, Tensor, Tensor]] = []
-
-    def note(path: str, module: nn.Module) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-            weight = module.weight.T if type(module).__name__ == "Conv1D" else module.weight
-            joined.append((path, args[0].detach(), weight.detach()))
-
-        return hook
-
-    implementation = model.config._attn_implementation
-    with ExitStack() as stack, torch.no_grad():
-        for path, module in model.named_modules():
-            if re.search(FAMILIES[name].w_o, path):
-                stack.callback(module.register_forward_pre_hook(note(path, module)).remove)
-        stack.callback(model.set_attn_implementation, implementation)
-        model.set_attn_implementation("eager")
-        output = model(**inputs, output_attentions=True)
-    found = {}
-    for path, out, w_o in joined:
-        numbers = [int(part) for part in path.split(".") if part.isdigit()]
-        cross = "EncDecAttention" in path or "encoder_attn" in path
-        side = "cross" if cross else "decoder" if "decoder" in path else "encoder"
-        two = FAMILIES[name].takes in ("pair", "sound")
-        weights = getattr(output, STACKS[side] if two else "attentions")[numbers[0]]
-        target = two and side != "encoder"
-        q_mask = inputs.get("decoder_attention_mask" if target else "attention_mask")
-        k_mask = inputs.get("attention_mask" if side in ("encoder", "cross") or not two else "decoder_attention_mask")
-        found[f"{side}.L{numbers[0]}" if two else f"L{numbers[0]}"] = Attention(
-            weights.double(),
-            out.double().flatten(2) if out.ndim == 3 else out.double(),
-            w_o.double(),
-            torch.ones(weights.shape[0], weights.shape[2], dtype=torch.bool) if q_mask is None else q_mask.bool(),
-            torch.ones(weights.shape[0], weights.shape[3], dtype=torch.bool) if k_mask is None else k_mask.bool(),
-            inputs.get("decoder_input_ids" if target else "input_ids"),
-            cross,
-        )
-    return answer(output), found
 
 
 def real(name: str, inputs: dict[str, Tensor], output: Tensor) -> Tensor:
