@@ -242,7 +242,7 @@ def test_an_error_nobody_thought_of_is_one_line_too(run: Path, invoke: Invoke, m
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("a bug\nin two lines")
 
-    monkeypatch.setattr(cli.heads, "look", broken)
+    monkeypatch.setattr(cli.heads, "surveyed", broken)
     outcome = invoke("heads", run)
     assert_refused(outcome, "a bug in two lines", "--debug", code=outcome.code)
     assert outcome.code != 0
