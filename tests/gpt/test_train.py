@@ -301,7 +301,7 @@ kills.NAMES, kills.WAYS = {"train": 1}, {"KILL": 3, "at a move": 2}
 base = Path(sys.argv[1])
 kills.prepare(base)
 killed = 0
-for seed in (1, 4, 5):
+for seed in (4, 5):
     place = base / f"case-{seed}"
     place.mkdir()
     killed += kills.case(seed, place, base)[1]
