@@ -33,6 +33,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 # Of what is made one by one, or as a table, before a weight is: no model has as many.
 MOST = {"n_layers": 2**14, "n_heads": 2**20, "d_model": 2**20, "head_dim": 2**20, "rope_dim": 2**20}
+MOST |= {"vocab_size": 2**30, "d_ff": 2**30}  # with all of these no product of two overflows
 
 
 @dataclass(frozen=True, kw_only=True)

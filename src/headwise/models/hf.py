@@ -33,7 +33,7 @@ from headwise.corpus.tokens import BOUNDARY, check_growth, check_ids, growth_of,
 from headwise.errors import HeadwiseError
 from headwise.families import check_folder
 from headwise.files import check_regular, read_json
-from headwise.gpt.checkpoint import FORMATS, Place, tensors_in
+from headwise.gpt.checkpoint import FORMATS, TOO_MANY, Place, tensors_in
 from headwise.gpt.ranks import ALONE, Ranks
 from headwise.layer.projections import shapes_alone
 from headwise.memory import CPU
@@ -42,7 +42,6 @@ from headwise.models.stream import Stream, hollow, is_finite
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 FOREIGN_CODE = "; the folder brings code of its own (auto_map), which headwise never runs"
 MOST_LAYERS = 1000  # so many are built without comparing them with the weights
-TIED = 8  # a model may have so many times the weights of its files: an embedding may serve in several places
 
 
 def load_folder(folder: Path, ranks: Ranks = ALONE, dtype: torch.dtype | str = "auto") -> PreTrainedModel:
@@ -222,7 +221,7 @@ def _check_sizes(folder: Path, config: Mapping[str, Any], count: Callable[[], in
         return  # damaged, which is said when it is loaded; or its tensors hold several weights in a number
     with suppress(Exception), _quiet(), shapes_alone():  # what cannot be built is said when it is loaded
         described = count()
-    if described > TIED * held:
+    if described > TOO_MANY * held:
         raise HeadwiseError(
             f"{folder / 'config.json'} describes {described:,} weights, and its files hold {held:,}: "
             f"they do not belong together"
