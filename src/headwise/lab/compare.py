@@ -60,8 +60,7 @@ class Store:
             saved = from_json(dict[str, Any], read_json(path))
             if saved.get("key") != json.loads(json.dumps(key)):
                 raise HeadwiseError("it is another unit")
-            expected = digest(saved.get("scored"))
-            if saved.get("sha256", expected) != expected:  # earlier versions wrote none
+            if saved.get("sha256") != digest(saved.get("scored")):
                 raise HeadwiseError("its scores are not those that were written")
             scored: Scored = from_json(Scored, saved.get("scored"), "scored")
         except HeadwiseError as error:
