@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import refuses
 
 from headwise.corpus.training import verb_corpus
 from headwise.gpt.run import load_run
@@ -56,6 +57,9 @@ def test_an_update_with_decay_is_adamw() -> None:
 
 @pytest.mark.slow
 def test_it_learns_and_its_folder_is_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text.txt").write_text("mine")
+    refuses(lambda: mini_gpt.main(tmp_path, steps=12), "is not empty")
+    assert (tmp_path / "text.txt").read_text() == "mine"
     mini_gpt.main(tmp_path / "mini", steps=12)
     losses = [float(line.rsplit(" ", 1)[1]) for line in capsys.readouterr().out.splitlines() if "loss" in line]
     assert losses[0] > 5 and losses[-1] < losses[0] - 1

@@ -37,6 +37,13 @@ def model(request: Any, tiny: Callable[..., GPT]) -> nn.Module:
     return tf.LlamaForCausalLM(LLAMA).eval()
 
 
+def noticing_bert() -> nn.Module:
+    """A later token moves its logits by some 9 roundings of bfloat16: those of a trained ALBERT move by 10."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 3, "intermediate_size": 128}
+    return tf.BertForMaskedLM(tf.BertConfig(vocab_size=997, **sizes))
+
+
 @pytest.mark.parametrize(
     ("build", "expected"),
     [
@@ -45,6 +52,7 @@ def model(request: Any, tiny: Callable[..., GPT]) -> nn.Module:
         (lambda: type("Mine", (tf.LlamaForCausalLM,), {})(LLAMA), "next"),
         (lambda: tf.MambaForCausalLM(tf.MambaConfig(vocab_size=V, hidden_size=20, num_hidden_layers=1)), "next"),
         (lambda: tf.BertForMaskedLM(BERT), "masked"),
+        (lambda: noticing_bert().bfloat16(), "masked"),
         (lambda: tf.BertLMHeadModel(BERT), "masked"),  # of the class for causal models, it reads both sides
         (lambda: tf.LlamaForSequenceClassification(LLAMA), None),
         (lambda: tf.BertModel(BERT), None),

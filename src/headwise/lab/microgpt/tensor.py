@@ -6,6 +6,7 @@ Also a replay of any rung as a run folder, which `heads`, `trace` and `generate`
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from headwise.errors import HeadwiseError
 from headwise.files import TEXT, whole_folder, write_whole
 from headwise.gpt.checkpoint import save_model
 from headwise.gpt.gpt import GPT, GPTConfig
@@ -95,9 +97,12 @@ def write_folder(folder: Path, result: Replay, settings: Settings) -> None:
     settings  of the replay: its text, rung, seed and steps, and in `shape` its heads and layers
     """
     corpus, config, _ = settings.resolve()
+    is_ours = os.path.realpath(folder / TEXT) == settings.text  # kept of standard input
+    if folder.exists() and {path.name for path in folder.iterdir()} - ({TEXT} if is_ours else set()):
+        raise HeadwiseError(f"{folder} exists and is not empty; pass another folder")
     with whole_folder(folder) as fresh:
         write_whole(fresh / EXACT, json.dumps(asdict(result), ensure_ascii=False))
         save_model(fresh, build(result.parameters, config.n_heads).float(), corpus.tokens)
         write_run(fresh, Run(settings, corpus.data.digest, "finished", None, None, None))
-        if (folder / TEXT).exists():  # that came from standard input
+        if is_ours:  # last, for an error before leaves it where it is
             (folder / TEXT).rename(fresh / TEXT)
