@@ -66,7 +66,11 @@ PARTLY = (
     r"partial|pct|percent|(rotary|rope|rot)_?(n?dims?|fraction|width)|\[\.\.\., :self\.\w+\]"  # of a head's features
 )
 # Axes in which tokens come before the documents of a batch, as an unpacked shape or a comment has them.
-WIDE = r"(?s)(\.float\(\)|float32).*softmax(?!\([^\n]*(half|16))"  # a softmax of what was made wide before
+# A softmax of what was made wide before, or never was narrow; what is rounded is its result.
+WIDE = (
+    r"(?s)((\.float\(\)|float32).*|\A((?!half\(|float16|autocast).)*)(?<!def )softmax"
+    r"(?!\(((?!dim|axis|-1)[^\n])*(half|16)|\([^\n]*dtype=\w+\.b?float16)"
+)
 TOKENS_FIRST = r"(?m)(^\s*|\()(s|t|l|(n_)?tokens|seq\w*|\w*len\w*), ?(b|n|bs|bsz|(n_)?batch\w*), ?\w+"
 RESIDUAL = r"residual|return [^\n]*\+|\+ ?(x|inputs?|queries|q|hidden_states)\b"  # it may add its input
 LENGTH = r"(valid|seq|key|x|src|input)?_?(lens?|lengths?)"  # an argument with the lengths of documents
@@ -611,6 +615,8 @@ class Examiner:
         if not explained and self.scope.says(BEYOND):
             right = False if bugs else None
             self.target.left_out("beyond")
+        if explained and self.scope.says("window_size|sliding_window"):  # ours is longer than the text
+            self.target.left_out("window")
         if explanation.settings.get("residual"):
             self.target.did("residual")
         if self.scope.says(r"fill|mask|where"):
@@ -647,13 +653,12 @@ def _wrong_slopes(subject: Subject, x: Any) -> list[str]:
     """
     module = subject.module
     x = np.array(x if subject.rank == x.ndim else x[0])
-    slope = np.random.default_rng(2).normal(size=x.shape)
 
-    def loss() -> float:
+    def output() -> Any:
         result = subject.result(dict.fromkeys(subject.inputs, to_kind(x, subject.kind)), x.shape[-2])
-        return float((pick(result, x.shape) * slope).sum())
+        return pick(result, x.shape)
 
-    loss()
+    slope = np.random.default_rng(2).normal(size=output().shape)  # it may be narrower than the input
     pairs = {"x": (x, pick(module.backward(to_kind(slope, subject.kind)), x.shape))}
     kept = dict(vars(module))
     for holder in vars(module).values():
@@ -665,10 +670,11 @@ def _wrong_slopes(subject: Subject, x: Any) -> list[str]:
     for name, (place, gradient) in pairs.items():
         step = 1e-3 * np.random.default_rng(3).normal(size=place.shape)
         place += step
-        difference = loss()
+        change = output()
         place -= 2 * step
-        difference -= loss()
+        change = change - output()
         place += step
+        difference = float((change * slope).sum())
         if abs(difference - 2 * float((gradient * step).sum())) > 0.02 * float(np.linalg.norm(gradient) * 1e-3):
             wrong.append(name)  # float32 and a bend of the slope come to far less
     return wrong

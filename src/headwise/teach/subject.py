@@ -354,6 +354,7 @@ class Subject:
     held: dict[str, Any] = field(default_factory=dict)  # what the object gathers from token to token, empty
     tokens_first: bool = False  # does the code take (T,B,C)?
     fresh: dict[str, Any] = field(default_factory=dict)  # of one with a cache, all its attributes before the first call
+    new_cache: Callable[[], Any] = lambda: None  # what the code wants in its argument of a cache before the first token
 
     @property
     def is_told_causal(self) -> bool:
