@@ -64,13 +64,12 @@ def _fields(path: Path) -> dict[str, int]:
 def _cgroups() -> list[Room]:
     """What the control groups of version 2 leave that hold the process; without pages of files, which can be freed."""
     rooms = []
-    with suppress(OSError, StopIteration):
+    with suppress(OSError, ValueError, StopIteration):  # no such file, or a name that is no UTF-8
         groups = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
         path = Path("/sys/fs/cgroup") / next(row for row in groups if row.startswith("0::")).removeprefix("0::/")
         for folder in (path, *path.parents):
-            with suppress(
-                OSError, ValueError
-            ):  # the root has no such file, nor has a group that leaves memory to others
+            # The root has no such file, nor has a group that leaves memory to others.
+            with suppress(OSError, ValueError, KeyError):
                 most = (folder / "memory.max").read_text(encoding="utf-8").strip()
                 used = dict(row.split() for row in (folder / "memory.stat").read_text(encoding="utf-8").splitlines())
                 if most != "max":

@@ -232,7 +232,7 @@ class Progress:
 
     def _print_now_and_then(self) -> None:
         gap = self.FIRST
-        # At least 0.05: a milestone may have been printed meanwhile, and the time of the next line lies in the past.
+        # A milestone may have been printed meanwhile; then this waits again, or, where that time is past, not at all.
         while not self._done.wait(self._printed + gap - time.monotonic()):
             if time.monotonic() >= self._printed + gap:
                 self._printed, gap = time.monotonic(), min(2 * gap, self.LONGEST)
