@@ -241,7 +241,9 @@ def test_slow_rungs_are_called_less_often(monkeypatch: pytest.MonkeyPatch) -> No
         "middling": (400.0, 2),
         "slow": (2000.0, 1),
     }
-    assert calls[-10:] == ["slow", *["fast", "middling"] * 2, *["fast"] * 5]  # in turn, after one that warms up
+    *before, fast, middling, slow = calls  # at last each is called for its peak
+    assert [fast, middling, slow] == list(prices)
+    assert before[-10:] == ["slow", *["fast", "middling"] * 2, *["fast"] * 5]  # in turn, after one that warms up
 
 
 def test_memory_is_what_a_call_holds_at_a_time() -> None:
