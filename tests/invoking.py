@@ -106,6 +106,7 @@ def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
         monkeypatch.setattr(sys, "argv", ["headwise", *map(str, arguments)])
         with pytest.raises(SystemExit) as stop:
             cli.main()
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a command that Ctrl-C ended hears no second one
         printed = capsys.readouterr()
         if "--json" in arguments and printed.out:
             check_document(printed.out)

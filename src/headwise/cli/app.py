@@ -29,7 +29,7 @@ from rich.text import Text
 from typer.exceptions import TyperException
 
 from headwise.cli.early import check_apart
-from headwise.cli.interrupt import CODE, WORDS, leaving, loading
+from headwise.cli.interrupt import CODE, WORDS, end_of_hearing, leaving, loading
 from headwise.corpus.sources import exists
 from headwise.errors import HeadwiseError
 from headwise.files import check_link, read_json
@@ -510,6 +510,7 @@ def _run() -> int:
         _drop_output()
         code = _failed(error, _os_message(error))
     except (KeyboardInterrupt, typer.Abort) as error:
+        end_of_hearing()
         code = _failed(error, _interrupt_message(error), CODE)
     except Exception as error:
         code = _failed(error, in_words("ended.bug", error=f"{type(error).__name__}: {error}"), code=1)

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 CODE = 130
 WORDS = {"interrupted": "interrupted", "nothing": "nothing was written"}  # in the language of the command
@@ -24,6 +24,12 @@ def leaving(tell: Callable[[], str] = _endings[0]) -> Iterator[None]:
         raise
     finally:
         _endings.pop()
+
+
+def end_of_hearing() -> None:
+    """From here on Ctrl-C does nothing: the process ends, and a second one would cut off what it says of the first."""
+    with suppress(ValueError):  # only the main thread may say so
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @contextmanager
