@@ -98,6 +98,7 @@ def mask_cases(n: Sizes, seed: int = 0) -> dict[str, MaskCase]:
     forbidding = np.where(rng.random((n.T, n.S)) < 0.6, rng.normal(size=(n.T, n.S)), -np.inf)
     slopes = rng.random(n.H)
     firsts, lasts = rng.integers(0, 3, n.H), rng.integers(0, 4, n.H)
+    lasts = np.maximum(lasts, firsts == 0)  # a head that sees nothing is refused
     return {
         "causal": MaskCase(lambda w: hw.Causal(), lambda b, h, i, j: j <= i + end),
         "causal offset 0": MaskCase(lambda w: hw.Causal(offset=0), lambda b, h, i, j: j <= i),

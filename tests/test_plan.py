@@ -35,7 +35,9 @@ GOOD = {"headwise_plan": 1, "n_layers": 2, "n_kv_heads": 3, "keep": {"L1.KV2": {
 
 def test_a_damaged_plan_is_refused_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    refuses_table("plans", {"changed": lambda **change: hw.Plan.read(write(Path(), json.dumps({**GOOD, **change})))})
+    refuses_table(
+        "plans", {"hw": hw, "changed": lambda **change: hw.Plan.read(write(Path(), json.dumps({**GOOD, **change})))}
+    )
 
 
 def test_what_is_no_plan_is_refused(tmp_path: Path) -> None:

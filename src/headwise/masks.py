@@ -420,10 +420,11 @@ class Window(Shifted):
 
     def __post_init__(self) -> None:
         for name, value in (("left", self.left), ("right", self.right)):
-            if value is not None and value < 0:
+            if value is None:
+                continue
+            if value < 0:
                 raise HeadwiseError(f"Window {name}={value} is negative; pass 0 or more, or None for an open side")
-            if value is not None:
-                check_position(f"Window {name}", value)
+            check_position(f"Window {name}", value)
 
     def allowed(self, grid: Grid) -> Any:
         centre = self.centre(grid)
@@ -462,13 +463,21 @@ class Streaming(Shifted):
 
     def check(self, grid: Grid) -> None:
         super().check(grid)
+        sizes: list[list[int]] = []  # for each head, where they are known
         for name, values in (("sinks", self.sinks), ("window", self.window)):
-            if shape_of(values):
-                check_axes(f"Streaming {name}", shape_of(values), "h", grid)
-            if kind_of(values) != "int" or any(not 0 <= value <= LARGEST_POSITION for value in grid.read(values)):
+            per_head = shape_of(values)
+            if per_head:
+                check_axes(f"Streaming {name}", per_head, "h", grid)
+            numbers = list(grid.read(values))
+            if kind_of(values) != "int" or any(not 0 <= number <= LARGEST_POSITION for number in numbers):
                 raise HeadwiseError(
                     f"Streaming {name}={values}: pass whole numbers from 0 on, one, or one for each head"
                 )
+            sizes.append(numbers if per_head else numbers * grid.H)
+        if (0, 0) in zip(*sizes, strict=False):
+            raise HeadwiseError(
+                "Streaming with sinks=0 and window=0: that head sees nothing; pass 1 or more in one of them"
+            )
 
     def counts_from_first(self) -> bool:
         return True

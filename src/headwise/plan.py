@@ -37,7 +37,8 @@ class Keep:
     window: int
 
     def __post_init__(self) -> None:
-        if not (0 <= self.sinks <= LARGEST_POSITION and 1 <= self.window <= LARGEST_POSITION):
+        whole = type(self.sinks) is type(self.window) is int
+        if not (whole and 0 <= self.sinks <= LARGEST_POSITION and 1 <= self.window <= LARGEST_POSITION):
             fact = f"sinks={self.sinks} and window={self.window}"
             raise HeadwiseError(f"{fact}: a head keeps 0 or more first tokens and 1 or more last ones, its own counted")
 

@@ -124,9 +124,10 @@ def test_what_adds_up_otherwise_or_encodes_is_refused(build: Any) -> None:
 
 
 def test_bad_requests_of_attribution() -> None:
-    refuses_table(
-        "attribution", {"attributed": lambda **change: attribute(gpt(), ids(), **{"target": 7, **change}), "V": V}
-    )
+    def attributed(text: Tensor | None = None, **change: Any) -> None:
+        attribute(gpt(), ids() if text is None else text, **{"target": 7, **change})
+
+    refuses_table("attribution", globals() | {"attributed": attributed})
 
 
 # --- Patching ---

@@ -27,6 +27,11 @@ MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "llama 3": (tf.LlamaForCausalLM, tf.LlamaConfig, {"rope_parameters": LONGER, "attention_bias": True}),
     "mistral": (tf.MistralForCausalLM, tf.MistralConfig, {"sliding_window": 7, "head_dim": 8}),
     "qwen2": (tf.Qwen2ForCausalLM, tf.Qwen2Config, {}),
+    "qwen2 with windows": (
+        tf.Qwen2ForCausalLM,
+        tf.Qwen2Config,
+        {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
+    ),
     "qwen3": (tf.Qwen3ForCausalLM, tf.Qwen3Config, {"head_dim": 8}),
 }
 
@@ -76,6 +81,7 @@ def test_who_has_no_form_or_plan(tmp_path: Path) -> None:
     gpt2 = tf.GPT2LMHeadModel(tf.GPT2Config(vocab_size=19, n_embd=12, n_head=3, n_layer=2, n_positions=31)).eval()
     refuses(lambda: decode_form(gpt2), "gpt2 is none of llama, mistral, qwen2, qwen3")
     refuses(lambda: next(hw.generate(gpt2, PROMPT, 3, lookup=2)), "no decode form")
+    refuses(lambda: hw.generate_batch(gpt2, "31415", 3), "prompts='31415' is one text; pass a list of them")
     half = foreign("llama").bfloat16()
     refuses(lambda: decode_form(half), "float32")
     changed = foreign("llama")

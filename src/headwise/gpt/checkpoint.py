@@ -370,7 +370,9 @@ def as_gpt(fields: dict[str, Any], tensors: dict[str, Tensor]) -> GPT:
         windows=tuple(window if kind == "sliding_attention" else None for kind in kinds[:n_layers]),
     )
     zeros = {name.removesuffix("weight") + "bias": x.new_zeros(len(x)) for name, x in tensors.items()}
+    unlimited = replace(config, windows=None)  # windows have no weights, and a Qwen2 may have biases beside them
     with shapes_alone():
         model = GPT(config)
-    model.load_state_dict(from_hf(config, {name: (zeros | tensors)[name] for name in _stacks(config)}), assign=True)
+    stacks = {name: (zeros | tensors)[name] for name in _stacks(unlimited)}
+    model.load_state_dict(from_hf(unlimited, stacks), assign=True)
     return model.eval()

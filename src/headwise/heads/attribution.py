@@ -27,7 +27,7 @@ from headwise.heads.blocks import row_weights
 from headwise.layer.parts import as_rows
 from headwise.models.ask import evaluating, logits, output_matrix, require_next
 from headwise.models.hook import attach, hooked
-from headwise.models.open import ids_of, token_of
+from headwise.models.open import row_of, token_of
 from headwise.models.sites import Layer, Site, layers_of
 from headwise.models.stream import loaded
 from headwise.records import Call
@@ -91,7 +91,7 @@ def attribute(
             is refused.
     """
     require_next(model)
-    row = torch.as_tensor(ids_of(model, ids)).reshape(1, -1)
+    row = row_of(model, ids)
     T = row.shape[1]
     if not -T <= position < T:
         raise HeadwiseError(f"position={position} is not among the {T} tokens")

@@ -31,6 +31,7 @@ from headwise.models.ask import (
     evaluating,
     require_next,
     require_slopes,
+    vocabulary_of,
 )
 from headwise.models.hook import Handler, attach, attend_by_rows, hooked, inside
 from headwise.models.open import ids_of, token_of
@@ -123,8 +124,9 @@ def patch(
         raise unknown(f"at={at!r} is no place of a head", at, PLACES)
     if fast and (at != "out" or together):
         raise HeadwiseError(f"fast=True estimates heads one at a time and at='out' alone, not at={at!r}, {together=}")
-    if contexts is not None and (at != "out" or together or fast or heads is not None or positions is not None):
-        raise HeadwiseError(f"contexts={contexts} tries all heads at all tokens and at='out'; leave the others out")
+    others = at != "out" or together or fast or heads is not None or positions is not None
+    if contexts is not None and (others or contexts < 0):
+        raise HeadwiseError(f"contexts={contexts}: 0 or more, of all heads, all tokens and at='out'; leave others out")
     if fast:
         require_slopes(model)
     pairs = _pairs(model, clean, corrupted, target)
@@ -219,6 +221,9 @@ def _pairs(model: nn.Module, clean: Ids, corrupted: Ids, target: Target | None) 
         rows = torch.as_tensor([token_of(model, x) if isinstance(x, str) else x for x in ids])
         if tuple(rows.shape) not in ((2,), (len(good), 2)):
             raise HeadwiseError(f"target is {tuple(rows.shape)}; pass two token ids, or ({len(good)}, 2)")
+        size = vocabulary_of(model)
+        if size and not 0 <= int(rows.min()) <= int(rows.max()) < size:
+            raise HeadwiseError(f"target {rows.tolist()} is outside the vocabulary of {size} tokens")
         targets = rows.expand(len(good), 2).tolist()
     return [_Pair(*pair) for pair in zip(good, bad, targets, strict=True)]
 
@@ -226,8 +231,8 @@ def _pairs(model: nn.Module, clean: Ids, corrupted: Ids, target: Target | None) 
 def _positions(positions: Sequence[int] | str | None, T: int) -> list[int] | None:
     if positions is None or positions == "each":
         return None
-    if isinstance(positions, str):
-        raise HeadwiseError(f"positions={positions!r} is not known; pass a list, or 'each'")
+    if isinstance(positions, str) or not len(positions):
+        raise HeadwiseError(f"positions={positions!r} names no token; pass a list, or 'each'")
     for position in positions:
         if not -T <= position < T:
             raise HeadwiseError(f"position {position} is not among the {T} tokens")

@@ -22,7 +22,7 @@ from headwise.heads.statistics import Statistics, all_statistics, unknown_head, 
 from headwise.heads.table import HeadRow, HeadTable, Row, token_map
 from headwise.intervals import Interval, interval_of
 from headwise.models.ask import context_of, evaluating, run_body
-from headwise.models.open import described, ids_of
+from headwise.models.open import described, row_of
 from headwise.models.sites import Site, missing, sites_of, w_o_places
 from headwise.records import Call, HeadMap, HeadMaps, parse_head, share_note
 from headwise.spec import require_size
@@ -364,7 +364,7 @@ def watch(
     with listening(model, note, _marker(marks) if marks else None, sites):
         if text is not None:
             with torch.no_grad(), evaluating(model):
-                run_body(model, torch.as_tensor(ids_of(model, text)).reshape(1, -1))
+                run_body(model, row_of(model, text))
         yield seen
 
 

@@ -19,7 +19,7 @@ from headwise.heads.attribution import Attribution, Parts, Recorder
 from headwise.heads.blocks import row_weights
 from headwise.heads.patching import SHARED, Heads, Passes, Reading, Receiver, Study, Variants, always, place_of
 from headwise.models.ask import answering, device_of, evaluating
-from headwise.models.open import Folder, folder_of, ids_of, tokens_of
+from headwise.models.open import Folder, folder_of, row_of, tokens_of
 from headwise.models.sites import layers_of, sites_of
 from headwise.models.stream import loaded, stream_of
 from headwise.records import head_name
@@ -119,7 +119,7 @@ def forecast(model: nn.Module, prompt: str | Sequence[int], corrupt: str | Seque
     stream = stream_of(model)
     if stream is None:
         return ""
-    n_tokens = torch.as_tensor(ids_of(model, prompt)).numel()
+    n_tokens = row_of(model, prompt).numel()
     heads = sum(site.n_heads for site in sites_of(model))
     # A variant runs from its layer on, through half of the layers as a mean.
     passes = 1 + Story.MOST if corrupt is None else 2 + heads // 2 + Story.MOST * PLACES
@@ -145,9 +145,7 @@ class _Question:
 
     @classmethod
     def of(cls, folder: Folder, way: str, text: str | Sequence[int]) -> _Question:
-        ids = torch.as_tensor(ids_of(folder.model, text)).flatten().tolist()
-        if not ids:
-            raise HeadwiseError("the prompt has no tokens; pass one")
+        ids = row_of(folder.model, text)[0].tolist()
         position = -1
         if way == "masked":
             sign = getattr(folder.tokens, "mask", None)

@@ -86,6 +86,8 @@ def generate_batch(
     Returns:
         Of each prompt the ids that follow it.
     """
+    if isinstance(prompts, str):
+        raise HeadwiseError(f"prompts={prompts!r} is one text; pass a list of them")
     texts: list[list[int]] = [[] for _ in prompts]
     for step in steps(model, prompts, n_tokens, **options):
         for text, token in zip(texts, step, strict=True):

@@ -10,7 +10,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from headwise.corpus.tokens import TextTokens, Tokens
 from headwise.cost.pricing import number_format
@@ -131,6 +131,14 @@ def ids_of(model: nn.Module, text: Any) -> Any:
             f"the text has {len(ids)} tokens, and {type(model).__name__} takes {most}; pass a shorter one"
         )
     return ids
+
+
+def row_of(model: nn.Module, text: Any) -> Tensor:
+    """The ids (1,T) of one text, as `ids_of` has them."""
+    ids = torch.as_tensor(ids_of(model, text))
+    if ids.numel() != ids.shape[-1] or not ids.numel() or ids.is_floating_point():
+        raise HeadwiseError(f"the ids are {tuple(ids.shape)} of {ids.dtype}; pass those of one text, (T,)")
+    return ids.reshape(1, -1)
 
 
 def token_of(model: nn.Module, word: int | str) -> int:
