@@ -21,7 +21,6 @@ from headwise.positions import RelativeBias, RoPE
 from headwise.records import Call
 from headwise.rungs.cache import KVCache, PlannedCache
 from headwise.rungs.tensor import attend
-from headwise.shapes import kind_of
 from headwise.spec import AttentionSpec, Options
 
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
@@ -338,7 +337,7 @@ class MultiHeadAttention(Projections):
     def _check_positions(self, x: Tensor, positions: Tensor) -> None:
         if self._rotation is None:
             raise HeadwiseError("positions= is for RoPE, and this layer has none; build it with rope=RoPE()")
-        if not isinstance(positions, Tensor) or kind_of(positions) != "int":
+        if not isinstance(positions, Tensor) or positions.is_floating_point() or positions.dtype == torch.bool:
             raise HeadwiseError("positions= must be a tensor of whole numbers")
         if tuple(positions.shape) not in (tuple(x.shape[:2]), (x.shape[1],)):
             raise HeadwiseError(

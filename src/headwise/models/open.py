@@ -137,7 +137,9 @@ def row_of(model: nn.Module, text: Any) -> Tensor:
     """The ids (1,T) of one text, as `ids_of` has them."""
     ids = torch.as_tensor(ids_of(model, text))
     if ids.numel() != ids.shape[-1] or not ids.numel() or ids.is_floating_point():
-        raise HeadwiseError(f"the ids are {tuple(ids.shape)} of {ids.dtype}; pass those of one text, (T,)")
+        raise HeadwiseError(
+            f"the ids are {tuple(ids.shape)} of {ids.dtype}; pass those of one text, (T,) whole numbers, one or more"
+        )
     return ids.reshape(1, -1)
 
 
