@@ -126,7 +126,7 @@ def patch(
         raise HeadwiseError(f"fast=True estimates heads one at a time and at='out' alone, not at={at!r}, {together=}")
     others = at != "out" or together or fast or heads is not None or positions is not None
     if contexts is not None and (others or contexts < 0):
-        raise HeadwiseError(f"contexts={contexts}: 0 or more, of all heads, all tokens and at='out'; leave others out")
+        raise HeadwiseError(f"contexts={contexts} tries all heads at all tokens, at='out': 0 or more, no others")
     if fast:
         require_slopes(model)
     pairs = _pairs(model, clean, corrupted, target)
