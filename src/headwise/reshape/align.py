@@ -36,7 +36,7 @@ from headwise.models.stream import sweep
 from headwise.models.weights import AttentionWeights, attentions, input_projection
 from headwise.words import Note
 
-ROUNDS = 12  # of generalised Procrustes analysis; its sum of squares falls in each
+ROUNDS = 12  # of generalised Procrustes analysis; its sum of squares falls in each, by less than 0.1 % in a 13th
 
 
 # What attentions read on a text
@@ -76,13 +76,13 @@ def moments(model: nn.Module, batches: Sequence[Tensor]) -> Iterator[Tensor]:
 
 
 def activations(w: Tensor, bias: Tensor | None, root: Tensor) -> Tensor:
-    """Heads w (G,D,C) and their bias (G,D) as (G,D,C+1): inner products of rows are means over the text."""
+    """Heads w (G,D,C), bias (G,D) and `root` (C+1,X) give (G,D,X): inner products of rows are means over the text."""
     bias = w.new_zeros(w.shape[:2]) if bias is None else bias
     return (torch.cat([w, bias[..., None]], 2).to(root) @ root).to(w)
 
 
 def keys(weights: AttentionWeights, root: Tensor) -> Tensor:
-    """Key activations (G,D,C+1), before RoPE. A qk-norm divides by the norm of each vector: here, of the mean one."""
+    """Key activations (G,D,X), before RoPE. A qk-norm divides by the norm of each vector: here, of the mean one."""
     return _normed(activations(weights.wk, weights.bk, root), weights.k_gain)
 
 
@@ -171,6 +171,7 @@ def key_maps(heads: Tensor, rule: KeyRule) -> Tensor:
     maps = torch.eye(heads.shape[1], dtype=heads.dtype).repeat(len(heads), 1, 1)
     if rule.planes:
         write_planes(maps, turns(as_complex(heads, rule.planes)), rule.planes)
+    # All features of a set as one row of real numbers: the unit that turns it best is 1 or -1, but for rounding.
     for features in rule.signs:
         signs = turns(heads[:, None, list(features)].flatten(2).to(torch.complex128)).real.round()
         maps[:, list(features), list(features)] = signs.to(maps)
