@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import headwise as hw
+from headwise.heads.watch import Seen
 from headwise.masks import BroadcastGrid
 from headwise.rungs import tensor
 
@@ -283,3 +284,14 @@ def spied_kernel() -> Iterator[list[dict[str, Any]]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tensor.F, KERNEL, spy)
         yield calls
+
+
+WATCHING = {"maps", "offsets", "marks", "top_rows", "top_k", "rows", "seed"}
+
+
+def watch_call(model: Any, *inputs: Any, **named: Any) -> Seen:
+    """What one call of a model shows without gradients; the options of `hw.watch` go beside the model's inputs."""
+    options = {name: named.pop(name) for name in WATCHING & named.keys()}
+    with torch.no_grad(), hw.watch(model, **options) as seen:
+        model(*inputs, **named)
+    return seen

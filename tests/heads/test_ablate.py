@@ -13,6 +13,7 @@ import pytest
 import torch
 from cases import refuses
 from families import DECODERS, FAMILIES, answer, gpt_of, inputs_of, model_of, padding_mask, real
+from helpers import watch_call
 from torch import Tensor, nn
 
 import headwise as hw
@@ -178,8 +179,7 @@ def test_means_of_what_was_seen(name: str) -> None:
 def test_means_of_what_was_seen_serve_a_cached_step() -> None:
     model, inputs = model_of("gpt2"), inputs_of("gpt2")
     with torch.no_grad():
-        with hw.watch(model) as seen:
-            model(**inputs)
+        seen = watch_call(model, **inputs)
         with hw.ablate(model, ["L0.H1", "L1.H2"], how="mean", means=seen):
             whole = model(**inputs).logits
             held = model(input_ids=inputs["input_ids"][:, :17]).past_key_values
@@ -208,8 +208,7 @@ def test_means_that_do_not_fit_are_refused() -> None:
     with pytest.raises(hw.HeadwiseError, match="reached"), hw.watch(model) as seen:
         pass
     refuses(lambda: hw.ablate(model, ["L0.H1"], how="mean", means=seen).__enter__(), "^L0.H1 did not run inside the bl")
-    with torch.no_grad(), hw.watch(model) as seen:
-        model(**inputs_of("gpt2"))
+    seen = watch_call(model, **inputs_of("gpt2"))
     # Nothing is dropped in silence: means= belongs to how='mean'.
     refuses(lambda: hw.ablate(model, ["L0.H1"], how="zero", means=seen).__enter__(), "means=.*how='mean'|zero'.*means=")
 

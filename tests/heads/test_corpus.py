@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from cases import refuses
+from helpers import watch_call
 
 import headwise as hw
 from headwise.corpus.documents import Text
@@ -53,8 +54,7 @@ def test_what_is_gleaned_is_what_the_maps_say(model: GPT, text: Text, found: Sur
         attended = np.zeros((3, V))
         best: list[list[tuple[float, int, int, int]]] = [[], [], []]
         for number, ids in enumerate(text.documents):
-            with hw.watch(model, maps=True) as seen, torch.no_grad():
-                model(torch.tensor([ids]))
+            seen = watch_call(model, torch.tensor([ids]), maps=True)
             for h in range(3):
                 p = seen[f"L{layer}.H{h}"].map
                 np.add.at(attended[h], ids, p.sum(0))
@@ -114,8 +114,7 @@ def test_frames(found: Survey, model: GPT, text: Text, monkeypatch: pytest.Monke
 
 def test_whole_maps_on_request(model: GPT, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = torch.randint(V, (2, 13), generator=torch.Generator().manual_seed(2))
-    with hw.watch(model, maps=True, top_rows=(7,), top_k=13) as seen, torch.no_grad():
-        model(ids)
+    seen = watch_call(model, ids, maps=True, top_rows=(7,), top_k=13)
     head = seen["L1.H1"]
     assert head.map.shape == (13, 13) and head.map.sum(1) == pytest.approx(np.ones(13), abs=1e-6)
     for key, weight in seen.top["L1.H1"][7][:8]:
@@ -128,6 +127,5 @@ def test_whole_maps_on_request(model: GPT, monkeypatch: pytest.MonkeyPatch) -> N
         model(ids)
         model(ids[:, :1])  # has no row 7: the map is that of the call before
     assert seen["L1.H1"].map == pytest.approx(head.map[7:8], abs=1e-7) and seen["L1.H1"].n_rows == 28
-    with hw.watch(model, maps=[50]) as seen, torch.no_grad():
-        model(ids)
+    seen = watch_call(model, ids, maps=[50])
     refuses(lambda: seen["L1.H1"].map, r"map of L1.H1 was not kept; ask for it with watch\(model, maps=True\)")

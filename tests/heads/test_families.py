@@ -23,6 +23,7 @@ from families import (
     real,
     shake,
 )
+from helpers import watch_call
 from torch import Tensor, nn
 
 import headwise as hw
@@ -214,8 +215,7 @@ def test_blocks_see_what_other_blocks_made() -> None:
 @pytest.mark.parametrize("how", ["wrapped", "body"])
 def test_a_model_inside_a_module_and_a_part_of_a_model(how: str) -> None:
     model, inputs = model_of("llama"), inputs_of("llama", "left")
-    with torch.no_grad(), hw.watch(model) as seen:
-        model(**inputs)
+    seen = watch_call(model, **inputs)
 
     class Wrapper(nn.Module):
         def __init__(self) -> None:
@@ -291,8 +291,7 @@ def test_what_is_not_read_beside_the_interface() -> None:
         ):
             pass
     model, inputs = model_of("llama"), inputs_of("llama")
-    with torch.no_grad(), hw.watch(model) as seen:
-        model(**inputs, temper=3.5)
+    seen = watch_call(model, **inputs, temper=3.5)
     assert len(seen) == 12
     mixed = nn.ModuleDict({"own": hw.MultiHeadAttention(30, 3), "foreign": model_of("llama")})
     refuses(lambda: hw.watch(mixed).__enter__(), r"mixes layers of headwise and of transformers, and both have a L0")

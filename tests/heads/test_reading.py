@@ -16,6 +16,7 @@ import torch
 import transformers as tf
 from cases import refuses
 from families import IDS, ROTARY, V, build, inputs_of, model_of, shake
+from helpers import watch_call
 from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -50,11 +51,9 @@ def test_a_wrong_reading_is_refused_with_both_numbers(what: str, monkeypatch: py
 def test_a_document_that_turned_to_nan_does_not_make_the_others_unread() -> None:
     model, ids = model_of("llama"), inputs_of("llama")["input_ids"]
     embedded = model.get_input_embeddings()(ids)
-    with hw.watch(model) as alone:
-        model(inputs_embeds=embedded[:1])
+    alone = watch_call(model, inputs_embeds=embedded[:1])
     embedded[1] = torch.nan
-    with hw.watch(model) as seen:
-        model(inputs_embeds=embedded)
+    seen = watch_call(model, inputs_embeds=embedded)
     rows = ids.shape[1]
     assert seen["L1.H2"].rows.entropy[:rows] == pytest.approx(alone["L1.H2"].rows.entropy, abs=1e-5)
 
@@ -65,8 +64,7 @@ def test_each_number_format_is_read_by_its_own_digits(dtype: torch.dtype, way: s
     """The eager softmax of transformers is one of float32, in a float64 model too."""
     model, inputs = build("llama").to(dtype), inputs_of("llama")
     model.set_attn_implementation(way)
-    with torch.no_grad(), hw.watch(model) as seen:
-        model(**inputs)
+    seen = watch_call(model, **inputs)
     assert len(seen) == 12
 
 
@@ -113,8 +111,7 @@ def test_what_a_head_gives_is_read_where_it_enters_w_o() -> None:
     with torch.no_grad():
         model(**inputs)
         handle.remove()
-        with hw.watch(model) as seen:
-            model(**inputs)
+        seen = watch_call(model, **inputs)
     assert seen.notes == ["L0 to L1, L3: gated delta net, no map"] and {head[:2] for head in seen} == {"L2"}
     blocks = projection.weight.reshape(32, 6, 10)
     norms = torch.einsum("bthe,che->bthc", joined[0].unflatten(-1, (6, 10)), blocks).norm(dim=-1)
@@ -132,8 +129,7 @@ def test_what_a_head_gives_is_read_where_it_enters_w_o() -> None:
 
 def test_norms_that_mix_heads_are_said() -> None:
     model = shake(tf.BitNetForCausalLM(tf.BitNetConfig(**{**ROTARY, "hidden_size": 60})).eval())
-    with torch.no_grad(), hw.watch(model) as seen:
-        model(**inputs_of("llama"))
+    seen = watch_call(model, **inputs_of("llama"))
     assert seen.notes[0] == "L0: BitNetRMSNorm norms several heads at once before W_O: what one gives hangs on all"
 
 
@@ -174,10 +170,8 @@ def test_layers_that_are_handed_the_ids_are_no_models_of_their_own(second: str, 
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
     places = (mask.cumsum(1) - 1).clamp(min=0)
     with torch.no_grad():
-        with hw.watch(model) as plain:
-            model(ids, attention_mask=mask, position_ids=places, use_cache=False)
-        with hw.watch(model) as cached:
-            model(ids, attention_mask=mask, position_ids=places, use_cache=True)
+        plain = watch_call(model, ids, attention_mask=mask, position_ids=places, use_cache=False)
+        cached = watch_call(model, ids, attention_mask=mask, position_ids=places, use_cache=True)
         with hw.watch(model) as by_step:
             cache, start = tf.DynamicCache(config=model.config), 0
             for part in ids.split((17, 1, 3, 1, 7), 1):
@@ -218,8 +212,7 @@ def test_keys_that_are_no_positions_of_one_text_have_no_distances(make: Any, hea
     model, inputs = make()
     cached = [{"use_cache": False}, {"use_cache": True}] if make is merged else [{}]
     for options in cached:
-        with torch.no_grad(), hw.watch(model, maps=True) as seen:
-            model(**inputs, **options)
+        seen = watch_call(model, **inputs, **options, maps=True)
         for name in ("distance", "spread", "self", "previous", "next", "same_token", "induction"):
             with pytest.raises(hw.MissingError, match=f"there is no statistic {name!r} of this head"):
                 getattr(seen[head], name)
@@ -239,8 +232,7 @@ def test_a_token_that_the_model_adds_leaves_the_padding_to_the_mask() -> None:
     config = tf.VideoPrismTextConfig(**sizes, intermediate_size=29, max_position_embeddings=97)
     model, ids = shake(tf.VideoPrismTextModel(config).eval(), std=0.3), inputs_of("llama")["input_ids"][:1, :13]
     mask = (torch.arange(13) >= 3).long()[None]
-    with torch.no_grad(), hw.watch(model, maps=True) as seen:
-        model(ids, attention_mask=mask)
+    seen = watch_call(model, ids, attention_mask=mask, maps=True)
     head = seen["L0.H2"]
     assert head.first == pytest.approx(float(head.map[3:, 3].mean()), abs=1e-6) and head.first > 0.05
 
@@ -251,8 +243,7 @@ def test_padding_on_the_right_is_left_out_of_later_parts_too() -> None:
     config = tf.Gemma3Config(text_config=text, vision_config=SEES)
     model, ids = shake(tf.Gemma3ForConditionalGeneration(config).eval()), inputs_of("llama")["input_ids"][:1, :17]
     mask = (torch.arange(17) < 14).long()[None]
-    with torch.no_grad(), hw.watch(model) as whole:
-        model(ids, attention_mask=mask)
+    whole = watch_call(model, ids, attention_mask=mask)
     with torch.no_grad(), hw.watch(model) as by_part:
         cache = model(ids[:, :11], attention_mask=mask[:, :11]).past_key_values
         model(ids[:, 11:], attention_mask=mask, past_key_values=cache)
@@ -280,8 +271,7 @@ def looked() -> tuple[Tensor, Seen]:
     mask[1, :5] = 0
     pixels = torch.randn(2, 3, 20, 20, generator=torch.Generator().manual_seed(0))
     model = llava()
-    with torch.no_grad(), hw.watch(model, maps=[-3, -1, 29]) as seen:
-        model(input_ids=ids, attention_mask=mask, pixel_values=pixels)
+    seen = watch_call(model, input_ids=ids, attention_mask=mask, pixel_values=pixels, maps=[-3, -1, 29])
     return pixels, seen
 
 

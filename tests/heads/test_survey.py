@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from cases import refuses, refuses_table
+from helpers import watch_call
 
-import headwise as hw
 from headwise.corpus.documents import Text
 from headwise.corpus.tokens import Tokens
 from headwise.gpt.checkpoint import save_model
@@ -57,8 +57,7 @@ def test_scores_are_means_over_documents(model: GPT, text: Text, found: Survey) 
     names = ("entropy", "confidence", "distance", "spread", "self", "previous", "first", "same_token", "norm")
     one_by_one: dict[str, list[float]] = {name: [] for name in names}
     for ids in text.documents:
-        with hw.watch(model) as seen, torch.no_grad():
-            model(torch.tensor([list(ids)]))
+        seen = watch_call(model, torch.tensor([list(ids)]))
         for name in names:
             one_by_one[name].append(getattr(seen["L1.H4"], name))
     profile = next(profile for profile in found.profiles if profile.name == "L1.H4")
@@ -87,8 +86,7 @@ def test_facts_of_a_survey(found: Survey, text: Text, model: GPT, monkeypatch: p
 
 
 def test_the_passage_holds_the_top_keys_of_the_first_document(model: GPT, text: Text, found: Survey) -> None:
-    with hw.watch(model, top_rows=range(31), top_k=8) as seen, torch.no_grad():
-        model(torch.tensor([list(text.documents[0])]))
+    seen = watch_call(model, torch.tensor([list(text.documents[0])]), top_rows=range(31), top_k=8)
     for profile in found.profiles:
         for row, keys in seen.top[profile.name].items():
             kept = dict(zip(profile.top_keys[row].tolist(), profile.top_weights[row].tolist(), strict=True))

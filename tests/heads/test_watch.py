@@ -18,6 +18,7 @@ from cases import refuses_table
 from dense import assert_rows, block_means, row_statistics
 from families import gpt_of as small_gpt
 from families import noisy
+from helpers import watch_call
 from torch import Tensor, nn
 
 import headwise as hw
@@ -159,13 +160,10 @@ def test_padding_stays_out() -> None:
     # In self attention they say which queries and keys are padding.
     layer, x, mask = layer_of("causal"), noise(B, T, 29), hw.Lengths(torch.tensor([T, 9]))
     with torch.no_grad():
-        with hw.watch(layer) as seen:
-            layer(x, mask=mask)
-        with hw.watch(layer) as short:
-            layer(x[1:, :9])
+        seen = watch_call(layer, x, mask=mask)
+        short = watch_call(layer, x[1:, :9])
         x[1, 9:] = torch.nan
-        with hw.watch(layer) as dirty:
-            layer(x, mask=mask)
+        dirty = watch_call(layer, x, mask=mask)
     for h in range(6):
         name = f"L0.H{h}"
         assert len(seen[name].rows.entropy) == T + 9
@@ -192,8 +190,7 @@ def test_a_layer_with_a_cache(kind: str, chunks: tuple[int, ...]) -> None:
     """Rows seen step by step are those of one whole pass, whatever the cache has dropped meanwhile."""
     layer, x = layer_of("window", mask=hw.Window(3, 0), rope=hw.RoPE(), sink=True), noise(B, T, 29)
     with torch.no_grad():
-        with hw.watch(layer) as whole:
-            layer(x)
+        whole = watch_call(layer, x)
         cache = hw.KVCache(**CACHES[kind])
         with hw.watch(layer) as seen:
             for part in x.split(chunks, 1):
@@ -227,8 +224,7 @@ def test_a_model_with_a_cache(kind: str, chunks: tuple[int, ...]) -> None:
         for block in model.blocks:
             block.attention.spec = block.attention.spec.replace(mask=hw.Window(3, 0))
     with torch.no_grad():
-        with hw.watch(model, **options) as whole:
-            model(IDS)
+        whole = watch_call(model, IDS, **options)
         caches = [hw.KVCache(**CACHES[kind]) for _ in model.blocks]
         with hw.watch(model, **options) as seen:
             for part in IDS.split(chunks, 1):
@@ -241,8 +237,7 @@ def test_a_cross_attention_cache() -> None:
     """The context's keys are computed once; what is watched is cross attention, with the context or without."""
     layer, x, memory = layer_of("cross"), noise(B, T, 29), noise(B, S, 11, seed=8)
     with torch.no_grad():
-        with hw.watch(layer) as whole:
-            layer(x, context=memory)
+        whole = watch_call(layer, x, context=memory)
         cache = hw.KVCache()
         with hw.watch(layer) as seen:
             layer(x[:, :5], context=memory, cache=cache)
@@ -257,8 +252,7 @@ def test_caches_are_cropped_and_reordered() -> None:
     model = gpt_of()
     ids = torch.randint(V, (B, T), generator=torch.Generator().manual_seed(6))
     with torch.no_grad():
-        with hw.watch(model) as whole:
-            model(ids)
+        whole = watch_call(model, ids)
         caches = model.new_caches()
         with hw.watch(model) as seen:
             model(ids[:, :5], caches)
@@ -279,8 +273,7 @@ def test_caches_are_cropped_and_reordered() -> None:
     ids = torch.tensor([[1, 2, 0, 3, 1, 4], [4, 4, 2, 3, 0, 1]])
     order, rest = torch.tensor([1, 0]), torch.tensor([[1, 2, 4], [4, 0, 3]])
     with torch.no_grad():
-        with hw.watch(model) as whole:
-            model(torch.cat([ids[order], rest], 1))
+        whole = watch_call(model, torch.cat([ids[order], rest], 1))
         caches = model.new_caches()
         with hw.watch(model) as seen:
             model(ids, caches)
@@ -312,8 +305,7 @@ def test_a_cache_that_the_model_was_not_seen_to_get() -> None:
     model = noisy(Reader())
     ids = torch.randint(V, (B, T), generator=torch.Generator().manual_seed(6))
     with torch.no_grad():
-        with hw.watch(model) as whole:
-            model(ids)
+        whole = watch_call(model, ids)
         cache = hw.KVCache()
         with hw.watch(model) as seen:
             model(ids[:, :5], cache)
@@ -351,8 +343,7 @@ def test_what_cannot_be_followed_is_left_out() -> None:
 
     layer, x = layer_of("causal"), noise(B, T, 29)
     layer.o_proj = Scaled(layer.o_proj)
-    with torch.no_grad(), hw.watch(layer) as seen:
-        layer(x)
+    seen = watch_call(layer, x)
     assert seen["L0.H0"].entropy > 0 and "norm" not in seen["L0.H0"].rows
 
 
@@ -463,8 +454,7 @@ def test_a_new_statistic_comes_out_everywhere(monkeypatch: pytest.MonkeyPatch) -
     doubled.__set_name__(Statistics, "doubled")
     monkeypatch.setattr(Statistics, "doubled", doubled, raising=False)
     model, ids = gpt_of(), torch.randint(V, (B, T), generator=torch.Generator().manual_seed(5))
-    with torch.no_grad(), hw.watch(model) as seen:
-        model(ids)
+    seen = watch_call(model, ids)
     head: Any = seen["L1.H5"]
     assert head.doubled == pytest.approx(2 * head.entropy, rel=1e-6)
     np.testing.assert_allclose(head.rows.doubled, 2 * head.rows.entropy, rtol=0, atol=1e-5)
@@ -477,8 +467,7 @@ def test_a_new_statistic_comes_out_everywhere(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_mark_may_have_any_name() -> None:
     model, ids = gpt_of(), torch.arange(T)[None] % V
-    with torch.no_grad(), hw.watch(model, marks={"total": [1], "same": [1], "share": [1], "j": [1]}) as seen:
-        model(ids)
+    seen = watch_call(model, ids, marks={"total": [1], "same": [1], "share": [1], "j": [1]})
     masses = [seen["L1.H5"][name] for name in ("total", "same", "share", "j")]
     assert 0 < masses[0] < 1 and len(set(masses)) == 1
 
@@ -489,10 +478,8 @@ def test_a_mark_may_have_any_name() -> None:
 def test_a_share_of_the_rows() -> None:
     """One row of each stretch, the same for all heads, each as exact as with all rows; and it is said."""
     model, ids = gpt_of(), torch.randint(V, (B, T), generator=torch.Generator().manual_seed(5))
-    with torch.no_grad(), hw.watch(model) as seen:
-        model(ids)
-    with torch.no_grad(), hw.watch(model, rows=0.3, seed=3) as some:
-        model(ids)
+    seen = watch_call(model, ids)
+    some = watch_call(model, ids, rows=0.3, seed=3)
     drawn = some_rows(Document(), T, 0.3, 3).real_rows
     assert drawn is not None and drawn.sum() == math.ceil(0.3 * T)
     for name in ("L0.H0", "L1.H5"):
@@ -512,8 +499,7 @@ def test_a_share_of_the_rows() -> None:
 def test_a_head_in_a_notebook() -> None:
     """In words and on its tokens, as text, not as markup."""
     model = gpt_of()
-    with torch.no_grad(), hw.watch(model) as seen:
-        model(torch.randint(V, (1, T), generator=torch.Generator().manual_seed(5)))
+    seen = watch_call(model, torch.randint(V, (1, T), generator=torch.Generator().manual_seed(5)))
     head = seen["L1.H5"]
     html = head._repr_html_()
     assert f"Looks {head.distance:.1f} tokens back on average; its largest weight is {head.confidence:.2f}" in html
@@ -521,8 +507,7 @@ def test_a_head_in_a_notebook() -> None:
     assert html.count("<tr>") == T + 1 and html.count('title="0.') + html.count('title="1.') == T * T
     hostile = SeenHead("<b>", head._site, 0, lambda ids: ["<script>"] * len(ids))
     assert "<script>" not in hostile._repr_html_() and "&lt;b&gt;" in hostile._repr_html_()
-    with torch.no_grad(), hw.watch(model) as long:
-        model(torch.zeros(1, 37, dtype=torch.long))
+    long = watch_call(model, torch.zeros(1, 37, dtype=torch.long))
     assert long["L1.H5"].tokens is None and "<img" in long["L1.H5"]._repr_html_()
 
 
@@ -589,8 +574,7 @@ def test_cuda_gives_what_the_cpu_gives(case: str) -> None:
     """The same numbers, and masks, gates and marks may stay on the CPU."""
     layer, call = layer_of(case), CASES[case][1]
     x = noise(B, T, 29)
-    with torch.no_grad(), hw.watch(layer, top_rows=(3,)) as seen:
-        layer(x, **call)
+    seen = watch_call(layer, x, **call, top_rows=(3,))
     there = {name: value.cuda() if isinstance(value, Tensor) else value for name, value in call.items()}
     with torch.no_grad(), hw.watch(layer.cuda(), top_rows=(3,)) as found:
         layer(x.cuda(), **there)
@@ -603,8 +587,7 @@ def test_cuda_gives_what_the_cpu_gives(case: str) -> None:
 @on_cuda
 def test_cuda_follows_tokens_and_marks() -> None:
     model, ids = gpt_of(), torch.randint(V, (B, T), generator=torch.Generator().manual_seed(5))
-    with torch.no_grad(), hw.watch(model, marks={"some": [1, 3]}) as seen:
-        model(ids)
+    seen = watch_call(model, ids, marks={"some": [1, 3]})
     with torch.no_grad(), hw.watch(model.cuda(), marks={"some": [1, 3]}) as found:
         model(ids.cuda())
     for key in ("some", "same_token", "induction"):

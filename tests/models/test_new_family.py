@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers as tf
 from cases import refuses
+from helpers import watch_call
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import (
@@ -93,8 +94,7 @@ def model() -> Iterator[NovelForCausalLM]:
 
 
 def test_without_a_record_its_weights_are_not_known(model: Any) -> None:
-    with hw.watch(model) as seen, torch.no_grad():
-        model(torch.arange(7)[None])
+    seen = watch_call(model, torch.arange(7)[None])
     assert len(seen) == 12 and "norm" not in seen["L0.H0"].rows  # what a head adds goes through W_O
     refuses(lambda: read_layers(model), "novel is a family whose heads cannot be reshaped yet")
 
@@ -116,8 +116,7 @@ def test_without_a_record_a_large_model_loses_its_control_alone(model: Any, monk
 def test_one_record_is_enough(model: Any) -> None:
     families.register(RECORD)
     ids = torch.arange(7)[None]
-    with hw.watch(model) as seen:
-        model(ids)
+    seen = watch_call(model, ids)
     assert (seen["L1.H5"].rows["norm"] > 0).all()
     imported = hw.import_attention(model.model.layers[1].self_attn)
     assert imported.difference < 1e-5 and imported.layer.spec.n_kv_heads == 3

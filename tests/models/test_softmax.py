@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers as tf
+from helpers import watch_call
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -124,8 +125,7 @@ def test_causes_in_a_model_that_makes_its_maps_itself(family: str) -> None:
         hw.patch(model, text, other, target=(7, 11), at="q")
     documents = [text.tolist(), other.tolist()]
     survey, reach = hw.survey(model, documents), hw.windows(model, documents)
-    with torch.no_grad(), hw.watch(model) as seen:
-        model(IDS)
+    seen = watch_call(model, IDS)
     for name in every:
         assert survey[name].entropy.mean == pytest.approx(seen[name].entropy, abs=1e-4)
         assert survey[name].ablation is not None
@@ -411,8 +411,7 @@ def test_windows_are_watched_without_distances() -> None:
             return self.attention(x.reshape(-1, 5, C)).reshape(x.shape)
 
     model, x = shaken(Windows()), torch.randn(B, 15, C)
-    with hw.watch(model) as seen:
-        model(x)
+    seen = watch_call(model, x)
     assert seen["L0.H0"].n_rows == B * 15 and 0 < seen["L0.H0"].entropy < math.log(5)
     assert [note for note in seen.notes if note.startswith("L0: it attends within windows or chunks")]
     with pytest.raises(hw.MissingError):
@@ -477,8 +476,7 @@ def test_a_part_that_is_handed_queries_and_keys_has_distances_where_it_is_causal
 
     for causal in (True, False):
         model = shaken(Around(causal))
-        with hw.watch(model) as seen:
-            model(X)
+        seen = watch_call(model, X)
         assert ("distance" in seen["L0.H0"].means) == causal and seen["L0.H0"].norm > 0
         assert [note for note in seen.notes if "handed queries and keys" in note] == [] if causal else seen.notes
 
@@ -552,8 +550,7 @@ def test_what_torchs_fast_path_passes_by_is_told() -> None:
             return out + 1, weights
 
     model = shaken(nn.TransformerEncoderLayer(C, H, 37, batch_first=True))
-    with hw.watch(model) as seen:
-        model(X)
+    seen = watch_call(model, X)
     assert not [note for note in seen.notes if "passes by" in note]
     model.self_attn = Around(C, H, batch_first=True)
     with hw.watch(shaken(model)) as seen:
