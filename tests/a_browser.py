@@ -1,7 +1,5 @@
 """Where the tests find Chromium, and how they start it: without a window, and without calls of its own."""
 
-from __future__ import annotations
-
 import shutil
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")

@@ -1,7 +1,5 @@
 """Many cases in one test: pytest asks some milliseconds for each item, which thousands of small cases cannot afford."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import re

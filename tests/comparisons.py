@@ -1,7 +1,5 @@
 """Made-up comparisons, whose figures a test chooses."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from headwise.intervals import interval_of

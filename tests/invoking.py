@@ -1,7 +1,5 @@
 """The command line, run within the process of a test, or in one of its own."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -1,7 +1,5 @@
 """Running a notebook in one kernel, from top to bottom."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ and of the windows lies at the number of keys before the first query (past keys,
 a cache, where `Causal()` by itself aligns at the end.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce

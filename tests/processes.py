@@ -1,7 +1,5 @@
 """Several processes as torchrun starts them, forked from one that has torch already: a start takes no second."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import socket

@@ -1,7 +1,5 @@
 """Fixtures for layer, gpt and models: weights that hide nothing, RoPE by its paper's formula, a text, tiny models."""
 
-from __future__ import annotations
-
 import cmath
 import random
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Surveys made up for the tests of the views: any number of heads, and everything that a record may hold."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

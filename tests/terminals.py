@@ -1,7 +1,5 @@
 """What is printed on a console of rich, as text."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from typing import Any

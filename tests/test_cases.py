@@ -1,7 +1,5 @@
 """A joined test runs all its cases, and names those that fail."""
 
-from __future__ import annotations
-
 import inspect
 from contextlib import nullcontext
 from pathlib import Path

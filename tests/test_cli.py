@@ -4,8 +4,6 @@ Most commands run in this process, through `main` and `sys.argv`; what depends o
 disks, permissions) runs in one.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """`headwise align`: a tiny Whisper that hears a tone, a tiny BART with links, files that are not as they must be."""
 
-from __future__ import annotations
-
 import json
 import wave
 from pathlib import Path

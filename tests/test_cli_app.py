@@ -1,7 +1,5 @@
 """What all commands share: consoles that send no control characters, progress, completion."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

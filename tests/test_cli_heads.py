@@ -1,7 +1,5 @@
 """`headwise heads` on runs of ours and on folders of transformers, tried with good and bad input."""
 
-from __future__ import annotations
-
 import csv
 import importlib.util
 import json

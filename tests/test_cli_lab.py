@@ -1,7 +1,5 @@
 """The commands ladder and trace, and the replay of microgpt, as a user calls them."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import json

@@ -1,7 +1,5 @@
 """`headwise share` and `headwise prune`: what they promise on good input, and one clear line, nothing lost, on bad."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

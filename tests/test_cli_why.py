@@ -1,7 +1,5 @@
 """`headwise why`: the heads of the verb model, bad requests, and the page."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Files appear whole or not at all: on success, on failure, and when the process is killed in the middle."""
 
-from __future__ import annotations
-
 import io
 import os
 import pty

@@ -1,7 +1,5 @@
 """What imports what: the rooms in their order, the rungs apart, and heavy libraries behind one door each."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Student's interval against published quantiles."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """`headwise look`: the page of a run in the browser, or where to find it."""
 
-from __future__ import annotations
-
 import json
 import webbrowser
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The masks against tables: drawn by hand, and spoken by an oracle that shares no line with them."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What `make mutants` tries and where: its own parts, without a campaign."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The ONNX operator Attention: all cases that the `onnx` package tests, on every path."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

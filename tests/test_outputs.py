@@ -1,7 +1,5 @@
 """No output takes the place of an input, of a file of a model, or of another output: refused before any work."""
 
-from __future__ import annotations
-
 import json
 import os
 import tomllib

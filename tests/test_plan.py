@@ -1,7 +1,5 @@
 """The plan of a cache: what each key/value head keeps, as a file, as a mask, as a share of the bytes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What stands around the code for strangers: the hook, the workflow and the forms do what they say."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

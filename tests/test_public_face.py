@@ -1,7 +1,5 @@
 """The names of `import headwise as hw`: all there, typed, and honest where a library is missing."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import inspect

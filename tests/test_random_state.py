@@ -1,7 +1,5 @@
 """No verb moves the random state of the user's program: what is drawn is drawn from generators of our own."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Trained models of packages: how their files are read, and, where `make models` built them, that they open."""
 
-from __future__ import annotations
-
 import struct
 import sys
 from pathlib import Path

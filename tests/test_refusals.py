@@ -1,7 +1,5 @@
 """Bad command lines: each is refused in one line and writes nothing; what can be known early, without torch too."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """What is published: a wheel and a source archive that hold all that the package needs, and run without torch."""
 
-from __future__ import annotations
-
 import email
 import os
 import re

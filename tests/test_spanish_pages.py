@@ -1,7 +1,5 @@
 """The Spanish pages say what the English ones say: the same figures and commands, and nothing in English between."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

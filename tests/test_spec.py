@@ -1,7 +1,5 @@
 """AttentionSpec: defaults, sizes derived from them, and what it refuses."""
 
-from __future__ import annotations
-
 from dataclasses import FrozenInstanceError
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rules on the text of the package: what stands in one place, how long a function is, which words are names."""
 
-from __future__ import annotations
-
 import ast
 import functools
 from collections.abc import Iterator

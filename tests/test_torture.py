@@ -1,7 +1,5 @@
 """A few cases of the torture command, so that it keeps working; `make torture` runs it in earnest."""
 
-from __future__ import annotations
-
 import json
 import random
 import shlex

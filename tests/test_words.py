@@ -1,7 +1,5 @@
 """Which language is spoken, and what the library says by key, said in Spanish."""
 
-from __future__ import annotations
-
 import pytest
 
 from headwise.words import Note, known, phrase, said, system_language, table

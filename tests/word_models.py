@@ -1,7 +1,5 @@
 """Tiny models of transformers that read words, as folders: one that predicts, one that fills in, one that embeds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

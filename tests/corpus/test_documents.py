@@ -1,7 +1,5 @@
 """Texts and ids become documents that fit the model, or a clear line says why not."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The n-gram baseline against a direct transcription of its formula with dictionaries, and against facts by hand."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from fractions import Fraction

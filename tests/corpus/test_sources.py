@@ -1,7 +1,5 @@
 """A text gives the same ids and parts whatever files it lies in, and however large; and its tokens are found again."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

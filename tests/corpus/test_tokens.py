@@ -1,7 +1,5 @@
 """Text to ids and back: characters, words, and any tokenizer file."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

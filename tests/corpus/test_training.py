@@ -1,7 +1,5 @@
 """What is learned from and what is tested on: apart, each token scored once, padding never."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

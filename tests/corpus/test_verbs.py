@@ -1,7 +1,5 @@
 """The verb corpus: the forms against a table written by hand, the split against what its docstring promises."""
 
-from __future__ import annotations
-
 import tomllib
 import unicodedata
 from collections import Counter

@@ -1,7 +1,5 @@
 """Tiny random models of transformers, those of models.toml, and what is counted on them."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from functools import cache

@@ -1,7 +1,5 @@
 """`headwise cost` as a user runs it: the answer, one JSON document, one clear line on bad input, little loaded."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

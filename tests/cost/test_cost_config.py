@@ -1,7 +1,5 @@
 """Configs: defaults are those of the classes, old fields change nothing, and what cannot be priced is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

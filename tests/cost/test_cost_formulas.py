@@ -1,7 +1,5 @@
 """The conventions, counted by hand, and our own models beside the ones that headwise builds."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 from typing import Any
 

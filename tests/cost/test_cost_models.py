@@ -1,7 +1,5 @@
 """Prices beside the real thing, counted on tiny models of transformers; and those of the presets."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """`headwise.price`: one price of whatever describes a model, with a plan, and with other heads side by side."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

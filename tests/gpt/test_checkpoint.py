@@ -1,7 +1,5 @@
 """Reading model folders: whatever is wrong with one is said in one error, and no pickle is ever opened."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import random

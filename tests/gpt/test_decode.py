@@ -1,7 +1,5 @@
 """The decode form computes what the model computes, and `generate` writes the same text through it."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

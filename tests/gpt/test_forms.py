@@ -1,7 +1,5 @@
 """Hugging Face reads our folders: the same logits, the same ids, nothing missing and nothing left over."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Continuing a text: the cache changes nothing, the seed decides everything, and limits are kept."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

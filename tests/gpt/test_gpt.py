@@ -1,7 +1,5 @@
 """The GPT: every preset is one class, causal, the same with and without caches."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Training in many processes: the losses of one, one run folder, exact resume, and an end for all when one is lost."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

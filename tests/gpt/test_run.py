@@ -1,7 +1,5 @@
 """A run folder: what settings mean, whose folder it is, and what is read back."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Training: the schedule, the optimizers, the log, and a run that is stopped at any moment and loses nothing."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

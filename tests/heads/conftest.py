@@ -1,7 +1,5 @@
 """What several tests of heads look at."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

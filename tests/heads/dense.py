@@ -1,7 +1,5 @@
 """Head statistics by their definitions, from whole maps in double precision; no line is shared with the package."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

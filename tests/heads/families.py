@@ -1,7 +1,5 @@
 """Tiny models: ours, and every family of transformers that goes through its attention interface; what to feed them."""
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import dataclass, field
 from functools import cache

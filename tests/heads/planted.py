@@ -1,7 +1,5 @@
 """Models built by hand, whose heads do what is known: one with a head for each job, one with an induction circuit."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Heads silenced: the model is then the one whose W_O has zeros there, or reads the head's mean, in every mode."""
 
-from __future__ import annotations
-
 import copy
 import re
 import threading

@@ -1,7 +1,5 @@
 """Heads that align: the path against an exhaustive search, choices on maps built by hand, a head that is planted."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Head cards: held to their schema, small, the same in another process; and the names of heads in other tools."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

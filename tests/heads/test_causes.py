@@ -1,7 +1,5 @@
 """Direct attribution and patching: against plain ablation, naive patching, and a circuit that was built by hand."""
 
-from __future__ import annotations
-
 import copy
 import json
 import sys

@@ -1,7 +1,5 @@
 """Circuits in the weights: against dense matrices, drawn baselines, and heads that were built by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A corpus passes in constant memory: documents lie on the disk, and what is kept of them are sums and the best."""
 
-from __future__ import annotations
-
 import io
 import math
 

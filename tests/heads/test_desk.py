@@ -1,7 +1,5 @@
 """A model that answers while it is touched: its numbers are those of `watch` and `ablate`; bad questions are said."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Importance and ablation against direct computations: hooks, and one head at a time."""
 
-from __future__ import annotations
-
 import copy
 import math
 from functools import partial

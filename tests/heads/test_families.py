@@ -1,7 +1,5 @@
 """Models of transformers, watched: they compute what they computed before, and every number is that of their maps."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

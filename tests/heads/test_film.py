@@ -1,7 +1,5 @@
 """The film of a training: its frames are what a survey of the model at those steps gives, and nothing is lost."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """The models of the bench are what is said of them, and what ranks heads finds their circuits."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

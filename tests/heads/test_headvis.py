@@ -1,7 +1,5 @@
 """The HeadVis tree: the public shape of every file, and numbers that are those of the maps."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

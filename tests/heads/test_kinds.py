@@ -3,8 +3,6 @@
 The whole list is that of `examples/families.py`, which writes `docs/families.md`.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A watched model never changes, a wrong reading never passes, and other threads are left alone."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import threading

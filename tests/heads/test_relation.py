@@ -1,7 +1,5 @@
 """Relations and retrieval on a model that is built to have them; relations of a file, of the verb corpus."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Roles: a model whose heads are built by hand to do one job each, and all and only these jobs are found."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any

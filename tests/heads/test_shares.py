@@ -1,7 +1,5 @@
 """A corpus read by several processes: the numbers of one, each document once, whatever is killed."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

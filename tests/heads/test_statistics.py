@@ -1,7 +1,5 @@
 """Every statistic of a call against its definition on whole maps in double precision, block by block or at once."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Steering by heads: against hooks of our own, and in a model built by hand in which one head decides."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

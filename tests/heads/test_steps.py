@@ -1,7 +1,5 @@
 """The steps of one head: every recorded line follows from the lines before it, and the numbers are the model's own."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """A survey is the mean over documents of what `watch` sees, with the effects beside it."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

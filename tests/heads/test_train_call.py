@@ -1,7 +1,5 @@
 """Training from Python: what a run folder holds, and what stays when there is none."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

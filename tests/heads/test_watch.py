@@ -1,7 +1,5 @@
 """`watch` over our own layers and models: what each head did is what its call says, cached or not."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import math

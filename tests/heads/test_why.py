@@ -1,7 +1,5 @@
 """`why`: the story of a prediction, against a patching of its own, on decoders, encoders and encoder-decoders."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

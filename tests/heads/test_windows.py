@@ -1,7 +1,5 @@
 """How far heads look: the blocked pass against whole maps, planted heads that look things up, and the plan chosen."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """The ledger: counts against hand measured, verdicts against their rules, and the committed page against both."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Experiments: arms that are what they say, units that are done once, verdicts that follow from the figures."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """The courses' layers: the right function, the exact maps between their forms, what they refuse."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

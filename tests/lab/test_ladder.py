@@ -1,7 +1,5 @@
 """The ladder: every rung is the same function, a wrong one is found out and gets no time, and the tables say so."""
 
-from __future__ import annotations
-
 import functools
 import io
 import json

@@ -1,7 +1,5 @@
 """microgpt: three rungs, one function; and the published run, loss by loss and letter by letter."""
 
-from __future__ import annotations
-
 import functools
 import json
 import random

@@ -1,7 +1,5 @@
 """The Mini-GPT in NumPy: its gradient by hand is torch's, it learns, and its folder is read like any run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The cache changes speed, never the answer: whole = in chunks = one token at a time."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """`explain` says which way a call goes: held to what the kernel really gets, and to what a counter counts."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 from typing import Any

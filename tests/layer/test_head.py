@@ -1,7 +1,5 @@
 """Heads as objects: hand one out, write to it, take some away, put them in another order."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 from xml.etree import ElementTree

@@ -1,7 +1,5 @@
 """Other people's attention made into layers: the figure on the certificate, and what it does not say."""
 
-from __future__ import annotations
-
 import math
 import tomllib
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Multi-head latent attention: two ways of one answer, its cache, its heads, and what `explain` says of it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The layer as an object: its spec, its copies, what it takes and what it refuses. test_matrix.py has its numbers."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import functools

@@ -4,8 +4,6 @@ For each query its world is the tokens that it may attend. All others are change
 attend them; the query's output, and its gradients within its world, must not move by one bit.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from itertools import pairwise

@@ -3,8 +3,6 @@
 The rows are read off the signatures, so a new argument without a row here is a failure.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 import zlib

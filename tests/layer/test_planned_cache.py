@@ -1,7 +1,5 @@
 """A cache with a plan holds fewer rows, and gives exactly what the mask of the plan gives on the whole text."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The learned bias by distance, against T5's own buckets."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

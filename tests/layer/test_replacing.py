@@ -1,7 +1,5 @@
 """nn.MultiheadAttention inside a model, replaced: every call it took gives what it gave."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rotary positions against the paper's complex numbers; scaled ones, for longer texts, against transformers' too."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The layer beside the rest of torch: compile, export, autocast, meta tensors, adapters, and other company it keeps."""
 
-from __future__ import annotations
-
 import copy
 import io
 import shutil

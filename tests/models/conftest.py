@@ -1,7 +1,5 @@
 """Shared by the tests of this room."""
 
-from __future__ import annotations
-
 from small_models import by_paper, prose, shaken, tiny, tiny_config
 
 __all__ = ["by_paper", "prose", "shaken", "tiny", "tiny_config"]  # fixtures

@@ -1,7 +1,5 @@
 """Questions to a model: one answer each, the same for ours and for transformers' models."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

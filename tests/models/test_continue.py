@@ -1,7 +1,5 @@
 """Continuing a text: one loop for our GPT and for models of transformers."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

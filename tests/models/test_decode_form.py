@@ -1,7 +1,5 @@
 """Llama-like models of transformers in our decode form: the text stays that of transformers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The door to transformers: what it opens, what it refuses by name, and that it is silent."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

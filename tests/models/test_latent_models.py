@@ -1,7 +1,5 @@
 """A GPT whose heads share a latent (MLA): watched, silenced, priced, written from a cache; refused where it must be."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Which head was which: records of reshaped models, chains of them, and models that share an ancestor."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from functools import partial

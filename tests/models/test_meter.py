@@ -1,7 +1,5 @@
 """`headwise cost --measure`: what a price comes to here, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A family that nobody has seen: one record, and its heads are watched, imported, shared and pruned."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

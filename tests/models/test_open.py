@@ -1,7 +1,5 @@
 """Any model folder: ours, transformers', and what is neither."""
 
-from __future__ import annotations
-
 import gc
 import importlib.util
 import json

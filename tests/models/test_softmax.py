@@ -1,7 +1,5 @@
 """Attention of any module of torch, read where it happens: the numbers of its own maps, its own answers to the bit."""
 
-from __future__ import annotations
-
 import copy
 import math
 import sys

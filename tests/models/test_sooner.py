@@ -1,7 +1,5 @@
 """A text that the model begins and a form of it continues is the text of the model, whoever looks on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Attention weights of every family that has a record: read, written, and rebuilt with fewer heads."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Tiny models of every family that can be reshaped, with weights that hide nothing, and texts to feed them."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from functools import cache

@@ -1,7 +1,5 @@
 """What leaves a function as it is: turns of heads, their order; and what must not be turned."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """What is measured: against a count, a cache, a dense map, a clock."""
 
-from __future__ import annotations
-
 from itertools import cycle
 
 import pytest

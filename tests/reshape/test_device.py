@@ -1,7 +1,5 @@
 """A model on another device gives what it gives on the processor: on the stand-in `toy`, and on a GPU where one is."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`share` and `prune` as functions: what they take, what they hand back, and that they leave the model alone."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import json

@@ -1,7 +1,5 @@
 """Models in half precision: the child in memory is the one that is written, and what is wrong with it is found."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

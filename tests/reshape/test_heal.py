@@ -1,7 +1,5 @@
 """Healing: it brings the child nearer, keeps zeroed heads zero, and loses nothing when it is stopped or killed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

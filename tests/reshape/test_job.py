@@ -1,7 +1,5 @@
 """A job from end to end: which text serves for what, how heads are chosen, what is refused before work begins."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Windows by layer: who gets one, what the loss says with the windows in place, and the folder that stock reads."""
 
-from __future__ import annotations
-
 import copy
 import json
 import sys

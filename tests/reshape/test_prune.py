@@ -1,7 +1,5 @@
 """Pruning: the function of a gate of 0, in every way a format can carry it; what the cache does; what is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import pytest

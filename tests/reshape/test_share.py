@@ -1,7 +1,5 @@
 """Sharing key/value heads: what must be kept, what must be lost by some ways and not by others, what is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from itertools import combinations

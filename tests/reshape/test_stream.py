@@ -1,7 +1,5 @@
 """A model whose layers borrow their weights gives the same bits as one in memory, and says what it cannot do."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The user's text as documents: what is held out, what is framed, how much is read."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """OUT.partial: one job at a time, nothing lost, nothing half-written, whenever it is stopped."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

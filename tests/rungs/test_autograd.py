@@ -1,7 +1,5 @@
 """The scalar autograd: each operation against finite differences, and the graph walk."""
 
-from __future__ import annotations
-
 import math
 import sys
 

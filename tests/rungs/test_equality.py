@@ -1,7 +1,5 @@
 """The plain rung is the definition. The others equal it in every record, for every option."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Bad input gives a HeadwiseError that says the fact, with the numbers of both sides, in words that are held here."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

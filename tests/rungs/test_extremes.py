@@ -1,7 +1,5 @@
 """Numbers at the edge: scales that are not positive, sinks and offsets out of range, NaN in a query."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

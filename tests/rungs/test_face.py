@@ -1,7 +1,5 @@
 """The face of the rungs: what `attend` and `trace` take, and how a trace shows itself."""
 
-from __future__ import annotations
-
 import base64
 import re
 import struct

@@ -1,7 +1,5 @@
 """Gradients: the plain rung against finite differences, the two torch paths against the plain rung."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Masks written outside the package: every rung, path and statistic honours them, and protects what they forbid."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import Any

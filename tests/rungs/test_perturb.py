@@ -1,7 +1,5 @@
 """Change one thing and look: a forbidden key changes nothing; an allowed one, and every argument, changes something."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable

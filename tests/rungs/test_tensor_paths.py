@@ -1,7 +1,5 @@
 """Which way the tensor rung goes: the fused kernel where it gives the same answer, and how lean its call is."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator
 from itertools import product

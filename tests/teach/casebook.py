@@ -4,8 +4,6 @@
 at once), then texts to take out (`- `) and what stands there instead (`+ `).
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 import sys

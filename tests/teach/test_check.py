@@ -1,7 +1,5 @@
 """`hw.check`: what it says of right and of wrong code."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """The figures: made by their script, the same in both places, and readable; and the alignment that a model learns."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`headwise learn`: exercises whose blanks say what is missing, whose solutions pass, and whose bugs have names."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

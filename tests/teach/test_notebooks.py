@@ -1,7 +1,5 @@
 """The exercises as notebooks: every one runs from top to bottom with its solution, in one kernel."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

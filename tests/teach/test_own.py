@@ -1,7 +1,5 @@
 """A learner's class in the GPT: the same model as with our layer, the same training, and a run like any other."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

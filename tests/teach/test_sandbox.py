@@ -1,7 +1,5 @@
 """What a learner's file may not do, and what it may. Every escape was open once."""
 
-from __future__ import annotations
-
 import os
 import socket
 import tomllib

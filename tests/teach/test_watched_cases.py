@@ -4,8 +4,6 @@ A class is built and called as `headwise.check` does it, with new weights. The c
 line of the listener, gives the maps; their statistics are taken by the definitions.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

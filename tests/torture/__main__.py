@@ -8,8 +8,6 @@ Every case is drawn from its seed. What fails is kept with its files under build
 lie there, too, and are written anew every few seconds. Ctrl-C ends all, and leaves them as they stand.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

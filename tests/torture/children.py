@@ -1,7 +1,5 @@
 """The command line in forked children: a fork of a process that has imported everything starts in milliseconds."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

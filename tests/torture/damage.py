@@ -1,7 +1,5 @@
 """Ways to damage a file: its bytes, the header of its tensors, a value of its JSON."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Random calls in narrow numbers, and their gradients; and what the tests hold of any call, with other seeds."""
 
-from __future__ import annotations
-
 import random
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Every file that a command reads, damaged: one clear line or the same result; never a traceback, a hang, gigabytes."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """Work that is killed and resumed ends with the same bytes, leaves no unreadable state and nothing behind."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

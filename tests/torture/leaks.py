@@ -1,7 +1,5 @@
 """Watching again and again, with errors inside, in threads, beside forks: memory is flat and no hook is left."""
 
-from __future__ import annotations
-
 import gc
 import os
 import random

@@ -1,7 +1,5 @@
 """The report in a real Chromium: it runs from a file, alone, by mouse and by keys, on a phone and in the dark."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

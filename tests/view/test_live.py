@@ -1,7 +1,5 @@
 """The live page: what it answers, whom it refuses, and that nobody who asks can hold up the training."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import socket

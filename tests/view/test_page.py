@@ -1,7 +1,5 @@
 """How pages are put together: their words in two languages, the switch between them, and what no page may do."""
 
-from __future__ import annotations
-
 import copy
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The report as text: everything is escaped, nothing is loaded, the numbers survive."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The scripts of a page are ES modules that `view/page.py` puts together into one scope."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from pathlib import Path

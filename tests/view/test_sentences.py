@@ -1,7 +1,5 @@
 """One sentence a head: it says what the numbers say, in both languages."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

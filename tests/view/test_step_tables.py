@@ -4,8 +4,6 @@ A line is right when what is recomputed from the shown numbers above it is the s
 SLACK units of the last decimal. That the numbers themselves are exact is held by heads/test_steps.py.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

@@ -1,7 +1,5 @@
 """A survey in a real Chromium: filter, sort, switches, the large view with its text, comparison, and hostile input."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The survey as JSON, CSV, a notebook's table and a picture."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """The survey in the terminal: right order, right numbers, nothing in a name taken for markup, and 80 columns."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 And what `share` and `prune` print: speeds that differ and speeds that do not, and which weights healing kept.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import replace

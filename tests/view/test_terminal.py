@@ -1,7 +1,5 @@
 """The maps in the terminal: right cells, plain text in a pipe, nothing in a token taken for markup."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from rich.cells import cell_len

@@ -1,7 +1,5 @@
 """The page of `headwise windows` in Chromium: a map that one touches."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path
