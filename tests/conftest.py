@@ -86,6 +86,13 @@ def pytest_runtest_logfinish() -> None:
         torch.set_num_threads(1)
 
 
+@pytest.fixture
+def no_gradients() -> Iterator[None]:
+    """For files of which no test learns: `pytestmark = pytest.mark.usefixtures("no_gradients")`."""
+    with sys.modules["torch"].no_grad():
+        yield
+
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     """One Chromium for all tests of a process; skips where there is none."""

@@ -11,6 +11,8 @@ from headwise.gpt.generate import Decoder, Source, Texts, continued, generate, l
 from headwise.gpt.gpt import GPT
 from headwise.gpt.presets import PRESETS
 
+pytestmark = pytest.mark.usefixtures("no_gradients")
+
 CONTEXT = 43
 ROWS = [[3, 1, 4, 1, 5, 9, 2], [6, 5, 3], [5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6]]
 
@@ -18,9 +20,8 @@ ROWS = [[3, 1, 4, 1, 5, 9, 2], [6, 5, 3], [5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6]]
 def stirred(model: GPT) -> GPT:
     """Gains and biases that are no ones and zeros."""
     generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    for parameter in model.parameters():
+        parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
     return model
 
 
@@ -42,8 +43,7 @@ def variants(tiny: Any) -> dict[str, GPT]:
 def test_the_form_computes_what_the_model_computes(tiny: Any, rows: int) -> None:
     row = [(7 * n + n * n) % 19 for n in range(41)]
     for name, model in variants(tiny).items():
-        with torch.no_grad():
-            narrow, wide = model(torch.tensor([row]))[0], model.double()(torch.tensor([row]))[0]
+        narrow, wide = model(torch.tensor([row]))[0], model.double()(torch.tensor([row]))[0]
         bound = 20 * (narrow - wide).abs().max() + 1e-6
         decoder = Decoder(model.float(), rows=rows)
         for pieces in ((41,), (1,) * 41, (19, 1, 1, 1, 7, 1, 11)):
@@ -58,8 +58,7 @@ def test_texts_that_begin_apart(tiny: Any) -> None:
         whole = [list(row) for row in ROWS]
         logits = texts(whole)[:, 0]
         for n in range(9):
-            with torch.no_grad():
-                expected = torch.stack([model(torch.tensor([row]))[0, -1] for row in whole])
+            expected = torch.stack([model(torch.tensor([row]))[0, -1] for row in whole])
             assert torch.allclose(logits, expected, atol=1e-4), (name, n)
             new = [[(n * 5 + k) % 19] for k in range(3)]
             whole = [row + more for row, more in zip(whole, new, strict=True)]
@@ -110,8 +109,7 @@ def test_what_is_looked_up_and_what_int8_loses(tiny: Any) -> None:
     assert looked_up([1, 1, 1], 2) == [1] and looked_up([1, 2, 3, 1], 2) == [] and looked_up([1, 2, 1, 2], 0) == []
     for name, model in variants(tiny).items():
         row = torch.tensor([[(7 * n + n * n) % 19 for n in range(31)]])
-        with torch.no_grad():
-            theirs = model(row)[0].log_softmax(-1)
+        theirs = model(row)[0].log_softmax(-1)
         ours = Texts(Decoder(model, int8=True), CONTEXT)(row.tolist(), 31)[0].log_softmax(-1)
         loss = (theirs.exp() * (theirs - ours)).sum(-1).mean()
         assert 1e-7 < loss < 0.05, (name, loss)

@@ -31,6 +31,8 @@ from headwise.models.sites import sites_of
 from headwise.records import Call
 from headwise.spec import Options
 
+pytestmark = pytest.mark.usefixtures("no_gradients")
+
 V, T = 131, 23
 FAMILIES: dict[str, Any] = {
     **{name: partial(untrained, name, "causes") for name in TABLES["causes"]},
@@ -57,12 +59,6 @@ def build() -> Any:
 
 def ids(seed: int = 3) -> Tensor:
     return torch.randint(3, V, (T,), generator=torch.Generator().manual_seed(seed))
-
-
-@pytest.fixture(autouse=True)
-def no_gradients() -> Any:
-    with torch.no_grad():
-        yield
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -30,6 +30,8 @@ from headwise.heads.watch import Seen, SeenHead
 from headwise.records import Call
 from headwise.rungs.tensor import trace
 
+pytestmark = pytest.mark.usefixtures("no_gradients")
+
 B, T, S, V = 2, 13, 7, 5
 BASE: dict[str, Any] = {"d_model": 29, "n_heads": 6, "head_dim": 10}
 KEPT = ("entropy", "confidence", "distance", "spread", "self", "previous")
@@ -127,12 +129,11 @@ def test_every_option_of_a_layer(case: str) -> None:
     """A layer inside some module of the caller's; the answer is bit for bit what it was."""
     layer, call = layer_of(case), CASES[case][1]
     module, x = nn.ModuleDict({"inside": layer}), noise(B, T, 29)
-    with torch.no_grad():
-        expected = layer(x, **call)
-        with hw.watch(module) as seen:
-            assert torch.equal(layer(x, **call), expected)
-        calls, layers = observed(module)
-        layer(x, **call)
+    expected = layer(x, **call)
+    with hw.watch(module) as seen:
+        assert torch.equal(layer(x, **call), expected)
+    calls, layers = observed(module)
+    layer(x, **call)
     layers[0].watchers.clear()
     w_o = None if layer.o_proj is None else layer.o_proj.weight
     check_call(seen, "L0", calls[0], w_o, "context" in call)
@@ -142,12 +143,11 @@ def test_every_option_of_a_layer(case: str) -> None:
 def test_models_of_every_preset(preset: str) -> None:
     model = gpt_of(preset)
     ids = torch.randint(V, (B, T), generator=torch.Generator().manual_seed(5))
-    with torch.no_grad():
-        expected = model(ids)
-        with hw.watch(model) as seen:
-            assert torch.equal(model(ids), expected)
-        calls, layers = observed(model)
-        model(ids)
+    expected = model(ids)
+    with hw.watch(model) as seen:
+        assert torch.equal(model(ids), expected)
+    calls, layers = observed(model)
+    model(ids)
     assert list(seen) == [f"L{n}.H{h}" for n in range(2) for h in range(6)]
     for n, (call, layer) in enumerate(zip(calls, layers, strict=True)):
         layer.watchers.clear()
@@ -157,11 +157,10 @@ def test_models_of_every_preset(preset: str) -> None:
 def test_padding_stays_out() -> None:
     # In self attention they say which queries and keys are padding.
     layer, x, mask = layer_of("causal"), noise(B, T, 29), hw.Lengths(torch.tensor([T, 9]))
-    with torch.no_grad():
-        seen = watch_call(layer, x, mask=mask)
-        short = watch_call(layer, x[1:, :9])
-        x[1, 9:] = torch.nan
-        dirty = watch_call(layer, x, mask=mask)
+    seen = watch_call(layer, x, mask=mask)
+    short = watch_call(layer, x[1:, :9])
+    x[1, 9:] = torch.nan
+    dirty = watch_call(layer, x, mask=mask)
     for h in range(6):
         name = f"L0.H{h}"
         assert len(seen[name].rows.entropy) == T + 9
@@ -187,12 +186,11 @@ CACHES: dict[str, dict[str, Any]] = {"growing": {}, "static": {"max_length": 20}
 def test_a_layer_with_a_cache(kind: str, chunks: tuple[int, ...]) -> None:
     """Rows seen step by step are those of one whole pass, whatever the cache has dropped meanwhile."""
     layer, x = layer_of("window", mask=hw.Window(3, 0), rope=hw.RoPE(), sink=True), noise(B, T, 29)
-    with torch.no_grad():
-        whole = watch_call(layer, x)
-        cache = hw.KVCache(**CACHES[kind])
-        with hw.watch(layer) as seen:
-            for part in x.split(chunks, 1):
-                layer(part, cache=cache)
+    whole = watch_call(layer, x)
+    cache = hw.KVCache(**CACHES[kind])
+    with hw.watch(layer) as seen:
+        for part in x.split(chunks, 1):
+            layer(part, cache=cache)
     assert_rows_of_chunks(seen, whole, chunks)
 
 
@@ -221,12 +219,11 @@ def test_a_model_with_a_cache(kind: str, chunks: tuple[int, ...]) -> None:
     if kind == "rolling":
         for block in model.blocks:
             block.attention.spec = block.attention.spec.replace(mask=hw.Window(3, 0))
-    with torch.no_grad():
-        whole = watch_call(model, IDS, **options)
-        caches = [hw.KVCache(**CACHES[kind]) for _ in model.blocks]
-        with hw.watch(model, **options) as seen:
-            for part in IDS.split(chunks, 1):
-                model(part, caches)
+    whole = watch_call(model, IDS, **options)
+    caches = [hw.KVCache(**CACHES[kind]) for _ in model.blocks]
+    with hw.watch(model, **options) as seen:
+        for part in IDS.split(chunks, 1):
+            model(part, caches)
     assert whole["L0.H0"].same_token > 0 and whole["L0.H0"].induction > 0 and whole["L0.H0"]["some"] > 0
     assert_rows_of_chunks(seen, whole, chunks)
 
@@ -234,13 +231,12 @@ def test_a_model_with_a_cache(kind: str, chunks: tuple[int, ...]) -> None:
 def test_a_cross_attention_cache() -> None:
     """The context's keys are computed once; what is watched is cross attention, with the context or without."""
     layer, x, memory = layer_of("cross"), noise(B, T, 29), noise(B, S, 11, seed=8)
-    with torch.no_grad():
-        whole = watch_call(layer, x, context=memory)
-        cache = hw.KVCache()
-        with hw.watch(layer) as seen:
-            layer(x[:, :5], context=memory, cache=cache)
-            layer(x[:, 5:6], cache=cache)
-            layer(x[:, 6:], cache=cache)
+    whole = watch_call(layer, x, context=memory)
+    cache = hw.KVCache()
+    with hw.watch(layer) as seen:
+        layer(x[:, :5], context=memory, cache=cache)
+        layer(x[:, 5:6], cache=cache)
+        layer(x[:, 6:], cache=cache)
     assert "distance" not in whole["L0.H0"].rows and "self" not in seen["L0.H0"].rows
     assert_rows_of_chunks(seen, whole, (5, 1, 7))
 
@@ -249,16 +245,15 @@ def test_caches_are_cropped_and_reordered() -> None:
     # As after a rejected draft.
     model = gpt_of()
     ids = torch.randint(V, (B, T), generator=torch.Generator().manual_seed(6))
-    with torch.no_grad():
-        whole = watch_call(model, ids)
-        caches = model.new_caches()
-        with hw.watch(model) as seen:
-            model(ids[:, :5], caches)
-            with hw.ablate(model, ["L0.H0"]):
-                model(torch.zeros(B, 3, dtype=torch.long), caches)
-            for cache in caches:
-                cache.crop(5)
-            model(ids[:, 5:], caches)
+    whole = watch_call(model, ids)
+    caches = model.new_caches()
+    with hw.watch(model) as seen:
+        model(ids[:, :5], caches)
+        with hw.ablate(model, ["L0.H0"]):
+            model(torch.zeros(B, 3, dtype=torch.long), caches)
+        for cache in caches:
+            cache.crop(5)
+        model(ids[:, 5:], caches)
     for name in whole:
         for key in ("same_token", "induction"):
             rows = seen[name].rows[key][B * 8 :]
@@ -270,14 +265,13 @@ def test_caches_are_cropped_and_reordered() -> None:
     model = gpt_of()
     ids = torch.tensor([[1, 2, 0, 3, 1, 4], [4, 4, 2, 3, 0, 1]])
     order, rest = torch.tensor([1, 0]), torch.tensor([[1, 2, 4], [4, 0, 3]])
-    with torch.no_grad():
-        whole = watch_call(model, torch.cat([ids[order], rest], 1))
-        caches = model.new_caches()
-        with hw.watch(model) as seen:
-            model(ids, caches)
-            for cache in caches:
-                cache.reorder(order)
-            model(rest, caches)
+    whole = watch_call(model, torch.cat([ids[order], rest], 1))
+    caches = model.new_caches()
+    with hw.watch(model) as seen:
+        model(ids, caches)
+        for cache in caches:
+            cache.reorder(order)
+        model(rest, caches)
     for name in whole:
         rows = seen[name].rows
         if "same_token" in rows:  # or it is not claimed
@@ -302,12 +296,11 @@ def test_a_cache_that_the_model_was_not_seen_to_get() -> None:
     """Distances are right all the same, and tokens that are not known are not made up."""
     model = noisy(Reader())
     ids = torch.randint(V, (B, T), generator=torch.Generator().manual_seed(6))
-    with torch.no_grad():
-        whole = watch_call(model, ids)
-        cache = hw.KVCache()
-        with hw.watch(model) as seen:
-            model(ids[:, :5], cache)
-            model(ids[:, 5:], cache)
+    whole = watch_call(model, ids)
+    cache = hw.KVCache()
+    with hw.watch(model) as seen:
+        model(ids[:, :5], cache)
+        model(ids[:, 5:], cache)
     assert whole["L0.H0"].same_token > 0
     places = [10 + b * 8 + i for b in range(B) for i in range(8)]
     for name in whole:
@@ -323,7 +316,7 @@ def test_a_cache_that_the_model_was_not_seen_to_get() -> None:
 def test_what_cannot_be_followed_is_left_out() -> None:
     # Training inside the block: each call counts with the W_O of its time.
     layer, x = layer_of("causal"), noise(B, T, 29)
-    with torch.no_grad(), hw.watch(layer) as seen:
+    with hw.watch(layer) as seen:
         layer(x)
         layer.o_proj.weight.mul_(3)
         layer(x)
@@ -355,7 +348,7 @@ def test_modes_of_torch(mode: str, threads: int, monkeypatch: pytest.MonkeyPatch
     layer, x = layer_of("gqa"), noise(B, T, 29)
     calls, _ = observed(layer)
     block = torch.inference_mode() if mode == "inference" else torch.autocast("cpu", dtype=torch.bfloat16)
-    with torch.no_grad(), block, hw.watch(layer) as seen:
+    with block, hw.watch(layer) as seen:
         layer(x)
     assert torch.get_num_threads() == threads
     call = calls[0]._replace(**{name: getattr(calls[0], name).clone() for name in ("q", "k", "v", "out")})
@@ -369,7 +362,7 @@ def test_what_is_seen() -> None:
     """Means over rows, rows by name, other distances, keys looked at most, and a table for notebooks."""
     model = gpt_of()
     ids = torch.randint(V, (B, T), generator=torch.Generator().manual_seed(5))
-    with torch.no_grad(), hw.watch(model, offsets=(4, 2), top_rows=(3, -1, 99, 0), top_k=2) as seen:
+    with hw.watch(model, offsets=(4, 2), top_rows=(3, -1, 99, 0), top_k=2) as seen:
         model(ids)
         model(ids[:1])
     head = seen["L1.H5"]
@@ -389,7 +382,7 @@ def test_rows_and_means_of_what_is_real() -> None:
     layer, x = layer_of("causal"), noise(B, T, 29)
     outs: list[Tensor] = []
     layer.watchers.append(lambda call: outs.append(call.out))
-    with torch.no_grad(), hw.watch(layer) as seen:
+    with hw.watch(layer) as seen:
         layer(x)
         layer(x[:1, :3])
         layer(x[:1, :0])  # no row
@@ -405,7 +398,7 @@ def test_rows_and_means_of_what_is_real() -> None:
 def test_names_that_are_not_there() -> None:
     """As of any mapping: a head that did not run is not in it."""
     model = gpt_of()
-    with torch.no_grad(), hw.watch(model) as seen:
+    with hw.watch(model) as seen:
         model.blocks[0].attention(noise(1, 3, 24))
     assert "L0.H0" in seen and "L1.H0" not in seen and "L9.H9" not in seen and seen.get("L1.H0") is None
     for missing in (lambda: seen["L1.H0"], lambda: seen["L9.H9"], lambda: seen["L0.H0"]["fame"]):
@@ -418,7 +411,7 @@ def test_names_that_are_not_there() -> None:
 
 def test_what_cannot_be_watched_or_ablated_is_refused_before_anything_changes() -> None:
     model = gpt_of()
-    with torch.no_grad(), hw.watch(model) as seen:
+    with hw.watch(model) as seen:
         model(torch.zeros(1, 3, dtype=torch.long))
         model.blocks[0].attention(noise(1, 4, 24))  # whose tokens are not known
     assert seen.notes == ["Some texts have no induction, same_token: left out of the statistics of all."]
@@ -519,7 +512,7 @@ def test_each_row_is_held_once_and_reading_copies_nothing(monkeypatch: pytest.Mo
     reserved: list[int] = []  # numbers
     empty = np.empty
     monkeypatch.setattr(np, "empty", lambda shape, dtype: reserved.append(int(np.prod(shape))) or empty(shape, dtype))
-    with torch.no_grad(), hw.watch(model) as seen:
+    with hw.watch(model) as seen:
         for documents in ids:
             model(documents)
             shared = [(head.rows[key], seen[name].rows[key]) for name, head in seen.items() for key in head.rows]
@@ -574,7 +567,7 @@ def test_cuda_gives_what_the_cpu_gives(case: str) -> None:
     x = noise(B, T, 29)
     seen = watch_call(layer, x, **call, top_rows=(3,))
     there = {name: value.cuda() if isinstance(value, Tensor) else value for name, value in call.items()}
-    with torch.no_grad(), hw.watch(layer.cuda(), top_rows=(3,)) as found:
+    with hw.watch(layer.cuda(), top_rows=(3,)) as found:
         layer(x.cuda(), **there)
     for name in seen:
         for key in seen[name].rows:
@@ -586,7 +579,7 @@ def test_cuda_gives_what_the_cpu_gives(case: str) -> None:
 def test_cuda_follows_tokens_and_marks() -> None:
     model, ids = gpt_of(), torch.randint(V, (B, T), generator=torch.Generator().manual_seed(5))
     seen = watch_call(model, ids, marks={"some": [1, 3]})
-    with torch.no_grad(), hw.watch(model.cuda(), marks={"some": [1, 3]}) as found:
+    with hw.watch(model.cuda(), marks={"some": [1, 3]}) as found:
         model(ids.cuda())
     for key in ("some", "same_token", "induction"):
         np.testing.assert_allclose(found["L1.H5"].rows[key], seen["L1.H5"].rows[key], rtol=0, atol=1e-3)

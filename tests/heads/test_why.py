@@ -14,6 +14,8 @@ import headwise as hw
 from headwise.models.open import remember
 from headwise.models.sites import sites_of
 
+pytestmark = pytest.mark.usefixtures("no_gradients")
+
 LETTERS = "abcdefghijklmnopq"
 V = 23
 IDS = {"bos_token_id": 1, "eos_token_id": 2}
@@ -41,12 +43,6 @@ class Letters:
 
     def shown(self, ids: Any) -> tuple[str, ...]:
         return tuple("?" if i == 3 else LETTERS[i - 4] if 4 <= i < 21 else f"[{i}]" for i in ids)
-
-
-@pytest.fixture(autouse=True)
-def no_gradients() -> Any:
-    with torch.no_grad():
-        yield
 
 
 def opened(kind: str, scale: float = 0.3) -> nn.Module:

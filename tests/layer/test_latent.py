@@ -15,6 +15,8 @@ from headwise.layer import latent
 from headwise.rungs.tensor import attend
 from headwise.spec import Options
 
+pytestmark = pytest.mark.usefixtures("no_gradients")
+
 B, WIDTH, H = 2, 31, 6
 SIZES: dict[str, Any] = {"head_dim": 10, "value_dim": 7, "latent_dim": 13, "rope_dim": 4}
 
@@ -35,7 +37,6 @@ def both_ways(layer: hw.MultiHeadAttention, q: Tensor, kept: Tensor) -> dict[str
     }
 
 
-@torch.no_grad()
 def test_absorbed_is_expanded() -> None:
     """In float64 to its last digits; in float32 neither is further from that than twice the other, widths reordered."""
     layer = make()
@@ -53,11 +54,10 @@ def test_the_way_with_fewer_multiplications_is_taken(monkeypatch: pytest.MonkeyP
         real = getattr(latent, way)
         monkeypatch.setattr(latent, way, lambda *x, way=way, real=real: ways.append(way) or real(*x))
     cache = hw.KVCache()
-    with torch.no_grad():
-        told = [hw.explain(layer, draw(23), cache=cache).form]
-        layer(draw(23), cache=cache)
-        told.append(hw.explain(layer, draw(1), cache=cache).form)
-        layer(draw(1), cache=cache)
+    told = [hw.explain(layer, draw(23), cache=cache).form]
+    layer(draw(23), cache=cache)
+    told.append(hw.explain(layer, draw(1), cache=cache).form)
+    layer(draw(1), cache=cache)
     assert ways == told == ["expanded", "absorbed"]
 
 
@@ -72,7 +72,6 @@ class Adapted(torch.nn.Module):
         return 1.1 * self.base(x)
 
 
-@torch.no_grad()
 def test_what_stands_for_a_projection_is_called() -> None:
     """Nothing is absorbed around it, and its heads say that they have no weight to hand out."""
     layer, cache, x = make(mask=hw.Causal()), hw.KVCache(), draw(9)
@@ -93,14 +92,12 @@ def test_the_price_is_what_is_counted(options: dict[str, Any]) -> None:
     price = hw.price(layer, context=11, batch=B, dtype="fp32")
     assert layer.spec.n_parameters == counted == price.parameters.total
     cache = hw.KVCache()
-    with torch.no_grad():
-        layer.float()(draw(11).float(), cache=cache)
+    layer.float()(draw(11).float(), cache=cache)
     assert price.cache.total_bytes == cache.nbytes == B * 11 * (13 + 4) * 4  # of a token a latent and a rotary key
     of_heads = sum(head.cost.parameters + head.cost.kv_parameters / head.cost.shared_by for head in layer.heads)
     assert of_heads == pytest.approx(counted, abs=1e-9)
 
 
-@torch.no_grad()
 def test_heads_are_those_of_an_ordinary_layer() -> None:
     """Without norm a latent is a factorisation: the products make a layer of 6 heads, rotary features put first."""
     layer = make(mask=hw.Causal(), latent_norm=False, q_latent_dim=11)
@@ -149,11 +146,10 @@ def test_heads_of_a_latent_go_and_are_not_written() -> None:
 @pytest.mark.parametrize("n", [1, 23])
 def test_explain_counts_what_torch_counts(n: int) -> None:
     layer, cache, x = make(q_latent_dim=11, value_dim=10).float(), hw.KVCache(), draw(n).float()
-    with torch.no_grad():
-        layer(draw(22).float(), cache=cache)
-        told = hw.explain(layer, x, cache=cache)
-        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-            layer(x, cache=cache)
+    layer(draw(22).float(), cache=cache)
+    told = hw.explain(layer, x, cache=cache)
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        layer(x, cache=cache)
     assert told.form == ("absorbed" if n == 1 else "expanded")
     assert sum(told.flops.values()) == counter.get_total_flops()
     assert told.sizes == ((B, H, 1, 1, 23, 17, 17) if n == 1 else (B, H, H, 23, 45, 10, 10))

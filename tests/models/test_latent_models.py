@@ -19,6 +19,8 @@ from headwise.models.sites import sites_of
 from headwise.models.weights import family_of, read_layers
 from headwise.records import Call
 
+pytestmark = pytest.mark.usefixtures("no_gradients")
+
 LATENT: dict[str, Any] = {"n_kv_heads": None, "latent_dim": 7, "rope_dim": 2, "q_latent_dim": 5}
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]])
 
@@ -29,7 +31,6 @@ def model(tiny: Any) -> GPT:
     return made
 
 
-@torch.no_grad()
 def test_it_is_watched_as_heads_with_keys_of_their_own(model: GPT) -> None:
     calls: list[Any] = []
     model.blocks[1].attention.watchers.append(calls.append)
@@ -45,7 +46,6 @@ def test_it_is_watched_as_heads_with_keys_of_their_own(model: GPT) -> None:
         assert found.previous == pytest.approx(float(weights[head].diagonal(-1).sum()) / 11, abs=1e-5)
 
 
-@torch.no_grad()
 def test_it_is_watched_while_it_writes(model: GPT) -> None:
     """The absorbed step is told in keys and values, and its answer is the one of the step that nobody watches."""
     answers, calls = [], []
@@ -59,7 +59,6 @@ def test_it_is_watched_while_it_writes(model: GPT) -> None:
     torch.testing.assert_close(spelled, calls[0].out, rtol=1e-5, atol=1e-5)
 
 
-@torch.no_grad()
 def test_heads_and_matrices_of_a_latent(model: GPT) -> None:
     with hw.ablate(model, ["L0.H4"], how="zero"):
         silenced = model(IDS)
@@ -85,7 +84,6 @@ def test_what_a_latent_cannot_have_is_refused(model: GPT) -> None:
     refuses_table("latent_models", globals() | needed | {"model": model, "settings": settings})
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("q_lora_rank", [11, None])
 def test_the_matrices_of_deepseek_are_what_its_heads_read(q_lora_rank: int | None) -> None:
     """But for what the norms divide by, one number a token: of values, of contents of keys, of contents of queries."""

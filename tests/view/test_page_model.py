@@ -21,6 +21,8 @@ from headwise.heads.watch import head_maps
 from headwise.models.pack import EMBEDDED, EXACT, MOST, pack_model, rounding_error, unread_part
 from headwise.view.page import json_block, page
 
+pytestmark = pytest.mark.usefixtures("no_gradients")
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
@@ -37,9 +39,8 @@ def model_of(preset: str, vocab_size: int, **changes: Any) -> GPT:
     """The preset's shape with weights that hide nothing: no gain is 1, no bias 0, no head even."""
     torch.manual_seed(7)
     model = GPT(GPTConfig(vocab_size=vocab_size, **{**PRESETS[preset].shape, **changes}))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape) * (0.2 if parameter.ndim == 1 else 0.06))
+    for parameter in model.parameters():
+        parameter.add_(torch.randn(parameter.shape) * (0.2 if parameter.ndim == 1 else 0.06))
     return model.eval()
 
 
@@ -78,8 +79,7 @@ def run(browsed: Page, text: str, **changes: Any) -> dict[str, Any]:
 
 def largest_gap(result: dict[str, Any], model: GPT, ids: list[int]) -> float:
     """By how much logits and maps of the page differ from those of the tensor rung."""
-    with torch.no_grad():
-        gaps = [(torch.tensor(result["logits"]) - model(torch.tensor([ids]))[0]).abs().max()]
+    gaps = [(torch.tensor(result["logits"]) - model(torch.tensor([ids]))[0]).abs().max()]
     maps = head_maps(model, ids, [""] * len(ids), "x").maps
     gaps += [(torch.tensor(result["maps"][head.name]) - torch.from_numpy(head.weights)).abs().max() for head in maps]
     return float(max(gaps))
@@ -127,8 +127,7 @@ def test_what_a_head_adds_and_a_scaled_head(browsed: Page) -> None:
             )
         )
         hooks.append(attention.register_forward_hook(lambda module, given, output: outputs.append(output[0])))
-    with torch.no_grad():
-        logits = model(torch.tensor([ids]))[0]
+    logits = model(torch.tensor([ids]))[0]
     for hook in hooks:
         hook.remove()
     result = run(browsed, "w1 w5 w2 w8 w13", scale=factors)
@@ -259,8 +258,7 @@ def test_halved_weights_state_what_they_cost() -> None:
     error = rounding_error(model, torch.float16)
     assert pack_model(model, words(67))["error"] == pytest.approx(2 * error)
     assert 1e-5 < error < 0.05 and rounding_error(model, torch.float32) == 0
-    with torch.no_grad():
-        model.lm_head.weight[0, 0] = 1e6
+    model.lm_head.weight[0, 0] = 1e6
     assert pack_model(model, words(67)) == {"reason": "range"}
 
 
