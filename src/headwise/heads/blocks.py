@@ -8,8 +8,8 @@ is taken from it before the next one is made: there the passes over a block cost
         |                         |      width: its keys in whole runs of RUN, FORBIDDEN where there is no key
       t |  strip.keys  |          |      a block: as many heads of it as fit into BLOCK weights
         |              |          |
-        +-------------------------+      rooms[0]  (h,t,width)  scores, in bits; less the largest of the row; times e
-        queries                          rooms[1]  (h,t,width)  e = 2^(score - the largest of the row)
+        +-------------------------+      buffers[0]  (h,t,width)  scores, in bits; less the largest of the row; times e
+        queries                          buffers[1]  (h,t,width)  e = 2^(score - the largest of the row)
 
     e  ->  sums    (names,H,n)   total = sum e; shifted = sum e (score - largest); places = sum e (place of the key);
                                  squares = sum e (its distance from the mean place)^2; "on" a marked set;
@@ -57,7 +57,7 @@ FEW = 32  # times as many weights as pairs: then picking the pairs takes less ti
 LONG = 8192  # keys; from here on the product is faster where each feature's keys lie side by side
 LOG2E = 1 / math.log(2)  # scores are in bits: MKL's exp takes 100 times as long below -87, exp2 does not
 FORBIDDEN = -(2.0**127)  # the score of a key that may not be attended; finite, so that 0 * score is 0
-LOWEST = -(2.0**126)  # the bias of one that may be, even if it is the most negative number of all: alone it counts
+LOWEST = -(2.0**126)  # the least bias of a key that may be attended: it stays above FORBIDDEN, and counts when alone
 
 
 class Layout(NamedTuple):
@@ -74,7 +74,7 @@ class Layout(NamedTuple):
         row_block, n_row_blocks = _blocks(document.real_rows, T, device)
         key_block, n_key_blocks = _blocks(document.real_keys, S, device)
         first = document.first
-        if first == -1:  # the first that is real
+        if first == -1:  # the first real key: block 0 begins with it
             first = int((key_block == 0).int().argmax())
         return cls(row_block, key_block, n_row_blocks, n_key_blocks, first)
 
@@ -96,9 +96,9 @@ class Strip(NamedTuple):
     queries: slice | Tensor  # their numbers among the T queries
     keys: slice  # those that they may see, among S
     width: int  # of the block: as many keys in whole runs; the last ones may be none, and have no weight
-    open: int  # so many keys every one of them may see; masks begin there
-    forbidden: Tensor | None  # (H|1,t,s - open) bool
-    bias: Tensor | None  # (H|1,t,s)
+    masked_from: int  # the keys before this one every query of the block may see
+    forbidden: Tensor | None  # (H,t,s - masked_from) bool
+    bias: Tensor | None  # (H,t,s)
     at: Tensor  # (t,) the keys at which the queries stand
     near: Tensor  # (t,k) the first key and those before the query that are asked for, any where there is none ...
     has_near: Tensor  # (t,k) ... and 1 where there is one
@@ -125,6 +125,7 @@ class Strip(NamedTuple):
                 queries = slice(self.queries.start + rows.start, self.queries.start + rows.stop)
             else:
                 queries = self.queries[rows]
+            # The pairs stand in the order of their queries, of which `pair_rows % t` is the number.
             ends = self.at.new_tensor([rows.start, rows.stop])
             first, last = torch.searchsorted(self.pair_rows % t, ends).tolist()
             part = self._replace(
@@ -163,7 +164,7 @@ class Pass:
         self.scale = 1 / math.sqrt(width) if options.scale is None else float(options.scale)
         self.sink = None
         if options.sink is not None:
-            most = torch.finfo(self.dtype).max / 2  # for one of +inf: so large, and times LOG2E still a number
+            most = torch.finfo(self.dtype).max / 2  # what a sink of +inf becomes: times LOG2E it is still finite
             self.sink = as_tensor(options.sink, self.device).to(self.dtype).clamp(max=most) * LOG2E
         self.index = resolve_kv_index(self.H, call.k.shape[1], options.kv_index)
         self.masks = () if options.mask is None else options.mask.parts()
@@ -184,11 +185,12 @@ class Pass:
         keys = call.k[b].to(self.dtype)
         self.keys = keys.mT.contiguous().mT if self.S > LONG else keys.contiguous()
         if "same_token" in self.formulas and document.k_ids is not None:
-            # At each place the token before it, that is, whose copy it follows; as numbers that grow with the token,
-            # then with the place, which takes S + 1 values. Sorted, the copies of a token lie side by side.
+            # Each place follows a copy of the token before it. Sorted by that token, then by place, the places after
+            # the copies of one token lie side by side. Both are one number: token * (S + 2) + place, which is 0 to S.
             before = F.pad(document.k_ids.to(self.device), (1, 0), value=document.before) * (self.S + 2)
             self.followers = (before + torch.arange(self.S + 1, device=self.device)).sort()
-        # (k,RUN) of each run the weights, and these times the distance from its centre, once and squared.
+        # (k,RUN) 1, the distance of a key from the middle of its run, and its square: times e and summed over a run
+        # they give its weight and its first two moments.
         from_middle = torch.arange(RUN, dtype=self.dtype, device=self.device) - (RUN - 1) / 2
         self.powers = torch.stack([from_middle**k for k in range(3 if document.start is not None else 1)])
         zeros = partial(torch.zeros, dtype=self.dtype, device=self.device)
@@ -207,16 +209,17 @@ class Pass:
         n = len(self.at)
         with torch.inference_mode(inference), torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             empty = partial(torch.empty, dtype=self.dtype, device=self.device)
-            # What lies in the cache stays there, and no page is asked for anew: the same room for every block.
+            # The same buffers for every block: they stay in the cache, and no page is asked for anew.
             width, block = _whole_runs(self.S), BLOCK * min(2, n_threads)
             if n_threads == torch.get_num_threads() == 1:  # half of them stay near a single core, if a head fits
                 block = max(BLOCK // 2, min(BLOCK, ROWS * width))
-            rooms = empty(max(block, min(n, ROWS) * width)), empty(max(block, width))
+            buffers = empty(max(block, min(n, ROWS) * width)), empty(max(block, width))
             totals = self.totals()
             for i, start in enumerate(range(0, n, ROWS)):
-                # There and back again: a causal block is longer than the one before it, and each thread has its share.
+                # Dealt out there and back, 0 1 2 2 1 0: a causal block is longer than the one before it, and so each
+                # thread has as much to do.
                 if i % (2 * n_threads) in (thread, 2 * n_threads - 1 - thread):
-                    self._block(self._strip(slice(start, min(start + ROWS, n))), rooms, totals)
+                    self._block(self._strip(slice(start, min(start + ROWS, n))), buffers, totals)
         return totals
 
     def totals(self) -> Tensor:
@@ -235,21 +238,21 @@ class Pass:
         n_keys, shape = strip.n_keys, (self.H, rows.stop - rows.start, strip.width)
         scores = self._scores(slice(0, self.H), strip, torch.empty(shape, dtype=self.dtype, device=self.device))
         logits = scores
-        if self.sink is not None:
+        if self.sink is not None:  # one more logit, whose weight is then cut off
             logits = torch.cat([scores, self.sink[:, None, None].expand(*scores.shape[:2], 1)], -1)
         weights = (logits / LOG2E).softmax(-1)[..., :n_keys]
-        is_forbidden = scores[..., :n_keys] <= FORBIDDEN  # where all are, the softmax would be even
+        is_forbidden = scores[..., :n_keys] <= FORBIDDEN  # the softmax of a row where all are would be even, not 0
         return strip.keys, weights.masked_fill(is_forbidden, 0)
 
-    def _block(self, strip: Strip, rooms: tuple[Tensor, Tensor], totals: Tensor) -> None:
+    def _block(self, strip: Strip, buffers: tuple[Tensor, Tensor], totals: Tensor) -> None:
         """All heads of a block of queries, as many at a time as fit.
 
         Between two large operations a small one takes as long as a tenth of them, so that what is done to the sums
         waits for all blocks: see `Sums`.
         """
-        t, s, block = len(strip.at), strip.width, len(rooms[1])
+        t, s, block = len(strip.at), strip.width, len(buffers[1])
         n_heads = _whole_groups(max(1, min(self.H, block // (t * s))), self.index)
-        if n_heads == 1:  # not even one may fit
+        if n_heads == 1:  # not even one may fit: then its queries are split
             parts = strip.parts(max(1, block // s))
         else:
             parts = [(slice(0, t), slice(None), strip)]
@@ -260,12 +263,12 @@ class Pass:
         for start in range(0, self.H, n_heads):
             heads = slice(start, min(start + n_heads, self.H))
             h = heads.stop - start
-            column = start * t  # of the sums, where those of the next part stand
-            room = self._scores(heads, strip, rooms[0][: h * t * s].view(h, t, s))
+            column = start * t  # where the sums of the next part stand
+            all_scores = self._scores(heads, strip, buffers[0][: h * t * s].view(h, t, s))
             for rows, pairs, part in parts:
-                scores = room[:, rows]
+                scores = all_scores[:, rows]
                 n = h * (rows.stop - rows.start)
-                e = rooms[1][: n * s].view(scores.shape)
+                e = buffers[1][: n * s].view(scores.shape)
                 into = dict(zip(self.names, sums[:, column : column + n].unbind(), strict=True))
                 top_run, peak = self._sum(part, heads, scores.view(-1, s), e.view(-1, s), into)
                 torch.mm(part.marks, e.view(-1, s).mT, out=sums[: len(part.marks), column : column + n])
@@ -287,46 +290,47 @@ class Pass:
             self.copies[..., strip.rows] = both.view(self.H, 2, t).transpose(0, 1)
 
     def _sum(
-        self, strip: Strip, heads: slice, room: Tensor, e: Tensor, into: Mapping[str, Tensor]
+        self, strip: Strip, heads: slice, scores: Tensor, e: Tensor, into: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Make e = 2^(score - the largest), (n,width), of the scores in `room`, and sum it up, (n,) each.
+        """Fill e, (n,width), with 2^(score - the largest), and `into` with its sums, (n,) each; the scores are lost.
 
         Gives the run in which the largest score of each row stands, (n,), and what e is there, (n,RUN).
         """
-        runs = room.view(len(room), -1, RUN)
-        # The largest of all and its place at once would take as long as two products.
+        runs = scores.view(len(scores), -1, RUN)
+        # First of each run, then of the runs: a maximum with its place over all keys takes as long as two products.
         largest, top_run = runs.amax(-1).max(-1)
         if self.call.weights is None:
-            torch.exp2(room.sub_(largest[:, None]), out=e)
-        else:  # they are known, and their scores wanted
-            tiny = torch.finfo(room.dtype).tiny  # log2 takes twenty times as long at 0, and 0 * score is 0 here, too
-            torch.div(room, largest[:, None].clamp(min=tiny), out=e)
-            torch.log2(torch.clamp(e, min=tiny, out=room), out=room)
-        first_runs = torch.arange(len(top_run), device=self.device) * runs.shape[1]
+            torch.exp2(scores.sub_(largest[:, None]), out=e)
+        else:  # `scores` has the weights themselves: e is weight / largest, and its logarithm is wanted
+            tiny = torch.finfo(e.dtype).tiny  # log2 takes twenty times as long at 0, and 0 * log2(tiny) is 0, too
+            torch.div(scores, largest[:, None].clamp(min=tiny), out=e)
+            torch.log2(torch.clamp(e, min=tiny, out=scores), out=scores)
+        first_runs = torch.arange(len(top_run), device=self.device) * runs.shape[1]  # of each row, among all runs
         peak = e.view(-1, RUN).index_select(0, first_runs + top_run)
-        # The few rows of the powers come first: with e first this product takes three to five times as long.
+        # (k,n,runs) The few rows of `self.powers` come first: with e first this takes three to five times as long.
         powers = torch.mm(self.powers, e.view(-1, RUN).mT).view(-1, *runs.shape[:2])
         total = torch.sum(powers[0], -1, out=into["total"])
         if self.call.weights is not None:
             into["share"].copy_(largest)
         elif self.sink is None:
             torch.reciprocal(total, out=into["share"])
-        else:  # one more term of the denominator, which may tower over all keys
+        else:  # one more term of the denominator; both are lowered by the larger logit, so that none overflows
             sink = self.sink[heads].repeat_interleave(len(strip.at))
             highest = torch.maximum(largest, sink)
             lowered = (largest - highest).exp2()
             torch.div(lowered, total * lowered + (sink - highest).exp2(), out=into["share"])
-        if strip.forbidden is not None and not strip.open:
+        if strip.forbidden is not None and not strip.masked_from:  # a query may see no key at all
             nothing = largest <= FORBIDDEN
             into["share"].masked_fill_(nothing, 0)
             total.masked_fill_(nothing, 0)
-        torch.sum(room.mul_(e), -1, out=into["shifted"])
+        torch.sum(scores.mul_(e), -1, out=into["shifted"])
         if "places" in into:
             weight, moment, second_moment = powers
             middle = torch.arange(runs.shape[1], dtype=e.dtype, device=e.device) * RUN + (RUN - 1) / 2
             centre = torch.sum(moment + middle * weight, -1, out=into["places"]) / total
-            # Around the mean, not as a difference of squares: a narrow head far away would lose its digits. Within a
-            # run they are one, so that of the peak is summed key by key.
+            # Around the mean, not as a difference of squares: a narrow head far away would lose its digits. Of a run
+            # whose middle lies f off the mean: sum e (x + f)^2 = f^2 sum e + 2 f sum e x + sum e x^2. In the run of
+            # the peak that would be such a difference again, so it is summed key by key.
             from_centre = middle - centre[:, None]
             squares = (from_centre * weight).add_(moment, alpha=2).mul_(from_centre).add_(second_moment)
             place = top_run[:, None]
@@ -363,9 +367,9 @@ class Pass:
             queries=queries,
             keys=keys,
             width=width,
-            open=masked_from - keys.start,
-            forbidden=None if allowed is None else ~_without_batch(allowed),
-            bias=None if bias is None else (_without_batch(bias).to(self.dtype) * LOG2E).clamp_(min=LOWEST),
+            masked_from=masked_from - keys.start,
+            forbidden=None if allowed is None else self._by_head(~allowed),
+            bias=None if bias is None else self._by_head((bias.to(self.dtype) * LOG2E).clamp_(min=LOWEST)),
             at=at.to(self.dtype),
             near=near.clamp(0, n_keys - 1),
             has_near=((near >= 0) & (near < n_keys)).to(self.dtype),
@@ -396,34 +400,42 @@ class Pass:
         keys = slice(low, high) if low < high else slice(0, 1)
         return keys, min(max(keys.start, masked_from), keys.stop)
 
-    def _scores(self, heads: slice, strip: Strip, room: Tensor) -> Tensor:
-        """What the softmax reads, in bits, (h,t,width) for a block; FORBIDDEN where a query may not look."""
+    def _by_head(self, x: Tensor) -> Tensor:
+        """What broadcasts to (1,H,t,s) as (H,t,s); a mask of all heads alike is not copied."""
+        return x.reshape((1,) * (4 - x.ndim) + tuple(x.shape))[0].expand(self.H, -1, -1)
+
+    def _scores(self, heads: slice, strip: Strip, buffer: Tensor) -> Tensor:
+        """Fill the buffer (h,t,width) with what the softmax reads, in bits; FORBIDDEN where a query may not look.
+
+        Of a call that has its weights, these.
+        """
+        n_keys = strip.n_keys
         if self.call.weights is not None:
-            room[..., : strip.n_keys] = self.call.weights[self.b, heads, strip.queries, strip.keys]
-            room[..., strip.n_keys :] = 0
-            return room.nan_to_num_(0)
+            buffer[..., :n_keys] = self.call.weights[self.b, heads, strip.queries, strip.keys]
+            buffer[..., n_keys:] = 0
+            return buffer.nan_to_num_(0)
         q = strip.q[heads]
         h, _, D = q.shape
-        read = self.index[heads]
+        read = list(self.index[heads])  # the key/value head of each head
         groups = sorted(set(read))
-        if list(read) != [g for g in groups for _ in range(h // len(groups))]:
-            groups = list(read)  # no equal, adjacent groups: each head brings its own keys
-        span = slice(groups[0], groups[-1] + 1)
+        if read != [g for g in groups for _ in range(h // len(groups))]:
+            groups = read  # no equal, adjacent groups: each head brings its own keys
+        span = slice(groups[0], groups[-1] + 1)  # which makes no copy of the keys, as a list does
         picked: slice | list[int] = span if groups == list(range(span.start, span.stop)) else groups
         k = self.keys[picked, strip.keys]
-        scores = room[..., : k.shape[1]]
-        room[..., k.shape[1] :] = FORBIDDEN
-        # A group reads its keys once.
-        by_group = room.view(len(groups), -1, strip.width)[..., : k.shape[1]]
+        scores = buffer[..., :n_keys]
+        buffer[..., n_keys:] = FORBIDDEN
+        # The queries of a group follow one another in one product, which reads the keys of the group once.
+        by_group = buffer.view(len(groups), -1, strip.width)[..., :n_keys]
         torch.bmm(q.view(len(groups), -1, D), k.mT, out=by_group)
         if self.call.options.softcap is not None:
             cap = self.call.options.softcap * LOG2E
             scores = scores.div_(cap).tanh_().mul_(cap)
         if strip.bias is not None:
-            scores = scores.add_(_some_heads(strip.bias, heads))  # of all keys: a mask that adds something has no band
+            scores = scores.add_(strip.bias[heads])  # of all keys: a mask that adds something has no band
         if strip.forbidden is not None:
-            scores[..., strip.open :].masked_fill_(_some_heads(strip.forbidden, heads), FORBIDDEN)
-        return room
+            scores[..., strip.masked_from :].masked_fill_(strip.forbidden[heads], FORBIDDEN)
+        return buffer
 
     def _copies(
         self, queries: slice | Tensor, at: Tensor, keys: slice, width: int
@@ -434,14 +446,15 @@ class Pass:
             return nothing, nothing, ()
         values, order = self.followers
         tokens = self.document.q_ids.to(self.device)[queries] * (self.S + 2)
-        first = torch.searchsorted(values, tokens)  # of the places that follow copies; the last is the query's own
+        # Of the query's token the places right after its copies, up to the query's own: what they follow is earlier.
+        first = torch.searchsorted(values, tokens)
         count = torch.searchsorted(values, tokens + at + keys.start, right=True) - first
         count = count.clamp(min=0)  # a query may stand before all keys of a window
         row = torch.arange(len(tokens), device=self.device).repeat_interleave(count)
         # Pair by pair its place among the sorted tokens: the copies of a row's token lie there side by side.
         offset = first - (count.cumsum(0) - count)
         place = torch.arange(len(row), device=self.device) + offset[row]
-        after = order[place] - keys.start
+        after = order[place] - keys.start  # the keys right after the copies
         t, s = len(tokens), keys.stop - keys.start
         row, key = torch.stack([row, row], 1), torch.stack([after - 1, after], 1)
         inside = (key >= 0) & (key < s)
@@ -484,7 +497,7 @@ class Sums:
         self.mass = self._sums["total"] * self.share  # of all keys together
         self.seen = self._sums["total"] > 0  # may the query attend anything?
         self.largest = self.share  # the largest weight of each row: there e is 1
-        # log p = shifted - log_sum, in bits; 0 - 0 is 0, and an entropy of -0.0 would be one that nobody expects
+        # log p = shifted - log_sum, in bits. `0 -` instead of a minus: of a weight of 1 it gives 0.0, and no -0.0.
         self.log_sum = torch.where(self.share > 0, 0 - self.share.log2(), 0)
 
     def total(self, name: str) -> Tensor:
@@ -748,13 +761,3 @@ def _whole_groups(heads: int, index: Sequence[int]) -> int:
     while size < len(index) and index[size] == index[0]:
         size += 1
     return heads // size * size if heads >= size else heads
-
-
-def _without_batch(x: Tensor) -> Tensor:
-    """What broadcasts to (1,H,t,s) as (H|1, t, s)."""
-    return x.reshape((1,) * (4 - x.ndim) + tuple(x.shape))[0]
-
-
-def _some_heads(x: Tensor, heads: slice) -> Tensor:
-    """Those heads of (H|1, t, s): of one that stands for all it is the one."""
-    return x if x.shape[0] == 1 else x[heads]

@@ -32,10 +32,11 @@ TOGETHER = 2048  # tokens of a batch at most: at the width of GPT-2 small twice 
 # What models are given that is no text.
 OTHERS = {"pixel_values", "pixel_values_videos", "input_features", "input_values", "audio_values"}
 
+# What is put into a text, and the fields of a config that have the token whose places it takes there.
 SPANS = {
     "image": ("image_token_id", "image_token_index", "video_token_id"),
     "audio": ("audio_token_id", "audio_token_index"),
-}  # and the fields of a config with the number that stands where they are put in
+}
 
 LAYER_INPUTS = {"hidden_states", "x"}  # what a layer is given first; ids beside it are those of the model around it
 PIECES = "it attends within windows or chunks: their keys are not the whole text, and there are no distances"
@@ -72,8 +73,8 @@ def some_rows(document: Document, T: int, share: float | None, seed: int) -> Doc
     is_real = torch.ones(T, dtype=torch.bool) if document.real_rows is None else document.real_rows.cpu()
     real = is_real.nonzero()[:, 0]
     count = math.ceil(len(real) * share)
-    edges = torch.arange(count + 1) * len(real) // max(1, count)
-    drawn = torch.rand(count, generator=torch.Generator().manual_seed(seed)) * edges.diff()
+    edges = torch.arange(count + 1) * len(real) // max(1, count)  # of the stretches
+    drawn = torch.rand(count, generator=torch.Generator().manual_seed(seed)) * edges.diff()  # from each edge on
     rows = torch.zeros(T, dtype=torch.bool)
     rows[real[edges[:-1] + drawn.long()]] = True
     return replace(document, real_rows=rows)
@@ -90,11 +91,11 @@ def listening(
     counted: dict[Site, Site] = {}  # sites whose number of heads is known once they have run, with that number
 
     def watcher(site: Site, call: Call) -> Tensor | None:
-        reader = (readers.get(site.module) or _Reader(None, ())).at_work()
+        reader = (readers.get(site.module) or _Reader()).at_work()
         if not site.n_heads:
             site = counted.setdefault(site, replace(site, n_heads=call.out.shape[1]))
-        if site.free and len(call.out) and len(call.out) not in batch.sizes:
-            call, reader = _noted(call, site, PIECES)._replace(cross=True), _Reader(None, ())
+        if site.free and len(call.out) and len(call.out) not in batch.sizes:  # its batch is one of pieces of texts
+            call, reader = _noted(call, site, PIECES)._replace(cross=True), _Reader()
         cross = call.cross or site.cross
         documents = [_document(call, b, cross, reader, marker) for b in range(call.q.shape[0])]
         if not cross and len(call.out) and not reader.places(call):
@@ -103,8 +104,9 @@ def listening(
 
     hooks = [pair for reader in set(readers.values()) for pair in reader.hooks()]
     free = {site.module for site in sites if site.free}
-    above = [module for module in model.modules() if free & {*module.modules()}] if free else []
-    hooks += [hook for module in above for hook in batch.hooks(module)]
+    for module in model.modules():
+        if free and not free.isdisjoint(module.modules()):  # it is such an attention, or has one in it
+            hooks += batch.hooks(module)
     with hooked(hooks, with_kwargs=True), attach({site: partial(watcher, site) for site in sites}):
         yield
 
@@ -144,7 +146,8 @@ def run_documents(
         stream = stream_of(model)
         progress(0, total)  # what runs from here on is the model
         for start, part in portions(model, documents):
-            for turn in sweep(model, list(side_by_side(part) if stream is None else batches(part, stream.at_once))):
+            ids_of_batches = list(side_by_side(part) if stream is None else batches(part, stream.at_once))
+            for turn in sweep(model, ids_of_batches):  # one turn; of a streamed model one for each layer
                 for first, ids in turn:
                     number = start + first
                     run_body(model, ids)
@@ -168,9 +171,12 @@ class _Batch:
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.running += 1
         if self.running == 1:  # the outermost one
-            tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.ndim]
-            self.sizes = {size for x in tensors for size in x.shape[: 1 if x.ndim > 3 else 2]}
-            self.sizes |= {1} if any(x.ndim < 3 for x in tensors) else set()
+            self.sizes = set()
+            for x in tree_leaves((args, kwargs)):
+                if isinstance(x, Tensor) and x.ndim:
+                    # Of four axes, an image's, only the first can be the batch; else it may be the second, after T.
+                    self.sizes |= {*x.shape[: 1 if x.ndim > 3 else 2]}
+                    self.sizes |= {1} if x.ndim < 3 else set()  # one text without an axis for a batch
 
     def leave(self, *more: Any) -> None:
         self.running -= 1
@@ -180,8 +186,8 @@ class _Batch:
 class _Reader:
     """The tokens and the padding that a model is given, those that its cache holds included."""
 
-    model: nn.Module | None  # None where no model around is given tokens
-    parameters: Sequence[str]
+    model: nn.Module | None = None  # None where no model around is given tokens
+    parameters: Sequence[str] = ()  # names of what it is called with
     ids: Tensor | None = None  # (B,L)
     padding: Tensor | None = None  # (B,L) bool, True = real
     context_padding: Tensor | None = None  # (B,S) of an encoder's tokens
@@ -199,7 +205,7 @@ class _Reader:
             return []
 
         def hook(act: Callable[..., None], module: nn.Module, *more: Any) -> None:
-            if module is self.model:
+            if module is self.model:  # and no copy of it, which has its hooks as well
                 act(*more)
 
         return [
@@ -234,14 +240,16 @@ class _Reader:
             self.ids = None
         embedded = arguments.get("inputs_embeds")
         if self.ids is None and isinstance(embedded, Tensor) and self.around is not None:
-            outer = self.around.ids  # a picture's places among them, whose numbers are no tokens
+            outer = self.around.ids  # `_set_spans` has marked a picture's places among them already
             if outer is not None and outer.shape == (len(embedded), self.past + embedded.shape[1]):
                 self.ids, self.spans = outer, self.around.spans
         else:
             self._set_spans()
-        tokens = next((x for x in (ids, embedded) if isinstance(x, Tensor)), None)
-        self.n_tokens = None if tokens is None else tokens.shape[1]
-        self.held = () if tokens is None else _held(arguments, tokens.shape[1])
+        sequence = ids if isinstance(ids, Tensor) else embedded  # (B,T) or (B,T,C)
+        self.n_tokens, self.held = None, ()
+        if isinstance(sequence, Tensor):
+            self.n_tokens = sequence.shape[1]
+            self.held = _held(arguments, self.n_tokens)
         self.padding = self._real(arguments.get("attention_mask"))
         context = arguments.get("encoder_attention_mask")
         self.context_padding = context.detach().bool() if isinstance(context, Tensor) and context.ndim == 2 else None
@@ -279,7 +287,8 @@ class _Reader:
             span = torch.isin(self.ids, torch.tensor(numbers, device=self.ids.device))
             if span.any():
                 self.spans[name] = span
-                unlike = -2 - torch.arange(self.ids.shape[1], device=self.ids.device)  # -1 stands for no token
+                # -2, -3, ...: no two alike, and no id; -1 stands for no token.
+                unlike = -2 - torch.arange(self.ids.shape[1], device=self.ids.device)
                 self.ids = torch.where(span, unlike, self.ids)
 
     def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -303,7 +312,8 @@ class _Reader:
         may = mask.detach()
         if may.dtype != torch.bool:  # what is added to scores: about the least number there is forbids
             may = may > torch.finfo(may.dtype).min / 2
-        return may.any(1).any(1)[:, : mask.shape[2]]  # without a cache every real token is seen, by itself at least
+        # (B,heads,T,S): without a cache every real token is seen by some query, by itself at least.
+        return may.any(1).any(1)[:, : mask.shape[2]]
 
 
 def _past(arguments: Mapping[str, Any]) -> tuple[int, tuple[Any, Any] | None]:
@@ -336,11 +346,12 @@ def _readers(model: nn.Module) -> dict[nn.Module, _Reader]:
 
     def walk(module: nn.Module, reader: _Reader | None) -> None:
         names = _inputs(module)
-        inner = reader is not None and reader.model is not None and names[:1] and names[0] in LAYER_INPUTS
-        if {"ids", "input_ids", "inputs_embeds"} & set(names) and not inner:
+        has_text_around = reader is not None and reader.model is not None
+        is_layer = has_text_around and names[:1] and names[0] in LAYER_INPUTS
+        if {"ids", "input_ids", "inputs_embeds"} & set(names) and not is_layer:
             reader = _Reader(module, names, around=reader)
         elif OTHERS & set(names):
-            reader = _Reader(None, ())
+            reader = _Reader()
         if reader is not None:
             readers[module] = reader
         for child in module.children():
@@ -352,13 +363,13 @@ def _readers(model: nn.Module) -> dict[nn.Module, _Reader]:
 
 def _inputs(module: nn.Module) -> list[str]:
     """Names of what a module is called with."""
-    method = getattr(module.forward, "__func__", None)
+    method = getattr(module.forward, "__func__", None)  # None where a plain function was put in its place
     return list(inspect.signature(module.forward).parameters) if method is None else _of_method(method)
 
 
 @cache  # of methods of classes alone: a function that hangs on one module may hold its weights
 def _of_method(method: Callable[..., Any]) -> list[str]:
-    return list(inspect.signature(method).parameters)[1:]
+    return list(inspect.signature(method).parameters)[1:]  # without self
 
 
 def _document(call: Call, b: int, cross: bool, reader: _Reader, marker: Marker | None) -> Document:
@@ -377,11 +388,11 @@ def _document(call: Call, b: int, cross: bool, reader: _Reader, marker: Marker |
             start=None,
         )
     past = reader.past if call.past is None else call.past
-    # Padding tells of this call where it is as long as the text so far, and as the queries that the model was given.
+    # Is the padding that of another sequence than these queries, or of one that the model added to, or has pooled?
     is_other = reader.n_tokens not in (None, T)
     if padding is not None:
         is_other |= len(padding) < T or (call.weights is not None and T == S != len(padding))
-    if is_other and not past:  # it is of another sequence, or of one that the model added to, or has pooled
+    if is_other and not past:  # then what some query may attend tells what is real
         padding = _attended(call, b) if T == S else None
     length = past + T  # tokens so far; a cache with a window holds fewer keys, a static one has room for more
     gone = max(0, length - S)  # tokens that have left a window

@@ -124,8 +124,8 @@ def patch(
         raise unknown(f"at={at!r} is no place of a head", at, PLACES)
     if fast and (at != "out" or together):
         raise HeadwiseError(f"fast=True estimates heads one at a time and at='out' alone, not at={at!r}, {together=}")
-    others = at != "out" or together or fast or heads is not None or positions is not None
-    if contexts is not None and (others or contexts < 0):
+    is_narrowed = at != "out" or together or fast or heads is not None or positions is not None
+    if contexts is not None and (is_narrowed or contexts < 0):
         raise HeadwiseError(f"contexts={contexts} tries all heads at all tokens, at='out': 0 or more, no others")
     if fast:
         require_slopes(model)
@@ -149,8 +149,10 @@ def patch(
                 table = study.carried(contexts)
             elif fast:
                 table = study.estimate(names, rows)
+            elif together:
+                table = {"together": study.together(at, names, rows)}
             else:
-                table = study.effects(at, names, rows, together)
+                table = study.effects(at, names, rows)
             for name, effect in table.items():
                 effects[name].append(effect)
             if progress is not None:
@@ -308,7 +310,7 @@ class Passes:
 
         def answered(logits_nv: Tensor) -> list[float]:
             reading.answer = logits_nv[0]
-            return []
+            return []  # a text itself has no share of a difference
 
         handlers = {layer.site: partial(keep, layer.site) for layer in self.layers}
         return Variants(reading, None, 1, handlers, answered, listening)
@@ -337,7 +339,7 @@ class Passes:
         batches = []
         for part in self.parts(reading, len(heads)):
 
-            def change(call: Call, part: slice = part) -> Tensor:
+            def change(call: Call, part: slice = part) -> Tensor:  # a default: the loop goes on before the call comes
                 return _replaced(call.out, heads[part], source(part), None if rows is None else rows[part])
 
             batches.append(Variants(reading, layer, len(heads[part]), {layer.site: change}, ask))
@@ -360,7 +362,8 @@ class Passes:
         groups, depth = self._groups(batches), len(self.blocks)
         for number, group in enumerate(groups):
             states: dict[Variants, Tensor] = {}
-            # Once all have joined, a model in memory goes through the rest at once; a streamed one has not read it.
+            # Once all have joined, a model in memory goes through the rest at once, in `_finish`; a streamed one, which
+            # has not read the weights of the rest, goes on block by block.
             steps = depth if self.stream is not None else max(self._turns(each).start for each in group)
             for n in range(depth):
                 with loaded(self.model, n):
@@ -410,6 +413,7 @@ class Passes:
     def _turns(self, each: Variants) -> range:
         """The numbers of the blocks through which a batch goes up."""
         first, last = 0, len(self.blocks) - 1
+        # Only the states of the block below are handed on, and a block that reads an encoder takes more than these.
         reads_encoder = any(call.cross for call in each.reading.calls.values())
         if each.start is not None and not reads_encoder:
             first = self.blocks.index(each.start.block)
@@ -454,7 +458,7 @@ class Passes:
         """The ids to run so that batches pass these blocks, with what they change there; those below are replayed."""
         reading = joined[0].reading
         blocks = [self.blocks[n] for n in turns]
-        # Not all blocks have run: words alone pass by those that see.
+        # Not all blocks have run: a text without a picture passes by those that read pictures.
         below = [block for block in self.blocks[: turns.start] if block in reading.outputs]
         handlers = {}
         for layer in self.layers:
@@ -463,9 +467,11 @@ class Passes:
         with ExitStack() as stack:
             is_inside = stack.enter_context(inside())
             outputs = {block: reading.outputs[block] for block in below}
-            if below:
-                nearest = below[-1]
-                outputs[nearest] = _with_hidden(outputs[nearest], _states_of(joined, outputs[nearest], states))
+            if below:  # what the nearest block gives goes on, so that it gives the states of these batches
+                given_before = outputs[below[-1]]
+                state = _states_of(joined, _hidden(given_before), states)
+                is_tuple = isinstance(given_before, tuple)
+                outputs[below[-1]] = (state, *given_before[1:]) if is_tuple else state
             for block, output in outputs.items():
                 stack.enter_context(_replayed(block, is_inside, output))
             stack.enter_context(attach(handlers))
@@ -480,7 +486,11 @@ def _flat(groups: Mapping[Key, Sequence[Variants]]) -> list[Variants]:
 
 def _grouped(groups: Mapping[Key, Sequence[Variants]], answers: Iterator[list[float]]) -> dict[Key, list[float]]:
     """Answers that come batch by batch, group by group."""
-    return {key: [value for _ in group for value in next(answers)] for key, group in groups.items()}
+    values: dict[Key, list[float]] = {key: [] for key in groups}
+    for key, group in groups.items():
+        for _ in group:
+            values[key] += next(answers)
+    return values
 
 
 def _hidden(output: Any) -> Tensor:
@@ -489,18 +499,12 @@ def _hidden(output: Any) -> Tensor:
     return state
 
 
-def _states_of(joined: Sequence[Variants], output: Any, states: Mapping[Variants, Tensor]) -> Tensor:
+def _states_of(joined: Sequence[Variants], unchanged: Tensor, states: Mapping[Variants, Tensor]) -> Tensor:
     """What batches are where they go on, (n,T,C): those that begin here are still what a block gave of the text."""
-    unchanged = _hidden(output)
     rows = []
     for each in joined:
         rows.append(states[each].to(unchanged) if each in states else unchanged.expand(each.n, -1, -1))
     return torch.cat(rows)
-
-
-def _with_hidden(output: Any, state: Tensor) -> Any:
-    """What a block gives, with other hidden states."""
-    return (state, *output[1:]) if isinstance(output, tuple) else state
 
 
 def _in_turn(joined: Sequence[Variants], site: Site, call: Call) -> Tensor | None:
@@ -512,6 +516,7 @@ def _in_turn(joined: Sequence[Variants], site: Site, call: Call) -> Tensor | Non
         start = rows.stop
         out: Tensor | None = None
         if site in each.handlers:
+            # q, k, v, out and the weights, where the model made them, have the batch as their first axis.
             parts = {name: x[rows] for name in PLACES if (x := getattr(call, name)) is not None}
             out = each.handlers[site](call._replace(**parts))
         is_changed |= out is not None
@@ -548,8 +553,8 @@ class Study:
         streamed = self.passes.stream is not None
         groups = self.variants("out") if effects and streamed else {}
         answers = self.passes.asked([*texts, *_flat(groups)], progress)
-        next(answers), next(answers)  # of the texts, which fills their readings
-        self._aim(target)
+        next(answers), next(answers)  # of the two texts, which fills their readings
+        self._aim(target)  # what variants are asked for needs it
         if effects and not streamed:  # the calls of the texts tell how many heads there are
             return self.effects("out", list(self.names("out")), None, progress=progress)
         return self.by_head(_grouped(groups, answers))
@@ -578,10 +583,6 @@ class Study:
             return logits_v.cpu().double().log_softmax(-1)[..., answer]  # some devices have no float64
         return logits_v[..., answer].cpu().double() - logits_v[..., other].cpu().double()
 
-    def _answers(self) -> Tensor:
-        """The difference (1,) of the corrupted text, as it runs from now on."""
-        return self._difference(answer_logits(self.passes.model, self.text.ids, self.passes.position))
-
     def _shares(self, logits_nv: Tensor) -> list[float]:
         """How far answers have come from the corrupted one to the clean one."""
         differences = self._difference(logits_nv).tolist()
@@ -607,12 +608,9 @@ class Study:
         at: str,
         names: Sequence[str],
         positions: Sequence[int] | None,
-        together: bool = False,
         progress: Progress = no_progress,
     ) -> dict[str, float]:
-        """The effect of each of these heads alone, or of all of them at once under the name "together"."""
-        if together:
-            return {"together": self._together(at, names, positions)}
+        """The effect of each of these heads alone."""
         return self.by_head(self.passes.measured(self.variants(at, names, positions), progress))
 
     @staticmethod
@@ -654,7 +652,7 @@ class Study:
         heads, which give their clean output, and each head joins or leaves them.
         """
         names = list(self.names("out"))
-        reverse = copy.copy(self)
+        reverse = copy.copy(self)  # the same pair with its texts exchanged: there heads take, and do not bring
         reverse.clean_text, reverse.text = self.text, self.clean_text
         reverse.clean, reverse.corrupted = self.corrupted, self.clean
         tables = [self.effects("out", names, None), reverse.effects("out", names, None)]
@@ -668,7 +666,8 @@ class Study:
         """What each head does beside these, which give their clean output: by joining them, or by leaving them."""
         names = list(self.names("out"))
         joined = torch.tensor([name in half for name in names])
-        clean = torch.cat([joined[None], joined ^ torch.eye(len(names), dtype=torch.bool)])  # (1+heads, heads)
+        # (1+heads, heads) First the half itself; then for each head the half with it, or without it where it is in it.
+        clean = torch.cat([joined[None], joined ^ torch.eye(len(names), dtype=torch.bool)])
 
         def change(site: Site, rows: Tensor, call: Call) -> Tensor:
             is_clean = rows[:, [names.index(head) for head in site.heads]].to(call.out.device)
@@ -680,8 +679,8 @@ class Study:
             handlers = {x.site: partial(change, x.site, rows) for x in self.layers}
             batches.append(Variants(self.text, self.layers[0], len(rows), handlers, self._shares))
         shares = self.passes.measured({"half": batches})["half"]
-        moved = [share - shares[0] for share in shares[1:]]
-        return {name: -more if name in half else more for name, more in zip(names, moved, strict=True)}
+        moved = {name: share - shares[0] for name, share in zip(names, shares[1:], strict=True)}
+        return {name: -more if name in half else more for name, more in moved.items()}  # leaving is joining undone
 
     def _source(self, site: Site, at: str, positions: Sequence[int] | None) -> tuple[Source, Sequence[int] | None]:
         """What the heads of a site give, (1,H,T,E), with this part of the clean run; and the rows that take it, or all.
@@ -693,7 +692,7 @@ class Study:
         call, clean = self.text.calls[site.name], self.clean_text.calls[site.name]
         _require_scores(call, at)
         plain = _attend(call, call.v)
-        # As far apart as half precision may be; a gate or a norm changes more.
+        # The tolerances are what half precision leaves between two orders of summing; a gate or a norm changes more.
         if not torch.allclose(plain, call.out, rtol=1e-2, atol=1e-3 * float(plain.abs().max())):
             raise HeadwiseError(
                 f"at={at!r}: {site.name} gates or norms what its heads give before W_O, so other queries, keys or "
@@ -714,7 +713,7 @@ class Study:
         """Variants of the corrupted text, which are asked for their share of the difference."""
         return self.passes.giving(self.text, site, heads, source, self._shares, rows)
 
-    def _together(self, at: str, names: Sequence[str], positions: Sequence[int] | None) -> float:
+    def together(self, at: str, names: Sequence[str], positions: Sequence[int] | None) -> float:
         """The effect of all these heads at once."""
         places = self.names(at)
         chosen: dict[str, list[int]] = {}
@@ -733,13 +732,17 @@ class Study:
     def estimate(self, names: Sequence[str], positions: Sequence[int] | None) -> dict[str, float]:
         """What one backward pass says of the effect of each head's output."""
         sites = [layer.site for layer in self.layers]
-        slopes = {site.name: slope for site, _, slope in slopes_of(sites, self._answers)}
+
+        def answer() -> Tensor:
+            return self._difference(answer_logits(self.passes.model, self.text.ids, self.passes.position))
+
+        slopes = {site.name: slope for site, _, slope in slopes_of(sites, answer)}
         rows = slice(None) if positions is None else list(positions)
         effects = {}
         for name, (site, (h,)) in self.names("out").items():
             if name in names:
                 moved = self.clean_text.calls[site].out[0, h, rows] - self.text.calls[site].out[0, h, rows]
-                gained = float((moved * slopes[site][0, h, rows]).sum())
+                gained = float((moved * slopes[site][0, h, rows]).sum())  # to first order
                 effects[name] = gained / (self.clean - self.corrupted)
         return effects
 
@@ -763,7 +766,7 @@ class Study:
         arrived: dict[Receiver, list[Tensor]] = {receiver: [] for receiver in earlier}
         sites = {receiver: site for receiver, (site, _) in places.items() if earlier[receiver]}
         every_sender = set().union(*earlier.values())
-        sent = "", ""  # no receiver
+        sent = "", ""  # the key of the variants that serve all receivers; it is no receiver's
         groups = {sent: self._sent(every_sender, sites, arrived)}  # before the others, which read what has arrived
         for receiver, heads in earlier.items():
             groups[receiver] = self._received(receiver, places[receiver], len(heads), arrived[receiver])
@@ -795,6 +798,7 @@ class Study:
             clean = self.clean_text.calls[site].out
             above = self.layers[number + 1 : last + 1]
             frozen = {frozen_layer.site: partial(freeze, frozen_layer.site) for frozen_layer in above}
+            # Nobody asks them for an answer: what they bring is put to `arrived` on the way.
             for each in self.passes.giving(self.text, site, heads, always(clean), lambda answers: []):
                 batches.append(replace(each, handlers={**each.handlers, **frozen}, last=self.layers[last]))
         return batches

@@ -111,12 +111,13 @@ def survey(
     folder = folder_of(open_model(model), tokenizer)
     if ablate not in ABLATIONS:
         raise HeadwiseError(f"ablate {ablate!r} is not known; one of {', '.join(ABLATIONS)}")
-    if stream_of(folder.model) is not None and ablate in ("zero", "mean"):
+    is_streamed = stream_of(folder.model) is not None
+    if is_streamed and ablate in ("zero", "mean"):
         raise HeadwiseError(
             f"ablate={ablate!r} runs the model once for each head, and this one reads its weights from files each time;"
             f" pass ablate='none'"
         )
-    if stream_of(folder.model) is not None and keep is not None:
+    if is_streamed and keep is not None:
         raise HeadwiseError("keep= needs the whole model in memory, and this one is read layer by layer; leave it out")
     if not (ask.reads_tokens(folder.model) or are_sounds(texts)):
         remedy = "watch it in Python on its own input, with headwise.watch(model)"
@@ -139,8 +140,8 @@ def _digest(folder: Folder) -> Callable[[], str]:
     if described(folder.model) is not None and any(folder.path.glob(WEIGHTS)):
         return _begun(partial(digest, folder.path))
     spread = any(site.parts > 1 for site in sites_of(folder.model))
-    if spread or stream_of(folder.model) is not None:
-        return str  # which gives ""
+    if spread or stream_of(folder.model) is not None:  # no tensors are there as a whole, so there is no digest
+        return str  # called without arguments it gives ""
     return partial(digest_of, folder.model)
 
 
@@ -172,7 +173,7 @@ def forecast(
     reading  a block in which the model is run as it will be
     """
     ids = torch.tensor([documents[0][:GLIMPSE]])
-    for _ in range(2):  # the first run of all is slower
+    for _ in range(2):  # the time of the second counts: the first run of all is slower
         began = time.perf_counter()
         with ask.evaluating(model), reading(model):
             ask.run_body(model, ids)
@@ -224,14 +225,14 @@ class _Study:
         self.notes += [f"{line}." for line in [*missing(self.model), *tally.notes]]
         # MLA: values come out of a latent, so no matrix of the head's own tells what it copies.
         latent = [site.name for site in tally.sites.values() if site.w_v is None and site.w_o is not None]
-        if latent and ask.embeddings(self.model) is not None:
+        if latent and ask.embeddings(self.model) is not None:  # else copying is not measured of any head
             self._note("note.compressed", sites=", ".join(latent))
         if not self.probes:
             self._note("note.few_tokens")
         if len(documents) == 1:
             self._note("note.one_document")
         followed = self._follow(self.model, "relations")
-        untrained = self._untrained(vocabulary) if controls and self.parts == 1 else None
+        untrained = self._untrained(vocabulary) if controls and self.parts == 1 else None  # a part has no fresh twin
         effects = self._effects(how)
         profile_of = partial(self._profile, tally=tally, followed=followed, untrained=untrained or {}, effects=effects)
         profiles = tuple(profile_of(site, h) for site, h in tally.heads())
@@ -240,9 +241,13 @@ class _Study:
             self._note("note.silent", heads=", ".join(silent))
         if self.text.note and effects.loss is not None:
             self.notes.append(self.text.note)
-        present = {key for profile in profiles for key in profile.scores}
-        # A mask may hide all keys of a role from all heads. Such a role is not said to be missing.
+        present: set[str] = set().union(*(profile.scores for profile in profiles))
+        # A mask may hide all keys of a role from all heads: even attention has 0 there. The role is then not said to be
+        # missing.
         possible = {key for key in present if any(profile.uniform.get(key, 1.0) > 0 for profile in profiles)}
+        statistics = {key: item.meaning for key, item in all_statistics().items() if key in present}
+        for relation in self.relations:
+            statistics[relation.name] = f"mass on the right tokens: {relation.meaning}"
         return Survey(
             model=self.folder.name,
             family=self.folder.family,
@@ -250,8 +255,7 @@ class _Study:
             n_documents=len(documents),
             n_tokens=sum(map(len, documents)),
             longest=max(map(len, documents)),
-            statistics={key: item.meaning for key, item in all_statistics().items() if key in present}
-            | {relation.name: f"mass on the right tokens: {relation.meaning}" for relation in self.relations},
+            statistics=statistics,
             roles=tuple(role for role in self.roles if role.score in possible),
             untrained=untrained,
             loss=effects.loss,
@@ -283,7 +287,7 @@ class _Study:
         wanted  fields of the tally of the documents
         """
         probe = Tally(model, uniform_on, first_row=self.second_half)
-        blank = partial(Tally, model, uniform_on, probe=probe, **wanted)
+        blank = partial(Tally, model, uniform_on, probe=probe, **wanted)  # a new tally that has seen no document
         progress, marks = partial(self.progress, stages[0]), self.text.marks
         # Processes that hold some heads each read every document; others share the documents out.
         readers = ALONE if self.parts > 1 else ranks
@@ -314,14 +318,15 @@ class _Study:
 
     def _untrained(self, vocabulary: Tensor | None) -> dict[str, float] | None:
         """The largest score that any head reaches in the same model with fresh weights; None where none can be made."""
-        if is_sampled(self.model) and not has_record(self.model):
+        is_sample = is_sampled(self.model)
+        if is_sample and not has_record(self.model):
             self._note("note.no_record", most=f"{WHOLE:,}", family=self.folder.family)
             return None
         fresh, stage = fresh_model(self.model, self.seed), "untrained control"
-        if not is_sampled(self.model):
-            vocabulary = vocabulary_product(fresh)
-        else:
+        if is_sample:  # its embeddings are the model's own, and so is their product
             self._note("note.sampled", layers=SAMPLE, most=f"{WHOLE:,}")
+        else:
+            vocabulary = vocabulary_product(fresh)
         tally = self._tally(fresh, self.text.documents[:CONTROLS], (stage, stage), 0, vocabulary=vocabulary)
         largest: dict[str, float] = {}
         for site, h in tally.heads():
@@ -349,7 +354,7 @@ class _Study:
             self._note("note.no_loss", kind=type(self.model).__name__)
             return _Effects()
         documents, after = self.text.documents, self.text.scored_after
-        count = bisect_right(list(accumulate(map(len, documents))), EFFECTS)
+        count = bisect_right(list(accumulate(map(len, documents))), EFFECTS)  # documents that fit into EFFECTS tokens
         ended = [[*ids, *self.text.end] for ids in documents[: max(2, count)]]
         groups = list(batches([ids[: self.folder.context] for ids in ended]))
         self.progress("importance", 0, 1)
@@ -360,7 +365,7 @@ class _Study:
         with torch.no_grad(), ask.evaluating(self.model):
             losses = [ask.next_token_losses(self.model, ids, after) for ids in groups]
         loss, size = float(torch.cat(losses).mean()), self.folder.vocab_size
-        if size is not None and loss > GUESS * math.log(size):
+        if size is not None and loss > GUESS * math.log(size):  # log V is the loss of an even guess
             self._note("note.guess", loss=f"{loss:.2f}", size=f"{size:,}", guess=f"{math.log(size):.2f}")
         progress = partial(self.progress, "ablation")
         return _Effects(slopes, ablation(self.model, groups, how, None, progress, after, losses), loss)
@@ -378,7 +383,9 @@ class _Study:
         for relation, by_head in followed.items():
             if name in by_head:
                 score = replace(by_head[name], untrained=untrained.get(relation, math.nan))
-                relations[relation], scores[relation], even[relation] = score, score.mass, score.even
+                relations[relation] = score
+                scores[relation] = score.mass
+                even[relation] = score.even
                 if math.isfinite(score.elsewhere):
                     elsewhere[relation] = score.elsewhere
         return HeadProfile(
@@ -431,9 +438,9 @@ def fresh_model(model: nn.Module, seed: int) -> nn.Module:
         return shallow(model, SAMPLE, seed)
     with torch.random.fork_rng(devices=[]):  # and no generator of another device is touched
         torch.default_generator.manual_seed(seed)
-        config = model.config
-        build = type(model)
-        fresh = build(config)
+        build: Any = type(model)
+        fresh: nn.Module = build(model.config)
     if ask.hears(model):
-        ask.hear(fresh, ask.sounds_of(model).features, ask.sounds_of(model).seconds_per_key)
+        sounds = ask.sounds_of(model)
+        ask.hear(fresh, sounds.features, sounds.seconds_per_key)
     return fresh.to(next(model.parameters())).eval()

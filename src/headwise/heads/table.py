@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 BY = ("head", "document")
-BLUE = "30,90,200"
+BLUE = "30,90,200"  # red, green and blue of a weight of 1 in a notebook
 TOKENS = 1024  # of the first document that a survey keeps as text
 
 Row = dict[str, Any]
@@ -89,7 +89,7 @@ H = TypeVar("H", bound=HeadRow[Any])
 
 
 TOOLS = ("transformer_lens", "nnsight", "headvis")
-# What TransformerLens calls the attention of a stack; it has no other stacks.
+# What TransformerLens calls the attention of layer {} of a stack; it has no other stacks.
 LENS = {
     "": "blocks.{}.attn",
     "encoder": "encoder.{}.attn",
@@ -111,8 +111,9 @@ class HeadTable(Mapping[str, H]):
             tool: "transformer_lens": `blocks.3.attn.hook_z[..., 5, :]`; "headvis": `L3H5`; "nnsight":
                 `model.layers[3].self_attn.o_proj.input[..., 320:384]`, behind the name of the wrapped model
         """
-        part, layer, head = parse_head(self._name_there(name))
-        site = self._name_there(name).rpartition(".")[0]
+        name_there = self._name_there(name)
+        part, layer, head = parse_head(name_there)
+        site = name_there.rpartition(".")[0]
         if tool == "transformer_lens" and part in LENS:
             return f"{LENS[part].format(layer)}.hook_z[..., {head}, :]"
         if tool == "headvis" and not part:
@@ -210,8 +211,10 @@ def token_map(weights: NDArray[np.float32], rows: Sequence[str], keys: Sequence[
     style = "width:1.4em;height:1.4em"
     lines = []
     for token, line in zip(rows, weights.tolist(), strict=True):
-        cells = (f'<div title="{p:.3f}" style="background:rgba({BLUE},{p:.3f});{style}"></div>' for p in line)
-        lines.append([token, *map(Markup, cells)])
+        cells: list[str] = [token]
+        for p in line:  # the weight is how opaque the blue is
+            cells.append(Markup(f'<div title="{p:.3f}" style="background:rgba({BLUE},{p:.3f});{style}"></div>'))
+        lines.append(cells)
     return Table(["", *keys], lines).html()
 
 
@@ -265,7 +268,7 @@ class Followed:
         return self.mass.mean - max(control for control in controls if not math.isnan(control))
 
 
-# Lower edges of the bins of `HeadProfile.distances`: 0, 1, 2 to 3, 4 to 7, ...
+# Lower edges of the bins of `HeadProfile.distances`: 0, 1, 2 to 3, 4 to 7, ...; the last begins at 8 million tokens.
 DISTANCES = (0, *(2**n for n in range(24)))
 
 
@@ -332,9 +335,11 @@ class HeadProfile(HeadRow[Interval]):
         return {name: score.mean for name, score in self.scores.items()}
 
     def __repr__(self) -> str:
-        facts = [f"{name}={self.means[name]:.4g}" for name in ("entropy",) if name in self.scores]
-        facts += [f"roles: {', '.join(self.roles) or 'none'}"]
-        facts += [] if self.ablation is None else [f"loss without it {self.ablation.mean:+.4g}"]
+        facts = [f"roles: {', '.join(self.roles) or 'none'}"]
+        if "entropy" in self.scores:
+            facts.insert(0, f"entropy={self.entropy.mean:.4g}")
+        if self.ablation is not None:
+            facts.append(f"loss without it {self.ablation.mean:+.4g}")
         return f"{self.name}({'; '.join(facts)})"
 
     def _repr_html_(self) -> str:
@@ -371,7 +376,9 @@ class Survey(HeadTable[HeadProfile]):
 
         `headwise heads --card` writes it; docs/card.schema.json says what its fields are.
         """
-        even: dict[str, Row] = {}  # of each site; a head whose mask is another has its own
+        even: dict[
+            str, Row
+        ] = {}  # site -> its control, which `_card_of` fills; a head whose mask is another has its own
         heads = {profile.name: self._card_of(profile, even) for profile in self.profiles}
         return {
             "schema": "headwise-card-1",
@@ -438,12 +445,14 @@ class Survey(HeadTable[HeadProfile]):
         for profile in self.profiles:
             row = _name(profile) | {"roles": "; ".join(profile.roles)}
             for key in self.statistics:
-                row |= _three(key, profile.scores.get(key)) | {f"{key}_uniform": _finite(profile.uniform.get(key))}
+                row |= _mean_and_bounds(key, profile.scores.get(key))
+                row[f"{key}_uniform"] = _finite(profile.uniform.get(key))
             for relation in self.relations:
                 score = profile.relations.get(relation.name)
                 row[f"{relation.name}_accuracy"] = None if score is None else _finite(score.accuracy.mean)
                 row[f"{relation.name}_elsewhere"] = None if score is None else _finite(score.elsewhere)
-            rows.append(row | {"importance": _finite(profile.importance)} | _three("ablation", profile.ablation))
+            row["importance"] = _finite(profile.importance)
+            rows.append(row | _mean_and_bounds("ablation", profile.ablation))
         return rows
 
     def document_records(self) -> list[Row]:
@@ -512,9 +521,9 @@ def _name(profile: HeadProfile) -> Row:
     return {key: getattr(profile, key) for key in ("name", "part", "layer", "head")}
 
 
-def _three(key: str, value: Interval | None) -> Row:
-    bounds = (None, None, None) if value is None else (value.mean, value.low, value.high)
-    return {name: _finite(bound) for name, bound in zip((key, f"{key}_low", f"{key}_high"), bounds, strict=True)}
+def _mean_and_bounds(key: str, value: Interval | None) -> Row:
+    mean, low, high = (None, None, None) if value is None else (value.mean, value.low, value.high)
+    return {key: _finite(mean), f"{key}_low": _finite(low), f"{key}_high": _finite(high)}
 
 
 def _finite(value: float | None) -> float | None:

@@ -50,7 +50,7 @@ CONTROLS = 32  # documents that the controls are measured on: they vary little
 PASSAGE, TOP = 128, 8  # tokens of the first document whose top keys are kept, and how many keys
 
 EXAMPLES, ATTENDED = 5, 10  # of each head: examples, and tokens that it looks at most
-PRODUCTS, ROWS = 2**38, 4096  # of `vocabulary_product`: multiplications at most, tokens at a time
+PRODUCTS, ROWS = 2**38, 4096  # of `vocabulary_product`: multiplications at most, some seconds; tokens at a time
 FREQUENT = 8192  # the most frequent tokens, for which is noted how much attention they receive
 
 Floats = NDArray[np.float64]
@@ -68,9 +68,10 @@ class Running:
     def add(self, values: Floats) -> None:
         is_number = ~np.isnan(values)
         self.n = self.n + is_number
-        before = np.where(is_number, values - self.mean, 0.0)
-        self.mean = self.mean + before / np.maximum(self.n, 1)
-        self.squares = self.squares + before * np.where(is_number, values - self.mean, 0.0)
+        off_old_mean = np.where(is_number, values - self.mean, 0.0)
+        self.mean = self.mean + off_old_mean / np.maximum(self.n, 1)
+        off_new_mean = np.where(is_number, values - self.mean, 0.0)
+        self.squares = self.squares + off_old_mean * off_new_mean
         if self.kept is not None:
             self.kept.append(values)
 
@@ -101,10 +102,10 @@ class Gleaning:
 
     def __init__(self, n_heads: int, tokens: Sequence[int]) -> None:
         self.distances = np.zeros((n_heads, len(DISTANCES)), np.int64)  # rows by how far back their largest weight is
-        self.attended = torch.zeros(n_heads, len(tokens), dtype=torch.float64)
-        self.total = torch.zeros(n_heads, dtype=torch.float64)
+        self.attended = torch.zeros(n_heads, len(tokens), dtype=torch.float64)  # weight that each token received
+        self.total = torch.zeros(n_heads, dtype=torch.float64)  # and all tokens, also those that are not counted
         self.tokens = torch.tensor(sorted(tokens))
-        self.weights = np.full((n_heads, EXAMPLES), -1.0)
+        self.weights = np.full((n_heads, EXAMPLES), -1.0)  # of the examples, the largest first; -1: there is none
         self.places = np.zeros((n_heads, EXAMPLES, 3), np.int64)  # document, row, key
 
     def add(self, number: int, measured: Measured, document: Document) -> None:
@@ -122,27 +123,27 @@ class Gleaning:
             self._receive(measured.received.cpu().double(), document.k_ids.cpu())
         is_trivial = (argmax == 0) | (argmax == rows)  # there most heads rest
         weights = measured.rows["confidence"].cpu().double().masked_fill(is_trivial, -1)
-        best, at = weights.max(1, keepdim=True)
-        place = torch.stack([torch.full_like(at, number), rows[at], argmax.gather(1, at)], -1)
+        best, at = weights.max(1, keepdim=True)  # (H,1) each
+        place = torch.stack([torch.full_like(at, number), rows[at], argmax.gather(1, at)], -1)  # (H,1,3)
         self._keep_best(best.numpy(), place.numpy())
 
     def _keep_best(self, weights: Floats, places: NDArray[np.int64]) -> None:
         """Of these examples, (H,n) and (H,n,3), and those so far the best; of equal weights the first document's."""
         weights = np.concatenate([self.weights, weights], 1)
         places = np.concatenate([self.places, places], 1)
-        best = np.lexsort((places[..., 0], -weights))[:, :EXAMPLES]
+        best = np.lexsort((places[..., 0], -weights))[:, :EXAMPLES]  # the last key of a lexsort counts first
         self.weights = np.take_along_axis(weights, best, 1)
         self.places = np.take_along_axis(places, best[..., None], 1)
 
     def _receive(self, received: torch.Tensor, ids: torch.Tensor) -> None:
         place = torch.searchsorted(self.tokens, ids).clamp(max=len(self.tokens) - 1)
-        is_counted = self.tokens[place] == ids
+        is_counted = self.tokens[place] == ids  # else the place is that of the next larger token
         self.attended.index_add_(1, place[is_counted], received[:, is_counted])
         self.total += received.sum(1)
 
     def state(self) -> dict[str, Tensor]:
-        numpy = {name: torch.from_numpy(getattr(self, name)) for name in ("distances", "weights", "places")}
-        return {**numpy, "attended": self.attended, "total": self.total}
+        arrays = {name: torch.from_numpy(getattr(self, name)) for name in ("distances", "weights", "places")}
+        return {**arrays, "attended": self.attended, "total": self.total}
 
     def join(self, state: Mapping[str, Tensor]) -> None:
         """Add what another one has seen of other documents."""
@@ -153,18 +154,16 @@ class Gleaning:
 
     def fields(self, h: int, text: Text) -> dict[str, Any]:
         """`HeadProfile.distances`, `attended` and `examples` of a head."""
-        shares = self.attended[h] / self.total[h].clamp(min=torch.finfo(torch.float64).tiny)
-        values, places = shares.topk(min(ATTENDED, len(shares)))
+        fractions = self.attended[h] / self.total[h].clamp(min=torch.finfo(torch.float64).tiny)
+        values, places = fractions.topk(min(ATTENDED, len(fractions)))
         examples = []
-        best = zip(self.weights[h].tolist(), self.places[h].tolist(), strict=True)
-        for weight, (number, row, key) in best:
+        for weight, (number, row, key) in zip(self.weights[h].tolist(), self.places[h].tolist(), strict=True):
             if weight >= 0:
                 looks, at = text.shown([text.documents[number][place] for place in (row, key)])
                 examples.append(Example(number, row, key, looks, at, weight))
-        attended = zip(text.shown(self.tokens[places].tolist()), values.tolist(), strict=True)
         return {
             "distances": tuple(self.distances[h].tolist()),
-            "attended": tuple(attended),
+            "attended": tuple(zip(text.shown(self.tokens[places].tolist()), values.tolist(), strict=True)),
             "examples": tuple(examples),
         }
 
@@ -190,7 +189,7 @@ class Tally:
         self.running: dict[tuple[str, str], dict[str, Running]] = defaultdict(dict)
         self.gleanings: dict[str, Gleaning] = {}
         self.first: dict[str, dict[str, Tensor]] = {}  # site -> fields of its heads' profiles, of the first document
-        self.factors: Factors = Factors() if self.probe is None else self.probe.factors
+        self.factors: Factors = Factors() if self.probe is None else self.probe.factors  # of each W_O once for both
         self.notes: dict[str, None] = {}  # what calls say of their numbers, each once
         self.copied: dict[str, list[float] | None] = {}  # site -> copying score of each head
         self.evens: dict[object, dict[str, Floats]] = {}  # what `_even` has measured
@@ -225,23 +224,22 @@ class Tally:
         band = (None, None) if call.options.mask is None else call.options.mask.band(T, S)
         stack, _, _ = parse_head(site.head(0))
         key: object = number, stack, T, S, band, document.start
-        if band is None or call.weights is not None:
-            key = object()  # what another layer may attend is not known to be the same
+        if band is None or call.weights is not None:  # what another layer may attend is not known to be the same
+            key = object()  # equal to no other key
         if key not in self.evens:
             self.evens[key] = _means(measure(uniform(call), b, document))
         return self.evens[key]
 
     def state(self) -> dict[str, Tensor]:
         """All that was seen of the documents, by names such as "scores L3 entropy"; heads are the first axis."""
-        state = {
-            f"{kind} {site} {key}": each.state()
-            for (kind, site), by in self.running.items()
-            for key, each in by.items()
-        }
+        state = {}
+        for (kind, site), by_name in self.running.items():
+            for key, running in by_name.items():
+                state[f"{kind} {site} {key}"] = running.state()
         for site, gleaning in self.gleanings.items():
-            state |= {f"gleanings {site} {key}": each for key, each in gleaning.state().items()}
+            state |= {f"gleanings {site} {key}": values for key, values in gleaning.state().items()}
         for site, pictures in self.first.items():
-            state |= {f"first {site} {key}": each for key, each in pictures.items()}
+            state |= {f"first {site} {key}": values for key, values in pictures.items()}
         return state
 
     def join(self, state: Mapping[str, Tensor]) -> None:
@@ -282,14 +280,15 @@ class Tally:
     def of_head(self, site: Site, h: int) -> dict[str, Interval]:
         """Every score of a head with its interval over documents."""
         scores = {key: value.interval(h) for key, value in self.of("scores", site).items()}
-        for offsets in self.of("offsets", site).values():
-            of_offsets = offsets.mean[h].copy()
-            of_offsets[REACH - 1 : REACH + 2] = 0  # the token itself and its neighbours have roles of their own
-            scores["positional"] = offsets.interval(h, int(of_offsets.argmax()))
+        for offsets in self.of("offsets", site).values():  # none in cross attention, else those of "all"
+            fractions = offsets.mean[h].copy()
+            fractions[REACH - 1 : REACH + 2] = 0  # the token itself and its neighbours have roles of their own
+            scores["positional"] = offsets.interval(h, int(fractions.argmax()))
         if site.name not in self.copied:  # another process read all documents of this one
             with loaded(self.model, parse_head(site.head(0))[1]):
                 self.copied[site.name] = copying(site, self.vocabulary)
-        if (copied := self.copied[site.name]) is not None:
+        copied = self.copied[site.name]
+        if copied is not None:  # it comes of the weights alone: one number, without an interval
             scores["copying"] = Interval(copied[h], copied[h], copied[h], 1)
         return {key: scores[key] for key in all_statistics() if key in scores}
 
@@ -307,9 +306,12 @@ def _means(measured: Measured) -> dict[str, Floats]:
 
 def _pictures(measured: Measured, keys: Tensor, weights: Tensor) -> dict[str, Tensor]:
     """The fields of `HeadProfile` that are pictures of one document."""
-    received = measured.received[:, : keys.shape[1]] / max(1, len(measured.places))
-    pictures = {"thumbnail": measured.thumbnail, "first_key": measured.first_key, "received": received}
-    pictures["top_weights"] = weights
+    pictures = {
+        "thumbnail": measured.thumbnail,
+        "first_key": measured.first_key,
+        "received": measured.received[:, : keys.shape[1]] / max(1, len(measured.places)),
+        "top_weights": weights,
+    }
     return {"top_keys": keys.cpu()} | {name: picture.float().cpu() for name, picture in pictures.items()}
 
 
@@ -320,10 +322,10 @@ def _shares(measured: Measured, start: int, n_keys: int) -> Tensor:
     """
     offsets = torch.arange(-REACH, REACH + 1)
     at = measured.places.cpu() + start
-    behind = at - measured.argmax.cpu()
-    target = at[:, None] - offsets
-    able = ((target >= 0) & (target < n_keys)).sum(0)
-    bins = (behind + REACH + 1).clamp(0, 2 * REACH + 2)  # the first and the last one are beyond reach
+    behind = at - measured.argmax.cpu()  # (H,n)
+    target = at[:, None] - offsets  # (n,offsets) the key at each offset
+    able = ((target >= 0) & (target < n_keys)).sum(0)  # rows that have it
+    bins = (behind + REACH + 1).clamp(0, 2 * REACH + 2)  # the first and the last one, beyond reach, are cut off
     counts = torch.stack([torch.bincount(of_head, minlength=2 * REACH + 3)[1:-1] for of_head in bins]).double()
     return torch.where(2 * able >= len(at), counts / able.clamp(min=1), 0)
 
@@ -339,8 +341,7 @@ def vocabulary_product(model: nn.Module) -> Tensor | None:
         return None
     V, C = pair[0].shape
     step = math.ceil(V * C * C / PRODUCTS)
-    chosen = slice(None, None, step)
-    embed, unembed = (weights[chosen] for weights in pair)
+    embed, unembed = (weights[::step] for weights in pair)
     wide = torch.promote_types(embed.dtype, torch.float32)
     total = torch.zeros(C, C, dtype=wide, device=embed.device)
     for rows in zip(torch.split(embed, ROWS), torch.split(unembed, ROWS), strict=True):
@@ -367,18 +368,18 @@ def copying(site: Site, vocabulary: Tensor | None) -> list[float] | None:
     G = w_v.shape[0] // E
     if w_v.shape[0] % E or H % G:
         return None
-    read = (w_v.to(vocabulary) @ vocabulary).reshape(G, E, C).repeat_interleave(H // G, 0)
+    read = (w_v.to(vocabulary) @ vocabulary).reshape(G, E, C).repeat_interleave(H // G, 0)  # (H,E,C)
     through = read @ w_o.to(vocabulary).reshape(C, H, E).transpose(0, 1)  # (H,E,E)
     with one_thread():  # two of them wait for each other in matrices as small as these: ten times as long
         values = torch.linalg.eigvals(through)
     tiny = torch.finfo(values.real.dtype).tiny  # of a silent head all are 0
-    ratio = values.sum(-1).real / values.abs().sum(-1).clamp(min=tiny)
-    return list(ratio.tolist())
+    ratios: list[float] = (values.sum(-1).real / values.abs().sum(-1).clamp(min=tiny)).tolist()
+    return ratios
 
 
 # A corpus shared out among processes.
 
-SAVE_SECONDS = 10.0
+SAVE_SECONDS = 10.0  # of work that a kill may cost
 Documents = Sequence[Sequence[int]]
 
 
@@ -407,7 +408,7 @@ def shares(documents: Documents, done: Sequence[range], world: int) -> list[list
     ends = list(accumulate(n_tokens for *_, n_tokens in todo))
     for (first, last, n_tokens), end in zip(todo, ends, strict=True):
         part = parts[(end - n_tokens) * world // ends[-1]]  # that of the process in whose tokens the batch begins
-        if part and part[-1].stop == first:
+        if part and part[-1].stop == first:  # it goes on where the last range ends: one range
             first = part.pop().start
         part.append(range(first, last))
     return parts
@@ -439,10 +440,10 @@ class Tallies:
             self.kept = Kept(folder, ["tally-*.safetensors"], busy=busy)
         # The first numbers of each matrix tell a model from another one; a digest of all would take its time.
         weights = [(name, each.shape, each.flatten()[:9].tolist()) for name, each in tally.model.named_parameters()]
-        drawn = tally.rows and (tally.rows, tally.seed)  # the seed draws the rows, and nothing else
+        drawn = tally.rows and (tally.rows, tally.seed)  # of the documents the seed draws rows, and nothing else
         digest = hashlib.sha256(str((weights, drawn)).encode())
         for document in documents:
-            digest.update(array("q", document).tobytes() + b"|")
+            digest.update(array("q", document).tobytes() + b"|")  # the ends of documents count, too
         self.key = digest.hexdigest()
         self.earlier = ranks.agree(lambda: sorted(folder.glob("tally-*.safetensors")))
         # A file is tally-ATTEMPT-RANK: what goes on writes beside those of the processes that were killed.
@@ -452,7 +453,7 @@ class Tallies:
     def read(self, tally: Tally) -> list[range]:
         """Add to a tally this rank's part of what is kept; returns the documents of all that is."""
         numbers = []
-        for path in self.earlier[self.ranks.rank :: self.ranks.world]:
+        for path in self.earlier[self.ranks.rank :: self.ranks.world]:  # each file is one process's to read
             state = read_tensors(path)
             fields = read_metadata(path)
             if fields.keys() != {"key", "documents", "notes"}:
@@ -482,17 +483,19 @@ def read_corpus(
     folder: Path | None,
 ) -> Tally:
     """Tally documents, each in one of the processes, and hand the tally of all of them to all."""
-    tally, before = blank(), blank()
+    tally, before = blank(), blank()  # `before` has what earlier files say, and stays out of the file of this process
     kept = Tallies(folder, tally, documents, ranks)
     with kept.kept:
         done, tallied = kept.read(before), list[range]()
         times = turns(tally.model)  # that a token passes: once, and of a streamed model through each layer
         count, total = ranks.counter(), sum(map(len, documents)) * times
-        count(0 if ranks.rank else sum(len(documents[n]) for numbers in done for n in numbers) * times)
+        n_done = sum(len(documents[n]) for numbers in done for n in numbers)
+        count(0 if ranks.rank else n_done * times)  # all processes know them, and the first one counts them
         for numbers in shares(documents, done, ranks.world)[ranks.rank]:
             part = Part(documents, numbers)
             ends, last = list(accumulate(map(len, part))), 0
 
+            # Defaults hold the range of this turn of the loop.
             def passed(n_tokens: int, in_all: int, numbers: range = numbers, ends: list[int] = ends) -> None:
                 nonlocal last
                 progress(count(n_tokens - last), total)
@@ -526,7 +529,7 @@ def gather_heads(tally: Tally, ranks: Ranks) -> Tally:
     states = ranks.gathered(tally.state())
     state = dict(states[0])
     for name in state:
-        if not name.startswith("uniform "):  # even attention is one head's in each process
+        if not name.startswith("uniform "):  # even attention is that of one head, the same in each process
             state[name] = torch.cat([each[name] for each in states])
     gathered = replace(tally, probe=None if tally.probe is None else gather_heads(tally.probe, ranks))
     gathered.join(state)

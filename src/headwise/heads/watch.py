@@ -45,7 +45,7 @@ class _SeenSite:
 
     def __init__(self, measured: Measured) -> None:
         self.names = list(measured.rows)  # the statistics that every document has
-        self._room = np.empty((len(self.names), len(measured.received), 0), np.float32)  # (statistics,H,N or more)
+        self._rows = np.empty((len(self.names), len(measured.received), 0), np.float32)  # (statistics,H,N or more)
         self._means: dict[str, NDArray[np.float64]] = {}  # statistic -> (H,)
         self.documents: list[int] = []  # rows of each
         self.maps: Array | None = None  # (H,T,S) of the last document that had such rows, or some rows of it
@@ -54,17 +54,17 @@ class _SeenSite:
 
     def add(self, measured: Measured, document: Document) -> None:
         places = [n for n, name in enumerate(self.names) if name in measured.rows]
-        if len(places) < len(self.names):  # a mean over some documents alone would not say so
+        if len(places) < len(self.names):  # left out: a mean over some documents alone would not say that it is one
             self.names = [self.names[n] for n in places]
-            self._room = self._room[places]
+            self._rows = self._rows[places]
         start, n_rows = self.n_rows, len(measured.places)
-        if start + n_rows > self._room.shape[2]:
-            before = self._room[..., :start]
-            self._room = np.empty((*before.shape[:2], max(2 * start, start + n_rows)), np.float32)
-            self._room[..., :start] = before
-        for name, rows in zip(self.names, self._room, strict=True):
+        if start + n_rows > self._rows.shape[2]:
+            before = self._rows[..., :start]
+            self._rows = np.empty((*before.shape[:2], max(2 * start, start + n_rows)), np.float32)
+            self._rows[..., :start] = before
+        for name, rows in zip(self.names, self._rows, strict=True):
             rows[:, start : start + n_rows] = as_numpy(measured.rows[name])
-        self._means = {}
+        self._means = {}  # those so far hold no longer
         self.documents.append(n_rows)
         self.out_sum = self.out_sum + as_numpy(measured.mean_out).astype(np.float64) * n_rows
         self.received = list(as_numpy(measured.received))  # (S,) of each head
@@ -80,7 +80,7 @@ class _SeenSite:
         """One statistic of all heads, (H,N)."""
         if name not in self.names:
             raise unknown_statistic(name, self.names)
-        return self._room[self.names.index(name), :, : self.n_rows]
+        return self._rows[self.names.index(name), :, : self.n_rows]
 
     def means(self, name: str) -> NDArray[np.float64]:
         """The mean over the rows of each head, (H,)."""
@@ -180,7 +180,7 @@ class SeenHead(HeadRow[float]):
 
     def _words(self, ids: Sequence[int]) -> tuple[str, ...]:
         """Tokens as a reader should see them; a place that an image or a sound fills is a dot."""
-        of_text = [i for i in ids if i >= 0]
+        of_text = [i for i in ids if i >= 0]  # together: a character may be spread over several tokens
         words = iter(map(str, of_text) if self._shown is None else self._shown(of_text))
         return tuple(next(words) if i >= 0 else "\u00b7" for i in ids)
 
@@ -217,10 +217,11 @@ class Seen(HeadTable[SeenHead]):
         """The numbers of one document of a call."""
         if site.name not in self._sites:
             self._heads[site.name] = site.heads
-            seen = self._sites[site.name] = _SeenSite(measured)
-            self._places |= {name: (seen, h) for h, name in enumerate(site.heads)}
-        if names := ", ".join(sorted({*self._sites[site.name].names} ^ {*measured.rows})):
-            self.note(Note.of("note.left_out", names=names))
+            of_site = self._sites[site.name] = _SeenSite(measured)
+            self._places |= {name: (of_site, h) for h, name in enumerate(site.heads)}
+        only_sometimes = {*self._sites[site.name].names} ^ {*measured.rows}  # statistics that not every document has
+        if only_sometimes:
+            self.note(Note.of("note.left_out", names=", ".join(sorted(only_sometimes))))
         self._sites[site.name].add(measured, document)
 
     @property
@@ -234,15 +235,16 @@ class Seen(HeadTable[SeenHead]):
 
     def add_maps(self, site: Site, weights: Tensor, document: Document) -> None:
         """The whole maps (H,T,S) of one document, or some rows of them."""
-        seen = self._sites[site.name]
-        seen.maps, seen.image = as_numpy(weights), (document.marks or {}).get("image")
+        of_site = self._sites[site.name]
+        of_site.maps, of_site.image = as_numpy(weights), (document.marks or {}).get("image")
 
     def add_top(self, site: Site, rows: Sequence[int], keys: Tensor, weights: Tensor) -> None:
         """The keys (H,n,k) with the largest weights of n rows; where fewer are attended, the rest have weight 0."""
         for name, head_keys, head_weights in zip(site.heads, keys.tolist(), weights.tolist(), strict=True):
             self.top[name] = {}
-            for row, *best in zip(rows, head_keys, head_weights, strict=True):
-                self.top[name][row] = [(key, weight) for key, weight in zip(*best, strict=True) if weight > 0]
+            for row, *keys_and_weights in zip(rows, head_keys, head_weights, strict=True):
+                pairs = zip(*keys_and_weights, strict=True)
+                self.top[name][row] = [(key, weight) for key, weight in pairs if weight > 0]
 
     def __getitem__(self, name: str) -> SeenHead:
         if name in self._places:
@@ -353,9 +355,10 @@ def watch(
         T = call.n_queries
         seen.note(call.note)
         tops = [row for row in top_rows if -T <= row < T]
-        for b, document in enumerate(some_rows(each, T, rows, seed) for each in documents):
+        kept = range(T) if maps is True else [row for row in maps or () if -T <= row < T]
+        for b, document in enumerate(documents):
+            document = some_rows(document, T, rows, seed)
             seen.add(site, measure(call, b, document, offsets, factors.of(site, call), top=False), document)
-            kept = range(T) if maps is True else [row for row in maps or () if -T <= row < T]
             if kept:
                 seen.add_maps(site, _maps(call, b, kept), document)
             if tops:
@@ -396,6 +399,7 @@ def _check(
         raise HeadwiseError(f"top_rows={top_rows!r} must be a list of rows, such as [-1]")
     table = all_statistics()
     for name in marks:
+        # "delimiter" and "rare" are statistics of a marked set of that name, and may be marked here.
         if name.startswith("offset_") or (name in table and name not in table[name].needs):
             raise HeadwiseError(f"marks={name!r} is how a statistic is called; choose another name for the set of keys")
 

@@ -28,7 +28,7 @@ from headwise.words import Note, refusal
 
 Progress = Callable[[str, int, int], None]
 
-PLACES = 8  # positions at which a head is patched alone: those where it gave most otherwise
+PLACES = 8  # positions at which a head is patched alone: those where it gave most else in the other text
 
 
 @torch.inference_mode(False)
@@ -75,13 +75,14 @@ def why(
 
     with evaluating(model):
         specials = frozenset[int]() if folder.tokens is None else folder.tokens.specials
-        telling = _Telling(Passes(model, layers_of(model), question.position), question, twin, specials, progress)
+        passes = Passes(model, layers_of(model), question.position)
+        telling = _Telling(passes, question, twin, specials, progress)
         token, second = telling.read(choose)
         if second == token:
             raise refusal("same_answer", token=repr(other))
         compared = second is not None  # else the probability of the one token counts
         study, row = telling.study, telling.text.answer.double()
-        second = _likeliest(row, token) if second is None else second
+        second = _likeliest(row, token) if second is None else second  # for what parts add, which needs two
         heads, keys, paths = telling.tell((token, second), notes)
     parts = telling.parts
     shown = _shown(folder)
@@ -121,9 +122,10 @@ def forecast(model: nn.Module, prompt: str | Sequence[int], corrupt: str | Seque
         return ""
     n_tokens = row_of(model, prompt).numel()
     heads = sum(site.n_heads for site in sites_of(model))
-    # A variant runs from its layer on, through half of the layers as a mean.
+    # Variants: of the first heads each is silenced; with a second text every head is patched, through half of the
+    # layers as a mean, and the first heads at each of their places.
     passes = 1 + Story.MOST if corrupt is None else 2 + heads // 2 + Story.MOST * PLACES
-    return stream.forecast(n_tokens * passes, n_tokens, 2)
+    return stream.forecast(n_tokens * passes, n_tokens, 2)  # the weights are read twice
 
 
 def _likeliest(row: Tensor, token: int) -> int:
@@ -166,7 +168,7 @@ def _twin(folder: Folder, question: _Question, corrupt: str | Sequence[int]) -> 
     twin = _Question.of(folder, question.way, corrupt)
     if len(twin.ids) != len(question.ids):
         shown = _shown(folder)
-        first, second = (f"{len(each.ids)} tokens ({' '.join(shown(each.ids))})" for each in (question, twin))
+        first, second = (f"{len(text.ids)} tokens ({' '.join(shown(text.ids))})" for text in (question, twin))
         raise refusal("lengths_differ", first=first, second=second)
     if twin.position != question.position:
         places = f"token {question.position} of the prompt and token {twin.position} of the corrupted one"
@@ -187,7 +189,7 @@ def _token(folder: Folder, question: _Question, word: str | int, row: Tensor, no
     tokens = tokens_of(folder.model)
     choices = _pieces(tokens, question, word)
     single = [ids[0] for ids in choices if len(ids) == 1]
-    if not single and question.way == "first":
+    if not single and question.way == "first":  # a decoder that begins the word begins with its first token
         notes.append(Note.of("why.first_of", word=repr(word), count=len(choices[0])))
         single = [choices[0][0]]
     if not single:
@@ -253,15 +255,15 @@ class _Telling:
         self, passes: Passes, question: _Question, twin: _Question | None, specials: frozenset[int], progress: Progress
     ) -> None:
         self.passes, self.question, self.specials, self.progress = passes, question, specials, progress
-        ids = torch.tensor(question.ids)
+        ids = torch.tensor(question.ids)  # (T,)
         self.study = None if twin is None else Study(passes, ids, torch.tensor(twin.ids))  # None: no corrupted text
         self.text = Reading(ids[None].to(device_of(passes.model))) if self.study is None else self.study.clean_text
         self.recorder = Recorder(passes.layers)
-        self.adding: Parts | None = None
-        self.parts: Attribution | None = None
+        self.adding: Parts | None = None  # as long as layers are added up, and nothing was refused
+        self.parts: Attribution | None = None  # the outcome
         self.effects: dict[str, float] = {}
         self.refused = ""  # why what parts add is not known
-        self.weights = cache(self._weights)
+        self.weights = cache(self._weights)  # many heads look from one position of one layer
 
     def read(self, choose: Callable[[Tensor, Tensor | None], tuple[int, int | None]]) -> tuple[int, int | None]:
         """Read the texts; the token that is explained, and what it is compared with."""
@@ -281,7 +283,7 @@ class _Telling:
         names = []
         for site, call in self.text.calls.items():
             names += [head_name(site, h) for h in range(call.q.shape[1])]
-        if self.study is None:
+        if self.study is None:  # what the heads add ranks them, so it comes first
             for number in range(len(self.passes.layers)):
                 with loaded(self.passes.model, number):
                     self._add(number)
@@ -302,6 +304,7 @@ class _Telling:
         except HeadwiseError as error:
             refused = str(error)
         groups = {**silenced, **moved, **carried}
+        # A streamed model has the weights of a layer while variants pass it: there its parts are added, too.
         values = self.passes.measured(groups, partial(self.progress, "silencing heads"), self._add)
         self._sum()
         if self.refused:
@@ -311,10 +314,9 @@ class _Telling:
         without = Study.by_head({key: values[key] for key in silenced})
         if not size:
             names.sort(key=lambda name: -abs(without[name]))
-        places = {}
-        for key in moved:
-            name = key[1]
-            places[name] = dict(zip(self._places(name), values[key], strict=True))
+        places = {}  # head -> position -> what it carries there alone
+        for at, name in moved:
+            places[name] = dict(zip(self._places(name), values[at, name], strict=True))
         heads = [self._head(name, without.get(name), places.get(name)) for name in names]
         keys, paths = self._through(first, {key: values[key] for key in carried})
         return heads, keys, paths
@@ -377,8 +379,8 @@ class _Telling:
         if self.study is None or (self.question.way == "first" and not site.startswith("encoder.")):
             return []
         clean, corrupted = self.text.calls[site].out, self.study.text.calls[site].out
-        moved = (clean[0, h] - corrupted[0, h]).float().norm(dim=-1)
-        return [t for t in moved.argsort(descending=True)[:PLACES].tolist() if moved[t] > 0]
+        distance = (clean[0, h] - corrupted[0, h]).float().norm(dim=-1)  # (T,)
+        return [t for t in distance.argsort(descending=True)[:PLACES].tolist() if distance[t] > 0]
 
     def _carried(self, names: Sequence[str]) -> dict[Heads, list[Variants]]:
         """What the queries of heads that carry something, and the keys and values that they read, carry each alone."""
@@ -400,27 +402,27 @@ class _Telling:
         return {head_name(site, h) for h in members}
 
     def _head(self, name: str, without: float | None, places: Mapping[int, float] | None) -> StoryHead:
-        """With where it acts, where it carries most alone or where the answer stands; and where it looks from there."""
+        """A head with where it acts: where it carries most alone, or where the answer stands; and the three places that
+        it looks at most from there."""
+        # An answer that a decoder begins with stands nowhere in the text.
         end = None if self.question.way == "first" else self.question.position % len(self.question.ids)
         at = max(places, key=lambda t: abs(places[t])) if places else end
         site, h = place_of(name)
         call = self.text.calls[site]
         looks: tuple[tuple[int, float], ...] = ()
         if at is not None or call.cross:
-            row = call.q.shape[2] - 1 if at is None else at
-            looks = self._strongest(self.weights(site, row)[h])
+            row = call.n_queries - 1 if at is None else at
+            weights = self.weights(site, row)[h]
+            order = weights.argsort(descending=True, stable=True).tolist()
+            # Special tokens, on which attention rests, have no place.
+            words = [t for t in order if self.question.ids[t] not in self.specials]
+            looks = tuple((t, float(weights[t])) for t in words[:3])
         adds = None if self.parts is None else self.parts.heads[name]
         return StoryHead(name, adds, at, looks, without, self.effects.get(name))
 
     def _weights(self, site: str, position: int) -> Tensor:
         """Where each head of a site looks from a position, (H,S)."""
         return row_weights(self.text.calls[site], 0, [position])[:, 0]
-
-    def _strongest(self, weights: Tensor) -> tuple[tuple[int, float], ...]:
-        """The three positions with the largest weights; special tokens, on which attention rests, have no place."""
-        order = weights.argsort(descending=True, stable=True).tolist()
-        words = [t for t in order if self.question.ids[t] not in self.specials]
-        return tuple((t, float(weights[t])) for t in words[:3])
 
     # What they read
 
@@ -443,7 +445,7 @@ class _Telling:
         brought = self.study.paths(receivers, progress=partial(self.progress, "following paths"))
         for (at, receiver), senders in brought.items():
             readers = self._readers(receiver, at) & carriers
-            reader = next(name for name in names if name in readers)
+            reader = next(name for name in names if name in readers)  # the strongest that reads this key/value head
             for sender, effect in senders.items():
                 if abs(effect) >= Story.CLEAR:
                     paths.append(StoryPath(sender, receiver, reader, at, effect))
