@@ -54,7 +54,7 @@ class Spoken:
 class Linked:
     """A text whose tokens have partners in another one, or in itself."""
 
-    n_keys = None  # all
+    n_keys = None  # all; no field, but what a `Spoken` has, too
 
     inputs: Mapping[str, Tensor]
     links: tuple[tuple[int, int], ...]  # row, key
@@ -143,8 +143,8 @@ def align(
     """
     if not texts or not judged:
         raise HeadwiseError(f"{len(texts)} texts to choose by and {len(judged)} to judge on; pass at least one of each")
-    spoken = {isinstance(text, Spoken) for text in (*texts, *judged)}
-    if len(spoken) > 1:
+    n_spoken = sum(isinstance(text, Spoken) for text in (*texts, *judged))
+    if n_spoken not in (0, len(texts) + len(judged)):
         raise HeadwiseError("some texts are spoken and some linked; align each kind in a call of its own")
     maps: list[Maps] = []
     with evaluating(model):
@@ -156,11 +156,11 @@ def align(
         for number, text in enumerate((*texts, *judged), 1):
             maps.append(_maps(model, sites, text))
             progress(number, len(texts) + len(judged))
-    kind, aligned = ("spoken", _SpokenTexts) if True in spoken else ("linked", _LinkedTexts)
+    kind, aligned = ("spoken", _SpokenTexts) if n_spoken else ("linked", _LinkedTexts)
     chosen_by = aligned(texts, maps[: len(texts)])
     others = aligned(judged, maps[len(texts) :])
     alone = chosen_by.figures([[h] for h in range(len(names))])
-    errors = alone[:, 0].mean(1)
+    errors = alone[:, 0].mean(1)  # of each head, the mean over texts
     order = np.argsort(errors, kind="stable")
     best = int(order[0])
     chosen = _greedy(chosen_by, best, float(errors[best]), len(names), most)
@@ -173,7 +173,7 @@ def align(
     gains: dict[str, tuple[Interval, ...]] = {}
     for (name, heads), figures in zip(sets.items(), of_controls, strict=True):
         controls[name] = _scored(heads, names, figures)
-        gains[name] = tuple(map(interval_of, (of_chosen - figures)[1:].tolist()))
+        gains[name] = tuple(map(interval_of, (of_chosen - figures)[1:].tolist()))  # without the error
     ranking = tuple(_scored([h], names, alone[h]) for h in order)
     return Alignment(ranking, _scored(chosen, names, of_chosen), controls, gains, kind, (len(texts), len(judged)))
 
@@ -293,7 +293,7 @@ def path_starts(scores_knm: Maps) -> NDArray[np.int64]:
     """
     K, N, M = scores_knm.shape
     best = np.full((K, N + 1, M + 1), -np.inf)
-    best[:, 0, 0] = 0
+    best[:, 0, 0] = 0  # before the first cell: no other path begins
     step = np.zeros((K, N + 1, M + 1), np.int8)  # 0: both, 1: a row down, 2: a column on
     for diagonal in range(2, N + M + 1):
         i = np.arange(max(1, diagonal - M), min(N, diagonal - 1) + 1)

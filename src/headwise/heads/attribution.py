@@ -128,7 +128,7 @@ def _logit_scale(model: nn.Module, matrix: Tensor, bias: Tensor | None, run: _Ru
     raw = torch.cat(products).cpu().double()
     if bias is not None:
         raw = raw + bias.cpu().double()
-    # The factor that fits best, by least squares.
+    # The factor that fits best, by least squares; of zeros it is 0.
     scale = float(run.logits @ raw / (raw @ raw).clamp(min=1e-30))
     if _apart(scale * raw, run.logits) <= run.close:
         is_rounding = abs(scale - 1) <= run.close
@@ -153,7 +153,7 @@ class Parts:
         if max(answer) >= len(matrix) or min(answer) < 0:
             raise HeadwiseError(f"target {max(answer)} is outside the vocabulary of {len(matrix)} tokens")
         scale = _logit_scale(model, matrix, bias, run)
-        rows = matrix[list(answer)].cpu().double()
+        rows = matrix[list(answer)].cpu().double()  # (answers,C)
         self.model, self.run = model, run
         self.direction = scale * (rows[0] - rows[1] if len(answer) == 2 else rows[0])  # (C,)
         offsets = [0.0 if bias is None else scale * float(bias[token]) for token in answer]
@@ -165,7 +165,7 @@ class Parts:
             frozen = _Frozen.of(run.norm, run.rows[run.norm])
             constant += float(self.direction @ frozen.bias)
             self.direction = frozen.back(self.direction)
-        embedding = float(self.direction @ run.rows[run.layers[0].block].read)
+        embedding = float(self.direction @ run.rows[run.layers[0].block].read)  # what the first layer reads
         self.constant = constant
         self.parts = Attribution(answer, position, {}, {}, embedding, 0.0, logit, {}, {})
 
@@ -212,7 +212,7 @@ def _heads_of(
     """What each head adds, (H,); what it adds for each token that it looks at, and its weight there, (H,S)."""
     H, T = call.q.shape[1:3]
     entered = rows[projection].read.reshape(H, -1)  # (H,E) where W_O reads the heads
-    back = (as_rows(projection).cpu().double().T @ at_w_o).reshape(H, -1)
+    back = (as_rows(projection).cpu().double().T @ at_w_o).reshape(H, -1)  # what is read of each head, (H,E)
     weights = row_weights(call, 0, [T - 1])[:, 0].cpu().double()  # (H,S)
     index = resolve_kv_index(H, call.k.shape[1], call.options.kv_index)
     values = call.v[0, list(index)].cpu().double()  # (H,S,E)
@@ -274,7 +274,7 @@ class Recorder:
         is_state = all(isinstance(x, Tensor) and x.ndim in (2, 3) and x.is_floating_point() for x in tensors)
         if is_state:
             self.digits.extend(torch.finfo(x.dtype).eps for x in tensors)
-            last = [x.flatten(0, -2)[-1].cpu().double() for x in tensors]
+            last = [x.flatten(0, -2)[-1].cpu().double() for x in tensors]  # of (1,T,C), or (T,C), the last row
             self.rows[module] = _Row(*last)
 
     def run(self, calls: dict[str, Call], answer: Tensor) -> _Run:
@@ -291,7 +291,7 @@ def _apart(x: Tensor, y: Tensor) -> float:
     """How far two tensors are from each other, relative to their size; inf where their shapes differ."""
     if x.shape != y.shape:
         return math.inf
-    return float((x - y).norm() / (x.norm() + y.norm() + 1e-30))  # two that are 0 are alike
+    return float((x - y).norm() / (x.norm() + y.norm() + 1e-30))  # two tensors of zeros are alike
 
 
 def _wide_twin(norm: nn.Module) -> nn.Module:
@@ -359,7 +359,7 @@ def _writer_of(model: nn.Module, layer: Layer, run: _Run) -> _Writer:
 
     def unexplained(writer: _Writer) -> tuple[float, float]:
         state = before + writer.factor * rows[writer.module].gave  # the residual stream, if this is the writer
-        by_number, by_norm = 1.0, 1.0
+        by_number, by_norm = 1.0, 1.0  # the most that two tensors can be apart
         for child in children:
             row = rows[child]
             if row.gave.shape != state.shape:

@@ -156,7 +156,7 @@ def circuits(model: nn.Module, tokens: Sequence[int] | None = None, orders: Sequ
 
 def effective_rank(values: Numbers) -> float:
     """The exponential of the entropy of singular values divided by their sum (Roy & Vetterli 2007)."""
-    shares = values[values > 0] / max(values.sum(), 1e-300)
+    shares = values[values > 0] / max(values.sum(), 1e-300)  # 1e-300: of a silent head all are 0
     return math.exp(-math.fsum(share * math.log(share) for share in shares)) if len(shares) else 0.0
 
 
@@ -229,7 +229,7 @@ def _composition(layers: Sequence[_Factors]) -> tuple[dict[str, Numbers], dict[s
                 variance = variance.clamp(min=1e-12 * mean**2)  # rounding may leave none, or less
                 tail = torch.special.gammaincc(mean**2 / variance, square * mean / variance)
                 chances[at][place] = tail.cpu().numpy()
-    tried = 3 * int((~np.isnan(scores["q"])).sum())  # by q, k and v
+    tried = 3 * int((~np.isnan(scores["q"])).sum())  # pairs of heads, by q, k and v
     return scores, {at: tried * chance for at, chance in chances.items()}
 
 
@@ -275,12 +275,14 @@ class _Probe:
 
     def shares(self, v: Tensor, o: Tensor, first: bool) -> tuple[Scored, Scored]:
         """Of one head, v (E,C) and o (C,E): how often a token's own logit comes out on top, and at the bottom."""
-        logits = (self.states[not first] @ v.mT @ o.mT).float() @ self.unembed.mT  # (n,V)
+        states = self.states[0] if first else self.states[1]  # the heads of the first layer read what it is given
+        logits = (states @ v.mT @ o.mT).float() @ self.unembed.mT  # (n,V)
         tried = torch.stack([self.tokens, self.tokens.roll(1)], dim=1)  # itself, and as control another of them
         most = max(1, len(self.unembed) // 20)  # places of a small vocabulary
 
         def among_first(places: int, sign: int) -> Scored:
-            left_out = logits.topk(min(places, most) + 1, largest=sign > 0).values[:, -1:]  # the first that is
+            # The logit at the first place that is not among them; a token is, where its own lies beyond that.
+            left_out = logits.topk(min(places, most) + 1, largest=sign > 0).values[:, -1:]
             ahead = sign * logits.gather(1, tried) > sign * left_out
             return Scored(*ahead.double().mean(0).tolist())
 

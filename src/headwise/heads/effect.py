@@ -104,7 +104,7 @@ def _row_mean(call: Call, documents: Sequence[Document]) -> Tensor:
             f"must not change the answer; pass means=, what `watch` saw"
         )
     out = call.out.detach()
-    rows = []
+    rows = []  # of each document, (T,): is it a row that counts?
     for document in documents:
         is_real = torch.ones(T, dtype=torch.bool) if document.real_rows is None else document.real_rows
         rows.append(is_real.to(out.device))

@@ -102,11 +102,12 @@ class Glance:
             for name, mark in text.marks(torch.tensor(ids)).items():
                 marks[name].append(mark.tolist())
         self.marks = {name: _padded(marked, T).float() for name, marked in marks.items()}
-        n_rows = (self.rows > 0).sum(1, keepdim=True)
+        n_rows = (self.rows > 0).sum(1, keepdim=True)  # (documents,1)
         able = n_rows - torch.arange(REACH + 2)  # rows that have a key at each offset
-        enough = (able > 0) & (2 * able >= n_rows)
+        enough = (able > 0) & (2 * able >= n_rows)  # as in a survey: half of the rows
         # The token itself and its neighbour have roles of their own; the last column counts what is beyond reach.
         enough[:, [0, 1, -1]] = False
+        # What a row that looks hardest at an offset counts for: a share of its document's rows, then of the documents.
         self.offsets = (1 / able.clamp(min=1) / len(text.documents)).where(enough, 0)
         self.plans = [(documents.index(document.ids), Plan(document)) for document in labelled]
         repeated, first_known = repeated_tokens(text, context, seed=0)
@@ -204,6 +205,7 @@ class Film:
         # Bytes of a frame besides its maps: a number has its digits, a sign, "0.", and a comma.
         numbers = len(names) * (DIGITS + 4) * len(self.roles)
         gap = TINY_GAP if config.d_model * recipe.batch < TINY else GAP
+        # Numbers take half of the file at most, and maps the rest.
         self.due = frame_steps(recipe.steps, min(FRAMES, SIZE // (2 * numbers)), gap)
         cells = int((SIZE / len(self.due) - numbers) * 3 / 4 / len(names))  # base64 takes four bytes for three
         example = tokens.prompt(corpus.example)
@@ -422,7 +424,7 @@ def train(
             text = stack.enter_context(kept_text(temporary if out is None else folder, text))
         paths = (text,) if isinstance(text, str | Path) else text or ()
         files = tuple(str(text_path(path).absolute()) for path in paths)
-        texts = files if len(files) > 1 else next(iter(files), None)
+        texts = files if len(files) > 1 else next(iter(files), None)  # settings.json has several, one or none
         tokenizer_file = None if tokenizer is None else str(tokenizer)
         settings = Settings(preset, texts, tokenizer_file, lines, seed, steps, shape, field)
         film = None if out is None else Film

@@ -97,10 +97,10 @@ def _strongest(model: nn.Module, text: Text) -> dict[str, list[float]]:
 
 def _choose(values: Sequence[float], draw: random.Random) -> dict[int, int]:
     """Documents that a head shows, and the band of each, 1 to 10 by rank; the strongest of the last, others by lot."""
-    order = sorted(range(len(values)), key=lambda n: (values[n], -n))
+    strongest_first = sorted(range(len(values)), key=lambda n: -values[n])
     bands: dict[int, list[int]] = defaultdict(list)
-    for rank, number in enumerate(reversed(order)):
-        bands[INTERVALS - rank * INTERVALS // len(order)].append(number)
+    for rank, number in enumerate(strongest_first):
+        bands[INTERVALS - rank * INTERVALS // len(values)].append(number)
     chosen: dict[int, int] = {}
     for band, numbers in sorted(bands.items()):
         if band == INTERVALS:

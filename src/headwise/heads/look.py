@@ -92,7 +92,7 @@ class Desk:
         self.folder, self.tokens, self.kind = folder, folder.tokens, predicts(folder.model)
         self.layers = self._called()
         self.heads = [name for layer in self.layers for name in layer.heads]
-        self.signs = self.tokens.specials - {self.tokens.unknown}  # ids that stand for no text
+        self.signs = self.tokens.specials - {self.tokens.unknown}  # ids that stand for no text, such as [SEP]
         most = int((CELLS / len(self.heads)) ** 0.5)  # tokens whose maps (T,T) of all heads have so many cells
         self.longest = min(folder.context or LONGEST, LONGEST, most)
         self.readings: dict[str, Reading] = {}
@@ -103,7 +103,7 @@ class Desk:
         model = self.folder.model
         order = []  # of the calls
         sites = sites_of(model)
-        word = next(i for i in range(len(self.tokens)) if i not in self.tokens.specials)
+        word = next(i for i in range(len(self.tokens)) if i not in self.tokens.specials)  # any will do
         before, after = self.tokens.frame
 
         def note(site: Site, call: Call) -> None:
@@ -223,7 +223,7 @@ class Desk:
         except HeadwiseError:  # a tokenizer that does not say: what it shows of each token is all there is
             places = []
         words = []
-        done = 0
+        done = 0  # characters of the text that are shown already
         for n, (i, piece) in enumerate(zip(ids, shown, strict=True)):
             if not n_before <= n < n_before + len(places):  # it frames the text, or its place is not known
                 is_sign = i in self.signs
@@ -232,10 +232,10 @@ class Desk:
                 continue
             start, end = places[n - n_before]
             between, written = text[done:start], text[start:end]
-            gap = bool(re.match(r"\s", between + written)) or done == 0
-            is_shown = end <= done < len(text) or not written  # more tokens of a character that is shown already
+            has_gap = bool(re.match(r"\s", between + written)) or done == 0
+            is_shown = end <= done < len(text) or not written  # one more token of a character that is shown already
             label = "\u00b7" if is_shown else written.strip()
-            words.append((label, gap, (between + written).count("\n"), i in self.signs))
+            words.append((label, has_gap, (between + written).count("\n"), i in self.signs))
             done = max(done, end)
         return words
 
@@ -294,8 +294,8 @@ class Desk:
         numbers = np.array(ids)
         if weights.shape != (T, T):  # it did not run, or looks at another text, or at a sound
             return ("sound", float(weights.max(1).mean())) if self.spoken and weights.size else ("elsewhere", 0.0)
-        causal = T > 1 and not weights[0, 1:].any()
-        first = 1 if causal else 0  # the first row of a causal map has no choice
+        is_causal = T > 1 and not weights[0, 1:].any()
+        first = 1 if is_causal else 0  # the first row of a causal map has no choice
         rows = weights[first:]
         t, s = np.arange(first, T)[:, None], np.arange(T)[None]  # queries and keys
         same_token = (numbers[first:, None] == numbers) & (t != s)

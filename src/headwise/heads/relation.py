@@ -74,7 +74,7 @@ def described(relations: Relations) -> tuple[Relation, ...]:
         pairs = [pair for of_document in by_document for pair in of_document]
         looking = [(query, keys) for queries, keys in pairs for query in queries]
         offsets = Counter(query - key for query, keys in looking for key in keys)
-        offset, hits = offsets.most_common(1)[0]
+        offset, hits = offsets.most_common(1)[0]  # a head at that offset is right in so many of those that look
         sizes = len(pairs), len(by_document)
         result.append(Relation(name, meaning, relations.source, *sizes, offset, hits / len(looking)))
     return tuple(result)
@@ -96,7 +96,7 @@ class Plan:
                 self.pairs.append((name, queries, keys))
                 looking[name].update(queries)
                 right.append([(query, key, 1 / len(queries)) for query in queries for key in keys])
-        others = set(range(0, T, max(1, T // OTHERS)))
+        others = set(range(0, T, max(1, T // OTHERS)))  # evenly spread over the document
         self.rows = sorted(others.union(*looking.values()))
         self.right = CellSum(right)
         self.elsewhere = CellSum(
@@ -136,6 +136,7 @@ class CellSum:
     """Weighted sums of some cells (row, key) of a map, several of them."""
 
     def __init__(self, sums: Sequence[Cells]) -> None:
+        # All cells in one table of four rows: the number of the sum, row, key, share.
         cells = [(n, *cell) for n, cells in enumerate(sums) for cell in cells]
         table = torch.tensor(cells, dtype=torch.float64).reshape(-1, 4).T.contiguous()
         self.number, self.row, self.key = table[:3].long()
@@ -148,7 +149,7 @@ class CellSum:
         if rows is not None:
             numbers = torch.tensor(rows)
             place = torch.searchsorted(numbers, self.row).clamp(max=len(rows) - 1)
-            share = share * (numbers[place] == self.row)
+            share = share * (numbers[place] == self.row)  # 0 for a row that is not here
         result = weights.new_zeros(len(weights), len(self.empty))
         return result.index_add_(1, self.number, weights[:, place, self.key] * share)
 
@@ -172,7 +173,7 @@ def _followed(
     even = float(means[-1, 0].mean())
     result = []
     opening = [place for place, (n, _) in enumerate(pairs) if n == first]
-    for of_head, of_pairs in zip(means[:-1], masses, strict=False):
+    for of_head, of_pairs in zip(means[:-1], masses[:-1], strict=True):
         mass, accuracy, elsewhere = map(interval_of, of_head.tolist())
         best = max(opening, key=lambda place: float(of_pairs[place]), default=-1)
         if best < 0 or of_pairs[best] < mass.mean:

@@ -249,7 +249,7 @@ def _random_direction(
         others = list(all_heads)
     drawn = {}
     for name, vector in zip(rng.sample(others, len(vectors)), vectors.values(), strict=True):
-        noise = torch.tensor([rng.gauss(0, 1) for _ in all_heads[name]])
+        noise = torch.tensor([rng.gauss(0, 1) for _ in all_heads[name]])  # (E,)
         drawn[name] = noise * (vector.norm() / noise.norm())
     return drawn
 

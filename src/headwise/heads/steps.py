@@ -112,7 +112,7 @@ def _run(model: GPT, ids: Sequence[int], number: int) -> _Seen:
     twin = copy.deepcopy(model).to("cpu", torch.float64).eval()
     block = twin.blocks[number]
     assert isinstance(block, Block)
-    noted = {}
+    noted = {}  # the fields of `_Seen` by their names; [0] takes the only text of the batch
     calls: list[Call] = []
     for name, module in (("x", block.attention_norm), ("normed", block.attention), ("x_new", block.feed_forward_norm)):
         module.register_forward_pre_hook(lambda _, inputs, name=name: noted.update({name: inputs[0][0]}))
@@ -135,7 +135,8 @@ def _stages(
     rope = layer.spec.rope
     projected = weight @ x if bias is None else weight @ x + bias
     stages = [VectorStage("projected", _floats(projected))]
-    for kind in ("turned", "normed") if rope is not None and rope.before_norm else ("normed", "turned"):
+    is_turned_first = rope is not None and rope.before_norm
+    for kind in ("turned", "normed") if is_turned_first else ("normed", "turned"):
         before = stages[-1].values
         if kind == "turned" and rope is not None:
             stages.append(_turned(rope, layer.spec.head_dim, before, position))

@@ -218,7 +218,7 @@ def _spoken(folder: Folder, tokens: TextTokens, record: dict[str, Any], near: Pa
             raise HeadwiseError(f"the model knows no language {record.get('language')!r}")
         begin += [options.lang_to_id[language], options.task_to_id["transcribe"]]
     ids = [*begin, options.no_timestamps_token_id]
-    first = len(ids) - 1
+    first = len(ids) - 1  # the row that predicts the first token of the first word
     starts = []
     for word, _ in record["words"]:
         starts.append(len(ids) - 1 - first)

@@ -66,10 +66,11 @@ def windows(
     ask.require_next(folder.model)
     text = read_texts(folder, texts, tokens, documents)
     longest = max(map(len, text.documents))
-    sizes: list[int] = []
-    while (window := SMALLEST << len(sizes)) < longest:
-        sizes.append(window)
-    sizes.append(longest)
+    sizes = [longest]
+    window = SMALLEST
+    while window < longest:
+        sizes.insert(-1, window)
+        window *= 2
     seen: Gathered = defaultdict(lambda: defaultdict(Running))
 
     def take(number: int, site: Site, call: Call, b: int, document: Document) -> None:
@@ -130,10 +131,12 @@ class _Distances(Pass):
         # Rows of `width` numbers, read as rows of one more: each is shifted by one against the next, so that a column
         # is a diagonal of the block, which is a distance.
         skewed = e.new_zeros(h, t * (width + 1))
-        p = skewed[:, : t * width].view(h, t, width)[..., t:]
+        p = skewed[:, : t * width].view(h, t, width)[..., t:]  # the block, behind t zeros in each row
         torch.mul(e, share[..., None], out=p)
         diagonals = skewed.view(h, t, width + 1).sum(1)
-        by_distance = diagonals[:, 1:].flip(1).to(widest(self.device))
+        by_distance = (
+            diagonals[:, 1:].flip(1).to(widest(self.device))
+        )  # ascending; in the first column there is nothing
         nearest = int(strip.at[0]) - s  # the first of these distances; below 0 the key stands behind the query
         ahead = max(0, -nearest)
         totals[heads, max(0, nearest) : nearest + width] += by_distance[:, ahead:]
@@ -155,10 +158,11 @@ def distances(call: Call, b: int, document: Document, sizes: Sequence[int]) -> t
     length = behind.shape[1]
     query, key = torch.arange(early.shape[1]), torch.arange(early.shape[2])
     distance = work.start + query[:, None] - key
+    # (H,N,first) The weights on each of the first keys by their distance; then on the first 0, 1, 2, ... keys together.
     on_first = early.new_zeros(len(early), length, early.shape[2])
     on_first.scatter_add_(1, distance.clamp(min=0).expand_as(early), early)
     on_sinks = F.pad(on_first.cumsum(2), (1, 0))[..., list(SINKS)]
-    lost = behind[..., None] - on_sinks  # (H,N,sinks)
+    lost = behind[..., None] - on_sinks  # (H,N,sinks) what is not on them, by distance
     farther = F.pad(lost.flip(1).cumsum(1).flip(1), (0, 0, 0, 1))  # at n all that lies n or more tokens back
     outside = farther[:, [min(window, length) for window in sizes]]
     within = behind.cumsum(1)
@@ -180,13 +184,13 @@ def plant_needles(text: Text, longest: int, seed: int) -> list[tuple[list[int], 
         return []
     generator = torch.Generator().manual_seed(seed)
     planted = []
-    again_and_again = itertools.chain.from_iterable(itertools.repeat(text.documents))
+    documents = itertools.cycle(text.documents)  # each haystack begins with the next one that no other has begun
     for n in range(NEEDLES):
-        tokens = itertools.chain.from_iterable(again_and_again)  # of the next document that nobody has begun
+        tokens = itertools.chain.from_iterable(documents)
         needle = [candidates[i] for i in torch.randperm(len(candidates), generator=generator)[:NEEDLE]]
         others = (i for i in tokens if i not in needle and i not in text.specials)
         hay = list(itertools.islice(others, room))
-        depth = n * room // NEEDLES
+        depth = n * room // NEEDLES  # from the beginning of the text to near its end
         question, answer = needle[:-1], needle[-1]
         ids = [*before, *hay[:depth], *needle, *hay[depth:], *question]
         planted.append((ids, len(before) + depth, answer))
@@ -208,7 +212,7 @@ def _find_needles(
 
     def note(place: int, length: int, site: Site, call: Call, documents: Sequence[Document]) -> None:
         weights = row_weights(call, 0, range(length - NEEDLE + 1, length)).cpu().double()
-        n = NEEDLE - 1
+        n = NEEDLE - 1  # tokens of a needle that are followed by another of it
         at_needle = weights[..., place + 1 : place + NEEDLE]  # (H,n,n), answers on the diagonal
         answers = at_needle.diagonal(dim1=1, dim2=2).sum(1)
         others = (at_needle.sum((1, 2)) - answers) / (n - 1)

@@ -11,13 +11,12 @@ from rich.console import Console
 
 from headwise.cost import Choice, Price, Setting, Variant
 from headwise.cost.pricing import HeadPrice, LayerPrice
-from headwise.table import BINARY, DECIMAL, Cell, Table, say, scaled
+from headwise.table import DECIMAL, Cell, Table, amount, say, scaled
 from headwise.words import Note, key_of, phrase, said, translator
 
 if TYPE_CHECKING:
     from headwise.models.meter import Measured
 
-_binary = partial(scaled, base=1024, units=BINARY)
 _decimal = partial(scaled, base=1000, units=DECIMAL)
 
 
@@ -136,7 +135,7 @@ def print_variants(console: Console, setting: Setting, rows: Sequence[Variant], 
     lines = []
     for row in rows:
         sizes = (row.cache_bytes_per_token, row.cache_bytes, round(row.bytes_per_token))
-        cells = [_decimal(row.parameters), *map(_binary, sizes)]
+        cells = [_decimal(row.parameters), *map(amount, sizes)]
         cells += [f"{row.tokens_per_second:,.1f}"] if row.tokens_per_second is not None else []
         if setting.gpu_memory is not None:
             longest = "no limit" if row.longest_context is None else f"{row.longest_context:,}"

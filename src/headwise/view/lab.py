@@ -11,7 +11,7 @@ from rich.console import Console
 
 from headwise.lab.results import Comparison, Ledger, Metric
 from headwise.records import LEAVES, STAGES, Ladder, LadderRung, plain_data
-from headwise.table import BINARY, Cell, Table, escaped, say, scaled, shown
+from headwise.table import Cell, Table, amount, escaped, say, shown
 from headwise.view.page import json_block, package_text, page, word
 from headwise.words import Note, phrase, said, translator
 
@@ -133,7 +133,9 @@ def print_ladder(console: Console, ladder: Ladder, lang: str = "en") -> None:
 
 def _print_values(console: Console, ladder: Ladder, speak: Speak) -> None:
     def agrees(rung: LadderRung) -> str:
-        return "-" if rung.refused is not None else "yes" if rung.agrees else "NO"
+        if rung.refused is not None:
+            return MISSING
+        return "yes" if rung.agrees else "NO"
 
     rows = [[rung.name, *(_far(rung.differences, key) for key in STAGES), agrees(rung)] for rung in ladder.rungs]
     rows.append(["allowed", *(_far(ladder.tolerances, key) for key in STAGES), ""])
@@ -144,8 +146,9 @@ def _print_values(console: Console, ladder: Ladder, speak: Speak) -> None:
 def _print_gradients(console: Console, ladder: Ladder, speak: Speak) -> None:
     rows = []
     for rung in ladder.rungs:
-        absent = "none" if rung.refused is None else "-"
-        output = f"{_number(rung.timed_difference)} {rung.dtype}" if rung.refused is None else "-"
+        absent, output = "none", f"{_number(rung.timed_difference)} {rung.dtype}"
+        if rung.refused is not None:
+            absent = output = MISSING
         rows.append([rung.name, *(_far(rung.gradients or {}, key, absent) for key in LEAVES), output])
     formats = sorted({rung.dtype for rung in ladder.rungs}, reverse=True)
     for dtype in formats:
@@ -159,21 +162,25 @@ def _print_costs(console: Console, ladder: Ladder, speak: Speak) -> None:
     rows: list[list[Cell]] = []
     for rung in ladder.rungs:
         plain, ms, peak = ladder.rungs[0].ms, rung.ms, rung.peak_bytes
-        speed = "-" if plain is None or ms is None else f"{_three_digits(plain / ms)}x"
-        memory = "-" if peak is None else scaled(peak, 1024, BINARY)
+        speed = MISSING if plain is None or ms is None else f"{_three_digits(plain / ms)}x"
+        memory = MISSING if peak is None else amount(peak)
         rows.append([rung.name, rung.parameters, _three_digits(ms), speed, memory, rung.how])
     title = Note.of("ladder.costs", sizes=ladder.sizes.note, threads=ladder.threads)
     Table(("rung", "parameters", "ms", "speed", "memory", "how"), rows, title).print(console, (0, 5), speak=speak)
 
 
-def _far(differences: Mapping[str, float | None], key: str, absent: str = "-") -> str:
+def _far(differences: Mapping[str, float | None], key: str, absent: str = MISSING) -> str:
     """A difference; or what stands where the rung does not hand out that stage."""
     return _number(differences[key]) if key in differences else absent
 
 
 def _number(far: float | None) -> str:
-    return "wrong" if far is None else "0" if far == 0 else f"{far:.0e}"
+    if far is None:
+        return "wrong"
+    return f"{far:.0e}" if far else "0"
 
 
 def _three_digits(number: float | None) -> str:
-    return "-" if number is None else f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+    if number is None:
+        return MISSING
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"  # which would write 1,000 as 1e+03

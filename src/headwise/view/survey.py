@@ -102,7 +102,7 @@ def decimals_for(values: Iterable[float]) -> int:
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
     if not largest:
         return 3
-    order = math.floor(math.log10(largest))
+    order = math.floor(math.log10(largest))  # 0 for 1 to 10
     return max(0, 3 - order) if order >= 0 else min(6, 2 - order)
 
 
@@ -113,7 +113,8 @@ def badges_of(roles: Iterable[Role]) -> dict[str, Badge]:
     for place, name in enumerate(dict.fromkeys([*(role.name for role in ROLES), *names])):
         taken = {badge.letter for badge in badges.values()}
         candidates = [*filter(str.isalpha, name.upper()), *string.ascii_uppercase, *string.digits]
-        badges[name] = Badge(name, next((c for c in candidates if c not in taken), "?"), place % KINDS)
+        letter = next((candidate for candidate in candidates if candidate not in taken), "?")
+        badges[name] = Badge(name, letter, place % KINDS)
     return {name: badges[name] for name in names}
 
 
@@ -414,7 +415,8 @@ def relation_rows(survey: Survey) -> list[list[str]]:
             controls = [number(value, 2) for value in (score.even, score.untrained, score.elsewhere)]
             offset = f"{relation.offset}: {number(relation.offset_accuracy, 2)}"
             low, high = score.mass.low, score.mass.high
-            span = f"{number(low, 2)}-{number(high, 2)}" if abs(low) + abs(high) < 1e9 else "-"  # of one document none
+            # Of one document the interval has no end.
+            span = f"{number(low, 2)}-{number(high, 2)}" if math.isfinite(high - low) else "-"
             mass = [number(score.mass.mean, 2), span]
             rows.append(
                 [relation.name, head.name + star, *mass, *controls, number(score.accuracy.mean, 2), offset],

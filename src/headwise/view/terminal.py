@@ -33,7 +33,7 @@ from headwise.table import Cell, Table, number, say
 from headwise.words import check_lang, phrase, said
 
 LARGEST_SIDE = 40  # cells; a longer text is drawn in blocks
-LABEL_WIDTH = 13
+LABEL_WIDTH = 13  # columns for the tokens at the left of the pictures
 GAP = 3  # columns between two pictures
 MOST_COLUMNS = 6  # windows in the table of `headwise windows`; its page and its files have all
 
@@ -43,6 +43,7 @@ SIGNS = {" ": "␣", "\n": "⏎", "\r": "␍", "\t": "⇥"}
 LEVELS = (0.0, 0.05, 0.2, 0.4, 0.7)
 SHADES = " ░▒▓█"
 ASCII_SHADES = " .:*#"
+# Red, green and blue of weights 0, 1/3, 2/3 and 1; between them colours are mixed.
 RAMP = np.array([[29, 29, 39], [63, 75, 147], [197, 111, 134], [255, 231, 168]], dtype=np.float64)
 
 
@@ -55,7 +56,8 @@ def _visible_character(character: str) -> str:
     if character in SIGNS:
         return SIGNS[character]
     # The joiner and the variation selectors (Mn) hold an emoji together; the rest of Cf turns or hides text.
-    if unicodedata.category(character) in {"Cc", "Cf", "Cs", "Zl", "Zp", "Zs"} and character != "\u200d":
+    is_unseen = unicodedata.category(character) in {"Cc", "Cf", "Cs", "Zl", "Zp", "Zs"}
+    if is_unseen and character != "\u200d":  # the joiner
         return f"<U+{ord(character):04X}>"
     return character
 
@@ -65,7 +67,7 @@ def block_maximum(weights: NDArray[np.float32], side: int) -> NDArray[np.float32
 
     The maximum, not the mean, so that a thin diagonal stays as bright as it is.
     """
-    starts = np.arange(0, len(weights), -(-len(weights) // side))
+    starts = np.arange(0, len(weights), -(-len(weights) // side))  # -(-a // b) is a / b rounded up
     rows = np.maximum.reduceat(weights, starts, axis=0)
     return np.asarray(np.maximum.reduceat(rows, starts, axis=1), dtype=np.float32)
 
@@ -79,20 +81,26 @@ def print_maps(console: Console, maps: HeadMaps, lang: str = "en") -> None:
     count = len(maps.tokens)
     labelled = console.width >= 2 * LABEL_WIDTH
     room = console.width - (LABEL_WIDTH + 1 if labelled else 0)
-    size = -(-count // max(1, min(count, LARGEST_SIDE, room)))
+    size = -(-count // max(1, min(count, LARGEST_SIDE, room)))  # tokens of a cell
     coloured = _has_colours(console)
     pictures = [_picture(console, block_maximum(head.weights, -(-count // size)), coloured) for head in maps.maps]
     width = max(pictures[0][0].cell_len, *(len(head.name) for head in maps.maps))
-    labels = Text("\n".join(_row_labels(maps, size, 2 if coloured else 1, console.options.ascii_only)))
+    rows_per_line = 2 if coloured else 1
+    labels = Text("\n".join(_row_labels(maps, size, rows_per_line, console.options.ascii_only)))
     say(console, phrase("survey.maps", lang, model=maps.model))
     across = max(1, (room + GAP) // (width + GAP))
     for start in range(0, len(pictures), across):
-        band = slice(start, start + across)
+        # Down each column a name and a picture; those of the labels come first.
+        columns = [(LABEL_WIDTH + 1, Text(), labels)] if labelled else []
+        for head, picture in list(zip(maps.maps, pictures, strict=True))[start : start + across]:
+            columns.append((width + GAP, Text(head.name), Text("\n").join(picture)))
+        columns[-1] = (width, *columns[-1][1:])  # no gap behind the last one
         grid = Grid.grid()
-        for column in (LABEL_WIDTH + 1,) * labelled + (width + GAP,) * (len(pictures[band]) - 1) + (width,):
+        widths, names, drawn = zip(*columns, strict=True)
+        for column in widths:
             grid.add_column(width=column, no_wrap=True, overflow="crop")
-        grid.add_row(*[""] * labelled, *(Text(head.name) for head in maps.maps[band]))
-        grid.add_row(*[labels] * labelled, *(Text("\n").join(picture) for picture in pictures[band]))
+        grid.add_row(*names)
+        grid.add_row(*drawn)
         console.print(grid, "", crop=True)
     if size > 1:
         say(console, phrase("survey.blocks", lang, count=count, size=size))
@@ -182,7 +190,7 @@ def decimals_for(steps: HeadSteps) -> int:
     for group in groups:
         largest = max(map(abs, group), default=0.0)
         if largest > 0:
-            needed.append(math.ceil(2 - math.log10(largest)))
+            needed.append(math.ceil(2 - math.log10(largest)))  # 0.0123 has three digits at 4 decimals
     return min(8, max(needed))
 
 
@@ -197,10 +205,11 @@ def shown_features(width: int, pairs: Sequence[tuple[int, int]] = ()) -> list[in
 
 def spread(values: Sequence[Any], shown: Sequence[int]) -> list[Any]:
     """The shown values, with a sign in each gap between them."""
-    cells = []
+    cells: list[Any] = []
     for before, place in pairwise([-1, *shown, len(values)]):
-        cells += [LEFT_OUT] * (place > before + 1)
-        cells += values[place : place + 1]
+        if place > before + 1:
+            cells.append(LEFT_OUT)
+        cells += values[place : place + 1]  # none at the end, where no value stands
     return cells
 
 
@@ -263,7 +272,8 @@ class Content:
 
     def _sums(self, shown: list[int], width: int, rest: str, total: str) -> list[str]:
         """The columns of `summed`."""
-        return [*map(str, shown), *[self.say(rest)] * (len(shown) < width), total]
+        others = [self.say(rest)] if len(shown) < width else []
+        return [*map(str, shown), *others, total]
 
     def _keys(self, label: str, cells: Callable[[KeySteps], Sequence[Cell]]) -> list[list[Cell]]:
         """A line for each key that may be seen, labelled by its position and its token."""
@@ -273,8 +283,10 @@ class Content:
         at, seen = self.steps.at, {key.position for key in self.steps.keys}
         tokens = []
         for place, token in enumerate(self.tokens):
-            marked = f"{'→' * (place == at)}{place} {token}"
-            tokens.append(marked if place in seen else f"({marked})")
+            numbered = f"{place} {token}"
+            if place == at:
+                numbered = f"→{numbered}"
+            tokens.append(numbered if place in seen else f"({numbered})")
         asked = self.say("asked", seen=len(seen), count=len(tokens))
         return [asked, tokens, self.say("legend_hidden" if len(seen) < len(tokens) else "legend")]
 
@@ -320,7 +332,7 @@ class Content:
                 cells += summed(squares, self.features, squares, rms)[len(self.features) :]
             rows.append([f"{sign} {self.tokens[position]}", *cells])
         if self.steps.query[n].kind == "normed":
-            columns += [*[self.say("rest_squares")] * (len(self.features) < self.head_dim), "r"]
+            columns += self._sums(self.features, self.head_dim, "rest_squares", "r")[len(self.features) :]
         return self._table(self.steps.query[n].kind, columns, rows)
 
     def _products(self) -> list[Part]:
@@ -330,8 +342,9 @@ class Content:
 
     def _scores(self) -> list[Part]:
         steps = self.steps
-        fields = ["score"] + ["capped"] * (steps.softcap is not None)
+        fields = ["score"] if steps.softcap is None else ["score", "capped"]
         biased = any(key.bias for key in steps.keys)
+        # Without a bias the last of them is the logit, and is called so.
         fields = [*fields, "bias", "logit"] if biased else [*fields[:-1], "logit"]
         words = list(map(self.say, fields))
         scaled = "scaled" if math.isclose(steps.scale, 1 / math.sqrt(self.head_dim)) else "scaled_by"
@@ -375,7 +388,10 @@ class Content:
         for c in self.width:
             products = [weight * out for weight, out in zip(steps.wo[c], steps.out, strict=True)]
             block.append([f"c={c}", *summed(steps.wo[c], self.values, products, steps.added[steps.head][c])])
-        lines = {"→" * (h == steps.head) + self.say("head", number=h): added for h, added in enumerate(steps.added)}
+        lines = {}
+        for h, added in enumerate(steps.added):
+            name = self.say("head", number=h)
+            lines[f"→{name}" if h == steps.head else name] = added
         if steps.out_bias is not None:
             lines["b_O"] = steps.out_bias
         lines[self.say("layer_out")] = steps.layer_out
@@ -461,11 +477,17 @@ def _print_table(console: Console, table: Table) -> None:
         while end < len(columns) and side + 2 + sum(widths[start : end + 1]) <= _width(console):
             end += 1
         for at, label in enumerate(labels):
-            line = set_cell_size(label if cell_len(label) <= side else set_cell_size(label, side - 1) + LEFT_OUT, side)
+            if cell_len(label) > side:
+                label = set_cell_size(label, side - 1) + LEFT_OUT
+            line = set_cell_size(label, side)
             for width, column in zip(widths[start:end], columns[start:end], strict=True):
                 line += " " * (width - cell_len(column[at])) + column[at]
-            is_total = at == len(labels) - 1 and table.title in TOTALS
-            _line(console, f"  {line}", "bold" if is_total else "" if at else "dim")
+            style = ""
+            if at == 0:  # the headings
+                style = "dim"
+            elif at == len(labels) - 1 and table.title in TOTALS:
+                style = "bold"
+            _line(console, f"  {line}", style)
         start = end
 
 
