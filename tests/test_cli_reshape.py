@@ -1,6 +1,5 @@
 """`headwise share` and `headwise prune`: what they promise on good input, and one clear line, nothing lost, on bad."""
 
-import io
 import json
 import os
 import random
@@ -8,7 +7,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -59,15 +57,6 @@ def run(original: Path) -> Iterator[Path]:
 def unverified(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the fresh process, for tests of something else: it takes seconds."""
     monkeypatch.setattr(export, "verify", lambda *arguments: "not verified")
-
-
-def test_the_text_may_come_from_standard_input(
-    invoke: Invoke, run: Path, text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.read_bytes())))
-    piped = json.loads(invoke("share", run, "--kv-heads", 3, "--text", "-", "--json").out)
-    named = json.loads(invoke("share", run, "--kv-heads", 3, "--text", text, "--json").out)
-    assert piped["damage"]["loss"] == named["damage"]["loss"]
 
 
 # Sharing

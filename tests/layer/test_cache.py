@@ -122,19 +122,6 @@ def test_a_cache_takes_no_more_room_than_it_needs() -> None:
     assert torch.equal(k, before)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_nbytes_is_the_formula(dtype: torch.dtype) -> None:
-    layer = hw.MultiHeadAttention(30, 6, n_kv_heads=2, head_dim=10, value_dim=7, mask=hw.Causal()).to(dtype)
-    cache = hw.KVCache()
-    assert cache.nbytes == 0
-    with torch.no_grad():
-        for chunk in (5, 1, 1, 1, 3):
-            layer(torch.zeros(3, chunk, 30, dtype=dtype), cache=cache)
-    assert cache.length == 11
-    assert layer.spec.cache_values_per_token == 2 * (10 + 7)
-    assert cache.nbytes == 3 * 11 * layer.spec.cache_values_per_token * dtype.itemsize
-
-
 def test_what_does_not_fit_a_cache_leaves_it_as_it_was() -> None:
     cache = hw.KVCache()
     cache.append(torch.zeros(2, 5, 3, 7), torch.zeros(2, 5, 3, 11))

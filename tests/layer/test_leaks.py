@@ -1,7 +1,8 @@
 """What a query may not see, it does not see: not the future, another document, padding, or what left its window.
 
 For each query its world is the tokens that it may attend. All others are changed by much, and by NaN where nobody may
-attend them; the query's output, and its gradients within its world, must not move by one bit.
+attend them; the query's output must not move by one bit. That gradients stay within it, too, is held by test_cache.py
+and by rungs/test_gradients.py.
 """
 
 import math
@@ -98,21 +99,18 @@ def tokens(dtype: torch.dtype = torch.float32) -> Tensor:
     return normal(B, S, WIDTH, seed=7).to(dtype)
 
 
-def run(layer: hw.MultiHeadAttention, x: Tensor, name: str, cache: str, cuts: str, **options: Any) -> Tensor:
+def run(layer: hw.MultiHeadAttention, x: Tensor, name: str, cache: str, cuts: str) -> Tensor:
     """The layer on all tokens, in pieces where there is a cache."""
     sizes = CACHES[cache]
-    return run_at(layer, x, name, None if sizes is None else hw.KVCache(**sizes), CUTS[cuts], **options)
+    return run_at(layer, x, name, None if sizes is None else hw.KVCache(**sizes), CUTS[cuts])
 
 
-def run_at(
-    layer: hw.MultiHeadAttention, x: Tensor, name: str, held: hw.KVCache | None, at: tuple[int, ...], **options: Tensor
-) -> Tensor:
+def run_at(layer: hw.MultiHeadAttention, x: Tensor, name: str, held: hw.KVCache | None, at: tuple[int, ...]) -> Tensor:
     """The layer on the pieces of x; each call brings its mask."""
     outs = []
     for start, stop in pairwise(at):
         first = start - (0 if held is None else held.kept)
-        cut = {key: value[..., start:stop] for key, value in options.items()}
-        outs.append(layer(x[:, start:stop], mask=WORLDS[name][1](first, start, stop), cache=held, **cut))
+        outs.append(layer(x[:, start:stop], mask=WORLDS[name][1](first, start, stop), cache=held))
     return torch.cat(outs, 1)
 
 
@@ -140,19 +138,6 @@ def test_a_token_sees_its_world_and_no_more(make: Any, name: str, cache: str, cu
             sees = may[:, :, j].clone()
             sees[:, j] = moved[:, j]  # the query that stands there moved itself
             assert torch.equal(moved, sees), f"token {j}"
-
-
-@every("name, cache, cuts", WAYS)
-def test_gradients_of_a_token_stay_within_its_world(make: Any, name: str, cache: str, cuts: str) -> None:
-    layer, may = make(rope=hw.RoPE()), tables(name)
-    x = tokens().requires_grad_()
-    out = run(layer, x, name, cache, cuts)
-    for i in range(S):
-        (gradient,) = torch.autograd.grad(out[:, i].sum(), x, retain_graph=True)
-        reached = (gradient != 0).any(-1)
-        world = may[:, i].clone()
-        world[:, i] |= may[:, i].any(1)  # the query itself, unless its row is empty
-        assert torch.equal(reached, world), f"token {i}"
 
 
 @every("poison", [NAN, math.inf])
@@ -184,35 +169,3 @@ def test_what_left_the_window_may_be_no_number(make: Any, cache: str, at: tuple[
     assert torch.equal(poisoned[:, 5:], clean[:, 5:])
     assert torch.isfinite(clean).all()
     assert poisoned[:, :3].isnan().all()
-
-
-@every("cache", ["no cache", "growing", "static"])
-@every("cuts", CUTS)
-def test_a_padded_text_is_answered_as_if_alone(make: Any, cache: str, cuts: str) -> None:
-    """Left padding with positions counted from the first real token, against each text on its own."""
-    layer, x = make(rope=hw.RoPE()).double(), tokens(torch.float64)
-    positions = torch.tensor(np.maximum(np.arange(S) - FIRST[:, None], 0))
-    if cache == "no cache":
-        cuts = "whole"
-    with torch.no_grad():
-        out = run(layer, x, "left padding", cache, cuts, positions=positions)
-        for b in range(B):
-            alone = layer(x[b : b + 1, FIRST[b] :], mask=hw.Causal())
-            torch.testing.assert_close(out[b : b + 1, FIRST[b] :], alone, rtol=1e-12, atol=1e-12)
-
-
-@every("options", [{}, {"sink": True}, {"softcap": 0.9}, {"mask": hw.Alibi()}])
-@every("dtype", DTYPES)
-@every("cache", ["no cache", "growing", "static"])
-@every("cuts", CUTS)
-def test_a_padded_row_gives_the_bias_alone(make: Any, cache: str, cuts: str, dtype: str, options: Any) -> None:
-    """Tokens 0 to 2 of document 0 are padding: they attend nothing, and hand down no gradient."""
-    layer, x = make(out_bias=True, **options).to(DTYPES[dtype]), tokens(DTYPES[dtype]).requires_grad_()
-    out = run(layer, x, "left padding", cache, "whole" if cache == "no cache" else cuts)
-    assert torch.equal(out[0, :3], layer.o_proj.bias.expand(3, -1))
-    learned = [p for name, p in layer.named_parameters() if name != "o_proj.bias"]
-    empty = torch.autograd.grad(out[0, :3].sum(), [x, *learned], retain_graph=True, allow_unused=True)
-    assert not any(gradient.any() for gradient in empty if gradient is not None)
-    of_x, *others = torch.autograd.grad(out.square().sum(), [x, *learned])
-    assert not of_x[0, :3].any()
-    assert all(torch.isfinite(gradient).all() for gradient in (of_x, *others))

@@ -31,8 +31,7 @@ def differ(one: Any, other: Any) -> bool:
 def assert_weights_dropped(dropped: np.ndarray, weights: np.ndarray, p: float) -> None:
     """Values are the unit vectors, so the output is the weights: each one gone, or scaled up."""
     gone = (dropped == 0) & (weights != 0)
-    assert gone.any()
-    assert (dropped != 0).any()
+    assert abs(gone.sum() / (weights != 0).sum() - p) < 0.2
     np.testing.assert_allclose(dropped, np.where(gone, 0, weights / (1 - p)), rtol=1e-12, atol=1e-12)
 
 

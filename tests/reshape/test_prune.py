@@ -8,7 +8,6 @@ from cases import refuses, refuses_table
 from reshape_models import BUILD, build, texts
 from torch import nn
 
-import headwise as hw
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.heads.effect import ablate
 from headwise.models.ask import answers
@@ -136,13 +135,3 @@ def hw_mqa() -> nn.Module:
 
 def test_names_that_are_no_heads_are_refused() -> None:
     refuses_table("heads", globals() | {"model": build("rope"), "grouped": build("rope, GQA")})
-
-
-def test_the_layer_s_own_pruning_agrees() -> None:
-    """`MultiHeadAttention.without` is the same operation on one layer."""
-    model = build("rope, GQA")
-    layer = model.blocks[0].attention  # type: ignore[index, union-attr]
-    assert isinstance(layer, hw.MultiHeadAttention)
-    smaller = layer.without([2, 3])
-    pruned = prune_heads(model, ((2, 3), (2, 3))).model.blocks[0].attention  # type: ignore[index, union-attr]
-    assert all(torch.equal(a, b) for a, b in zip(smaller.parameters(), pruned.parameters(), strict=True))

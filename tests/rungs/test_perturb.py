@@ -13,7 +13,6 @@ from helpers import (
     MASK_NAMES,
     NOBODY,
     PATHS,
-    TORCH_PATHS,
     MaskCase,
     Problem,
     Sizes,
@@ -136,19 +135,6 @@ def _seeded():
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield
-
-
-@pytest.mark.parametrize("path", TORCH_PATHS)
-@pytest.mark.parametrize("options", [{}, {"sink": True}, {"softcap": 0.9}], ids=["bare", "sink", "softcap"])
-@pytest.mark.parametrize("T", [5, 1])
-def test_a_weight_is_dropped_or_scaled_up(T: int, options: dict, path: str) -> None:
-    """With the identity for V the output is the weights themselves."""
-    problem = draw(Sizes(B=2, H=6, G=3, T=T, S=7, D=3, E=7), **options)
-    problem = replace(problem, v=np.broadcast_to(np.eye(7), problem.v.shape))
-    weights, dropped = output(path, problem), output(path, problem.with_options(dropout=0.2))
-    kept = dropped != 0
-    assert 0.6 < kept.mean() < 0.95
-    assert_same(dropped[kept], weights[kept] / (1 - 0.2), path)
 
 
 @one_path
