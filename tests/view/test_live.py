@@ -163,18 +163,21 @@ def test_training_is_the_same_with_watchers(invoke: Invoke, tmp_path: Path, monk
 
         threading.Thread(target=poll, daemon=True).start()
 
+    first: list[str] = []
     reports: list[str] = []
     make = Live.__init__
 
     def made(served: Live, *settings: Any) -> None:
         make(served, *settings)
+        first.append(served.document)
         watch(served)
 
     monkeypatch.setattr(Live, "__init__", made)
-    watched = invoke("train", *SMALL, "--out", tmp_path / "watched", "--live")
+    watched = invoke("train", *SMALL, "--out", tmp_path / "watched", "--live", "--lang", "es")
     alone = invoke("train", *SMALL, "--out", tmp_path / "alone")
     assert watched.code == alone.code == 0, watched.err + alone.err
-    assert f"watch it train: {pages[0].address}" in watched.err and watched.out.count("\n") == alone.out.count("\n")
+    assert pages[0].address in watched.err and '<html lang="es"' in first[0]
+    assert watched.out.count("\n") == alone.out.count("\n")
     for name in ("model.safetensors", "film.jsonl", "config.json"):
         assert (tmp_path / "watched" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
     kinds = [kind for item in news for kind in item]

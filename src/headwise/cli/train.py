@@ -419,7 +419,7 @@ def live_page(folder: Path, settings: Settings, port: int | None) -> Iterator[tu
         return
     from headwise.view.look import Live, live_html
 
-    live = Live(port, live_html(folder.name))
+    live = Live(port, live_html(folder.name, language()))
     err.print(in_words("tell.watch", address=live.address), soft_wrap=True)
     try:
         yield folder, settings, live

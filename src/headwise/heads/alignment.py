@@ -8,9 +8,9 @@ is the alignment error rate (Och & Ney 2003).
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,8 @@ BATCH = 2**22  # cells of maps that are aligned at a time: some 50 MB
 Maps = NDArray[np.float32]  # (H,N,S): heads, rows that are aligned, keys
 Numbers = NDArray[np.float64]
 Heads = Sequence[int] | None  # None: a straight line in the place of heads
+# Of sets of heads the error of each in each text, and what `Scored.within` has: (sets, 1 + fractions, texts).
+Figures = Callable[[Sequence[Heads]], NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
@@ -156,19 +158,21 @@ def align(
         for number, text in enumerate((*texts, *judged), 1):
             maps.append(_maps(model, sites, text))
             progress(number, len(texts) + len(judged))
-    kind, aligned = ("spoken", _SpokenTexts) if n_spoken else ("linked", _LinkedTexts)
-    chosen_by = aligned(texts, maps[: len(texts)])
-    others = aligned(judged, maps[len(texts) :])
-    alone = chosen_by.figures([[h] for h in range(len(names))])
+    kind, figures_of = ("spoken", _spoken_figures) if n_spoken else ("linked", _linked_figures)
+    if n_spoken:
+        maps = [prepared(maps_hns) for maps_hns in maps]
+    figures_to_choose: Figures = partial(figures_of, texts, maps[: len(texts)])
+    figures_to_judge: Figures = partial(figures_of, judged, maps[len(texts) :])
+    alone = figures_to_choose([[h] for h in range(len(names))])
     errors = alone[:, 0].mean(1)  # of each head, the mean over texts
     order = np.argsort(errors, kind="stable")
     best = int(order[0])
-    chosen = _greedy(chosen_by, best, float(errors[best]), len(names), most)
+    chosen = _greedy(figures_to_choose, best, float(errors[best]), len(names), most)
     sets: dict[str, Heads] = {Note.of("aligned.straight_line"): None}
     sets[Note.of("aligned.best_alone", head=names[best])] = [best]
     if named:
         sets[Note.of("aligned.named", heads=" ".join(named))] = [names.index(name) for name in named]
-    of_chosen, *of_controls = others.figures([chosen, *sets.values()])
+    of_chosen, *of_controls = figures_to_judge([chosen, *sets.values()])
     controls: dict[str, Scored] = {}
     gains: dict[str, tuple[Interval, ...]] = {}
     for (name, heads), figures in zip(sets.items(), of_controls, strict=True):
@@ -219,12 +223,12 @@ def _maps(model: nn.Module, sites: Sequence[Site], text: Known) -> Maps:
     return np.concatenate([maps_of[site] for site in sites])
 
 
-def _greedy(texts: _AlignedTexts, first: int, error: float, n_heads: int, most: int) -> list[int]:
+def _greedy(figures_of: Figures, first: int, error: float, n_heads: int, most: int) -> list[int]:
     """Heads that are added one by one, as long as the error of their mean map falls."""
     chosen = [first]
     while len(chosen) < min(most, n_heads):
         rest = [h for h in range(n_heads) if h not in chosen]
-        errors = texts.figures([[*chosen, h] for h in rest])[:, 0].mean(1)
+        errors = figures_of([[*chosen, h] for h in rest])[:, 0].mean(1)
         if errors.min() >= error:
             break
         error = float(errors.min())
@@ -232,47 +236,30 @@ def _greedy(texts: _AlignedTexts, first: int, error: float, n_heads: int, most: 
     return chosen
 
 
-class _AlignedTexts(ABC):
-    """Texts with their maps, and what sets of heads make of them; None is a straight line in the place of heads."""
-
-    def __init__(self, texts: Sequence[Any], maps: Sequence[Maps]) -> None:
-        self.texts, self.maps = texts, maps
-
-    @abstractmethod
-    def figures(self, sets: Sequence[Heads]) -> Numbers:
-        """The error of each set in each text, and what `Scored.within` has: (sets, 1 + fractions, texts)."""
-
-
 # Speech
 
 
-class _SpokenTexts(_AlignedTexts):
-    """Spoken texts, whose error is the mean of the seconds between known and found beginnings."""
+def _spoken_figures(texts: Sequence[Any], maps: Sequence[Maps], sets: Sequence[Heads]) -> Numbers:
+    """The mean of the seconds between known and found beginnings, and the fractions found within 50 and 100 ms."""
+    of_texts = []
+    for text, maps_hns in zip(texts, maps, strict=True):
+        off = _seconds_off(text, maps_hns, sets)
+        # What rounding alone puts beyond a limit is within.
+        of_texts.append([off.mean(1), *((off <= limit + 1e-9).mean(1) for limit in WITHIN)])
+    return np.array(of_texts).transpose(2, 1, 0)
 
-    def __init__(self, texts: Sequence[Any], maps: Sequence[Maps]) -> None:
-        super().__init__(texts, [prepared(each) for each in maps])
 
-    def figures(self, sets: Sequence[Heads]) -> Numbers:
-        """The error, and the fractions of each text's words that are found within 50 and 100 ms."""
-        of_texts = []
-        for number in range(len(self.texts)):
-            off = self._off(number, sets)
-            # What rounding alone puts beyond a limit is within.
-            of_texts.append([off.mean(1), *((off <= limit + 1e-9).mean(1) for limit in WITHIN)])
-        return np.array(of_texts).transpose(2, 1, 0)
-
-    def _off(self, number: int, sets: Sequence[Heads]) -> Numbers:
-        """How far found beginnings lie from the known ones, for each set, (sets, words)."""
-        text, maps = self.texts[number], self.maps[number]
-        _, n, m = maps.shape
-        line = np.zeros((n, m), np.float32)  # the map of a straight line: 1 along the diagonal
-        line[np.arange(n), np.arange(n) * m // n] = 1
-        columns = np.empty((len(sets), n))  # the first of each row
-        size = max(1, BATCH // (n * m))
-        for at in range(0, len(sets), size):
-            part = [line if heads is None else maps[list(heads)].mean(0) for heads in sets[at : at + size]]
-            columns[at : at + size] = path_starts(np.stack(part))
-        return np.abs(columns[:, list(text.starts)] * text.seconds_per_key - np.array(text.begins))
+def _seconds_off(text: Spoken, maps_hns: Maps, sets: Sequence[Heads]) -> Numbers:
+    """How far found beginnings lie from the known ones, for each set, (sets, words)."""
+    _, n, m = maps_hns.shape
+    line = np.zeros((n, m), np.float32)  # the map of a straight line: 1 along the diagonal
+    line[np.arange(n), np.arange(n) * m // n] = 1
+    columns = np.empty((len(sets), n))  # the first of each row
+    size = max(1, BATCH // (n * m))
+    for at in range(0, len(sets), size):
+        part = [line if heads is None else maps_hns[list(heads)].mean(0) for heads in sets[at : at + size]]
+        columns[at : at + size] = path_starts(np.stack(part))
+    return np.abs(columns[:, list(text.starts)] * text.seconds_per_key - np.array(text.begins))
 
 
 def prepared(maps_hns: Maps) -> Maps:
@@ -316,27 +303,21 @@ def path_starts(scores_knm: Maps) -> NDArray[np.int64]:
 # Text
 
 
-class _LinkedTexts(_AlignedTexts):
-    """Linked texts, whose error is 1 - (|found and sure| + |found and right|) / (|found| + |sure|)."""
-
-    def figures(self, sets: Sequence[Heads]) -> Numbers:
-        of_texts = [[self._of_text(n, heads) for heads in sets] for n in range(len(self.texts))]
-        return np.array(of_texts).transpose(1, 2, 0)
-
-    def _of_text(self, number: int, heads: Heads) -> tuple[float, float]:
-        """The error, and the fraction of the links that are found."""
-        text, seen = self.texts[number], self._found(number, heads)
+def _linked_figures(texts: Sequence[Any], maps: Sequence[Maps], sets: Sequence[Heads]) -> Numbers:
+    """1 - (|found and sure| + |found and right|) / (|found| + |sure|), and the fraction of the links that are found."""
+    of_texts = []
+    for text, maps_hns in zip(texts, maps, strict=True):
         sure = set(text.links)
         right = sure | set(text.possible)
-        rate = 1 - (len(sure & seen) + len(right & seen)) / (len(sure) + len(seen))
-        return rate, len(sure & seen) / len(text.links)
-
-    def _found(self, number: int, heads: Heads) -> set[tuple[int, int]]:
-        """The strongest key of each row that has a link."""
-        maps = self.maps[number]
-        n, n_keys = maps.shape[1:]
-        if heads is None:
-            keys = np.arange(n) * n_keys // n  # a straight line
-        else:
-            keys = maps[list(heads)].mean(0).argmax(-1)
-        return set(zip(self.texts[number].rows, keys.tolist(), strict=True))
+        _, n, n_keys = maps_hns.shape
+        figures = []
+        for heads in sets:
+            if heads is None:
+                keys = np.arange(n) * n_keys // n  # a straight line
+            else:
+                keys = maps_hns[list(heads)].mean(0).argmax(-1)  # the strongest key of each row that has a link
+            pairs = set(zip(text.rows, keys.tolist(), strict=True))
+            error = 1 - (len(sure & pairs) + len(right & pairs)) / (len(sure) + len(pairs))
+            figures.append((error, len(sure & pairs) / len(text.links)))
+        of_texts.append(figures)
+    return np.array(of_texts).transpose(1, 2, 0)

@@ -20,7 +20,7 @@ import io
 import math
 import tomllib
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -216,6 +216,17 @@ def token_map(weights: NDArray[np.float32], rows: Sequence[str], keys: Sequence[
             cells.append(Markup(f'<div title="{p:.3f}" style="background:rgba({BLUE},{p:.3f});{style}"></div>'))
         lines.append(cells)
     return Table(["", *keys], lines).html()
+
+
+def layer_table(cells: Iterable[tuple[str, Cell]]) -> str:
+    """Cells with the names of their heads as an HTML table: a row a layer, a column a head."""
+    rows: dict[str, list[Cell]] = {}
+    for name, cell in cells:
+        layer = name.rpartition(".")[0]
+        rows.setdefault(layer, [layer]).append(cell)
+    width = max(map(len, rows.values()))
+    padded = [[*row, *[""] * (width - len(row))] for row in rows.values()]
+    return Table(["", *(f"H{h}" for h in range(width - 1))], padded).html()
 
 
 @dataclass(frozen=True)

@@ -281,14 +281,14 @@ def read_wav(path: Path) -> NDArray[np.float32]:
     return resampled(samples.astype(np.float32), rate)
 
 
-def resampled(samples: NDArray[np.float32], rate: int, to: int = RATE) -> NDArray[np.float32]:
-    """The same sound at another number of samples a second, band-limited by its spectrum."""
-    if rate == to:
+def resampled(samples: NDArray[np.float32], rate: int) -> NDArray[np.float32]:
+    """The same sound, of `rate` samples a second, at RATE; band-limited by its spectrum."""
+    if rate == RATE:
         return samples
     seconds = -(-len(samples) // rate) + 1  # whole ones, for a whole length; one of silence keeps the ends apart
     spectrum = np.fft.rfft(np.pad(samples, (0, seconds * rate - len(samples))))
-    kept = np.zeros(seconds * to // 2 + 1, complex)
+    kept = np.zeros(seconds * RATE // 2 + 1, complex)
     size = min(len(kept), len(spectrum))
     kept[:size] = spectrum[:size]
-    sound = np.fft.irfft(kept, seconds * to) * (to / rate)
-    return sound[: round(len(samples) * to / rate)].astype(np.float32)
+    sound = np.fft.irfft(kept, seconds * RATE) * (RATE / rate)
+    return sound[: round(len(samples) * RATE / rate)].astype(np.float32)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -201,9 +200,9 @@ class Seen(HeadTable[SeenHead]):
     def __init__(
         self,
         sites: Sequence[Site],
-        shown: Shown | None = None,
-        notes: Sequence[str] = (),
-        places: Mapping[str, tuple[str, int]] = MappingProxyType({}),
+        shown: Shown | None,
+        notes: Sequence[str],
+        places: Mapping[str, tuple[str, int]],
     ) -> None:
         self.places = places
         self._heads = {site.name: site.heads for site in sites}  # of some no head is known before it has run

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headwise.errors import HeadwiseError
-from headwise.table import Markup, Table, escaped
+from headwise.table import Markup, escaped
 from headwise.view.page import json_block, package_text, page, word
 from headwise.view.report import FILM_BODY, FILM_STYLES, FILM_WORDS, quantised
 from headwise.words import LANGUAGES, sent
@@ -341,19 +341,14 @@ class Look:
         return f"Look({self.name}: {len(self.maps)} heads, {len(self.labels)} tokens; {names} look hardest{where})"
 
     def _repr_html_(self) -> str:
-        from headwise.heads.table import BLUE, token_map
+        from headwise.heads.table import BLUE, layer_table, token_map
 
-        # A row a layer, a cell a head, the bluer the harder it looks.
-        rows: dict[str, list[str | Markup]] = {}
+        cells = []  # of each head, the bluer the harder it looks
         for name, weights in self.maps.items():
             strength = _hardest(weights)
             style = f"background:rgba({BLUE},{strength:.2f});width:1.1em;height:1.1em"
             cell = Markup(f'<div title="{escaped(name)} {strength:.3f}" style="{style}"></div>')
-            layer = name.rpartition(".")[0]
-            rows.setdefault(layer, [layer]).append(cell)
-        columns = max(map(len, rows.values()))
-        lines = [[*cells, *[""] * (columns - len(cells))] for cells in rows.values()]
-        overview = Table(["", *(f"H{h}" for h in range(columns - 1))], lines).html()
+            cells.append((name, cell))
         drawn = []
         for name in self.strongest[: self.MOST_MAPS]:
             weights = self.maps[name][: self.MOST_ROWS, : self.MOST_ROWS]
@@ -364,7 +359,7 @@ class Look:
             picture = token_map(weights, self.labels[:n_rows], keys[:n_keys])
             drawn.append(f'<div style="overflow-x:auto"><b>{escaped(name)}</b>{picture}</div>')
         grid = "display:grid;grid-template-columns:repeat(auto-fill,minmax(22em,1fr));gap:1em"
-        return f'<div><b>{escaped(self.name)}</b>{overview}<div style="{grid}">{"".join(drawn)}</div></div>'
+        return f'<div><b>{escaped(self.name)}</b>{layer_table(cells)}<div style="{grid}">{"".join(drawn)}</div></div>'
 
 
 def _hardest(weights: NDArray[np.float32]) -> float:

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from headwise.errors import HeadwiseError
 from headwise.files import write_whole
-from headwise.heads.table import Survey
+from headwise.heads.table import Survey, layer_table
 from headwise.plan import SINKS, Windows
 from headwise.records import HeadMaps
-from headwise.table import Cell, Table, escaped, picture
+from headwise.table import escaped, picture
 from headwise.view.report import shares_of
 from headwise.view.survey import badges_of, earners
 from headwise.view.terminal import print_maps
@@ -40,15 +40,12 @@ class DrawnMaps(HeadMaps):
         return file.getvalue()
 
     def _repr_html_(self) -> str:
-        layers: dict[int, list[Cell]] = {}
-        for each in self.maps:
-            label = f"{each.name}: keys to the right, queries downwards"
-            layers.setdefault(each.layer, []).append(picture(each.weights.tolist(), label, 72))
-        most = max(map(len, layers.values()))
-        rows = [[f"L{layer}", *cells, *[""] * (most - len(cells))] for layer, cells in layers.items()]
-        table = Table(["", *(f"H{head}" for head in range(most))], rows)
+        cells = []
+        for head in self.maps:
+            label = f"{head.name}: keys to the right, queries downwards"
+            cells.append((head.name, picture(head.weights.tolist(), label, 72)))
         words = " ".join(f"<code>{escaped(token)}</code>" for token in self.tokens)
-        return f"<p>{escaped(self.model)}: {words}</p>{table.html()}"
+        return f"<p>{escaped(self.model)}: {words}</p>{layer_table(cells)}"
 
     def __repr__(self) -> str:
         return f"DrawnMaps({self.model}: {len(self.maps)} heads, {len(self.tokens)} tokens)"
@@ -109,7 +106,7 @@ def survey_png(path: str | Path, survey: Survey) -> None:
 
     # All thumbnails in one array, with room between them.
     pictures, badges = shares_of(survey), badges_of(survey.roles)
-    parts = list(dict.fromkeys(profile.part for profile in survey.profiles))
+    parts = list(dict.fromkeys(profile.part for profile in survey.profiles))  # in the order of the model
     layers = sorted({(parts.index(profile.part), profile.layer) for profile in survey.profiles})
     across = 1 + max(profile.head for profile in survey.profiles)
     mosaic = np.full((len(layers) * (SIDE + LABEL), across * (SIDE + GAP)), np.nan)
@@ -118,7 +115,8 @@ def survey_png(path: str | Path, survey: Survey) -> None:
         row = layers.index((parts.index(profile.part), profile.layer)) * (SIDE + LABEL)
         column = profile.head * (SIDE + GAP)
         shares = pictures[profile.name][0]
-        cells = np.ix_(*(np.arange(SIDE) * size // SIDE for size in shares.shape))  # any size as SIDE x SIDE
+        # Any size as SIDE x SIDE, without mixing cells: of each pixel the row and the column that it shows.
+        cells = np.ix_(*(np.arange(SIDE) * size // SIDE for size in shares.shape))
         mosaic[row : row + SIDE, column : column + SIDE] = shares[cells]
         places[profile.name] = row, column
 
@@ -142,7 +140,7 @@ def survey_png(path: str | Path, survey: Survey) -> None:
         text(column, row + SIDE + 1, profile.name)
         letters = " ".join(badges[role].letter for role in profile.roles)
         text(column, row + SIDE + 7, letters, weight="bold", color="#2f5590")
-    inch = 1 / figure.get_figheight()
+    inch = 1 / figure.get_figheight()  # as a share of the figure's height
     figure.text(0.02, 1 - 0.15 * inch, survey.model, fontsize=13, va="top", parse_math=False)
     for place, role in enumerate(earned):
         line = f"{badges[role.name].letter}  {role.name}: {role.meaning}"
