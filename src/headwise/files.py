@@ -20,7 +20,7 @@ import re
 import shutil
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -241,6 +241,12 @@ def check_regular(folder: Path) -> None:
     for path in folder.iterdir():
         if is_stream(path):
             raise HeadwiseError(f"{path} is a pipe or a device; a model folder has files")
+
+
+def require_empty(folder: Path, is_ours: Callable[[str], bool] = lambda name: False) -> None:
+    """Refuse a folder to be filled that is there and holds anything but files whose names `is_ours` knows."""
+    if folder.exists() and not (folder.is_dir() and all(is_ours(path.name) for path in folder.iterdir())):
+        raise HeadwiseError(f"{folder} exists and is not empty; pass another folder")
 
 
 def _too_large(path: str | Path, size: str, most: int) -> HeadwiseError:

@@ -15,8 +15,11 @@ class _Brief:
     """A dataclass whose repr leaves out what is as usual."""
 
     def __repr__(self: Any) -> str:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        chosen = [f"{f.name}={values[f.name]!r}" for f in fields(self) if values[f.name] != f.default]
+        chosen = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value != field.default:
+                chosen.append(f"{field.name}={value!r}")
         return f"{type(self).__name__}({', '.join(chosen)})"
 
 

@@ -135,16 +135,13 @@ class Trace(Generic[AnyArray]):
             pictures: list[str] = [f"document {b}"]
             for h, weights in enumerate(heads[: PICTURED["heads"]]):
                 part = f"{queries} of {shape[-2]} queries, {keys} of {shape[-1]} keys"
-                values = [_floats(row[:keys]) for row in weights[:queries]]
+                values = []
+                for row in weights[:queries]:
+                    values.append([float(getattr(x, "data", x)) for x in flat(row[:keys])])  # of a scalar its number
                 pictures.append(picture(values, f"weights of head {h}, document {b}: {part}"))
             rows.append(pictures)
         head = ["weights", *(f"head {h}" for h in range(len(rows[0]) - 1))]
         return f"<p>{escaped(repr(self))}</p>{Table(head, rows).html()}"
-
-
-def _floats(row: Any) -> list[float]:
-    """Plain numbers, of scalars that carry gradients too."""
-    return [float(getattr(x, "data", x)) for x in flat(row)]
 
 
 class Call(NamedTuple):

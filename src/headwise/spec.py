@@ -122,12 +122,6 @@ class AttentionSpec:
     def __post_init__(self) -> None:
         if self.rope_dim and self.rope is None:
             vars(self)["rope"] = RoPE()
-        self._fill_in_sizes()
-        self._check_latent()
-        self._check_options()
-
-    def _fill_in_sizes(self) -> None:
-        """Put the usual number where a size was left as None, and check every size."""
         for name in ("d_model", "n_heads"):
             require_size(name, getattr(self, name))
         for name in SIZES:
@@ -135,8 +129,10 @@ class AttentionSpec:
                 vars(self)[name] = self._usual(name)
             if name == "kv_index":
                 vars(self)[name] = resolve_kv_index(self.n_heads, self.n_kv_heads, self.kv_index)
-            elif name != "rope_dim" or self.rope_dim != 0:
+            elif name != "rope_dim" or self.rope_dim != 0:  # 0: no rotary key of its own
                 require_size(name, getattr(self, name))
+        self._check_latent()
+        self._check_options()
 
     def _usual(self, name: str) -> int | tuple[int, ...]:
         """What a size is where it is left as None; it follows from the sizes before it."""

@@ -97,7 +97,7 @@ def test_every_parameter_is_in_one_group(tiny_config: Any, name: str, changes: A
                 assert group["weight_decay"] == (0.7 if p.ndim == 2 else 0.0)
                 by_muon = muon is not None and p.ndim == 2 and names[id(p)].startswith("blocks.")
                 assert isinstance(optimizer, torch.optim.Muon) == by_muon
-                assert group["peak_lr"] == (muon if by_muon else recipe.lr)
+                assert group["lr"] == optimizer.defaults["lr"] == (muon if by_muon else recipe.lr)
     assert sorted(found) == sorted(names.values())
 
 

@@ -76,9 +76,7 @@ def test_curves_and_rates() -> None:
     factors = []
     for step in (0, 3, 4, 12, 19):
         work.step(step)
-        factors.append(
-            {group["lr"] / group["peak_lr"] for optimizer in work.optimizers for group in optimizer.param_groups}
-        )
+        factors.append({group["lr"] / o.defaults["lr"] for o in work.optimizers for group in o.param_groups})
     assert [len(factor) for factor in factors] == [1] * 5
     assert [factor.pop() for factor in factors] == pytest.approx([0.25, 1, 1, 0.5, 0.5 - 0.5 * math.cos(math.pi / 16)])
     heard: list[tuple[HealPoint, int]] = []

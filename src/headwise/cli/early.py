@@ -26,10 +26,17 @@ if TYPE_CHECKING:
 AT_ONCE = 2**24  # bytes of texts that are read through before anything else
 
 
-def check_model(folder: Path) -> None:
-    """Refuse what is no model folder. What of a run is not in order its reader says, which takes no time either."""
+def check_model(folder: Path, dtype: str = "auto") -> None:
+    """Refuse what is no model folder, and a number format that no model runs in.
+
+    What of a run is not in order its reader says, which takes no time either.
+    """
     if not is_own(folder):
         check_folder(folder)
+    if dtype != "auto":
+        from headwise.cost.pricing import computed_in  # a sixth of what `headwise --help` would import
+
+        computed_in(dtype)
 
 
 def check_texts(folder: Path, texts: Sequence[str | Path] | None, field: str | None = None) -> None:

@@ -78,6 +78,7 @@ def heads(
         return
     labels = relations if relations is None or relations in BENCHES else Path(relations)
     share_note(rows, seed)  # refused here, before the model is read
+    check_model(model, dtype)
     _check(model, text, against, sort, labels, headvis, card)
     check_tables(files)
     _check_text(model, text, ids, tokens, labels, field)
@@ -168,7 +169,7 @@ def _circuits(model: Path, reading: Mapping[str, Any], **options: Any) -> None:
         raise refusal("circuits_text", options=", ".join(passed))
     if reading["device"] != "cpu":
         raise refusal("circuits_device")
-    check_model(model)
+    check_model(model, reading["dtype"])
     with needs_torch():
         from headwise.heads.circuits import circuits
         from headwise.models.open import open_folder

@@ -52,7 +52,7 @@ def why(
     Where they looked, too, and what happens without them.
     """
     lang = language()
-    check_model(model)
+    check_model(model, dtype)
     check_answers(model)
     check_reads_tokens(model)
     with needs_torch():
@@ -288,7 +288,7 @@ def _report_of(run: Path) -> Path:
 
 def _live(model: Path, text: str | None, port: int, browser: bool, dtype: str, device: str) -> None:
     """Serve the page of a model, and answer it until Ctrl-C."""
-    check_model(model)
+    check_model(model, dtype)
     sound = Path(text) if text is not None and text.lower().endswith(".wav") else None
     _check_reads(model, sound)
     with needs_torch():

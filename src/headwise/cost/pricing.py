@@ -20,12 +20,14 @@ from headwise.cost.shape import (
     forward_price,
     longest_context,
 )
+from headwise.errors import HeadwiseError
 from headwise.table import DECIMAL, Table, amount, escaped, scaled
 from headwise.words import Note, refusal, unknown
 
 # Bits of one number. Formats that share a scale among a block of numbers take a little more; it is not counted.
 BITS = {"fp64": 64, "fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "fp4": 4, "int4": 4}
 LONG_NAMES = {"double": "fp64", "float": "fp32", "half": "fp16", "bfloat16": "bf16"}
+COMPUTED = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}  # those that models run in, as torch calls them
 UNITS = {"b": 1}
 for _power, _letter in enumerate("kmgtp", start=1):
     UNITS |= {f"{_letter}b": 1000**_power, f"{_letter}ib": 1024**_power}
@@ -39,6 +41,16 @@ def number_format(name: object) -> str:
     if short in BITS:
         return short
     raise unknown(Note.of("refused.no_format", name=repr(name)), short, BITS)
+
+
+def computed_in(dtype: str) -> str:
+    """torch's name of a number format that models run in; "auto" as it is. Raises HeadwiseError for any other."""
+    if dtype == "auto":
+        return dtype
+    short = number_format(dtype)
+    if short not in COMPUTED:
+        raise HeadwiseError(f"dtype={dtype} is not computed in; one of auto, {', '.join(COMPUTED)}")
+    return COMPUTED[short]
 
 
 def bytes_of(count: int, dtype: str) -> int:

@@ -309,8 +309,10 @@ def _stacks(config: GPTConfig) -> dict[str, list[str]]:
         names = [name for name in all_names if name in names or re.search(record["biases"], name)]
     stacks: dict[str, list[str]] = {}
     for name in names:
-        if not (config.tied and name == "lm_head.weight"):
-            stacks.setdefault(".".join(parts.get(part, part) for part in name.split(".")), []).append(name)
+        if config.tied and name == "lm_head.weight":
+            continue
+        theirs = ".".join(parts.get(part, part) for part in name.split("."))
+        stacks.setdefault(theirs, []).append(name)
     return stacks
 
 
@@ -327,13 +329,17 @@ def _meta_state(config: GPTConfig) -> dict[str, Tensor]:
 
 def to_hf(model: GPT) -> dict[str, Tensor]:
     """The tensors under the names of the form. Biases that only the form has are zeros."""
-    state = model.state_dict()
-    zeros = {name.removesuffix("weight") + "bias": weight.new_zeros(len(weight)) for name, weight in state.items()}
-    state = zeros | state
-    return {
-        name: _transposed(name, torch.cat([state[part] for part in ours])).contiguous()
-        for name, ours in _stacks(model.config).items()
-    }
+    state = _with_zero_biases(model.state_dict())
+    tensors = {}
+    for name, ours in _stacks(model.config).items():
+        tensors[name] = _transposed(name, torch.cat([state[part] for part in ours])).contiguous()
+    return tensors
+
+
+def _with_zero_biases(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same, and for each weight without a bias one of zeros."""
+    zeros = {name.removesuffix("weight") + "bias": weight.new_zeros(len(weight)) for name, weight in tensors.items()}
+    return zeros | tensors
 
 
 def from_hf(config: GPTConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -345,7 +351,7 @@ def from_hf(config: GPTConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     state: dict[str, Tensor] = {}
     for name, ours in stacks.items():
         tensor = _transposed(name, tensors[name])
-        sizes = [len(wanted[part]) if part in wanted else 0 for part in ours]
+        sizes = [len(wanted[part]) if part in wanted else 0 for part in ours]  # 0: a bias that ours has not
         if any(sizes):
             state |= dict(zip(ours, torch.split(tensor, sizes), strict=True))
         elif tensor.any():  # a bias that only the form has
@@ -369,10 +375,10 @@ def as_gpt(fields: dict[str, Any], tensors: dict[str, Tensor]) -> GPT:
         qk_norm="model.layers.0.self_attn.q_norm.weight" in tensors,
         windows=tuple(window if kind == "sliding_attention" else None for kind in kinds[:n_layers]),
     )
-    zeros = {name.removesuffix("weight") + "bias": x.new_zeros(len(x)) for name, x in tensors.items()}
+    tensors = _with_zero_biases(tensors)
     unlimited = replace(config, windows=None)  # windows have no weights, and a Qwen2 may have biases beside them
     with shapes_alone():
         model = GPT(config)
-    stacks = {name: (zeros | tensors)[name] for name in _stacks(unlimited)}
+    stacks = {name: tensors[name] for name in _stacks(unlimited)}
     model.load_state_dict(from_hf(unlimited, stacks), assign=True)
     return model.eval()

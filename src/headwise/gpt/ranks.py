@@ -338,14 +338,12 @@ class _Watch(threading.Thread):
             remedy = "all end, and no file is half written; the same command goes on, a training where it is resumed"
             os.write(2, f"{clear}headwise: {message}; {remedy}\n".encode())
 
-        if not self.over.is_set() and not self._all_done():
-            self.fail(say, LOST)
-
-    def _all_done(self) -> bool:
-        """The others may be gone before this rank's main thread has seen that all are done: that is no loss."""
+        if self.over.is_set():
+            return
         with suppress(dist.DistError):
-            return int(self.store.add("done", 0)) >= self.world
-        return False
+            if self.store.add("done", 0) >= self.world:  # which this rank's main thread has not seen yet: no loss
+                return
+        self.fail(say, LOST)
 
     def fail(self, say: Callable[[], None], code: int) -> NoReturn:
         """End this rank, and tell the others to end, with this code, or with that of the rank that failed before."""

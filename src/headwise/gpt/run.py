@@ -28,7 +28,7 @@ from headwise.corpus.tokens import Tokens
 from headwise.corpus.training import Corpus, Documents, text_corpus, verb_corpus
 from headwise.errors import HeadwiseError
 from headwise.families import RUN
-from headwise.files import LOCK, TEXT, Kept, is_unfinished, read_bytes, read_json, write_whole
+from headwise.files import LOCK, TEXT, Kept, is_unfinished, read_bytes, read_json, require_empty, write_whole
 from headwise.gpt.checkpoint import MODEL_FILES, hf_form, load_model, save_model
 from headwise.gpt.generate import generate
 from headwise.gpt.gpt import GPT, GPTConfig
@@ -68,7 +68,8 @@ class Settings:
     @property
     def paths(self) -> list[Path]:
         """The files and folders of the text."""
-        return [Path(path) for path in ((self.text,) if isinstance(self.text, str) else self.text or ())]
+        texts = [self.text] if isinstance(self.text, str) else self.text or ()
+        return [Path(text) for text in texts]
 
     def resolve(self, progress: Reading | None = None) -> tuple[Corpus, GPTConfig, Recipe]:
         """The data, the model's shape and the recipe; `progress` hears how much of a large text has been read."""
@@ -196,8 +197,8 @@ def kept_text(folder: Path, text: str) -> Iterator[Path]:
     is_new = not path.exists()
     if not is_new and read_bytes(path) != text.encode():
         raise HeadwiseError(f"{folder} holds another {TEXT}; pass another folder")
-    if is_new and not is_new_folder and not (folder.is_dir() and _is_blank(folder)):
-        raise HeadwiseError(f"{folder} exists and is not empty; pass another folder")
+    if is_new:
+        require_empty(folder, _is_of_a_beginning)
     folder.mkdir(parents=True, exist_ok=True)
     try:
         if is_new:
@@ -212,9 +213,9 @@ def kept_text(folder: Path, text: str) -> Iterator[Path]:
         raise
 
 
-def _is_blank(folder: Path) -> bool:
-    """Is there nothing in it but what a run that was killed at its beginning leaves?"""
-    return all(path.name in (LOCK, TEXT) or is_unfinished(path.name, FIRST) for path in folder.iterdir())
+def _is_of_a_beginning(name: str) -> bool:
+    """Is it the name of a file that a run which was killed at its beginning leaves?"""
+    return name in (LOCK, TEXT) or is_unfinished(name, FIRST)
 
 
 def read_run(folder: Path) -> Run | None:
@@ -262,7 +263,7 @@ def _check(folder: Path, settings: Settings, corpus: Corpus, resume: bool) -> Ru
         raise refusal("out_is_file", folder=folder)
     run = read_run(folder) if folder.exists() else None
     if run is None:
-        if folder.exists() and not _is_blank(folder):
+        if folder.exists() and not all(_is_of_a_beginning(path.name) for path in folder.iterdir()):
             raise refusal("not_empty", folder=folder)
         return None
     if not resume:

@@ -259,7 +259,7 @@ def update(
     require_finite(step + 1, loss=loss, gradient=norm.item())
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = group["peak_lr"] * rate
+            group["lr"] = optimizer.defaults["lr"] * rate  # of the peak, which the optimizer was made with
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
@@ -328,8 +328,6 @@ def make_optimizers(model: GPT, recipe: Recipe) -> list[Optimizer]:
     optimizers: list[Optimizer] = [adamw(groups, lr=recipe.lr, betas=recipe.betas, fused=True)]
     if recipe.muon_lr:
         optimizers.append(muon(hidden, lr=recipe.muon_lr, weight_decay=recipe.weight_decay))
-    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-        group["peak_lr"] = group["lr"]
     return optimizers
 
 

@@ -149,10 +149,11 @@ def _bytes(
 ) -> dict[str, int]:
     spec, (B, H, G, T, S, D, E) = layer.spec, sizes
     size = x.element_size()
+    kv_width = D if form == "absorbed" else D + E  # what is absorbed is read once, as keys and as values
     counts = {
         "weights": sum(p.numel() * p.element_size() for p in layer.parameters()),
         "x and result": B * T * (spec.d_in + spec.d_out) * size,
-        "q, k, v and heads": B * (H * T * (D + E) + G * keys * (D if form == "absorbed" else D + E)) * size,
+        "q, k, v and heads": B * (H * T * (D + E) + G * keys * kv_width) * size,
     }
     if form == "expanded":
         counts["latents"] = B * S * spec.cache_values_per_token * size

@@ -263,10 +263,11 @@ class MultiHeadAttention(Projections):
             first = n * (distance < 0)
             distance = distance.abs()
         distance = distance.clamp(min=0)
-        exact = n // 2  # so many distances have a bucket each; the others grow by a factor
-        steps = torch.log(distance.clamp(min=1) / exact) / math.log(rule.max_distance / exact) * (n - exact)
-        bucket = torch.where(distance < exact, distance, (exact + steps.long()).clamp(max=n - 1))
-        return self.relative_bias[first + bucket].permute(2, 0, 1)[None]
+        exact = n // 2  # so many distances have a bucket each; the others share n - exact, up to `max_distance`
+        reached = torch.log(distance.clamp(min=1) / exact) / math.log(rule.max_distance / exact)  # 1 there
+        wide = (exact + (reached * (n - exact)).long()).clamp(max=n - 1)
+        bucket = torch.where(distance < exact, distance, wide)
+        return self.relative_bias[first + bucket].permute(2, 0, 1)[None]  # (T,S,H) -> (1,H,T,S)
 
     def check(
         self,
@@ -390,14 +391,18 @@ def _normed(norm: nn.Module, x: Tensor) -> Tensor:
 
 def _check_places(of_layer: Mask | None, mask: Mask | None, cache: KVCache, is_cross: bool) -> None:
     """A piece of a text must see what the whole text sees: its queries stand where the mask takes them to be."""
-    for part in () if mask is None or not is_cross else mask.parts():
-        if part.aligned():
-            raise HeadwiseError(
-                f"{part!r} with a cache of a context: where its queries stand hangs on their number, and a piece of "
-                f"them does not know how many came before; give it an offset= in each call, or leave the cache out"
-            )
-    for part in () if of_layer is None or is_cross or not cache.length else of_layer.parts():
-        if part.aligned() is False:
+    if is_cross and mask is not None:
+        for part in mask.parts():
+            if part.aligned():
+                raise HeadwiseError(
+                    f"{part!r} with a cache of a context: where its queries stand hangs on their number, and a piece "
+                    f"of them does not know how many came before; give it an offset= in each call, or leave the cache "
+                    f"out"
+                )
+    if is_cross or of_layer is None or not cache.length:
+        return
+    for part in of_layer.parts():
+        if part.aligned() is False:  # it has an offset; None: it compares no positions
             raise HeadwiseError(
                 f"{part!r} of a layer with a cache of {cache.length} tokens: its offset is that of the first query of "
                 f"each call; build the layer without it, and it counts on from the cache"
@@ -413,8 +418,11 @@ def _check_rolling(window: int, mask: Mask | None) -> None:
                 f"{part!r} with a cache of window={window}: it counts from the first key, which rolls away; "
                 f"leave it out, or its offset, or use a growing cache"
             )
-    bands = [part.band(1, 1) or (None, None) for part in parts]  # around a query that stands at its own key
-    lefts = [-low for low, _ in bands if low is not None]
+    lefts = []  # how far back each part with a bound lets a query look
+    for part in parts:
+        low, _ = part.band(1, 1) or (None, None)  # of one query that stands at its own key
+        if low is not None:
+            lefts.append(-low)
     if not lefts or min(lefts) > window:
         reach = f"Window(left={min(lefts)})" if lefts else "no Window"
         raise HeadwiseError(

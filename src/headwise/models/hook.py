@@ -174,10 +174,10 @@ def attend_by_rows(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
     S = k.shape[2]
     if options.softcap is None or B * H * T * S <= LARGEST:
         return attend(q, k, v, options)
-    count = max(1, LARGEST // (B * H * S))
+    n_rows = max(1, LARGEST // (B * H * S))
     blocks = []
-    for start in range(0, T, count):
-        rows = slice(start, min(start + count, T))
+    for start in range(0, T, n_rows):
+        rows = slice(start, start + n_rows)
         mask = None if options.mask is None else options.mask.for_queries(rows, T)
         blocks.append(attend(q[:, :, rows], k, v, options._replace(mask=mask)))
     return torch.cat(blocks, 2)
@@ -212,11 +212,11 @@ class Tap(ABC):
 
     def wait(self, call: Call) -> None:
         """Keep a call until W_O is called."""
-        last = self.waiting[-1] if self.waiting and call.weights is None else None
         # DiffLlama lays the same maps over other values in a second call: these are the same heads.
-        is_same_maps = last is not None and last.q is call.q and last.k is call.k
-        if not is_same_maps:
-            self.waiting.append(call)
+        for last in self.waiting[-1:]:
+            if call.weights is None and last.q is call.q and last.k is call.k:
+                return
+        self.waiting.append(call)
 
     def end(self, *args: Any) -> None:
         """Calls that never entered W_O in a form that is known are handed on as they left the attention."""
@@ -341,12 +341,15 @@ class FreeTap(Tap):
         before = _before.get(joined, joined)
         if self.waiting[1:] or joined.numel() != call.out.numel():
             return self.end()
-        for tokens_first in (False, True) if joined.ndim == 3 else (False,):
+        for tokens_first in (False, True):
+            if tokens_first and joined.ndim != 3:
+                break
             rows, rows_before = (x.transpose(0, 1) if tokens_first else x for x in (joined, before))
-            read = rows_before.reshape(B, T, H, E).transpose(1, 2)
+            heads = rows_before.reshape(B, T, H, E).transpose(1, 2)
             with torch.no_grad():  # a comparison would leave its numbers for a backward pass
-                same = torch.allclose(read, call.out.to(read.dtype), rtol=0, atol=0, equal_nan=True)
-            if not same:
+                # The very bits; torch.equal takes NaN for another number than NaN.
+                is_same = torch.allclose(heads, call.out.to(heads.dtype), rtol=0, atol=0, equal_nan=True)
+            if not is_same:
                 continue
             self.waiting = []
             self.learn(call)
@@ -448,7 +451,7 @@ def _replace_interface() -> None:
     from headwise.models.hf import AttentionInterface  # here: other models need no transformers
 
     interface: Any = AttentionInterface
-    if "__getitem__" in vars(interface):
+    if "__getitem__" in vars(interface):  # of itself it inherits that: so it is ours already
         return
     get, item = interface.get_interface, interface.__getitem__
     _library.callback(setattr, interface, "get_interface", get)

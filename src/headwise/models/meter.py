@@ -15,10 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headwise.cost import PRESETS, Price
+from headwise.cost.pricing import COMPUTED, bytes_of
 from headwise.errors import HeadwiseError
 from headwise.memory import device_named, free_on, in_turn, peak_memory, seconds_of
 from headwise.models.ask import device_of, each, logits, reader, require_next, vocabulary_of
-from headwise.models.open import DTYPES, open_folder
+from headwise.models.open import open_folder
 from headwise.models.stream import stream_of
 from headwise.table import DECIMAL, amount, scaled
 from headwise.words import Note, refusal
@@ -118,8 +119,8 @@ def open_priced(folder: Path, price: Price, stream: bool | None, device: str) ->
     setting = price.setting
     if price.decode is None or setting.source is not None:
         raise refusal("unmeasured", family=price.family)
-    if setting.dtype not in DTYPES or setting.cache_dtype != setting.dtype:
-        raise refusal("measured_in", known=", ".join(DTYPES), dtype=setting.dtype, cache=setting.cache_dtype)
+    if setting.dtype not in COMPUTED or setting.cache_dtype != setting.dtype:
+        raise refusal("measured_in", known=", ".join(COMPUTED), dtype=setting.dtype, cache=setting.cache_dtype)
     if str(folder) in PRESETS or not folder.is_dir():
         raise refusal("none_to_run", folder=folder)
     model = open_folder(folder, stream=stream, dtype=setting.dtype, device=device).model
@@ -131,7 +132,7 @@ def open_priced(folder: Path, price: Price, stream: bool | None, device: str) ->
 def _require_room(price: Price, device: torch.device) -> None:
     """Refuse a text whose cache and features do not fit beside the weights, which are there already."""
     setting, free = price.setting, free_on(device)
-    token = NUMBERS * price.d_model * DTYPES[setting.dtype].itemsize + price.cache.bytes_per_token
+    token = NUMBERS * price.d_model * bytes_of(1, setting.dtype) + price.cache.bytes_per_token
     tokens = setting.batch * setting.context
     if token * tokens <= free.size:
         return

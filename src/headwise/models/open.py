@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.corpus.tokens import TextTokens, Tokens
-from headwise.cost.pricing import number_format
+from headwise.cost.pricing import computed_in
 from headwise.errors import HeadwiseError
 from headwise.families import OURS, is_own
 from headwise.gpt.checkpoint import save_model
@@ -34,7 +34,6 @@ COPIED = (
     "chat_template.json", "generation_config.json",
 )  # fmt: skip
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 FRACTION = 0.8  # of the free memory that weights may take; activations and a cache need the rest
 
 
@@ -179,9 +178,9 @@ def open_folder(
     place = device_named(device)
     if ranks.world > 1 and place != CPU:
         raise HeadwiseError("parallel= and device=: pass one of them; each process has the device of its rank")
-    numbers = "auto" if dtype == "auto" else DTYPES.get(number_format(dtype))
-    if numbers is None:
-        raise HeadwiseError(f"dtype={dtype} is not computed in; one of auto, {', '.join(DTYPES)}")
+    numbers: Any = computed_in(dtype)
+    if numbers != "auto":
+        numbers = getattr(torch, numbers)
     if is_own(path):
         run, tokens = load_run(path)
         if isinstance(numbers, torch.dtype):

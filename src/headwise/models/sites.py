@@ -115,7 +115,8 @@ def _held_here(site: Site) -> Site:
         return site
 
     def local(name: str) -> Tensor | None:
-        return None if (weights := site.weights(name)) is None else held(weights)[0]
+        weights = site.weights(name)
+        return None if weights is None else held(weights)[0]
 
     n_heads = site.n_heads if is_watchable(site.module) else site.n_heads // parts
     return replace(site, n_heads=n_heads, weights=local, part=part, parts=parts)
@@ -164,7 +165,9 @@ def uses_interface(module: nn.Module) -> bool:
 @cache
 def _calls_interface(kind: type) -> bool:
     for base in kind.__mro__:
-        for member in vars(base).values() if base.__module__ != BASE[0] else ():
+        if base.__module__ == BASE[0]:  # what all models inherit names the interface, but calls nothing of it
+            continue
+        for member in vars(base).values():
             code = getattr(inspect.unwrap(member), "__code__", None) if callable(member) else None
             if code is None or "ALL_ATTENTION_FUNCTIONS" not in code.co_names:
                 continue
@@ -428,7 +431,7 @@ def _names(model: nn.Module, attentions: Sequence[str]) -> dict[str, str]:
         orders[stack] += 1
     for name in _several_times(names):
         parts_of = {path: _parts(path) for path in attentions if names[path] == name}
-        shared = set.intersection(*map(set, parts_of.values()))
+        shared = set.intersection(*map(set, parts_of.values()))  # what all of them have tells none from another
         for path, parts in parts_of.items():
             telling = [part for part in parts if part not in shared] or parts
             stack = name.rpartition(".")[0]
@@ -444,8 +447,16 @@ def _several_times(names: Mapping[str, str]) -> list[str]:
 
 def _parts(path: str) -> list[str]:
     """The parts of a path with their numbers, without that of the layer: "layers.3.attn.1" is layers, attn1."""
-    within = re.sub(r"(^|\.)\d+(?=\.|$)", "", path, count=1)
-    return re.sub(r"\.(?=\d+(\.|$))", "", within.removeprefix(".")).split(".")
+    parts: list[str] = []
+    is_within_layer = False
+    for part in path.split("."):
+        if part.isdigit() and not is_within_layer:
+            is_within_layer = True  # this is the layer's own number
+        elif part.isdigit() and parts:
+            parts[-1] += part
+        else:
+            parts.append(part)
+    return parts
 
 
 def _is_cross(path: str) -> bool:
@@ -510,8 +521,9 @@ def _projections(modules: Mapping[str, nn.Module], path: str, family: Family | N
     around = [path, path.rpartition(".")[0]]
     parts = {}
     for x in "qkvo":
-        apart = family is not None and (x == "o" or not (family.packed or family.kv_down))
-        recorded = (getattr(family, x),) if apart else ()
+        # Of matrices that are packed, or that read a latent, the record's path is none of W_Q, W_K or W_V.
+        has_path = family is not None and (x == "o" or not (family.packed or family.kv_down))
+        recorded = (getattr(family, x),) if has_path else ()
         places = around if x == "o" or recorded else around[:1]
         parts[x] = _first_matrix(modules, places, [*recorded, *PROJECTIONS[x]])
     recorded = (family.q,) if family is not None and family.packed else ()
@@ -524,9 +536,10 @@ def _weight(parts: Mapping[str, nn.Module | None], n_heads: int, name: str) -> T
     w_o, rows = _plain_rows(parts["o"]), _plain_rows(parts[name])
     if name == "o":
         return None if w_o is None or w_o.shape[1] % n_heads else w_o
-    packed = _plain_rows(parts["packed"])  # as many rows of queries as W_O reads, the rest keys and values alike
+    packed = _plain_rows(parts["packed"])
     if packed is None:
         return rows
+    # Queries have as many rows as W_O has columns; keys and values have half of the rest each.
     n_queries = packed.shape[0] // 3 if w_o is None else w_o.shape[1]
     n_keys, left = divmod(packed.shape[0] - n_queries, 2)
     if n_keys <= 0 or left:
@@ -547,7 +560,10 @@ def _plain_rows(module: nn.Module | None) -> Tensor | None:
 def _latent_weight(
     family: Family, core: nn.Module, parts: Mapping[str, nn.Module | None], n_heads: int, name: str
 ) -> Tensor | None:
-    """The same where keys and values come out of a latent: W_UK,h W_DKV beside the rotary rows, and W_UV,h W_DKV."""
+    """W_Q to W_O as `_weight` gives them, where keys and values come out of a latent.
+
+    Of head h, W_K is W_UK,h W_DKV with the rows that make the rotary key below it, and W_V is W_UV,h W_DKV.
+    """
     w_o = _weight(parts, n_heads, "o")
     if name == "o" or w_o is None:
         return w_o

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import dis
 import inspect
-import itertools
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,6 +33,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from headwise.models.reading import check, joined_mask, probed_rows
@@ -42,6 +42,8 @@ from headwise.spec import Options
 
 # Who takes a call: as it was read, what its heads give by now, and is the order of its heads sure?
 Take = Callable[[Call, Tensor, bool], Tensor | None]
+# A call as it was read, and is the order of its heads sure; or why it was not read.
+Reading = tuple[Call, bool] | str
 
 FUSED, PACKED = F.scaled_dot_product_attention, F.multi_head_attention_forward
 # The second function as it is, but that it does not ask who listens: then what it calls comes here one by one.
@@ -63,7 +65,8 @@ JOINS = {"cat", "concat", "concatenate", "stack"}
 # What these give is no form of their input any more: its trail ends.
 MAKES_NEW = {"linear", "addmm", "layer_norm", "rms_norm", "group_norm", "batch_norm", "conv1d", "conv2d", "embedding"}
 HANDED = "it is handed queries and keys, perhaps of two texts: there are no distances"
-# Operation and argument of `@` and `@=` in bytecode. To let `dis` take every line apart takes far longer.
+# `@` and `@=` in bytecode, each as the byte of its operation and the byte of its argument. To let `dis` take every line
+# of every class apart takes far longer than to look for these two pairs.
 PRODUCT_LINES = dis.get_instructions(compile("a @ b; a @= b", "", "exec"))
 MATMULS = {(step.opcode, step.arg) for step in PRODUCT_LINES if step.opname == "BINARY_OP"}
 LIBRARIES = {"torch", "numpy", "einops", "transformers"}  # whose functions are no part of a class
@@ -72,7 +75,10 @@ CONTEXT = {"key", "k", "context", "memory", "encoder_hidden_states", "key_value_
 
 
 def attends(module: nn.Module) -> bool:
-    """Does the code of this module's class read as one of the three? What it does is found out by running it."""
+    """Does the code of this module's class read as one of the three? What it does is found out by running it.
+
+    Its softmax may be a module, nn.Softmax, which the code of the class does not name.
+    """
     attention, product = _reads(type(module))  # type: ignore[arg-type]
     return attention or (product and any(isinstance(child, nn.Softmax) for child in module.children()))
 
@@ -91,7 +97,9 @@ def _names(kind: type[nn.Module]) -> frozenset[str]:
     """What is named in the code of a class: in its `forward`, and in the functions and methods that this calls."""
     names: set[str] = set()
     read = set()
-    waiting: list[Any] = [vars(base).get(name) for base in kind.__mro__ for name in ("forward", "__init__")]
+    waiting: list[Any] = []  # functions and other things that are still to be looked at
+    for base in kind.__mro__:
+        waiting += [vars(base).get("forward"), vars(base).get("__init__")]
     # torch's own attentions (nn.TransformerEncoderLayer) are read like a user's; its other functions are not.
     homes = {base.__module__ for base in kind.__mro__ if base.__module__.startswith("torch.nn")}
     while waiting:
@@ -108,7 +116,8 @@ def _names(kind: type[nn.Module]) -> frozenset[str]:
         for code in codes:  # the list grows by functions inside of functions
             codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
             names.update(code.co_names)
-            if MATMULS & set(zip(code.co_code[::2], code.co_code[1::2], strict=True)):
+            operations, arguments = code.co_code[::2], code.co_code[1::2]  # a byte each, one after the other
+            if MATMULS & set(zip(operations, arguments, strict=True)):
                 names.add("@")
             # What a name stands for: a global of the function's file, a method, or a function of a module named here.
             named = [function.__globals__.get(name) for name in code.co_names]
@@ -176,8 +185,9 @@ def _einsum(equation: str, operands: Sequence[Tensor], result: Tensor, side: int
     free = "".join(letter for letter in ascii_uppercase if letter not in equation)
 
     def spelled_out(letters: str, x: Tensor) -> str:
-        """With letters for "...": its axes are counted from the last, which all tensors have in common."""
-        return letters.replace("...", free[: x.ndim - len(letters) + 3][::-1])
+        """With letters for "...", the same in all tensors: its axes broadcast, so they are counted from the last."""
+        n_hidden = x.ndim - len(letters.replace("...", ""))  # axes that "..." stands for
+        return letters.replace("...", free[:n_hidden][::-1])
 
     weights = spelled_out(parts[side], operands[side])
     values = spelled_out(parts[1 - side], operands[1 - side])
@@ -185,13 +195,14 @@ def _einsum(equation: str, operands: Sequence[Tensor], result: Tensor, side: int
     keys = [x for x in weights if x in values and x not in out]
     queries = [x for x in weights if x in out and x not in values]
     features = [x for x in values if x in out and x not in weights]
-    if len(queries) > 1 and keys:  # heads that share values are such axes, too: as many queries as keys tell them apart
+    if len(queries) > 1 and keys:
+        # Heads that share values are such axes, too. Queries are the axis that is as long as the keys.
         sizes = dict(zip(weights, operands[side].shape, strict=True))
         queries = [x for x in queries if sizes[x] == sizes[keys[0]]]
     if len(keys) != 1 or len(queries) != 1 or len(features) != 1 or any(x not in out + values for x in weights):
         return None
     key, query, feature = keys[0], queries[0], features[0]
-    lead = "".join(x for x in weights if x not in (key, query))
+    lead = weights.replace(key, "").replace(query, "")  # documents, heads, ...
     # Axes in our order; one that the values alone have is summed up, and one that they lack has length 1.
     shared = "".join(x for x in lead if x in values)
     v = torch.einsum(f"{values}->{shared}{key}{feature}", operands[1 - side])
@@ -235,7 +246,8 @@ class Block:
         self.seen: set[nn.Module] = set()  # those of which something was
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        inputs = {**dict(zip(inspect.signature(module.forward).parameters, args, strict=False)), **keywords}
+        names = inspect.signature(module.forward).parameters
+        inputs = dict(zip(names, args, strict=False)) | keywords
         tensors = {name: x for name, x in inputs.items() if isinstance(x, Tensor) and x.is_floating_point()}
         first = next(iter(tensors.values()), None)
         others = {name: x for name, x in tensors.items() if x is not first}
@@ -257,8 +269,9 @@ class Block:
     @property
     def attention(self) -> Running | None:
         """The attention that runs; None where none does, or one that nobody here listens to."""
-        running = self.running[-1] if self.running and self.here() else None
-        return running if running is not None and running.module in self.takes else None
+        if not self.running or not self.here() or self.running[-1].module not in self.takes:
+            return None
+        return self.running[-1]
 
 
 class Listener(TorchFunctionMode):
@@ -325,8 +338,10 @@ class Listener(TorchFunctionMode):
         if source is None or trail is None or name in MAKES_NEW:
             return
         if func in SOFTMAX:
-            dim = keywords.get("dim", args[1] if len(args) > 1 else -1)
-            trail = Trail(True, dim if dim is None or dim < 0 else dim - result.ndim, joined=trail.joined)
+            axis = keywords.get("dim", args[1] if len(args) > 1 else -1)
+            if axis is not None and axis >= 0:
+                axis -= result.ndim  # from the end, where views leave it as it is
+            trail = Trail(True, axis, joined=trail.joined)
         elif name in JOINS:
             is_sink = len(operands) == 2 and source.shape[-1] + 1 == result.shape[-1]  # one more column of scores
             trail = trail._replace(joined=trail.joined or not is_sink)
@@ -334,21 +349,22 @@ class Listener(TorchFunctionMode):
             trail = trail._replace(undropped=undropped)
         elif trail.weights:
             if trail.undropped is not None:  # the same is done to what dropout has not changed
-                before = [self._trail(x) for x in args]
-                swapped = [
-                    t.undropped if t and t.undropped is not None else x for x, t in zip(args, before, strict=True)
-                ]
+                swapped = []
+                for x in args:
+                    before = self._trail(x)
+                    swapped.append(x if before is None or before.undropped is None else before.undropped)
                 again = func(*swapped, **keywords)
                 undropped = again if isinstance(again, Tensor) else None
-            same_axes = source.shape == result.shape or (trail.axis == -1 and source.shape[-1:] == result.shape[-1:])
+            # Heads may be folded into documents, or taken out: the last axis is the last one all the same.
+            last_stays = trail.axis == -1 and source.shape[-1:] == result.shape[-1:]
+            same_axes = source.shape == result.shape or last_stays
             axis = trail.axis if same_axes and name not in TRANSPOSES else None
             trail = Trail(True, axis, trail.whole and name in KEEPS_ROWS, undropped, trail.joined)
         self.trails[result] = trail
 
     def _multiplied(self, func: Any, args: Any, result: Tensor) -> Tensor:
         """A product: of scores, or of weights with values."""
-        flat_args = itertools.chain.from_iterable(x if isinstance(x, list | tuple) else [x] for x in args)
-        operands = [x for x in flat_args if isinstance(x, Tensor)]
+        operands = [x for x in tree_leaves(args) if isinstance(x, Tensor)]  # an einsum may have them in a list
         if func in PRODUCT_ADDED:
             del operands[0]
         if len(operands) != 2:
@@ -397,7 +413,7 @@ class Listener(TorchFunctionMode):
 
     def _hand(
         self,
-        read: Callable[[Running, int], tuple[Call, bool] | str] | str,
+        read: Callable[[Running, int], Reading] | str,
         result: Tensor,
         product: Product | None = None,
     ) -> Tensor:
@@ -526,9 +542,7 @@ def _n_heads(running: Running, packed: int, n_stated: int, shape: Sequence[int])
     )
 
 
-def _mapped(
-    running: Running, packed: int, n_stated: int, product: Product, weights: Tensor, whole: bool
-) -> tuple[Call, bool] | str:
+def _mapped(running: Running, packed: int, n_stated: int, product: Product, weights: Tensor, whole: bool) -> Reading:
     """A softmax over keys times values."""
     counted = _n_heads(running, packed, n_stated, (*product.out.shape[:-2], *weights.shape[-2:]))
     if isinstance(counted, str):
@@ -538,14 +552,17 @@ def _mapped(
     # p are the weights before dropout, which are shown; `used` those that the model multiplied.
     p, used = (x.detach().expand(*lead, *x.shape[-2:]) for x in (weights, product.weights))
     v = product.v[(None,) * (out.ndim - product.v.ndim)]
-    if lead:  # values that all heads share stay one
-        v = v.expand(*lead[:-1], v.shape[-3] if len(lead) == 2 else lead[-1], -1, -1)
+    if len(lead) == 2:  # documents and heads apart: values that all heads share stay one
+        v = v.expand(lead[0], -1, -1, -1)
+    elif lead:
+        v = v.expand(*lead, -1, -1)
     p, used, v, out = (_heads(x, H) for x in (p, used, v, out))
     sure = sure or any(_side_by_side(v, made) for made in running.made)
     B, _, T, S = p.shape
     rows = probed_rows(T)
     wide = torch.promote_types(out.dtype, torch.float32)
     probed = p[:, :, rows].to(wide)
+    # By rounding alone, weights of float32 miss a sum of 1 by less than 1e-3, those of 8 or 11 bits by some roundings.
     sums, close = probed.sum(-1), max(1e-3, 8 * torch.finfo(weights.dtype).eps)
     # A row that may attend nothing sums to 0, or is NaN; weights changed after the softmax may sum to less than 1.
     as_weights = ((sums - 1).abs() <= close) | (sums.abs() <= close) | ~sums.isfinite()
@@ -560,9 +577,12 @@ def _mapped(
         )
     difference = (used[:, :, rows].to(wide) @ v.detach().to(wide) - out.detach()[:, :, rows].to(wide)).abs()
     most = float(difference.nan_to_num().max()) if difference.numel() else 0.0
+    # A wrong reading is off by about the size of the values; sums in another order by some roundings of it.
     if most > 64 * max(torch.finfo(out.dtype).eps, 1e-6) * max(1.0, float(v.detach().abs().max())):
         return f"in {name} weights times values differ from what it goes on with by {most:.3g}"
     q, k = p.new_empty(B, H, T, 0), p.new_empty(B, v.shape[1], S, 0)
+    # Of queries and keys that are handed in it is not known whose they are: where no query of a square looks ahead,
+    # they are taken for one text's.
     cross = running.cross and not (running.gets_heads and T == S > 1 and not p.triu(1).any())
     note = HANDED if running.gets_heads and cross else ""
     return Call(running.module, q, k, v, Options(), out, cross, note=note, weights=p), sure
@@ -577,9 +597,7 @@ def _side_by_side(v: Tensor, made: Tensor) -> bool:
     return any(torch.equal(v, part) for part in rows)
 
 
-def _fused(
-    running: Running, n_heads: int, args: Sequence[Any], keywords: Mapping[str, Any], result: Tensor
-) -> tuple[Call, bool] | str:
+def _fused(running: Running, n_heads: int, args: Sequence[Any], keywords: Mapping[str, Any], result: Tensor) -> Reading:
     """A call of the fused function."""
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     asked = {**dict(zip(names, args, strict=False)), **keywords}

@@ -242,8 +242,8 @@ class Stream:
     @property
     def _active(self) -> int:
         """Bytes that a token fills while a layer runs, about: some copies of its widest part."""
-        sides = (slot.hollow.shape for slots in self._slots for slot in slots if slot.hollow.ndim == 2)
-        return COPIES * max(map(max, sides)) * next(self.model.parameters()).itemsize
+        matrices = [slot.hollow for slots in self._slots for slot in slots if slot.hollow.ndim == 2]
+        return COPIES * max(max(matrix.shape) for matrix in matrices) * next(self.model.parameters()).itemsize
 
     def forecast(self, tokens: int, longest: int, reads: int = 1) -> Note:
         """What so many tokens take, in a line; HeadwiseError where the longest document does not fit into memory.
@@ -251,12 +251,14 @@ class Stream:
         reads  how many times the weights are read
         """
         free, layer = free_on(self.device), max(sum(slot.hollow.nbytes for slot in slots) for slots in self._slots)
+        # What lies beside the running layer: states of the text on the processor, on a device the layer's own weights.
         beside = min(tokens * self.state_size, free.size // 4) if self.device == CPU else layer
         needed = beside + max(longest, min(tokens, self.at_once)) * self._active
         if needed > free.size:
+            fits = max(1, int(longest * free.size / needed) // 2)  # half of it: `needed` is an estimate
             raise HeadwiseError(
                 f"a document of {longest:,} tokens takes {amount(needed)}, and {amount(free.size)} are free "
-                f"({free.limit}); tokens={max(1, int(longest * free.size / needed) // 2):,} would fit"
+                f"({free.limit}); tokens={fits:,} would fit"
             )
         matrix = next(self.borrow(slot.name) for slot in self._slots[0] if slot.hollow.ndim == 2)
         matrix = matrix.to(self.device)

@@ -107,7 +107,8 @@ def has_record(model: nn.Module) -> bool:
 def family_of(model: nn.Module) -> Family:
     """The record of a model's family. Raises HeadwiseError for one that has none, whose heads cannot be written."""
     if isinstance(model, GPT):
-        if (dim := model.config.latent_dim) is not None:
+        if model.config.latent_dim is not None:
+            dim = model.config.latent_dim
             raise HeadwiseError(f"latent_dim={dim}: heads that share a latent cannot be reshaped yet; train without it")
         return family_for("reshape", OURS)
     return family_for("reshape", str(getattr(getattr(model, "config", None), "model_type", type(model).__name__)))

@@ -408,7 +408,4 @@ def make_optimizers(weights: Collection[nn.Parameter], recipe: HealRecipe) -> li
     optimizers: list[torch.optim.Optimizer] = [muon(matrices, lr=recipe.lr, weight_decay=0.0)]
     if others:
         optimizers.append(adamw(others, lr=recipe.vector_lr, betas=(0.9, 0.95), weight_decay=0.0))
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["peak_lr"] = group["lr"]
     return optimizers

@@ -72,7 +72,7 @@ def _softmax(masked_bhts: Array, sink: Array | None, out: Array | None) -> tuple
     if sink is not None:
         sink = np.minimum(sink, np.finfo(sink.dtype).max)  # inf - inf would be NaN
         top = np.maximum(top, sink)
-    top = np.where(top == -np.inf, 0, top)
+    top = np.where(top == -np.inf, 0, top)  # -inf - -inf would be NaN
     weights = np.subtract(masked_bhts, top, out=out)
     np.exp(weights, out=weights)
     total = weights.sum(-1, keepdims=True)

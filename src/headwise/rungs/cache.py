@@ -150,7 +150,7 @@ class KVCache:
         if self.max_length is not None:
             return self.max_length  # taken once
         if self.window is not None:
-            return max(total, 2 * self.window)  # a window is copied to the beginning once in its own length
+            return max(total, 2 * self.window)  # so that what is kept moves to the beginning once in `window` tokens
         return min(self._most_rows, max(total, 2 * self.kept))
 
     def _move(self, held: tuple[Tensor, ...], room: int) -> None:
@@ -276,12 +276,15 @@ class PlannedCache(KVCache):
         for heads, cache in self._kinds:
             readers = [h for h in range(H) if index[h] in heads]
             order += readers
-            n, readers = len(readers), readers or [0]  # keys that nobody reads are kept, too: one head stands in
+            n_readers = len(readers)
+            places = [heads.index(index[h]) for h in readers]  # among the key/value heads of this kind
+            if not readers:  # keys that nobody reads are kept, too: head 0 stands in, and what it gives is dropped
+                readers, places = [0], [0]
             sink, gate = (None if x is None else torch.as_tensor(x)[readers] for x in (options.sink, options.gate))
-            places = [heads.index(index[h]) for h in readers] if n else [0]
             of_kind = options._replace(mask=mask.for_heads(readers, H), sink=sink, gate=gate, kv_index=places)
-            outs.append(cache.attend(q[:, readers], k[:, heads], v[:, heads], of_kind)[:, :n])
-        return torch.cat(outs, 1)[:, [order.index(h) for h in range(H)]]
+            outs.append(cache.attend(q[:, readers], k[:, heads], v[:, heads], of_kind)[:, :n_readers])
+        back = [order.index(h) for h in range(H)]  # where head h stands in that order
+        return torch.cat(outs, 1)[:, back]
 
     def take(self, layer: int | None = None, context: Tensor | None = None, values: Tensor | None = None) -> None:
         super().take(layer)
@@ -308,9 +311,10 @@ class _Stream(KVCache):
         self._sinks, self._window, self._most_rows = keep.sinks, keep.window, keep.sinks + keep.window
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
-        n, T = self.length, q.shape[2]
+        n, T = self.length, q.shape[2]  # tokens before, and new ones
         assert options.mask is not None
-        is_causal = all(part.band(T, n + T) == (None, n) for part in options.mask.parts())  # and nothing narrower
+        # The band j - i <= n of new queries over all keys is causality alone; any other part forbids more.
+        is_causal = all(part.band(T, n + T) == (None, n) for part in options.mask.parts())
         has_gradients = torch.is_grad_enabled() or any(view.requires_grad for view in self._views())
         if T == 1 and is_causal and not has_gradients:
             # What is held after the step is all that the token may see, so no mask is left to say.
@@ -356,5 +360,5 @@ class _Stream(KVCache):
         return [*range(min(self._sinks, stop)), *range(max(self._sinks, first - self._window + 1), stop)]
 
     def _by_slot(self, length: int) -> list[int]:
-        """The tokens that are held after that many."""
+        """The tokens that are held after that many, in the order of their rows."""
         return sorted(self._seen(length - 1, length), key=self._slot)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from headwise.errors import HeadwiseError
@@ -35,7 +35,7 @@ def trace(q: list[Any], k: list[Any], v: list[Any], options: Options) -> Trace[l
         raise HeadwiseError(f"dropout={dropout} on nested lists: dropout needs the tensor rung; pass torch tensors")
     if len(shape_of(q)) == 3:
         batched = trace([q], [k], [v], options)
-        return Trace(**{field.name: getattr(batched, field.name)[0] for field in fields(Trace)})
+        return Trace(*(steps[0] for steps in vars(batched).values()))
     B, H, G, T, S, D, _ = check_shapes(check_even("q", q), check_even("k", k), check_even("v", v))
     check_scores(scale, softcap)
     for name, per_head in (("sink", sink), ("gate", gate)):
@@ -53,14 +53,19 @@ def trace(q: list[Any], k: list[Any], v: list[Any], options: Options) -> Trace[l
         heads = []
         for h in range(H):
             g = kv_index[h]
-            readers = [masks[n][0] for n in range(H) if kv_index[n] == g]
-            # A key that no query of the heads that read it may attend is not read: it stands as zeros.
-            alive = [any(row[j] for allowed in readers for row in allowed) for j in range(S)]
-            keys = [k[b][g][j] if alive[j] else [0.0] * D for j in range(S)]
+            rows = []  # of who may attend, of all heads that read this key/value head
+            for n in range(H):
+                if kv_index[n] == g:
+                    rows += masks[n][0]
+            # A key that no query of these heads may attend is not read: it stands as zeros.
+            keys = [k[b][g][j] if any(row[j] for row in rows) else [0.0] * D for j in range(S)]
             head_sink, head_gate = (None if x is None else list(x)[h] for x in (sink, gate))
             heads.append(_head(q[b][h], keys, v[b][g], *masks[h], scale, softcap, head_sink, head_gate))
         documents.append(heads)
-    return Trace(**{f.name: [[getattr(head, f.name) for head in heads] for heads in documents] for f in fields(Trace)})
+    steps = {}
+    for name in Trace.__dataclass_fields__:
+        steps[name] = [[getattr(head, name) for head in heads] for heads in documents]
+    return Trace(**steps)
 
 
 def _head(

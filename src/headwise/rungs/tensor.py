@@ -90,7 +90,14 @@ class _Call:
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, sizes: Sizes, options: Options) -> None:
         check_scores(options.scale, options.softcap)
         check_dropout(options.dropout)
-        _check_tensors(q, k, v)
+        if not q.dtype == k.dtype == v.dtype:
+            raise HeadwiseError(f"dtypes differ: q is {q.dtype}, k is {k.dtype}, v is {v.dtype}; cast them to one")
+        if not q.dtype.is_floating_point:
+            raise HeadwiseError(f"q, k, v are {q.dtype}; attention needs floats: pass .float()")
+        if not q.device == k.device == v.device:
+            raise HeadwiseError(
+                f"devices differ: q is on {q.device}, k on {k.device}, v on {v.device}; move them to one"
+            )
         self.index = resolve_kv_index(sizes.H, sizes.G, options.kv_index)
         self.dtype = torch.promote_types(q.dtype, torch.float32)
         self.scale = 1 / math.sqrt(sizes.D) if options.scale is None else float(options.scale)
@@ -106,10 +113,10 @@ class _Call:
 class _Seen(NamedTuple):
     """Who sees whom, over the keys at hand. Each is None where it would say "all" or "nothing to add"."""
 
-    allowed: Tensor | None  # (B|1, H|1, T|1, S|1) bool, True = may attend
-    bias: Tensor | None  # (B|1, H|1, T|1, S|1) in the working dtype, finite
-    rows: Tensor | None  # (B|1, H|1, T|1, 1) bool, queries that may attend something
-    alive: Tensor | None  # (B|1, G|1, S|1, 1) bool, keys that some query may attend
+    allowed: Tensor | None = None  # (B|1, H|1, T|1, S|1) bool, True = may attend
+    bias: Tensor | None = None  # (B|1, H|1, T|1, S|1) in the working dtype, finite
+    rows: Tensor | None = None  # (B|1, H|1, T|1, 1) bool, queries that may attend something
+    alive: Tensor | None = None  # (B|1, G|1, S|1, 1) bool, keys that some query may attend
 
     def protect(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """K and V with zeros where nobody may attend: what stands there, NaN too, cannot leak."""
@@ -127,11 +134,15 @@ def _dense(
     keys: slice,
     like: Tensor,
 ) -> _Seen:
-    """A checked mask as tensors over the given keys, from what it has become: a band, and other masks."""
+    """A checked mask as tensors over these keys, from what it has become: a band, and the `rest`, the other masks.
+
+    index  of each query head the key/value head that it reads
+    like   a tensor with the device and the dtype of the call
+    """
     sees_all = band is None and len(rest) == 0  # len: the compiler knows no truth of a tuple of masks
     # A mask without a check of its own has nothing to refuse; where it says nothing either, no grid is made.
     if mask is None or (sees_all and not any(part.checks for part in mask.parts())):
-        return _Seen(None, None, None, None)
+        return _Seen()
     dtype = torch.promote_types(like.dtype, torch.float32)
     grid = BroadcastGrid(
         (sizes.B, sizes.H, sizes.T, sizes.S),
@@ -142,20 +153,23 @@ def _dense(
     )
     mask.check(grid)
     if sees_all:
-        return _Seen(None, None, None, None)
+        return _Seen()
     allowed, bias = resolve(rest, grid, torch.where, lambda bias: bias.to(dtype))
     bias = None if bias is None else _four_axes(bias).to(dtype)
     if allowed is None and band is None:
-        return _Seen(None, bias, None, None)
+        return _Seen(bias=bias)
     # A band alone reaches each key of its range, and each row that does not run off the keys.
     every_key_is_read = every_row_sees = False
     if band is not None:
+        low, high = band
         distance = grid.j - grid.i
-        inside = (distance >= band[0]) & (distance <= band[1])
+        inside = (distance >= low) & (distance <= high)
         if allowed is None:
-            every_key_is_read = band[0] <= band[1]
+            allowed = inside
+            every_key_is_read = low <= high
             every_row_sees = every_key_is_read and not paths.runs_off(band, sizes)
-        allowed = inside if allowed is None else allowed & inside
+        else:
+            allowed = allowed & inside
     allowed = _four_axes(allowed)
     rows = None if every_row_sees else allowed.any(-1, keepdim=True)
     return _Seen(allowed, bias, rows, None if every_key_is_read else _alive(allowed, index, sizes))
@@ -210,7 +224,7 @@ def _kernel(
 
 def _zero_or_nan(q: Tensor, k: Tensor, causal: bool) -> Tensor:
     """(B,H,T,1): NaN for each query that holds NaN or sees a key that does, 0 for the others."""
-    of_queries = (q * 0).sum(-1, keepdim=True)
+    of_queries = (q * 0).sum(-1, keepdim=True)  # NaN times 0 is NaN
     nan_keys = k.isnan().any(-1)  # (B,G,S)
     sees_nan = nan_keys.cumsum(-1) > 0 if causal else nan_keys.any(-1, keepdim=True)  # under the causal flag T is S
     sees_nan = sees_nan.repeat_interleave(q.shape[1] // k.shape[1], 1)
@@ -287,15 +301,6 @@ def _check_nested(*tensors: Tensor) -> None:
             "a nested tensor has texts of several lengths; pad it (torch.nested.to_padded_tensor) and pass the lengths "
             "as mask=Lengths(lengths)"
         )
-
-
-def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
-    if not q.dtype == k.dtype == v.dtype:
-        raise HeadwiseError(f"dtypes differ: q is {q.dtype}, k is {k.dtype}, v is {v.dtype}; cast them to one")
-    if not q.dtype.is_floating_point:
-        raise HeadwiseError(f"q, k, v are {q.dtype}; attention needs floats: pass .float()")
-    if not q.device == k.device == v.device:
-        raise HeadwiseError(f"devices differ: q is on {q.device}, k on {k.device}, v on {v.device}; move them to one")
 
 
 def _per_head(name: str, values: Any, n_heads: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:

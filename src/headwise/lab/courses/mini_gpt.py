@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from headwise.corpus import verbs
-from headwise.errors import HeadwiseError
+from headwise.files import require_empty
 from headwise.gpt.presets import warm_cosine
 from headwise.lab.microgpt import CONTEXT, WEIGHT_STD, Matrix, Replay, shapes
 from headwise.lab.microgpt.array import Model
@@ -75,8 +75,7 @@ def main(folder: Path, steps: int = STEPS, seed: int = 0) -> None:
         if step % max(1, steps // 15) == 0:
             print(f"step {step}/{steps}  loss {loss:.3f}", flush=True)
 
-    if folder.exists() and any(folder.iterdir()):
-        raise HeadwiseError(f"{folder} exists and is not empty; pass another folder")
+    require_empty(folder)
     result = train(steps, seed, report)
     from headwise.gpt.run import Settings  # torch comes in only here
     from headwise.lab.microgpt.tensor import write_folder

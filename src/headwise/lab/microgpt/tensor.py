@@ -14,8 +14,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from headwise.errors import HeadwiseError
-from headwise.files import TEXT, whole_folder, write_whole
+from headwise.files import TEXT, require_empty, whole_folder, write_whole
 from headwise.gpt.checkpoint import save_model
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import find_preset
@@ -98,8 +97,7 @@ def write_folder(folder: Path, result: Replay, settings: Settings) -> None:
     """
     corpus, config, _ = settings.resolve()
     is_ours = os.path.realpath(folder / TEXT) == settings.text  # kept of standard input
-    if folder.exists() and {path.name for path in folder.iterdir()} - ({TEXT} if is_ours else set()):
-        raise HeadwiseError(f"{folder} exists and is not empty; pass another folder")
+    require_empty(folder, lambda name: is_ours and name == TEXT)
     with whole_folder(folder) as fresh:
         write_whole(fresh / EXACT, json.dumps(asdict(result), ensure_ascii=False))
         save_model(fresh, build(result.parameters, config.n_heads).float(), corpus.tokens)
