@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from invoking import Invoke, assert_refused, interrupted
+from invoking import Invoke, assert_refused
 
 import headwise as hw
 from headwise.corpus.documents import bench
 from headwise.corpus.tokens import Tokens
 from headwise.gpt.checkpoint import save_model
 from headwise.gpt.gpt import GPT, GPTConfig
-from headwise.heads import survey
 from headwise.heads.relation import follow
 from headwise.models.open import open_folder
 
@@ -124,18 +123,6 @@ def test_a_tree_for_headvis(models: Path, invoke: Invoke, tmp_path: Path) -> Non
     assert code == 0 and f"HeadVis: {tmp_path / 'tree'}" in out
     assert len(list((tmp_path / "tree" / "heads").iterdir())) == 6
     assert_refused(invoke(*args), "--headvis", "not empty; pass a new folder")
-
-
-def test_a_failure_leaves_the_earlier_report(
-    models: Path, invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    report = tmp_path / "r.html"
-    report.write_text("earlier")
-
-    monkeypatch.setattr(survey, "importance", interrupted)
-    code, out, err = invoke("heads", models / "one", "--text", "abc, abd", "--html", report)
-    assert (code, out, err) == (130, "", "headwise: interrupted\n")
-    assert report.read_text() == "earlier"
 
 
 @pytest.mark.skipif(

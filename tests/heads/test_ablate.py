@@ -238,21 +238,6 @@ def test_our_models(preset: str) -> None:
             assert torch.equal(layer(x), layer(x, gate=gate))
 
 
-def test_our_mean_leaves_padding_out() -> None:
-    layer = gpt_of("llama").blocks[0].attention
-    x, mask = torch.randn(2, T, 24), hw.Lengths(torch.tensor([T, 7]))
-    outs: list[Tensor] = []
-    with torch.no_grad():
-        layer.watchers.append(lambda call: outs.append(call.out))
-        layer(x, mask=mask)
-        layer.watchers.clear()
-        changed = outs[0].clone()
-        changed[:, 2] = torch.cat([outs[0][0, 2], outs[0][1, 2, :7]]).mean(0)
-        expected = layer.o_proj(changed.transpose(1, 2).flatten(2))
-        with hw.ablate(layer, ["L0.H2"], how="mean"):
-            torch.testing.assert_close(layer(x, mask=mask), expected, rtol=0, atol=1e-6)
-
-
 def test_without_all_heads_the_bias_is_left() -> None:
     model = gpt_of("nanogpt", bias=True)
     layer = model.blocks[0].attention

@@ -1,10 +1,7 @@
 """microgpt: three rungs, one function; and the published run, loss by loss and letter by letter."""
 
 import functools
-import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -203,36 +200,3 @@ def test_the_published_run(rung: str) -> None:
     assert run.losses[:5] == pytest.approx(PUBLISHED_FIRST, rel=CLOSE)
     assert [round(loss, 4) for loss in run.losses[-3:]] == PUBLISHED_LAST
     assert run.samples == PUBLISHED_SAMPLES.split()
-
-
-# Without torch. A module of sys.modules that is None cannot be imported.
-WITHOUT_TORCH = """
-import json, sys
-sys.modules["torch"] = None
-from headwise.lab.microgpt import replay
-"""
-
-
-def fresh_python(code: str) -> Any:
-    """What code prints as JSON, in an interpreter of its own, where torch cannot be imported."""
-    command = [sys.executable, "-W", "error", "-c", WITHOUT_TORCH + code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-@pytest.mark.slow
-def test_no_torch_is_needed() -> None:
-    code = f"print(json.dumps(replay({NAMES!r}, 'array', 5).losses))"
-    assert fresh_python(code) == pytest.approx(short_run("array").losses[:5], rel=CLOSE)
-
-
-def test_a_missing_torch_is_said() -> None:
-    code = """
-try:
-    replay(["ada"], "tensor")
-except ValueError as error:
-    print(json.dumps([type(error).__name__, str(error)]))
-"""
-    message = ["HeadwiseError", "rung='tensor' needs torch, which is not installed: pip install 'headwise[torch]'"]
-    assert fresh_python(code) == message

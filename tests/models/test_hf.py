@@ -8,7 +8,6 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,8 @@ from torch import nn
 from transformers.utils import logging
 
 import headwise as hw
-from headwise.models import hook
 from headwise.models.hf import FolderTokens, has_tokenizer, load_folder
-from headwise.models.hook import attach
-from headwise.models.sites import is_hf, sites_of, uses_interface
+from headwise.models.sites import is_hf, uses_interface
 
 V = 19
 SMALL: dict[str, Any] = {"vocab_size": V, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -239,39 +236,6 @@ def test_what_goes_through_the_interface() -> None:
     assert through == ["transformer.h.0.attn", "transformer.h.1.attn"]
     assert not uses_interface(nn.Linear(2, 2)) and not uses_interface(nn.MultiheadAttention(4, 2))
     assert is_hf(model) and is_hf(model.transformer) and not is_hf(model.lm_head)
-
-
-def test_blocks_around_the_attention_function() -> None:
-    """A handler behind the attention function; blocks nest, and may end in any order."""
-    model, ids = gpt2(), torch.arange(7)[None]
-    one, two = (replace(site, projection=None) for site in sites_of(model))  # else a handler waits for W_O
-    heard: list[tuple[str, Any]] = []
-
-    def speaking(name: str, factor: float | None) -> Any:
-        def handle(call: Any) -> Any:
-            heard.append((name, call.options.scale))
-            return None if factor is None else call.out * factor
-
-        return handle
-
-    with torch.no_grad():
-        plain = model(ids).logits
-        with attach({one: speaking("a", None), two: speaking("b", None)}):
-            assert torch.equal(model(ids).logits, plain)  # to the bit: the model's own function gave it
-            with attach({two: speaking("c", 0.0)}):
-                changed = model(ids).logits
-            model(ids)
-        assert torch.equal(model(ids).logits, plain)
-        first, second = attach({one: speaking("d", 2.0)}), attach({one: speaking("e", 0.5)})
-        first.__enter__(), second.__enter__()
-        model(ids)
-        first.__exit__(None, None, None)
-        assert not torch.equal(model(ids).logits, plain)
-        second.__exit__(None, None, None)
-        assert torch.equal(model(ids).logits, plain)
-    assert [name for name, _ in heard] == ["a", "b", "a", "b", "c", "a", "b", "d", "e", "e"]
-    assert {scale for _, scale in heard} == {7**-0.5}
-    assert not torch.equal(changed, plain) and not hook._blocks
 
 
 # Code and kernels that a folder brings
