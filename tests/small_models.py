@@ -1,13 +1,12 @@
-"""Fixtures for layer, gpt and models: weights that hide nothing, RoPE by its paper's formula, a text, tiny models."""
+"""For layer, gpt and models: weights that hide nothing, RoPE by its paper's formula, a text, tiny models."""
 
 import cmath
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -74,77 +73,52 @@ def assert_same(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.fixture
-def shaken() -> Callable[..., Any]:
-    """A module with noise on every parameter: no gain is 1, no bias and no sink is 0."""
-
-    def shake(module: nn.Module, seed: int = 0, size: float = 0.3) -> nn.Module:
-        generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for parameter in module.parameters():
-                parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype) * size)
-        return module.eval()
-
-    return shake
+def shaken(module: nn.Module, seed: int = 0, size: float = 0.3) -> Any:
+    """The module with noise on every parameter: no gain is 1, no bias and no sink is 0."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype) * size)
+    return module.eval()
 
 
-@pytest.fixture
-def tiny_config() -> Callable[..., GPTConfig]:
+def tiny_config(preset: str, vocab_size: int = 19, **changes: Any) -> GPTConfig:
     """A preset's configuration at a size for tests."""
-
-    def make(preset: str, vocab_size: int = 19, **changes: Any) -> GPTConfig:
-        return GPTConfig(vocab_size=vocab_size, **{**PRESETS[preset].shape, **TINY.get(preset, SMALL), **changes})
-
-    return make
+    return GPTConfig(vocab_size=vocab_size, **{**PRESETS[preset].shape, **TINY.get(preset, SMALL), **changes})
 
 
-@pytest.fixture
-def tiny(shaken: Any, tiny_config: Any) -> Callable[..., GPT]:
+def tiny(preset: str, vocab_size: int = 19, seed: int = 0, **changes: Any) -> GPT:
     """A model of a preset at a size for tests, with weights that hide nothing."""
-
-    def make(preset: str, vocab_size: int = 19, seed: int = 0, **changes: Any) -> GPT:
-        torch.manual_seed(seed)
-        model: GPT = shaken(GPT(tiny_config(preset, vocab_size, **changes)), seed)
-        return model
-
-    return make
+    torch.manual_seed(seed)
+    model: GPT = shaken(GPT(tiny_config(preset, vocab_size, **changes)), seed)
+    return model
 
 
-@pytest.fixture
-def prose() -> Callable[[int], str]:
+def prose(n_lines: int, seed: int = 0) -> str:
     """A text of so many short lines, in which some letters follow others far more often."""
-
-    def write(n_lines: int, seed: int = 0) -> str:
-        rng = random.Random(seed)
-        words = ["".join(rng.choices("bdglmnrst", k=2)) + rng.choice("aeiou") for _ in range(29)]
-        return "".join(" ".join(rng.choices(words, k=rng.randint(2, 5))) + ".\n" for _ in range(n_lines))
-
-    return write
+    rng = random.Random(seed)
+    words = ["".join(rng.choices("bdglmnrst", k=2)) + rng.choice("aeiou") for _ in range(29)]
+    return "".join(" ".join(rng.choices(words, k=rng.randint(2, 5))) + ".\n" for _ in range(n_lines))
 
 
-@pytest.fixture
-def by_paper() -> Callable[[Tensor, RoPE, Tensor], Tensor]:
+def by_paper(x_bhtd: Tensor, rope: RoPE, positions_bt: Tensor) -> Tensor:
     """Su et al. 2021, section 3.2: a pair of features is a complex number, and position p multiplies it by e^(ipt).
 
     Scaled frequencies are the package's, which test_rope.py holds against transformers.
     """
-
-    def turn(x_bhtd: Tensor, rope: RoPE, positions_bt: Tensor) -> Tensor:
-        dim = rope.dim or x_bhtd.shape[-1]
-        angles, stretch = [rope.theta ** (-2 * m / dim) for m in range(dim // 2)], 1.0
-        if rope.scaling is not None:
-            angles, stretch = rope.frequencies(x_bhtd.shape[-1])
-        out = x_bhtd.double().clone()
-        for m, angle in enumerate(angles):
-            one, other = (2 * m, 2 * m + 1) if rope.interleaved else (m, m + dim // 2)
-            for b, row in enumerate(positions_bt.tolist()):
-                for t, p in enumerate(row):
-                    z = torch.complex(x_bhtd[b, :, t, one].double(), x_bhtd[b, :, t, other].double())
-                    z = z * stretch * cmath.exp(1j * p * angle)
-                    out[b, :, t, one], out[b, :, t, other] = z.real, z.imag
-        return out
-
-    return turn
+    dim = rope.dim or x_bhtd.shape[-1]
+    angles, stretch = [rope.theta ** (-2 * m / dim) for m in range(dim // 2)], 1.0
+    if rope.scaling is not None:
+        angles, stretch = rope.frequencies(x_bhtd.shape[-1])
+    out = x_bhtd.double().clone()
+    for m, angle in enumerate(angles):
+        one, other = (2 * m, 2 * m + 1) if rope.interleaved else (m, m + dim // 2)
+        for b, row in enumerate(positions_bt.tolist()):
+            for t, p in enumerate(row):
+                z = torch.complex(x_bhtd[b, :, t, one].double(), x_bhtd[b, :, t, other].double())
+                z = z * stretch * cmath.exp(1j * p * angle)
+                out[b, :, t, one], out[b, :, t, other] = z.real, z.imag
+    return out
 
 
 def text_stream(tokens: Tokens, text: str, context: int) -> Stream:

@@ -2,13 +2,13 @@
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from cases import refuses, refuses_table
 from hypothesis import given
 from hypothesis import strategies as st
+from small_models import prose, tiny
 
 from headwise import HeadwiseError
 from headwise.corpus import verbs
@@ -89,7 +89,7 @@ def test_a_stream_that_is_too_short() -> None:
     refuses_table("streams", globals())
 
 
-def test_batches_of_lines(tiny: Any) -> None:
+def test_batches_of_lines() -> None:
     data = documents(LINES, LINES[:3])
     inputs, targets = data.batch(generator(), len(LINES))
     tokens = Tokens.words(LINES)
@@ -154,7 +154,7 @@ def test_marks() -> None:
 
 
 @pytest.mark.parametrize("context", [1, 3, 5])
-def test_a_context_too_short_for_the_mark_is_said(tiny: Any, context: int) -> None:
+def test_a_context_too_short_for_the_mark_is_said(context: int) -> None:
     """Where no scored token lies within the context, there is nothing to score: an error, or numbers, but no crash."""
     lines = ["aa bb cc dd ee ff = gg", "aa bb cc = gg", "aa bb cc dd ee = gg", "aa ee bb cc = dd gg"]
     tokens = Tokens.words(lines)
@@ -174,7 +174,7 @@ def test_too_few_lines() -> None:
     refuses_table("lines", globals(), exact=True)
 
 
-def test_texts(tmp_path: Path, prose: Any) -> None:
+def test_texts(tmp_path: Path) -> None:
     assert documents(LINES, LINES[:3]).digest == documents(LINES, LINES[:3]).digest
     assert documents(LINES, LINES[:3]).digest != documents(LINES[:-1], LINES[:3]).digest
     assert documents(["a", "b"], ["c"]).digest != documents(["a"], ["b", "c"]).digest

@@ -13,6 +13,7 @@ import pytest
 import torch
 from cases import every, refuses
 from safetensors.torch import load_file, save_file
+from small_models import tiny
 from tokenizers import Tokenizer, models
 
 from headwise import HeadwiseError
@@ -25,14 +26,14 @@ WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json
 
 
 @pytest.fixture(params=["llama", "nanogpt", "microgpt"])
-def folder(request: Any, tiny: Any, tmp_path: Path) -> Path:
+def folder(request: Any, tmp_path: Path) -> Path:
     """A sound model folder, one for each kind of names."""
     save_model(tmp_path / "run", tiny(request.param), TOKENS)
     return tmp_path / "run"
 
 
 @pytest.fixture
-def sound(tiny: Any, tmp_path: Path) -> Path:
+def sound(tmp_path: Path) -> Path:
     save_model(tmp_path / "run", tiny("llama"), TOKENS)
     return tmp_path / "run"
 
@@ -272,7 +273,7 @@ def test_a_config_or_a_vocabulary_of_another_model_is_named(sound: Path) -> None
         ("d_model", 3 * 10**18),
     ],
 )
-def test_a_size_that_the_weights_do_not_have_builds_nothing(name: str, value: int, tmp_path: Path, tiny: Any) -> None:
+def test_a_size_that_the_weights_do_not_have_builds_nothing(name: str, value: int, tmp_path: Path) -> None:
     """In an instant: a config is a few bytes, and may not cost hours or gigabytes."""
     save_model(tmp_path / "run", tiny("llama"), TOKENS)
     change_config(tmp_path / "run", **{name: value})

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from cases import refuses
+from small_models import tiny
 
 from headwise.gpt.generate import Decoder, Source, Texts, continued, generate, looked_up, why_not
 from headwise.gpt.gpt import GPT
@@ -40,7 +41,7 @@ def variants(tiny: Any) -> dict[str, GPT]:
 
 
 @pytest.mark.parametrize("rows", [1, 5])
-def test_the_form_computes_what_the_model_computes(tiny: Any, rows: int) -> None:
+def test_the_form_computes_what_the_model_computes(rows: int) -> None:
     row = [(7 * n + n * n) % 19 for n in range(41)]
     for name, model in variants(tiny).items():
         narrow, wide = model(torch.tensor([row]))[0], model.double()(torch.tensor([row]))[0]
@@ -50,7 +51,7 @@ def test_the_form_computes_what_the_model_computes(tiny: Any, rows: int) -> None
             assert (read_in_pieces(decoder, row, pieces) - wide).abs().max() < bound, (name, pieces)
 
 
-def test_texts_that_begin_apart(tiny: Any) -> None:
+def test_texts_that_begin_apart() -> None:
     models = variants(tiny)
     for name in ("verbs", "course", "windows"):
         model = models[name]
@@ -67,7 +68,7 @@ def test_texts_that_begin_apart(tiny: Any) -> None:
 
 @pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 1.3, "seed": 4, "stop": 7}], ids=str)
 @pytest.mark.parametrize("form", [True, False])
-def test_several_texts_are_those_of_each(tiny: Any, options: dict[str, Any], form: bool) -> None:
+def test_several_texts_are_those_of_each(options: dict[str, Any], form: bool) -> None:
     """Beyond the context of 11, with the form and without it."""
     model, together = tiny("llama"), [[], [], []]  # type: ignore[var-annotated]
     more = {name: value for name, value in options.items() if name not in ("stop", "seed")}
@@ -91,9 +92,7 @@ def source_of(model: GPT, form: bool = True) -> Source:
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": 0.5, "seed": 3}], ids=str)
-def test_lookup_writes_the_same_text_in_fewer_steps(
-    tiny: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lookup_writes_the_same_text_in_fewer_steps(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     model, calls = tiny("llama", context=97), []
     call = Texts.__call__
     monkeypatch.setattr(Texts, "__call__", lambda self, ids, last=1: calls.append(last) or call(self, ids, last))
@@ -103,7 +102,7 @@ def test_lookup_writes_the_same_text_in_fewer_steps(
     assert ahead == plain and len(calls) - 89 < 89
 
 
-def test_what_is_looked_up_and_what_int8_loses(tiny: Any) -> None:
+def test_what_is_looked_up_and_what_int8_loses() -> None:
     assert looked_up([1, 2, 3, 4, 1, 2], 3) == [3, 4, 1]
     assert looked_up([1, 2, 3, 1, 2, 4, 1, 2], 1) == [4]
     assert looked_up([1, 1, 1], 2) == [1] and looked_up([1, 2, 3, 1], 2) == [] and looked_up([1, 2, 1, 2], 0) == []
@@ -115,7 +114,7 @@ def test_what_is_looked_up_and_what_int8_loses(tiny: Any) -> None:
         assert 1e-7 < loss < 0.05, (name, loss)
 
 
-def test_who_has_no_form(tiny: Any) -> None:
+def test_who_has_no_form() -> None:
     assert why_not(tiny("llama")) is None
     assert "float32" in str(why_not(tiny("llama").double()))
     watched = tiny("llama")
@@ -129,7 +128,7 @@ def test_who_has_no_form(tiny: Any) -> None:
     refuses(lambda: Decoder(other), "no decode form: Sequential is no part that it knows")
 
 
-def test_watching_in_between_sees_the_model(tiny: Any) -> None:
+def test_watching_in_between_sees_the_model() -> None:
     model, seen = tiny("llama"), []
     expected = list(generate(model, ROWS[0], 23, temperature=0))
     stream = generate(model, ROWS[0], 23, temperature=0)

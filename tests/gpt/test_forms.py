@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from cases import refuses
+from small_models import tiny
 
 from headwise import HeadwiseError
 from headwise.corpus.tokens import Tokens
@@ -114,7 +115,7 @@ def same_bytes(one: GPT, other: GPT) -> bool:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_hugging_face_computes_the_same_logits_and_we_read_the_same_bytes(
-    hf: Any, tiny: Any, tokens: Tokens, tmp_path: Path, variant: str
+    hf: Any, tokens: Tokens, tmp_path: Path, variant: str
 ) -> None:
     preset, form, changes = VARIANTS[variant]
     model = tiny(preset, len(tokens), **changes)
@@ -135,7 +136,7 @@ def test_hugging_face_computes_the_same_logits_and_we_read_the_same_bytes(
 
 
 @pytest.mark.parametrize("variant", NO_FORM)
-def test_a_model_without_a_form_keeps_its_own_names(tiny: Any, tokens: Tokens, tmp_path: Path, variant: str) -> None:
+def test_a_model_without_a_form_keeps_its_own_names(tokens: Tokens, tmp_path: Path, variant: str) -> None:
     preset, changes = NO_FORM[variant]
     model = tiny(preset, len(tokens), **changes)
     assert hf_form(model.config) is None
@@ -145,9 +146,7 @@ def test_a_model_without_a_form_keeps_its_own_names(tiny: Any, tokens: Tokens, t
 
 
 @pytest.mark.parametrize("preset", ["verbs", "nanogpt", "llama"])
-def test_what_hugging_face_saves_again_is_still_ours(
-    hf: Any, tiny: Any, tokens: Tokens, tmp_path: Path, preset: str
-) -> None:
+def test_what_hugging_face_saves_again_is_still_ours(hf: Any, tokens: Tokens, tmp_path: Path, preset: str) -> None:
     model = tiny(preset, len(tokens))
     save_model(tmp_path, model, tokens)
     theirs = read_by_hf(hf, tmp_path)
@@ -156,7 +155,7 @@ def test_what_hugging_face_saves_again_is_still_ours(
     assert same_bytes(load_model(tmp_path)[0], model)
 
 
-def test_a_bias_that_the_model_has_no_place_for_is_refused(hf: Any, tiny: Any, tokens: Tokens, tmp_path: Path) -> None:
+def test_a_bias_that_the_model_has_no_place_for_is_refused(hf: Any, tokens: Tokens, tmp_path: Path) -> None:
     """GPT-2 always has biases. One that was trained there cannot be dropped on the way back."""
     save_model(tmp_path, tiny("nanogpt", len(tokens)), tokens)
     theirs = read_by_hf(hf, tmp_path)
@@ -167,7 +166,7 @@ def test_a_bias_that_the_model_has_no_place_for_is_refused(hf: Any, tiny: Any, t
 
 
 @pytest.mark.parametrize("kind", ["characters", "words"])
-def test_auto_tokenizer_gives_the_same_ids_and_text(hf: Any, tiny: Any, tmp_path: Path, kind: str) -> None:
+def test_auto_tokenizer_gives_the_same_ids_and_text(hf: Any, tmp_path: Path, kind: str) -> None:
     ours = Tokens.characters(TEXT, boundary=True) if kind == "characters" else Tokens.words([TEXT])
     save_model(tmp_path, tiny("llama", len(ours)), ours)
     with quiet():
@@ -190,7 +189,7 @@ CORPORA: dict[str, tuple[str, Tokens, str]] = {  # name -> preset, tokens, a pro
 
 
 @pytest.mark.parametrize("corpus", CORPORA)
-def test_stock_generation_gives_our_text(hf: Any, tiny: Any, tmp_path: Path, corpus: str) -> None:
+def test_stock_generation_gives_our_text(hf: Any, tmp_path: Path, corpus: str) -> None:
     preset, tokens, _ = CORPORA[corpus]
     model = tiny(preset, len(tokens), context=29)
     save_model(tmp_path, model, tokens)
@@ -205,7 +204,7 @@ def test_stock_generation_gives_our_text(hf: Any, tiny: Any, tmp_path: Path, cor
 
 
 @pytest.mark.parametrize("corpus", CORPORA)
-def test_what_is_unknown_raises_here_alone(hf: Any, tiny: Any, tmp_path: Path, corpus: str) -> None:
+def test_what_is_unknown_raises_here_alone(hf: Any, tmp_path: Path, corpus: str) -> None:
     """The model has no row for one more token: elsewhere the boundary stands for the unknown, or else the space."""
     preset, tokens, unknown = CORPORA[corpus]
     save_model(tmp_path, tiny(preset, len(tokens)), tokens)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from cases import refuses, refuses_table
+from small_models import tiny
 
 from headwise.gpt.generate import generate
 from headwise.gpt.presets import PRESETS
@@ -25,7 +26,7 @@ def text(model: Any, n: int = N, prompt: list[int] = PROMPT, **options: Any) -> 
     [{"seed": 3}, {"temperature": 0.7, "top_k": 5, "seed": 2}],
     ids=str,
 )
-def test_the_cache_does_not_change_the_text(tiny: Any, name: str, options: dict[str, Any]) -> None:
+def test_the_cache_does_not_change_the_text(name: str, options: dict[str, Any]) -> None:
     model = tiny(name)
     with_cache = text(model, **options)
     assert len(with_cache) == N
@@ -33,7 +34,7 @@ def test_the_cache_does_not_change_the_text(tiny: Any, name: str, options: dict[
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_greedy_takes_the_likeliest_and_forgets_the_older_half(tiny: Any, name: str) -> None:
+def test_greedy_takes_the_likeliest_and_forgets_the_older_half(name: str) -> None:
     model, ids, expected = tiny(name), list(PROMPT), []
     for _ in range(N):
         if len(ids) > 11:
@@ -44,7 +45,7 @@ def test_greedy_takes_the_likeliest_and_forgets_the_older_half(tiny: Any, name: 
     assert text(model, temperature=0) == expected
 
 
-def test_top_k(tiny: Any) -> None:
+def test_top_k() -> None:
     model = tiny("llama")
     assert text(model, top_k=19) == text(model, top_k=1000) == text(model)
     # Where all are equally likely, still no more than k are sampled.
@@ -56,7 +57,7 @@ def test_top_k(tiny: Any) -> None:
 
 
 @pytest.mark.slow
-def test_sampling_follows_the_model_and_its_seed(tiny: Any) -> None:
+def test_sampling_follows_the_model_and_its_seed() -> None:
     model = tiny("llama")
     torch.manual_seed(1)
     first = text(model, seed=5)
@@ -77,7 +78,7 @@ def test_sampling_follows_the_model_and_its_seed(tiny: Any) -> None:
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 5])
-def test_top_k_samples_among_the_likeliest(tiny: Any, top_k: int) -> None:
+def test_top_k_samples_among_the_likeliest(top_k: int) -> None:
     model = tiny("llama")
     with torch.no_grad():
         likeliest = set(model(torch.tensor([PROMPT]))[0, -1].topk(top_k).indices.tolist())
@@ -85,7 +86,7 @@ def test_top_k_samples_among_the_likeliest(tiny: Any, top_k: int) -> None:
     assert seen == likeliest
 
 
-def test_ends_of_a_text(tiny: Any) -> None:
+def test_ends_of_a_text() -> None:
     model = tiny("llama")
     whole = text(model, seed=1)
     stop = whole[20]
@@ -100,18 +101,18 @@ def test_ends_of_a_text(tiny: Any) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_of_a_long_prompt_the_last_context_is_read(tiny: Any, name: str) -> None:
+def test_of_a_long_prompt_the_last_context_is_read(name: str) -> None:
     model, long = tiny(name), [(7 * i) % 19 for i in range(50)]
     assert text(model, prompt=long, seed=2) == text(model, prompt=long[-11:], seed=2)
 
 
-def test_wrong_arguments_are_refused(tiny: Any) -> None:
+def test_wrong_arguments_are_refused() -> None:
     refuses_table("generate", globals() | {"llama": tiny("llama")})
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0}, {}, {"top_k": 3}], ids=str)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_damaged_weights_are_named(tiny: Any, options: dict[str, Any], value: float) -> None:
+def test_damaged_weights_are_named(options: dict[str, Any], value: float) -> None:
     model = tiny("llama")
     with torch.no_grad():
         model.lm_head.weight[3] = value

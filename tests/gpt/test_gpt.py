@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import refuses, refuses_table
+from small_models import tiny
 
 from headwise import HeadwiseError
 from headwise.gpt.gpt import GPT, GPTConfig
@@ -19,7 +20,7 @@ def ids(length: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(V, (B, length), generator=torch.Generator().manual_seed(seed))
 
 
-def test_sizes_and_losses(tiny: Any) -> None:
+def test_sizes_and_losses() -> None:
     model = GPT(GPTConfig(vocab_size=27, **PRESETS["microgpt"].shape))
     assert model.n_parameters == 4192
     assert all(parameter.ndim == 2 for parameter in model.parameters())
@@ -48,7 +49,7 @@ def test_sizes_and_losses(tiny: Any) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("chunks", [[11], [1] * 11, [5, 1, 2, 3]], ids=str)
-def test_cached_equals_whole(tiny: Any, name: str, chunks: list[int]) -> None:
+def test_cached_equals_whole(name: str, chunks: list[int]) -> None:
     model, text = tiny(name).double(), ids(11)
     caches = model.new_caches()
     with torch.no_grad():
@@ -59,7 +60,7 @@ def test_cached_equals_whole(tiny: Any, name: str, chunks: list[int]) -> None:
 
 
 @pytest.mark.parametrize("chunks", [[1] * 11, [7, 3, 1]], ids=str)
-def test_a_layer_with_a_window_sees_and_keeps_so_many_tokens(tiny: Any, chunks: list[int]) -> None:
+def test_a_layer_with_a_window_sees_and_keeps_so_many_tokens(chunks: list[int]) -> None:
     model, text = tiny("llama", windows=[3, None]).double(), ids(11)
     assert model.config.windows == (3, None)  # a list, as JSON has it, becomes what two configs can be compared by
     caches = model.new_caches()
@@ -79,14 +80,14 @@ def test_a_layer_with_a_window_sees_and_keeps_so_many_tokens(tiny: Any, chunks: 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_parameter_is_used(tiny: Any, name: str) -> None:
+def test_every_parameter_is_used(name: str) -> None:
     model = tiny(name)
     model.loss(ids(11), ids(11, 1)).backward()
     assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_field_of_the_shape_matters(tiny: Any, name: str) -> None:
+def test_every_field_of_the_shape_matters(name: str) -> None:
     """Turning a switch round changes the model's answer or its parameters."""
     model = tiny(name)
     base, config = model(ids(7)), model.config
@@ -116,7 +117,7 @@ def test_every_field_of_the_shape_matters(tiny: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_text_longer_than_the_context_is_refused(tiny: Any, name: str) -> None:
+def test_a_text_longer_than_the_context_is_refused(name: str) -> None:
     model = tiny(name)
     refuses(lambda: model(ids(12)), r"^12 tokens exceed the model's context of 11; pass fewer, or train with")
     caches = model.new_caches()

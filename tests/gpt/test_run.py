@@ -9,6 +9,7 @@ import pytest
 import torch
 from cases import refuses, refuses_table
 from invoking import contents
+from small_models import prose
 
 from headwise import HeadwiseError
 from headwise.gpt.checkpoint import load_model
@@ -28,7 +29,7 @@ def stop_early(progress: Progress) -> None:
 
 
 @pytest.fixture
-def book(tmp_path: Path, prose: Callable[[int], str]) -> Path:
+def book(tmp_path: Path) -> Path:
     path = tmp_path / "book.txt"
     path.write_text(prose(120))
     return path
@@ -57,7 +58,7 @@ def go_on(folder: Path, settings: Settings) -> Run:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_preset_s_shape_and_recipe_are_taken(book: Path, preset: str, prose: Any) -> None:
+def test_a_preset_s_shape_and_recipe_are_taken(book: Path, preset: str) -> None:
     book.write_text(prose(300))
     corpus, config, recipe = Settings(preset=preset, text=str(book)).resolve()
     assert {name: getattr(config, name) for name in PRESETS[preset].shape} == PRESETS[preset].shape

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from cases import refuses
-from small_models import text_stream
+from small_models import prose, text_stream, tiny, tiny_config
 
 from headwise import HeadwiseError
 from headwise.corpus.tokens import Tokens
@@ -30,14 +30,14 @@ ADAMW = Recipe(steps=31, batch=5, lr=1e-2, warmup=7)
 
 
 @pytest.fixture
-def data(prose: Any) -> Stream:
+def data() -> Stream:
     text = prose(150)
     tokens = Tokens.characters(text, boundary=False)
     return text_stream(tokens, text, 11)
 
 
 @pytest.fixture
-def config(tiny_config: Any, data: Stream) -> Any:
+def config(data: Stream) -> Any:
     return tiny_config("llama", max(data._ids[0]) + 1, n_layers=1)
 
 
@@ -84,7 +84,7 @@ def test_the_schedule_stays_within_its_bounds(warmup: int, steps: int) -> None:
 @pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize("changes", [{}, {"bias": True, "qk_norm": True}], ids=str)
 @pytest.mark.parametrize("muon", [None, 0.02])
-def test_every_parameter_is_in_one_group(tiny_config: Any, name: str, changes: Any, muon: float | None) -> None:
+def test_every_parameter_is_in_one_group(name: str, changes: Any, muon: float | None) -> None:
     model = GPT(tiny_config(name, **changes))
     recipe = replace(PRESETS[name].recipe, muon_lr=muon, weight_decay=0.7)
     optimizers = make_optimizers(model, recipe)
@@ -117,7 +117,7 @@ def test_without_the_compiler_the_steps_are_torchs_own(kind: type[torch.optim.Op
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PRESETS)
-def test_training_lowers_the_loss(tiny_config: Any, prose: Any, tmp_path: Path, name: str) -> None:
+def test_training_lowers_the_loss(tmp_path: Path, name: str) -> None:
     text = prose(150)
     if PRESETS[name].lines:
         tokens, lines = Tokens.characters(text, boundary=True), text.splitlines()
@@ -136,7 +136,7 @@ def test_training_lowers_the_loss(tiny_config: Any, prose: Any, tmp_path: Path, 
 
 
 @pytest.mark.slow
-def test_evaluation_and_log(tiny: Any, data: Stream, config: Any, tmp_path: Path) -> None:
+def test_evaluation_and_log(data: Stream, config: Any, tmp_path: Path) -> None:
     model = tiny("llama", config.vocab_size, n_layers=1)
     losses, counts = [], []
     for inputs, targets in data.held_out_batches(1):

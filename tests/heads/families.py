@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import transformers as tf
+from small_models import shaken
 from torch import Tensor, nn
 
 from headwise.gpt.gpt import GPT, GPTConfig
@@ -64,22 +65,13 @@ def shake(model: nn.Module, std: float = 0.3, seed: int = 0) -> Any:
     return model
 
 
-def noisy(module: nn.Module, seed: int = 0, size: float = 0.3) -> Any:
-    """With noise on every parameter: no gain is 1, no bias and no sink is 0."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype) * size)
-    return module.eval()
-
-
 def gpt_of(preset: str = "llama", vocab_size: int = 17, **changes: Any) -> GPT:
     """A model of ours with two layers of six heads, which reads 41 tokens."""
     sizes = {"n_layers": 2, "n_heads": 6, "d_model": 24, "d_ff": 23, "context": 41}
     if preset == "llama":
         sizes["n_kv_heads"] = 2
     torch.manual_seed(2)
-    model: GPT = noisy(GPT(GPTConfig(vocab_size=vocab_size, **{**PRESETS[preset].shape, **sizes, **changes})))
+    model: GPT = shaken(GPT(GPTConfig(vocab_size=vocab_size, **{**PRESETS[preset].shape, **sizes, **changes})))
     return model
 
 

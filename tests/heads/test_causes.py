@@ -45,16 +45,12 @@ def gpt(**fields: Any) -> hw.GPT:
     return hw.GPT(hw.GPTConfig(vocab_size=V, context=31, n_layers=3, n_heads=6, d_model=36, **fields))
 
 
-@pytest.fixture
-def build() -> Any:
-    def make(name: str) -> nn.Module:
-        torch.manual_seed(5)
-        model: nn.Module = FAMILIES[name]().eval()
-        for parameter in model.parameters():
-            parameter.data += 0.1 * torch.randn_like(parameter)
-        return model
-
-    return make
+def build(name: str) -> Any:
+    torch.manual_seed(5)
+    model: nn.Module = FAMILIES[name]().eval()
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    return model
 
 
 def ids(seed: int = 3) -> Tensor:
@@ -62,7 +58,7 @@ def ids(seed: int = 3) -> Tensor:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_parts_sum_to_the_logit(name: str, build: Any) -> None:
+def test_the_parts_sum_to_the_logit(name: str) -> None:
     """float32 activations: a sum of some 40 of them is good to 1e-5 of the largest."""
     model, position = build(name), 18
     parts = attribute(model, ids(), (7, 11), position)
@@ -87,7 +83,7 @@ def test_a_head_of_the_last_layer_adds_what_is_lost_without_it() -> None:
         assert parts.heads[f"L2.H{h}"] == pytest.approx(parts.logit - float(lost), abs=1e-6)
 
 
-def test_a_norm_after_w_o_is_found(build: Any) -> None:
+def test_a_norm_after_w_o_is_found() -> None:
     # There all that a layer adds is smaller than what bfloat16 may be off: what fits best counts, not what fits.
     model = build("norms after W_O, capped logits").double()
     model.model.embed_tokens.weight.data *= 100
@@ -105,7 +101,7 @@ def test_a_norm_after_w_o_is_found(build: Any) -> None:
     assert shares == pytest.approx(exact, abs=0.05 * max(map(abs, exact.values())))
 
 
-def test_what_adds_up_otherwise_or_encodes_is_refused(build: Any) -> None:
+def test_what_adds_up_otherwise_or_encodes_is_refused() -> None:
     model = build("llama")
     attention = model.model.layers[1].self_attn
     plain = attention.forward
@@ -153,7 +149,7 @@ def naive(model: nn.Module, clean: Tensor, corrupted: Tensor, at: str, name: str
 
 @pytest.mark.parametrize("at", ["q", "k", "v", "out", "weights"])
 @pytest.mark.parametrize("name", ["llama", "ours"])
-def test_patching_equals_a_run_for_each_head(name: str, at: str, build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patching_equals_a_run_for_each_head(name: str, at: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = build(name)
     clean, corrupted = ids(3), ids(4)
     for positions, at_once in ((None, 99), ([3, 17, 22], 5)):  # variants that go up together: all, and some of a layer
@@ -165,7 +161,7 @@ def test_patching_equals_a_run_for_each_head(name: str, at: str, build: Any, mon
             assert found.effects[head].mean == pytest.approx(expected, abs=2e-4), head
 
 
-def test_all_heads_and_positions(build: Any) -> None:
+def test_all_heads_and_positions() -> None:
     # The last token is the same in both texts, so all that differs there came through heads.
     model, clean, corrupted = build("ours"), ids(3), ids(4)
     corrupted[-1] = clean[-1]
@@ -185,7 +181,7 @@ def test_all_heads_and_positions(build: Any) -> None:
     assert patch(model, ids(3), ids(4), heads=["L1.H2"], positions=[-1]).effects["L1.H2"].mean != 0
 
 
-def test_the_estimate_is_exact_for_small_changes(build: Any) -> None:
+def test_the_estimate_is_exact_for_small_changes() -> None:
     """Two texts that differ by little: the slope tells the effect. Token 50 is made nearly a copy of token 60."""
     model = build("ours")
     with torch.no_grad():
@@ -257,7 +253,7 @@ def test_the_notebook_of_a_researcher_finds_the_circuit(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "ours"])
-def test_threads_study_one_model_while_it_runs(name: str, build: Any) -> None:
+def test_threads_study_one_model_while_it_runs(name: str) -> None:
     """Layers that one thread replays compute in the others; the last to end gives the modes of training back."""
     model, clean, corrupted = build(name).train(), ids(3), ids(4)
     texts = [(ids(n), ids(n + 10)) for n in range(3)]
@@ -292,7 +288,7 @@ def test_threads_study_one_model_while_it_runs(name: str, build: Any) -> None:
     assert not any("forward" in vars(module) for module in model.modules())
 
 
-def test_a_study_leaves_the_model_alone(build: Any) -> None:
+def test_a_study_leaves_the_model_alone() -> None:
     # Somebody has replaced the forward of a block: a study, which replays it, puts that one back and no other.
     model = build("llama")
     block = model.model.layers[0]
@@ -331,7 +327,7 @@ def test_a_softcap_is_computed_by_rows_with_the_mask_of_those_rows(monkeypatch: 
         monkeypatch.undo()
 
 
-def test_targets_and_progress(build: Any) -> None:
+def test_targets_and_progress() -> None:
     # (2,) for all pairs, or (N,2); what is neither is refused, also where it could be stretched.
     model, clean, bad = build("llama"), torch.stack([ids(3), ids(4)]), torch.stack([ids(5), ids(6)])
     calls: list[tuple[int, int]] = []

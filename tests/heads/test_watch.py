@@ -15,8 +15,8 @@ import torch
 from cases import refuses_table
 from dense import assert_rows, block_means, row_statistics
 from families import gpt_of as small_gpt
-from families import noisy
 from helpers import watch_call
+from small_models import shaken
 from torch import Tensor, nn
 
 import headwise as hw
@@ -73,7 +73,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 def layer_of(case: str, **changes: Any) -> hw.MultiHeadAttention:
     torch.manual_seed(1)
-    layer: hw.MultiHeadAttention = noisy(hw.MultiHeadAttention(**{**BASE, **CASES[case][0], **changes}))
+    layer: hw.MultiHeadAttention = shaken(hw.MultiHeadAttention(**{**BASE, **CASES[case][0], **changes}))
     return layer
 
 
@@ -294,7 +294,7 @@ class Reader(nn.Module):
 
 def test_a_cache_that_the_model_was_not_seen_to_get() -> None:
     """Distances are right all the same, and tokens that are not known are not made up."""
-    model = noisy(Reader())
+    model = shaken(Reader())
     ids = torch.randint(V, (B, T), generator=torch.Generator().manual_seed(6))
     whole = watch_call(model, ids)
     cache = hw.KVCache()

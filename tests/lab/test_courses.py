@@ -252,19 +252,6 @@ def test_draws_and_rows() -> None:
         assert not out[4].any() and out[3].any() and np.isfinite(out).all()
 
 
-@pytest.mark.parametrize("attend", [numpy_layer.attend_loop, numpy_layer.attend_batched, numpy_layer.attend_einsum])
-@pytest.mark.parametrize("groups", [1, 2, 3, 6])
-def test_shared_keys_in_every_form(attend: Any, groups: int) -> None:
-    rng = np.random.default_rng(groups)
-    q, k, v = rng.normal(size=(6, 5, 7)), *rng.normal(size=(2, groups, 5, 7))
-    mask = np.where(np.tri(5, dtype=bool), 0, -np.inf)
-    expected = hw.trace(q[None], k[None], v[None], mask=hw.Causal())
-    scores, weights, heads = attend(q, k, v, mask)
-    np.testing.assert_allclose(scores, expected.masked[0], rtol=0, atol=CLOSE)
-    np.testing.assert_allclose(weights, expected.weights[0], rtol=0, atol=CLOSE)
-    np.testing.assert_allclose(heads, expected.out[0], rtol=0, atol=CLOSE)
-
-
 @pytest.mark.parametrize("tokens", [1, 11])
 def test_the_causal_mask_is_additive_and_safe(tokens: int) -> None:
     mask = numpy_layer.causal_mask(tokens)

@@ -16,6 +16,7 @@ import pytest
 import torch
 from cases import refuses, refuses_table
 from helpers import NATIVE, Problem, Sizes, draw, spied_kernel, to_numpy
+from small_models import by_paper
 from torch import Tensor
 
 import headwise as hw
@@ -379,7 +380,7 @@ CELLS = [
 
 
 @pytest.mark.parametrize(("row", "argument", "path", "gradients"), CELLS)
-def test_the_layer(row: tuple[Case, Case], argument: str, path: str, gradients: bool, by_paper: Any) -> None:
+def test_the_layer(row: tuple[Case, Case], argument: str, path: str, gradients: bool) -> None:
     answers = []
     for case in row:
         layer, call = case.layer(), dict(case.call)
@@ -409,7 +410,7 @@ def test_what_a_latent_refuses_by_name(argument: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", LAYER_PATHS)
-def test_dropout_of_the_layer(path: str, by_paper: Any) -> None:
+def test_dropout_of_the_layer(path: str) -> None:
     """Each token's value is its own unit vector, so that the layer without output projection shows its weights."""
     sizes = {"value_dim": T, "out_proj": False}
     before, after = Case(sizes), Case({**sizes, "dropout": 0.5})
@@ -444,7 +445,7 @@ def test_watching_with_a_cache(path: str) -> None:
 
 
 @pytest.mark.slow
-def test_compiled_with_a_cache(by_paper: Any) -> None:
+def test_compiled_with_a_cache() -> None:
     case, x = Case({"sink": True, "n_kv_heads": 2}), numbers("x", B, T, 29)
     layer = case.layer()
     torch._dynamo.reset()
@@ -460,7 +461,7 @@ MASKS: dict[str, hw.Mask] = {  # what test_works_with does not compile
 
 
 @pytest.mark.parametrize("mask", MASKS)
-def test_masks_compiled(mask: str, by_paper: Any) -> None:
+def test_masks_compiled(mask: str) -> None:
     case, x = Case(call={"mask": MASKS[mask]}), numbers("x", B, T, 29)
     layer = case.layer()
     out = to_numpy(run("compiled", layer, x, case.call))

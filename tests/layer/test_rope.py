@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from cases import every, refuses_table
-from small_models import noisy, normal
+from small_models import by_paper, noisy, normal
 from torch import Tensor
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -92,7 +92,7 @@ def test_ntk(dim: int, factor: float, theta: float) -> None:
 
 
 @pytest.mark.parametrize("start", [0, 1, 997])
-def test_equals_the_paper(rope: hw.RoPE, start: int, by_paper: Any) -> None:
+def test_equals_the_paper(rope: hw.RoPE, start: int) -> None:
     x = normal(B, H, T, D)
     positions = torch.arange(start, start + T)
     turned = Rotation(rope, D)(x, start)
@@ -142,7 +142,7 @@ def test_the_table_grows_and_is_made_anew_rarely(rope: hw.RoPE) -> None:
 
 @pytest.mark.parametrize("before_norm", [False, True], ids=["norm first", "rotation first"])
 @pytest.mark.parametrize("name", ["halves", *SCALED])
-def test_the_order_of_norm_and_rotation(name: str, before_norm: bool, by_paper: Any) -> None:
+def test_the_order_of_norm_and_rotation(name: str, before_norm: bool) -> None:
     rope = hw.RoPE(**{**vars(ROPES[name]), "before_norm": before_norm})
     options: dict[str, Any] = {"n_kv_heads": 2, "mask": hw.Causal(), "qk_norm": True}
     layer, x = noisy(rope=rope, **options), normal(B, T, 31)

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 import transformers as tf
 from cases import refuses
+from small_models import tiny
 from torch import nn
 
 import headwise as hw
-from headwise.gpt.gpt import GPT
 from headwise.models import ask
 
 V = 19
@@ -25,7 +25,7 @@ T5 = tf.T5Config(vocab_size=V, d_model=20, d_kv=5, d_ff=23, num_layers=2, num_he
 
 
 @pytest.fixture(params=["ours", "llama", "gpt2"])
-def model(request: Any, tiny: Callable[..., GPT]) -> nn.Module:
+def model(request: Any) -> nn.Module:
     torch.manual_seed(0)
     if request.param == "ours":
         return tiny("llama", vocab_size=V).eval()

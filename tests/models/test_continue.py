@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers as tf
 from cases import refuses
+from small_models import tiny
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import headwise as hw
@@ -95,7 +96,7 @@ def test_a_sharded_folder_and_a_text(tmp_path: Path, dtype: torch.dtype) -> None
     assert list(generate(tmp_path, "w3 w5", 9, temperature=0)) == expected
 
 
-def test_ends_and_texts(tmp_path: Path, tiny: Any) -> None:
+def test_ends_and_texts(tmp_path: Path) -> None:
     model = llama()
     whole = list(generate(model, PROMPT, 23, temperature=0))
     model.generation_config.eos_token_id = [whole[5], 18]

@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers as tf
 from cases import refuses_table
+from small_models import tiny
 
 import headwise as hw
 from headwise.corpus.tokens import Tokens
@@ -26,7 +27,7 @@ IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]])
 
 
 @pytest.fixture
-def model(tiny: Any) -> GPT:
+def model() -> GPT:
     made: GPT = tiny("llama", **LATENT)
     return made
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import toy_device
+from small_models import tiny
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from headwise.corpus.tokens import Tokens
@@ -66,7 +67,7 @@ def test_a_folder_is_measured_beside_its_price(invoke: Any, folder: Path) -> Non
     assert (alone["steps"], alone["decode_seconds"], alone["cache_bytes"]) == (0, None, None)
 
 
-def test_folders_runs_and_devices(invoke: Any, folder: Path, tmp_path: Path, tiny: Any) -> None:
+def test_folders_runs_and_devices(invoke: Any, folder: Path, tmp_path: Path) -> None:
     code, out, err = invoke("cost", folder, "--measure", "--stream", "--dtype", "bf16", "--context", 13)
     assert code == 0 and "layer by layer: " in err and "decode " not in out.split("Measured here")[1]
     assert "weights read layer by layer, bfloat16 on cpu" in " ".join(out.split())

@@ -13,6 +13,7 @@ import torch
 import transformers as tf
 from cases import refuses
 from invoking import Invoke
+from small_models import tiny
 
 import headwise as hw
 from headwise.corpus.tokens import BOUNDARY, Tokens
@@ -25,7 +26,7 @@ TEXT = "the cat sat on the mat\nthe dog sat\n"
 
 
 @pytest.fixture
-def run_folder(tmp_path: Path, tiny: Any) -> Path:
+def run_folder(tmp_path: Path) -> Path:
     """A model of ours with the characters of a text."""
     tokens = Tokens.characters(TEXT, boundary=True)
     save_model(tmp_path / "run", tiny("llama", vocab_size=len(tokens)), tokens)
@@ -97,7 +98,7 @@ def test_what_is_no_folder_or_a_pickle_or_not_finished(run_folder: Path, tmp_pat
     refuses(lambda: open_folder(run_folder), r"run\.json is damaged")
 
 
-def test_a_model_that_was_opened_remembers_its_folder_as_long_as_it_lives(tmp_path: Path, tiny: Any) -> None:
+def test_a_model_that_was_opened_remembers_its_folder_as_long_as_it_lives(tmp_path: Path) -> None:
     model, tokens = tiny("llama"), Tokens.characters("abcdefghijklmnopqr\n", boundary=False)
     save_model(tmp_path, model, tokens)
     reopened = open_model(str(tmp_path))
