@@ -113,10 +113,12 @@ class Family:
 
     def read(self, core: object, name: str | None) -> Any:
         """The attribute at a path seen from the core; None where the family or the module has none."""
+        if not name:
+            return None
         value: Any = core
-        for step in self.within_core(name).split(".") if name else ():
+        for step in self.within_core(name).split("."):
             value = getattr(value, step, None)
-        return value if name else None
+        return value
 
 
 _TABLE = tomllib.loads(resources.files("headwise").joinpath("families.toml").read_text(encoding="utf-8"))
@@ -130,8 +132,9 @@ def _part(name: str, part: str) -> dict[str, Any] | None:
     fields: dict[str, Any] | None = _TABLE[name].get(part)
     if fields is None or "like" not in fields:
         return fields
-    shared = _part(fields["like"], part) or {}
-    return {**shared, **{field: value for field, value in fields.items() if field != "like"}}
+    joined = (_part(fields["like"], part) or {}) | fields
+    del joined["like"]
+    return joined
 
 
 def _family(name: str) -> Family:

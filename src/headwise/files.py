@@ -362,7 +362,8 @@ class StepLog:
             except (ValueError, KeyError, TypeError, RecursionError):
                 if line is not lines[-1]:
                     raise HeadwiseError(f"{path} is damaged in line {number}; remove that line to resume") from None
-        write_whole(path, "".join(json.dumps(row) + "\n" for row in ([header] if header else []) + self.rows))
+        rows = [header, *self.rows] if header else self.rows
+        write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
 
     def add(self, row: dict[str, Any]) -> None:
         """One more line."""

@@ -2,9 +2,9 @@
 
 The form has the weights once more. A step reads every weight once and computes little with it, so memory sets the pace,
 and what lies between the products is kept short, all the more as each product drives the rest out of the processor's
-cache. Queries, keys and values come from one matrix, gate and up from another. Features that RoPE turns together stand
-side by side, as one complex number. Keys and values have one buffer, made once, and a step of one token needs no mask.
-The answer is that of `GPT.forward` up to rounding; that one is the definition.
+cache. Queries, keys and values come from one matrix, gate and up from another. Features that RoPE rotates together
+stand side by side, as one complex number. Keys and values have one buffer, made once, and a step of one token needs no
+mask. The answer is that of `GPT.forward` up to rounding; that one is the definition.
 """
 
 from __future__ import annotations
@@ -218,7 +218,8 @@ class Product:
         self._columns = weight  # transposed below, where no other product is to be had
         self._rows: Callable[[Tensor], Tensor] | None = None  # W x + b, where something else than columns gives it
         if int8:
-            scales, zeros = weight.abs().amax(1).clamp(min=1e-12).double() / 127, torch.zeros(len(weight)).long()
+            scales = weight.abs().amax(1).clamp(min=1e-12).double() / 127  # the largest of a row becomes 127
+            zeros = torch.zeros(len(weight)).long()
             with warnings.catch_warnings():  # torch means to drop such tensors, and has no product as fast without them
                 warnings.simplefilter("ignore", UserWarning)
                 quantised = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
@@ -249,16 +250,18 @@ class Layer:
     def __init__(self, block: Block, product: Callable[..., Product]) -> None:
         attention, ff, spec = block.attention, block.feed_forward, block.attention.spec
         H, G, D = spec.n_heads, spec.n_kv_heads, spec.head_dim
+        # (H+2G,D) where each output of the product stands in W_Q, W_K and W_V, one below another.
         order = torch.arange((H + 2 * G) * D).view(-1, D)
-        if spec.rope is not None:  # feature m turns with m + D/2, which comes to stand behind it
+        if spec.rope is not None:  # feature m is rotated with m + D/2, which comes to stand behind it
             order[: H + G] = order[: H + G].view(-1, 2, D // 2).transpose(1, 2).flatten(1)
         self.gain = None  # (H+G,D) of the qk-norm, times sqrt(D), which `_rms` leaves out
         self.small = torch.tensor((D * spec.qk_norm_eps) ** 0.5)  # for its sum of squares, where eps is for their mean
         if attention.q_norm is not None and attention.k_norm is not None:
             gains = [attention.q_norm.weight.expand(H, D), attention.k_norm.weight.expand(G, D)]
-            self.gain = D**0.5 * torch.cat(gains).gather(1, order[: H + G] % D)
-        self.mask, band = spec.mask, None if spec.mask is None else spec.mask.band(1, 1)
-        self.low = None if band is None else band[0]  # the least j - i that a query sees; None: all before it
+            self.gain = D**0.5 * torch.cat(gains).gather(1, order[: H + G] % D)  # in the order of the features
+        assert spec.mask is not None  # or there is no decode form (`why_not`)
+        self.mask = spec.mask
+        self.low, _ = spec.mask.band(1, 1) or (None, None)  # the least j - i that a query sees; None: all before it
         self.norm, gain = _norm(block.attention_norm)
         self.heads = product(attention.q_proj, attention.k_proj, attention.v_proj, gain=gain, order=order.flatten())
         self.out, self.down = product(attention.o_proj), product(ff.down)
@@ -306,17 +309,18 @@ class Texts:
 
     def __init__(self, decoder: Decoder, room: int) -> None:
         self.decoder, self.room, self.length = decoder, room, 0  # tokens read; fewer, where some shall be forgotten
-        self._sizes = (0, 0)
+        self._sizes = (0, 0)  # texts and tokens of a step, for which `_lay` has made room
 
     def _begin(self, ids: Sequence[Sequence[int]], T: int) -> None:
         spec, room = self.decoder.spec, self.room
+        # (n,B,2,G,room,D): of each layer and text the keys, then the values.
         self._cache = torch.empty(len(self.decoder.layers), len(ids), 2, spec.n_kv_heads, room, spec.head_dim)
         starts = torch.tensor([[T - len(text)] for text in ids])
         self._first = starts if starts.any() else None  # (B,1) where each begins: they end together; None: all at 0
-        if self.decoder.rotation is not None:  # (room,1,D/2), what becomes of 1 + 0i
+        if self.decoder.rotation is not None:  # (room,1,D/2), what becomes of 1 + 0i: the number to multiply with
             ones = torch.ones(1, 1, room, spec.head_dim // 2)
-            turned = self.decoder.rotation(torch.cat([ones, 0 * ones], -1), 0)[0, 0]
-            self._turns = torch.complex(*turned.chunk(2, -1))[:, None]
+            rotated = self.decoder.rotation(torch.cat([ones, 0 * ones], -1), 0)[0, 0]
+            self._rotations = torch.complex(*rotated.chunk(2, -1))[:, None]
 
     def take(self, past: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Begin with tokens that the model itself has read: for each layer their keys and values, (1,G,T,D) each."""
@@ -348,20 +352,23 @@ class Texts:
             self._begin(ids, T)
         if self._sizes != (B, T):
             self._lay(B, T)
+        # The positions of these tokens, of all texts or (B,T) of each; padding before a text has some position, too.
         where = slice(start, end) if self._first is None else (torch.arange(start, end) - self._first).clamp(min=0)
-        x = decoder.embedding(torch.tensor([[0] * (T - len(text)) + list(text) for text in ids]))
+        padded = [[0] * (T - len(text)) + list(text) for text in ids]
+        x = decoder.embedding(torch.tensor(padded))
         if decoder.positions is not None:
             x = x + decoder.positions[where]
         x = decoder.embedding_norm(x).view(B * T, -1)
-        turns = None if decoder.rotation is None else self._turns[where]  # (T,1,D/2), or for each text
+        rotations = None if decoder.rotation is None else self._rotations[where]  # (T,1,D/2), or for each text
+        # Of each layer what is read, (B,G,S,D), and where the new keys and values go, (B,T,2G,D): views of the cache.
         keys, values = (self._cache[:, :, kind, :, :end].unbind(0) for kind in (0, 1))
         places = self._cache.flatten(2, 3)[:, :, :, start:end].transpose(2, 3).unbind(0)
         for layer, k, v, place in zip(decoder.layers, keys, values, places, strict=True):
             layer.heads(layer.norm(x), self._heads)
             if layer.gain is not None:
                 self._qk.copy_(_rms(self._qk, layer.small).mul_(layer.gain))
-            if turns is not None:
-                self._pairs.mul_(turns)
+            if rotations is not None:
+                self._pairs.mul_(rotations)
             place.copy_(self._kv)
             layer.out(self._attend(layer, k, v), x, add=True)
             layer.up(layer.second_norm(x), self._hidden)
@@ -378,10 +385,10 @@ class Texts:
         (B, T), S, alive = self._sizes, k.shape[2], None
         if self._first is not None:  # (B,1,1,S) which places hold a token
             alive = (torch.arange(S) >= self._first)[:, None, None]
-        if T > 1 or S < FEW_KEYS:
-            mask = layer.mask if alive is None or layer.mask is None else layer.mask & Allowed(alive)
+        if T > 1 or S < FEW_KEYS:  # a single query of many keys needs no mask but for padding
+            mask = layer.mask if alive is None else layer.mask & Allowed(alive)
             return attend(self._q.transpose(1, 2), k, v, Options(mask)).transpose(1, 2).reshape(B * T, -1)
-        if layer.low is not None and 1 - layer.low < S:
+        if layer.low is not None and 1 - layer.low < S:  # a window, and the text is longer
             seen = slice(S - 1 + layer.low, S)
             k, v, alive = k[:, :, seen], v[:, :, seen], None if alive is None else alive[..., seen]
         return F.scaled_dot_product_attention(self._groups, k, v, alive).view(B, -1)
@@ -399,10 +406,10 @@ def why_not(model: GPT) -> str | None:
     specs = [block.attention.spec for block in cast(list[Block], model.blocks)]
     usual = AttentionSpec(**{name: getattr(specs[0], name) for name in KNOWN})
     plain = usual.rope is None or usual.rope == RoPE(usual.rope.theta)
-    if not plain or any(
-        spec.mask is None or spec.mask.band(1, 1) is None or spec.replace(mask=usual.mask) != usual for spec in specs
-    ):
-        return "its attention has options that the form lacks"
+    for spec in specs:
+        has_band = spec.mask is not None and spec.mask.band(1, 1) is not None
+        if not plain or not has_band or spec.replace(mask=usual.mask) != usual:
+            return "its attention has options that the form lacks"
     return None
 
 
@@ -415,8 +422,9 @@ def _norm(norm: nn.Module) -> tuple[Callable[[Tensor], Tensor], Tensor | None]:
     """A norm over the width, and the gain that is left to the product behind it."""
     if not isinstance(norm, nn.RMSNorm):
         return norm, None
-    width = torch.tensor(norm.normalized_shape[0] ** 0.5)
-    return partial(_rms, small=width * (norm.eps or 0) ** 0.5), width if norm.weight is None else norm.weight * width
+    root = torch.tensor(norm.normalized_shape[0] ** 0.5)  # of the width
+    gain = root if norm.weight is None else norm.weight * root
+    return partial(_rms, small=root * (norm.eps or 0) ** 0.5), gain
 
 
 def _rms(x: Tensor, small: Tensor) -> Tensor:

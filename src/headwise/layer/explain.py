@@ -44,10 +44,11 @@ class Explanation:
     @property
     def summary(self) -> str:
         """The way and what it reads, in one line."""
-        s, name = self.sizes, self.path if self.form is None else f"{self.form}, {self.path}"
+        B, H, G, T, S, _, _ = self.sizes
+        name = self.path if self.form is None else f"{self.form}, {self.path}"
+        queries = "1 query" if T == 1 else f"{T} queries"
         return (
-            f"{name}: {'1 query' if s.T == 1 else f'{s.T} queries'} of {plural(s.H, 'head')} read {self.keys} of "
-            f"{s.S} keys of {plural(s.G, 'head')}, batch {s.B}"
+            f"{name}: {queries} of {plural(H, 'head')} read {self.keys} of {S} keys of {plural(G, 'head')}, batch {B}"
         )
 
     def _costs(self) -> dict[str, str]:

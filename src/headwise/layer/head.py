@@ -81,7 +81,9 @@ class Heads:
 
     def _named(self) -> str:
         names = [f"H{index}" for index in self._indices]
-        return f"{names[0]} to {names[-1]}" if len(names) == self._layer.spec.n_heads > 2 else ", ".join(names)
+        if len(names) == self._layer.spec.n_heads > 2:
+            return f"{names[0]} to {names[-1]}"
+        return ", ".join(names)
 
     def __repr__(self) -> str:
         spec = self._layer.spec
@@ -318,8 +320,9 @@ def _selected(layer: LayerT, heads: list[int]) -> LayerT:
         parameter = _parameter(layer, path)
         if path in parts:  # gains and the bias of W_O are of no head
             axis, width = parts[path]
-            first = torch.tensor(kv_heads if path.startswith(KV_PARTS) else heads, device=like.device)[:, None] * width
-            parameter = parameter.index_select(axis, (first + torch.arange(width, device=like.device)).flatten())
+            kept = kv_heads if path.startswith(KV_PARTS) else heads
+            slices = [parameter.narrow(axis, head * width, width) for head in kept]  # one for each head
+            parameter = torch.cat(slices, axis)
         copy.copy_(parameter)
     return new
 

@@ -289,7 +289,9 @@ def from_transformers(module: nn.Module, family: Family) -> Imported:
         training=module.training,
     )
     w_o_beside = None if core is whole else w_o  # None: the core multiplies with it itself, or there is none
-    what = type(core).__name__ if w_o_beside is None else f"{type(core).__name__} and {type(w_o_beside).__name__}"
+    what = type(core).__name__
+    if w_o_beside is not None:
+        what += f" and {type(w_o_beside).__name__}"
     path = f"from_transformers, {family.name}, {'cross' if cross else 'self'} attention"
     if rope is not None:
         path += f", {rope.scaling or 'default'} rope"

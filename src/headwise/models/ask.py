@@ -106,7 +106,7 @@ def answer_logits(model: nn.Module, ids: Tensor, position: int = -1) -> Tensor:
     start = _start_of(model)
     if start is not None:
         return _forward(model, ids, start=start).logits[:, -1]
-    return logits(model, ids, last=True)[:, -1] if position == -1 else logits(model, ids)[:, position]
+    return logits(model, ids, last=position == -1)[:, position]
 
 
 def _has_encoder(model: nn.Module) -> bool:

@@ -165,7 +165,7 @@ class Begun:
     def __call__(self, ids: Tensor) -> Tensor:
         unread, before = ids[0].tolist(), len(self._ids)
         self._ids += unread
-        form = self._begin.form if before else None
+        form = self._begin.form if before else None  # the prompt is read by the model itself
         if isinstance(form, Decoder) and not form.disturbed():
             if self._texts is None and not self._take_over(form, before):
                 unread = self._ids
@@ -192,7 +192,7 @@ class Begun:
             if any(not isinstance(x, Tensor) or x.shape != shape for x in pair):
                 return False  # a window has dropped some
             past.append(pair)
-        if len(past) != len(form.layers):
+        if len(past) != len(form.layers):  # the model keeps none, or not in this form
             return False
         self._texts.take(past)
         return True
@@ -329,7 +329,9 @@ def _divergence(theirs: Tensor, ours: Tensor) -> float:
 def decode_loss(decoder: Decoder, ids: Sequence[int]) -> float:
     """What a decode form loses against its model on the end of a text: mean KL(model || form), in nats a token."""
     ids = ids[-min(SCORED, decoder.config.context) :]
-    return _divergence(logits(decoder.source, torch.tensor([ids]))[0], Texts(decoder, len(ids))([ids], len(ids))[0])
+    theirs = logits(decoder.source, torch.tensor([ids]))
+    ours = Texts(decoder, len(ids))([ids], last=len(ids))
+    return _divergence(theirs, ours)
 
 
 def prompt_ids(model: nn.Module, text: str) -> list[int]:

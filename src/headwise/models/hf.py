@@ -81,7 +81,7 @@ def _layers_apart(model: Any) -> Any:
     for module in [*model.modules()]:
         groups, config = getattr(module, "albert_layer_groups", None), model.config
         if groups is not None:
-            layers_of_group = config.num_hidden_layers / len(groups)
+            layers_of_group = config.num_hidden_layers / len(groups)  # no whole number, perhaps: ALBERT divides so
             shared = {id(x): x for x in (config, module.config, *groups.parameters())}  # not copied: all layers have it
             layers = []
             for n in range(config.num_hidden_layers):
@@ -211,7 +211,9 @@ def _check_sizes(folder: Path, config: Mapping[str, Any], count: Callable[[], in
     """Compare what config.json describes with the weights, before anything of that size is made."""
     shapes = [place.shape for path in folder.glob("*.safetensors") for place in tensors_in(path).values()]
     for part in (config, *config.values()):
-        for name, value in part.items() if isinstance(part, Mapping) else ():
+        if not isinstance(part, Mapping):
+            continue
+        for name, value in part.items():
             if "layer" in name and isinstance(value, int) and value > max(MOST_LAYERS, len(shapes)):
                 raise HeadwiseError(
                     f"{folder / 'config.json'} says {name}={value:,}, and there are {len(shapes)} tensors"

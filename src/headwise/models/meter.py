@@ -199,7 +199,8 @@ def _prefilled(model: nn.Module, ids: Tensor, streamed: bool, progress: Progress
     def prefill() -> None:
         progress("prefill", next(count), RUNS)
         rows = each(model, [ids], partial(logits, last=True)) if streamed else [reader(model)(ids)]
-        [row.flatten()[0].item() for row in rows]  # a device has then computed what it was handed
+        for row in rows:
+            row.flatten()[0].item()  # a device has then computed what it was handed
 
     return in_turn({"prefill": prefill}, RUNS, LONG)["prefill"]
 
@@ -210,9 +211,9 @@ def _decoded(model: nn.Module, ids: Tensor, progress: Progress) -> tuple[list[fl
     read = reader(model)
     read(ids[:, :-n])
     times: list[float] = []
-    for token in ids[:, -n:].T[..., None]:
+    for token in ids[:, -n:].T[..., None]:  # (B,1)
         progress("step", len(times), n)
-        times.append(seconds_of(lambda token=token: read(token)[0].item()))  # type: ignore[misc]
+        times.append(seconds_of(lambda: read(token)[0].item()))  # noqa: B023  # which calls it at once
     held = 0
     for cache in getattr(read.cache, "layers", read.cache) or ():
         tensors = (getattr(cache, name, None) for name in ("keys", "values"))  # of a cache of transformers

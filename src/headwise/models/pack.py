@@ -62,14 +62,16 @@ def pack_model(model: nn.Module, tokens: object, most: int = MOST) -> dict[str, 
     if config.tied:
         del state["lm_head.weight"]  # the embedding once more
     order = "<f4" if dtype is torch.float32 else "<f2"  # the same on every machine
-    packed = b"".join(weight.detach().cpu().to(dtype).numpy().astype(order).tobytes() for weight in state.values())
+    pieces = []
+    for weight in state.values():
+        pieces.append(weight.detach().cpu().to(dtype).numpy().astype(order).tobytes())
     return {
         "config": asdict(config) | {"n_kv_heads": spec.n_kv_heads, "qk_norm_eps": spec.qk_norm_eps},
         "dtype": str(dtype).removeprefix("torch."),
         "parameters": model.n_parameters,
         "error": error,
         "tensors": [[name, list(weight.shape)] for name, weight in state.items()],
-        "weights": base64.b64encode(packed).decode("ascii"),
+        "weights": base64.b64encode(b"".join(pieces)).decode("ascii"),
         "tokenizer": {key: layout[key] for key in ("model", "normalizer", "pre_tokenizer", "added_tokens")},
         "shown": None if all(token_of.get(i) == token for i, token in enumerate(shown)) else shown,
     }

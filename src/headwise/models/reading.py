@@ -7,7 +7,7 @@ from that reading, and hold them against the output: O(T) work in each call. Whe
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -55,14 +55,20 @@ def read_call(asked: Asked, cross: bool) -> Call:
             )
     if asked.q.ndim != 4 or asked.k.is_nested:
         raise HeadwiseError(f"{name} gives its attention queries of {asked.q.ndim} axes; 4 are needed, (B,H,T,D)")
-    B = len(asked.out)  # queries that are learned may be one set for all documents
-    # The very tensors where that is none of them: by these it is told that two calls have the same maps.
-    q, k, v = (x if len(x) == B else x.expand(B, -1, -1, -1) for x in (asked.q, asked.k, asked.v))
+    q, k, v = for_documents(len(asked.out), asked.q, asked.k, asked.v)
     call = Call(asked.module, q, k, v, options_of(asked), asked.out, cross)
     # What dropout has dropped cannot be checked; eager code drops in training alone.
     if not asked.keywords.get("dropout") or (asked.implementation == "eager" and not asked.module.training):
         check(call, asked.implementation == "eager")
     return call
+
+
+def for_documents(B: int, *tensors: Tensor) -> Iterator[Tensor]:
+    """Tensors of B documents, (B,h,n,d); queries that are learned may be one set for all, (1,h,n,d).
+
+    Others are handed back themselves, no copy: by the very tensors it is told that two calls have the same maps.
+    """
+    return (x if len(x) == B else x.expand(B, -1, -1, -1) for x in tensors)
 
 
 @cache
@@ -151,9 +157,10 @@ def check(call: Call, eager: bool) -> None:
     if largest <= bound and (any_sees or not theirs.nan_to_num().any()):
         return
     b, h, t = (int(i) for i in torch.unravel_index(difference.argmax(), difference.shape))
-    place = int((steps.out[b, h, t].to(theirs.dtype) - theirs[b, h, t]).abs().argmax())
+    gave, read = theirs[b, h, t], steps.out[b, h, t]  # (E,)
+    place = (read.to(gave.dtype) - gave).abs().argmax()
     raise HeadwiseError(
         f"{type(call.layer).__name__}: in document {b}, head {h}, query {rows[t]} its attention gives "
-        f"{theirs[b, h, t, place]:.5g}, and what headwise reads of its mask, scale and biases gives "
-        f"{steps.out[b, h, t, place]:.5g}; watching it would give wrong numbers"
+        f"{gave[place]:.5g}, and what headwise reads of its mask, scale and biases gives {read[place]:.5g}; watching "
+        f"it would give wrong numbers"
     )

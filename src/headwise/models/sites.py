@@ -416,7 +416,11 @@ def _ranges(place: str, numbers: Sequence[int]) -> str:
             runs[-1].append(n)
         else:
             runs.append([n])
-    return ", ".join(f"{place}L{run[0]}" + (f" to {place}L{run[-1]}" if run[1:] else "") for run in runs)
+    ranges = []
+    for run in runs:
+        first, last = run[0], run[-1]
+        ranges.append(f"{place}L{first}" if first == last else f"{place}L{first} to {place}L{last}")
+    return ", ".join(ranges)
 
 
 def _names(model: nn.Module, attentions: Sequence[str]) -> dict[str, str]:

@@ -36,7 +36,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from headwise.models.reading import check, joined_mask, probed_rows
+from headwise.models.reading import check, for_documents, joined_mask, probed_rows
 from headwise.records import Call
 from headwise.spec import Options
 
@@ -199,8 +199,8 @@ def _einsum(equation: str, operands: Sequence[Tensor], result: Tensor, side: int
         # Heads that share values are such axes, too. Queries are the axis that is as long as the keys.
         sizes = dict(zip(weights, operands[side].shape, strict=True))
         queries = [x for x in queries if sizes[x] == sizes[keys[0]]]
-    if len(keys) != 1 or len(queries) != 1 or len(features) != 1 or any(x not in out + values for x in weights):
-        return None
+    if not len(keys) == len(queries) == len(features) == 1 or set(weights) - set(out + values):
+        return None  # or an axis of the weights alone is summed up
     key, query, feature = keys[0], queries[0], features[0]
     lead = weights.replace(key, "").replace(query, "")  # documents, heads, ...
     # Axes in our order; one that the values alone have is summed up, and one that they lack has length 1.
@@ -501,9 +501,11 @@ def _heads(x: Tensor, n_heads: int) -> Tensor:
     """(B,H,...) of tensors (H,...) or (B*H,...), or with more axes before those of the heads."""
     if x.ndim == 2:
         return x[None, None]
-    if x.ndim == 5 and n_heads == x.shape[1] * x.shape[2]:
+    if x.ndim == 3:
+        return x.reshape(-1, n_heads, *x.shape[1:])
+    if x.ndim == 5 and n_heads == x.shape[1] * x.shape[2]:  # by the key/value head that they read
         return x.flatten(1, 2)
-    return x.reshape(-1, n_heads, *x.shape[1:]) if x.ndim == 3 else x.flatten(0, -4)
+    return x.flatten(0, -4)  # windows of a document are documents
 
 
 def _n_heads(running: Running, packed: int, n_stated: int, shape: Sequence[int]) -> tuple[int, bool] | str:
@@ -544,11 +546,11 @@ def _n_heads(running: Running, packed: int, n_stated: int, shape: Sequence[int])
 
 def _mapped(running: Running, packed: int, n_stated: int, product: Product, weights: Tensor, whole: bool) -> Reading:
     """A softmax over keys times values."""
-    counted = _n_heads(running, packed, n_stated, (*product.out.shape[:-2], *weights.shape[-2:]))
+    out, lead = product.out, product.out.shape[:-2]
+    counted = _n_heads(running, packed, n_stated, (*lead, *weights.shape[-2:]))
     if isinstance(counted, str):
         return counted
     H, sure = counted
-    out, lead = product.out, product.out.shape[:-2]
     # p are the weights before dropout, which are shown; `used` those that the model multiplied.
     p, used = (x.detach().expand(*lead, *x.shape[-2:]) for x in (weights, product.weights))
     v = product.v[(None,) * (out.ndim - product.v.ndim)]
@@ -575,10 +577,12 @@ def _mapped(running: Running, packed: int, n_stated: int, product: Product, weig
             f"what {name} multiplies with values is no distribution over keys: a row of {S} weights sums to "
             f"{total:.5g}, and the least weight is {float(probed.min()):.5g}"
         )
-    difference = (used[:, :, rows].to(wide) @ v.detach().to(wide) - out.detach()[:, :, rows].to(wide)).abs()
+    values = v.detach()
+    difference = (used[:, :, rows].to(wide) @ values.to(wide) - out.detach()[:, :, rows].to(wide)).abs()
     most = float(difference.nan_to_num().max()) if difference.numel() else 0.0
     # A wrong reading is off by about the size of the values; sums in another order by some roundings of it.
-    if most > 64 * max(torch.finfo(out.dtype).eps, 1e-6) * max(1.0, float(v.detach().abs().max())):
+    rounding = max(torch.finfo(out.dtype).eps, 1e-6)
+    if most > 64 * rounding * max(1.0, float(values.abs().max())):
         return f"in {name} weights times values differ from what it goes on with by {most:.3g}"
     q, k = p.new_empty(B, H, T, 0), p.new_empty(B, v.shape[1], S, 0)
     # Of queries and keys that are handed in it is not known whose they are: where no query of a square looks ahead,
@@ -593,8 +597,8 @@ def _side_by_side(v: Tensor, made: Tensor) -> bool:
     if made.numel() != v.numel() or made.ndim != 3:
         return False
     B, H, S, E = v.shape
-    rows = [part.reshape(B, S, H, E).transpose(1, 2) for part in (made, made.transpose(0, 1))]
-    return any(torch.equal(v, part) for part in rows)
+    layouts = (made, made.transpose(0, 1))
+    return any(torch.equal(v, rows.reshape(B, S, H, E).transpose(1, 2)) for rows in layouts)
 
 
 def _fused(running: Running, n_heads: int, args: Sequence[Any], keywords: Mapping[str, Any], result: Tensor) -> Reading:
@@ -621,7 +625,7 @@ def _fused(running: Running, n_heads: int, args: Sequence[Any], keywords: Mappin
     )
     out = result if four_axes else _heads(result, H)
     B = len(out)
-    q, k, v = (x if len(x) == B else x.expand(B, -1, -1, -1) for x in (q, k, v))
+    q, k, v = for_documents(B, q, k, v)
     cross = running.cross and not (running.gets_heads and T == S > 1 and causal_flag)
     call = Call(running.module, q, k, v, options, out, cross, note=HANDED if running.gets_heads and cross else "")
     if not options.dropout:  # what it has dropped is not known

@@ -222,9 +222,8 @@ class Stream:
         index = {}
         for i, n in enumerate(sorted(shards), 1):
             file = f"model-{i:05}-of-{len(shards):05}.safetensors"
-            write_shard(
-                folder / file, {name: self._weights(name, like).detach().cpu() for name, like in shards[n].items()}
-            )
+            tensors = {name: self._weights(name, like).detach().cpu() for name, like in shards[n].items()}
+            write_shard(folder / file, tensors)
             index.update(dict.fromkeys(shards[n], file))
         document = {"metadata": {"total_size": self.size}, "weight_map": index}
         write_whole(folder / "model.safetensors.index.json", json.dumps(document, indent=2) + "\n")
@@ -250,7 +249,8 @@ class Stream:
 
         reads  how many times the weights are read
         """
-        free, layer = free_on(self.device), max(sum(slot.hollow.nbytes for slot in slots) for slots in self._slots)
+        free = free_on(self.device)
+        layer = max(sum(slot.hollow.nbytes for slot in slots) for slots in self._slots)  # bytes of the largest
         # What lies beside the running layer: states of the text on the processor, on a device the layer's own weights.
         beside = min(tokens * self.state_size, free.size // 4) if self.device == CPU else layer
         needed = beside + max(longest, min(tokens, self.at_once)) * self._active
@@ -336,7 +336,8 @@ def portions(model: nn.Module, documents: Sequence[Ids]) -> Iterator[tuple[int, 
     if stream is None:
         yield 0, documents
         return
-    most, start, tokens = free_memory().size // 4 // stream.state_size, 0, 0
+    most = free_memory().size // 4 // stream.state_size  # tokens of a part
+    start = tokens = 0
     part: list[Ids] = []
     for document in documents:
         if part and tokens + len(document) > most:
@@ -357,7 +358,7 @@ def sweep(model: nn.Module, batches: Sequence[Tensor]) -> Iterator[Iterator[tupl
     if stream is not None:
         yield from stream.sweep(batches)
     else:
-        starts = itertools.accumulate(map(len, batches), initial=0)
+        starts = itertools.accumulate(map(len, batches), initial=0)  # the last one is of no batch
         yield zip(starts, batches, strict=False)
 
 

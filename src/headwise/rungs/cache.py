@@ -96,6 +96,10 @@ class KVCache:
             self._buffers = tuple(buffer.clone() for buffer in self._buffers)
         return tuple(buffer[:, :, self._begin : self._end] for buffer in self._buffers)
 
+    def _held(self, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        """The keys and the values held, before these new ones; no rows of their widths where there are none."""
+        return self._views() or (k[:, :, :0], v[:, :, :0])
+
     @property
     def holds_context(self) -> bool:
         """Does it hold the keys of a cross attention's context?"""
@@ -133,7 +137,7 @@ class KVCache:
             self._offered = joined, 0, self.kept + n_new, n_new
             return joined
         if not held or self._end + n_new > self._buffers[0].shape[2]:
-            self._move(held or (k[:, :, :0], v[:, :, :0]), self._room(self.kept + n_new))
+            self._move(self._held(k, v), self._room(self.kept + n_new))
         end = self._end + n_new
         for buffer, new in zip(self._buffers, (k, v), strict=True):
             buffer[:, :, self._end : end] = new
@@ -319,8 +323,7 @@ class _Stream(KVCache):
         if T == 1 and is_causal and not has_gradients:
             # What is held after the step is all that the token may see, so no mask is left to say.
             return attend(q, *self._step(k, v), options._replace(mask=None))
-        held = self._views() or (k[:, :, :0], v[:, :, :0])
-        keys, values = (torch.cat(pair, 2) for pair in zip(held, (k, v), strict=True))
+        keys, values = (torch.cat(pair, 2) for pair in zip(self._held(k, v), (k, v), strict=True))
         # Positions count tokens of the text, slots are rows of the buffers, rows those of `keys`: held ones, then new.
         row_of = {position: row for row, position in enumerate([*self._by_slot(n), *range(n, n + T)])}
         later = [row_of[position] for position in self._by_slot(n + T)]
@@ -343,7 +346,7 @@ class _Stream(KVCache):
         """
         rows = min(self.length + 1, self._most_rows)
         if not self._buffers or self._buffers[0].shape[2] < rows:
-            self._move(self._views() or (k[:, :, :0], v[:, :, :0]), self._room(rows))
+            self._move(self._held(k, v), self._room(rows))
         slot = self._slot(self.length)
         for buffer, new in zip(self._buffers, (k, v), strict=True):
             buffer[:, :, slot] = new[:, :, 0]

@@ -42,9 +42,10 @@ def choose(sizes: Sizes, options: Options) -> Path:
         name = GROUPED
     elif band is None and len(rest) == 0:
         name = FUSED
-    elif band is not None and len(rest) == 0 and options.sink is None and (options.scale is None or options.scale > 0):
+    elif band is not None and len(rest) == 0 and options.sink is None:
         is_triangle = band[0] <= 1 - sizes.T and band[1] == 0 and first == 0 and last == sizes.T  # of a square
-        name = CAUSAL if is_triangle else MASKED
+        if is_triangle and (options.scale is None or options.scale > 0):
+            name = CAUSAL
     return Path(name, first, last, band, rest)
 
 
@@ -101,7 +102,8 @@ def why_ungrouped(sizes: Sizes, options: Options) -> str | None:
 
 def runs_off(band: Band, sizes: Sizes) -> bool:
     """Does a row of the band lie wholly outside the keys, so that it may attend nothing?"""
-    return band[0] > band[1] or band[1] < 0 or sizes.T - 1 + band[0] > sizes.S - 1
+    low, high = band
+    return low > high or high < 0 or sizes.T - 1 + low > sizes.S - 1  # the first query's, or the last one's
 
 
 def _split(mask: Mask | None, sizes: Sizes) -> tuple[int, int, Band | None, tuple[Mask, ...]]:

@@ -257,7 +257,7 @@ def _sink_as_key(
         parts.append((left if factor == 1 else left.detach() / factor).to(q.dtype))
         if len(parts) < len(factors):
             left = left - parts[-1].to(left.dtype) * factor
-    features = torch.stack(parts, -1)[None, :, None].expand(q.shape[0], -1, q.shape[2], -1)
+    features = torch.stack(parts, -1)[None, :, None].expand(q.shape[0], -1, q.shape[2], -1)  # (H,n) -> (B,H,T,n)
     sink_key = F.pad(k.new_tensor(factors), (k.shape[-1], 0))
     q = torch.cat([q, features], -1)
     k = torch.cat([F.pad(k, (0, len(parts))), sink_key.expand(*k.shape[:2], 1, -1)], 2)
