@@ -285,7 +285,9 @@ def path_starts(scores_knm: Maps) -> NDArray[np.int64]:
     for diagonal in range(2, N + M + 1):
         i = np.arange(max(1, diagonal - M), min(N, diagonal - 1) + 1)
         j = diagonal - i
-        both, down, on = best[:, i - 1, j - 1], best[:, i - 1, j], best[:, i, j - 1]
+        both = best[:, i - 1, j - 1]
+        down = best[:, i - 1, j]
+        on = best[:, i, j - 1]
         ways = np.stack([both, down, on])
         step[:, i, j] = ways.argmax(0)
         best[:, i, j] = scores_knm[:, i - 1, j - 1] + ways.max(0)

@@ -149,15 +149,15 @@ class Pass:
         call: Call,
         b: int,
         document: Document,
-        layout: Layout,
         offsets: Sequence[int] = (),
         w_o: Tensor | None = None,
         top: bool = False,
     ) -> None:
-        self.call, self.b, self.document, self.layout = call, b, document, layout
+        self.call, self.b, self.document = call, b, document
         self.H, self.T = call.q.shape[1:3]
         self.S = call.n_keys
         self.device = call.q.device
+        self.layout = Layout.of(document, self.T, self.S, self.device)
         self.dtype = torch.promote_types((call.q if call.weights is None else call.weights).dtype, torch.float32)
         options: Options = call.options
         width = max(1, call.q.shape[3])  # of queries without features every score is 0
@@ -192,7 +192,8 @@ class Pass:
         # (k,RUN) 1, the distance of a key from the middle of its run, and its square: times e and summed over a run
         # they give its weight and its first two moments.
         from_middle = torch.arange(RUN, dtype=self.dtype, device=self.device) - (RUN - 1) / 2
-        self.powers = torch.stack([from_middle**k for k in range(3 if document.start is not None else 1)])
+        exponents = (0,) if document.start is None else (0, 1, 2)
+        self.powers = torch.stack([from_middle**k for k in exponents])
         zeros = partial(torch.zeros, dtype=self.dtype, device=self.device)
         self.marked = torch.stack([*self.marks.values()]) if self.marks else zeros(0, self.S)  # (m,S)
         self.at = zeros(n)
@@ -210,8 +211,8 @@ class Pass:
         with torch.inference_mode(inference), torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             empty = partial(torch.empty, dtype=self.dtype, device=self.device)
             # The same buffers for every block: they stay in the cache, and no page is asked for anew.
-            width, block = _whole_runs(self.S), BLOCK * min(2, n_threads)
-            if n_threads == torch.get_num_threads() == 1:  # half of them stay near a single core, if a head fits
+            width, block = _whole_runs(self.S), BLOCK * min(2, n_threads)  # weights of a block
+            if n_threads == torch.get_num_threads() == 1:  # half as many stay near a single core, if a head fits
                 block = max(BLOCK // 2, min(BLOCK, ROWS * width))
             buffers = empty(max(block, min(n, ROWS) * width)), empty(max(block, width))
             totals = self.totals()
@@ -402,7 +403,8 @@ class Pass:
 
     def _by_head(self, x: Tensor) -> Tensor:
         """What broadcasts to (1,H,t,s) as (H,t,s); a mask of all heads alike is not copied."""
-        return x.reshape((1,) * (4 - x.ndim) + tuple(x.shape))[0].expand(self.H, -1, -1)
+        with_batch = x[(None,) * (4 - x.ndim)]  # axes in front until there are four
+        return with_batch[0].expand(self.H, -1, -1)
 
     def _scores(self, heads: slice, strip: Strip, buffer: Tensor) -> Tensor:
         """Fill the buffer (h,t,width) with what the softmax reads, in bits; FORBIDDEN where a query may not look.
@@ -526,7 +528,9 @@ class Sums:
     def added(self) -> Tensor:
         work = self._work
         assert work.w_o is not None
-        out = work.call.out[work.b] if work.picked is None else work.call.out[work.b, :, work.picked]
+        out = work.call.out[work.b]  # (H,T,E)
+        if work.picked is not None:
+            out = out[:, work.picked]
         return torch.linalg.vector_norm(out.to(work.dtype) @ work.w_o.mT, dim=-1)
 
 
@@ -629,16 +633,13 @@ def measure(
     top      also look for the key with the largest weight, which takes time: `argmax`
     w_o      R factors of each head's block of W_O, (H,E,E), from `output_factors`; without it there is no "norm"
     """
-    H, T = call.q.shape[1:3]
-    S = call.n_keys
-    device = call.q.device
-    work = Pass(call, b, document, Layout.of(document, T, S, device), offsets, w_o, top)
+    work = Pass(call, b, document, offsets, w_o, top)
     by_block = run(work)
-    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+    with torch.no_grad(), torch.autocast(work.device.type, enabled=False):
         sums = Sums(work)
         seen = sums.seen.any(0)
         places = torch.nonzero(seen)[:, 0] if work.picked is None else work.picked[seen]
-        out_hte = call.out[b, :, slice(None) if len(places) == T else places].to(work.dtype)
+        out_hte = call.out[b, :, slice(None) if len(places) == work.T else places].to(work.dtype)
         thumbnail, first_key = work.layout.thumbnail(by_block)
         return Measured(
             rows={name: formula(sums)[:, seen] for name, formula in work.formulas.items()},
@@ -647,7 +648,7 @@ def measure(
             received=by_block.sum(1),
             thumbnail=thumbnail,
             first_key=first_key,
-            mean_out=out_hte.mean(1) if len(places) else out_hte.new_zeros(H, out_hte.shape[2]),
+            mean_out=out_hte.mean(1) if len(places) else out_hte.sum(1),  # of no rows it is 0
         )
 
 
@@ -678,8 +679,7 @@ def row_weights(call: Call, b: int, rows: Sequence[int]) -> Tensor:
 
 def _weights_of(call: Call, b: int, rows: Sequence[int]) -> Iterator[tuple[slice, Tensor]]:
     """Neighbouring rows together: the keys that they may see and the weights (H,t,s)."""
-    nothing = Document()
-    whole_pass = Pass(call, b, nothing, Layout.of(nothing, call.n_queries, call.n_keys, call.q.device))
+    whole_pass = Pass(call, b, Document())
     with torch.autocast(call.q.device.type, enabled=False):
         yield from map(whole_pass.weights, _runs(rows))
 

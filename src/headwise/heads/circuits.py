@@ -97,8 +97,8 @@ class Circuits:
         clear = []
         for at, chances in self.chances.items():
             for r, s in np.argwhere(chances < CLEAR):
-                score = float(self.scores[at][r, s])
-                clear.append(Path(names[s], names[r], at, score, self.baseline, float(chances[r, s])))
+                score, chance = float(self.scores[at][r, s]), float(chances[r, s])
+                clear.append(Path(names[s], names[r], at, score, self.baseline, chance))
         return sorted(clear, key=lambda path: -path.score)
 
     def plain(self) -> dict[str, Any]:
@@ -212,10 +212,12 @@ def _composition(layers: Sequence[_Factors]) -> tuple[dict[str, Numbers], dict[s
     """Scores, and how many as strong chance would bring forth among all of them."""
     starts = list(accumulate((layer.site.n_heads for layer in layers), initial=0))
     N, C = starts[-1], layers[0].o.shape[1]
-    scores, chances = ({at: np.full((N, N), np.nan) for at in "qkv"} for _ in range(2))
+    scores = {at: np.full((N, N), np.nan) for at in "qkv"}
+    chances = {at: np.full((N, N), np.nan) for at in "qkv"}
     for b, later in enumerate(layers):
+        receivers = slice(starts[b], starts[b + 1])
         for a, earlier in enumerate(layers[:b]):
-            place = slice(starts[b], starts[b + 1]), slice(starts[a], starts[a + 1])
+            place = receivers, slice(starts[a], starts[a + 1])
             writes = earlier.writes.transpose(0, 1).flatten(1)  # (C,S*E)
             for at, reads in later.reads.items():
                 spectrum = later.ov if at == "v" else later.qk

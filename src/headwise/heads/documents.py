@@ -413,9 +413,12 @@ def _document(call: Call, b: int, cross: bool, reader: _Reader, marker: Marker |
     if ids is not None and len(ids) == length:
         q_ids, k_ids = ids[-T:], _fit(ids, S, -1)
         before = int(ids[gone - 1]) if gone else -1
-    marks = {} if k_ids is None else {name: _fit(span[b], S, False) for name, span in reader.spans.items()}
-    if marker is not None and k_ids is not None:
-        marks |= marker(k_ids)
+    marks = {}
+    if k_ids is not None:
+        for name, span in reader.spans.items():
+            marks[name] = _fit(span[b], S, False)
+        if marker is not None:
+            marks |= marker(k_ids)
     return Document(
         real_rows=rows,
         real_keys=keys,

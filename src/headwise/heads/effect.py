@@ -168,37 +168,34 @@ def ablation(
     model: nn.Module,
     batches: Sequence[Tensor],
     how: str = "zero",
-    heads: Sequence[str] | None = None,
     progress: Callable[[int, int], None] | None = None,
     after: int | None = None,
     whole: Sequence[Tensor] | None = None,
 ) -> dict[str, Interval]:
     """Change in next-token loss, in nats a token, when one head at a time is silenced; the interval is over documents.
 
-    Several variants of a layer, each without another head, run as one batch where memory allows. `heads` are the names
-    to try, default all; `progress(done, total)` counts heads, batch by batch; `after` is that of `next_token_losses`,
-    and `whole` are those of the whole model on each batch where they are known.
+    Several variants of a layer, each without another head, run as one batch where memory allows.
+    `progress(done, total)` counts heads, batch by batch; `after` is that of `next_token_losses`, and `whole` are those
+    of the whole model on each batch where they are known.
     """
     require_next(model)
     _check_how(how)
     if not batches:
         raise HeadwiseError("ablation needs at least one batch of ids")
-    sites = {site.name: site for site in sites_of(model)}
-    all_heads = [head for site in sites.values() for head in site.heads]
-    chosen = by_site(list(sites.values()), all_heads if heads is None else heads)
+    sites = sites_of(model)
     changes: dict[str, list[float]] = defaultdict(list)
-    done, total = 0, sum(map(len, chosen.values())) * len(batches)  # each head counts once a batch
+    done, total = 0, sum(site.n_heads for site in sites) * len(batches)  # each head counts once a batch
     with evaluating(model):
         for n, ids in enumerate(batches):
             base = next_token_losses(model, ids, after) if whole is None else whole[n]
             n_logits = ids.numel() * (vocabulary_of(model) or 1)
             n_variants = max(1, LARGEST // n_logits)  # that run at once
-            for name, numbers in chosen.items():
-                for start in range(0, len(numbers), n_variants):
-                    chunk = numbers[start : start + n_variants]
-                    losses = _without_each(model, ids, sites[name], chunk, how, after)
+            for site in sites:
+                for start in range(0, site.n_heads, n_variants):
+                    chunk = range(start, min(start + n_variants, site.n_heads))
+                    losses = _without_each(model, ids, site, chunk, how, after)
                     for h, loss in zip(chunk, losses, strict=True):
-                        changes[sites[name].head(h)].extend((loss - base).tolist())
+                        changes[site.head(h)].extend((loss - base).tolist())
                     done += len(chunk)
                     if progress is not None:
                         progress(done, total)

@@ -71,10 +71,22 @@ DIGITS = 4  # of a number
 Scores = dict[str, Tensor]  # name -> (N,), one for each head
 Row = dict[str, Any]
 Words = tuple[str, ...]
-HEADER: Row = {"heads": Words, "lines": tuple[Words, ...], "roles": tuple[tuple[str, str, float], ...]}
-HEADER |= {"even": dict[str, float], "steps": int, "documents": int}
-FRAME: Row = {"step": int, "alike": tuple[float | None, ...], "roles": tuple[Words, ...], "maps": str}
-FRAME |= {"scores": dict[str, tuple[float, ...]]}
+# The fields of a line of the file, and what each must be.
+HEADER: Row = {
+    "heads": Words,
+    "lines": tuple[Words, ...],
+    "roles": tuple[tuple[str, str, float], ...],
+    "even": dict[str, float],
+    "steps": int,
+    "documents": int,
+}
+FRAME: Row = {
+    "step": int,
+    "alike": tuple[float | None, ...],
+    "roles": tuple[Words, ...],
+    "maps": str,
+    "scores": dict[str, tuple[float, ...]],
+}
 LOSS: Row = {"step": int, "loss": float}
 
 

@@ -503,7 +503,10 @@ def _states_of(joined: Sequence[Variants], unchanged: Tensor, states: Mapping[Va
     """What batches are where they go on, (n,T,C): those that begin here are still what a block gave of the text."""
     rows = []
     for each in joined:
-        rows.append(states[each].to(unchanged) if each in states else unchanged.expand(each.n, -1, -1))
+        if each in states:
+            rows.append(states[each].to(unchanged))
+        else:
+            rows.append(unchanged.expand(each.n, -1, -1))
     return torch.cat(rows)
 
 
@@ -629,12 +632,14 @@ class Study:
         wanted = set(places if names is None else names)
         groups = {}
         for layer in self.layers:
-            in_layer = [name for name, (site, _) in places.items() if name in wanted and site == layer.site.name]
+            in_layer = {}
+            for name, (site, members) in places.items():
+                if name in wanted and site == layer.site.name:
+                    in_layer[name] = members
             if in_layer:
                 source, rows = self._source(layer.site, at, positions)
-                members = [places[name][1] for name in in_layer]
                 rows_of_each = None if rows is None else [rows] * len(in_layer)
-                groups[at, *in_layer] = self._giving(layer.site.name, members, source, rows_of_each)
+                groups[at, *in_layer] = self._giving(layer.site.name, [*in_layer.values()], source, rows_of_each)
         return groups
 
     def at_each(self, name: str, positions: Sequence[int]) -> list[Variants]:
@@ -741,7 +746,8 @@ class Study:
         effects = {}
         for name, (site, (h,)) in self.names("out").items():
             if name in names:
-                moved = self.clean_text.calls[site].out[0, h, rows] - self.text.calls[site].out[0, h, rows]
+                clean, corrupted = self.clean_text.calls[site].out, self.text.calls[site].out
+                moved = clean[0, h, rows] - corrupted[0, h, rows]
                 gained = float((moved * slopes[site][0, h, rows]).sum())  # to first order
                 effects[name] = gained / (self.clean - self.corrupted)
         return effects
@@ -792,7 +798,10 @@ class Study:
 
         for number, layer in enumerate(self.layers[:last]):
             site = layer.site.name
-            heads = [(h,) for name, (place, (h,)) in self.names("out").items() if place == site and name in senders]
+            heads = []
+            for name, (place, members) in self.names("out").items():
+                if place == site and name in senders:
+                    heads.append(members)
             if not heads:
                 continue
             clean = self.clean_text.calls[site].out

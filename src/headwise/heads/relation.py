@@ -168,7 +168,10 @@ def _followed(
     """
     pairs = [(n, i) for n, plan in enumerate(plans) for i in plan.of.get(name, ())]  # document, place of the pair there
     masses = torch.stack([numbers[n][:, 0, i] for n, i in pairs], -1)  # (H+1, pairs)
-    of_documents = [numbers[n][..., plan.of[name]].nanmean(-1) for n, plan in enumerate(plans) if name in plan.of]
+    of_documents = []
+    for plan, of_pairs in zip(plans, numbers, strict=True):
+        if name in plan.of:
+            of_documents.append(of_pairs[..., plan.of[name]].nanmean(-1))
     means = torch.stack(of_documents, -1)  # (H+1, 3, documents); the last row is even attention's
     even = float(means[-1, 0].mean())
     result = []

@@ -293,28 +293,23 @@ class _Study:
         readers = ALONE if self.parts > 1 else ranks
         if readers.world > 1 or keep is not None:
             tally = read_corpus(blank, documents, marks, progress, readers, keep)
-        elif stream_of(model) is not None:
-            return self._in_one_go(model, blank(), probe, documents, progress)
+        elif stream_of(model) is not None:  # its weights are read once for the documents and the repeated tokens
+            tally = blank()
+
+            def take(number: int, *seen: Any) -> None:
+                if number < len(documents):
+                    tally.take(number, *seen)
+                else:
+                    probe.take(number - len(documents), *seen)
+
+            run_documents(model, [*documents, *self.probes], take, marks, progress)
+            return tally
         else:
             tally = blank()
             run_documents(model, documents, tally.take, marks, progress)
         with ask.encoded():  # of a model that hears, random words say nothing of the encoder
             run_documents(model, self.probes, probe.take, None, partial(self.progress, stages[1]))
         return gather_heads(tally, ranks) if self.parts > 1 else tally
-
-    def _in_one_go(
-        self, model: nn.Module, tally: Tally, probe: Tally, documents: Sequence[Sequence[int]], progress: Any
-    ) -> Tally:
-        """Documents and repeated tokens of a streamed model, whose weights are read once for both."""
-
-        def take(number: int, *seen: Any) -> None:
-            if number < len(documents):
-                tally.take(number, *seen)
-            else:
-                probe.take(number - len(documents), *seen)
-
-        run_documents(model, [*documents, *self.probes], take, self.text.marks, progress)
-        return tally
 
     def _untrained(self, vocabulary: Tensor | None) -> dict[str, float] | None:
         """The largest score that any head reaches in the same model with fresh weights; None where none can be made."""
@@ -368,7 +363,7 @@ class _Study:
         if size is not None and loss > GUESS * math.log(size):  # log V is the loss of an even guess
             self._note("note.guess", loss=f"{loss:.2f}", size=f"{size:,}", guess=f"{math.log(size):.2f}")
         progress = partial(self.progress, "ablation")
-        return _Effects(slopes, ablation(self.model, groups, how, None, progress, after, losses), loss)
+        return _Effects(slopes, ablation(self.model, groups, how, progress, after, losses), loss)
 
     def _profile(
         self, site: Site, h: int, tally: Tally, followed: Scores, untrained: Mapping[str, float], effects: _Effects

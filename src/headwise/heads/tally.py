@@ -120,7 +120,11 @@ class Gleaning:
         for counts, of_head in zip(self.distances, bins, strict=True):
             counts += torch.bincount(of_head, minlength=len(DISTANCES)).numpy()
         if document.k_ids is not None:
-            self._receive(measured.received.cpu().double(), document.k_ids.cpu())
+            received, ids = measured.received.cpu().double(), document.k_ids.cpu()
+            place = torch.searchsorted(self.tokens, ids).clamp(max=len(self.tokens) - 1)
+            is_counted = self.tokens[place] == ids  # else the place is that of the next larger token
+            self.attended.index_add_(1, place[is_counted], received[:, is_counted])
+            self.total += received.sum(1)
         is_trivial = (argmax == 0) | (argmax == rows)  # there most heads rest
         weights = measured.rows["confidence"].cpu().double().masked_fill(is_trivial, -1)
         best, at = weights.max(1, keepdim=True)  # (H,1) each
@@ -134,12 +138,6 @@ class Gleaning:
         best = np.lexsort((places[..., 0], -weights))[:, :EXAMPLES]  # the last key of a lexsort counts first
         self.weights = np.take_along_axis(weights, best, 1)
         self.places = np.take_along_axis(places, best[..., None], 1)
-
-    def _receive(self, received: torch.Tensor, ids: torch.Tensor) -> None:
-        place = torch.searchsorted(self.tokens, ids).clamp(max=len(self.tokens) - 1)
-        is_counted = self.tokens[place] == ids  # else the place is that of the next larger token
-        self.attended.index_add_(1, place[is_counted], received[:, is_counted])
-        self.total += received.sum(1)
 
     def state(self) -> dict[str, Tensor]:
         arrays = {name: torch.from_numpy(getattr(self, name)) for name in ("distances", "weights", "places")}

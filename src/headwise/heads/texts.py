@@ -83,7 +83,9 @@ def read_texts(
     if isinstance(texts, Text):
         texts.relations = relations or texts.relations
         return texts
-    sources: list[Any] = [] if texts is None else [texts] if isinstance(texts, str | Path) else list(texts)
+    sources: list[Any] = []
+    if texts is not None:
+        sources = [texts] if isinstance(texts, str | Path) else list(texts)
     words = [str(source) for source in sources if isinstance(source, str | Path)]
     if sources and not words and shape_of(sources[0]) == ():  # the ids of one document
         sources = [sources]

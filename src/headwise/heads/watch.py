@@ -59,7 +59,8 @@ class _SeenSite:
         start, n_rows = self.n_rows, len(measured.places)
         if start + n_rows > self._rows.shape[2]:
             before = self._rows[..., :start]
-            self._rows = np.empty((*before.shape[:2], max(2 * start, start + n_rows)), np.float32)
+            size = max(2 * start, start + n_rows)
+            self._rows = np.empty((*before.shape[:2], size), np.float32)
             self._rows[..., :start] = before
         for name, rows in zip(self.names, self._rows, strict=True):
             rows[:, start : start + n_rows] = as_numpy(measured.rows[name])
@@ -354,7 +355,7 @@ def watch(
         T = call.n_queries
         seen.note(call.note)
         tops = [row for row in top_rows if -T <= row < T]
-        kept = range(T) if maps is True else [row for row in maps or () if -T <= row < T]
+        kept = range(T) if maps is True else [row for row in maps or () if -T <= row < T]  # of False none
         for b, document in enumerate(documents):
             document = some_rows(document, T, rows, seed)
             seen.add(site, measure(call, b, document, offsets, factors.of(site, call), top=False), document)
@@ -373,7 +374,11 @@ def watch(
 def _marker(marks: Mapping[str, Sequence[int]]) -> Marker:
     """What says where the marked tokens stand among the keys (S,)."""
     sets = {name: torch.tensor(list(tokens)) for name, tokens in marks.items()}
-    return lambda ids: {name: torch.isin(ids, tokens.to(ids.device)) for name, tokens in sets.items()}
+
+    def mark(ids: Tensor) -> dict[str, Tensor]:
+        return {name: torch.isin(ids, tokens.to(ids.device)) for name, tokens in sets.items()}
+
+    return mark
 
 
 def _maps(call: Call, b: int, rows: Sequence[int]) -> Tensor:

@@ -435,7 +435,10 @@ class _Telling:
         effects: dict[Receiver, float] = {}
         for (at, *heads), of_variants in values.items():
             effects |= zip(((at, name) for name in heads), of_variants, strict=True)
-        keys = [StoryKeys(name, effects["k", name], effects["v", name]) for at, name in effects if at == "k"]
+        keys = []
+        for at, name in effects:
+            if at == "k":
+                keys.append(StoryKeys(name, effects["k", name], effects["v", name]))
         # Where all that arrives there together changes little, no single path is followed.
         receivers = [receiver for receiver, effect in effects.items() if abs(effect) >= Story.CLEAR]
         if not receivers:

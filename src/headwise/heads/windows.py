@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from headwise.corpus.documents import Text
 from headwise.corpus.tokens import TextTokens
 from headwise.gpt.presets import check_seed
-from headwise.heads.blocks import Layout, Pass, Strip, Sums, row_weights, run
+from headwise.heads.blocks import Pass, Strip, Sums, row_weights, run
 from headwise.heads.documents import Document, listening, run_documents
 from headwise.heads.survey import Progress
 from headwise.heads.survey import forecast as reading_time
@@ -112,7 +112,7 @@ class _Distances(Pass):
 
     def __init__(self, call: Call, b: int, document: Document) -> None:
         document = replace(document, marks=None)  # sums over marked keys would stand before the three that are kept
-        super().__init__(call, b, document, Layout.of(document, call.n_queries, call.n_keys, call.q.device))
+        super().__init__(call, b, document)
         self.formulas, self.offsets = {}, []
         # Of the sums a mean needs the first three alone, share, total and shifted, and of near keys the first one.
         self.names, self.sums = self.names[:3], self.sums[:3]

@@ -137,7 +137,9 @@ def _print_values(console: Console, ladder: Ladder, speak: Speak) -> None:
             return MISSING
         return "yes" if rung.agrees else "NO"
 
-    rows = [[rung.name, *(_far(rung.differences, key) for key in STAGES), agrees(rung)] for rung in ladder.rungs]
+    rows = []
+    for rung in ladder.rungs:
+        rows.append([rung.name, *(_far(rung.differences, key) for key in STAGES), agrees(rung)])
     rows.append(["allowed", *(_far(ladder.tolerances, key) for key in STAGES), ""])
     title = Note.of("ladder.certificate")
     Table(("rung", *STAGES, "agrees"), rows, title).print(console, last=1, speak=speak)

@@ -263,7 +263,13 @@ class Served(Live):
         if type(turn) is int and turn < self._latest.get(str(asked.get("slot")), turn):
             return {"stale": True}
         try:
-            return _why(self.desk, asked) if asked.get("do") == "why" else _packed(self.desk.answer(asked))
+            if asked.get("do") == "why":
+                return _why(self.desk, asked)
+            answer = self.desk.answer(asked)
+            if "maps" in answer:  # as rows, columns, and base64 of 16-bit numbers
+                maps: Mapping[int, NDArray[Any]] = answer["maps"]
+                answer["maps"] = {n: (*weights.shape, quantised(weights)) for n, weights in maps.items()}
+            return answer
         except HeadwiseError as error:
             return {"refused": sent(error.args[0])}
         except Exception as error:  # the page says it; the next question may be one that can be answered
@@ -272,14 +278,6 @@ class Served(Live):
     def close(self) -> None:
         self._over.set()
         super().close()
-
-
-def _packed(answer: dict[str, Any]) -> dict[str, Any]:
-    """With maps as rows, columns, and base64 of 16-bit numbers."""
-    if "maps" not in answer:
-        return answer
-    maps: Mapping[int, NDArray[Any]] = answer["maps"]
-    return {**answer, "maps": {n: (*weights.shape, quantised(weights)) for n, weights in maps.items()}}
 
 
 def _why(desk: Desk, asked: Mapping[str, Any]) -> dict[str, Any]:

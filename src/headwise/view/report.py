@@ -64,6 +64,10 @@ def survey_data(
     wide = any(
         profile.top_keys.size and profile.top_keys.max() > np.iinfo(np.uint16).max for profile in survey.profiles
     )
+    other_maps = None
+    if against is not None and maps is not None and against_maps is not None and against_maps.tokens == maps.tokens:
+        names = {profile.was: profile.name for profile in against.profiles if profile.was}
+        other_maps = _maps(against_maps, names)
     return {
         "model": survey.model,
         "against": None if against is None else against.model,
@@ -87,7 +91,7 @@ def survey_data(
         "wide": wide,
         "heads": _heads(survey, columns, against, wide),
         "maps": None if maps is None else _maps(maps, {}),
-        "other_maps": _other_maps(maps, against, against_maps),
+        "other_maps": other_maps,
         "run": None if summary is None else _run(summary),
         "walk": walk,
         "question": "tense" if summary is not None and summary.facts.get("text") == verbs.NAME else "head",
@@ -197,13 +201,6 @@ def _maps(maps: HeadMaps, names: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _other_maps(maps: HeadMaps | None, against: Survey | None, others: HeadMaps | None) -> dict[str, Any] | None:
-    """The other model's maps, where they are of the same tokens; under the names of the heads here."""
-    if maps is None or against is None or others is None or others.tokens != maps.tokens:
-        return None
-    return _maps(others, {profile.was: profile.name for profile in against.profiles if profile.was})
-
-
 def _interval(value: Interval | None) -> list[float | None] | None:
     if value is None or math.isnan(value.mean):
         return None
@@ -239,7 +236,10 @@ def film_data(film: Film, awarded: Mapping[str, Sequence[str]]) -> str:
     """The block of data for a report, by the name `film-data`. `awarded` are the roles of each head."""
     header, frames, losses = film
     every = -(-len(losses) // LOSSES)
-    kept = [row for n, row in enumerate(losses) if n % every == 0 or "held_out_loss" in row or row is losses[-1]]
+    kept = []
+    for n, row in enumerate(losses):
+        if n % every == 0 or "held_out_loss" in row or row is losses[-1]:
+            kept.append(row)
     seen = [{name: frame[name] for name in ("step", "alike", "roles", "maps")} for frame in frames]
     return json_block({"header": header, "frames": seen, "losses": kept, "known": dict(awarded)})
 

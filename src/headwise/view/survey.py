@@ -81,20 +81,12 @@ def columns_of(survey: Survey, against: Survey | None = None) -> tuple[Column, .
     return tuple(columns)
 
 
-def value_of(profile: HeadProfile | None, key: str) -> Interval | None:
+def value_of(profile: HeadProfile, key: str) -> Interval | None:
     """A number of a head with its interval; importance has none, and n is 0 there."""
-    if profile is None:
-        return None
     if key == "importance":
         value = profile.importance
         return None if value is None else Interval(value, -math.inf, math.inf, 0)
     return profile.ablation if key == "ablation" else profile.scores.get(key)
-
-
-def mean_of(profile: HeadProfile | None, key: str) -> float:
-    """The number alone; nan where there is none."""
-    value = value_of(profile, key)
-    return math.nan if value is None else value.mean
 
 
 def decimals_for(values: Iterable[float]) -> int:
@@ -166,8 +158,7 @@ def compared_notes(survey: Survey, against: Survey | None) -> list[tuple[str, di
         return []
     notes = []
     models = {"model": survey.model, "other": against.model}
-    sizes = [{(p.part, p.layer, p.head) for p in each.profiles} for each in (survey, against)]
-    if sizes[0] != sizes[1] and not any(profile.was for profile in against.profiles):
+    if set(survey) != set(against) and not any(profile.was for profile in against.profiles):
         notes.append(("against.sizes", models))
     if any(both_names(profile, other) != profile.name for profile, other in paired(survey, against)):
         notes.append(("against.brackets", models))
@@ -360,11 +351,12 @@ def _print_heads(
     if key != "name":  # the largest first, what has no number last
         numbers = {p.name: _number(p, other, key) for p, other in pairs}
         pairs.sort(key=lambda pair: (math.isnan(numbers[pair[0].name]), -numbers[pair[0].name]))
-    rows = [
-        [both_names(p, other), _roles(p, other, lang)]
-        + [_shown_number(_number(p, other, column.key), column, against is not None) for column in columns]
-        for p, other in pairs
-    ]
+    rows = []
+    for p, other in pairs:
+        row = [both_names(p, other), _roles(p, other, lang)]
+        for column in columns:
+            row.append(_shown_number(_number(p, other, column.key), column, against is not None))
+        rows.append(row)
     shown = []
     for column in columns:
         whole = _worded("column", column, lang, column.label)
@@ -379,7 +371,11 @@ def _print_heads(
 
 def _number(profile: HeadProfile, other: HeadProfile | None, key: str) -> float:
     """A number of a head, or the difference of two; nan for what is not there."""
-    return mean_of(profile, key) - (0.0 if other is None else mean_of(other, key))
+    value = value_of(profile, key)
+    if other is None:
+        return math.nan if value is None else value.mean
+    subtracted = value_of(other, key)
+    return math.nan if value is None or subtracted is None else value.mean - subtracted.mean
 
 
 def _shown_number(number: float, column: Column, compared: bool) -> str:

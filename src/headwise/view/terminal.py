@@ -119,7 +119,9 @@ def _row_labels(maps: HeadMaps, size: int, rows_per_line: int, ascii_only: bool)
     labels = []
     for start in range(0, len(maps.tokens), step):
         stop = min(start + step, len(maps.tokens))
-        text = " ".join(map(visible, maps.tokens[start:stop])) if size == 1 else f"{start}-{stop - 1}"
+        text = f"{start}-{stop - 1}"
+        if size == 1:
+            text = " ".join(map(visible, maps.tokens[start:stop]))
         if ascii_only:
             text = text.encode("ascii", "backslashreplace").decode()
         if cell_len(text) > LABEL_WIDTH:
@@ -277,7 +279,10 @@ class Content:
 
     def _keys(self, label: str, cells: Callable[[KeySteps], Sequence[Cell]]) -> list[list[Cell]]:
         """A line for each key that may be seen, labelled by its position and its token."""
-        return [[f"{label.format(key.position)} {self.tokens[key.position]}", *cells(key)] for key in self.steps.keys]
+        lines: list[list[Cell]] = []
+        for key in self.steps.keys:
+            lines.append([f"{label.format(key.position)} {self.tokens[key.position]}", *cells(key)])
+        return lines
 
     def _text(self) -> list[Part]:
         at, seen = self.steps.at, {key.position for key in self.steps.keys}
@@ -312,7 +317,9 @@ class Content:
 
     def _angles(self, n: int, n_pairs: int) -> Table:
         """Cosine and sine of each shown pair, a line a position."""
-        stages = {self.steps.at: self.steps.query[n]} | {key.position: key.stages[n] for key in self.steps.keys}
+        stages = {self.steps.at: self.steps.query[n]}
+        for key in self.steps.keys:
+            stages[key.position] = key.stages[n]
         rows = [
             [f"{position} {self.tokens[position]}", *(stage.cos or ())[:n_pairs], *(stage.sin or ())[:n_pairs]]
             for position, stage in sorted(stages.items())
@@ -387,7 +394,8 @@ class Content:
         block = []
         for c in self.width:
             products = [weight * out for weight, out in zip(steps.wo[c], steps.out, strict=True)]
-            block.append([f"c={c}", *summed(steps.wo[c], self.values, products, steps.added[steps.head][c])])
+            total = steps.added[steps.head][c]
+            block.append([f"c={c}", *summed(steps.wo[c], self.values, products, total)])
         lines = {}
         for h, added in enumerate(steps.added):
             name = self.say("head", number=h)
