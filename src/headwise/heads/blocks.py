@@ -398,7 +398,7 @@ class Pass:
         if weights is not None and last + 1 < self.S:  # a causal mask, or a window, shows in the weights
             ahead = weights[self.b, :, first : last + 1, last + 1 :]
             high = last + 1 if float(ahead.amax()) == 0 else high
-        keys = slice(low, high) if low < high else slice(0, 1)
+        keys = slice(low, high) if low < high else slice(0, 1)  # where there is none, a forbidden one stands for it
         return keys, min(max(keys.start, masked_from), keys.stop)
 
     def _by_head(self, x: Tensor) -> Tensor:
@@ -717,7 +717,7 @@ def output_factors(w_o: Tensor, n_heads: int) -> Tensor:
     if widest(parts_hce.device) == torch.float64:
         wide = parts_hce.double()
         factors, failed = torch.linalg.cholesky_ex(wide.mT @ wide, upper=True)
-        if not failed.any():  # as for a silent head; else it is such an R, too, in less than half the time
+        if not failed.any():  # such an R, too, in less than half the time; of a silent head it fails
             return factors.to(parts_hce)
     return torch.linalg.qr(parts_hce, mode="r").R
 

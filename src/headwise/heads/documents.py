@@ -267,7 +267,7 @@ class _Reader:
 
     def places(self, call: Call) -> bool:
         """Is it known where the keys of a call of self attention stand in the text of its queries?"""
-        T, S = call.q.shape[2], call.k.shape[2]
+        T, S = call.n_queries, call.n_keys
         if call.past is not None:  # a layer of ours, which says so
             return True
         if (held := self.held_by(call.layer)) is not None:
@@ -374,7 +374,7 @@ def _of_method(method: Callable[..., Any]) -> list[str]:
 
 def _document(call: Call, b: int, cross: bool, reader: _Reader, marker: Marker | None) -> Document:
     """What is known about document b of a call."""
-    T, S = call.q.shape[2], call.k.shape[2]
+    T, S = call.n_queries, call.n_keys
     padding = _row(reader.padding, b)
     ids = _row(reader.ids, b)
     if cross:  # queries of one sequence, keys of another

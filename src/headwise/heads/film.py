@@ -114,7 +114,7 @@ class Glance:
             for name, mark in text.marks(torch.tensor(ids)).items():
                 marks[name].append(mark.tolist())
         self.marks = {name: _padded(marked, T).float() for name, marked in marks.items()}
-        n_rows = (self.rows > 0).sum(1, keepdim=True)  # (documents,1)
+        n_rows = (self.rows > 0).sum(1, keepdim=True)  # (B,1)
         able = n_rows - torch.arange(REACH + 2)  # rows that have a key at each offset
         enough = (able > 0) & (2 * able >= n_rows)  # as in a survey: half of the rows
         # The token itself and its neighbour have roles of their own; the last column counts what is beyond reach.
@@ -320,12 +320,12 @@ def frame_steps(steps: int, most: int, gap: int) -> frozenset[int]:
     most = max(1, most)  # where a frame of thousands of heads leaves room for none
     gap = max(gap, steps // most)
     while True:
-        first = {0, *(2**n for n in range(gap.bit_length()))}
+        first = {0, *(2**n for n in range(gap.bit_length()))}  # powers of two up to the gap
         due = sorted(step for step in {*first, *range(gap, steps, gap), steps} if step <= steps)
         if len(due) <= most:
             return frozenset(due)
         if gap >= steps:  # so few that not even the first ones fit
-            return frozenset({*due[:: -(-len(due) // most)], steps})
+            return frozenset({*due[:: -(-len(due) // most)], steps})  # every second, or third, ... of them
         gap += max(1, gap // 16)  # a little wider, until they are few enough
 
 

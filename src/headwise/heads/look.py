@@ -185,7 +185,7 @@ class Desk:
         maps: dict[str, Array] = {}
         plain = now = self._run(ids, at, changes, maps)
         before = self.readings.get(slot)
-        if before is not None and (before.ids, before.at) == (ids, at):
+        if before is not None and (before.ids, before.at) == (ids, at):  # the text is the same, its heads are scaled
             plain = before.plain
         elif changes:
             plain = self._run(ids, at, {})
@@ -379,6 +379,7 @@ class Desk:
         likeliest = chances.topk(min(LISTED, chances.shape[1])).indices.flatten().tolist()
         ids = sorted({*likeliest, follow}, key=lambda i: -float(chances[:, i].max()))
         rows = [(i, self._token(i), *chances[:, i].tolist()) for i in ids]
+        # What a token adds to a text shows only behind it: its space, its part of a character.
         longer = self.tokens.decode([*reading.ids, int(reading.now.argmax())])
         return {"next": rows, "follow": follow, "goes_on": longer[len(self.tokens.decode(reading.ids)) :]}
 

@@ -21,7 +21,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -69,7 +69,7 @@ def survey(
     *,
     tokenizer: TextTokens | Any = None,
     controls: bool = True,
-    ablate: Literal["auto", "zero", "mean", "none"] | str = "auto",
+    ablate: str = "auto",
     tokens: int | None = None,
     documents: int | None = None,
     seed: int = 0,

@@ -198,7 +198,7 @@ class Tally:
         if call.note:
             self.notes.setdefault(call.note)
         T = call.n_queries
-        if self.first_row:
+        if self.first_row:  # of repeated tokens: each row of the second half has a copy before it
             document = replace(document, real_rows=torch.arange(T) >= self.first_row)
         document = some_rows(document, T, self.rows, self.seed)
         if site.name not in self.copied and self.vocabulary is not None:  # a streamed layer has its weights now

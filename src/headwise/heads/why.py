@@ -215,7 +215,7 @@ def _pieces(tokens: TextTokens, question: _Question, word: str) -> list[list[int
         sign = tokens.shown([ids[place]])[0]
         texts = text.replace(sign, word.strip(), 1), text.replace(sign, f" {word.strip()}", 1)
     choices = []
-    unknown = None
+    unknown = None  # why the first way of writing it cannot be encoded
     for written in texts:
         try:
             ids_with_word = [*tokens.prompt(written), *(tokens.frame[1] if question.way == "masked" else [])]
@@ -223,7 +223,7 @@ def _pieces(tokens: TextTokens, question: _Question, word: str) -> list[list[int
             unknown = unknown or error
             continue
         piece = ids_with_word[len(before) : len(ids_with_word) - len(after)]
-        if piece and [*before, *piece, *after] == ids_with_word:
+        if piece and [*before, *piece, *after] == ids_with_word:  # the word has changed no token of the text around it
             choices.append(piece)
     if not choices:
         raise unknown or HeadwiseError(

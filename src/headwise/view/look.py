@@ -243,7 +243,7 @@ class Served(Live):
 
     def _ask_in_turn(self, asked: dict[str, Any]) -> dict[str, Any]:
         slot, turn = str(asked.get("slot")), asked.get("turn")
-        if asked.get("do") == "read" and type(turn) is int:
+        if asked.get("do") == "read" and type(turn) is int:  # and no bool
             self._latest[slot] = max(turn, self._latest.get(slot, turn))
         answer: Future[dict[str, Any]] = Future()
         self._waiting.put((asked, answer))

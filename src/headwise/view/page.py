@@ -135,18 +135,14 @@ def filled(html: str, lang: str) -> str:
     """Every phrase that the HTML names, put in its place."""
 
     def element(match: re.Match[str]) -> str:
-        return f"{match['start']}{phrase_html(match['key'], lang, _values(match[0]))}{match['end']}"
+        carried = _VALUES.search(match[0])  # as `word` put them there
+        values: dict[str, Any] = json.loads(unescape(carried[1])) if carried else {}
+        return f"{match['start']}{phrase_html(match['key'], lang, values)}{match['end']}"
 
     def attribute(match: re.Match[str]) -> str:
         return f'{match[0]} {match["name"]}="{escaped(phrase(match["key"], lang))}"'
 
     return _ATTRIBUTE.sub(attribute, _EMPTY.sub(element, html))
-
-
-def _values(element: str) -> dict[str, Any]:
-    carried = _VALUES.search(element)
-    values: dict[str, Any] = json.loads(unescape(carried[1])) if carried else {}
-    return values
 
 
 def json_block(value: Any) -> str:

@@ -134,7 +134,7 @@ def survey_png(path: str | Path, survey: Survey) -> None:
     axes.set_anchor("NW")
 
     # Under each thumbnail its name and the letters of its roles.
-    text = partial(axes.text, fontsize=6.5 * shrink, va="top", parse_math=False)
+    text = partial(axes.text, fontsize=6.5 * shrink, va="top", parse_math=False)  # two lines fit into LABEL
     for profile in survey.profiles:
         row, column = places[profile.name]
         text(column, row + SIDE + 1, profile.name)
@@ -232,12 +232,13 @@ def windows_png(path: str | Path, reach: Windows, sinks: int) -> None:
     from matplotlib.colors import LinearSegmentedColormap
 
     table = [[mass.mean for mass in head.outside[SINKS.index(sinks)]] for head in reach.heads]
-    figure = new_figure(
-        figsize=(2.5 + 0.7 * len(reach.windows), min(LONGEST, 1.4 + 0.26 * len(table))), facecolor="#fbfaf6"
-    )
+    # Inches: of names and axes, and of each window and each head, in whose cell a number has room.
+    size = 2.5 + 0.7 * len(reach.windows), min(LONGEST, 1.4 + 0.26 * len(table))
+    figure = new_figure(figsize=size, facecolor="#fbfaf6")
     axes = figure.add_subplot()
     axes.imshow(table, cmap=LinearSegmentedColormap.from_list("mass", COLOURS), vmin=0, vmax=1, aspect="auto")
-    axes.set_yticks(range(len(table)), [head.name + " *" * head.retrieves for head in reach.heads], fontsize=7)
+    names = [f"{head.name} *" if head.retrieves else head.name for head in reach.heads]
+    axes.set_yticks(range(len(table)), names, fontsize=7)
     axes.set_xticks(range(len(reach.windows)), [f"{n:,}" for n in reach.windows], fontsize=7)
     axes.set_xlabel(f"window, beside the first {sinks} tokens; * finds needles", fontsize=8)
     axes.set_title(f"{reach.model}: mass outside", fontsize=9, parse_math=False)

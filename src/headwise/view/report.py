@@ -101,7 +101,7 @@ def survey_data(
 def _run(summary: RunSummary) -> dict[str, Any]:
     """The run; facts are by the keys of their labels, which its files have in English."""
     facts = [(name, sent(known(value) or value)) for name, value in summary.facts.items()]
-    name = summary.baseline_name and sent(known(summary.baseline_name) or summary.baseline_name)
+    name = summary.baseline_name and sent(known(summary.baseline_name) or summary.baseline_name)  # None stays None
     return {**vars(summary), "facts": facts, "baseline_name": name, "has_baseline": summary.baseline_loss is not None}
 
 
