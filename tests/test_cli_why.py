@@ -10,6 +10,8 @@ import pytest
 from browsing import Opener, faults
 from invoking import Invoke
 
+pytestmark = pytest.mark.slow
+
 TENSE = ("--prompt", "he will work = él", "--corrupt", "he would work = él")
 PERSON = ("--prompt", "he will work =", "--corrupt", "you will work =")
 VERB = ("--prompt", "he will work = él", "--corrupt", "he will write = él")
@@ -32,7 +34,6 @@ def told(invoke: Invoke, run: Path, *words: str) -> dict[str, Any]:
     return story
 
 
-@pytest.mark.slow
 def test_what_a_head_carries(run: Path, invoke: Invoke) -> None:
     tense, verb = told(invoke, run, *TENSE), told(invoke, run, *VERB)
     assert (tense["answer"], tense["other"], verb["other"]) == ("trabajará", "trabajaría", "escribirá")
@@ -50,7 +51,6 @@ def test_what_a_head_carries(run: Path, invoke: Invoke) -> None:
     assert leading["brings"] > 0.3 and story["tokens"][place] == "he" and weight > 0.5
 
 
-@pytest.mark.slow
 def test_the_fast_estimate_goes_with_the_exact_effect(run: Path) -> None:
     """`docs/watching.md` has these correlations, over the eight heads: 1.00 and 1.00."""
     import numpy as np
@@ -68,7 +68,6 @@ def test_the_fast_estimate_goes_with_the_exact_effect(run: Path) -> None:
         assert np.corrcoef(effects)[0, 1] > least
 
 
-@pytest.mark.slow
 def test_it_is_told_in_both_languages(run: Path, invoke: Invoke) -> None:
     english, spanish = (invoke("why", str(run), *TENSE, "--lang", lang).out for lang in ("en", "es"))
     assert "it looks at will" in english and "mira will" in spanish
@@ -77,7 +76,6 @@ def test_it_is_told_in_both_languages(run: Path, invoke: Invoke) -> None:
     assert "Below it is compared with" in alone and "carries the difference" not in alone
 
 
-@pytest.mark.slow
 def test_texts_with_the_same_answer_are_compared_by_its_probability(run: Path, invoke: Invoke) -> None:
     story = told(invoke, run, "--prompt", "he will work =", "--corrupt", "he will write =")
     assert story["counts"] == "probability" and story["clean_value"] == pytest.approx(math.log(story["probability"]))
@@ -86,7 +84,6 @@ def test_texts_with_the_same_answer_are_compared_by_its_probability(run: Path, i
     assert [note for note in named["notes"] if "'escribirá' was taken as the token 'escribirá'" in note]
 
 
-@pytest.mark.slow
 @pytest.mark.browser
 def test_the_page(run: Path, invoke: Invoke, open_page: Opener, tmp_path: Path) -> None:
     path = tmp_path / "why.html"

@@ -12,6 +12,8 @@ from benchmarks.headbench_models import FORMS, Known
 from benchmarks.headbench_tasks import HEADLESS, TASKS, known
 from headwise.errors import HeadwiseError
 
+pytestmark = pytest.mark.slow
+
 NAMES = [task.name for task in TASKS]
 
 
@@ -19,7 +21,6 @@ def model_of(task: str, form: str) -> Known:
     return known(NAMES.index(task), [form.name for form in FORMS].index(form))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "task, form",
     [
@@ -37,7 +38,6 @@ def test_a_model_does_what_is_said_of_it_and_its_circuit_is_found(task: str, for
     assert tried(model, patched())[:3] == (1, 1, 1)
 
 
-@pytest.mark.slow
 def test_what_the_bench_says() -> None:
     model = model_of("relay", "MLA, RoPE")
     idle = next(head for head in model.heads if head not in model.circuit)
@@ -54,7 +54,6 @@ def test_what_the_bench_says() -> None:
     assert table["relay"][:3] == (0.5, pytest.approx(0.19, abs=0.05), 0)
 
 
-@pytest.mark.slow
 def test_heads_that_stand_in_for_each_other_and_are_needed_together_show_beside_random_halves() -> None:
     model = model_of("two lookups, each by either of two", "GQA, RoPE")
     alone = tried(model, patched()).smallest

@@ -1,12 +1,8 @@
 """What the tests of the report in a real Chromium share: how to read its page."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from playwright.sync_api import Locator, Page
+from browser_types import Locator, Page
 
 
 def drawn(page: Page) -> None:

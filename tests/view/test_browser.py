@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from browser_types import Browser
 from browsing import Opener
-from playwright.sync_api import Browser
 from report_browsing import classes, drawn, open_head, picture, pixel, plain, ramp, readout, title
 from surveys import SUMMARY, survey_of_maps
 

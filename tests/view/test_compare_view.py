@@ -1,16 +1,15 @@
 """Comparisons and the ledger in the terminal, as a page and as a picture."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from browser_types import Page
 from browsing import Opener, faults, width_beyond
 from comparisons import LOSS, all_comparisons, comparison, ledger
 from terminals import printed as printed_on
@@ -19,9 +18,6 @@ from headwise.intervals import interval_of
 from headwise.lab.results import ArmResult, Claim, Comparison, Ledger, Score
 from headwise.table import shown
 from headwise.view.lab import metric_table, page_html, print_comparison, print_ledger
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Page
 
 HOSTILE = '<script>alert(1)</script> & "x" [bold]y[/bold] \ud800'
 

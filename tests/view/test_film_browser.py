@@ -1,13 +1,12 @@
 """The film in a real Chromium: slider, keyboard and play move curve and pictures together."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
+from browser_types import Page
 from browsing import Opener, faults, served_page, width_beyond
 from report_browsing import rgba
 
@@ -17,9 +16,6 @@ from headwise.heads.film import Film, unpacked
 from headwise.view.look import Live, live_html
 from headwise.view.page import package_text, page
 from headwise.view.report import FILM_BODY, FILM_STYLES, FILM_WORDS, film_data
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Page
 
 pytestmark = pytest.mark.browser
 

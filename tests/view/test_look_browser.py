@@ -1,14 +1,13 @@
 """The first screen of the report in a real Chromium: a sentence that one touches and types, and silenced heads."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
+from browser_types import Browser, Page
 from browsing import Opener, faults, opener, width_beyond
 from report_browsing import drawn, open_head, picture, pixel, plain, ramp, readout, title
 from surveys import survey_of_maps
@@ -19,9 +18,6 @@ from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.heads.watch import head_maps
 from headwise.models.pack import pack_model
 from headwise.view.report import write_report
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
 
 pytestmark = pytest.mark.browser
 

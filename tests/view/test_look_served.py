@@ -1,7 +1,5 @@
 """The page of a model that answers: questions in turn, and a real Chromium that touches it; `hw.look` in a notebook."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re
@@ -10,11 +8,12 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from browser_types import Browser, Page
 from browsing import faults, served_page, width_beyond
 from cases import refuses
 from report_browsing import plain
@@ -26,9 +25,6 @@ from headwise.models.open import open_folder
 from headwise.view.look import Served
 
 pytestmark = pytest.mark.clock
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
 
 TEXT = "Ann met Bob . the cat saw Ann"
 

@@ -1,14 +1,13 @@
 """The model in the page: in a real Chromium it computes what the tensor rung does, and reads text as Python does."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
+from browser_types import Browser, Page
 from browsing import opener
 from cases import every
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -22,9 +21,6 @@ from headwise.models.pack import EMBEDDED, EXACT, MOST, pack_model, rounding_err
 from headwise.view.page import json_block, page
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
 
 SCRIPT = "page/model.js"
 TEXT = "el gato escribe\nshe writes, don't stop! élan vital  twice  日本 🙂 naïve 12 34th\n"

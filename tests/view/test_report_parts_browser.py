@@ -1,16 +1,15 @@
 """What the report says below its first screen, in a real Chromium: table, roles, training run, two models."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from browser_types import Browser, Page
 from browsing import Opener, faults, opener
 from report_browsing import drawn, open_head, plain, readout
 from surveys import ROLES, SUMMARY, broken_survey, survey_of, survey_of_maps
@@ -19,9 +18,6 @@ from headwise.heads.table import Survey
 from headwise.records import CurvePoint, HeadMap, HeadMaps, RunSummary, plain_data
 from headwise.view.report import _run, write_report
 from headwise.view.survey import KINDS
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
 
 pytestmark = pytest.mark.browser
 

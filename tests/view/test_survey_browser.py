@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from browser_types import Page
 from browsing import Opener, faults, width_beyond
-from playwright.sync_api import Page
 from report_browsing import classes, drawn, open_head, picture, pixel, plain, ramp, readout, title
 from surveys import broken_survey, survey_of, survey_of_maps
 

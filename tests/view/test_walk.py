@@ -1,14 +1,13 @@
 """The guided walk in a real Chromium: eight steps with the trace's numbers, by mouse, by keys, in two languages."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
+from browser_types import Browser, Page
 from browsing import Opener, faults, opener, width_beyond
 from cases import every
 from surveys import survey_of_maps
@@ -22,9 +21,6 @@ from headwise.heads.watch import head_maps
 from headwise.models.pack import pack_model
 from headwise.view.page import walk_html
 from headwise.view.report import write_report
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
 
 pytestmark = pytest.mark.browser
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from browser_types import Browser
 from browsing import faults, opener
-from playwright.sync_api import Browser
 
 from headwise.intervals import Interval
 from headwise.plan import SHARES, SINKS, KVReach, Windows
