@@ -347,8 +347,8 @@ class Pass:
         keys, masked_from = self._keys(int(numbers[0]), int(numbers[-1]))
         grid = BroadcastGrid(
             (self.call.q.shape[0], self.H, self.T, self.S),
-            array=lambda values: as_tensor(values, self.device),
-            arange=lambda n: torch.arange(n, device=self.device),
+            array=partial(as_tensor, device=self.device),
+            arange=partial(torch.arange, device=self.device),
             keys=slice(masked_from, keys.stop),
             queries=queries,  # type: ignore[arg-type]
             documents=slice(self.b, self.b + 1),

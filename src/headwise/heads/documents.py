@@ -440,16 +440,16 @@ def _attended(call: Call, b: int) -> Tensor | None:
         return None
     B, H, T, _ = call.q.shape
     grid = BroadcastGrid(
-        (B, H, T, call.k.shape[2]),
-        array=lambda values: as_tensor(values, call.q.device),
-        arange=lambda n: torch.arange(n, device=call.q.device),
+        (B, H, T, call.n_keys),
+        array=partial(as_tensor, device=call.q.device),
+        arange=partial(torch.arange, device=call.q.device),
         documents=slice(b, b + 1),
     )
     allowed = resolve(call.options.mask.parts(), grid, torch.where, lambda bias: bias)[0]
     if allowed is None:
         return None
     maps = allowed.reshape(-1, *allowed.shape[-2:])
-    real: Tensor = maps.any(0).any(0).expand(call.k.shape[2])
+    real: Tensor = maps.any(0).any(0).expand(call.n_keys)  # one column stands for all where they are alike
     return None if real.all() else real
 
 

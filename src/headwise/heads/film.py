@@ -380,7 +380,7 @@ def _check(rows: Sequence[Row], kinds: Row) -> None:
     for row in rows:
         for name, kind in kinds.items():
             from_json(kind, from_json(dict[str, Any], row)[name], name)
-    json.dumps(rows, allow_nan=False)
+    json.dumps(rows, allow_nan=False)  # a ValueError for what is not finite
 
 
 def unpacked(header: Row, frame: Row) -> dict[str, list[NDArray[Any]]]:

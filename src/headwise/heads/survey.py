@@ -372,7 +372,10 @@ class _Study:
         name = site.head(h)
         scores, even = tally.of_head(site, h), tally.even(site)
         pictures: dict[str, Any] = {key: of_site[h].numpy() for key, of_site in tally.first[site.name].items()}
-        by_document = {key: each.kept for key, each in tally.of("scores", site).items() if each.kept}
+        by_document = {}
+        for key, score_of_site in tally.of("scores", site).items():
+            if score_of_site.kept:
+                by_document[key] = np.array(score_of_site.kept)[:, h]
         part, layer, _ = parse_head(name)
         relations, elsewhere = {}, {}
         for relation, by_head in followed.items():
@@ -394,7 +397,7 @@ class _Study:
             importance=effects.importance.get(name),
             ablation=effects.ablation.get(name),
             relations=relations,
-            by_document={key: np.array(documents)[:, h] for key, documents in by_document.items()},
+            by_document=by_document,
             **pictures,
             **tally.gleanings[site.name].fields(h, self.text) if site.name in tally.gleanings else {},
         )

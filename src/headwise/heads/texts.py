@@ -151,11 +151,13 @@ def transcripts(folder: Folder, paths: Sequence[Path]) -> list[Transcript]:
 
     model: Any = folder.model
     sounds = [_features(folder, path) for path in paths]
-    hear(model, torch.cat([features for features, _, _ in sounds]), sounds[0][1])
+    seconds_per_key = sounds[0][1]  # the same of all
+    hear(model, torch.cat([features for features, _, _ in sounds]), seconds_per_key)
     texts = []
     for number, (_, _, n_keys) in enumerate(sounds):
         ids = transcribed(model, sounds_of(model).states[number, None])
-        texts.append(Transcript([model.config.vocab_size + number, *ids[1:]], n_keys))
+        sound = model.config.vocab_size + number  # its id, behind those of the vocabulary
+        texts.append(Transcript([sound, *ids[1:]], n_keys))
     if isinstance(folder.tokens, FolderTokens):
         folder.tokens.begin_with(texts[0].ids, model.generation_config.no_timestamps_token_id)
     return texts
@@ -246,7 +248,7 @@ def _translated(folder: Folder, tokens: TextTokens, record: dict[str, Any]) -> L
 
 
 def _links(record: dict[str, Any], rows: Sequence[int], keys: Sequence[int]) -> Iterator[tuple[tuple[int, int], ...]]:
-    """The links of a text between its tokens, and those that are possible beside them."""
+    """The links of a text between its tokens, and those that are possible beside them: two fields of `Linked`."""
     for name in ("links", "possible"):
         yield tuple((rows[row], keys[key]) for row, key in record.get(name, ()))
 

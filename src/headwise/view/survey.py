@@ -470,8 +470,8 @@ def card_markdown(survey: Survey) -> str:
     card = survey.card()
     rows = []
     for role in survey.roles:
-        earners = [profile for profile in survey.profiles if role.name in profile.roles]
-        for profile in sorted(earners, key=lambda profile: -profile.scores[role.score].mean):
+        heads = [profile for profile in survey.profiles if role.name in profile.roles]
+        for profile in sorted(heads, key=lambda profile: -profile.scores[role.score].mean):
             score = profile.scores[role.score]
             interval = f"{number(score.mean, 2)} ({number(score.low, 2)} to {number(score.high, 2)})"
             even, untrained = profile.uniform.get(role.score), (survey.untrained or {}).get(role.score)

@@ -82,10 +82,10 @@ def print_maps(console: Console, maps: HeadMaps, lang: str = "en") -> None:
     labelled = console.width >= 2 * LABEL_WIDTH
     room = console.width - (LABEL_WIDTH + 1 if labelled else 0)
     size = -(-count // max(1, min(count, LARGEST_SIDE, room)))  # tokens of a cell
-    coloured = _has_colours(console)
-    pictures = [_picture(console, block_maximum(head.weights, -(-count // size)), coloured) for head in maps.maps]
+    shades = _shades(console)
+    pictures = [_picture(block_maximum(head.weights, -(-count // size)), shades) for head in maps.maps]
     width = max(pictures[0][0].cell_len, *(len(head.name) for head in maps.maps))
-    rows_per_line = 2 if coloured else 1
+    rows_per_line = 1 if shades else 2
     labels = Text("\n".join(_row_labels(maps, size, rows_per_line, console.options.ascii_only)))
     say(console, phrase("survey.maps", lang, model=maps.model))
     across = max(1, (room + GAP) // (width + GAP))
@@ -104,13 +104,15 @@ def print_maps(console: Console, maps: HeadMaps, lang: str = "en") -> None:
         console.print(grid, "", crop=True)
     if size > 1:
         say(console, phrase("survey.blocks", lang, count=count, size=size))
-    console.print(_legend(console, coloured, lang), highlight=False, markup=False)
+    console.print(_legend(shades, lang), highlight=False, markup=False)
 
 
-def _has_colours(console: Console) -> bool:
-    """Sixteen colours cannot make a ramp; there the shades say more."""
-    enough = console.color_system in ("256", "truecolor")
-    return console.is_terminal and enough and not console.no_color and not console.options.ascii_only
+def _shades(console: Console) -> str:
+    """The characters of a map, one for each of LEVELS; none where it is drawn in colours."""
+    if console.options.ascii_only:
+        return ASCII_SHADES
+    enough = console.color_system in ("256", "truecolor")  # sixteen cannot make a ramp: there the shades say more
+    return "" if console.is_terminal and enough and not console.no_color else SHADES
 
 
 def _row_labels(maps: HeadMaps, size: int, rows_per_line: int, ascii_only: bool) -> list[str]:
@@ -130,10 +132,9 @@ def _row_labels(maps: HeadMaps, size: int, rows_per_line: int, ascii_only: bool)
     return labels
 
 
-def _picture(console: Console, cells: NDArray[np.float32], coloured: bool) -> list[Text]:
-    if coloured:
+def _picture(cells: NDArray[np.float32], shades: str) -> list[Text]:
+    if not shades:
         return [_half_blocks(cells[row : row + 2]) for row in range(0, len(cells), 2)]
-    shades = ASCII_SHADES if console.options.ascii_only else SHADES
     levels = np.searchsorted(np.array(LEVELS, dtype=np.float32), cells, side="right") - 1
     return [Text("".join(shades[level] for level in row)) for row in levels]
 
@@ -153,13 +154,12 @@ def _colour(weight: float) -> Color:
     return Color.from_triplet(ColorTriplet(red, green, blue))
 
 
-def _legend(console: Console, coloured: bool, lang: str) -> Text:
-    if coloured:
+def _legend(shades: str, lang: str) -> Text:
+    if not shades:
         line = Text(f"{phrase('survey.weight', lang)} 0 ")
         for weight in np.linspace(0.0, 1.0, 21):
             line.append("█", Style(color=_colour(float(weight))))
         return line.append(" 1")
-    shades = ASCII_SHADES if console.options.ascii_only else SHADES
     steps = zip(shades[1:], LEVELS[1:], strict=True)
     parts = [phrase("survey.from", lang, shade=shade, level=level) for shade, level in steps]
     return Text(", ".join([phrase("survey.blank", lang, level=LEVELS[1]), *parts]))
