@@ -273,7 +273,9 @@ class Tally:
 
     def heads(self) -> Iterator[tuple[Site, int]]:
         """Every head, in the order of the model."""
-        return ((site, h) for site in self.sites.values() for h in range(site.n_heads))
+        for site in self.sites.values():
+            for h in range(site.n_heads):
+                yield site, h
 
     def of_head(self, site: Site, h: int) -> dict[str, Interval]:
         """Every score of a head with its interval over documents."""

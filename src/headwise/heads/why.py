@@ -263,7 +263,8 @@ class _Telling:
         self.parts: Attribution | None = None  # the outcome
         self.effects: dict[str, float] = {}
         self.refused = ""  # why what parts add is not known
-        self.weights = cache(self._weights)  # many heads look from one position of one layer
+        # (H,S) Where the heads of a site look from a position; many of them look from the same one.
+        self.weights = cache(lambda site, t: row_weights(self.text.calls[site], 0, [t])[:, 0])
 
     def read(self, choose: Callable[[Tensor, Tensor | None], tuple[int, int | None]]) -> tuple[int, int | None]:
         """Read the texts; the token that is explained, and what it is compared with."""
@@ -419,10 +420,6 @@ class _Telling:
             looks = tuple((t, float(weights[t])) for t in words[:3])
         adds = None if self.parts is None else self.parts.heads[name]
         return StoryHead(name, adds, at, looks, without, self.effects.get(name))
-
-    def _weights(self, site: str, position: int) -> Tensor:
-        """Where each head of a site looks from a position, (H,S)."""
-        return row_weights(self.text.calls[site], 0, [position])[:, 0]
 
     # What they read
 

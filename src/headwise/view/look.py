@@ -149,17 +149,14 @@ class _Handler(BaseHTTPRequestHandler):
         elif not (size.isascii() and size.isdigit() and int(size) <= LONGEST):
             self._answer(413, "text/plain", f"a question has a length of at most {LONGEST} bytes")
         else:
-            self._ask(self.rfile.read(int(size)), self.server.ask)
-
-    def _ask(self, content: bytes, ask: Ask) -> None:
-        try:
-            question = json.loads(content)
-        except (ValueError, RecursionError):
-            question = None
-        if isinstance(question, dict):
-            self._answer(200, "application/json", json.dumps(ask(question), allow_nan=False))
-        else:
-            self._answer(400, "text/plain", "a question is a JSON object")
+            try:
+                question = json.loads(self.rfile.read(int(size)))
+            except (ValueError, RecursionError):
+                question = None
+            if isinstance(question, dict):
+                self._answer(200, "application/json", json.dumps(self.server.ask(question), allow_nan=False))
+            else:
+                self._answer(400, "text/plain", "a question is a JSON object")
 
     def _path(self) -> str | None:
         """The path below the secret; None, once refused, for another host or another secret."""
