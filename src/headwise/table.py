@@ -70,14 +70,16 @@ def amount(size: float) -> str:
 def picture(values: Sequence[Sequence[float]], label: str, height: int = 96) -> Markup:
     """A matrix as a small picture: blue above zero, red below, white at zero; the largest magnitude is the darkest.
 
-    An <img> whose pixels are inside the page, so that it needs no script and no network. `label` is its description.
+    An <img> whose pixels are inside the page, so that it needs no script and no network. `label` is its description,
+    `height` that of the picture on the page, in pixels.
     """
     top = max((abs(x) for row in values for x in row if math.isfinite(x)), default=0.0) or 1.0
     n_rows, n_columns = len(values), len(values[0]) if values else 0
     pixels = b""
     for row in values:
         pixels += b"\0" + b"".join(_colour(x / top) for x in row)  # 0: the row is stored as it is
-    header = struct.pack(">IIBBBBB", n_columns, n_rows, 8, 2, 0, 0, 0)  # 8 bits of red, green and blue
+    # PNG's header: 8 bits each of red, green and blue (kind 2), and the usual compression, filter and order of rows.
+    header = struct.pack(">IIBBBBB", n_columns, n_rows, 8, 2, 0, 0, 0)
     data = b"\x89PNG\r\n\x1a\n"
     for kind, body in ((b"IHDR", header), (b"IDAT", zlib.compress(pixels, 9)), (b"IEND", b"")):
         data += struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))

@@ -135,7 +135,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         tensors: dict[str, Tensor] = load(data)
     except (SafetensorError, KeyError, ValueError, RuntimeError) as error:  # KeyError: a type that torch does not have
-        # The length of a header may begin like a pickle or a zip archive, and goes on with zeros.
+        # The length of a header may begin as a pickle (0x80) or a zip archive (PK) does, but goes on with zeros.
         if (data[:1] == b"\x80" or data[:2] == b"PK") and any(data[3:8]):
             raise _pickle(path, "a pickle under another name", "safetensors") from None
         raise refusal("cut_short", path=path, count=len(data), error=error) from None
@@ -155,7 +155,10 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
 
 
 def _written(header: dict[str, Any]) -> bytes:
-    """What stands before the numbers in a safetensors file."""
+    """What stands before the numbers in a safetensors file: the length of the header in 8 bytes, and the header.
+
+    Spaces fill it up to a multiple of 8, so that numbers of 8 bytes lie where a processor wants them.
+    """
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text

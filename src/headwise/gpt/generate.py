@@ -166,7 +166,9 @@ def _check(source: Source, prompts: Sequence[Sequence[int]], *, seed: int, **num
 
 def looked_up(ids: Sequence[int], n: int) -> list[int]:
     """The n ids that came after the latest place where the text has had its last two before (Saxena 2023)."""
-    for end in range(len(ids) - 1, 1, -1) if n > 0 else ():
+    if n <= 0:
+        return []
+    for end in range(len(ids) - 1, 1, -1):  # behind each pair of tokens, the latest first
         if ids[end - 1] == ids[-1] and ids[end - 2] == ids[-2]:
             return list(ids[end : end + n])
     return []
@@ -336,8 +338,8 @@ class Texts:
         spec, config, self._sizes = self.decoder.spec, self.decoder.config, (B, T)
         H, G, D, W = spec.n_heads, spec.n_kv_heads, spec.head_dim, config.feed_forward_width
         heads = torch.empty(B, T, H + 2 * G, D)
-        self._heads, self._q, self._kv = heads.view(B * T, -1), heads[:, :, :H], heads[:, :, H:]
-        self._qk = heads[:, :, : H + G]
+        self._heads = heads.view(B * T, -1)
+        self._q, self._kv, self._qk = heads[:, :, :H], heads[:, :, H:], heads[:, :, : H + G]
         self._pairs = self._qk.view(torch.complex64) if self.decoder.rotation else self._qk
         self._groups = heads[:, 0, :H].view(B, G, H // G, D)  # of a single token
         self._hidden = torch.empty(B * T, W * (1 + config.gated))
@@ -390,7 +392,8 @@ class Texts:
             return attend(self._q.transpose(1, 2), k, v, Options(mask)).transpose(1, 2).reshape(B * T, -1)
         if layer.low is not None and 1 - layer.low < S:  # a window, and the text is longer
             seen = slice(S - 1 + layer.low, S)
-            k, v, alive = k[:, :, seen], v[:, :, seen], None if alive is None else alive[..., seen]
+            k, v = k[:, :, seen], v[:, :, seen]
+            alive = None if alive is None else alive[..., seen]
         return F.scaled_dot_product_attention(self._groups, k, v, alive).view(B, -1)
 
 

@@ -305,8 +305,10 @@ class _Watch(threading.Thread):
 
     def run(self) -> None:
         while not self.over.is_set():
-            if select.select([self.woken], [], [], TICK)[0] and signal.SIGTERM in os.read(self.woken, 64):
-                self.ending = max(self.ending, 1)  # the pipe has a byte for each signal, its number
+            is_woken, _, _ = select.select([self.woken], [], [], TICK)
+            # The pipe has a byte for each signal, its number; what a read leaves there wakes the next one.
+            if is_woken and signal.SIGTERM in os.read(self.woken, 64):
+                self.ending = max(self.ending, 1)
             try:
                 self._look()
             except dist.DistError:

@@ -93,7 +93,7 @@ class Heads:
         """A row for each head: what it reads, its slices of the four matrices, its cost."""
         rows = []
         for head in list(self)[:MOST_HEADS]:
-            pictures = [_picture(head, name, matrix, 24, SMALL) for name, matrix in _matrices(head).items()]
+            pictures = [_picture(head, name, matrix, height=24, most=SMALL) for name, matrix in _matrices(head).items()]
             share = amount(head.cost.cache_share)
             rows.append((head.name, kv_head_of(head), *pictures, f"{head.cost.parameters:,}", share))
         matrices = ("W_Q", "W_K", "W_V", "W_O^T")
@@ -269,7 +269,7 @@ class Head:
         for name, matrix in _matrices(self).items():
             if matrix is not None:
                 size = None if matrix.is_meta else float(matrix.detach().float().norm())
-                image = _picture(self, name, matrix, 72, LARGE)
+                image = _picture(self, name, matrix, height=72, most=LARGE)
                 rows.append((name, f"{matrix.shape[0]} x {matrix.shape[1]}", image, number(size, 3)))
         return (
             f"<p><b>{self.name}</b> reads key/value head {kv_head_of(self)}. {escaped(str(self.cost))}.</p>"
@@ -349,8 +349,11 @@ def _matrices(head: Head) -> dict[str, Tensor | None]:
 
 
 def _picture(head: Head, name: str, matrix: Tensor | None, height: int, most: tuple[int, int]) -> str:
-    if matrix is None or matrix.is_meta:
-        return "" if matrix is None else "on the meta device, without numbers"
+    """A matrix as it stands in a table, so many pixels high on the page and `most` numbers large."""
+    if matrix is None:
+        return ""
+    if matrix.is_meta:
+        return "on the meta device, without numbers"
     pixels = min(matrix.shape[0], most[0]), min(matrix.shape[1], most[1])
     small = adaptive_avg_pool2d(matrix.detach()[None].float().cpu(), pixels)[0]
     label = f"{name.replace('^T', ' transposed')} of {head.name}, {matrix.shape[0]} x {matrix.shape[1]}"

@@ -275,7 +275,8 @@ def from_transformers(module: nn.Module, family: Family) -> Imported:
     check_parameters(core, parameters_of(family))
     rope, parts = _rope(core, family), parts_of(family, core, w_o)
     n_heads, scale = family.read(core, family.n_heads), float(family.read(core, family.scale))
-    usual = math.isclose(scale, (len(parts.q[0]) // n_heads) ** -0.5, rel_tol=1e-12)
+    head_dim = len(parts.q[0]) // n_heads
+    usual = math.isclose(scale, head_dim**-0.5, rel_tol=1e-12)  # but for the rounding of a float of Python
     layer = build(
         parts,
         n_heads,

@@ -190,9 +190,11 @@ class MultiHeadAttention(Projections):
                 )
         if values is not None and values is context:  # layer(x, m, m) is layer(x, m), and layer(x, x, x) is layer(x)
             context, values = (None if context is x else context), None
-        if x.ndim != 2:
-            return x, context, values
-        return x[None], None if context is None else context[None], None if values is None else values[None]
+        if x.ndim == 2:
+            x = x[None]
+            context = None if context is None else context[None]
+            values = None if values is None else values[None]
+        return x, context, values
 
     def _keys_and_values(
         self, keys: Tensor, values: Tensor, start: int, positions: Tensor | None

@@ -307,8 +307,8 @@ class FreeTap(Tap):
             self.projection = None
         self.sure = True  # is it known in which order the heads of the calls that wait lie?
 
-    def attended(self, call: Call, out: Tensor, sure: bool = True) -> Tensor | None:
-        """The functions of torch have given `out` (B,H,T,E); what takes its place."""
+    def attended(self, call: Call, out: Tensor, sure: bool) -> Tensor | None:
+        """The functions of torch have given `out` (B,H,T,E); what takes its place. `sure`: is the order of heads?"""
         site, kind = self.site, type(self.site.module).__name__
         if not len(call.out) and call.note:
             return self.refuse(call.note)

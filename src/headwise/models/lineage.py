@@ -76,7 +76,7 @@ def _from_hub(name: str, config_alone: bool = False) -> Path:
         if (folder / CONFIG).exists() and (has_weights or config_alone):
             return folder
     try:
-        return Path(hub.snapshot_download(**options, etag_timeout=5))
+        return Path(hub.snapshot_download(**options, etag_timeout=5))  # seconds: without a network nobody waits long
     except Exception as error:  # no network, no such name, no right to read it: the library lets through what it meets
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise HeadwiseError(

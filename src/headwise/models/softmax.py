@@ -167,7 +167,7 @@ def _windows_first(product: Product | None, n_stated: int) -> Product | None:
 
     n_stated  how many heads the module says that it has, which tells the two axes apart
     """
-    if product is None or {product.out.ndim, product.weights.ndim, product.v.ndim} != {5}:
+    if product is None or not product.out.ndim == product.weights.ndim == product.v.ndim == 5:
         return product
     heads, windows = product.out.shape[1:3]
     if heads != n_stated or windows == n_stated:
@@ -580,7 +580,7 @@ def _mapped(running: Running, packed: int, n_stated: int, product: Product, weig
     values = v.detach()
     difference = (used[:, :, rows].to(wide) @ values.to(wide) - out.detach()[:, :, rows].to(wide)).abs()
     most = float(difference.nan_to_num().max()) if difference.numel() else 0.0
-    # A wrong reading is off by about the size of the values; sums in another order by some roundings of it.
+    # A wrong reading is off by about the size of the values; sums in another order by fewer than 64 roundings of it.
     rounding = max(torch.finfo(out.dtype).eps, 1e-6)
     if most > 64 * rounding * max(1.0, float(values.abs().max())):
         return f"in {name} weights times values differ from what it goes on with by {most:.3g}"

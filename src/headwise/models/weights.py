@@ -278,7 +278,7 @@ def _views(family: Family, module: nn.Module) -> dict[str, Tensor]:
     parts = parts_of(family, module.get_submodule(family.core), module.get_submodule(family.o))
     views = {"wo": parts.o[0], "q_gain": parts.q_norm, "k_gain": parts.k_norm}
     for name in "qkv":
-        views[f"w{name}"], views[f"b{name}"] = getattr(parts, name)
+        views[f"w{name}"], views[f"b{name}"] = getattr(parts, name)  # matrix and bias
     return {name: tensor for name, tensor in views.items() if tensor is not None}
 
 
@@ -288,7 +288,8 @@ def _pairs(model: nn.Module, head_dim: int) -> tuple[tuple[int, int], ...]:
     if isinstance(model, GPT):
         rope = model.config.attention.rope
     elif family_of(model).rope:
-        # partial_rotary_factor is not heeded by every family; Gemma 3 has frequencies for each type of layer
+        # By the number of frequencies, one a pair: not every family heeds partial_rotary_factor. Gemma 3 has
+        # some for each type of layer, of one length.
         buffers = body_of(model).rotary_emb.named_buffers()
         rope = RoPE(dim=2 * next(len(values) for name, values in buffers if name.endswith("inv_freq")))
     return () if rope is None else rope.pairs(head_dim)

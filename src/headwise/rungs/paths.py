@@ -115,14 +115,15 @@ def _split(mask: Mask | None, sizes: Sizes) -> tuple[int, int, Band | None, tupl
     low, high = 1 - sizes.T, sizes.S - 1  # the least and the greatest j - i
     rest = []
     for part in () if mask is None else mask.parts():
-        bounds = part.band(sizes.T, sizes.S)
-        if bounds is None:
+        band = part.band(sizes.T, sizes.S)
+        if band is None:
             rest.append(part)
             continue
-        if bounds[0] is not None and bounds[0] > low:
-            low = bounds[0]
-        if bounds[1] is not None and bounds[1] < high:
-            high = bounds[1]
+        part_low, part_high = band
+        if part_low is not None and part_low > low:
+            low = part_low
+        if part_high is not None and part_high < high:
+            high = part_high
     first = low if low > 0 else 0
     last = sizes.T + high if sizes.T + high < sizes.S else sizes.S
     if first >= last:  # no query sees any key; one stays, so that the kernel has something to be forbidden
