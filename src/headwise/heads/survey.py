@@ -140,7 +140,7 @@ def _digest(folder: Folder) -> Callable[[], str]:
     if described(folder.model) is not None and any(folder.path.glob(WEIGHTS)):
         return _begun(partial(digest, folder.path))
     spread = any(site.parts > 1 for site in sites_of(folder.model))
-    if spread or stream_of(folder.model) is not None:  # no tensors are there as a whole, so there is no digest
+    if spread or stream_of(folder.model) is not None:  # the tensors are not here as a whole: no digest
         return str  # called without arguments it gives ""
     return partial(digest_of, folder.model)
 

@@ -387,9 +387,8 @@ class Survey(HeadTable[HeadProfile]):
 
         `headwise heads --card` writes it; docs/card.schema.json says what its fields are.
         """
-        even: dict[
-            str, Row
-        ] = {}  # site -> its control, which `_card_of` fills; a head whose mask is another has its own
+        # Site -> its control, which `_card_of` fills; a head whose mask is another has its own.
+        even: dict[str, Row] = {}
         heads = {profile.name: self._card_of(profile, even) for profile in self.profiles}
         return {
             "schema": "headwise-card-1",

@@ -50,7 +50,7 @@ CONTROLS = 32  # documents that the controls are measured on: they vary little
 PASSAGE, TOP = 128, 8  # tokens of the first document whose top keys are kept, and how many keys
 
 EXAMPLES, ATTENDED = 5, 10  # of each head: examples, and tokens that it looks at most
-PRODUCTS, ROWS = 2**38, 4096  # of `vocabulary_product`: multiplications at most, some seconds; tokens at a time
+PRODUCTS, ROWS = 2**38, 4096  # of `vocabulary_product`: multiplications at most, tokens at a time
 FREQUENT = 8192  # the most frequent tokens, for which is noted how much attention they receive
 
 Floats = NDArray[np.float64]
