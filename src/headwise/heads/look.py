@@ -48,11 +48,12 @@ LISTED, HARDEST = 6, 8  # likeliest tokens of each column; heads that are named 
 CLEAR = 0.3  # of its weight, from which a head is said to follow a repeated token
 SLOTS = ("a", "b")  # the text, and the other one beside it
 LARGEST = 10.0  # size of a factor on a head
+# The fields of each question and their types.
 QUESTIONS: dict[str, dict[str, type]] = {
     "read": {"slot": str, "text": str, "changes": dict, "at": int, "follow": int},
     "maps": {"slot": str, "heads": list},
     "each": {"layer": int, "follow": int},
-}  # the fields of each and their types
+}
 
 
 @dataclass(frozen=True)

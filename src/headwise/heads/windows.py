@@ -134,9 +134,8 @@ class _Distances(Pass):
         p = skewed[:, : t * width].view(h, t, width)[..., t:]  # the block, behind t zeros in each row
         torch.mul(e, share[..., None], out=p)
         diagonals = skewed.view(h, t, width + 1).sum(1)
-        by_distance = (
-            diagonals[:, 1:].flip(1).to(widest(self.device))
-        )  # ascending; in the first column there is nothing
+        # In ascending order; in the first column there is nothing.
+        by_distance = diagonals[:, 1:].flip(1).to(widest(self.device))
         nearest = int(strip.at[0]) - s  # the first of these distances; below 0 the key stands behind the query
         ahead = max(0, -nearest)
         totals[heads, max(0, nearest) : nearest + width] += by_distance[:, ahead:]
