@@ -2,7 +2,7 @@
 
 import cmath
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import headwise as hw
 from headwise import KVCache, MultiHeadAttention, RoPE
 from headwise.corpus.documents import token_file
 from headwise.corpus.tokens import Tokens
@@ -49,6 +50,47 @@ def noisy(n_heads: int = 6, seed: int = 0, d_model: int = 31, **options: Any) ->
 def normal(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float64) -> Tensor:
     """Numbers that are drawn anew and come out the same for the same seed."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def floats(*shape: int, seed: int = 3) -> Tensor:
+    return normal(*shape, seed=seed, dtype=torch.float32)
+
+
+# Layers beside LAYER's sizes, and the arguments of a call on two texts of T tokens.
+LAYER: dict[str, Any] = {"d_model": 29, "n_heads": 6, "head_dim": 10}
+LAYERS: dict[str, tuple[dict[str, Any], Callable[[int], dict[str, Any]]]] = {
+    "causal": ({"mask": hw.Causal()}, lambda T: {}),
+    "gqa": ({"mask": hw.Causal(), "n_kv_heads": 2}, lambda T: {}),
+    "value_dim": ({"mask": hw.Causal(), "n_kv_heads": 2, "value_dim": 3}, lambda T: {}),
+    "kv_index": ({"n_kv_heads": 4, "kv_index": (0, 1, 1, 2, 3, 3)}, lambda T: {}),
+    "window": ({"mask": hw.Window(2, 0)}, lambda T: {}),
+    "rope": ({"mask": hw.Causal(), "rope": hw.RoPE()}, lambda T: {}),
+    "positions": ({"mask": hw.Causal(), "rope": hw.RoPE()}, lambda T: {"positions": torch.arange(T) + 3}),
+    "latent": ({"mask": hw.Causal(), "latent_dim": 13, "rope_dim": 4, "q_latent_dim": 11}, lambda T: {}),
+    "qk_norm": ({"mask": hw.Causal(), "n_kv_heads": 3, "qk_norm": True, "rope": hw.RoPE()}, lambda T: {}),
+    "alibi": ({"mask": hw.Causal() & hw.Alibi()}, lambda T: {}),
+    "relative bias": ({"mask": hw.Causal(), "relative_bias": hw.RelativeBias()}, lambda T: {}),
+    "sink": ({"mask": hw.Causal(), "sink": True}, lambda T: {}),
+    "softcap": ({"mask": hw.Causal(), "softcap": 0.7}, lambda T: {}),
+    "scale and biases": (
+        {"mask": hw.Causal(), "scale": 0.2, "q_bias": True, "kv_bias": True, "out_bias": True},
+        lambda T: {},
+    ),
+    "gate": ({"mask": hw.Causal()}, lambda T: {"gate": torch.linspace(-1, 1, 6)}),
+    "allowed": ({}, lambda T: {"mask": hw.Allowed(floats(2, 1, T, T, seed=5) > 0)}),
+    "lengths": ({"mask": hw.Causal()}, lambda T: {"mask": hw.Lengths(torch.tensor([3, T]))}),
+    "segments": ({"mask": hw.Causal()}, lambda T: {"mask": hw.Segments(*2 * [torch.arange(2 * T).reshape(2, T) // 3])}),
+    "bias": ({}, lambda T: {"mask": hw.Bias(floats(T, T, seed=7))}),
+    "cross": ({"d_context": 13}, lambda T: {"context": floats(2, 5, 13, seed=8)}),
+    "values": (
+        {"d_context": 13, "d_values": 11},
+        lambda T: {"context": floats(2, 5, 13, seed=8), "values": floats(2, 5, 11, seed=9)},
+    ),
+    "cross lengths": (
+        {"d_context": 13},
+        lambda T: {"context": floats(2, 5, 13), "mask": hw.Lengths(torch.tensor([5, 2]))},
+    ),
+}
 
 
 def call_inside(layer: MultiHeadAttention, *arguments: Any, **options: Any) -> Call:

@@ -16,7 +16,7 @@ from cases import refuses_table
 from dense import assert_rows, block_means, row_statistics
 from families import gpt_of as small_gpt
 from helpers import watch_call
-from small_models import shaken
+from small_models import LAYER, LAYERS, floats, shaken
 from torch import Tensor, nn
 
 import headwise as hw
@@ -32,48 +32,26 @@ from headwise.rungs.tensor import trace
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
 
-B, T, S, V = 2, 13, 7, 5
-BASE: dict[str, Any] = {"d_model": 29, "n_heads": 6, "head_dim": 10}
+B, T, V = 2, 13, 5
 KEPT = ("entropy", "confidence", "distance", "spread", "self", "previous")
 
 
-def noise(*shape: int, seed: int = 3) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-# The layer's arguments, and those of a call.
+# The layer's arguments, and those of a call. Of what is padding another test tells.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "causal": ({"mask": hw.Causal()}, {}),
+    **{name: (options, call(T)) for name, (options, call) in LAYERS.items() if name != "lengths"},
     "no mask": ({}, {}),
-    "gqa": ({"mask": hw.Causal(), "n_kv_heads": 2}, {}),
     "mqa": ({"mask": hw.Causal(), "n_kv_heads": 1}, {}),
-    "value_dim": ({"mask": hw.Causal(), "n_kv_heads": 2, "value_dim": 3}, {}),
-    "kv_index": ({"n_kv_heads": 4, "kv_index": (3, 1, 1, 0, 2, 3)}, {}),
+    "kv_index in any order": ({"n_kv_heads": 4, "kv_index": (3, 1, 1, 0, 2, 3)}, {}),
     "kv_index with a gap": ({"n_kv_heads": 4, "kv_index": (0, 0, 1, 1, 3, 3)}, {}),
-    "window": ({"mask": hw.Window(2, 0)}, {}),
-    "rope": ({"mask": hw.Causal(), "rope": hw.RoPE()}, {}),
-    "positions": ({"mask": hw.Causal(), "rope": hw.RoPE()}, {"positions": torch.arange(T) * 3}),
-    "qk_norm": ({"mask": hw.Causal(), "n_kv_heads": 3, "qk_norm": True, "rope": hw.RoPE()}, {}),
-    "alibi": ({"mask": hw.Causal() & hw.Alibi()}, {}),
     "alibi slopes": ({"mask": hw.Causal() & hw.Alibi([0.1, 0.3, 0.7, 0.2, 0.9, 0.0])}, {}),
-    "relative bias": ({"mask": hw.Causal(), "relative_bias": hw.RelativeBias()}, {}),
-    "sink": ({"mask": hw.Causal(), "sink": True}, {}),
-    "softcap": ({"mask": hw.Causal(), "softcap": 0.7}, {}),
-    "gate": ({"mask": hw.Causal()}, {"gate": torch.linspace(-1, 1, 6)}),
-    "allowed": ({}, {"mask": hw.Allowed(noise(B, 1, T, T, seed=5) > 0)}),
-    "allowed per head": ({"sink": True}, {"mask": hw.Allowed(noise(6, T, T, seed=5) > 1)}),
-    "segments": ({"mask": hw.Causal()}, {"mask": hw.Segments(*2 * [torch.arange(B * T).reshape(B, T) // 3])}),
-    "bias": ({}, {"mask": hw.Bias(noise(T, T, seed=7))}),
+    "allowed per head": ({"sink": True}, {"mask": hw.Allowed(floats(6, T, T, seed=5) > 1)}),
     "no projection": ({"mask": hw.Causal(), "out_proj": False}, {}),
-    "out_bias": ({"mask": hw.Causal(), "out_bias": True, "q_bias": True, "kv_bias": True}, {}),
-    "cross": ({"d_context": 11}, {"context": noise(B, S, 11, seed=8)}),
-    "cross lengths": ({"d_context": 11}, {"context": noise(B, S, 11), "mask": hw.Lengths(torch.tensor([S, 2]))}),
 }
 
 
 def layer_of(case: str, **changes: Any) -> hw.MultiHeadAttention:
     torch.manual_seed(1)
-    layer: hw.MultiHeadAttention = shaken(hw.MultiHeadAttention(**{**BASE, **CASES[case][0], **changes}))
+    layer: hw.MultiHeadAttention = shaken(hw.MultiHeadAttention(**{**LAYER, **CASES[case][0], **changes}))
     return layer
 
 
@@ -128,7 +106,7 @@ def check_call(seen: Seen, site: str, call: Call, w_o: Tensor | None, cross: boo
 def test_every_option_of_a_layer(case: str) -> None:
     """A layer inside some module of the caller's; the answer is bit for bit what it was."""
     layer, call = layer_of(case), CASES[case][1]
-    module, x = nn.ModuleDict({"inside": layer}), noise(B, T, 29)
+    module, x = nn.ModuleDict({"inside": layer}), floats(B, T, 29)
     expected = layer(x, **call)
     with hw.watch(module) as seen:
         assert torch.equal(layer(x, **call), expected)
@@ -156,7 +134,7 @@ def test_models_of_every_preset(preset: str) -> None:
 
 def test_padding_stays_out() -> None:
     # In self attention they say which queries and keys are padding.
-    layer, x, mask = layer_of("causal"), noise(B, T, 29), hw.Lengths(torch.tensor([T, 9]))
+    layer, x, mask = layer_of("causal"), floats(B, T, 29), hw.Lengths(torch.tensor([T, 9]))
     seen = watch_call(layer, x, mask=mask)
     short = watch_call(layer, x[1:, :9])
     x[1, 9:] = torch.nan
@@ -185,7 +163,7 @@ CACHES: dict[str, dict[str, Any]] = {"growing": {}, "static": {"max_length": 20}
 @pytest.mark.parametrize("kind", CACHES)
 def test_a_layer_with_a_cache(kind: str, chunks: tuple[int, ...]) -> None:
     """Rows seen step by step are those of one whole pass, whatever the cache has dropped meanwhile."""
-    layer, x = layer_of("window", mask=hw.Window(3, 0), rope=hw.RoPE(), sink=True), noise(B, T, 29)
+    layer, x = layer_of("window", mask=hw.Window(3, 0), rope=hw.RoPE(), sink=True), floats(B, T, 29)
     whole = watch_call(layer, x)
     cache = hw.KVCache(**CACHES[kind])
     with hw.watch(layer) as seen:
@@ -230,7 +208,7 @@ def test_a_model_with_a_cache(kind: str, chunks: tuple[int, ...]) -> None:
 
 def test_a_cross_attention_cache() -> None:
     """The context's keys are computed once; what is watched is cross attention, with the context or without."""
-    layer, x, memory = layer_of("cross"), noise(B, T, 29), noise(B, S, 11, seed=8)
+    layer, x, memory = layer_of("cross"), floats(B, T, 29), floats(B, 5, 13, seed=8)
     whole = watch_call(layer, x, context=memory)
     cache = hw.KVCache()
     with hw.watch(layer) as seen:
@@ -315,7 +293,7 @@ def test_a_cache_that_the_model_was_not_seen_to_get() -> None:
 
 def test_what_cannot_be_followed_is_left_out() -> None:
     # Training inside the block: each call counts with the W_O of its time.
-    layer, x = layer_of("causal"), noise(B, T, 29)
+    layer, x = layer_of("causal"), floats(B, T, 29)
     with hw.watch(layer) as seen:
         layer(x)
         layer.o_proj.weight.mul_(3)
@@ -332,7 +310,7 @@ def test_what_cannot_be_followed_is_left_out() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return 2 * self.base(x)
 
-    layer, x = layer_of("causal"), noise(B, T, 29)
+    layer, x = layer_of("causal"), floats(B, T, 29)
     layer.o_proj = Scaled(layer.o_proj)
     seen = watch_call(layer, x)
     assert seen["L0.H0"].entropy > 0 and "norm" not in seen["L0.H0"].rows
@@ -345,7 +323,7 @@ def test_modes_of_torch(mode: str, threads: int, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("headwise.heads.blocks.BLOCK", 300)
     monkeypatch.setattr("headwise.heads.blocks.THREADED", 1)
     torch.set_num_threads(threads)
-    layer, x = layer_of("gqa"), noise(B, T, 29)
+    layer, x = layer_of("gqa"), floats(B, T, 29)
     calls, _ = observed(layer)
     block = torch.inference_mode() if mode == "inference" else torch.autocast("cpu", dtype=torch.bfloat16)
     with block, hw.watch(layer) as seen:
@@ -379,7 +357,7 @@ def test_what_is_seen() -> None:
 
 
 def test_rows_and_means_of_what_is_real() -> None:
-    layer, x = layer_of("causal"), noise(B, T, 29)
+    layer, x = layer_of("causal"), floats(B, T, 29)
     outs: list[Tensor] = []
     layer.watchers.append(lambda call: outs.append(call.out))
     with hw.watch(layer) as seen:
@@ -399,7 +377,7 @@ def test_names_that_are_not_there() -> None:
     """As of any mapping: a head that did not run is not in it."""
     model = gpt_of()
     with hw.watch(model) as seen:
-        model.blocks[0].attention(noise(1, 3, 24))
+        model.blocks[0].attention(floats(1, 3, 24))
     assert "L0.H0" in seen and "L1.H0" not in seen and "L9.H9" not in seen and seen.get("L1.H0") is None
     for missing in (lambda: seen["L1.H0"], lambda: seen["L9.H9"], lambda: seen["L0.H0"]["fame"]):
         with pytest.raises(KeyError) as caught:
@@ -413,7 +391,7 @@ def test_what_cannot_be_watched_or_ablated_is_refused_before_anything_changes() 
     model = gpt_of()
     with hw.watch(model) as seen:
         model(torch.zeros(1, 3, dtype=torch.long))
-        model.blocks[0].attention(noise(1, 4, 24))  # whose tokens are not known
+        model.blocks[0].attention(floats(1, 4, 24))  # whose tokens are not known
     assert seen.notes == ["Some texts have no induction, same_token: left out of the statistics of all."]
 
     def watched(module: nn.Module = model, **options: Any) -> None:
@@ -564,7 +542,7 @@ on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA devi
 def test_cuda_gives_what_the_cpu_gives(case: str) -> None:
     """The same numbers, and masks, gates and marks may stay on the CPU."""
     layer, call = layer_of(case), CASES[case][1]
-    x = noise(B, T, 29)
+    x = floats(B, T, 29)
     seen = watch_call(layer, x, **call, top_rows=(3,))
     there = {name: value.cuda() if isinstance(value, Tensor) else value for name, value in call.items()}
     with hw.watch(layer.cuda(), top_rows=(3,)) as found:

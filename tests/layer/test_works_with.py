@@ -8,56 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import noisy, normal
+from small_models import LAYER, LAYERS, floats, noisy
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import headwise as hw
 
-B, T, S = 2, 7, 5
-BASE: dict[str, Any] = {"d_model": 29, "n_heads": 6, "head_dim": 10}
+B, T = 2, 7
 Call = dict[str, Any]
 
-# The layer's arguments, and those of a call on T tokens.
-CASES: dict[str, tuple[dict[str, Any], Callable[[int], Call]]] = {
-    "causal": ({"mask": hw.Causal()}, lambda T: {}),
-    "gqa": ({"mask": hw.Causal(), "n_kv_heads": 2}, lambda T: {}),
-    "value_dim": ({"mask": hw.Causal(), "n_kv_heads": 2, "value_dim": 3}, lambda T: {}),
-    "kv_index": ({"n_kv_heads": 4, "kv_index": (0, 1, 1, 2, 3, 3)}, lambda T: {}),
-    "window": ({"mask": hw.Window(2, 0)}, lambda T: {}),
-    "rope": ({"mask": hw.Causal(), "rope": hw.RoPE()}, lambda T: {}),
-    "positions": ({"mask": hw.Causal(), "rope": hw.RoPE()}, lambda T: {"positions": torch.arange(T) + 3}),
-    "latent": ({"mask": hw.Causal(), "latent_dim": 13, "rope_dim": 4, "q_latent_dim": 11}, lambda T: {}),
-    "qk_norm": ({"mask": hw.Causal(), "n_kv_heads": 3, "qk_norm": True, "rope": hw.RoPE()}, lambda T: {}),
-    "alibi": ({"mask": hw.Causal() & hw.Alibi()}, lambda T: {}),
-    "relative bias": ({"mask": hw.Causal(), "relative_bias": hw.RelativeBias()}, lambda T: {}),
-    "sink": ({"mask": hw.Causal(), "sink": True}, lambda T: {}),
-    "softcap": ({"mask": hw.Causal(), "softcap": 0.7}, lambda T: {}),
-    "scale and biases": (
-        {"mask": hw.Causal(), "scale": 0.2, "q_bias": True, "kv_bias": True, "out_bias": True},
-        lambda T: {},
-    ),
-    "gate": ({"mask": hw.Causal()}, lambda T: {"gate": torch.linspace(-1, 1, 6)}),
-    "allowed": ({}, lambda T: {"mask": hw.Allowed(draw(B, 1, T, T, seed=5) > 0)}),
-    "lengths": ({"mask": hw.Causal()}, lambda T: {"mask": hw.Lengths(torch.tensor([3, T]))}),
-    "segments": ({"mask": hw.Causal()}, lambda T: {"mask": hw.Segments(*2 * [torch.arange(B * T).reshape(B, T) // 3])}),
-    "bias": ({}, lambda T: {"mask": hw.Bias(draw(T, T, seed=7))}),
-    "cross": ({"d_context": 13}, lambda T: {"context": draw(B, S, 13, seed=8)}),
-    "values": (
-        {"d_context": 13, "d_values": 11},
-        lambda T: {"context": draw(B, S, 13, seed=8), "values": draw(B, S, 11, seed=9)},
-    ),
-    "cross lengths": (
-        {"d_context": 13},
-        lambda T: {"context": draw(B, S, 13), "mask": hw.Lengths(torch.tensor([S, 2]))},
-    ),
-}
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
-
-
-def draw(*shape: int, seed: int = 3) -> Tensor:
-    return normal(*shape, seed=seed, dtype=torch.float32)
 
 
 def cast(call: Call, dtype: torch.dtype) -> Call:
@@ -79,7 +40,7 @@ def on_meta(call: Call) -> Call:
 
 
 def build(case: str, **changes: Any) -> hw.MultiHeadAttention:
-    return noisy(**{**BASE, **CASES[case][0], **changes}).float().eval()
+    return noisy(**{**LAYER, **LAYERS[case][0], **changes}).float().eval()
 
 
 @pytest.fixture
@@ -94,7 +55,7 @@ def answers(layer: Callable[..., Tensor], module: nn.Module, x: Tensor, call: Ca
     """The output and the gradients of all parameters."""
     module.zero_grad()
     out = layer(x, **call)
-    (out * draw(*out.shape, seed=9).to(out)).sum().backward()
+    (out * floats(*out.shape, seed=9).to(out)).sum().backward()
     return [out.detach(), *(p.grad.clone() for p in module.parameters() if p.grad is not None)]
 
 
@@ -110,9 +71,9 @@ def assert_same(actual: list[Tensor], expected: list[Tensor], **tolerance: float
 @pytest.mark.parametrize("case", ["value_dim", "qk_norm", "relative bias", "softcap", "values"])
 def test_compiles_into_one_graph(case: str, fresh_compiler: None) -> None:
     """fullgraph=True makes a graph break an error. Values and gradients are those of the layer itself."""
-    layer, call = build(case).double(), cast(CASES[case][1](T), torch.float64)
+    layer, call = build(case).double(), cast(LAYERS[case][1](T), torch.float64)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    x = draw(B, T, 29).double()
+    x = floats(B, T, 29).double()
     assert_same(answers(compiled, layer, x, call), answers(layer, layer, x, call), **EXACT)
 
 
@@ -137,7 +98,7 @@ def graphs(layer: nn.Module, case: str, dynamic: bool | None) -> int:
     counter = CompileCounter()
     compiled = torch.compile(layer, fullgraph=True, backend=counter, dynamic=dynamic)
     for length in (7, 11, 13):
-        x, call = draw(B, length, 29), CASES[case][1](length)
+        x, call = floats(B, length, 29), LAYERS[case][1](length)
         torch.testing.assert_close(compiled(x, **call), layer(x, **call))
     return counter.frame_count
 
@@ -150,7 +111,7 @@ def test_one_graph_to_machine_code(fresh_compiler: None) -> None:
     """The function alone: layers are compiled into one graph above, and on a GPU to machine code below."""
     if not any(map(shutil.which, ("c++", "g++", "clang++"))):
         pytest.skip("no C++ compiler, so torch.compile's own backend is not tried")
-    q, k, v = draw(B, 6, T, 10), draw(B, 2, T, 10, seed=4), draw(B, 2, T, 11, seed=5)
+    q, k, v = floats(B, 6, T, 10), floats(B, 2, T, 10, seed=4), floats(B, 2, T, 11, seed=5)
     compiled = torch.compile(lambda *qkv: hw.attend(*qkv, mask=hw.Causal()), fullgraph=True)
     torch.testing.assert_close(compiled(q, k, v), hw.attend(q, k, v, mask=hw.Causal()))
 
@@ -160,8 +121,8 @@ def test_exports_for_any_batch_and_length(case: str) -> None:
     """Four tokens at least: fewer are all within the window, and need no mask."""
     layer = build(case)
     sizes = {"x": {0: torch.export.Dim("batch"), 1: torch.export.Dim("tokens", min=4)}}
-    program = torch.export.export(layer, (draw(B, T, 29),), dynamic_shapes=sizes)
-    x = draw(5, 13, 29)
+    program = torch.export.export(layer, (floats(B, T, 29),), dynamic_shapes=sizes)
+    x = floats(5, 13, 29)
     torch.testing.assert_close(program.module()(x), layer(x))
 
 
@@ -182,19 +143,19 @@ def warn_always() -> Iterator[None]:
 @pytest.mark.parametrize("case", ["causal", "gqa", "kv_index", "sink"])
 def test_jit_trace(case: str, n_tokens: int) -> None:
     """To the tracer a size is a tensor, and the kernel takes none for a flag."""
-    layer, x = build(case), draw(B, n_tokens, 29)
+    layer, x = build(case), floats(B, n_tokens, 29)
     traced = torch.jit.trace(layer, (x,), check_trace=False)
     torch.testing.assert_close(traced(2 * x), layer(2 * x), **EXACT)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", LAYERS)
 def test_autocast(case: str, device: str, dtype: torch.dtype, warn_always: None) -> None:
     """No further from float64 than twice a layer that is in low precision altogether; gradients stay in float32."""
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device, so the layer is not tried on one")
-    layer, x, call = build(case), draw(B, T, 29), CASES[case][1](T)
+    layer, x, call = build(case), floats(B, T, 29), LAYERS[case][1](T)
     exact = copy.deepcopy(layer).double()(x.double(), **cast(call, torch.float64))
     low = copy.deepcopy(layer).to(dtype)(x.to(dtype), **cast(call, dtype))
     there = {name: value.to(device) if name == "context" else value for name, value in call.items()}
@@ -211,17 +172,17 @@ def test_autocast(case: str, device: str, dtype: torch.dtype, warn_always: None)
 # Copies, states and devices
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", LAYERS)
 def test_weights_of_a_file_arrive_after_the_meta_device(case: str) -> None:
     """As large checkpoints are loaded: the state holds parameters alone, and nothing computed there is used later."""
-    layer, x, call = build(case), draw(B, T, 29), CASES[case][1](T)
+    layer, x, call = build(case), floats(B, T, 29), LAYERS[case][1](T)
     file = io.BytesIO()
     torch.save(layer.state_dict(), file)
     file.seek(0)
     state = torch.load(file, weights_only=True)
     assert set(state) == {name for name, _ in layer.named_parameters()}
     with torch.device("meta"):
-        other = hw.MultiHeadAttention(**{**BASE, **CASES[case][0]}).eval()
+        other = hw.MultiHeadAttention(**{**LAYER, **LAYERS[case][0]}).eval()
         out = other(torch.empty(B, T, 29), **on_meta(call))
     assert out.is_meta and out.shape == (B, T, 29) and all(parameter.is_meta for parameter in other.parameters())
     other.to_empty(device="cpu").load_state_dict(state)
@@ -231,7 +192,7 @@ def test_weights_of_a_file_arrive_after_the_meta_device(case: str) -> None:
 @pytest.mark.parametrize("case", ["gqa", "qk_norm", "sink", "softcap"])
 def test_fake_tensors_leave_nothing_behind(case: str) -> None:
     """Memory is estimated with fake tensors; the layer gives real ones again afterwards."""
-    layer, x = build(case), draw(B, T, 29)
+    layer, x = build(case), floats(B, T, 29)
     with FakeTensorMode(allow_non_fake_inputs=True):
         assert layer(torch.empty(B, T, 29)).shape == (B, T, 29)
     assert type(layer(x)) is Tensor
@@ -240,11 +201,11 @@ def test_fake_tensors_leave_nothing_behind(case: str) -> None:
 # Ways to call and to change a layer
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", LAYERS)
 def test_gradient_checkpointing(case: str) -> None:
     """Computed twice, with the same dropout both times, and on a layer that has not been called before."""
-    layer, call = build(case, dropout=0.3).double().train(), cast(CASES[case][1](T), torch.float64)
-    x = draw(B, T, 29).double()
+    layer, call = build(case, dropout=0.3).double().train(), cast(LAYERS[case][1](T), torch.float64)
+    x = floats(B, T, 29).double()
 
     def thrifty(x: Tensor, **call: Any) -> Tensor:
         out: Tensor = checkpoint(layer, x, use_reentrant=False, **call)
@@ -256,10 +217,10 @@ def test_gradient_checkpointing(case: str) -> None:
     assert_same(frugal, answers(layer, layer, x, call), **EXACT)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", LAYERS)
 def test_inference_mode_then_training(case: str) -> None:
     """What the first call leaves behind in inference mode may take part in a gradient later."""
-    layer, x, call = build(case), draw(B, T, 29), CASES[case][1](T)
+    layer, x, call = build(case), floats(B, T, 29), LAYERS[case][1](T)
     with torch.inference_mode():
         out = layer(x, **call)
     assert out.is_inference()
@@ -274,18 +235,18 @@ class LowRank(nn.Module):
     def __init__(self, base: nn.Linear, rank: int, seed: int) -> None:
         super().__init__()
         self.base = base.requires_grad_(False)
-        self.down = nn.Parameter(draw(rank, base.in_features, seed=seed).double())
-        self.up = nn.Parameter(draw(base.out_features, rank, seed=seed + 1).double())
+        self.down = nn.Parameter(floats(rank, base.in_features, seed=seed).double())
+        self.up = nn.Parameter(floats(base.out_features, rank, seed=seed + 1).double())
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.base(x) + x @ self.down.T @ self.up.T
         return out
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", LAYERS)
 def test_low_rank_adapters(case: str) -> None:
     """Projections can be replaced by other modules; the result is that of the merged weights."""
-    layer, x, call = build(case).double(), draw(B, T, 29).double(), cast(CASES[case][1](T), torch.float64)
+    layer, x, call = build(case).double(), floats(B, T, 29).double(), cast(LAYERS[case][1](T), torch.float64)
     merged = copy.deepcopy(layer)
     names = [name for name, part in layer.named_children() if isinstance(part, nn.Linear)]
     assert len(names) >= 4
@@ -314,10 +275,10 @@ def cuda() -> torch.device:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", LAYERS)
 def test_cuda_gives_what_the_cpu_gives(case: str, cuda: torch.device) -> None:
     """Values and gradients in float64. Masks and gates may stay on the CPU."""
-    layer, x, call = build(case).double(), draw(B, T, 29).double(), cast(CASES[case][1](T), torch.float64)
+    layer, x, call = build(case).double(), floats(B, T, 29).double(), cast(LAYERS[case][1](T), torch.float64)
     expected = answers(layer, layer, x, call)
     there = {name: value.to(cuda) if name == "context" else value for name, value in call.items()}
     layer.to(cuda)
@@ -328,5 +289,5 @@ def test_cuda_gives_what_the_cpu_gives(case: str, cuda: torch.device) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 def test_cuda_compiles(cuda: torch.device, fresh_compiler: None) -> None:
-    layer, x = build("qk_norm").to(cuda), draw(B, T, 29).to(cuda)
+    layer, x = build("qk_norm").to(cuda), floats(B, T, 29).to(cuda)
     torch.testing.assert_close(torch.compile(layer, fullgraph=True)(x), layer(x), rtol=1e-4, atol=1e-4)
