@@ -17,6 +17,7 @@ from headwise.corpus.tokens import Tokens
 from headwise.corpus.training import Stream
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import PRESETS
+from headwise.gpt.train import Progress, Stopped
 from headwise.records import Call
 
 SMALL: dict[str, Any] = {"n_layers": 2, "n_heads": 2, "d_model": 20, "d_ff": 23, "context": 11}
@@ -141,6 +142,15 @@ def prose(n_lines: int, seed: int = 0) -> str:
     rng = random.Random(seed)
     words = ["".join(rng.choices("bdglmnrst", k=2)) + rng.choice("aeiou") for _ in range(29)]
     return "".join(" ".join(rng.choices(words, k=rng.randint(2, 5))) + ".\n" for _ in range(n_lines))
+
+
+def quiet(progress: object) -> None:
+    """For trainings that nobody listens to."""
+
+
+def stop(progress: Progress) -> None:
+    """As Ctrl-C at the first step that is told of."""
+    raise Stopped(progress.step)
 
 
 def by_paper(x_bhtd: Tensor, rope: RoPE, positions_bt: Tensor) -> Tensor:

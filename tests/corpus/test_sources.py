@@ -15,6 +15,7 @@ import pytest
 import torch
 from cases import refuses
 from pyarrow import parquet
+from small_models import quiet, stop
 
 from headwise import HeadwiseError
 from headwise.corpus import documents, sources, training
@@ -24,7 +25,7 @@ from headwise.corpus.tokens import Tokens
 from headwise.corpus.training import Corpus, Documents, Stream, text_corpus
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.run import Settings, held_out_documents, run_training
-from headwise.gpt.train import Progress, Stopped
+from headwise.gpt.train import Stopped
 from headwise.models.open import Folder
 
 LINES = [f"line {n} of the bóok {n * n}" for n in range(211)]
@@ -229,14 +230,6 @@ def test_a_disk_without_room(tmp_path: Path, large: Path, monkeypatch: pytest.Mo
     said = f"take about {2 * len(TEXT.encode()):,} bytes, and .* has 7,000 free; make room, or name another folder"
     refuses(lambda: corpus_of([path], False), said)
     assert not [*large.glob("*.tokens"), *large.glob(".*")]
-
-
-def quiet(progress: Progress) -> None:
-    pass
-
-
-def stop(progress: Progress) -> None:
-    raise Stopped(progress.step)
 
 
 def test_a_run_on_a_large_text_goes_on_to_the_same_bytes(tmp_path: Path, large: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from cases import refuses, refuses_table
 from invoking import contents
-from small_models import prose
+from small_models import prose, quiet, stop
 
 from headwise import HeadwiseError
 from headwise.gpt.checkpoint import load_model
@@ -18,14 +18,6 @@ from headwise.gpt.run import FILES, FILM, Run, Settings, load_run, read_run, run
 from headwise.gpt.train import STATE, Progress, Stopped
 
 SHAPE = {"n_layers": 1, "n_heads": 2, "n_kv_heads": 1, "d_model": 20, "context": 11}
-
-
-def quiet(progress: Progress) -> None:
-    pass
-
-
-def stop_early(progress: Progress) -> None:
-    raise Stopped(progress.step)
 
 
 @pytest.fixture
@@ -50,7 +42,7 @@ def finish(folder: Path, settings: Settings) -> Run:
 
 def begin(folder: Path, settings: Settings) -> None:
     with pytest.raises(Stopped):
-        run_training(folder, settings, stop_early, resume=False)
+        run_training(folder, settings, stop, resume=False)
 
 
 def go_on(folder: Path, settings: Settings) -> Run:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from cases import refuses
-from small_models import prose, text_stream, tiny, tiny_config
+from small_models import prose, quiet, text_stream, tiny, tiny_config
 
 from headwise import HeadwiseError
 from headwise.corpus.tokens import Tokens
@@ -39,10 +39,6 @@ def data() -> Stream:
 @pytest.fixture
 def config(data: Stream) -> Any:
     return tiny_config("llama", max(data._ids[0]) + 1, n_layers=1)
-
-
-def quiet(progress: Progress) -> None:
-    pass
 
 
 def same(one: GPT, other: GPT) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from cases import every, refuses
+from small_models import quiet
 
 from headwise import HeadwiseError
 from headwise.corpus.training import Corpus
@@ -29,10 +30,6 @@ VERBS = Settings(seed=3, steps=26, shape={"n_layers": 2, "d_model": 20, "n_heads
 STREAM = Settings(
     preset="nanogpt", text=str(text_path("tale")), steps=41, shape={"n_layers": 1, "d_model": 12, "n_heads": 3}
 )
-
-
-def quiet(progress: Progress) -> None:
-    pass
 
 
 @dataclass

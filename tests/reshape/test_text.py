@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from cases import refuses, refuses_table
-from small_models import text_stream
+from small_models import quiet, text_stream
 from torch import nn
 
 from headwise import HeadwiseError
@@ -110,10 +110,6 @@ def test_a_run_knows_what_it_was_trained_on(path: Path, tmp_path: Path) -> None:
     (tmp_path / "own" / "run.json").unlink()
     with pytest.raises(HeadwiseError, match="is no run of headwise, nor made from one that can be found"):
         read_calibration(None, open_folder(tmp_path / "own"))
-
-
-def quiet(progress: object) -> None:
-    pass
 
 
 def test_tokenizers_of_others(path: Path) -> None:
