@@ -245,7 +245,7 @@ def joined() -> Iterator[Callable[[Callable[[str], None], int], NoReturn]]:
     exit code. Of all ranks only one prints: the first, where it failed too.
     """
     global _ranks, _store
-    store, rank, world = next(rendezvous("env://", timeout=timedelta(minutes=5)))
+    store, rank, world = next(rendezvous("env://", timeout=timedelta(minutes=5)))  # for the slowest host to come
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())

@@ -252,7 +252,7 @@ def update(
     optimizers: Iterable[Optimizer],
     step: int,
     rate: float,
-    clip: float = math.inf,
+    clip: float,
 ) -> None:
     """`take_step` where the gradients of the loss are there already."""
     norm = whole(torch.nn.utils.clip_grad_norm_(weights, clip))

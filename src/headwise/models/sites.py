@@ -442,7 +442,10 @@ def _names(model: nn.Module, attentions: Sequence[str]) -> dict[str, str]:
             before = [stack] if stack and stack not in telling else []
             names[path] = ".".join([*before, *telling, f"L{numbers[path]}"])
     twice = _several_times(names)  # still: then the whole path is a part of the name
-    return {path: f"{path}.L{numbers[path]}" if name in twice else name for path, name in names.items()}
+    for path, name in names.items():
+        if name in twice:
+            names[path] = f"{path}.L{numbers[path]}"
+    return names
 
 
 def _several_times(names: Mapping[str, str]) -> list[str]:

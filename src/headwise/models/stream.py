@@ -81,15 +81,15 @@ class Stream:
         if not self.blocks:
             raise HeadwiseError(f"the config of {type(model).__name__} describes a model without layers")
         self.scratch: Path | None = None  # where a child's weights wait; None for a temporary folder
-        self.layer: int | None = None  # the only one that runs now; as many as there are: none; None: all
+        self.layer: int | None = None  # number of the only one that runs now; len(blocks): none does; None: all do
         self.number = 0  # of the batch that runs now
         self.states: dict[int, Tensor] = {}  # of each batch, what the layer gave
         # Weights that were looked through for NaN and inf: those in memory were, when they were read.
         self.finite = {name for name, place in self.stored.items() if isinstance(place, Tensor)}
-        self._users = Counter[int]()
+        self._users = Counter[int]()  # of each layer the blocks of `loaded` that are open
         self._slots: list[list[Slot]] = [[] for _ in self.blocks]
         inside = {module: n for n, block in enumerate(self.blocks) for module in block.modules()}
-        outside = {}  # one may stand in two places
+        outside = {}  # weights on the meta device -> those read for them
         for path, module in model.named_modules(remove_duplicate=False):
             for leaf, weights in [*module.named_parameters(recurse=False)]:
                 name = f"{path}.{leaf}" if path else leaf
@@ -98,7 +98,7 @@ class Stream:
                     slot.put(slot.hollow)
                     self._slots[inside[module]].append(slot)
                 else:
-                    if weights not in outside:  # a tied matrix is read once
+                    if weights not in outside:  # a tied matrix, which stands in two places, is read once
                         outside[weights] = self._weights(name, weights)
                     setattr(module, leaf, outside[weights])
         for module in model.modules():
@@ -198,6 +198,7 @@ class Stream:
         for layer, weights in zip(range(len(self.blocks)), layers, strict=True):
             inside = set(attentions(child.model)[layer].modules())
             slots = [slot for slot in child._slots[layer] if slot.module in inside]
+            # What was there before stands in for what is not changed; `write_layer` writes over the rest.
             fresh = {slot.name: torch.empty_like(slot.hollow, device="cpu") for slot in slots}
             for slot in slots:
                 before = self.borrow(slot.name)

@@ -321,14 +321,15 @@ def cannot_narrow(model: nn.Module) -> str | None:
     config: Any = model.config
     name = family_of(model).name
     if name in AS_QWEN2:
-        biases = [key for key, x in model.state_dict().items() if key.endswith(("o_proj.bias", "mlp.bias")) and x.any()]
-        mlp = getattr(config, "mlp_bias", False)
-        if biases or mlp:
-            return f"this {name} has biases ({biases[0] if biases else 'mlp_bias'}) that no Qwen2 has a place for"
-        return None
+        foreign = "mlp_bias" if getattr(config, "mlp_bias", False) else None
+        for key, x in model.state_dict().items():
+            if key.endswith(("o_proj.bias", "mlp.bias")) and x.any():
+                foreign = key
+                break
+        return f"this {name} has biases ({foreign}) that no Qwen2 has a place for" if foreign else None
     if isinstance(getattr(config, "layer_types", None), list) and hasattr(config, "sliding_window"):
-        foreign = set(config.layer_types) - {SLIDING, FULL}
-        return f"{name} has layers of {min(foreign)}, which keep no keys and values" if foreign else None
+        others = set(config.layer_types) - {SLIDING, FULL}
+        return f"{name} has layers of {min(others)}, which keep no keys and values" if others else None
     return (
         f"{name} has no layer_types in its config, and no family is known that computes the same and has them; for our "
         f"own runtime, a plan (`headwise windows`) says what each head keeps"
