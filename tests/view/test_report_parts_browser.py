@@ -14,7 +14,6 @@ from browsing import Opener, faults, opener
 from report_browsing import drawn, open_head, plain, readout
 from surveys import ROLES, SUMMARY, broken_survey, survey_of, survey_of_maps
 
-from headwise.heads.table import Survey
 from headwise.records import CurvePoint, HeadMap, HeadMaps, RunSummary, plain_data
 from headwise.view.report import _run, write_report
 from headwise.view.survey import KINDS
@@ -173,16 +172,6 @@ def test_comparisons(open_page: Opener, tmp_path: Path) -> None:
     assert page.locator("#only p").all_inner_texts() == ["Only in toy: L0.H0.", "Only in <other>: L0.H3, L1.H2, L1.H3."]
     assert page.inner_text("h1").split() == ["toy", "against", "<other>"]
     assert faults(page) == []
-    survey = survey_of(1, 2)
-    other = replace(survey, model="other", statistics={"entropy": "nats", "odd": "?"}, tokens=("x",) * 41)
-    said = " ".join(notes(open_page, tmp_path / "unlike.html", survey, other))
-    assert "Only toy has confidence" in said and "Only other has odd" in said and "may come from the text" in said
-    assert notes(open_page, tmp_path / "same.html", survey, replace(survey, model="other")) == []
-
-
-def notes(open_page: Opener, path: Path, survey: Survey, other: Survey) -> list[str]:
-    page = opened_report(open_page, path, survey, against=other)
-    return page.locator("#notes li").all_inner_texts()
 
 
 def test_two_heads_and_two_models_stand_side_by_side(open_page: Opener, tmp_path: Path) -> None:

@@ -101,9 +101,10 @@ def test_differences_from_another_model() -> None:
 
 
 def test_other_models() -> None:
-    other = replace(survey_of(), model="other", n_tokens=5, ablated="mean", statistics={"entropy": "nats"})
+    other = replace(survey_of(), model="other", n_tokens=5, ablated="mean", statistics={"entropy": "nats", "odd": "?"})
     text = " ".join(printed(survey_of(), against=other).split())
     assert "Only toy has confidence, distance" in text and "the tokens are not the same" in text
+    assert "Only other has odd" in text
     assert "silenced by zero, those of other by mean" in text
     assert "same" not in printed(survey_of(), against=replace(survey_of(), model="other"))
     text = " ".join(printed(survey_of(2, 3), against=replace(survey_of(1, 5), model="other")).split())
