@@ -40,6 +40,7 @@ def test_a_damaged_plan_is_refused_in_a_line(tmp_path: Path, monkeypatch: pytest
 
 def test_what_is_no_plan_is_refused(tmp_path: Path) -> None:
     assert hw.Plan.read(write(tmp_path, json.dumps(GOOD))).layer(1)[2] == hw.Keep(0, 1)
+    assert hw.Plan([[None, (2, 3)]]) == hw.Plan(((None, hw.Keep(2, 3)),))
     for text, message in (
         ("{", "is no JSON"),
         ("[1]", "the plan is [1]"),

@@ -3,6 +3,7 @@
 from dataclasses import FrozenInstanceError
 from typing import Any
 
+import numpy as np
 import pytest
 from cases import refuses, refuses_table
 
@@ -69,6 +70,8 @@ def test_refused() -> None:
 
 def test_fine_sizes() -> None:
     assert Spec(d_model=100, n_heads=6, head_dim=17).q_dim == 102
+    of_numpy = Spec(d_model=np.int64(30), n_heads=np.int32(6), n_kv_heads=np.int64(2))
+    assert of_numpy == Spec(d_model=30, n_heads=6, n_kv_heads=2) and type(of_numpy.n_kv_heads) is int
     assert Spec(d_model=30, n_heads=6, rope=hw.RoPE(dim=4)).head_dim == 5
     assert check_shapes((2, 6, 5, 7), (2, 3, 11, 7), (2, 3, 11, 13)) == Sizes(B=2, H=6, G=3, T=5, S=11, D=7, E=13)
 

@@ -51,12 +51,22 @@ class Plan:
     """What each key/value head keeps: `keep[n][g]` is that of head g of layer n, None where it keeps all.
 
     Raises:
-        HeadwiseError: where layers differ in their number of heads, or there are none.
+        HeadwiseError: where layers differ in their number of heads, or there are none; for what is neither None, nor
+            a Keep or its (sinks, window).
     """
 
     keep: tuple[tuple[HeadPlan, ...], ...]
 
     def __post_init__(self) -> None:
+        layers: list[tuple[HeadPlan, ...]] = []
+        try:
+            for layer in self.keep:
+                layers.append(tuple(kept if kept is None or isinstance(kept, Keep) else Keep(*kept) for kept in layer))
+        except TypeError:
+            raise HeadwiseError(
+                f"{self.keep!r:.60} must give each key/value head of each layer None or (sinks, window)"
+            ) from None
+        vars(self)["keep"] = tuple(layers)
         sizes = {len(layer) for layer in self.keep}
         if len(sizes) != 1 or 0 in sizes:
             raise HeadwiseError(f"a plan has layers of {sorted(sizes)} key/value heads; give all the same number")
@@ -192,13 +202,8 @@ def layer_keep(plan: Plan | Sequence[HeadPlan | tuple[int, int]]) -> tuple[HeadP
     """What the key/value heads of one layer keep, out of None, Keep or (sinks, window) for each."""
     if isinstance(plan, Plan):
         raise HeadwiseError(f"the plan has {plan.n_layers} layers, and a cache serves one; pass plan.layer(n)")
-    heads: list[HeadPlan] = []
-    try:
-        for kept in plan:
-            heads.append(kept if kept is None or isinstance(kept, Keep) else Keep(*kept))
-    except TypeError:
-        raise HeadwiseError(f"plan={plan!r:.60} must give each key/value head None or (sinks, window)") from None
-    return Plan((tuple(heads),)).layer(0)  # refused where there are no heads
+    layers: Any = (plan,)  # a Plan makes a Keep of (sinks, window)
+    return Plan(layers).layer(0)
 
 
 # How far heads look, and what that lets them drop.

@@ -120,17 +120,21 @@ class AttentionSpec:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
+        for name, kind in (("rope", RoPE), ("relative_bias", RelativeBias)):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kind):
+                raise HeadwiseError(f"{name}={value!r} must be a {kind.__name__}, such as {kind.__name__}()")
         if self.rope_dim and self.rope is None:
             vars(self)["rope"] = RoPE()
         for name in ("d_model", "n_heads"):
-            require_size(name, getattr(self, name))
+            vars(self)[name] = require_size(name, getattr(self, name))
         for name in SIZES:
             if vars(self)[name] is None:
                 vars(self)[name] = self._usual(name)
             if name == "kv_index":
                 vars(self)[name] = resolve_kv_index(self.n_heads, self.n_kv_heads, self.kv_index)
             elif name != "rope_dim" or self.rope_dim != 0:  # 0: no rotary key of its own
-                require_size(name, getattr(self, name))
+                vars(self)[name] = require_size(name, getattr(self, name))
         self._check_latent()
         self._check_options()
 
@@ -157,7 +161,7 @@ class AttentionSpec:
     def _check_latent(self) -> None:
         for name in ("latent_dim", "q_latent_dim"):
             if getattr(self, name) is not None:
-                require_size(name, getattr(self, name))
+                vars(self)[name] = require_size(name, getattr(self, name))
         if self.latent_dim is None:
             if self.rope_dim or self.q_latent_dim:
                 name = "rope_dim" if self.rope_dim else "q_latent_dim"
@@ -201,10 +205,6 @@ class AttentionSpec:
             raise HeadwiseError(
                 f"rope turns features in pairs, and {size}={width} is {'odd' if width else 'none'}; pass {remedy}"
             )
-        for name, kind in (("rope", RoPE), ("relative_bias", RelativeBias)):
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, kind):
-                raise HeadwiseError(f"{name}={value!r} must be a {kind.__name__}, such as {kind.__name__}()")
         if self.mask is not None and not isinstance(self.mask, Mask):
             raise bare_mask_error(self.mask)
         if not self.qk_norm_eps >= 0:
@@ -440,6 +440,9 @@ def check_scores(scale: float | None, softcap: float | None) -> None:
     """What scores are multiplied by is one number for all heads, and what caps them, too."""
     if shape_of(scale) or getattr(scale, "requires_grad", False):
         raise HeadwiseError(f"scale={scale!r} must be one number without a gradient; multiply q by what is learned")
+    for name, number in (("scale", scale), ("softcap", softcap)):
+        if number is not None:
+            require_number(name, number)
     if scale is not None and not math.isfinite(scale):
         raise HeadwiseError(f"scale={scale} is not finite; pass None for 1/sqrt(head_dim)")
     if softcap == math.inf:
@@ -449,11 +452,22 @@ def check_scores(scale: float | None, softcap: float | None) -> None:
 
 
 def check_dropout(dropout: float) -> None:
+    require_number("dropout", dropout)
     if not 0 <= dropout < 1:
         raise HeadwiseError(f"dropout={dropout} is outside [0, 1)")
 
 
-def require_size(name: str, value: object) -> None:
-    """A size is a whole number of at least 1."""
-    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+def require_number(name: str, value: object) -> None:
+    if not hasattr(value, "__float__"):  # ints, and numbers of NumPy and torch, have it
+        raise HeadwiseError(f"{name}={value!r} must be a number")
+
+
+def require_size(name: str, value: Any) -> int:
+    """A size as an int: a whole number of at least 1, also one of NumPy."""
+    try:
+        size = 0 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        size = 0
+    if size <= 0:
         raise refusal("size", name=name, value=repr(value))
+    return size

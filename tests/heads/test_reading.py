@@ -64,6 +64,8 @@ def test_each_number_format_is_read_by_its_own_digits(dtype: torch.dtype, way: s
     model.set_attn_implementation(way)
     seen = watch_call(model, **inputs)
     assert len(seen) == 12
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # its digits are those of what is multiplied
+        assert len(watch_call(model.float(), **inputs)) == 12
 
 
 def test_what_is_not_read_is_refused() -> None:

@@ -71,10 +71,10 @@ class GPTConfig:
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "context", "n_layers", "n_heads", "d_model"):
-            require_size(name, getattr(self, name))
+            vars(self)[name] = require_size(name, getattr(self, name))
         for name in ("n_kv_heads", "head_dim", "d_ff"):
             if getattr(self, name) is not None:
-                require_size(name, getattr(self, name))
+                vars(self)[name] = require_size(name, getattr(self, name))
         for name, most in MOST.items():
             if (getattr(self, name) or 0) > most:
                 raise HeadwiseError(f"{name}={getattr(self, name):,} is more than headwise builds, {most:,}")

@@ -76,8 +76,9 @@ def _check_how(how: str) -> None:
 
 def by_site(sites: Sequence[Site], heads: Iterable[str]) -> dict[str, list[int]]:
     """Site name -> numbers of the named heads."""
-    if isinstance(heads, str):
-        raise HeadwiseError(f"heads={heads!r} must be a list of names, such as [{heads!r}]")
+    if isinstance(heads, str) or not isinstance(heads, Iterable):
+        example = heads if isinstance(heads, str) else "L0.H1"
+        raise HeadwiseError(f"heads={heads!r} must be a list of names, such as [{example!r}]")
     heads = list(heads)  # a generator is read once
     places = {site.head(h): (site.name, h) for site in sites for h in range(site.n_heads)}
     uncounted = next((site for site in sites if not site.n_heads), None)

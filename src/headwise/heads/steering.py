@@ -76,6 +76,8 @@ def steer(
         HeadwiseError: for a head that the model does not have, for a vector of another width than the head's, and
             at the end of a block in which none of the heads was reached.
     """
+    if not isinstance(changes, Direction | Mapping):
+        raise HeadwiseError(f"changes={changes!r} must name heads: a dict such as {{'L0.H1': 0.5}}, or a Direction")
     wanted = changes.vectors if isinstance(changes, Direction) else dict(changes)
     if strength is None:
         strength = changes.strength if isinstance(changes, Direction) else 1.0

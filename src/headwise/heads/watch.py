@@ -344,9 +344,9 @@ def watch(
     """
     _check(offsets, marks or {}, maps, top_rows)
     require_size("top_k", top_k)
+    sites = sites_of(model)
     folder = described(model)
     shown = None if folder is None or folder.tokens is None else folder.tokens.shown
-    sites = sites_of(model)
     seen = Seen(sites, shown, missing(model), w_o_places(model, sites))
     seen.note(share_note(rows, seed))
     factors = Factors()

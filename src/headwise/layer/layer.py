@@ -142,9 +142,9 @@ class MultiHeadAttention(Projections):
         Raises:
             HeadwiseError: with both numbers where shapes, dtypes, a mask or a cache do not fit the layer.
         """
-        is_one_document = x.ndim == 2
         sources = context, values  # as they were passed: a cache knows its context by the tensors themselves
-        x, context, values = self.batched(x, context, values)
+        batch, context, values = self.batched(x, context, values)
+        is_one_document, x = x.ndim == 2, batch
         mask = self.mask_with(mask)
         self.check(x, context, values, mask, cache, positions)
         start = 0 if cache is None else cache.length
@@ -183,6 +183,8 @@ class MultiHeadAttention(Projections):
         for name, tensor in (("x", x), ("context", context), ("values", values)):
             if isinstance(tensor, Mask):
                 raise HeadwiseError(f"{name} is {tensor!r}; layer(q, k, v) takes tensors there, and a mask as mask=")
+            if not isinstance(tensor, Tensor) and (tensor is not None or name == "x"):
+                raise HeadwiseError(f"{name} is a {type(tensor).__name__}; the layer takes torch.as_tensor({name})")
             if tensor is not None and x.ndim == 2 and tensor.ndim != 2:
                 raise HeadwiseError(
                     f"x has shape {tuple(x.shape)}, one document, and {name} {tuple(tensor.shape)}; pass both with the "

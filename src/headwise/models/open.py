@@ -81,6 +81,8 @@ def open_model(
     """
     if isinstance(source, nn.Module):
         return source
+    if not isinstance(source, str | Path):
+        raise HeadwiseError(f"source={source!r} is no model; pass a folder, a name on the hub, or the model itself")
     return open_folder(Path(source), stream=stream, dtype=dtype, device=device).model
 
 

@@ -139,7 +139,10 @@ def check(call: Call, eager: bool) -> None:
     theirs = call.out[:, :, rows].to(steps.weights.dtype)
     sees_some = theirs.isfinite().all(-1) & (steps.masked.amax(-1) > -torch.inf)
     difference = (steps.out.to(theirs.dtype) - theirs).abs().amax(-1).where(sees_some, 0)
-    digits = torch.finfo(call.q.dtype).eps
+    multiplied, device = call.q.dtype, call.q.device.type
+    if multiplied == torch.float32 and torch.is_autocast_enabled(device):
+        multiplied = torch.get_autocast_dtype(device)
+    digits = torch.finfo(multiplied).eps
     if eager:  # transformers computes that softmax in float32, in a float64 model too
         digits = max(digits, torch.finfo(torch.float32).eps)
     if call.q.is_cuda and torch.backends.cuda.matmul.allow_tf32:
@@ -150,7 +153,7 @@ def check(call: Call, eager: bool) -> None:
     # In one tensor: a device is waited for once.
     sizes = torch.stack([steps.scores.nan_to_num().abs().max(), values.max(), difference.max(), sees_some.any()])
     score, value, largest, any_sees = sizes.tolist()
-    sums = 4 if call.q.dtype.itemsize >= 4 else 1  # what is summed in full precision may cancel
+    sums = 4 if multiplied.itemsize >= 4 else 1  # what is summed in full precision may cancel
     # Rounding of scores, which the softmax makes a factor, and of some sums: 8 digits are room for those.
     bound = digits * (8 + score) * sums * value
     # Where no row may attend anything, all must be zeros.

@@ -78,6 +78,8 @@ def sites_of(model: nn.Module) -> list[Site]:
 
     Raises HeadwiseError where there are none. What stays without a map is said by `missing`.
     """
+    if not isinstance(model, nn.Module):
+        raise HeadwiseError(f"model={model!r} is no model; pass an nn.Module, such as headwise.open gives")
     sites: list[Site] = []
     parts: set[nn.Module] = set()
     for module in model.modules():
