@@ -9,6 +9,7 @@ from cases import refuses
 from real_models import BATCH, CASES, SOURCE, TABLES, TOKENS, build, cache_bytes, inputs, run
 
 from headwise.cost import PRESETS, Price, cache_bytes_per_token, price
+from headwise.words import Note
 
 ENCODERS = ("albert", "bert", "roberta", "vit")
 DECODING = [case for case in CASES if not case.startswith(ENCODERS)]
@@ -37,6 +38,7 @@ def test_every_parameter_is_counted_and_a_forward_pass_costs_what_torch_counts(c
     assert price.parameters.total == sum(p.numel() for p in model.parameters())
     assert sum(price.parameters.parts.values()) == price.parameters.total
     assert price.weight_bytes == 4 * price.parameters.total
+    assert all(isinstance(note, Note) for note in price.notes)  # which is said in every language
 
 
 @pytest.mark.parametrize("case", DECODING)

@@ -497,8 +497,7 @@ def falcon(f: Fields) -> ModelShape:
     norms = (f.optional_size("num_ln_in_parallel_attn") or 2) if new else 1
     shape = one_stack(f, norms=(2 * (norms if f.flag("parallel_attn") else 2), 2), n_kv_heads=groups)
     if new and groups < heads:
-        times = f"{heads // groups} times what is priced"
-        return shape.noted(f"transformers repeats the {groups} key/value heads in its cache, {times}")
+        return shape.noted(Note.of("price.cache_repeats", groups=groups, times=heads // groups))
     return shape
 
 
@@ -515,7 +514,7 @@ def albert(f: Fields) -> ModelShape:
     shape = one_stack(f)
     first, *others = shape.layers
     shape = replace(shape, layers=(first, *(replace(layer, repeats=True) for layer in others)))
-    return shape.noted("every layer has the weights of the first, which count once")
+    return shape.noted(Note.of("price.layers_repeat"))
 
 
 def image(f: Fields) -> ModelShape:
