@@ -58,30 +58,31 @@ LENGTHS = np.array([7, 4, 6, 3, 5])  # real tokens of the five documents
 CAUSAL = r"causal|tril|triu|context_?length|block_?size|autoregress|look_?ahead|no_?peek|subsequent"
 CAUSAL_NAME = r"causal|masked|gpt|llama|mistral|decoder|autoregress|qwen|gemma"
 # Rotary positions that are used; a parameter `cos` alone may be left aside.
-TURNS = (
+ROTATES = (
     r"(rope|rotary|rotat)\w*\(|\bcos\w*\(|\* ?\(?\w*(cos|freqs)|(cos|freqs)\w*(\[[^]]*\])? \*|"
     r"view_as_complex|1j|inv_freq"
 )
-PARTLY = (
+ROTATES_PART = (
     r"partial|pct|percent|(rotary|rope|rot)_?(n?dims?|fraction|width)|\[\.\.\., :self\.\w+\]"  # of a head's features
 )
+FRACTIONS = (1, 0.5, 0.25)  # of its features that models rotate: all, half as GLM, a quarter as GPT-NeoX
+# A softmax in 32 bits: of what is made wide before it, or is nowhere made narrow; its result alone may be rounded.
+WIDENED = r"(\.float\(\)|float32).*"
+NEVER_NARROWED = r"\A((?!half\(|float16|autocast).)*"
+NOT_OF_16_BITS = r"(?!\(((?!dim|axis|-1)[^\n])*(half|16)|\([^\n]*dtype=\w+\.b?float16)"  # in its call, as far as `dim`
+WIDE = rf"(?s)({WIDENED}|{NEVER_NARROWED})(?<!def )softmax{NOT_OF_16_BITS}"
 # Axes in which tokens come before the documents of a batch, as an unpacked shape or a comment has them.
-# A softmax of what was made wide before, or never was narrow; what is rounded is its result.
-WIDE = (
-    r"(?s)((\.float\(\)|float32).*|\A((?!half\(|float16|autocast).)*)(?<!def )softmax"
-    r"(?!\(((?!dim|axis|-1)[^\n])*(half|16)|\([^\n]*dtype=\w+\.b?float16)"
-)
 TOKENS_FIRST = r"(?m)(^\s*|\()(s|t|l|(n_)?tokens|seq\w*|\w*len\w*), ?(b|n|bs|bsz|(n_)?batch\w*), ?\w+"
 RESIDUAL = r"residual|return [^\n]*\+|\+ ?(x|inputs?|queries|q|hidden_states)\b"  # it may add its input
 LENGTH = r"(valid|seq|key|x|src|input)?_?(lens?|lengths?)"  # an argument with the lengths of documents
 CONTEXTS = r"context|memory|enc\w*|key_value_states|kv|source|other|cond|cross\w*"  # with another text
-BEYOND = (  # what the correct form here cannot compute: code with it is not called wrong for it
+NOT_MODELLED = (  # what the correct form here cannot compute: code with it is not called wrong for it
     r"tanh|temperature|logit_scale|normalize\(|alibi|softcap|soft_cap|sink|relative_|conv\d?d|sigmoid|window_size|"
     r"sliding|bucket|layernorm|layer_norm\("
 )
 TABLE = r"(all_?)?(params?|weights|state_dict|sd|p|w|theta|pesos|parametros)"  # an argument with all weights by name
-HELPERS = r"softmax|linear|mul|vec|dot|norm"  # functions of a file that are given what is wrong elsewhere
-NARROW = 2e-2  # of the largest number: bfloat16 keeps 8 bits, and a softmax multiplies what scores have lost
+HELPERS = r"softmax|linear|mul|vec|dot|norm"  # in the name of a function that is given what is wrong elsewhere
+TOLERANCE_OF_16_BITS = 2e-2  # of the largest number: bfloat16 keeps 8 bits, and a softmax multiplies lost ones
 # Errors that wrong code raises; others, such as of memory or of the system, say nothing of it.
 STOPS = (NameError, AttributeError, TypeError, ValueError, IndexError, KeyError, RuntimeError, ZeroDivisionError)
 
@@ -107,7 +108,8 @@ class Examiner:
         self.rng = np.random.default_rng(0)
         self.context = False  # are keys and values made of another text?
         self.n_listed = 1  # matrices of queries: more where each head has its own
-        self.shown: dict[str, str] = {}  # bugs that a property shows, beside the numbers, with what shows them
+        # Bugs that a property shows, beside the numbers, with what shows them; empty: the bug's own phrase does.
+        self.shown: dict[str, str] = {}
 
     # A layer: weights inside, (B,T,C) in and out.
 
@@ -118,9 +120,11 @@ class Examiner:
             return self._with_weights(thing, call_of(thing), thing)
         args = self.options.args
         errors = []
-        # One head may be scaled by a width that is not its own: so it gets another one. Ours may not fit theirs.
-        for sizes, theirs in (({"d_out": size.HEAD_DIM, **args}, False), (args, False), (args, True)):
-            if sizes is not args and not self._is_one_head(thing):
+        # A single head comes out narrower than its input first, so that a scale by the wrong width shows. Where our
+        # sizes do not fit, the learner's defaults stay.
+        narrow = {"d_out": size.HEAD_DIM, **args}
+        for sizes, theirs in ((narrow, False), (args, False), (args, True)):
+            if sizes is narrow and not self._is_one_head(thing):
                 continue
             self._clear()
             try:
@@ -151,11 +155,11 @@ class Examiner:
         """
         source, frames = self.target.source, self._frames(error)
         if isinstance(error, UncheckedError) or not frames:
-            raise error
-        # A size that its __init__ refuses is one that we chose. What cannot be unpacked has axes that we chose, and a
-        # graphics card is the machine's.
+            raise error  # it arose in no line of the file
+        # A size that its __init__ refuses, and axes that cannot be unpacked, are ours; a graphics card the machine's.
         is_of_sizes = frames[-1].name == "__init__" and not isinstance(error, NameError | AttributeError)
-        if is_of_sizes or not isinstance(error, STOPS) or re.search(r"unpack|cuda|NVIDIA", str(error)):
+        is_of_axes_or_machine = re.search(r"unpack|cuda|NVIDIA", str(error))
+        if is_of_sizes or is_of_axes_or_machine or not isinstance(error, STOPS):
             raise error
         call = call_of(thing)
         asked = [name for name in required_of(call) if meaning_of(name) is None and not MASK.search(name)]
@@ -165,6 +169,7 @@ class Examiner:
         # A helper is right most often, and what it is given is not.
         line = next((f for f in reversed(frames) if not re.search(HELPERS, f.name)), frames[-1]).lineno or 1
         evidence, bug = in_one_line(error), "raises"
+        # Code that stops at our shorter text, and not at one that fills the context, is fixed to that length.
         with contextlib.suppress(Exception):
             instance = build(self.target, self.options.args)
             whole_context = np.ones((size.BATCH, size.CONTEXT, size.WIDTH))
@@ -200,7 +205,7 @@ class Examiner:
             self.target.did("tokens_first")
         if subject.kind != "torch" and module is not None:
             for name, kept in vars(module).items():
-                if isinstance(kept, list | dict) and not any(kept):
+                if isinstance(kept, list | dict) and not any(kept):  # empty, or a list of empty ones
                     subject.held[name] = kept
         # A batch, a document or, where it gathers what came before, a token at a time. Where all fail, the error of
         # the call that got furthest is shown.
@@ -235,11 +240,11 @@ class Examiner:
             list(readings(parts, *counts[0], width))  # which says why none fits
         if folded:
             choices += [replace(r, settings={**r.settings, "scale": "none"}) for r in choices]
-        bases = []  # of rotary angles: the usual one, then numbers of the file that are as large
-        if self.scope.says(TURNS):
+        bases = []  # of rotary angles: the usual one, then a few numbers of the file that may be one
+        if self.scope.says(ROTATES):
             bases = [10000.0, *[n for n in self.target.source.numbers if 100 <= n < 1e7 and n != 10000.0][:3]]
-        turned = (1, 0.5, 0.25) if self.scope.says(PARTLY) else (1,)
-        choices = [style for reading in choices for style in styles(reading, bases, turned)]
+        fractions = FRACTIONS if self.scope.says(ROTATES_PART) else (1,)
+        choices = [style for reading in choices for style in styles(reading, bases, fractions)]
         if self.scope.says(RESIDUAL):
             choices += [replace(r, settings={**r.settings, "residual": True}) for r in choices]
         return choices
@@ -267,7 +272,7 @@ class Examiner:
 
     def function(self) -> Verdict:
         thing, number = self.target.thing, self.target.number
-        for narrow in (True, False):  # as above
+        for narrow in (True, False):  # as in `layer`: a head that comes out narrower than its input shows its scale
             self._clear()
             weights, n_heads = self._weights_as_arguments(narrow)
             if not weights:
@@ -287,14 +292,15 @@ class Examiner:
         failures = []
         split = self._sizes_of_split(subject)
         ranks = self._ranks()
-        # Code that works with a number of heads is tried first with inputs whose last axis holds all of them.
+        # Code that works with a number of heads is tried first with inputs whose last axis holds all of them, which
+        # have no axis of heads: of (B,h,T,d) that is the second of 4.
         forms = [(rank, True) for rank in ranks if split and rank < 4] + [(rank, False) for rank in ranks]
         for rank, joined in forms:
             if verdicts and split and not joined:
                 break  # it splits joined heads itself: what it makes of one head's vectors says nothing
             self._clear()
-            alone = size.HEADS if rank == 4 else 1
-            inputs, choices = self._heads_of_function(subject, split or (alone, alone, size.HEAD_DIM), joined)
+            heads = size.HEADS if rank == 4 else 1
+            inputs, choices = self._heads_of_function(subject, split or (heads, heads, size.HEAD_DIM), joined)
             failure = self._failure(subject, inputs, rank)
             if failure is not None:
                 failures.append(failure)
@@ -352,13 +358,12 @@ class Examiner:
     def _weights_as_arguments(self, narrow: bool) -> tuple[dict[str, Any], int]:
         """Matrices and biases for a function that takes them, and its heads; none where it takes none.
 
-        narrow  of one head alone, without W_O: none for other code
+        narrow  matrices (C,d), d other than C: for one head without W_O, none for other code
         """
         names = list(inspect.signature(self.target.thing).parameters)
-        # One of these is a dictionary, with the keys that the code uses.
         table = next((name for name in names if re.fullmatch(TABLE, name)), None)
         wanted = [name for name in names if re.match(r"(attn_)?(w|b)", name, re.I)]
-        if table:
+        if table:  # a dictionary, whose keys stand in the code as texts
             constants = [node.value for node in ast.walk(self.scope.tree) if isinstance(node, ast.Constant)]
             wanted = [key for key in constants if isinstance(key, str)]
         roles = {name: role for name in wanted if (role := role_of(name))}
@@ -367,10 +372,10 @@ class Examiner:
         if not {"q", "k", "v"} <= set(roles.values()):
             return {}, 1
         kind = kind_of_arrays(None, self.scope.code)
-        whole = Subject(self.target.thing, kind, (), fixed=dict.fromkeys(names))
-        heads, _, d = self._sizes_of_split(whole) or (1, 1, size.WIDTH)
+        without_data = Subject(self.target.thing, kind, (), fixed=dict.fromkeys(names))  # any parameter may be a size
+        heads, _, d = self._sizes_of_split(without_data) or (1, 1, size.WIDTH)
         three = [name for name in wanted if roles.get(name) in ("q", "k", "v")]
-        # A matrix for each head?
+        # Of `W_q[h]` there is a matrix for each head.
         listed = any(self.scope.says(rf"\b{name.lower()}\[[a-z]\w*\]") for name in three)
         if listed and heads == 1:
             heads, d = size.HEADS, size.HEAD_DIM
@@ -385,7 +390,7 @@ class Examiner:
                 shape = (heads, width, d)
             elif name.lower().startswith("b"):
                 shape = (inner,)
-            arrays[name] = to_kind(self.rng.normal(size=shape) * 1.2 / width**0.5, kind)
+            arrays[name] = to_kind(self.rng.normal(size=shape) * 1.2 / width**0.5, kind)  # as large as `renew` has them
         return {table: Table(arrays)} if table else arrays, heads
 
     def _ranks(self) -> list[int]:
@@ -397,9 +402,9 @@ class Examiner:
         for match in (re.search(unpacked, text, re.M), re.search(written, docs, re.M)):
             axes = 0 if match is None else match[1].count(",") + 1
             if 2 <= axes <= 4:
-                return [2, 1] if axes == 2 else [axes]
-        batches = self.scope.says(r"(transpose|swapaxes)\([^)]*-2|\.mt\b")  # the last two axes, of any number
-        return [4, 3] if batches else [4, 3, 2, 1]
+                return [2, 1] if axes == 2 else [axes]  # of 2 axes may be the keys alone, and the query a vector
+        is_batched = self.scope.says(r"(transpose|swapaxes)\([^)]*-2|\.mt\b")  # the last two axes of more
+        return [4, 3] if is_batched else [4, 3, 2, 1]
 
     # Both.
 
@@ -420,12 +425,13 @@ class Examiner:
             subject.rank == 1  # token by token
             or subject.is_told_causal
             or re.search(CAUSAL_NAME, self.target.name, re.I)
-            or self.scope.says(rf"{CAUSAL}|{OUTPUTS}")  # of a loop: token by token
+            or self.scope.says(rf"{CAUSAL}|{OUTPUTS}")  # what `loops` writes around a loop: token by token
             or self.scope.tells(r"(?<!not )(?<!non-)(?<!non)(?<!no )(?<!sin )(causal|future)")
         )
         return True if told else None
 
     def _judge(self, subject: Subject, choices: list[Reading], inputs: Inputs) -> Verdict:
+        """Run the cases and look for the bugs that explain their numbers, read in one of these ways."""
         one_query = subject.rank == 1 and subject.mask is None and not subject.held
         causal = False if one_query else self._causal(subject)
         cases = list(self._cases(subject, inputs, bool(causal)))
@@ -442,7 +448,7 @@ class Examiner:
         # No pair of bugs gives the numbers of documents that meet, and roundings are looked at below.
         if "batch-mixed" in self.shown or is_narrow:
             rounds = rounds[: len(versions)]
-        fills = [x for x in self.scope.numbers if x < 1e-3]  # what may stand for a forbidden score: 0, or far below
+        fills = [x for x in self.scope.numbers if x < 1e-3]  # that may stand for a forbidden score
         for pairs, guess in rounds:
             search = Search(fills, self.options.seconds / len(rounds), self._has(choices[0]), pairs)
             explanation = search.explain(choices, versions[guess])
@@ -450,7 +456,7 @@ class Examiner:
                 cases, causal = versions[guess], guess
                 break
         if explanation.unexplained and is_narrow:
-            search.tolerance, search.pairs = NARROW, False
+            search.tolerance, search.pairs = TOLERANCE_OF_16_BITS, False
             search.until = time.process_time() + self.options.seconds / 2  # a shorter second look
             close_by = search.explain(choices, cases)
             if not close_by.unexplained:
@@ -481,19 +487,21 @@ class Examiner:
         """Plain; and, where a mask can be passed, a causal one and one for each document."""
         B, T = inputs[0].shape[0], inputs[0].shape[-2]
         # Causal without its argument: the code makes a mask of its own.
-        by_itself = subject.mask is None or subject.is_told_causal or self.options.causal
-        inner = causal and bool(by_itself or self.scope.says(r"tril|triu|is_causal|arange"))
+        needs_no_argument = subject.mask is None or subject.is_told_causal or self.options.causal
+        masks_itself = causal and bool(needs_no_argument or self.scope.says(r"tril|triu|is_causal|arange"))
         if not subject.mask_required:
-            yield Case("plain", inputs, Masks(inner), {"": subject(inputs)})
+            yield Case("plain", inputs, Masks(masks_itself), {"": subject(inputs)})
             self.target.did("plain")
-        yield from self._further(subject, inputs, inner)
+        yield from self._further(subject, inputs, masks_itself)
         if subject.mask is None:
             return
         past = np.tril(np.ones((T, T), bool))
         real = np.arange(T)[None] < LENGTHS[:B, None]
-        of_documents = real[:, None, None] & (past if inner else np.ones((T, T), bool))
-        cases = [("mask", past[None, None], Masks(True)), ("padding", of_documents, Masks(inner, real))]
-        for name, allowed, masks in cases[1:] if re.search("pad|key|relleno|clave", subject.mask, re.I) else cases:
+        of_documents = real[:, None, None] & (past if masks_itself else np.ones((T, T), bool))
+        cases = [("mask", past[None, None], Masks(True)), ("padding", of_documents, Masks(masks_itself, real))]
+        if re.search("pad|key|relleno|clave", subject.mask, re.I):
+            cases = cases[1:]  # by its name it is for padding alone
+        for name, allowed, masks in cases:
             outputs = self._masked(subject, inputs, allowed, masks.real)
             if outputs:
                 yield Case(name, inputs, masks, outputs)
@@ -501,7 +509,7 @@ class Examiner:
             else:
                 self.target.left_out(f"no_{name}")
 
-    def _further(self, subject: Subject, inputs: Inputs, inner: bool) -> Iterator[Case]:
+    def _further(self, subject: Subject, inputs: Inputs, masks_itself: bool) -> Iterator[Case]:
         """What the code takes by choice: lengths of the documents; another text to make keys and values of.
 
         Where the call fails the argument stays among those that were not tried.
@@ -514,8 +522,8 @@ class Examiner:
             if re.fullmatch(LENGTH, name) and subject.rank == 3:
                 call = replace(subject, fixed={**subject.fixed, name: to_kind(LENGTHS, subject.kind)})
                 case, passed = "padding", inputs
-                masks = Masks(inner, np.arange(inputs[0].shape[-2])[None] < LENGTHS[:, None])
-            elif re.fullmatch(CONTEXTS, name) and len(subject.inputs) == 1 and not inner:
+                masks = Masks(masks_itself, np.arange(inputs[0].shape[-2])[None] < LENGTHS[:, None])
+            elif re.fullmatch(CONTEXTS, name) and len(subject.inputs) == 1 and not masks_itself:
                 other = self.rng.normal(size=inputs[0].shape)
                 call = replace(subject, inputs=(*subject.inputs, name))
                 case, passed, masks = "context", (inputs[0], other, other), Masks()
@@ -526,7 +534,7 @@ class Examiner:
 
     def _masked(self, subject: Subject, inputs: Inputs, allowed: Any, real: Any) -> dict[str, Any]:
         """Outputs with a mask, by the form in which it was passed; forms that the code refuses are left out."""
-        whole = np.repeat(allowed, len(inputs[0]) // len(allowed), 0)
+        whole = np.repeat(allowed, len(inputs[0]) // len(allowed), 0)  # (B,1,T,S)
         if real is None:
             shapes = {"(T,S)": allowed[0, 0], "(B,1,T,S)": whole, "(B,T,S)": whole[:, 0]}
         elif subject.rank < inputs[0].ndim:  # one document at a time
@@ -555,6 +563,7 @@ class Examiner:
                 subject(case.inputs, mask)
                 for role, arrays in parts_of(subject.module, self.options.mapping).weights.items():
                     for weight in (array.holder for array in arrays):
+                        # Nothing arrives at all, or not in some row.
                         if weight.requires_grad and (weight.grad is None or (weight.grad == 0).all(-1).any()):
                             self.shown["no-gradient"] = self.target.say("unreached", name=f"W_{role.upper()}")
                 self.target.did("gradients")
@@ -593,6 +602,7 @@ class Examiner:
                 self.shown.update(steps)
 
     def _verdict(self, explanation: Explanation, cases: list[Case]) -> Verdict:
+        """Put into words what explains the numbers, what properties show, and what nothing explains."""
         bugs = [self._renamed(bug) for bug in explanation.bugs]
         explained = not explanation.unexplained or "batch-mixed" in self.shown
         for bug in map(self._renamed, self.shown):
@@ -602,17 +612,19 @@ class Examiner:
             if not any(re.fullmatch(hidden_by, other) for other in bugs):
                 bugs.append(bug)
         weights = explanation.reading.weights
-        # A list of heads, and a function that loops over them, are forms of their own.
-        of_function = r"|range\(" * inspect.isfunction(self.target.thing)
-        joined = self.n_listed > 1 or self.scope.says(r"modulelist|for \w+ in self\.\w*heads?" + of_function)
-        several = weights.n_heads > 1 and self.target.kind == "layer"
-        if several and not joined and weights.matrices.get("o") is None:
+        # A list of heads, and a function that loops over them, may join them without W_O, as courses do.
+        loop = r"modulelist|for \w+ in self\.\w*heads?"
+        if inspect.isfunction(self.target.thing):
+            loop += r"|range\("
+        lists_heads = self.n_listed > 1 or self.scope.says(loop)
+        is_multi_head = weights.n_heads > 1 and self.target.kind == "layer"
+        if is_multi_head and not lists_heads and weights.matrices.get("o") is None:
             bugs.append("output-projection-missing")
         if explanation.unexplained and "dropout-in-eval" in bugs:
-            explained = True
+            explained = True  # no numbers are alike while it draws
             self.target.left_out("not_still")
         right: bool | None = not bugs and explained
-        if not explained and self.scope.says(BEYOND):
+        if not explained and self.scope.says(NOT_MODELLED):
             right = False if bugs else None
             self.target.left_out("beyond")
         if explained and self.scope.says("window_size|sliding_window"):  # ours is longer than the text
@@ -666,17 +678,18 @@ def _wrong_slopes(subject: Subject, x: Any) -> list[str]:
     for name, weight in vars(module).items():
         for other in {f"d{name}", f"d_{name}", f"grad_{name}", f"{name}_grad"} & set(kept):
             pairs[name] = weight, kept[other]
+    length = 1e-3  # of a step: float32, and a bend of the slope, come to far less than a wrong gradient
     wrong = []
     for name, (place, gradient) in pairs.items():
-        step = 1e-3 * np.random.default_rng(3).normal(size=place.shape)
+        step = length * np.random.default_rng(3).normal(size=place.shape)
         place += step
         change = output()
         place -= 2 * step
         change = change - output()
         place += step
         difference = float((change * slope).sum())
-        if abs(difference - 2 * float((gradient * step).sum())) > 0.02 * float(np.linalg.norm(gradient) * 1e-3):
-            wrong.append(name)  # float32 and a bend of the slope come to far less
+        if abs(difference - 2 * float((gradient * step).sum())) > 0.02 * float(np.linalg.norm(gradient) * length):
+            wrong.append(name)
     return wrong
 
 
