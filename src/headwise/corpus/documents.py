@@ -416,12 +416,12 @@ def read_relations(reader: Reader, path: Path) -> Relations:
 
 
 def _document(reader: Reader, item: Any, where: str) -> Labelled:
+    """Read a document and its pairs of positions; `where` names it in what is refused."""
     if not isinstance(item, Mapping) or ("text" in item) == ("ids" in item):
         raise HeadwiseError(f'{where}: pass either "text" or "ids"')
-    # The ids, with what the model expects around a text, and for each the characters of the text that it stands for.
     ids, size = item.get("ids"), reader.vocab_size
-    places = []
-    if "ids" in item:
+    places = []  # of a text: for each id its characters, none for what the model expects around the text
+    if "ids" in item:  # any from 0 on, where the size of the vocabulary is not known
         if not (isinstance(ids, list) and ids and all(type(i) is int and 0 <= i < (size or i + 1) for i in ids)):
             raise HeadwiseError(f'{where}: "ids" must be a list of whole numbers, each below the vocabulary of {size}')
     elif reader.tokens is None:

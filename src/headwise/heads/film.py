@@ -326,7 +326,7 @@ def frame_steps(steps: int, most: int, gap: int) -> frozenset[int]:
             return frozenset(due)
         if gap >= steps:  # so few that not even the first ones fit
             return frozenset({*due[:: -(-len(due) // most)], steps})  # every second, or third, ... of them
-        gap += max(1, gap // 16)  # a little wider, until they are few enough
+        gap += max(1, gap // 16)  # wider by a sixteenth: soon few enough, and not far fewer than there may be
 
 
 def fitting(lines: Iterable[list[int]], cells: int) -> list[list[int]]:

@@ -87,7 +87,7 @@ def read_texts(
     if texts is not None:
         sources = [texts] if isinstance(texts, str | Path) else list(texts)
     words = [str(source) for source in sources if isinstance(source, str | Path)]
-    if sources and not words and shape_of(sources[0]) == ():  # the ids of one document
+    if sources and not words and shape_of(sources[0]) == ():  # numbers, not documents: the ids of a single one
         sources = [sources]
     if tokens is not None and not words:
         raise HeadwiseError(f"tokens {tokens} cuts a text into documents; pass a text with it")

@@ -443,6 +443,7 @@ def run_ladder(
 
 
 def _check(n: LadderSizes, repeats: int, seed: int) -> None:
+    """Refuse sizes that are no counts, a seed that is none, and heads that do not divide evenly."""
     names = ("batch", "tokens", "width", "heads", "kv_heads", "repeats")  # the first five as LadderSizes has them
     for name, value in zip(names, (*vars(n).values(), repeats), strict=True):
         require_size(name, value)

@@ -492,6 +492,7 @@ def _stack_names(model: nn.Module, stacks: list[str]) -> dict[str, str]:
             elsewhere = {part for other in of_self if other != stack for part in other.split(".")}
             telling = [part for part in parts if part not in elsewhere]
             side = [part for part in parts if part in ("encoder", "decoder")]
+            # The part of its path that no other stack has, else its side, else the first part.
             names[stack] = (telling or side or parts)[0] + "."
     return names
 

@@ -224,7 +224,8 @@ def cache_bug(subject: Subject, x: Any, whole: Any, target: Target) -> dict[str,
     tokens = x.shape[1]
     worst: dict[str, str] = {}
     failures = []
-    for way, steps in enumerate(((3, 1, 2, tokens - 6), (3, *(1,) * (tokens - 3)), (1,) * tokens)):
+    pieces, prompt_and_tokens, single_tokens = (3, 1, 2, tokens - 6), (3, *(1,) * (tokens - 3)), (1,) * tokens
+    for steps in (pieces, prompt_and_tokens, single_tokens):
         try:
             out, held = _step_by_step(subject, x, steps, names)
         except Exception as error:  # this way of cutting was a guess
@@ -235,9 +236,9 @@ def cache_bug(subject: Subject, x: Any, whole: Any, target: Target) -> dict[str,
         if gap < 1e-3 and bug != "cache-order":  # float32 rounds by less, and a token in another place changes more
             # A prompt and single tokens after it: so text is generated, and pieces alone are wrong. Code that is right
             # for single tokens alone was made for them.
-            if way == 1 and worst and not target.scope.tells(ONE_TOKEN):
+            if steps is prompt_and_tokens and worst and not target.scope.tells(ONE_TOKEN):
                 return {bug: f"{shown}; {target.say('by_pieces')}" for bug, shown in worst.items()}
-            if way:
+            if steps is not pieces:
                 target.left_out("one_token")
             return {}
         if not held and "cache" in used:  # it comes from a class that the file does not have

@@ -88,7 +88,8 @@ def check(
     for role in mapping or {}:
         if role not in ROLES:
             raise unknown(Note.of("refused.no_role", role=role), role, ROLES)
-    options = Options(causal, dict(args or {}), dict(mapping or {}), lang, seconds * 0.3)
+    of_search = seconds * 0.3  # of the processor, and up to twice as long by the clock: the rest is for all else
+    options = Options(causal, dict(args or {}), dict(mapping or {}), lang, of_search)
     speaker(lang)
     if isinstance(target, str | Path):
         return _check_file(str(target), options, seconds)
@@ -291,6 +292,7 @@ def _check_file(spec: str, options: Options, seconds: float) -> Verdict:
 def _check_apart(target: Target, seconds: float) -> Verdict:
     """The verdict on something of a file, from a process of its own."""
     say = target.say
+    # First the process stops itself, a second later it writes where it is, and then it is killed.
     ended = run_apart("headwise.teach.check", {**request_of(target), "seconds": seconds}, seconds + 2)
     if ended.answer:
         verdict = from_json(Verdict, json.loads(ended.answer))

@@ -332,7 +332,7 @@ def likely_line(exercise: Exercise, source: str, variant: str) -> tuple[int | No
     if not variant:
         return None, ""
     right = exercise.code().splitlines()
-    best = (0.6, 0)
+    best = (0.6, 0)  # a line less like it than that says nothing; of two as like, the upper one
     likeliest: tuple[int | None, str] = (None, "")
     for wrong in exercise.variants()[variant.split()[0]].splitlines():
         if wrong in right or wrong.strip() == "pass":

@@ -158,6 +158,7 @@ def normed(x: Any, gain: Any, kind: str) -> Any:
 
 
 def _split(x: Any, n: int, how: str, xp: Any = np) -> Any:
+    """Cut (B,T,n*d) into heads (B,n,T,d), rightly or in one of the wrong ways."""
     B, T, width = x.shape
     d = width // n
     if how == "blocks":  # head h is the h-th slice of the width
@@ -230,6 +231,7 @@ def weighted(x: Any, how: str, xp: Any) -> Any:
 
 
 def softmax(x: Any, axis: Any, xp: Any) -> Any:
+    """Let what stands along an axis add up to 1, or along several at once, which have a name."""
     shapes = {
         "rows": (*x.shape[:2], -1),  # over queries and keys of a head, of a document, or of all
         "document": (len(x), -1),
