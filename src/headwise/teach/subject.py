@@ -390,7 +390,7 @@ class Subject:
             result = self.call(**{**self.fixed, **arguments})
             if self.learns:
                 outputs = result if isinstance(result, tuple) else (result,)
-                # Cubes: neither the sum of what a LayerNorm gives nor that of its squares depends on any weight.
+                # Cubes: neither the sum that a LayerNorm gives nor that of squares depends on a weight before it.
                 sum(part.pow(3).sum() for part in outputs if hasattr(part, "pow")).backward()
         self.passed.update(arguments, self.fixed)
         return result
