@@ -46,6 +46,7 @@ import headwise as hw
 from headwise.files import write_whole
 from headwise.heads.blocks import Measured, measure, output_factors, row_weights
 from headwise.heads.documents import SPANS, Document, listening
+from headwise.models.ask import cache_in, cache_name
 from headwise.models.sites import Site, missing, sites_of
 from headwise.records import Call
 
@@ -640,7 +641,7 @@ def rows_of(model: nn.Module, calls: Sequence[dict[str, Any]]) -> tuple[Rows, Te
     with hw.watch(model) as seen:
         for inputs in calls:
             output = model(**inputs, **cache)
-            cache = {"past_key_values": getattr(output, "past_key_values", None)}
+            cache = {cache_name(model): cache_in(output)}
             answers.append(tensors(output)[0])
     rows = {f"{head} {name}": np.sort(each.rows[name]) for head, each in seen.items() for name in each.rows}
     return rows, torch.cat(answers, 1)
@@ -650,7 +651,7 @@ def rows_of(model: nn.Module, calls: Sequence[dict[str, Any]]) -> tuple[Rows, Te
 def try_cache(model: nn.Module, padding: str, family: str) -> dict[str, Any]:
     """Without a cache, with one, in parts: how far the statistics are apart, and which of them one way lacks."""
     names, inputs = inspect.signature(model.forward).parameters, inputs_of(model, padding, family)
-    if not {"use_cache", "past_key_values"} <= set(names) or inputs.keys() != {"input_ids", "attention_mask"}:
+    if not {"use_cache", cache_name(model)} <= set(names) or inputs.keys() != {"input_ids", "attention_mask"}:
         return {}
     plain, answer = rows_of(model, [inputs | {"use_cache": False}])
     ways, note, apart = [rows_of(model, [inputs | {"use_cache": True}])[0]], "", 0.0

@@ -7,8 +7,10 @@ import torch
 import transformers
 from cases import refuses
 from real_models import BATCH, CASES, SOURCE, TABLES, TOKENS, build, cache_bytes, inputs, run
+from small_models import past
 
 from headwise.cost import PRESETS, Price, cache_bytes_per_token, price
+from headwise.models.ask import cache_in
 from headwise.words import Note
 
 ENCODERS = ("albert", "bert", "roberta", "vit")
@@ -45,7 +47,7 @@ def test_every_parameter_is_counted_and_a_forward_pass_costs_what_torch_counts(c
 def test_the_cache_holds_what_the_price_says(case: str) -> None:
     """To the byte. Between steps transformers keeps window - 1 tokens of a full window: the next one completes it."""
     model, config = build(case)
-    cache, price = run(model, **inputs(config), use_cache=True)[0].past_key_values, priced(config)
+    cache, price = cache_in(run(model, **inputs(config), use_cache=True)[0]), priced(config)
     if price.cache.bytes_per_source_token:
         assert cache_bytes(cache.cross_attention_cache) == price.cache.source_bytes
         cache = cache.self_attention_cache
@@ -59,7 +61,7 @@ def test_a_step_costs_what_torch_counts(case: str) -> None:
     model, config = build(case)
     tokens = inputs(config, TOKENS - 1)
     first = run(model, **tokens, use_cache=True)[0]
-    step: dict[str, Any] = {"past_key_values": first.past_key_values, "use_cache": True}
+    step: dict[str, Any] = past(first) | {"use_cache": True}
     ids = torch.full((BATCH, 1), 7)
     if "decoder_input_ids" in tokens:
         step |= {"decoder_input_ids": ids, "encoder_outputs": (first.encoder_last_hidden_state,)}

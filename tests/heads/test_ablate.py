@@ -12,6 +12,7 @@ import torch
 from cases import refuses
 from families import DECODERS, FAMILIES, answer, gpt_of, inputs_of, model_of, real
 from helpers import watch_call
+from small_models import past
 from torch import Tensor, nn
 
 import headwise as hw
@@ -180,8 +181,8 @@ def test_means_of_what_was_seen_serve_a_cached_step() -> None:
         seen = watch_call(model, **inputs)
         with hw.ablate(model, ["L0.H1", "L1.H2"], how="mean", means=seen):
             whole = model(**inputs).logits
-            held = model(input_ids=inputs["input_ids"][:, :17]).past_key_values
-            rest = model(input_ids=inputs["input_ids"][:, 17:], past_key_values=held).logits
+            held = past(model(input_ids=inputs["input_ids"][:, :17]))
+            rest = model(input_ids=inputs["input_ids"][:, 17:], **held).logits
     assert (rest - whole[:, 17:]).abs().max() < 1e-5
 
 
@@ -190,7 +191,7 @@ def test_a_mean_of_a_cached_step_is_refused(kind: str) -> None:
     model, inputs = model_of("gpt2"), inputs_of("gpt2")
     ids = inputs["input_ids"]
     with torch.no_grad():
-        held = model(input_ids=ids[:, :17]).past_key_values
+        held = past(model(input_ids=ids[:, :17]))
         with (
             pytest.raises(hw.HeadwiseError, match=r"^how='mean' in a step of \d+ tokens with \d+ in the cache has too"),
             hw.ablate(model, ["L0.H1"], how="mean"),
@@ -198,7 +199,7 @@ def test_a_mean_of_a_cached_step_is_refused(kind: str) -> None:
             if kind == "generate":
                 model.generate(**inputs, max_new_tokens=3, do_sample=False)
             else:
-                model(input_ids=ids[:, 17 : 18 if kind == "a step" else 20], past_key_values=held)
+                model(input_ids=ids[:, 17 : 18 if kind == "a step" else 20], **held)
 
 
 def test_means_that_do_not_fit_are_refused() -> None:

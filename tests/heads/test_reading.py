@@ -15,6 +15,7 @@ import transformers as tf
 from cases import refuses
 from families import IDS, ROTARY, V, build, inputs_of, model_of, shake
 from helpers import watch_call
+from small_models import past
 from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -173,10 +174,11 @@ def test_layers_that_are_handed_the_ids_are_no_models_of_their_own(second: str, 
         plain = watch_call(model, ids, attention_mask=mask, position_ids=places, use_cache=False)
         cached = watch_call(model, ids, attention_mask=mask, position_ids=places, use_cache=True)
         with hw.watch(model) as by_step:
-            cache, start = tf.DynamicCache(config=model.config), 0
+            held: dict[str, Any] = {}
+            start = 0
             for part in ids.split((17, 1, 3, 1, 7), 1):
                 upto = slice(start, start := start + part.shape[1])
-                model(part, attention_mask=mask[:, :start], position_ids=places[:, upto], past_key_values=cache)
+                held = past(model(part, attention_mask=mask[:, :start], position_ids=places[:, upto], **held))
     assert plain["L1.H0"].first > 0.01  # of the mass, which was 0.0
     assert ("induction" in plain["L1.H0"].rows) == (second == "sliding_attention")
     expected = rows_of(plain)
@@ -245,8 +247,8 @@ def test_padding_on_the_right_is_left_out_of_later_parts_too() -> None:
     mask = (torch.arange(17) < 14).long()[None]
     whole = watch_call(model, ids, attention_mask=mask)
     with torch.no_grad(), hw.watch(model) as by_part:
-        cache = model(ids[:, :11], attention_mask=mask[:, :11]).past_key_values
-        model(ids[:, 11:], attention_mask=mask, past_key_values=cache)
+        held = past(model(ids[:, :11], attention_mask=mask[:, :11]))
+        model(ids[:, 11:], attention_mask=mask, **held)
     for name in whole:
         assert sum(by_part[name].documents) == sum(whole[name].documents) == 14
         assert by_part[name].entropy == pytest.approx(whole[name].entropy, abs=1e-4)

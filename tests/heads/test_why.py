@@ -203,12 +203,13 @@ def test_a_story_is_shown_in_words_a_table_and_html() -> None:
 
 
 def test_attention_outside_the_interface_is_patched_alike() -> None:
-    """GPT-J multiplies its weights with the values itself, so that no queries are known; what heads give is."""
+    """GPT-Neo multiplies its weights with the values itself, so that no queries are known; what heads give is."""
     torch.manual_seed(5)
-    config = tf.GPTJConfig(vocab_size=V, n_positions=97, n_embd=36, n_layer=2, n_head=3, rotary_dim=4, **IDS)
-    model = tf.GPTJForCausalLM(config).eval()
+    sizes: dict[str, Any] = {"hidden_size": 36, "num_layers": 2, "num_heads": 3, "max_position_embeddings": 97}
+    config = tf.GPTNeoConfig(vocab_size=V, attention_types=[[["global"], 2]], **sizes, **IDS)
+    model = tf.GPTNeoForCausalLM(config).eval()
     tokens: Any = Letters(framed=False)
-    remember(model, Path("gptj"), tokens, "gptj")
+    remember(model, Path("gpt_neo"), tokens, "gpt_neo")
     expected = own_patching("next", model, *(tokens.encode(text) for text in TEXTS["next"]), 12, 13)
     story = hw.why(model, *TEXTS["next"], "i", "j")
     assert {part.head: part.brings for part in story.heads} == pytest.approx(expected["effects"], abs=2e-3)

@@ -52,8 +52,7 @@ class NovelAttention(nn.Module):
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor],
         attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
-        **keywords: Any,
+        **keywords: Any,  # a cache among them, which this attention leaves alone
     ) -> tuple[Tensor, Tensor | None]:
         shape = (*hidden_states.shape[:-1], -1, self.wide)
         q, k, v = (part(hidden_states).view(shape).transpose(1, 2) for part in (self.ask, self.tell, self.hold))

@@ -104,7 +104,7 @@ def test_a_head_of_any_family_is_silenced_as_by_a_hook_at_w_o(family: str) -> No
     assert seen["L1.H2"].norm == 0 < seen["L1.H1"].norm
 
 
-@pytest.mark.parametrize("family", ["gptj", "bloom"])  # Bloom adds its ALiBi to the heads of all texts in one axis
+@pytest.mark.parametrize("family", ["gpt_neo", "bloom"])  # Bloom adds its ALiBi to the heads of all texts in one axis
 def test_causes_in_a_model_that_makes_its_maps_itself(family: str) -> None:
     model, (text, other) = model_of(family), IDS
     with torch.no_grad():

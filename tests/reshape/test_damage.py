@@ -11,6 +11,7 @@ from torch import nn
 from headwise import KVCache
 from headwise.gpt.gpt import GPT
 from headwise.heads.watch import head_maps
+from headwise.models.ask import cache_in
 from headwise.models.weights import head_counts, read_layers
 from headwise.reshape.align import moments
 from headwise.reshape.heal import HeadPairs, Pair, Speed, cache_bytes, decode_speed, measure
@@ -43,7 +44,7 @@ def test_the_bytes_of_a_cache_are_those_of_a_cache(name: str, dtype: torch.dtype
             model(ids, caches)
             held = sum(cache.nbytes for cache in caches)
         else:
-            cache = model(input_ids=ids, use_cache=True).past_key_values
+            cache = cache_in(model(input_ids=ids, use_cache=True))
             held = sum(x.numel() * x.element_size() for layer in cache.layers for x in (layer.keys, layer.values))
         assert held == cache_bytes(model) * ids.numel(), head_counts(model)
 

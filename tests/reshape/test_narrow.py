@@ -13,6 +13,7 @@ import transformers as tf
 from cases import every, refuses, refuses_table
 from processes import verified_here
 from reshape_models import ROTARY, V, build
+from small_models import past
 from torch import nn
 
 import headwise as hw
@@ -205,9 +206,9 @@ def test_stock_transformers_reads_the_folder_beyond_the_window(folders: tuple[Pa
         torch.testing.assert_close(stock(ids).logits, seen, atol=1e-5, rtol=1e-4)
         first = stock(ids[:, :47], use_cache=True)  # a step at a time, with a cache that forgets
         rest = [first.logits]
-        past = first.past_key_values
+        held = past(first)
         for t in range(47, 61):
-            answer = stock(ids[:, t : t + 1], past_key_values=past, use_cache=True)
+            answer = stock(ids[:, t : t + 1], **held, use_cache=True)
             rest.append(answer.logits)
         torch.testing.assert_close(torch.cat(rest, 1), seen, atol=1e-5, rtol=1e-4)
 

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from headwise.corpus.documents import batches
 from headwise.masks import BroadcastGrid, resolve
-from headwise.models.ask import evaluating, run_body
+from headwise.models.ask import cache_in, evaluating, run_body
 from headwise.models.hook import Hook, attach, hooked
 from headwise.models.sites import Site, sites_of
 from headwise.models.stream import portions, stream_of, sweep, turns
@@ -258,7 +258,7 @@ class _Reader:
         """After a call: the state of its cache."""
         self.running = False
         cache = _past(self._arguments(args, kwargs))[1]
-        self.cache = cache or _past({"past_key_values": getattr(output, "past_key_values", None)})[1]
+        self.cache = cache or _past({"cache": cache_in(output)})[1]
 
     def held_by(self, layer: Any) -> tuple[int, int] | None:
         """What the cache says of the layer of an attention; None where there is no cache, or it does not say."""
@@ -321,7 +321,7 @@ def _past(arguments: Mapping[str, Any]) -> tuple[int, tuple[Any, Any] | None]:
     caches = arguments.get("caches")
     if caches and isinstance(caches[0], KVCache):
         return int(caches[0].length), (caches[0], caches[0].reorders)
-    cache = arguments.get("past_key_values")
+    cache = cache_in(arguments)
     if cache is None or not hasattr(cache, "get_seq_length"):
         return 0, None
     layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", None) or [None]
@@ -330,7 +330,7 @@ def _past(arguments: Mapping[str, Any]) -> tuple[int, tuple[Any, Any] | None]:
 
 def _held(arguments: Mapping[str, Any], T: int) -> list[tuple[int, int] | None]:
     """What each layer of a cache of transformers says of T new tokens: its keys with them, and those it has let go."""
-    cache = arguments.get("past_key_values")
+    cache = cache_in(arguments)
     layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", None) or []
     return [layer.get_mask_sizes(T) if hasattr(layer, "get_mask_sizes") else None for layer in layers]
 

@@ -361,6 +361,23 @@ _modes: WeakKeyDictionary[nn.Module, tuple[int, bool]] = WeakKeyDictionary()  # 
 _lock = Lock()
 
 
+CACHES = ("cache", "past_key_values")  # what transformers calls keys and values of earlier tokens, from 5.24 and before
+
+
+def cache_name(model: nn.Module) -> str:
+    """The argument by which a model of transformers is passed such a cache."""
+    return next((name for name in CACHES if name in _parameters(model)), CACHES[-1])
+
+
+def cache_in(fields: Any) -> Any:
+    """The cache of transformers among the arguments of a call, or in its answer; None without one."""
+    for name in CACHES:
+        cache = fields.get(name) if isinstance(fields, Mapping) else getattr(fields, name, None)
+        if cache is not None:
+            return cache
+    return None
+
+
 @dataclass
 class Reader:
     """Reads a text piece by piece, with the model's own cache: ids (1,T) -> logits (V,) of the next token.
@@ -382,10 +399,10 @@ class Reader:
         if "logits_to_keep" in _parameters(model):
             options["logits_to_keep"] = 1  # of a long prompt, the other logits are by far the largest tensor
         # Without a past, at first and always with a model that keeps no keys and values, the whole text is read.
-        past = {} if self.cache is None else {"past_key_values": self.cache}
+        past = {} if self.cache is None else {cache_name(model): self.cache}
         with nullcontext() if ids.shape[1] == 1 else compact_rows(model):
             answer = model(input_ids=ids if past else self.text, **past, **options)
-        self.cache = getattr(answer, "past_key_values", None)
+        self.cache = cache_in(answer)
         return answer.logits[0, -1]
 
     def fork(self) -> Reader:

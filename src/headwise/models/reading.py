@@ -56,6 +56,9 @@ def read_call(asked: Asked, cross: bool) -> Call:
     if asked.q.ndim != 4 or asked.k.is_nested:
         raise HeadwiseError(f"{name} gives its attention queries of {asked.q.ndim} axes; 4 are needed, (B,H,T,D)")
     q, k, v = for_documents(len(asked.out), asked.q, asked.k, asked.v)
+    # Autocast takes values of 16 bits beside queries and keys that a rotation made float32.
+    dtype = torch.promote_types(q.dtype, torch.promote_types(k.dtype, v.dtype))
+    q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     call = Call(asked.module, q, k, v, options_of(asked), asked.out, cross)
     # What dropout has dropped cannot be checked; eager code drops in training alone.
     if not asked.keywords.get("dropout") or (asked.implementation == "eager" and not asked.module.training):
