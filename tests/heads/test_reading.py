@@ -447,6 +447,8 @@ def test_a_call_under_dropout_is_checked_where_none_was_dropped() -> None:
     dropped = {"scaling": 0.5, "dropout": 0.1}
     wrong = 2 * asked().out
     reading.read_call(asked(), cross=False)
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # which takes values that are narrower than the keys
+        assert reading.read_call(asked(v=asked().v.bfloat16()), cross=False).v.dtype == torch.float32
     reading.read_call(asked(keywords=dropped), cross=False)
     reading.read_call(
         asked(keywords=dropped, implementation="sdpa", mask=torch.ones(2, 1, 7, 7).bool(), out=wrong), cross=False

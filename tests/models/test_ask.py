@@ -1,6 +1,7 @@
 """Questions to a model: one answer each, the same for ours and for transformers' models."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 import transformers as tf
 from cases import refuses
 from small_models import tiny
-from torch import nn
+from torch import Tensor, nn
 
 import headwise as hw
 from headwise.models import ask
@@ -109,3 +110,29 @@ def test_sizes_that_the_config_states(model: nn.Module) -> None:
     assert pair is not None and pair[0].shape == pair[1].shape == (V, pair[0].shape[1])
     assert ask.embeddings(tf.BertModel(BERT)) is None
     assert ask.reads_tokens(model) and not ask.reads_tokens(nn.Linear(3, 5))
+
+
+class Newer(nn.Module):
+    """Keeps the ids it was given as its cache, by the name of transformers 5.24."""
+
+    name = "cache"
+
+    def forward(self, input_ids: Tensor, cache: Any = None) -> Any:
+        held = [*(cache or []), *input_ids[0].tolist()]
+        return SimpleNamespace(logits=F.one_hot(input_ids, V), **{self.name: held})
+
+
+class Older(Newer):
+    name = "past_key_values"
+
+    def forward(self, input_ids: Tensor, past_key_values: Any = None) -> Any:
+        return super().forward(input_ids, past_key_values)
+
+
+@pytest.mark.parametrize("kind", [Newer, Older])
+def test_a_cache_goes_by_the_name_that_the_model_has_for_it(kind: type[Newer]) -> None:
+    reader = ask.Reader(kind())
+    for ids in ([2, 3, 5], [7], [11]):
+        reader(torch.tensor([ids]))
+    assert reader.cache == [2, 3, 5, 7, 11]
+    assert ask.cache_in({kind.name: reader.cache}) is reader.cache and ask.cache_in({"use_cache": True}) is None
