@@ -18,7 +18,7 @@ from headwise.corpus.training import Stream
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import PRESETS
 from headwise.gpt.train import Progress, Stopped
-from headwise.models.ask import cache_in
+from headwise.models.ask import CACHES, cache_in
 from headwise.records import Call
 
 SMALL: dict[str, Any] = {"n_layers": 2, "n_heads": 2, "d_model": 20, "d_ff": 23, "context": 11}
@@ -181,4 +181,5 @@ def text_stream(tokens: Tokens, text: str, context: int) -> Stream:
 
 def past(answer: Any) -> dict[str, Any]:
     """What a model of transformers is passed so that it goes on from an answer: its cache, by the name it has there."""
-    return {"cache" if hasattr(answer, "cache") else "past_key_values": cache_in(answer)}
+    name = next(name for name in CACHES if hasattr(answer, name))
+    return {name: cache_in(answer)}

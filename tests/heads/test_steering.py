@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers as tf
@@ -100,6 +101,24 @@ def test_what_cannot_be_added_is_refused() -> None:
             logits(model, ids())
 
     refuses_table("steering", globals() | {"steered": steered})
+    model = induction_model()
+    refuses(lambda: hw.direction(model, *induction_pairs(11), other="4567"), "'4567' is one text; pass a list of them")
+    refuses(lambda: hw.direction(model, *induction_pairs(11), strength=float("nan")), "is to give is not finite")
+
+
+def test_a_vector_is_added_and_a_number_multiplies_whatever_they_are_made_of() -> None:
+    model, width = llama(), 6
+
+    def steered(change: Any) -> Tensor:
+        with hw.steer(model, {"L0.H3": change}):
+            return logits(model, ids())
+
+    vector = torch.arange(width) / 3
+    assert not torch.allclose(steered(vector), logits(model, ids()), atol=1e-3)
+    for same in (vector.numpy(), vector.tolist()):
+        assert torch.equal(steered(same), steered(vector))
+    for half in (torch.tensor(0.5), np.float32(0.5)):
+        assert torch.equal(steered(half), steered(0.5))
 
 
 def test_pairs_that_say_nothing_are_refused() -> None:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 import transformers as tf
 from cases import refuses
-from small_models import tiny
+from small_models import shaken, tiny
 from torch import Tensor, nn
 
 import headwise as hw
@@ -136,3 +136,17 @@ def test_a_cache_goes_by_the_name_that_the_model_has_for_it(kind: type[Newer]) -
         reader(torch.tensor([ids]))
     assert reader.cache == [2, 3, 5, 7, 11]
     assert ask.cache_in({kind.name: reader.cache}) is reader.cache and ask.cache_in({"use_cache": True}) is None
+
+
+def test_several_tokens_after_a_state_are_read_with_all_before_them() -> None:
+    """A state-space layer goes on by one token; a piece of several begins anew in it."""
+    config = tf.JambaConfig(
+        **SIZES, num_key_value_heads=1, attn_layer_period=2, attn_layer_offset=1, use_mamba_kernels=False, num_experts=1
+    )
+    model = shaken(tf.JambaForCausalLM(config), size=0.1)
+    text = torch.arange(17)[None] % V
+    reader = ask.Reader(model)
+    with torch.no_grad():
+        pieces = [reader(piece) for piece in text.split((7, 1, 5, 1, 3), 1)]
+        whole = model(text, use_cache=False).logits[0, [6, 7, 12, 13, 16]]
+    torch.testing.assert_close(torch.stack(pieces), whole, atol=1e-4, rtol=1e-4)

@@ -309,7 +309,10 @@ def training_progress() -> Iterator[tuple[Callable[[TrainingProgress], None], Pr
 
 
 SHOWN = 5  # losses at either end
-FIXED = {"n_kv_heads": "--kv-heads", "head_dim": "--head-dim", "d_model": "--width", "context": "--context"}
+FIXED = {
+    "n_kv_heads": "--kv-heads", "head_dim": "--head-dim", "latent_dim": "--latent-dim", "rope_dim": "--rope-dim",
+    "d_model": "--width", "context": "--context",
+}  # fmt: skip
 
 
 def replay_microgpt(options: dict[str, Any], rung: str, n_samples: int, resume: bool, folder: Path) -> None:
@@ -477,7 +480,7 @@ def show_report(live: Live, report: Path) -> None:
     """The page is the report now: until Ctrl-C; where there is no terminal, until nobody asks any more."""
     live.document = report.read_text(encoding="utf-8")
     live.tell("state", "finished")
-    live.last_request = max(live.last_request, time.monotonic())
+    live.last_request = time.monotonic()  # who has asked for nothing yet has as long as anybody
     if out.is_terminal:
         err.print(in_words("tell.stays", address=live.address), soft_wrap=True)
     with suppress(KeyboardInterrupt):

@@ -78,14 +78,19 @@ def steer(
     """
     if not isinstance(changes, Direction | Mapping):
         raise HeadwiseError(f"changes={changes!r} must name heads: a dict such as {{'L0.H1': 0.5}}, or a Direction")
-    wanted = changes.vectors if isinstance(changes, Direction) else dict(changes)
+    wanted = dict(changes.vectors if isinstance(changes, Direction) else changes)
     if strength is None:
         strength = changes.strength if isinstance(changes, Direction) else 1.0
     sites = sites_of(model)
     chosen = by_site(sites, wanted)
     for name, change in wanted.items():
-        if not torch.as_tensor(change).isfinite().all():
+        try:
+            vector = torch.as_tensor(change)
+        except (TypeError, ValueError, RuntimeError):
+            raise HeadwiseError(f"what {name} is to give is {change!r}; pass a vector, or a factor") from None
+        if not (vector * strength).isfinite().all():
             raise HeadwiseError(f"what {name} is to give is not finite")
+        wanted[name] = vector if vector.ndim else float(vector)  # also a vector of NumPy is added
 
     def changed(site: Site, call: Call, documents: Sequence[Document]) -> Tensor:
         out = call.out.clone()
@@ -178,6 +183,8 @@ class _Pair:
 
 
 def _as_ids(model: nn.Module, texts: Texts) -> list[list[int]]:
+    if isinstance(texts, str):
+        raise HeadwiseError(f"{texts!r:.60} is one text; pass a list of them")
     return [[int(token) for token in ids_of(model, text)] for text in texts]
 
 

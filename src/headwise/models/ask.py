@@ -361,12 +361,12 @@ _modes: WeakKeyDictionary[nn.Module, tuple[int, bool]] = WeakKeyDictionary()  # 
 _lock = Lock()
 
 
-CACHES = ("cache", "past_key_values")  # what transformers calls keys and values of earlier tokens, from 5.24 and before
+CACHES = ("cache", "past_key_values")  # what transformers calls keys and values of earlier tokens: from 5.24 on; before
 
 
 def cache_name(model: nn.Module) -> str:
     """The argument by which a model of transformers is passed such a cache."""
-    return next((name for name in CACHES if name in _parameters(model)), CACHES[-1])
+    return CACHES[0] if CACHES[0] in _parameters(model) else CACHES[1]
 
 
 def cache_in(fields: Any) -> Any:
@@ -395,9 +395,13 @@ class Reader:
         if isinstance(model, GPT):
             return model(ids, self.cache, last_only=True)[0, -1]
         self.text = ids if self.text is None else torch.cat([self.text, ids], 1)
-        options: dict[str, Any] = {"use_cache": True} if "use_cache" in _parameters(model) else {}
-        if "logits_to_keep" in _parameters(model):
+        parameters = _parameters(model)
+        options: dict[str, Any] = {"use_cache": True} if "use_cache" in parameters else {}
+        if "logits_to_keep" in parameters:
             options["logits_to_keep"] = 1  # of a long prompt, the other logits are by far the largest tensor
+        # A layer with a state in the place of keys (Mamba) goes on from it by one token, and by several wrongly.
+        if ids.shape[1] > 1 and not all(hasattr(layer, "keys") for layer in getattr(self.cache, "layers", ())):
+            self.cache = None
         # Without a past, at first and always with a model that keeps no keys and values, the whole text is read.
         past = {} if self.cache is None else {cache_name(model): self.cache}
         with nullcontext() if ids.shape[1] == 1 else compact_rows(model):

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headwise.errors import HeadwiseError
-from headwise.families import RUN
+from headwise.families import RUN, check_folder, read_config
 from headwise.files import check_file, read_json
 from headwise.records import Ancestor, from_json, head_name
 from headwise.words import refusal
@@ -71,17 +71,16 @@ def _from_hub(name: str, config_alone: bool = False) -> Path:
     options: dict[str, Any] = {"repo_id": name, "allow_patterns": [CONFIG] if config_alone else PATTERNS}
     with suppress(Exception):  # it is not in the cache, or in a state that the library does not take
         folder = Path(hub.snapshot_download(**options, local_files_only=True))
-        # The library hands out what the cache has of a repository; after a price that is the config without weights.
-        has_weights = any(folder.glob("*.safetensors"))
-        if (folder / CONFIG).exists() and (has_weights or config_alone):
-            return folder
+        # The library hands out what the cache has: after a price the config alone, after a broken download some shards.
+        (read_config if config_alone else check_folder)(folder)
+        return folder
     try:
         return Path(hub.snapshot_download(**options, etag_timeout=5))  # seconds: without a network nobody waits long
     except Exception as error:  # no network, no such name, no right to read it: the library lets through what it meets
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise HeadwiseError(
-            f"{name} is no folder here, and not in the hub's cache; it could not be downloaded ({reason[:80]}): run "
-            f"`hf download {name}` where there is a network, or pass a folder"
+            f"{name} is no folder here, and not in the hub's cache; it could not be downloaded ({reason[:80]}): "
+            f"run `hf download {name}` where there is a network, or pass a folder"
         ) from None
 
 
