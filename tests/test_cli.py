@@ -246,9 +246,6 @@ def test_an_error_nobody_thought_of_is_one_line_too(run: Path, invoke: Invoke, m
     assert outcome.code != 0
 
 
-# Folders
-
-
 DIFFERENT: dict[str, tuple[str, ...]] = {
     "--steps 5": ("--steps 3", "--steps 5"),
     "--seed 1": ("--seed 0", "--seed 1"),
@@ -430,9 +427,6 @@ def test_a_disk_that_fills_up_while_training(text: Path, invoke: Invoke, tmp_pat
     assert json.loads((folder / "run.json").read_text())["status"] == "training"
     outcome = invoke("train", text, "--out", folder, "--resume")
     assert outcome.code == 0, outcome.err
-
-
-# What a terminal, a name or standard input may be
 
 
 def test_a_terminal_without_the_letters_shows_their_codes(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

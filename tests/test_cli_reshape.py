@@ -199,9 +199,6 @@ def test_ctrl_c_after_healing_keeps_the_healing_alone(
     assert list(tmp_path.iterdir()) == [tmp_path / "out"]
 
 
-# Healing
-
-
 def test_a_healing_that_is_interrupted_goes_on_to_the_same_bytes(
     run: Path, text: Path, invoke: Invoke, tmp_path: Path, unverified: None
 ) -> None:
@@ -245,9 +242,6 @@ def test_a_healing_that_is_interrupted_goes_on_to_the_same_bytes(
     assert re.search(r"^step 60/60  held-out \d", outcome.err, re.MULTILINE)
 
 
-# Pruning
-
-
 def test_prune_takes_heads_out_of_the_weights(
     run: Path, text: Path, invoke: Invoke, tmp_path: Path, unverified: None
 ) -> None:
@@ -268,9 +262,6 @@ def test_prune_takes_heads_out_of_the_weights(
     )
     assert document["damage"]["cache_bytes"]["after"] * 3 == document["damage"]["cache_bytes"]["before"] * 2
     assert document["healed"]["kl"] < document["damage"]["kl"]
-
-
-# Models of transformers
 
 
 def test_a_half_precision_mistral_is_shared_healed_and_read_back(

@@ -275,9 +275,6 @@ def test_a_lock_on_a_file_that_has_lost_its_name_is_none(
     os.close(held)
 
 
-# What may be read
-
-
 def test_what_may_never_end_or_is_too_large_is_not_opened(tmp_path: Path) -> None:
     pipe, loop, large = tmp_path / "pipe", tmp_path / "loop", tmp_path / "large"
     os.mkfifo(pipe)  # whoever opens it waits for a writer

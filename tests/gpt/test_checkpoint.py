@@ -236,9 +236,6 @@ def test_a_header_of_any_length_is_no_pickle(tmp_path: Path) -> None:
     assert {b"\x80\x00", b"PK"} <= beginnings
 
 
-# Digests, and sizes that are believed only when the weights agree
-
-
 def test_any_flipped_bit_of_the_weights_is_named(sound: Path) -> None:
     data, rng = (sound / WEIGHTS).read_bytes(), random.Random(2)
     start = 8 + int.from_bytes(data[:8], "little")

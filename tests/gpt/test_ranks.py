@@ -221,8 +221,6 @@ def ended_process() -> str:
     return subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True, check=True).stdout.strip()
 
 
-# --- The command ---
-
 TRAIN = ("train", "--preset", "course", "--width", 16, "--heads", 2, "--samples", 0, "--steps")
 
 

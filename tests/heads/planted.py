@@ -115,8 +115,6 @@ def shown(ids: Any) -> tuple[str, ...]:
     return tuple("." if KNOWN - DELIMITERS <= i < KNOWN else f"w{i}" for i in ids)
 
 
-# --- An induction circuit ---
-
 WORDS, PLACES = 11, 17  # tokens and positions, each an axis of the residual stream
 
 

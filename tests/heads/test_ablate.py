@@ -212,9 +212,6 @@ def test_means_that_do_not_fit_are_refused() -> None:
     refuses(lambda: hw.ablate(model, ["L0.H1"], how="zero", means=seen).__enter__(), "means=.*how='mean'|zero'.*means=")
 
 
-# Our own
-
-
 @pytest.mark.parametrize("preset", PRESETS)
 def test_our_models(preset: str) -> None:
     """As with columns of zeros, whole and with a cache; and as with gate 0."""
@@ -247,9 +244,6 @@ def test_without_all_heads_the_bias_is_left() -> None:
     torch.testing.assert_close(out, layer.o_proj.bias.expand(1, 3, 24))
 
 
-# Refusals
-
-
 def test_where_there_are_two_stacks_a_bare_layer_is_no_name() -> None:
     model, said = model_of("t5"), r"^no head 'coder\.L1\.H2'; did you mean (en|de)coder\.L1\.H2 or"
     refuses(lambda: hw.ablate(model, ["coder.L1.H2"]).__enter__(), said)
@@ -266,9 +260,6 @@ def test_no_gradient_runs_through_a_mean() -> None:
     out.sum().backward()
     assert layer.o_proj.weight.grad is not None and layer.o_proj.weight.grad.any()
     assert all(p.weight.grad is None or not np.any(p.weight.grad.numpy()) for p in (layer.q_proj, layer.v_proj))
-
-
-# What is compiled, and what is never reached
 
 
 def test_a_compiled_model_is_silenced_and_watched() -> None:

@@ -120,9 +120,6 @@ def test_bad_requests_of_attribution() -> None:
     refuses_table("attribution", globals() | {"attributed": attributed})
 
 
-# --- Patching ---
-
-
 def naive(model: nn.Module, clean: Tensor, corrupted: Tensor, at: str, name: str, rows: list[int]) -> float:
     """One head, one run, nothing shared; the head's part is changed before the attention is computed anew."""
     site = next(site for site in sites_of(model) if name.startswith(site.name + "."))
@@ -202,9 +199,6 @@ def test_bad_requests_of_patching() -> None:
     refuses_table("patching", globals() | {"patched": lambda **change: patch(gpt(), **texts | change)})
 
 
-# --- A circuit built by hand ---
-
-
 def test_the_induction_circuit_comes_out_all_and_only() -> None:
     model = induction_model()
     clean = torch.tensor([7, 2, 9, 4, 1, 8, 2])  # 2 was followed by 9
@@ -246,9 +240,6 @@ def test_the_notebook_of_a_researcher_finds_the_circuit(tmp_path: Path) -> None:
     assert "'L1.H0': ('induction', 'copying'), 'L1.H1': ()" in " ".join(told[5].split())
     assert told[-2].endswith("L0.H1 -> L1.H0, through k: 1.00\n")
     assert (tmp_path / "why.html").stat().st_size > 10_000
-
-
-# --- What a study leaves alone ---
 
 
 @pytest.mark.slow

@@ -117,9 +117,6 @@ def test_importance_of_what_does_nothing() -> None:
     assert importance(model, iter(batches())) == importance(model, batches())
 
 
-# Ablation
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["zero", "mean"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -197,9 +194,6 @@ def test_ablation_in_small_memory_leaves_the_model_alone(monkeypatch: pytest.Mon
         assert all(not block.attention.watchers for block in model.blocks)
     found = ablation(gpt_of(), [batches()[2]])["L0.H0"]
     assert found.n == 1 and (found.low, found.high) == (-math.inf, math.inf)
-
-
-# Refusals
 
 
 @every("call", [importance, ablation])

@@ -59,9 +59,6 @@ def assert_same(actual: Tensor, expected: Tensor) -> None:
     assert (actual - expected).abs().max() < 1e-5 * max(1.0, float(expected.abs().max()))
 
 
-# Generation
-
-
 def generate(model: Any, name: str, inputs: dict[str, Tensor], kind: str) -> Any:
     """Five new tokens, the logits of each step."""
     given = {key: value for key, value in inputs.items() if not key.startswith("decoder")}
@@ -118,9 +115,6 @@ def test_generation_with_a_cache(name: str, kind: str) -> None:
             part = slice(sum(n_all[:b]), sum(n_all[:b]) + n_all[b])
             expected = {key: torch.from_numpy(np.asarray(wanted[key], np.float64)[part]) for key in wanted}
             assert_rows(by_document[b], expected, ids.shape[1], f"{head}, document {b}")
-
-
-# Training
 
 
 @every_family
@@ -274,9 +268,6 @@ def test_float_masks_and_positional_arguments() -> None:
             out = model(ids, attention_mask=added, position_ids=torch.arange(29)[None]).logits
         assert (out - expected)[mask.bool()].abs().max() < 1e-5
         np.testing.assert_allclose(other["L1.H3"].rows.entropy[:29], seen["L1.H3"].rows.entropy[:29], rtol=0, atol=1e-5)
-
-
-# Refusals
 
 
 def test_what_is_not_read_beside_the_interface() -> None:

@@ -148,9 +148,6 @@ def test_a_survey_goes_on_from_what_is_kept(
     refuses(lambda: survey(model, text, keep=tmp_path, by_document=True), "by_document=True keeps what one process")
 
 
-# --- The command, by several processes ---
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder and a corpus."""
@@ -207,9 +204,6 @@ def often(*words: object) -> None:
 
     sharing.Tallies.write = slowly  # type: ignore[method-assign]
     command(*words)
-
-
-# --- A model whose heads are spread ---
 
 
 @pytest.mark.slow

@@ -486,9 +486,6 @@ def test_what_is_padding_or_forbidden_is_not_read() -> None:
         assert torch.equal(after.rows["entropy"], before.rows["entropy"]) == (not may[j])
 
 
-# The keys that a row looks at most, and the control
-
-
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("mask", ["causal", "window both", "allowed", "alibi", "bias that forbids", "lengths"])
 def test_top_keys(mask: str, options: str) -> None:

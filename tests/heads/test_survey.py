@@ -156,9 +156,6 @@ def test_copying_is_the_eigenvalue_ratio_of_the_whole_product(model: GPT) -> Non
         assert values[h] == pytest.approx(float(eigenvalues.sum().real / eigenvalues.abs().sum()), abs=1e-6)
 
 
-# What a survey takes, and what it hands out
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder of ours, with a tokenizer of characters."""

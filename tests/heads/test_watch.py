@@ -288,9 +288,6 @@ def test_a_cache_that_the_model_was_not_seen_to_get() -> None:
                 np.testing.assert_allclose(seen[name].rows[key][places], expected, rtol=0, atol=1e-4, err_msg=key)
 
 
-# Training
-
-
 def test_what_cannot_be_followed_is_left_out() -> None:
     # Training inside the block: each call counts with the W_O of its time.
     layer, x = layer_of("causal"), floats(B, T, 29)
@@ -413,9 +410,6 @@ def test_watchers_are_gone_afterwards() -> None:
     copy.deepcopy(model)
 
 
-# Statistics
-
-
 def test_a_new_statistic_comes_out_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """One line in the table, and it is measured, an attribute of heads and rows, in the listings and in a survey."""
     bits = 2 * math.log(2)
@@ -441,9 +435,6 @@ def test_a_mark_may_have_any_name() -> None:
     assert 0 < masses[0] < 1 and len(set(masses)) == 1
 
 
-# A share of the rows
-
-
 def test_a_share_of_the_rows() -> None:
     """One row of each stretch, the same for all heads, each as exact as with all rows; and it is said."""
     model, ids = gpt_of(), torch.randint(V, (B, T), generator=torch.Generator().manual_seed(5))
@@ -462,9 +453,6 @@ def test_a_share_of_the_rows() -> None:
     assert any(note.startswith("Statistics are of 0.3 of the rows") for note in found.notes)
 
 
-# Notebooks
-
-
 def test_a_head_in_a_notebook() -> None:
     """In words and on its tokens, as text, not as markup."""
     model = gpt_of()
@@ -478,9 +466,6 @@ def test_a_head_in_a_notebook() -> None:
     assert "<script>" not in hostile._repr_html_() and "&lt;b&gt;" in hostile._repr_html_()
     long = watch_call(model, torch.zeros(1, 37, dtype=torch.long))
     assert long["L1.H5"].tokens is None and "<img" in long["L1.H5"]._repr_html_()
-
-
-# Memory
 
 
 def test_each_row_is_held_once_and_reading_copies_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -528,9 +513,6 @@ def test_memory_does_not_grow_with_the_square() -> None:
     """
     run = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
     assert float(run.stdout) < 30
-
-
-# On a GPU
 
 
 on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device, so nothing is watched on one")

@@ -45,9 +45,6 @@ def times_of(**milliseconds: float) -> Callable[..., Times]:
     return in_turn
 
 
-# Counted
-
-
 def test_what_is_counted() -> None:
     claim, table = split_heads()
     assert table.rows == (("4 heads of 4", 16, 768), ("1 head of 16", 16, 768), ("4 heads of 16", 64, 3072))
@@ -161,9 +158,6 @@ def test_repeated_or_not_a_decode_step_is_one_function() -> None:
     torch.testing.assert_close(claims._repeated(q, k, v), hw.attend(q, k, v, mask=hw.Causal()))
 
 
-# Judged
-
-
 def verdict_of(word: str, found: tuple[Claim, ...]) -> str:
     return next(claim.verdict for claim in found if word in claim.claim)
 
@@ -201,9 +195,6 @@ JUDGED = [
 def test_a_claim_is_judged_by_what_was_measured(scores: dict[str, Any], word: str, verdict: str, measured: str) -> None:
     claim = next(claim for claim in judged(all_comparisons(**scores)) if word in claim.claim)
     assert claim.verdict == verdict and measured in claim.measured
-
-
-# The page
 
 
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:

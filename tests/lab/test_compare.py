@@ -75,9 +75,6 @@ def no_times(comparison: Comparison) -> Comparison:
     return replace(comparison, cpu_seconds=0.0)
 
 
-# The declared experiments
-
-
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_all_arms_have_as_many_parameters_as_whole_numbers_allow(name: str) -> None:
     experiment = EXPERIMENTS[name]
@@ -155,9 +152,6 @@ def test_another_scale_is_that_of_the_scores_alone(build: Callable[[GPTConfig], 
     assert torch.allclose(logits, plain(ids), rtol=0, atol=1e-6) == (scale is None)
 
 
-# Roles
-
-
 def test_where_a_role_looks() -> None:
     bilingual = places("he will work = él trabajará", ["∅", "he", "will", "work", "=", "él", "trabajará"])
     assert bilingual["person"] == [(4, [1])] and bilingual["translation"] == [(5, [3])]
@@ -177,9 +171,6 @@ def test_the_scores_of_roles_come_from_the_maps() -> None:
     for role in ("previous token", "same token", "person", "translation"):
         assert scores[role] == pytest.approx(scores[f"even {role}"], abs=1e-6)
         assert scores[f"silenced {role}"] != 0
-
-
-# Verdicts
 
 
 def test_sentences_and_claims() -> None:
@@ -337,9 +328,6 @@ def test_what_dead_processes_left_is_removed(tmp_path: Path) -> None:
         (tmp_path / name).write_text("{")
     run.Store(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
-
-
-# Speed
 
 
 def test_every_way_is_timed_in_every_round_after_a_start() -> None:

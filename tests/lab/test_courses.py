@@ -113,9 +113,6 @@ def test_the_wrapper_of_a_notebook_becomes_a_class(bias: bool, projected: bool) 
     torch.testing.assert_close(layer(text()), expected, rtol=0, atol=CLOSE)
 
 
-# Watched as they are
-
-
 def statistics_of(model: nn.Module, x: torch.Tensor, names: list[str]) -> dict[str, float]:
     with hw.watch(model) as seen, torch.no_grad():
         model(x)

@@ -81,9 +81,6 @@ def test_rungs_differ_and_have_their_form() -> None:
     assert course.parameters == 4 * 30 * 30  # keys and values are copied for each head
 
 
-# A wrong rung
-
-
 def spoiled(name: str, change: Callable[[Any], Any], step: str = "", title: str = "spoiled") -> Rung:
     """A rung of the ladder whose result, or one stage that it hands out, `change` spoils."""
     rung = next(rung for rung in RUNGS if rung.name == name)
@@ -157,9 +154,6 @@ def test_a_rung_that_disagrees_gets_no_time(name: str, monkeypatch: pytest.Monke
     assert wrong.not_timed == f"it disagrees in {where}"
     assert rung_of(ladder, "plain").agrees and rung_of(ladder, "plain").ms is not None
     json.dumps(asdict(ladder), allow_nan=False)  # what is not a number is null
-
-
-# The tolerance
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -284,9 +278,6 @@ def test_what_stays_the_same(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_sizes_that_do_not_fit_are_refused() -> None:
     refuses_table("ladder", globals(), exact=True)
-
-
-# The tables
 
 
 def printed(ladder: Ladder, **options: Any) -> str:

@@ -56,9 +56,6 @@ def published_names() -> list[str]:
     return NAMES_FILE.read_text(encoding="utf-8").splitlines()
 
 
-# The draw
-
-
 def test_the_private_stream_is_that_of_the_module() -> None:
     draw = Draw(NAMES, seed=42)
     weights = [x for matrix in draw.weights.values() for row in matrix for x in row]
@@ -188,9 +185,6 @@ def test_the_report_is_told_every_step(rung: str) -> None:
 
 def test_what_is_refused() -> None:
     refuses_table("microgpt", {"replayed": lambda **changes: replay(**{"documents": NAMES, **changes})}, exact=True)
-
-
-# The published run
 
 
 @pytest.mark.slow

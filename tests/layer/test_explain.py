@@ -154,9 +154,6 @@ def test_cross_attention_before_and_after_the_context_is_held(
     assert first.flops["projections"] - told.flops["projections"] == held
 
 
-# --- reasons ---
-
-
 @pytest.mark.parametrize(
     ("options", "n", "path", "reason"),
     [
@@ -180,8 +177,6 @@ def test_cross_attention_before_and_after_the_context_is_held(
 def test_the_reason_is_the_reason(options: dict[str, Any], n: int, path: str, reason: str) -> None:
     assert hw.explain(make(**options), draw(n)).refused[path].startswith(reason)
 
-
-# --- flops and bytes ---
 
 PRICED: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
     "bare": ({}, 5, {}),
@@ -273,9 +268,6 @@ def test_bytes_of_the_mask_are_those_of_its_tensor(options: dict[str, Any]) -> N
     assert told.bytes["mask"] == calls[0]["attn_mask"].nbytes
 
 
-# --- explaining is not running ---
-
-
 def test_nothing_changes_by_an_explanation() -> None:
     layer, x = make(mask=hw.Causal(), rope=hw.RoPE(), n_kv_heads=2), draw(5)
     ran: list[Any] = []
@@ -300,8 +292,6 @@ def test_a_cache_that_was_not_filled_is_free(touch: str) -> None:
         refuses(lambda: one(x, cache=cache, mask=hw.Lengths([99, 1])), "Lengths has 99")
     other(x, cache=cache)
 
-
-# --- errors as the layer's ---
 
 X, MEMORY = draw(5), draw(7)
 
@@ -337,9 +327,6 @@ def test_errors_of_a_cache_in_use_are_those_of_the_layer() -> None:
                 act(**arguments)
             messages.append(re.sub(r"number \d+", "number n", str(refusal.value)))
         assert messages[0] == messages[1]
-
-
-# --- to read ---
 
 
 def test_it_reads_well_and_without_exponents() -> None:

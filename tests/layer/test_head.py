@@ -209,9 +209,6 @@ def test_heads_as_html() -> None:
     assert "<img" not in many
 
 
-# --- without ---
-
-
 def gate_without(gone: list[int]) -> Tensor:
     gate = torch.ones(H, dtype=torch.float64)
     gate[gone] = 0
@@ -269,8 +266,6 @@ def test_without_some_heads(layer: hw.MultiHeadAttention) -> None:
     assert all(torch.equal(value, layer.state_dict()[name]) for name, value in back.state_dict().items())
 
 
-# --- permuted ---
-
 ORDERS = {"reversed": [5, 4, 3, 2, 1, 0], "across groups": [3, 0, 5, 1, 4, 2], "from the end": [-1, 0, 1, 2, 3, 4]}
 
 
@@ -287,8 +282,6 @@ def test_permuted_is_the_same_function(layer: hw.MultiHeadAttention, order: list
             mine, theirs = getattr(head, name), getattr(layer.heads[order[h]], name)
             assert (mine is None and theirs is None) or torch.equal(mine, theirs)
 
-
-# --- both ---
 
 CHANGES = {"without": lambda layer: layer.without([1]), "permuted": lambda layer: layer.permuted([5, 4, 3, 2, 1, 0])}
 MASKS_BY_HEAD = {

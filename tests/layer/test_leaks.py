@@ -66,8 +66,6 @@ WORLDS: dict[str, tuple[Callable[[int, int, int], bool], Build]] = {
 }
 
 
-# --- the layer ---
-
 WIDTH = 29
 CACHES: dict[str, dict[str, int] | None] = {
     "no cache": None,

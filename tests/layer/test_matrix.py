@@ -36,8 +36,6 @@ def assert_weights_dropped(dropped: np.ndarray, weights: np.ndarray, p: float) -
     np.testing.assert_allclose(dropped, np.where(gone, 0, weights / (1 - p)), rtol=1e-12, atol=1e-12)
 
 
-# --- the function ---
-
 GQA = Sizes(B=2, H=6, G=3, T=5, S=7, D=3, E=11)
 FUNCTION_PATHS = ("plain", "array", "explicit", "fused", "grouped")
 ARGUMENTS = tuple(inspect.signature(hw.attend).parameters)

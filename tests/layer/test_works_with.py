@@ -126,9 +126,6 @@ def test_exports_for_any_batch_and_length(case: str) -> None:
     torch.testing.assert_close(program.module()(x), layer(x))
 
 
-# Other precisions
-
-
 @pytest.fixture
 def warn_always() -> Iterator[None]:
     """torch gives some warnings once in a process; here each time, so that every test sees its own."""
@@ -169,9 +166,6 @@ def test_autocast(case: str, device: str, dtype: torch.dtype, warn_always: None)
         assert parameter.grad.isfinite().all(), name
 
 
-# Copies, states and devices
-
-
 @pytest.mark.parametrize("case", LAYERS)
 def test_weights_of_a_file_arrive_after_the_meta_device(case: str) -> None:
     """As large checkpoints are loaded: the state holds parameters alone, and nothing computed there is used later."""
@@ -196,9 +190,6 @@ def test_fake_tensors_leave_nothing_behind(case: str) -> None:
     with FakeTensorMode(allow_non_fake_inputs=True):
         assert layer(torch.empty(B, T, 29)).shape == (B, T, 29)
     assert type(layer(x)) is Tensor
-
-
-# Ways to call and to change a layer
 
 
 @pytest.mark.parametrize("case", LAYERS)
@@ -262,9 +253,6 @@ def test_low_rank_adapters(case: str) -> None:
         adapter = getattr(layer, name)
         assert adapter.base.weight.grad is None
         assert adapter.down.grad.abs().sum() > 0 and adapter.up.grad.abs().sum() > 0, name
-
-
-# On a GPU
 
 
 @pytest.fixture

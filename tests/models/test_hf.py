@@ -194,9 +194,6 @@ def test_a_tokenizer_that_fails_says_so() -> None:
     refuses(lambda: FolderTokens(broken), r"cannot tokenise: WordLevel error: Missing \[UNK\]")
 
 
-# Tokenizers
-
-
 @pytest.mark.parametrize("framed", [True, False])
 def test_frame_and_what_is_shown(folder: Path, framed: bool) -> None:
     assert not has_tokenizer(folder)
@@ -227,18 +224,12 @@ def test_damaged_tokenizers(folder: Path, text: str) -> None:
     refuses(lambda: FolderTokens(folder), r"^the tokenizer of .* does not load: .*; pass ids=$")
 
 
-# The attention interface
-
-
 def test_what_goes_through_the_interface() -> None:
     model = gpt2()
     through = [path for path, module in model.named_modules() if uses_interface(module)]
     assert through == ["transformer.h.0.attn", "transformer.h.1.attn"]
     assert not uses_interface(nn.Linear(2, 2)) and not uses_interface(nn.MultiheadAttention(4, 2))
     assert is_hf(model) and is_hf(model.transformer) and not is_hf(model.lm_head)
-
-
-# Code and kernels that a folder brings
 
 
 MARKER = "import pathlib\npathlib.Path(__file__).parent.joinpath('ran').write_text('x')\n"

@@ -147,9 +147,6 @@ def test_any_problem(problem: Problem) -> None:
     assert_paths_agree(problem)
 
 
-# --- the definition itself, against arithmetic on paper ---
-
-
 @one_path
 def test_by_hand(path: str) -> None:
     # Six heads on two key/value heads read 0 0 0 1 1 1: with one key the output is that head's value.
@@ -191,8 +188,6 @@ def test_trace_holds_the_steps_in_order() -> None:
         assert_same(t["out"], t["weights"] @ problem.v * problem.options["gate"][:, None, None], f"out on {path}")
 
 
-# --- rows that may attend nothing ---
-
 EMPTY_ROWS: dict[str, Callable[[Sizes], hw.Mask]] = {
     "causal with more queries than keys": lambda n: hw.Causal(),
     "causal before the first key": lambda n: hw.Causal(offset=-3),
@@ -221,9 +216,6 @@ def test_a_row_that_may_attend_nothing(name: str, T: int, sink: bool | None, pat
         assert not t["weights"][empty].any()
         assert np.isneginf(t["lse"][empty]).all()
         assert np.isfinite(t["lse"][~empty]).all()
-
-
-# --- edges ---
 
 
 @one_path
@@ -275,9 +267,6 @@ def test_inputs_are_left_as_they_were(path: str) -> None:
     for name in ("q", "k", "v", "sink", "gate"):
         expected = getattr(problem, name) if name in "qkv" else problem.options[name]
         np.testing.assert_array_equal(arguments[name], expected)
-
-
-# --- narrower numbers ---
 
 
 def naive(problem: Problem, dtype: torch.dtype, order: np.ndarray) -> torch.Tensor:

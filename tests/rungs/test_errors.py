@@ -46,9 +46,6 @@ def test_masks_that_do_not_fit(joined: bool, path: str) -> None:
     refuses_table("masks", globals() | {"masked": masked}, exact=True)
 
 
-# --- things that would be dropped in silence ---
-
-
 @pytest.mark.parametrize("name", ["q", "k", "v"])
 @pytest.mark.parametrize("spoil", ["one row more", "one row less", "one number more", "one number less"])
 def test_ragged_lists(spoil: str, name: str) -> None:

@@ -32,9 +32,6 @@ GQA = Sizes(B=2, H=6, G=3, T=5, S=7, D=3, E=11)
 one_path = every("path", PATHS)
 
 
-# --- keys that a mask forbids ---
-
-
 @one_path
 @every(
     "n, options",
@@ -125,9 +122,6 @@ def test_the_face_and_the_options_that_rungs_take_have_the_same_fields_and_defau
     assert {name: p.default for name, p in of_face.items() if name not in "qkv"} == Options._field_defaults
     assert tuple(of_face)[3:] == Options._fields
     assert [name for name, p in of_face.items() if p.kind is not p.KEYWORD_ONLY] == ["q", "k", "v", "mask"]
-
-
-# --- dropout ---
 
 
 @pytest.fixture(autouse=True)

@@ -45,9 +45,6 @@ def printed(record: Comparison | Ledger, width: int = 100) -> str:
     return printed_on(draw, record, width=width)
 
 
-# In words
-
-
 def test_tables_and_terminal() -> None:
     cells = (7, 12345, 0.012345, 99.96, 100.04, 1234.5, -0.5, "word")
     assert [shown(cell) for cell in cells] == ["7", "12,345", "0.0123", "100", "100", "1,234", "-0.5", "word"]
@@ -64,9 +61,6 @@ def test_tables_and_terminal() -> None:
     assert "HOLDS: c" in told and "DEPENDS: <script>" in told and "Took 1.5 minutes" in told
     record = comparison("[red]x[/red]", {"[bold]a[/bold]": {"loss": 0.5}, "b": {"loss": 0.6}})
     assert "[bold]a[/bold]" in printed(record) and "[red]x[/red]" in printed(record)
-
-
-# The page
 
 
 @pytest.fixture

@@ -120,9 +120,6 @@ def test_the_file_is_a_page_of_its_own(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
 
 
-# The survey
-
-
 def test_the_numbers_of_the_survey_survive() -> None:
     survey = survey_of(2, 3, tokens=211, passage=37, k=5)
     data = Page(report_html(survey)).data
