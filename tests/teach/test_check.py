@@ -31,6 +31,8 @@ EXAMPLE = ROOT / "docs" / "attention_from_scratch.py"
 ALL = list(versions())
 # Of the wrong ones every fifth; `examples/check_table.py` takes all.
 SOME = [version for number, version in enumerate(ALL) if not version.bugs or number % 5 == 0]
+UNUSUAL = tomllib.loads(Path(__file__).with_name("unusual.toml").read_text(encoding="utf-8"))
+TEXTS = UNUSUAL["texts"]
 OF_THE_ISSUE = set(catalogue()) - {
     "scale-no-root", "scale-other-size", "layout-mixed", "keys-from-queries", "rope-positions", "rope-frequencies",
     "scale-twice", "mask-not-assigned", "batch-first", "softmax-narrow", "length-fixed", "raises", "cache-raises",
@@ -126,36 +128,16 @@ def test_the_classes_of_the_courses_that_are_here_are_right(name: str, invoke: I
     assert outcome.code == 0, outcome.out
 
 
-LAYER_TEXT = "class Attention:\n    def __init__(self, d_model): {init}\n    def forward(self, x): {forward}\n{end}\n"
-BAD = {
-    "syntax": ("class A:\n    def f(self)\n", "SyntaxError: expected ':' (line 2"),
-    "loop": (
-        LAYER_TEXT.format(init="pass", forward="return x", end="while True: pass"),
-        "it takes longer than 2 seconds",
-    ),
-    "exits": (LAYER_TEXT.format(init="pass", forward="return x", end="raise SystemExit(3)"), "it ends the process"),
-    "dies": (
-        LAYER_TEXT.format(init="pass", forward="return x", end="import os; os._exit(3)"),
-        "it ends the process (3)",
-    ),
-    "forks": (LAYER_TEXT.format(init="pass", forward="return x", end="import os; os.fork()"), "must not call os.fork"),
-    "writes": (LAYER_TEXT.format(init="pass", forward="return x", end="open(__file__, 'w')"), "must not write"),
-    "gpu": (LAYER_TEXT.format(init="raise AssertionError('no CUDA')", forward="return x", end=""), "it needs a GPU"),
-    "asks": (
-        LAYER_TEXT.replace("d_model", "zork").format(init="pass", forward="return x", end=""),
-        "pass args= with zork=VALUE",
-    ),
-    "memory": (LAYER_TEXT.format(init="self.x = bytearray(10**11)", forward="return x", end=""), "MemoryError"),
-}
+ATTENTION = "class Attention:\n    def __init__(self, d_model): pass\n    def forward(self, x): return x\n"
 
 
 @pytest.mark.slow
-@every("name", BAD)
-def test_what_cannot_be_checked_says_why(name: str, tmp_path: Path) -> None:
-    text, reason = BAD[name]
-    path = tmp_path / "learner.py"
+@every("old, new, reason", UNUSUAL["cannot"])
+def test_what_cannot_be_checked_says_why(old: str, new: str, reason: str, tmp_path: Path) -> None:
+    assert ATTENTION.count(old) == 1
+    path, text = tmp_path / "learner.py", ATTENTION.replace(old, new)
     path.write_text(text)
-    verdict = hw.check(path, seconds=2 if name == "loop" else 20)
+    verdict = hw.check(path, seconds=2 if "while" in new else 20)
     assert (verdict.right, verdict.exit_code) == (None, 2)
     assert reason in verdict.not_checked[0]
     assert path.read_text() == text
@@ -192,15 +174,7 @@ def test_what_is_no_target_is_refused(tmp_path: Path, invoke: Invoke) -> None:
         assert said in outcome.err
 
 
-@every(
-    "old, new, names",
-    (
-        ("F.softmax(att, dim=-1)", "F.softmax(att, dim=-1).detach()", "W_QKV,"),
-        ("F.softmax(att, dim=-1)", "torch.tensor(F.softmax(att, dim=-1).tolist())", "W_QKV,"),
-        ("att @ v", "att @ v.data", "W_QKV,"),
-        ("self.c_proj(y)", "F.linear(y, self.c_proj.weight.data, self.c_proj.bias)", "W_O,"),
-    ),
-)
+@every("old, new, names", UNUSUAL["gradients"])
 def test_a_projection_that_no_gradient_reaches_is_named(old: str, new: str, names: str) -> None:
     text = correct_code("nano")
     assert "that gradients reach the projections" in judge(Version("gradient", 0, (), text)).checked
@@ -277,29 +251,18 @@ def test_a_loop_is_checked_as_it_is_pasted_and_inside_its_function(invoke: Invok
     assert record["not_checked"] == ["what stands around the loop over heads"]
     for target in (whole, f"{whole}:gpt"):
         assert invoke("check", target).code == 0
-    pasted.write_text(WRAPPER)
+    pasted.write_text(TEXTS["side by side"])
     outcome = invoke("check", pasted)
     assert outcome.code == 0 and "headwise's own class of that name" in outcome.out, outcome
     (tmp_path / "casual_attention.py").write_text("1 / 0\n")  # the reader's own file comes first
     assert "ZeroDivisionError" in invoke("check", pasted).out
 
 
-WRAPPER = """import torch.nn as nn
-from casual_attention import CausalAttention
-class SideBySide(nn.Module):
-    def __init__(self, d_in, d_out, context_length, dropout, num_heads):
-        super().__init__()
-        self.heads = nn.ModuleList(CausalAttention(d_in, d_out, context_length, dropout) for _ in range(num_heads))
-    def forward(self, x):
-        return torch.cat([head(x) for head in self.heads], dim=-1)
-"""
-
-
 @pytest.mark.slow
 def test_the_language_of_the_course_here_is_that_of_its_neighbours(
     invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "mlp.py").write_text(MLP)
+    (tmp_path / "mlp.py").write_text(TEXTS["mlp"])
     monkeypatch.chdir(tmp_path)
     assert "is no attention" in invoke("check", "mlp.py").out
     invoke("learn", "--lang", "es")
@@ -310,15 +273,6 @@ def test_the_language_of_the_course_here_is_that_of_its_neighbours(
     assert "Los cortes de las cabezas" in told.out and "--train entrena" in told.err
     (tmp_path / "learn" / "progress.json").write_text("[")
     assert "no attention" in invoke("check", "mlp.py").out
-
-
-MLP = """class MLP:
-    def __init__(self, d_model):
-        self.w = np.ones((d_model, d_model))
-    def forward(self, x):
-        return np.tanh(x @ self.w)
-import numpy as np
-"""
 
 
 @pytest.mark.slow
@@ -346,9 +300,6 @@ def test_the_line_that_is_named_is_one_that_was_changed() -> None:
     named = [(version, bug) for version in ALL for bug in version.bugs if bug not in ("raises", "length-fixed")]
     hits = [line_of(version, bug) in changed_lines(version) for version, bug in named]
     assert len(named) > 480 and np.mean(hits) > 0.9
-
-
-UNUSUAL = tomllib.loads(Path(__file__).with_name("unusual.toml").read_text(encoding="utf-8"))
 
 
 @every("bug, lines, quote", UNUSUAL["lines"])
@@ -447,38 +398,16 @@ def test_code_that_returns_no_output_is_no_bug_of_ours(target: object, lang: str
     assert verdict.not_checked[0].startswith(reason), verdict
 
 
-ONE_HEAD = """
-import numpy as np
-import torch
-from torch import nn
-
-def attention(X, W_q, W_k, W_v):
-    q, k, v = X @ W_q, X @ W_k, X @ W_v
-    scores = q @ k.T / np.sqrt(WIDTH.shape[-1])
-    e = np.exp(scores - scores.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True) @ v
-
-class OneHead(nn.Module):
-    def __init__(self, d_in, d_out):
-        super().__init__()
-        self.q, self.k, self.v = (nn.Linear(d_in, d_out) for _ in range(3))
-
-    def forward(self, X):
-        q, k, v = self.q(X), self.k(X), self.v(X)
-        return (q @ k.mT / WIDTH.shape[-1] ** 0.5).softmax(-1) @ v
-"""
-
-
 @every("name, width", itertools.product(("attention", "OneHead"), "qX"))
 def test_a_single_head_gets_another_width_than_the_model(tmp_path: Path, name: str, width: str) -> None:
     file = tmp_path / "one.py"
-    file.write_text(ONE_HEAD.replace("WIDTH", width))
+    file.write_text(TEXTS["one head"].replace("WIDTH", width))
     verdict = hw.check(f"{file}:{name}")
     assert verdict.bugs == (("scale-model-width",) if width == "X" else ()), verdict
 
 
 def test_every_attention_of_a_file_is_checked_or_named(tmp_path: Path, invoke: Invoke) -> None:
-    function, _, layer = ONE_HEAD.partition("class OneHead")
+    function, _, layer = TEXTS["one head"].partition("class OneHead")
     right, wrong = (layer.replace("WIDTH", width) for width in "qX")
     block = f"class GPTBlock{wrong}\nclass KVCache:\n    def update(self, k, v): return k, v\n"
     file = tmp_path / "many.py"
@@ -496,7 +425,7 @@ def test_every_attention_of_a_file_is_checked_or_named(tmp_path: Path, invoke: I
 
 def test_an_object_is_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     namespace: dict[str, Any] = {}
-    exec(ONE_HEAD.replace("WIDTH", "q"), namespace)
+    exec(TEXTS["one head"].replace("WIDTH", "q"), namespace)
     head = namespace["OneHead"](29, 11)
     head(torch.ones(2, 5, 29)).sum().backward()
     before = [(p.detach().clone(), p.grad.clone()) for p in head.parameters()]
@@ -526,28 +455,7 @@ def test_names_that_are_not_there_are_not_passed_over() -> None:
 OPTIONAL = correct_code("cached_layer")
 
 
-@every(
-    "old, new, reason",
-    (
-        ("past=None", "past=None, context=None, valid_lens=None, start_pos=0", "never passed: context, valid_lens"),
-        (
-            "        B, T, C = x",
-            "        assert len(x[0]) == 7\n        B, T, C = x",
-            "every call failed (AssertionError",
-        ),
-        ("        B, T, C = x", "        assert len(x[0]) == 7\n        B, T, C = x", "never passed: past"),
-        (
-            "        B, T, C = x",
-            "        assert past is None or len(x[0]) == 1\n        B, T, C = x",
-            "several tokens at once",
-        ),
-        (
-            "~visible,",
-            "~visible if past is None else torch.tensor(False),  # then one token at a time\n            ",
-            "several",
-        ),
-    ),
-)
+@every("old, new, reason", UNUSUAL["tried"])
 def test_what_was_never_tried_is_said(old: str, new: str, reason: str) -> None:
     assert OPTIONAL.count(old) == 1
     verdict = judge(Version("optional", 0, (), OPTIONAL.replace(old, new)))
