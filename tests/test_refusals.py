@@ -21,6 +21,9 @@ LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_si
 LLAMA |= {"intermediate_size": 7, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 6}
 LLAMA |= {"max_position_embeddings": 29}
 
+FORWARD = "Attention(Base):\n    def forward(self, x): return x\n"
+CODE = {"blank": "", "two": f"class First{FORWARD}class Next{FORWARD}"}
+
 LONGEST = 1.0  # seconds of the processor for a refusal; it takes some hundredths
 
 TABLE = tomllib.loads(Path(__file__).with_name("refusals.toml").read_text(encoding="utf-8"))
@@ -64,6 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     files = {
         "full/letter.txt": "dear", "written/headwise.json": "{}", "book.txt": "the cat sat\n" * 99, "ids.txt": "1 2",
     }  # fmt: skip
+    files |= {f"{name}.py": f"class Base:\n    size = 1\n{code}" for name, code in CODE.items()}
     for name, content in {**files, "blank.txt": " \n", "short.txt": "th", "foreign.txt": "ñ" * 99}.items():
         (folder / name).write_text(content, encoding="utf-8")
     (folder / "latin.json").write_bytes(b"\xff\xfe")

@@ -1,6 +1,7 @@
 """The Spanish pages say what the English ones say: the same figures and commands, and nothing in English between."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -74,45 +75,14 @@ def test_help_is_spanish(command: str, invoke: Invoke) -> None:
     assert "..." not in screen.out.partition("Aprender")[2]  # each door's lines are whole sentences
 
 
+REFUSED = tomllib.loads(Path(__file__).with_name("refusals.toml").read_text(encoding="utf-8"))["spanish"]["lines"]
+
+
 def test_what_a_beginner_is_refused_is_spanish(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LC_ALL", "es_MX.UTF-8")
     (tmp_path / "mlp.txt").write_text("class MLP:\n    pass\n")
-    lines = """aprender
-lern
-learn --pista
-learn --solution 99
-learn --reset 0
-learn mlp.txt
-learn --watch --train
-learn --steps 3
-learn --lang fr
-learn --lang
-check
-check a.py b.py
-check none.py
-check mlp.txt
-check .
-check none.py --steps 2
-train --steps
-train --steps mil
-train --samples -1
-train none.txt
-train mlp.txt --preset none
-train mlp.txt --heads 8 --kv-heads 3
-train --port 1
-bugs scale
-compare none
-compare heads --seeds 1
-cost none
-trace none
-heads none
-heads . --ablate never
-why none --prompt a
-why none
-look none
-generate none --prompt a"""
-    for line in lines.splitlines():
+    for line in REFUSED:
         refused = invoke(*line.split())
         assert (refused.code, refused.out) == (2, ""), line
         told = refused.err.replace(str(tmp_path), "")

@@ -144,36 +144,6 @@ def test_what_cannot_be_checked_says_why(old: str, new: str, reason: str, tmp_pa
     assert [entry.name for entry in tmp_path.iterdir()] == ["learner.py"]
 
 
-def test_what_is_no_target_is_refused(tmp_path: Path, invoke: Invoke) -> None:
-    two = tmp_path / "two.py"
-    text = "".join(f"class {name}Attention(Base):\n    def forward(self, x): return x\n" for name in ("First", "Next"))
-    two.write_text(f"class Base:\n    size = 1\n{text}")
-    none = tmp_path / "none.py"
-    none.write_text("x = 1\n")
-    for target, said in (
-        (none, "nothing that looks like attention"),
-        (f"{two}:NextAtention", "did you mean NextAttention"),
-        (tmp_path / "absent.py", "there is no file"),
-        (tmp_path, "is a folder"),
-    ):
-        outcome = invoke("check", target)
-        assert outcome.code == 2
-        assert said in outcome.err, outcome.err
-    outcome = invoke("check", two, "--watch")
-    assert outcome.code == 2
-    assert "several candidates, FirstAttention, NextAttention; pass two.py:FirstAttention" in outcome.err
-    for options, said in (
-        (("--args", "x"), "NAME=VALUE"),
-        (("--lang", "fr"), "--lang fr is not known"),
-        (("--seconds", "0"), "above 0"),
-        (("--seconds", "inf"), "--seconds inf must be above 0 and at most 86400"),
-        (("--seconds", "nan"), "--seconds nan must be above 0"),
-    ):
-        outcome = invoke("check", EXAMPLE, *options)
-        assert outcome.code == 2
-        assert said in outcome.err
-
-
 @every("old, new, names", UNUSUAL["gradients"])
 def test_a_projection_that_no_gradient_reaches_is_named(old: str, new: str, names: str) -> None:
     text = correct_code("nano")

@@ -271,13 +271,6 @@ def test_files_that_nobody_touched_change_their_language(tmp_path: Path) -> None
         ({"progress.json": '{"passed": [99]}'}, [], "is damaged"),
         ({"progress.json": '{"tries": {"2": 1.5}}'}, [], "is damaged (tries={'2': 1.5})"),
         ({"progress.json": '{"tries": {"2": true}}'}, [], "is damaged"),
-        ({}, ["--lang", "fr"], "--lang fr is not known"),
-        ({}, ["--reset", 19], "there is no exercise 19; they are 1 to 18"),
-        ({}, ["--solution", 0], "there is no exercise 0"),
-        ({}, ["--watch", "--reset", 2], "--watch, --reset do not go together"),
-        ({}, ["--watch", "--reset", 0], "--watch, --reset do not go together"),
-        ({}, ["--watch", "--json"], "--watch, --json do not go together"),
-        ({}, ["--steps", 3], "--steps do not go together"),
         ({}, ["--train"], "11_torch.py is not right yet"),
     ],
 )
