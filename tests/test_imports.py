@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 from measure import imports_of, package_sources
@@ -14,6 +16,7 @@ BASE = {
 }  # fmt: skip
 BASE |= {"cost"}
 APART = {"headwise.rungs.plain", "headwise.rungs.array", "headwise.rungs.tensor"}
+TABLES = tomllib.loads(Path(__file__).with_name("rooms.toml").read_text(encoding="utf-8"))
 ONE_DOOR = ("transformers", "safetensors", "tokenizers", "torch.distributed")
 
 
@@ -69,50 +72,15 @@ def test_names_and_rooms() -> None:
     sources, packages = package_sources()
     assert {"headwise.spec", "headwise.rungs.plain", "headwise.rungs"} <= set(sources)
     assert violations(sources, packages) == []
-    assert violations(SOUND, PACKAGES) == []
+    assert violations(TABLES["sound"], PACKAGES) == []
 
 
-SOUND = {
-    "headwise": "from headwise.layer.layer import X",
-    "headwise.errors": "",
-    "headwise.masks": "from headwise.errors import HeadwiseError",
-    "headwise.rungs": "from headwise.masks import Mask\nimport_module('headwise.rungs.plain')",
-    "headwise.rungs.autograd": "import math",
-    "headwise.rungs.plain": "from headwise.rungs.autograd import Value\nfrom headwise.rungs import autograd",
-    "headwise.rungs.array": "import numpy",
-    "headwise.rungs.tensor": "import torch",
-    "headwise.layer.layer": "from headwise.rungs import attend",
-    "headwise.gpt": "",
-    "headwise.gpt.gpt": "import torch\nfrom headwise.layer.layer import X\nfrom headwise.gpt import checkpoint",
-    "headwise.gpt.checkpoint": "import safetensors.torch",
-    "headwise.view": "",
-    "headwise.view.report": "from headwise.records import Trace\nfrom headwise import __version__",
-    "headwise.records": "",
-    "headwise.cli": "from headwise.view import report",
-    "headwise.__main__": "from headwise.cli import main",
-}
 PACKAGES = {"headwise", "headwise.rungs", "headwise.gpt", "headwise.view"}
 
 
-@pytest.mark.parametrize(
-    ("module", "source", "said"),
-    [
-        ("headwise.masks", "from headwise.rungs import attend", "to the right of base"),
-        ("headwise.masks", "def f():\n    import headwise.gpt.gpt", "to the right of base"),
-        ("headwise.rungs.plain", "from headwise.rungs.array import trace", "rungs never import one another"),
-        ("headwise.rungs.array", "from .tensor import trace", "rungs never import one another"),
-        ("headwise.rungs.tensor", "from . import plain", "rungs never import one another"),
-        ("headwise.rungs", "import importlib\nimportlib.import_module('headwise.view')", "to the right of rungs"),
-        ("headwise.gpt.gpt", "from headwise import attend", "headwise, which is in no room"),
-        ("headwise.view.report", "import torch", "imports torch"),
-        ("headwise.view.report", "from headwise.cli import main", "imports the command line"),
-        ("headwise.gpt.gpt", "from safetensors import safe_open", "safetensors is imported in 2 modules"),
-        ("headwise.gpt.gpt", "def f():\n    from safetensors.torch import x", "safetensors is imported in 2 modules"),
-        ("headwise.attic", "", "headwise.attic is in no room"),
-    ],
-)
+@pytest.mark.parametrize(("module", "source", "said"), TABLES["broken"])
 def test_the_rule_objects(module: str, source: str, said: str) -> None:
-    found = violations({**SOUND, module: source}, PACKAGES)
+    found = violations({**TABLES["sound"], module: source}, PACKAGES)
     assert len(found) == 1
     assert said in found[0]
 

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import real_models
 import transformers
 from cases import refuses, refuses_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from real_models import BERT, CASES, LLAMA, T5, WIDE
+from real_models import CASES, TABLES, WIDE, fields_of
 from transformers import CONFIG_MAPPING
 
 from headwise import families
@@ -79,28 +80,9 @@ def test_the_vision_tower_of_gemma_3() -> None:
     assert bill.prefill == price(config.text_config.to_dict() | {"architectures": None}).prefill
 
 
-OLD_FIELDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    (CONFIG, {"pretraining_tp": 1, "rope_scaling": {"factor": 8.0}, "rope_theta": 5e5, "_name_or_path": "x"}),
-    (CONFIG, {"attention_dropout": 0, "torch_dtype": "float32", "num_return_sequences": 3, "num_labels": 9}),
-    ({"model_type": "bert", **BERT}, {"position_embedding_type": "absolute", "gradient_checkpointing": False}),
-    ({"model_type": "t5", **T5}, {"task_specific_params": {"a": {"num_beams": 4}}, "decoder_start_token_id": 3}),
-    (
-        {"model_type": "gpt_oss", **WIDE, "num_local_experts": 7, "num_experts_per_tok": 3},
-        {"experts_per_token": 3, "num_experts": 7, "initial_context_length": 4096, "swiglu_limit": 7.0},
-    ),
-    (
-        {"model_type": "deepseek_v3", **LLAMA, "num_key_value_heads": 6},
-        {"ep_size": 1, "moe_layer_freq": 1, "seq_aux": True, "head_dim": 64, "qk_head_dim": 192, "topk_group": 4},
-    ),
-    (
-        {"model_type": "gpt2", "n_embd": 33, "n_layer": 2, "n_head": 3},
-        {"n_ctx": 1024, "summary_use_proj": True, "hidden_size": 33, "reorder_and_upcast_attn": True},
-    ),
-]
-
-
-@pytest.mark.parametrize(("config", "old"), OLD_FIELDS)
-def test_fields_of_published_files_change_nothing(config: dict[str, Any], old: dict[str, Any]) -> None:
+@pytest.mark.parametrize("case", TABLES["published"], ids=lambda case: case["config"]["model_type"])
+def test_fields_of_published_files_change_nothing(case: dict[str, Any]) -> None:
+    config, old = fields_of(case["config"]), case["old"]
     assert price(config | old, dtype="fp32").parameters == price(config, dtype="fp32").parameters
 
 
@@ -114,7 +96,7 @@ def test_refusals_of_other_families() -> None:
         fields = {"hidden_size": 33, "num_hidden_layers": 1, "num_attention_heads": 3, "patch_size": 16}
         price({"model_type": "vit", **fields, **changes})
 
-    refuses_table("families", globals() | {"vit": vit})
+    refuses_table("families", vars(real_models) | {"price": price, "OWN": OWN, "vit": vit})
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from cases import refuses_table
 from hypothesis import given
 from hypothesis import strategies as st
 from invoking import Invoke
-from real_models import WIDE
+from real_models import TABLES, WIDE
 
 import headwise as hw
 from headwise.cost import PRESETS, Choice, choose, make_setting, model_shape, price, read_shape, variants
@@ -198,25 +198,10 @@ def chosen(memory: str | None = None, context: int | None = None, **changes: Any
     return choose(shape, make_setting(shape, gpu_memory=memory, context=context))
 
 
-@pytest.mark.parametrize(
-    ("changes", "advised"),
-    [
-        ({}, (32, 8, 128)),  # Llama 3 8B follows the rules
-        ({"num_key_value_heads": 32}, (32, 8, 128)),
-        ({"hidden_size": 768, "num_attention_heads": 12, "num_key_value_heads": 12}, (12, 3, 64)),  # GPT-2's heads
-        ({"hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 8}, (8, 2, 64)),
-        ({"hidden_size": 256, "num_attention_heads": 16, "num_key_value_heads": 16}, (4, 4, 64)),  # too narrow
-        ({"hidden_size": 1024, "num_attention_heads": 4, "num_key_value_heads": 4}, (8, 2, 128)),  # too wide
-        ({"hidden_size": 5376, "num_attention_heads": 32, "num_key_value_heads": 16}, (42, 7, 128)),  # Gemma 3 27B
-        ({"hidden_size": 64, "num_attention_heads": 1, "num_key_value_heads": 1}, (4, 4, 16)),  # Mini-GPT
-        ({"hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 4}, (4, 4, 4)),  # microgpt
-        ({"hidden_size": 42, "num_attention_heads": 6, "num_key_value_heads": 6}, (3, 3, 14)),  # 4 does not divide it
-        ({"hidden_size": 4544, "num_attention_heads": 71, "num_key_value_heads": 1}, (71, 71, 64)),  # Falcon 7B
-    ],
-)
-def test_the_rules_of_thumb(changes: dict[str, Any], advised: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize(("changes", "advised"), TABLES["thumb"]["rows"])
+def test_the_rules_of_thumb(changes: dict[str, Any], advised: list[int]) -> None:
     choice = chosen(**changes)
-    assert (choice.n_heads, choice.n_kv_heads, choice.head_dim) == advised
+    assert [choice.n_heads, choice.n_kv_heads, choice.head_dim] == advised
     assert [rule.advised for rule in choice.rules] == [advised[0], advised[2], advised[1]]
     assert all(rule.source and rule.arithmetic for rule in choice.rules)
     assert choice.cache_bytes_per_token == 32 * advised[1] * 2 * advised[2] * 2

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import refuses
+from cases import refuses_table
 from planted import V as WORDS
 from planted import hand_made
 from torch import nn
@@ -159,9 +159,5 @@ class Crossed(nn.Module):
 
 
 def test_what_aligns_with_nothing_is_refused() -> None:
-    model, text = hand_made(), Linked({"input_ids": torch.arange(5)[None]}, ((1, 0),))
-    refuses(lambda: align(model, [text], []), "1 texts to choose by and 0 to judge on")
-    refuses(lambda: align(model, [text], [Linked(text.inputs, ())]), "without a link")
-    refuses(lambda: align(model, [text], [Linked(text.inputs, ((7, 0),))]), "row 7 of 5 is to be aligned")
-    refuses(lambda: align(model, [text], [text], named=["cross.L0.H9"]), r"no head 'cross\.L0\.H9'")
-    refuses(lambda: align(model, [text], [spoken((0.0, 0.1), 11)]), "some texts are spoken and some linked")
+    text = Linked({"input_ids": torch.arange(5)[None]}, ((1, 0),))
+    refuses_table("aligned", globals() | {"model": hand_made(), "text": text})

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as tf
-from cases import refuses, refuses_table
+from cases import refuses_table
 from planted import WORDS, induction_model
 from torch import Tensor, nn
 
@@ -100,10 +100,8 @@ def test_what_cannot_be_added_is_refused() -> None:
         with hw.steer(model, changes):
             logits(model, ids())
 
-    refuses_table("steering", globals() | {"steered": steered})
-    model = induction_model()
-    refuses(lambda: hw.direction(model, *induction_pairs(11), other="4567"), "'4567' is one text; pass a list of them")
-    refuses(lambda: hw.direction(model, *induction_pairs(11), strength=float("nan")), "is to give is not finite")
+    pairs = dict(zip(("clean", "corrupted"), induction_pairs(7), strict=True))
+    refuses_table("steering", globals() | pairs | {"steered": steered, "model": induction_model()})
 
 
 def test_a_vector_is_added_and_a_number_multiplies_whatever_they_are_made_of() -> None:
@@ -119,13 +117,3 @@ def test_a_vector_is_added_and_a_number_multiplies_whatever_they_are_made_of() -
         assert torch.equal(steered(same), steered(vector))
     for half in (torch.tensor(0.5), np.float32(0.5)):
         assert torch.equal(steered(half), steered(0.5))
-
-
-def test_pairs_that_say_nothing_are_refused() -> None:
-    model, (clean, corrupted) = induction_model(), induction_pairs(7)
-    refuses(lambda: hw.direction(model, clean, corrupted[:6]), "7 clean texts and 6 corrupted")
-    refuses(lambda: hw.direction(model, clean, clean), "answers 0 of 7 pairs differently")
-    refuses(lambda: hw.direction(model, clean, [text[1:] for text in corrupted]), "pair 0 has 9 clean tokens and 8")
-    refuses(lambda: hw.direction(model, [[]] * 7, [[]] * 7), "pair 0 has 0 clean tokens .* at least one")
-    for heads, message in ((["L7.H0"], r"L7\.H0"), ("L1.H0", "must be a list of names"), ([], "no head to steer")):
-        refuses(lambda heads=heads: hw.direction(model, [], [], heads=heads), message)  # before any pair is looked at

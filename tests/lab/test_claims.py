@@ -1,6 +1,7 @@
 """The ledger: counts against hand measured, verdicts against their rules, and the committed page against both."""
 
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -162,33 +163,7 @@ def verdict_of(word: str, found: tuple[Claim, ...]) -> str:
     return next(claim.verdict for claim in found if word in claim.claim)
 
 
-# What the arms scored (see `all_comparisons`), a word of the claim, its verdict, and what is said of the figures.
-JUDGED = [
-    # Several heads must win on both tasks.
-    ({"heads": (0.5, 0.3, 0.2), "lookups": (0.7, 1.0, 1.0)}, "Several heads beat", HOLDS, ""),
-    ({"heads": (0.5, 0.5, 0.5), "lookups": (0.7, 1.0, 1.0)}, "Several heads beat", DEPENDS, ""),
-    ({"heads": (0.5, 0.6, 0.2), "lookups": (0.7, 0.7, 0.7)}, "Several heads beat", DEPENDS, ""),
-    ({"heads": (0.5, 0.6, 0.7), "lookups": (0.7, 0.3, 0.7)}, "Several heads beat", FAILS, ""),
-    # Each step of sharing must cost, and what the advice saves is weighed against it.
-    ({"sharing": (0.5, 0.6, 0.7)}, "Quality falls", HOLDS, ""),
-    ({"sharing": (0.5, 0.6, 0.6)}, "Quality falls", DEPENDS, ""),
-    ({"sharing": (0.5, 0.5, 0.5)}, "Quality falls", FAILS, ""),
-    ({"sharing": (0.5, 0.6, 0.4)}, "Quality falls", FAILS, ""),
-    ({"sharing": (0.5, 0.6, 0.7)}, "MHA for training", HOLDS, "MHA 1,024, GQA with 2 groups 256, MQA 128"),
-    ({"sharing": (0.5, 0.6, 0.6)}, "MHA for training", DEPENDS, "MHA 1,024, GQA with 2 groups 256, MQA 128"),
-    ({"sharing": (0.5, 0.6, 0.4)}, "MHA for training", FAILS, "MHA 1,024, GQA with 2 groups 256, MQA 128"),
-    # A model that misses a head is not robust; W_O is indispensable where its absence costs.
-    ({"cost": 0.5}, "robust", FAILS, "person +0.500 ±"),
-    ({"cost": 0.0}, "robust", DEPENDS, "person +0.000 ±"),
-    ({"without": 0.7}, "indispensable", HOLDS, "without W_O +0.200 ± "),
-    ({"without": 0.5}, "indispensable", FAILS, "without W_O +0.000 ± "),
-    ({"without": 0.3}, "indispensable", FAILS, "without W_O -0.200 ± "),
-    # A role must be learned, clear and missed.
-    ({"masses": 0.8, "cost": 0.5}, "specialise", HOLDS, ""),
-    ({"masses": 0.8, "cost": 0.0}, "specialise", FAILS, ""),
-    ({"masses": 0.35, "cost": 0.5}, "specialise", FAILS, ""),
-    ({"masses": 0.2, "cost": 0.0}, "specialise", FAILS, ""),
-]
+JUDGED = tomllib.loads(Path(__file__).with_name("judged.toml").read_text(encoding="utf-8"))["rows"]
 
 
 @every("scores, word, verdict, measured", JUDGED)

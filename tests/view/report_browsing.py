@@ -11,6 +11,11 @@ def drawn(page: Page) -> None:
     assert heads > 0
 
 
+def press(page: Page, *keys: str) -> None:
+    for key in keys:
+        page.keyboard.press(key)
+
+
 def pixel(page: Page, number: int, row: int, column: int) -> list[int]:
     """The colour of one cell of a small picture, columns counted as drawn."""
     return rgba(page.locator(picture(number)), row, column)[:3]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from browser_types import Browser
 from browsing import Opener
-from report_browsing import classes, drawn, open_head, picture, pixel, plain, ramp, readout, title
+from report_browsing import classes, drawn, open_head, picture, pixel, plain, press, ramp, readout, title
 from surveys import SUMMARY, survey_of_maps
 
 from headwise.records import HeadMap, HeadMaps
@@ -78,25 +78,19 @@ def test_pictures_and_the_pointer(open_report: Opener) -> None:
 def test_keys_open_move_and_close_and_focus_comes_back(open_report: Opener) -> None:
     page = open_report()
     page.focus(".head[data-number='0'] .picture")
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("Enter")
+    press(page, "ArrowDown", "ArrowRight", "Enter")
     assert title(page) == "L1.H1"
     page.keyboard.press("ArrowRight")
     assert title(page) == "L1.H2"
-    page.keyboard.press("ArrowLeft")
-    page.keyboard.press("ArrowLeft")
-    page.keyboard.press("ArrowLeft")
+    press(page, "ArrowLeft", "ArrowLeft", "ArrowLeft")
     assert title(page) == "L0.H4"
     page.locator(".map").first.focus()
     before = (page.evaluate("view.row"), page.evaluate("view.column"))
-    page.keyboard.press("ArrowUp")
-    page.keyboard.press("ArrowRight")
+    press(page, "ArrowUp", "ArrowRight")
     assert (page.evaluate("view.row"), page.evaluate("view.column")) == (before[0] - 1, before[1] + 1)
     assert title(page) == "L0.H4"  # inside the map the arrows belong to the cells
     assert readout(page).startswith(f"token {before[0] - 1} '")
-    for _ in range(LENGTH + 2):
-        page.keyboard.press("ArrowUp")
+    press(page, *(LENGTH + 2) * ["ArrowUp"])
     assert page.evaluate("view.row") == 0  # and stop at the edge
     page.keyboard.press("Escape")
     page.wait_for_selector("dialog:not([open])", state="attached")
@@ -129,8 +123,7 @@ def test_the_scale_is_the_pictures_own_or_one_for_all(open_report: Opener) -> No
     page.uncheck("dialog .fixed-scale")
     assert page.inner_text("#large .ramp-high") == "0.250"
     page.locator(".map").first.focus()
-    for _ in range(LENGTH + 2):
-        page.keyboard.press("ArrowLeft")
+    press(page, *(LENGTH + 2) * ["ArrowLeft"])
     assert "looks at token 0 " in readout(page)
     assert "left-out" in classes(page, 0)
     page.uncheck("dialog .hide-first")

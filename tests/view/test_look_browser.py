@@ -9,7 +9,7 @@ import pytest
 import torch
 from browser_types import Browser, Page
 from browsing import Opener, faults, opener, width_beyond
-from report_browsing import drawn, open_head, picture, pixel, plain, ramp, readout, title
+from report_browsing import drawn, open_head, picture, pixel, plain, press, ramp, readout, title
 from surveys import survey_of_maps
 
 import headwise as hw
@@ -72,6 +72,11 @@ def until(page: Page, condition: str) -> None:
             return
         page.wait_for_timeout(25)
     pytest.fail(f"never came true: {condition}")
+
+
+def type_in(page: Page, sentence: str) -> None:
+    page.fill("#own-text", sentence)
+    until(page, f"typed.text === '{sentence}'")
 
 
 def words(page: Page) -> list[str]:
@@ -153,15 +158,13 @@ def test_a_head_under_the_pointer_colours_the_sentence_with_its_own_look(page: P
 
 def test_by_keyboard_alone(page: Page) -> None:
     page.focus("#sentence .word[tabindex='0']")
-    for key in ("ArrowLeft", "ArrowLeft"):
-        page.keyboard.press(key)
+    press(page, "ArrowLeft", "ArrowLeft")
     here = lit(page)
     assert page.evaluate("document.activeElement.textContent") == words(page)[here]
     page.keyboard.press("Enter")
     assert page.evaluate("view.pinned") and page.evaluate("location.hash") == f"#/{here}"
     page.focus(".picture[tabindex='0']")
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("ArrowDown")
+    press(page, "ArrowRight", "ArrowDown")
     assert "L1.H1 looks" in saying(page)
     page.keyboard.press("s")
     assert page.locator(".head.silent").get_attribute("data-number") == "4"
@@ -187,8 +190,7 @@ def test_arcs_on_demand(page: Page) -> None:
 
 
 def test_an_own_sentence_is_what_python_computes(page: Page) -> None:
-    page.fill("#own-text", "you will eat")
-    until(page, "typed.text === 'you will eat'")
+    type_in(page, "you will eat")
     assert words(page) == ["<|end|>", "you", "will", "eat"] and lit(page) == 3
     wanted = chances("you will eat")
     shown = bars(page)
@@ -201,14 +203,12 @@ def test_an_own_sentence_is_what_python_computes(page: Page) -> None:
     assert len(words(page)) == 5
     page.click("#sampled")
     assert len(words(page)) == 6
-    page.fill("#own-text", "he dances = él")
-    until(page, "typed.text === 'he dances = él'")
+    type_in(page, "he dances = él")
     assert words(page)[2] == "dances" and "unknown" in (
         page.locator("#sentence .word").nth(2).get_attribute("class") or ""
     )
     assert "does not know: 'dances'" in plain(page.inner_text("#own-trouble"))
-    page.fill("#own-text", "ella wuld dances")
-    until(page, "typed.text === 'ella wuld dances'")
+    type_in(page, "ella wuld dances")
     offered = page.locator("#own-trouble button").all_inner_texts()
     assert offered[:3] == ["él", "would", "will"]
     assert len(offered) == 5 and set(offered[3:]) <= set(
@@ -216,8 +216,7 @@ def test_an_own_sentence_is_what_python_computes(page: Page) -> None:
     )  # nothing is like dances: what is expected there
     page.locator("#own-trouble button").nth(1).click()
     assert words(page)[1:] == ["ella", "would", "dances"] and page.input_value("#own-text") == "ella would dances"
-    page.fill("#own-text", "he dances = él")
-    until(page, "typed.text === 'he dances = él'")
+    type_in(page, "he dances = él")
     page.fill("#own-text", "he " * 40)
     until(page, "document.getElementById('own-trouble').textContent.includes('context of 17')")
     assert words(page)[2] == "dances"  # what was there stays
@@ -230,8 +229,7 @@ def test_an_own_sentence_is_what_python_computes(page: Page) -> None:
 
 def test_what_can_stand_next_is_offered_while_one_types(page: Page) -> None:
     offers = page.locator("#offers-list button")
-    page.fill("#own-text", "he wou")
-    until(page, "typed.text === 'he wou'")
+    type_in(page, "he wou")
     assert offers.all_inner_texts()[0].startswith("would") and offers.count() == 1
     assert page.inner_text("#own-trouble") == "" and page.locator(".word.unknown").count() == 0
     assert lit(page) == 1  # what follows is asked of the last whole word
@@ -241,8 +239,7 @@ def test_what_can_stand_next_is_offered_while_one_types(page: Page) -> None:
     del wanted["<|end|>"]
     likeliest = sorted(wanted, key=wanted.__getitem__, reverse=True)
     assert [offer.split()[0] for offer in offers.all_inner_texts()] == [w for w in likeliest if wanted[w] >= 0.001][:6]
-    page.fill("#own-text", "he xyz")
-    until(page, "typed.text === 'he xyz'")
+    type_in(page, "he xyz")
     assert page.locator(".word.unknown bdi").all_inner_texts() == ["xyz"]
 
 
@@ -317,8 +314,7 @@ def test_each_head_in_turn_is_ranked_by_what_its_silence_takes(page: Page) -> No
 
 
 def test_the_question_leaves_time_to_think_before_its_answer(page: Page) -> None:
-    page.fill("#own-text", "I work")
-    until(page, "typed.text === 'I work'")
+    type_in(page, "I work")
     question = page.inner_text("#question")
     page.click("#question")
     assert words(page)[1:] == TEXT.split() and page.evaluate("view.pinned") and lit(page) == AT

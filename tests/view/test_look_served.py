@@ -16,7 +16,7 @@ import torch
 from browser_types import Browser, Page
 from browsing import faults, served_page, width_beyond
 from cases import refuses
-from report_browsing import plain
+from report_browsing import plain, press
 from word_models import word_folder
 
 import headwise as hw
@@ -154,9 +154,7 @@ def test_a_sentence_is_touched(page: Page, served: Served) -> None:
 @pytest.mark.browser
 def test_without_a_mouse_on_a_phone_and_in_the_dark(page: Page, served: Served) -> None:
     page.locator(".tile").first.focus()
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("Enter")
+    press(page, "ArrowDown", "ArrowRight", "Enter")
     assert page.inner_text("#large-title") == "L1.H1"
     page.keyboard.press("Enter")
     page.wait_for_selector("#large-silence[aria-pressed=true]")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from browser_types import Browser, Page
 from browsing import Opener, faults, opener
-from report_browsing import drawn, open_head, plain, readout
+from report_browsing import drawn, open_head, plain, press, readout
 from surveys import ROLES, SUMMARY, broken_survey, survey_of, survey_of_maps
 
 from headwise.records import CurvePoint, HeadMap, HeadMaps, RunSummary, plain_data
@@ -190,8 +190,7 @@ def test_two_heads_and_two_models_stand_side_by_side(open_page: Opener, tmp_path
     page.select_option("#beside", "other")
     assert page.locator(".pane-title:visible").all_inner_texts() == ["L0.H0 · toy", "L0.H2 · other"]
     page.locator(".map").first.focus()
-    for key in ("ArrowDown", "ArrowLeft"):
-        page.keyboard.press(key)
+    press(page, "ArrowDown", "ArrowLeft")
     assert plain(readout(page)).splitlines() == [
         "L0.H0 · toy: token 4 'e' looks at token 2 'c': 0.000",
         "L0.H2 · other: token 4 'e' looks at token 2 'c': 0.200",

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from browser_types import Page
 from browsing import Opener, faults, width_beyond
-from report_browsing import classes, drawn, open_head, picture, pixel, plain, ramp, readout, title
+from report_browsing import classes, drawn, open_head, picture, pixel, plain, press, ramp, readout, title
 from surveys import broken_survey, survey_of, survey_of_maps
 
 from headwise.heads.table import Survey
@@ -129,8 +129,7 @@ def test_a_role_filters_the_table_and_fades_the_pictures(open_report: Opener) ->
 def test_the_arrow_keys_walk_over_the_table(open_report: Opener) -> None:
     page = open_report()
     page.locator("#table tbody th").first.focus()
-    for key in ("ArrowDown", *5 * ["ArrowRight"], "ArrowUp", "ArrowUp"):
-        page.keyboard.press(key)
+    press(page, "ArrowDown", *5 * ["ArrowRight"], "ArrowUp", "ArrowUp")
     assert page.evaluate("document.activeElement.parentElement.cells[0].textContent") == "L0.H0"
     assert page.evaluate("document.activeElement.cellIndex") == 5
     tip = page.inner_text("#tip").splitlines()
@@ -229,8 +228,7 @@ def test_the_large_view_steps_through_what_the_filter_leaves(open_report: Opener
     open_head(page, "L0.H3")
     page.keyboard.press("ArrowRight")
     assert title(page) == "L1.H3"
-    page.keyboard.press("ArrowLeft")
-    page.keyboard.press("ArrowLeft")
+    press(page, "ArrowLeft", "ArrowLeft")
     assert title(page) == "L2.H3"
 
 
@@ -260,8 +258,7 @@ def test_a_short_text_and_the_first_document_take_turns(open_report: Opener, tmp
     assert "token 3 'd' looks at token 0 'a': 0.250" in readout(page)
     page.locator("#row-text .word").nth(1).click()
     assert "token 1 'b' looks at token 0 'a': 0.500" in readout(page)
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("Escape")
+    press(page, "ArrowRight", "Escape")
     page.get_by_label("the first document").check()
     assert words.count() == PASSAGE
     drawn(page)
@@ -360,8 +357,7 @@ def test_everything_hostile_is_shown_as_text(open_report: Opener, tmp_path: Path
     assert page.get_by_label(other.model).count() == 1
     for name in ("encoder.L0.H0", "encoder.L0.H1", "cross.L0.H0"):
         open_head(page, name)
-        page.keyboard.press("ArrowRight")
-        page.keyboard.press("ArrowLeft")
+        press(page, "ArrowRight", "ArrowLeft")
         assert title(page) == name
         page.keyboard.press("Escape")
     assert page.locator("script").count() == 4 and page.locator("img").count() == 0
