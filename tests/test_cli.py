@@ -193,8 +193,6 @@ def test_a_folder_as_data_file(invoke: Invoke, tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_text('{"body": "and of another"}\n' * 20)
     files = (tmp_path / "a.txt", tmp_path / "b.jsonl")
     assert_refused(invoke("train", *files, *TINY, "--out", tmp_path / "out"), "line 1 has no field 'text'; it has body")
-    assert_refused(invoke("train", "--field", "body"), "--field describes a text file")
-    assert_refused(invoke("train", "-", files[0]), "- is standard input, a text by itself")
     assert invoke("train", *files, *TINY, "--field", "body", "--out", tmp_path / "run").code == 0
     resumed = invoke("train", *reversed(files), "--resume", "--out", tmp_path / "run")
     assert_refused(resumed, "b.jsonl", "a.txt", "leave it out to resume")

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,59 +23,15 @@ from headwise.gpt.generate import generate
 from headwise.gpt.gpt import GPT
 
 TEXT = "the quick brown fox jumps"
-VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {  # name -> preset, form, changes
-    "verbs": ("verbs", "qwen3", {}),
-    "verbs untied": ("verbs", "qwen3", {"tied": False}),
-    "verbs kv heads": ("verbs", "qwen3", {"n_heads": 6, "n_kv_heads": 2, "head_dim": 10}),
-    "verbs theta": ("verbs", "qwen3", {"rope_theta": 37.0}),
-    "llama": ("llama", "llama", {}),
-    "llama mqa": ("llama", "llama", {"n_kv_heads": 1}),
-    "llama bias": ("llama", "llama", {"bias": True}),
-    "llama tied": ("llama", "llama", {"tied": True}),
-    "llama relu2": ("llama", "llama", {"activation": "relu2"}),
-    "llama relu": ("llama", "llama", {"activation": "relu"}),
-    "llama gelu": ("llama", "llama", {"activation": "gelu"}),
-    "llama gelu_tanh": ("llama", "llama", {"activation": "gelu_tanh"}),
-    "llama head_dim": ("llama", "llama", {"head_dim": 10}),
-    "llama theta": ("llama", "llama", {"rope_theta": 37.0}),
-    "llama eps": ("llama", "llama", {"norm_eps": 0.1}),
-    "llama windows": ("llama", "qwen2", {"windows": (None, 5)}),
-    "llama windows head_dim": ("llama", "qwen2", {"windows": (3, 3), "head_dim": 10}),
-    "verbs windows": ("verbs", "qwen3", {"windows": (5, None)}),
-    "llama latent": ("llama", "deepseek_v3", {"n_kv_heads": None, "latent_dim": 7, "rope_dim": 2}),
-    "llama latents": (
-        "llama",
-        "deepseek_v3",
-        {"n_kv_heads": None, "latent_dim": 7, "q_latent_dim": 5, "head_dim": 14, "rope_dim": 6, "norm_eps": 0.1},
-    ),
-    "nanogpt": ("nanogpt", "gpt2", {}),
-    "nanogpt bias": ("nanogpt", "gpt2", {"bias": True}),
-    "nanogpt untied": ("nanogpt", "gpt2", {"tied": False}),
-    "nanogpt gelu_tanh": ("nanogpt", "gpt2", {"activation": "gelu_tanh", "bias": True}),
-    "nanogpt d_ff": ("nanogpt", "gpt2", {"d_ff": 31}),
-    "nanogpt eps": ("nanogpt", "gpt2", {"norm_eps": 0.1}),
-}
-NO_FORM: dict[str, tuple[str, dict[str, Any]]] = {
-    "microgpt": ("microgpt", {}),
-    "llama without gains": ("llama", {"norm_gain": False}),
-    "llama with embedding norm": ("llama", {"embedding_norm": True}),
-    "llama without final norm": ("llama", {"final_norm": False}),
-    "llama with learned positions": ("llama", {"position": "learned"}),
-    "llama without gate": ("llama", {"gated": False}),
-    "llama with layer norm": ("llama", {"norm": "layer"}),
-    "verbs with bias": ("verbs", {"bias": True}),
-    "verbs with another eps": ("verbs", {"norm_eps": 1e-5}),
-    "llama with two windows": ("llama", {"windows": (5, 3)}),
-    "llama with windows and bias": ("llama", {"windows": (5, None), "bias": True}),
-    "nanogpt with windows": ("nanogpt", {"windows": (None, 5)}),
-    "llama with a latent and bias": ("llama", {"n_kv_heads": None, "latent_dim": 7, "bias": True}),
-    "llama with a latent and windows": ("llama", {"n_kv_heads": None, "latent_dim": 7, "windows": (5, None)}),
-    "nanogpt with a latent": ("nanogpt", {"latent_dim": 7}),
-    "nanogpt with kv heads": ("nanogpt", {"n_kv_heads": 1}),
-    "nanogpt with head_dim": ("nanogpt", {"head_dim": 7}),
-    "nanogpt with relu": ("nanogpt", {"activation": "relu"}),
-    "nanogpt with qk_norm": ("nanogpt", {"qk_norm": True}),
-}
+FORMS = tomllib.loads(Path(__file__).with_name("forms.toml").read_text(encoding="utf-8"))
+
+
+def model_of(preset: str, vocab_size: int, changes: dict[str, Any]) -> GPT:
+    """A tiny model of a preset with the changes of a table, in which "none" is None."""
+    fields = {name: None if value == "none" else value for name, value in changes.items()}
+    if "windows" in fields:
+        fields["windows"] = tuple(None if window == "none" else window for window in fields["windows"])
+    return tiny(preset, vocab_size, **fields)
 
 
 @contextmanager
@@ -113,12 +70,12 @@ def same_bytes(one: GPT, other: GPT) -> bool:
     return list(a) == list(b) and all(a[n].numpy().tobytes() == b[n].numpy().tobytes() for n in a)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", FORMS["carried"])
 def test_hugging_face_computes_the_same_logits_and_we_read_the_same_bytes(
     hf: Any, tokens: Tokens, tmp_path: Path, variant: str
 ) -> None:
-    preset, form, changes = VARIANTS[variant]
-    model = tiny(preset, len(tokens), **changes)
+    preset, form, changes = FORMS["carried"][variant]
+    model = model_of(preset, len(tokens), changes)
     save_model(tmp_path, model, tokens)
     theirs = read_by_hf(hf, tmp_path)
     ids = torch.randint(len(tokens), (2, 11), generator=torch.Generator().manual_seed(1))
@@ -135,10 +92,10 @@ def test_hugging_face_computes_the_same_logits_and_we_read_the_same_bytes(
     assert read.encode(TEXT) == tokens.encode(TEXT)
 
 
-@pytest.mark.parametrize("variant", NO_FORM)
+@pytest.mark.parametrize("variant", FORMS["alone"])
 def test_a_model_without_a_form_keeps_its_own_names(tokens: Tokens, tmp_path: Path, variant: str) -> None:
-    preset, changes = NO_FORM[variant]
-    model = tiny(preset, len(tokens), **changes)
+    preset, changes = FORMS["alone"][variant]
+    model = model_of(preset, len(tokens), changes)
     assert hf_form(model.config) is None
     save_model(tmp_path, model, tokens)
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "headwise"

@@ -430,7 +430,7 @@ def test_copies_in_a_long_document_are_counted_pair_by_pair(T: int, S: int) -> N
         np.testing.assert_allclose(rows[name], wanted[name], rtol=1e-4, atol=1e-7, err_msg=name)
 
 
-@pytest.mark.parametrize("sink", [-1e4, -100.0, 60.0, 100.0, 1e4, math.inf])
+@pytest.mark.parametrize("sink", [-math.inf, -1e4, -100.0, 60.0, 100.0, 1e4, math.inf])
 def test_sinks_of_any_size(sink: float) -> None:
     """Far above the scores the heads see nothing, far below it is as if there were none; NaN is never right."""
     problem = draw(N, 12, "causal", sink=np.full(N.H, sink))

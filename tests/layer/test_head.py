@@ -103,14 +103,6 @@ def test_writing_to_a_head_writes_its_place_and_no_other(name: str, index: int) 
     assert all(parameter.requires_grad for parameter in layer.parameters())
 
 
-@pytest.mark.parametrize("name", ["wk", "wv", "bk", "bv"])
-def test_heads_of_a_group_share_what_is_written(name: str) -> None:
-    layer = make(**FULL)
-    new = normal(*getattr(layer.heads[2], name).shape, seed=9)
-    setattr(layer.heads[2], name, new)
-    assert [torch.equal(getattr(head, name), new) for head in layer.heads] == [False, False, True, True, False, False]
-
-
 @pytest.mark.parametrize("kind, expected", [
     ("MHA", ()), ("GQA", (5,)), ("MQA", (0, 1, 2, 3, 5)), ("kv_index", (0, 5)),
 ])  # fmt: skip

@@ -220,9 +220,6 @@ def test_a_row_that_may_attend_nothing(name: str, T: int, sink: bool | None, pat
 
 @one_path
 def test_numbers_at_the_edge(path: str) -> None:
-    problem = draw(SHAPES["MHA"])
-    no_sink = problem.with_options(sink=np.full(3, -np.inf))
-    assert_same(output(path, no_sink), output(path, problem), path)
     problem = draw(SHAPES["MHA"], scale=1e4, sink=True)
     assert_same(output(path, problem), output("plain", problem), path)
     assert np.isfinite(output(path, problem)).all()

@@ -9,11 +9,7 @@ from cases import every
 from helpers import NATIVE, PATHS, TORCH_PATHS, Problem, Sizes, assert_same, draw, output, to_numpy
 
 import headwise as hw
-from headwise.heads.blocks import measure
-from headwise.heads.documents import Document
-from headwise.records import Call
 from headwise.rungs.tensor import _sink_as_key
-from headwise.spec import Options
 
 GQA = Sizes(B=2, H=6, G=3, T=5, S=7, D=3, E=11)
 one_path = every("path", PATHS)
@@ -154,16 +150,6 @@ def test_a_bias_that_the_dtype_cannot_hold_forbids_its_key(sink: list[float] | N
     expected = hw.attend(*tensors[:3], mask=hw.Bias(tensors[3]), sink=None if sink is None else torch.tensor(sink))
     np.testing.assert_allclose(arrays, expected.numpy(), atol=1e-6)
     assert (arrays[:, :, 2] == 0).all()
-
-
-def test_statistics_know_an_infinite_sink() -> None:
-    arguments = draw(GQA).arguments(torch.tensor)
-    options = Options(sink=[math.inf, -math.inf] * 3)
-    q, k, v = (arguments[name] for name in "qkv")
-    call = Call(torch.nn.Identity(), q, k, v, options, hw.attend(q, k, v, sink=options.sink))
-    entropy = measure(call, 0, Document()).rows["entropy"]
-    weights = hw.trace(q, k, v, sink=options.sink).weights[0]
-    torch.testing.assert_close(entropy.double(), torch.special.entr(weights).sum(-1), rtol=1e-6, atol=1e-6)
 
 
 @one_path

@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from headwise.teach.subject import Options, Target
 SMALL = {"d_model": 24, "d_ff": 23, "context": 13}
 CONFIG = GPTConfig(vocab_size=11, **{**find_preset("course").shape, **SHAPE, **SMALL})
 TEXTS = [[3, 7, 1, 10, 0], [5, 2, 2]]
+
+UNUSUAL = tomllib.loads(Path(__file__).with_name("unusual.toml").read_text(encoding="utf-8"))
 
 # Classes by the names of the courses, each in words of its own.
 COURSES = COURSES_FILE.read_text(encoding="utf-8")
@@ -95,23 +98,7 @@ def test_what_was_learned_is_carried_over_or_refused(tmp_path: Path) -> None:
     refuses(lambda: carried(model, target, TEXTS), "no correct form that headwise knows gives its numbers")
 
 
-INTERLEAVED = (
-    (
-        "y.view(B, T, self.num_heads, self.head_dim).transpose(1, 2)",
-        "y.unflatten(2, (-1, self.num_heads)).permute(0, 3, 1, 2)",
-    ),
-    ("(weights @ v).transpose(1, 2)", "(weights @ v).permute(0, 2, 3, 1)"),
-)
-EXCHANGED = (
-    (
-        "q, k, v = self.split(self.W_query(x)), self.split(self.W_key(x))",
-        "q, k, v = self.split(self.W_key(x)), self.split(self.W_query(x))",
-    ),
-)
-FOLDED = (("/ math.sqrt(self.head_dim)", "* self.head_dim ** 0"),)
-
-
-@every("changes", [(INTERLEAVED,), (EXCHANGED,), (FOLDED,)])
+@every("changes", [(layout,) for layout in UNUSUAL["layouts"]])
 def test_other_layouts_of_the_same_weights_are_carried_over(changes: Any, tmp_path: Path) -> None:
     target = exercise(tmp_path, *changes[0])
     model = shaken(fitted(target, CONFIG))
@@ -176,17 +163,9 @@ def test_constants_of_a_file_are_sizes_and_a_class_too_wide_is_refused(tmp_path:
         fitted(target_in(path, "OwnAttention"), CONFIG)
 
 
-@every(
-    "change, said",
-    [
-        (("self.mask.bool()[:T, :T]", "self.mask.bool()[:T, :T] & False"), "a token sees later ones"),
-        (("return self.out_proj(joined)", "return x + self.out_proj(joined)"), "adds its input"),
-        (("torch.softmax(scores, dim=-1)", "torch.sigmoid(scores)"), "no correct form that headwise knows"),
-        (("return self.out_proj(joined)", "return self.out_proj(joined)[..., :5]"), "what is returned has shape"),
-    ],
-)
-def test_what_cannot_stand_in_a_gpt_is_refused_by_name(change: tuple[str, str], said: str, tmp_path: Path) -> None:
-    target = exercise(tmp_path, change)
+@every("old, new, said", UNUSUAL["no_gpt"])
+def test_what_cannot_stand_in_a_gpt_is_refused_by_name(old: str, new: str, said: str, tmp_path: Path) -> None:
+    target = exercise(tmp_path, (old, new))
     with pytest.raises(UncheckedError, match=said):
         fitted(target, replace(CONFIG, context=7))
 
