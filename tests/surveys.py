@@ -5,30 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from headwise.heads.statistics import all_statistics
 from headwise.heads.table import ROLES as ALL_ROLES
 from headwise.heads.table import HeadProfile, Survey
 from headwise.intervals import Interval
 from headwise.records import CurvePoint, HeadMap, HeadMaps, RunSummary
 
-STATISTICS = {
-    "entropy": "nats; 0 looks at one key, log n at n keys alike",
-    "confidence": "mean of the largest weight of a row",
-    "distance": "tokens back, the mean over the attention",
-    "spread": "tokens, the standard deviation around that distance",
-    "self": "mass on the token itself",
-    "previous": "mass on the token right before",
-    "first": "mass on the first token",
-    "same_token": "mass on earlier copies of the token",
-    "induction": "mass on what came right after those copies",
-    "delimiter": "mass on separators and punctuation",
-    "rare": "mass on the rarest tenth of the document's tokens",
-    "rare_top": "share of rows that look hardest at one of those",
-    "positional": "share of rows that look hardest at one fixed offset",
-    "duplicate": "mass on the earlier copy, in random tokens repeated",
-    "prefix": "mass on what came after that copy, in random tokens repeated",
-    "copying": "does it raise the logits of what it looks at? -1 to 1",
-    "norm": "length of what the head adds to the residual stream",
-}
+STATISTICS = {name: each.meaning for name, each in all_statistics().items() if name != "next"}  # of causal texts
 ROLES = tuple(role for role in ALL_ROLES if role.name != "next token")
 LARGE = {"entropy": 4.0, "distance": 300.0, "spread": 200.0, "norm": 12.0}  # the others lie between 0 and 1
 BLOCKS = 32

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from cases import refuses
-from small_models import tiny
+from small_models import shaken, tiny
 
 from headwise.gpt.generate import Decoder, Source, Texts, continued, generate, looked_up, why_not
 from headwise.gpt.gpt import GPT
@@ -18,14 +18,6 @@ CONTEXT = 43
 ROWS = [[3, 1, 4, 1, 5, 9, 2], [6, 5, 3], [5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6]]
 
 
-def stirred(model: GPT) -> GPT:
-    """Gains and biases that are no ones and zeros."""
-    generator = torch.Generator().manual_seed(5)
-    for parameter in model.parameters():
-        parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
-    return model
-
-
 def read_in_pieces(decoder: Decoder, row: list[int], pieces: tuple[int, ...]) -> torch.Tensor:
     texts, done, logits = Texts(decoder, CONTEXT), 0, []
     for piece in pieces:
@@ -35,9 +27,9 @@ def read_in_pieces(decoder: Decoder, row: list[int], pieces: tuple[int, ...]) ->
 
 
 def variants(tiny: Any) -> dict[str, GPT]:
-    models = {name: stirred(tiny(name, context=CONTEXT)) for name in PRESETS}
+    models = {name: tiny(name, context=CONTEXT) for name in PRESETS}
     windows = dataclasses.replace(models["llama"].config, windows=(None, 5), qk_norm=True, n_layers=2)
-    return models | {"windows": stirred(GPT(windows).eval())}
+    return models | {"windows": shaken(GPT(windows))}
 
 
 @pytest.mark.parametrize("rows", [1, 5])

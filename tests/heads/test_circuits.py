@@ -8,6 +8,7 @@ import torch
 import transformers as tf
 from cases import refuses
 from planted import WORDS, induction_model
+from small_models import shaken
 from torch import Tensor, nn
 
 import headwise as hw
@@ -47,10 +48,8 @@ def dense(model: nn.Module, name: str) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("kind", MODELS)
 def test_scores_and_spectra_are_those_of_the_dense_matrices(kind: str) -> None:
     torch.manual_seed(3)
-    model = MODELS[kind]()
+    model = shaken(MODELS[kind](), size=0.1)
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.1 * torch.randn_like(parameter)
         found = circuits(model)
         names = list(found.heads)
         for name, head in found.heads.items():

@@ -8,6 +8,7 @@ import torch
 import transformers as tf
 from cases import refuses, refuses_table
 from families import TABLES, untrained
+from small_models import shaken
 from torch import Tensor, nn
 
 import headwise as hw
@@ -47,9 +48,7 @@ class Letters:
 
 def opened(kind: str, scale: float = 0.3) -> nn.Module:
     torch.manual_seed(5)
-    model: nn.Module = untrained(kind, "predicting")
-    for parameter in model.parameters():
-        parameter.data += scale * torch.randn_like(parameter)
+    model: nn.Module = shaken(untrained(kind, "predicting"), size=scale)
     if kind == "bart":  # its decoder begins with two
         model.generation_config.forced_bos_token_id = 0  # type: ignore[union-attr]
     tokens: Any = Letters(framed=kind != "next")

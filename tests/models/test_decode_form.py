@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers as tf
 from cases import refuses
+from small_models import shaken
 
 import headwise as hw
 from headwise import HeadwiseError
@@ -37,11 +38,7 @@ MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 def foreign(name: str) -> Any:
     torch.manual_seed(1)
     kind, config, options = MODELS[name]
-    model = kind(config(**SMALL | options)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape)
-    return model
+    return shaken(kind(config(**SMALL | options)), size=0.1)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -8,6 +8,7 @@ import torch
 import transformers as tf
 from cases import refuses
 from helpers import watch_call
+from small_models import shaken
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import (
@@ -82,11 +83,7 @@ def model() -> Iterator[NovelForCausalLM]:
         vocab_size=19, hidden_size=24, intermediate_size=23, num_hidden_layers=2, num_attention_heads=6,
         num_key_value_heads=3, max_position_embeddings=41,
     )  # fmt: skip
-    built = NovelForCausalLM(config).eval()
-    with torch.no_grad():
-        for parameter in built.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    yield built
+    yield shaken(NovelForCausalLM(config), size=0.1)
     families._families.pop("novel", None)
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers as tf
 from cases import refuses
+from small_models import shaken
 
 from headwise.families import OURS, families
 from headwise.models.ask import answers
@@ -32,11 +33,7 @@ def build(name: str, n_kv_heads: int = 3) -> Any:
     if "moe_intermediate_size" in defaults:
         sizes |= {"moe_intermediate_size": 16, "num_experts": 2, "num_experts_per_tok": 1}
     torch.manual_seed(0)
-    model = tf.AutoModel.from_config(kind(**sizes)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    return model
+    return shaken(tf.AutoModel.from_config(kind(**sizes)), size=0.1)
 
 
 @torch.no_grad()

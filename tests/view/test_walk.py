@@ -10,6 +10,7 @@ import torch
 from browser_types import Browser, Page
 from browsing import Opener, faults, opener, width_beyond
 from cases import every
+from small_models import shaken
 from surveys import survey_of_maps
 
 import headwise as hw
@@ -33,11 +34,8 @@ STEPS = 8
 def model_of(preset: str, **changes: Any) -> GPT:
     torch.manual_seed(11)
     sizes = {"n_heads": 3, "d_model": 18, "d_ff": 22, "n_layers": 2, "context": 23}
-    model = GPT(GPTConfig(vocab_size=len(WORDS) + 1, **{**PRESETS[preset].shape, **sizes, **changes}))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape) * 0.2)
-    return model.eval()
+    config = GPTConfig(vocab_size=len(WORDS) + 1, **{**PRESETS[preset].shape, **sizes, **changes})
+    return shaken(GPT(config), size=0.2)
 
 
 MODELS = {
