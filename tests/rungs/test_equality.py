@@ -1,9 +1,11 @@
 """The plain rung is the definition. The others equal it in every record, for every option."""
 
 import math
+import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -46,19 +48,8 @@ SHAPES = {
     "one number": Sizes(1, 1, 1, 1, 1, 1, 1),
 }
 SMALL = Sizes(B=2, H=6, G=3, T=5, S=7, D=1, E=1)
-OPTIONS = {
-    "none": {},
-    "scale": {"scale": 0.7},
-    "scale 0": {"scale": 0.0},
-    "negative scale": {"scale": -1.3},
-    "softcap": {"softcap": 0.8},
-    "sink": {"sink": True},
-    "sink, scale 0": {"sink": True, "scale": 0.0},
-    "sink, negative scale": {"sink": True, "scale": -1.3},
-    "gate": {"gate": True},
-    "all": {"scale": 1.9, "softcap": 1.7, "sink": True, "gate": True},
-    "all but softcap": {"scale": 1.9, "sink": True, "gate": True},
-}
+TABLES = tomllib.loads(Path(__file__).with_name("options.toml").read_text(encoding="utf-8"))
+OPTIONS, NARROW = TABLES["options"], TABLES["narrow"]
 one_path = every("path", PATHS)
 
 
@@ -81,19 +72,7 @@ def test_every_pair_of_masks(first: str, second: str) -> None:
     assert_paths_agree(draw(n, mask=cases[first] & cases[second]))
 
 
-@pytest.mark.parametrize(
-    ("H", "G", "kv_index"),
-    [
-        (3, 3, [2, 0, 1]),
-        (3, 3, [1, 1, 1]),
-        (6, 3, [2, 0, 1, 1, 0, 2]),
-        (6, 3, [0, 2, 2, 0, 0, 2]),
-        (5, 2, [0, 1, 1, 0, 1]),
-        (2, 5, [4, 1]),
-        (1, 2, [1]),
-        (2, 1, [0, 0]),
-    ],
-)
+@pytest.mark.parametrize(("H", "G", "kv_index"), TABLES["grouped"])
 @every("mask", ["causal", "allowed per head", "bias", "lengths"])
 def test_any_map_of_query_heads_to_key_value_heads(H: int, G: int, kv_index: list[int], mask: str) -> None:
     n = Sizes(B=2, H=H, G=G, T=5, S=7, D=3, E=11)
@@ -281,21 +260,6 @@ def naive(problem: Problem, dtype: torch.dtype, order: np.ndarray) -> torch.Tens
         scores, v = torch.cat([scores, column], -1), torch.cat([v, torch.zeros_like(v[:, :, :1])], 2)
     out = torch.softmax(scores, -1) @ v
     return out * torch.tensor(o["gate"]).to(dtype)[:, None, None] if "gate" in o else out
-
-
-NARROW = {
-    "bare": {},
-    "causal": {"mask": "causal"},
-    "window": {"mask": "window both"},
-    "bias": {"mask": "bias"},
-    "alibi": {"mask": "alibi"},
-    "lengths": {"mask": "lengths"},
-    "sink": {"sink": True},
-    "sink and bias": {"mask": "bias", "sink": True},
-    "softcap": {"softcap": 1.5},
-    "gate": {"gate": True},
-    "kv_index": {"kv_index": [0, 1, 2, 2, 1, 0]},
-}
 
 
 @every("path", PATHS[1:])
