@@ -1,6 +1,7 @@
 """A run folder: what settings mean, whose folder it is, and what is read back."""
 
 import json
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -192,41 +193,21 @@ def test_a_run_that_was_stopped(tmp_path: Path, settings: Any) -> None:
     assert [path.name for path in folder.iterdir() if path.name.startswith((".", "lock"))] == [".mine.tmp"]
 
 
-NOTHING = {"settings": {}, "status": "training", "digest": "x", "summary": None, "cells": None, "example": ""}
-DAMAGED_RUNS = ["", "{", "[]", "5", "[" * 100_000, "{}", '{"status": "x"}', '{"settings": {}}', '{"settings": 3}']
-DAMAGED_RUNS += ['{"settings": {"colour": 1}}']
-DAMAGED_RUNS += [
-    json.dumps(NOTHING | change)
-    for change in (
-        {"settings": {"shape": 5}},
-        {"settings": {"preset": ["x"]}},
-        {"settings": {"seed": "x"}},
-        {"status": 5},
-        {"summary": {"facts": 3}},
-        {"cells": [1, 2]},
-    )
-]
-DAMAGED_LINES = (
-    b"5",
-    b"[]",
-    b'"x"',
-    b"\xff",
-    b"[" * 100_000,
-    b'{"step": "a", "loss": 1.0}',
-    b'{"loss": 1}',
-    b'{"step"',
-)
+DAMAGED = tomllib.loads(Path(__file__).with_name("damaged.toml").read_text(encoding="utf-8"))
 
 
 def test_damaged_files_are_said_and_a_line_cut_short_is_not(tmp_path: Path, settings: Any) -> None:
     folder, good = tmp_path / "run", b'{"step": 1, "loss": 2.0, "tokens_per_second": 3.0}\n'
     begin(folder, settings())
     whole = (folder / "run.json").read_text()
-    for content in DAMAGED_RUNS:
+    changed = [
+        json.dumps(DAMAGED["nothing"] | {"summary": None, "cells": None} | change) for change in DAMAGED["changes"]
+    ]
+    for content in [*DAMAGED["runs"], "[" * 100_000, *changed]:
         (folder / "run.json").write_text(content)
         refuses(lambda: go_on(folder, settings()), "remove it or take another out=")
     (folder / "run.json").write_text(whole)
-    for bad in DAMAGED_LINES:
+    for bad in [*map(str.encode, DAMAGED["lines"]), b"\xff", b"[" * 100_000]:
         (folder / "metrics.jsonl").write_bytes(good + bad + b"\n" + good)
         refuses(lambda: go_on(folder, settings()), r"metrics.jsonl is damaged in line 2; remove that line to resume")
     (folder / "metrics.jsonl").write_bytes(good + b'{"step"')

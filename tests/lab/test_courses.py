@@ -171,8 +171,6 @@ def test_a_notebook_runs_with_its_import_line_changed(source: str) -> None:
     exec(compile(source, "notebook", "exec"), {})
 
 
-# Course D
-
 WIDTH, HEADS = 35, 5  # heads of width 7
 # Frozen: default_rng(11), standard normal / sqrt(35), drawn in the order W_Q, W_K, W_V, W_O.
 DRAWN = {

@@ -180,9 +180,6 @@ def test_under_inference_mode_and_autocast_and_another_default_device() -> None:
     done.layer(torch.ones(1, 2, 35)).sum().backward()
 
 
-# The certificate catches, and refusals
-
-
 class Doubled(nn.MultiheadAttention):
     def forward(self, *args: Any, **kw: Any) -> Any:
         out, weights = super().forward(*args, **kw)

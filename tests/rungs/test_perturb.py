@@ -51,9 +51,6 @@ def test_a_key_moves_exactly_the_queries_that_may_attend_it(mask: str, n: Sizes,
         assert moved[may[..., j]].min(initial=1) > 1e-9, f"key {j} is allowed, and was not read"
 
 
-# --- keys that nobody may attend ---
-
-
 def assert_dead_keys_stay_dead(path: str, problem: Problem) -> None:
     clean, may = steps(path, problem), problem.mask.allowed(problem.sizes)
     for poison in (math.nan, math.inf, -math.inf):

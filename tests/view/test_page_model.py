@@ -161,9 +161,6 @@ def test_a_wrong_call_says_why(browsed: Page) -> None:
         run(browsed, "w1 w2 w3 w4 w5")
 
 
-# Tokenizers
-
-
 def trained(kind: str) -> Tokens:
     """A byte-pair tokenizer of the library, trained on the text."""
     tokenizer = Tokenizer(models.BPE(unk_token=None if kind == "bytes" else BOUNDARY))
