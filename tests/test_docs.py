@@ -36,17 +36,8 @@ PAGES = (
 COURSES = tuple(f"course-{name}" for name in ("microgpt", "microgpt-code", "chapter", "from-scratch", "numpy"))
 CHAPTERS = ("multi-head-attention.md", "multi-head-attention.es.md", "sharing.md")
 
-# What a page tells a reader to run gets these options behind it, so that it takes seconds: the last value counts.
-SHORT = {
-    "train": "--steps 2 --layers 1 --width 32 --context 64 --samples 1",
-    "share": "--heal 2",
-    "prune": "--heal 2",
-    "narrow": "--heal 2",
-    "bugs": "--steps 2 --workers 1",
-    "compare": "--steps 2 --seeds 2 --workers 1",
-    "ladder": "--width 24 --tokens 5",
-    "heads": "--documents 3 --no-controls",
-}
+TABLES = tomllib.loads(Path(__file__).with_name("pages.toml").read_text(encoding="utf-8"))
+SHORT: dict[str, str] = TABLES["short"]
 ONLY_PARSED = (
     "bugs all", "check attention.py --watch", "learn --train", "train --live", "compare sharing",
     "compare two-lookups", "compare claims",
@@ -218,16 +209,7 @@ def test_a_wrong_page_is_noticed(tmp_path: Path, invoke: Invoke) -> None:
     assert (first.line, run_python(first, names, page), names["x"]) == (4, 1, 2)
     with pytest.raises(AssertionError, match=r"page.md\", line 9(?s:.*)Expected:\s+5\s+Got:\s+4"):
         run_python(second, names, page)
-    for line in (
-        "headwise heads runs/verbs --colour",
-        "headwise juggle",
-        "headwise generate runs/elsewhere",
-        "headwise cost no-such-model",
-        "make coffee",
-        "pip install '.[everything]'",
-        "python examples/none.py",
-        "rm -r runs",
-    ):
+    for line in TABLES["wrong"]:
         with pytest.raises(AssertionError):
             Shell(invoke, set()).run(line)
     for words in (["compare", "claims", "--colour"], ["juggle"]):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from invoking import Invoke, assert_refused
-from real_models import GEMMA, T5
+from real_models import GEMMA, T5, TABLES
 
 from headwise.cost import PRESETS, TABLE
 
@@ -61,14 +61,8 @@ def test_notes_and_widths(invoke: Invoke) -> None:
 
 def test_the_table_of_the_courses(invoke: Invoke) -> None:
     rows = {line.split()[0]: line.split()[1:] for line in invoke("cost").out.splitlines() if line.strip()}
-    assert rows["bert-base"] == ["768", "12", "64", "12", "MHA", "12", "none"]
-    assert rows["bert-large"] == ["1,024", "16", "64", "16", "MHA", "24", "none"]
-    assert rows["gpt2"] == ["768", "12", "64", "12", "MHA", "12", "36,864"]
-    assert rows["gpt3"] == ["12,288", "96", "128", "96", "MHA", "96", "4,718,592"]
-    assert rows["llama-2-70b"] == ["8,192", "64", "128", "8", "GQA", "80", "327,680"]
-    assert rows["mistral-7b"] == ["4,096", "32", "128", "8", "GQA", "32", "4,096", "131,072"]
-    assert rows["palm-540b"] == ["18,432", "48", "256", "1", "MQA", "118", "120,832"]
-    assert rows["falcon-7b"] == ["4,544", "71", "64", "1", "MQA", "32", "8,192"]
+    for name, cells in TABLES["table"].items():
+        assert rows[name] == cells
     models = json.loads(invoke("cost", "--json", "--dtype", "fp8").out)["models"]
     assert [model["model"] for model in models] == list(TABLE)
     assert models[0]["d_model"] == 768 and models[4]["cache_bytes_per_token"] == 163_840

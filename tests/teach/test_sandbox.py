@@ -15,27 +15,7 @@ from headwise.teach.sandbox import objection
 held = pytest.mark.skipif(bool(sandbox.unheld("en")), reason=sandbox.unheld("en"))
 TABLES = tomllib.loads(Path(__file__).with_name("escapes.toml").read_text(encoding="utf-8"))
 ESCAPES, STILL_ALLOWED = TABLES["escapes"], TABLES["still_allowed"]
-FILE = """
-import os, signal
-PARENT = os.getppid()
-
-def b(text):
-    return text.encode()
-
-def refuse():
-    raise PermissionError
-
-def leave():  # a child that stays, in a session of its own
-    os.setsid()
-    signal.pause()
-
-def attempt(code, OUT, PORT):
-    try:
-        exec(code, {**globals(), "OUT": OUT, "PORT": PORT})
-    except BaseException as error:
-        return type(error).__name__ + ": " + str(error)
-    return "done"
-"""
+FILE = TABLES["file"]
 
 
 def outcomes(attempts: dict[str, str], tmp_path: Path, port: int = 0) -> dict[str, str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import damage
 from children import BUGS, FailedError, Patch, check_refusal, interrupted_at, must, run, verified_in_a_fork
+from small_models import COURSES_FILE
 
 import headwise.corpus.documents
 import headwise.corpus.training
@@ -23,20 +24,6 @@ TEXT = "the cat sat on the mat and the dog sat on the log . " * 40
 SIZE = "--preset llama --layers 1 --width 16 --heads 2 --kv-heads 2 --context 16 --samples 0"
 QUICK = "--no-controls --ablate none --json"
 HEAL = "share @run --kv-heads 1 --text @text.txt --heal 6 --out @healing"
-ATTENTION = """
-import torch
-class Attention(torch.nn.Module):
-    def __init__(self, d_model, n_heads):
-        super().__init__()
-        self.n_heads, self.qkv = n_heads, torch.nn.Linear(d_model, 3 * d_model)
-        self.out = torch.nn.Linear(d_model, d_model)
-    def forward(self, x):
-        b, t, c = x.shape
-        q, k, v = (y.view(b, t, self.n_heads, -1).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
-        w = (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).masked_fill(torch.ones(t, t).triu(1).bool(), float("-inf"))
-        return self.out((w.softmax(-1) @ v).transpose(1, 2).reshape(b, t, c))
-"""
-
 # What is run on a copy of its files, whose names follow an @; slow ones are chosen less often.
 COMMANDS = {
     "generate": "generate @run --prompt 'the c' --tokens 5 --temperature 0",
@@ -68,7 +55,7 @@ COMMANDS = {
     "foreign": "generate @foreign --ids @ids --tokens 3 --temperature 0",
     "prompt": "generate @foreign --prompt 'the c' --tokens 3 --temperature 0",
     "streamed": f"heads @foreign --stream --text 'the cat sat' {QUICK}",
-    "check": "check @attention.py:Attention --json",
+    "check": "check @attention.py:MultiHeadAttn --json",
     "learn": "learn @learn",
 }
 WRITES = {"heads": "--out", "windows": "--out", "why": "--html", "trace": "--html"}  # an option of each
@@ -99,7 +86,7 @@ def prepare(base: Path) -> None:
     _parquet(base / "texts" / "d.parquet")
     (base / "names.txt").write_text("emma\nolivia\nava\nmia\n" * 9)
     (base / "ids").write_text("1 2 3 4\n5 6 7\n")
-    (base / "attention.py").write_text(ATTENTION)
+    shutil.copy(COURSES_FILE, base / "attention.py")
     keep = {"L0.KV0": {"sinks": 1, "window": 4}}
     (base / "plan.json").write_text(json.dumps({"headwise_plan": 1, "n_layers": 1, "n_kv_heads": 2, "keep": keep}))
     (base / "duo").mkdir()
