@@ -1,7 +1,9 @@
 """`explain` says which way a call goes: held to what the kernel really gets, and to what a counter counts."""
 
 import re
+import tomllib
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -154,28 +156,12 @@ def test_cross_attention_before_and_after_the_context_is_held(
     assert first.flops["projections"] - told.flops["projections"] == held
 
 
-@pytest.mark.parametrize(
-    ("options", "n", "path", "reason"),
-    [
-        ({"softcap": 0.9}, 5, "fused", "softcap: the kernel has no step between scores and softmax"),
-        ({}, 5, "fused causal", "nothing is masked"),
-        ({}, 5, "fused masked", "nothing is masked"),
-        ({}, 5, "grouped decode", "T=5 queries: only a single one is folded"),
-        ({}, 1, "grouped decode", "6 key/value heads for 6 query heads: there are no groups"),
-        ({}, 5, "explicit", "the fused kernel gives the same answer without holding (B,H,T,S) numbers"),
-        ({"n_kv_heads": 2, "kv_index": [1, 0, 1, 0, 1, 0]}, 1, "grouped decode", "kv_index names no equal, adjacent"),
-        ({"mask": hw.Causal() & hw.Alibi()}, 5, "fused causal", "Alibi: the flag says no more than causal"),
-        ({"mask": hw.Causal(), "sink": True}, 5, "fused causal", "a sink is one more key, which the flag would hide"),
-        ({"mask": hw.Window(2, 0)}, 5, "fused causal", "a window, or queries that begin after the first key"),
-        ({"mask": hw.Causal()}, 5, "fused masked", "the causal flag says the same without a tensor"),
-        ({"mask": hw.Causal()}, 5, "fused", "something is masked"),
-        ({"n_kv_heads": 2}, 1, "fused", "one query, folded over its group, reads K and V once a group"),
-        ({"n_kv_heads": 2, "mask": hw.Alibi()}, 1, "fused masked", "one query, folded over its group with its mask"),
-    ],
-    ids=str,
-)
-def test_the_reason_is_the_reason(options: dict[str, Any], n: int, path: str, reason: str) -> None:
-    assert hw.explain(make(**options), draw(n)).refused[path].startswith(reason)
+REASONS = tomllib.loads(Path(__file__).with_name("explained.toml").read_text(encoding="utf-8"))["reasons"]
+
+
+@pytest.mark.parametrize(("options", "n", "path", "reason"), REASONS)
+def test_the_reason_is_the_reason(options: str, n: int, path: str, reason: str) -> None:
+    assert hw.explain(make(**eval(options)), draw(n)).refused[path].startswith(reason)
 
 
 PRICED: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {

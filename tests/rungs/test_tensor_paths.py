@@ -1,8 +1,10 @@
 """Which way the tensor rung goes: the fused kernel where it gives the same answer, and how lean its call is."""
 
 import inspect
+import tomllib
 from collections.abc import Iterator
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,61 +37,25 @@ def attend(n: Sizes, mask: hw.Mask | None = None, **options: Any) -> dict[str, A
     return arguments
 
 
+TABLES = tomllib.loads(Path(__file__).with_name("options.toml").read_text(encoding="utf-8"))
 FLAG = {"is_causal": True, "attn_mask": None}
 NO_MASK = {"is_causal": False, "attn_mask": None}
 SPELLED = {"is_causal": False, "attn_mask": "some mask"}
-# The sizes, the mask, what the kernel gets, and the shapes of its queries and keys.
-CALLS: list[tuple[Sizes, hw.Mask | None, dict[str, Any], tuple[int, ...], tuple[int, ...]]] = [
-    # Grouped heads are not repeated, and equal ones need no grouping.
-    (GQA, None, NO_MASK | {"enable_gqa": True, "scale": pytest.approx(11**-0.5)}, (2, 6, 5, 11), (2, 3, 7, 11)),
-    (GQA._replace(H=3), None, NO_MASK | {"enable_gqa": False}, (2, 3, 5, 11), (2, 3, 7, 11)),
-    # A square is the kernel's flag, whatever windows leave it as it is.
-    (SQUARE, hw.Causal(), FLAG, (2, 6, 7, 11), (2, 3, 7, 11)),
-    (SQUARE, hw.Causal(offset=0), FLAG, (2, 6, 7, 11), (2, 3, 7, 11)),
-    (SQUARE, hw.Window(None, 0), FLAG, (2, 6, 7, 11), (2, 3, 7, 11)),
-    (SQUARE, hw.Causal() & hw.Window(None, 3), FLAG, (2, 6, 7, 11), (2, 3, 7, 11)),
-    (SQUARE, hw.Causal() & hw.Window(6, None), FLAG, (2, 6, 7, 11), (2, 3, 7, 11)),
-    # Five queries at the first five of seven keys: the last two keys are cut off, and the flag does the rest.
-    (GQA, hw.Causal(offset=0), FLAG, (2, 6, 5, 11), (2, 3, 5, 11)),
-    # The kernel's flag aligns at the beginning here, at the end elsewhere; only in a square are they the same.
-    (GQA, hw.Causal(), SPELLED, (2, 6, 5, 11), (2, 3, 7, 11)),
-    (GQA, hw.Causal(offset=1), SPELLED, (2, 6, 5, 11), (2, 3, 6, 11)),
-    (
-        GQA._replace(T=7, S=5),
-        hw.Causal(offset=0),
-        SPELLED,
-        (2, 6, 7, 11),
-        (2, 3, 5, 11),
-    ),
-    # More than causal needs a mask.
-    (SQUARE, hw.Causal() & hw.Lengths([3, 7]), SPELLED, (2, 6, 7, 11), (2, 3, 7, 11)),
-    (SQUARE, hw.Causal() & hw.Alibi(), SPELLED, (2, 6, 7, 11), (2, 3, 7, 11)),
-    (SQUARE, hw.Window(2, 0), SPELLED, (2, 6, 7, 11), (2, 3, 7, 11)),
-    # A step is folded, (B,H,1,D) to (B,G,r,D): each key and value is read once a group, and causal costs no mask.
-    (DECODE, hw.Causal(), NO_MASK | {"enable_gqa": False}, (2, 3, 2, 11), (2, 3, 7, 11)),
-    (DECODE, None, NO_MASK | {"enable_gqa": False}, (2, 3, 2, 11), (2, 3, 7, 11)),
-    (DECODE, hw.Lengths([3, 7]), {"enable_gqa": False, "attn_mask": "some mask"}, (2, 3, 2, 11), (2, 3, 7, 11)),
-    (DECODE, hw.Alibi(), {"enable_gqa": False, "attn_mask": "some mask"}, (2, 3, 2, 11), (2, 3, 7, 11)),
-]
 
 
-@every("n, mask, expected, q_shape, k_shape", CALLS)
+@every("n, mask, expected, q_shape, k_shape", TABLES["kernel"])
 def test_what_the_kernel_gets(
-    calls: Calls,
-    n: Sizes,
-    mask: hw.Mask | None,
-    expected: dict[str, Any],
-    q_shape: tuple[int, ...],
-    k_shape: tuple[int, ...],
+    calls: Calls, n: str, mask: str, expected: str, q_shape: list[int], k_shape: list[int]
 ) -> None:
     calls.clear()
-    arguments = attend(n, mask)
+    wanted = eval(expected)  # our own table
+    arguments = attend(eval(n), eval(mask))
     (call,) = calls
     if call["attn_mask"] is not None:
         call["attn_mask"] = "some mask"
-    assert {name: call[name] for name in expected} == expected
-    assert call["query"].shape == q_shape and call["key"].shape == call["value"].shape == k_shape
-    if "Lengths" in repr(mask):  # what stands in dead keys is cleared in a copy
+    assert {name: call[name] for name in wanted} == wanted
+    assert [*call["query"].shape] == q_shape and [*call["key"].shape] == [*call["value"].shape] == k_shape
+    if "Lengths" in mask:  # what stands in dead keys is cleared in a copy
         return
     for name, argument in (("query", "q"), ("key", "k"), ("value", "v")):  # the very same memory: nothing was copied
         assert call[name].data_ptr() == arguments[argument].data_ptr()
@@ -113,20 +79,9 @@ def test_unequal_widths_are_padded_for_the_kernel(calls: Calls) -> None:
         assert call["query"].shape[-1] == call["key"].shape[-1] == call["value"].shape[-1]
 
 
-@pytest.mark.parametrize(
-    ("n", "mask", "first", "count", "masked"),
-    [
-        (DECODE, hw.Window(2, 0), 4, 3, False),
-        (DECODE, hw.Window(0, 0), 6, 1, False),
-        (GQA, hw.Window(1, 0), 1, 6, True),
-        (GQA._replace(T=2), hw.Window(1, 0), 4, 3, True),
-        (GQA._replace(T=2), hw.Causal(offset=2), 0, 4, True),
-        (GQA, hw.Window(None, 6), 0, 7, False),
-    ],
-    ids=repr,
-)
-def test_windows_shorten_the_keys(n: Sizes, mask: hw.Mask, first: int, count: int, masked: bool, calls: Calls) -> None:
-    arguments = attend(n, mask)
+@pytest.mark.parametrize(("n", "mask", "first", "count", "masked"), TABLES["windows"])
+def test_windows_shorten_the_keys(n: str, mask: str, first: int, count: int, masked: bool, calls: Calls) -> None:
+    arguments = attend(eval(n), eval(mask))  # our own table
     (call,) = calls
     torch.testing.assert_close(call["key"], arguments["k"][:, :, first : first + count], rtol=0, atol=0)
     assert call["key"].untyped_storage().data_ptr() == arguments["k"].untyped_storage().data_ptr()  # a view
