@@ -2,7 +2,9 @@
 
 import inspect
 import math
+import tomllib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,39 +24,10 @@ SQUARE = GQA._replace(T=5, S=5)
 DECODE = GQA._replace(T=1)
 
 
-def causal(x: dict[str, Any]) -> dict[str, Any]:
-    return {"mask": hw.Causal()}
-
-
+TABLES = tomllib.loads(Path(__file__).with_name("options.toml").read_text(encoding="utf-8"))
 CASES: dict[str, tuple[Sizes, tuple[str, ...], Call]] = {
-    "bare": (GQA, (), lambda x: {}),
-    "square causal": (SQUARE, (), causal),
-    "causal, T<S": (GQA, (), causal),
-    "causal, T>S": (GQA._replace(T=7, S=5), (), causal),
-    "window": (GQA, (), lambda x: {"mask": hw.Window(1, 0)}),
-    "decode": (DECODE, (), causal),
-    "scale": (GQA, (), lambda x: {"scale": 1.7}),
-    "softcap": (GQA, (), lambda x: {"softcap": 0.9, "mask": hw.Causal()}),
-    "sink": (GQA, ("sink",), lambda x: {"sink": x["sink"]}),
-    "gate": (GQA, ("gate",), lambda x: {"gate": x["gate"]}),
-    "sink and gate, decode": (DECODE, ("sink", "gate"), lambda x: {"sink": x["sink"], "gate": x["gate"]}),
-    "bias": (GQA, ("bias",), lambda x: {"mask": hw.Bias(x["bias"])}),
-    "bias, decode": (DECODE, ("bias",), lambda x: {"mask": hw.Bias(x["bias"])}),
-    "bias and causal": (SQUARE, ("bias",), lambda x: {"mask": hw.Bias(x["bias"]) & hw.Causal()}),
-    "alibi slopes": (GQA, ("slopes",), lambda x: {"mask": hw.Alibi(x["slopes"]) & hw.Causal()}),
-    "kv_index": (GQA, (), lambda x: {"kv_index": [2, 0, 0, 2, 2, 0], "mask": hw.Causal()}),
-    "lengths": (GQA, (), lambda x: {"mask": hw.Lengths([0, 4])}),
-    "everything": (
-        GQA,
-        ("sink", "gate", "bias"),
-        lambda x: {
-            "mask": hw.Bias(x["bias"]) & hw.Window(3, 0) & hw.Lengths([7, 3]),
-            "sink": x["sink"],
-            "gate": x["gate"],
-            "softcap": 1.1,
-            "scale": 0.8,
-        },
-    ),
+    name: (eval(n), tuple(learned), eval(f"lambda x: {call}"))  # our own table
+    for name, (n, learned, call) in TABLES["gradients"].items()
 }
 
 
