@@ -5,10 +5,12 @@ The rows are read off the signatures, so a new argument without a row here is a 
 
 import inspect
 import math
+import tomllib
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -149,19 +151,13 @@ class Case:
         return layer
 
 
-def built(before: dict[str, Any], after: dict[str, Any], **call: Any) -> tuple[Case, Case]:
-    return Case(before, call), Case(after, call)
-
-
+TABLES = tomllib.loads(Path(__file__).with_name("matrix.toml").read_text(encoding="utf-8"))
 CROSS: dict[str, Any] = {"mask": None}
 LATENT: dict[str, Any] = {"latent_dim": 11}
 LAYER_ROWS: dict[str, tuple[Case, Case]] = {
-    "d_model": built({}, {"d_model": 31}),
-    "n_heads": built({}, {"n_heads": 3}),
-    "n_kv_heads": built({}, {"n_kv_heads": 2}),
-    "head_dim": built({}, {"head_dim": 10}),
-    "value_dim": built({}, {"value_dim": 7}),
-    "d_in": built({}, {"d_in": 11}),
+    **{
+        name: (Case(eval(before)), Case(eval(after))) for name, (before, after) in TABLES["layer"].items()
+    },  # our own table
     "d_context": (
         Case(CROSS, {"context": numbers("a", B, S, 29)}),
         Case({**CROSS, "d_context": 13}, {"context": numbers("b", B, S, 13)}),
@@ -170,34 +166,8 @@ LAYER_ROWS: dict[str, tuple[Case, Case]] = {
         Case(CROSS, {"context": numbers("a", B, S, 29), "values": numbers("a", B, S, 29)}),
         Case({**CROSS, "d_values": 13}, {"context": numbers("a", B, S, 29), "values": numbers("b", B, S, 13)}),
     ),
-    "d_out": built({}, {"d_out": 17}),
-    "q_bias": built({}, {"q_bias": True}),
-    "kv_bias": built({"sink": True}, {"sink": True, "kv_bias": True}),  # without a sink a bias of the keys cancels out
-    "out_bias": built({}, {"out_bias": True}),
-    "out_proj": built({}, {"out_proj": False}),
-    "mask": built({}, {"mask": hw.Window(1, 0)}),
-    "rope": built({}, {"rope": hw.RoPE(dim=2, theta=53.0)}),
-    "qk_norm": built({}, {"qk_norm": True}),
-    "qk_norm_eps": built({"qk_norm": True}, {"qk_norm": True, "qk_norm_eps": 0.3}),
-    "scale": built({}, {"scale": 0.2}),
-    "softcap": built({}, {"softcap": 0.4}),
-    "sink": built({}, {"sink": True}),
-    "dropout": built({}, {"dropout": 0.5}),
-    "relative_bias": built({}, {"relative_bias": hw.RelativeBias(4, 8)}),
-    "kv_index": built({"n_kv_heads": 3}, {"n_kv_heads": 3, "kv_index": [2, 0, 0, 1, 2, 2]}),
-    "latent_dim": built(LATENT, {"latent_dim": 3}),  # so narrow that even the whole text at once is absorbed
-    "rope_dim": built({**LATENT, "head_dim": 10, "rope_dim": 2}, {**LATENT, "head_dim": 10, "rope_dim": 4}),
-    "q_latent_dim": built(LATENT, {**LATENT, "q_latent_dim": 7}),
-    "latent_norm": built(LATENT, {**LATENT, "latent_norm": False}),
 }
-REFUSED_WITH_LATENT = {
-    "n_kv_heads": r"^n_kv_heads=2, kv_index=\(0, 0, 0, 1, 1, 1\) with latent_dim=11: each head has keys of its own",
-    "kv_index": r"^n_kv_heads=3, kv_index=.* with latent_dim=11: each head has keys of its own",
-    "d_values": r"^d_values=13 with latent_dim=11: keys and values come from one latent",
-    "qk_norm": r"^qk_norm with latent_dim=11: a norm over each head's keys cannot be absorbed",
-    "qk_norm_eps": r"^qk_norm with latent_dim=11",
-    "values": r"^values= with latent_dim=: keys and values come from one latent",
-}
+REFUSED_WITH_LATENT = TABLES["beside_a_latent"]
 CALL_ROWS: dict[str, tuple[Case, Case]] = {
     "x": (Case(), Case(call={"x": numbers("another x", B, T, 29)})),
     "context": (Case(CROSS, {"context": numbers("a", B, S, 29)}), Case(CROSS, {"context": numbers("b", B, S, 29)})),
