@@ -62,9 +62,6 @@ def run(trained: tuple[Path, Outcome], tmp_path: Path) -> Iterator[Path]:
     assert contents(folder) == before
 
 
-# What every command has
-
-
 def test_help_needs_neither_torch_nor_what_prices_models() -> None:
     check = "import sys, headwise.cli; sys.exit(bool({'torch', 'tokenizers', 'headwise.cost'} & {*sys.modules}))"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
@@ -182,9 +179,6 @@ def test_markup_in_names_texts_and_prompts_is_text(invoke: Invoke, tmp_path: Pat
         assert script not in html and "<img" not in html
 
 
-# Bad input
-
-
 def test_a_folder_as_data_file(invoke: Invoke, tmp_path: Path) -> None:
     assert_refused(invoke("train", tmp_path, "--out", tmp_path / "out"), "holds no text files")
     (tmp_path / "a.txt").write_text("of one\n" * 20)
@@ -295,9 +289,6 @@ def test_resume_without_a_report_or_a_run(run: Path, invoke: Invoke, text: Path,
     assert all("<html" in (damaged / name).read_text("utf-8") for name in pages)
     code, _, err = invoke("train", text, *TINY, "--out", tmp_path / "new", "--resume")
     assert code == 0 and "nothing to resume" in err.splitlines()[0]
-
-
-# Real processes
 
 
 def test_debug_lets_the_error_through(text: Path, invoke: Invoke) -> None:

@@ -59,9 +59,6 @@ def unverified(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export, "verify", lambda *arguments: "not verified")
 
 
-# Sharing
-
-
 def test_share_writes_a_folder_that_stock_transformers_reads(
     run: Path, text: Path, tmp_path: Path, invoke: Invoke
 ) -> None:

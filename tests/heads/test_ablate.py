@@ -114,9 +114,6 @@ def test_generation(name: str, kind: str) -> None:
         assert (one - two).abs().max() < 1e-5
 
 
-# Means
-
-
 def mean_by_hand(
     name: str, model: Any, inputs: dict[str, Tensor], heads: list[str], rows: dict[str, Tensor], means: Any = None
 ) -> Tensor:

@@ -159,9 +159,6 @@ def test_attention_dropout_in_training() -> None:
         assert (answers[0] - model.eval()(**inputs).logits).abs().max() > 0.1
 
 
-# Nothing is left behind
-
-
 @pytest.mark.parametrize("name", ["gpt2", "t5"])
 def test_all_is_as_before_after_an_exception(name: str) -> None:
     model, inputs = model_of(name), inputs_of(name)

@@ -134,9 +134,6 @@ def test_norms_that_mix_heads_are_said() -> None:
     assert seen.notes[0] == "L0: BitNetRMSNorm norms several heads at once before W_O: what one gives hangs on all"
 
 
-# Where keys stand
-
-
 def deepseek(*layer_types: str) -> Any:
     """A small DeepSeek-V4, whose layers are handed the ids beside their hidden states."""
     config = tf.DeepseekV4Config(

@@ -153,9 +153,6 @@ def test_padding_stays_out() -> None:
             np.testing.assert_array_equal(getattr(dirty[name], key), getattr(seen[name], key))
 
 
-# Caches
-
-
 CACHES: dict[str, dict[str, Any]] = {"growing": {}, "static": {"max_length": 20}, "rolling": {"window": 3}}
 
 
@@ -328,9 +325,6 @@ def test_modes_of_torch(mode: str, threads: int, monkeypatch: pytest.MonkeyPatch
     assert torch.get_num_threads() == threads
     call = calls[0]._replace(**{name: getattr(calls[0], name).clone() for name in ("q", "k", "v", "out")})
     check_call(seen, "L0", call, layer.o_proj.weight, False)
-
-
-# What is handed out
 
 
 def test_what_is_seen() -> None:

@@ -95,9 +95,6 @@ def test_products(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "GQA less MHA +0.100 ± 0.025, MQA less GQA +0.200 ± 0.000." in claim.measured
 
 
-# Timed
-
-
 @pytest.mark.parametrize(("wrapper", "verdict"), [((2.0, 2.0), HOLDS), ((2.0, 0.5), DEPENDS), ((1.0, 0.5), FAILS)])
 def test_the_class_must_be_faster_at_every_size(
     wrapper: tuple[float, float], verdict: str, monkeypatch: pytest.MonkeyPatch

@@ -213,9 +213,6 @@ def test_arms_are_compared_seed_by_seed(tmp_path: Path, monkeypatch: pytest.Monk
     assert note.startswith(f"Trained for 3 of the recipe's {VERBS_OR_TEXT.recipe.steps:,} steps")
 
 
-# Units
-
-
 def test_a_run_that_was_stopped_goes_on_and_ends_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = compare(tiny(), tmp_path / "whole", n_seeds=2, steps=3)
     done: list[str] = []

@@ -35,9 +35,6 @@ def course_class(bias: bool = False, dropout: float = 0.0) -> MultiHeadAttn:
     return MultiHeadAttn(D_IN, H * D, CONTEXT, dropout, H, qkv_bias=bias).double()
 
 
-# Course C
-
-
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_class_taken_apart_is_the_same_function_with_the_same_gradients(bias: bool) -> None:
     layer = course_class(bias)

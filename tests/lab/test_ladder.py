@@ -174,9 +174,6 @@ def test_the_tolerance_of_a_format_holds_for_it_and_tells_right_from_wrong(seed:
         assert 0 < far < wide < 0.01 * np.abs(np.nan_to_num(before, neginf=0)).max(), name
 
 
-# Sizes, costs, reports
-
-
 @pytest.mark.parametrize(
     ("asked", "certified"),
     [

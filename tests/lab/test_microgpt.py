@@ -104,9 +104,6 @@ def test_sizes_of_the_model() -> None:
     assert replay(["  ada\n", "", "bela", " \t"], steps=2) == replay(["ada", "bela"], steps=2)
 
 
-# The three rungs
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("rung", RUNGS)
 def test_the_frozen_run(rung: str) -> None:

@@ -56,9 +56,6 @@ def heads_out(layer: hw.MultiHeadAttention) -> Tensor:
     return call_inside(layer, **inputs(layer)).out
 
 
-# --- one head ---
-
-
 def test_a_head_is_its_slices(layer: hw.MultiHeadAttention) -> None:
     assert len(layer.heads) == len(list(layer.heads)) == H
     for h, head in enumerate(layer.heads):

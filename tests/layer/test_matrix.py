@@ -119,8 +119,6 @@ def test_the_function(argument: str, path: str) -> None:
     }.get(path, [])
 
 
-# --- the layer ---
-
 B, T, S = 2, 5, 7
 CUTS = (0, 2, 3, 5)
 LAYER_PATHS = ("direct", "growing", "static", "rolling", "watched", "compiled")

@@ -64,9 +64,6 @@ def assert_same(actual: list[Tensor], expected: list[Tensor], **tolerance: float
         torch.testing.assert_close(one, other, **tolerance)
 
 
-# torch.compile and torch.export
-
-
 # Compiling takes long: each option is compiled once, those with steps of their own before the kernel with gradients.
 @pytest.mark.parametrize("case", ["value_dim", "qk_norm", "relative bias", "softcap", "values"])
 def test_compiles_into_one_graph(case: str, fresh_compiler: None) -> None:

@@ -53,9 +53,6 @@ def words(folder: Path, framed: bool) -> None:
     tf.PreTrainedTokenizerFast(tokenizer_object=made, **special).save_pretrained(folder)
 
 
-# Models
-
-
 def test_folders_of_weights(folder: Path) -> None:
     # With its own class, in eval mode, and the weights that were saved.
     model = load_folder(folder)

@@ -130,9 +130,6 @@ def test_causes_in_a_model_that_makes_its_maps_itself(family: str) -> None:
     assert len(reach.heads) == 2 * H
 
 
-# As learners write it
-
-
 class Attention(nn.Module):
     """The attention of a small GPT: by a softmax, or by the fused call; a sink is one more column of scores."""
 
