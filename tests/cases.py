@@ -43,6 +43,12 @@ def refuses_table(table: str, names: dict[str, Any], exact: bool = False) -> Non
     assert not wrong, "\n".join(wrong)
 
 
+def rows(table: str) -> list[Any]:
+    """Those of a table of rows.toml."""
+    found: list[Any] = tomllib.loads(REFUSED.with_name("rows.toml").read_text(encoding="utf-8"))[table]
+    return found
+
+
 def every(names: str, values: Iterable[Any], ids: Iterable[str] | None = None) -> Callable[[Test], Test]:
     """Like `pytest.mark.parametrize`, with a loop over the cases within one item.
 

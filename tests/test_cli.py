@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from cases import refuses
+from cases import refuses, rows
 from invoking import Invoke, Outcome, assert_refused, contents, interrupted, process, start
 
 import headwise as hw
@@ -235,16 +235,6 @@ def test_an_error_nobody_thought_of_is_one_line_too(run: Path, invoke: Invoke, m
     assert outcome.code != 0
 
 
-DIFFERENT: dict[str, tuple[str, ...]] = {
-    "--steps 5": ("--steps 3", "--steps 5"),
-    "--seed 1": ("--seed 0", "--seed 1"),
-    "--heads 4": ("--heads 2", "--heads 4"),
-    "--preset llama": ("--preset nanogpt", "--preset llama"),
-    "--preset verbs": ("--preset nanogpt", "--preset verbs"),
-    "--lines": ("no --lines", "--lines is asked for"),
-}
-
-
 @pytest.fixture
 def half(text: Path, tmp_path: Path) -> Path:
     """A run that was stopped after its first step."""
@@ -268,7 +258,7 @@ def test_resume_with_another_option(half: Path, text: Path, invoke: Invoke, tmp_
     before = contents(half)
     (other := tmp_path / "other.txt").write_text(TEXT)
     assert_refused(invoke("train", other, "--out", half, "--resume"), "text=", "cat.txt", "other.txt")
-    for options, words in DIFFERENT.items():
+    for options, words in rows("other_options"):
         assert_refused(invoke("train", text, "--out", half, "--resume", *options.split()), *words)
     for command in ("generate", "heads"):
         assert_refused(invoke(command, half), "has not finished", "resume=True")

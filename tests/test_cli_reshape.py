@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import rows
 from invoking import Invoke, assert_refused, contents, interrupted, start
 from processes import verified_here
 
@@ -139,17 +140,7 @@ def test_without_out_the_damage_is_shown_and_nothing_written(
     os.chdir(tmp_path)
     code, printed, _ = invoke("share", run, "--kv-heads", 2, "--text", text, "--method", "mean")
     assert code == 0
-    for words in (
-        "2 key/value heads for 6 query heads, 6 before",
-        "loss, nats per token",
-        "KL to the parent",
-        "entropy of layer 1",
-        "cache, bytes per token",
-        "x 0.33",
-        "parameters",
-        "decoding, tokens/s at",
-        "nothing was written; pass --out",
-    ):
+    for words in rows("shown_damage"):
         assert words in printed
     assert list(tmp_path.iterdir()) == []
 

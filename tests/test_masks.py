@@ -1,6 +1,8 @@
 """The masks against tables: drawn by hand, and spoken by an oracle that shares no line with them."""
 
+import tomllib
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,26 +23,12 @@ def picture(mask: hw.Mask, T: int, S: int) -> list[str]:
     return ["".join("01"[int(ok)] for ok in row) for row in allowed[0, 0]]
 
 
-@pytest.mark.parametrize(
-    ("mask", "T", "S", "drawn"),
-    [
-        (hw.Causal(), 3, 5, ["11100", "11110", "11111"]),
-        (hw.Causal(), 3, 2, ["00", "10", "11"]),
-        (hw.Causal(offset=0), 2, 3, ["100", "110"]),
-        (hw.Window(1, 0), 3, 5, ["01100", "00110", "00011"]),
-        (hw.Window(1, None), 3, 3, ["111", "111", "011"]),
-        (hw.Window(None, 1, offset=0), 2, 4, ["1100", "1110"]),
-        (hw.Streaming(1, 2), 4, 5, ["11000", "11100", "10110", "10011"]),
-        (hw.Streaming(2, 0, offset=0), 3, 3, ["100", "110", "110"]),
-        (hw.Lengths([2]), 2, 3, ["110", "110"]),
-        (hw.Causal() & hw.Lengths([4]), 3, 5, ["11100", "11110", "11110"]),
-        (hw.Segments([[0, 0, 1]], [[0, 1, 1]]), 3, 3, ["100", "100", "011"]),
-        (hw.Allowed([True, False, True]), 2, 3, ["101", "101"]),
-    ],
-    ids=repr,
-)
-def test_a_mask_is_what_its_picture_says(mask: hw.Mask, T: int, S: int, drawn: list[str]) -> None:
-    assert picture(mask, T, S) == drawn
+TABLES = tomllib.loads(Path(__file__).with_name("masks.toml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(("mask", "T", "S", "drawn"), TABLES["pictures"])
+def test_a_mask_is_what_its_picture_says(mask: str, T: int, S: int, drawn: list[str]) -> None:
+    assert picture(eval(mask), T, S) == drawn  # our own table
 
 
 @pytest.mark.parametrize("wrap", [as_list, as_numpy])
@@ -82,19 +70,11 @@ def test_a_range_of_keys_is_the_same_slice_of_the_whole(name: str) -> None:
     np.testing.assert_array_equal(np.broadcast_to(0 if some is None else some, cut), bias[..., keys])
 
 
-@pytest.mark.parametrize(
-    ("n_heads", "slopes"),
-    [
-        (1, [2**-8]),
-        (2, [2**-4, 2**-8]),
-        (8, [2**-1, 2**-2, 2**-3, 2**-4, 2**-5, 2**-6, 2**-7, 2**-8]),
-        (3, [2**-4, 2**-8, 2**-2]),
-        (6, [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]),
-        (7, [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3, 2**-5]),
-    ],
-)
-def test_alibi_slopes_are_the_papers(n_heads: int, slopes: list[float]) -> None:
-    assert alibi_slopes(n_heads) == slopes == [paper_slope(h, n_heads) for h in range(n_heads)]
+@pytest.mark.parametrize(("n_heads", "powers"), TABLES["slopes"])
+def test_alibi_slopes_are_the_papers(n_heads: int, powers: list[int]) -> None:
+    assert (
+        alibi_slopes(n_heads) == [2.0**-power for power in powers] == [paper_slope(h, n_heads) for h in range(n_heads)]
+    )
 
 
 @pytest.mark.parametrize(
@@ -139,18 +119,9 @@ def test_positions_reach_to_two_to_the_sixty() -> None:
 
 def test_what_masks_say_of_themselves() -> None:
     """Same for all heads; may its bias forbid; counted from the first key; how many tokens of document 1 are real."""
-    answers = {
-        hw.Causal(): (True, True, False, None),
-        hw.Causal(offset=2): (True, True, True, None),
-        hw.Window(1, None): (True, True, False, None),
-        hw.Streaming(1, 2): (False, True, True, None),
-        hw.Alibi(): (False, False, False, None),
-        hw.Lengths((7, 5)): (True, True, True, 5),
-        hw.Segments(((0, 1),), ((0, 1),)): (True, True, False, None),
-        hw.Allowed(((True,),)): (False, True, False, None),
-        hw.Bias(((0.5,),)): (False, True, False, None),
-        hw.Lengths((7, 5)) & hw.Lengths((3, 6)) & hw.Causal(): (False, True, True, 5),
-    }  # as keys: masks are values, which compare and have a hash
-    for mask, expected in answers.items():
+    for text, (*expected, real) in TABLES["says"].items():
+        mask = eval(text)
         alike, counts = mask.alike, mask.counts_from_first()
-        assert (alike, mask.bias_may_forbid(), counts, mask.real_length(1)) == expected, mask
+        assert [alike, mask.bias_may_forbid(), counts] == expected, mask
+        assert mask.real_length(1) == (None if real < 0 else real), mask
+        assert {mask: 1}[eval(text)] == 1  # masks are values, which compare and have a hash

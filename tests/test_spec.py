@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import refuses, refuses_table
+from cases import refuses, refuses_table, rows
 
 import headwise as hw
 from headwise.spec import Sizes, check_shapes
@@ -28,17 +28,7 @@ def test_sizes_follow_and_are_counted() -> None:
     assert gpt2.n_parameters == 4 * 768 * 768 + 4 * 768
 
 
-@pytest.mark.parametrize(
-    ("fields", "name", "size"),
-    [
-        ({"head_dim": 5}, "value_dim", 5),
-        ({"value_dim": 5}, "head_dim", 7),
-        ({"d_in": 11}, "d_context", 11),
-        ({"d_in": 11}, "d_out", 21),
-        ({"d_context": 13}, "d_in", 21),
-        ({"out_proj": False, "value_dim": 5}, "d_out", 15),
-    ],
-)
+@pytest.mark.parametrize(("fields", "name", "size"), rows("sizes_that_follow"))
 def test_a_size_follows_another(fields: dict, name: str, size: int) -> None:
     assert getattr(Spec(d_model=21, n_heads=3, **fields), name) == size
 

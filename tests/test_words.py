@@ -1,21 +1,12 @@
 """Which language is spoken, and what the library says by key, said in Spanish."""
 
 import pytest
+from cases import rows
 
 from headwise.words import Note, known, phrase, said, system_language, table
 
 
-@pytest.mark.parametrize(
-    ("settings", "lang"),
-    [
-        ({"LANG": "es_ES.UTF-8"}, "es"),
-        ({"LANG": "es_AR", "LC_ALL": "C.UTF-8"}, "en"),
-        ({"LC_MESSAGES": "es_MX.UTF-8", "LANG": "en_US.UTF-8"}, "es"),
-        ({"LANG": "de_DE.UTF-8"}, "en"),
-        ({"LANG": ""}, "en"),
-        ({}, "en"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "lang"), rows("languages_of_systems"))
 def test_the_language_of_the_system(settings: dict[str, str], lang: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LC_ALL", "LC_MESSAGES", "LANG"):
         monkeypatch.delenv(name, raising=False)

@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from cases import rows
 
 import headwise as hw
 from benchmarks.headbench import bench
@@ -21,16 +22,7 @@ def model_of(task: str, form: str) -> Known:
     return known(NAMES.index(task), [form.name for form in FORMS].index(form))
 
 
-@pytest.mark.parametrize(
-    "task, form",
-    [
-        ("induction by keys", "GQA, RoPE, qk-norm"),
-        ("relay", "MLA, RoPE"),
-        ("name movers, inhibited", "MQA, RoPE"),
-        ("brackets", "GQA, RoPE, sinks"),
-        ("two lookups, both needed", "GQA, learned positions, windows"),
-    ],
-)
+@pytest.mark.parametrize("task, form", rows("known_models"))
 def test_a_model_does_what_is_said_of_it_and_its_circuit_is_found(task: str, form: str) -> None:
     model = model_of(task, form)
     draw = random.Random(11)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import pytest
 import torch
-from cases import refuses, refuses_table
+from cases import refuses, refuses_table, rows
 from reshape_models import BUILD, build, texts
 from torch import nn
 
@@ -82,17 +82,7 @@ def test_groups_and_their_caches() -> None:
     assert not prune_heads(GPT(config), ((1, 4),)).silent
 
 
-REASONS = [
-    ("rope", "L0.H1,L1.H0,L1.H2", "the layers would lose 1 to 2 heads and the config has one number of heads for all"),
-    ("rope, GQA", "L0.H1,L1.H2", "in layer 0 some key/value heads would be read by 1 query heads and some by 2"),
-    ("rope, GQA", "L0.H0,L0.H1,L1.H0,L1.H2", "in layer 1 some key/value heads would be read by 1"),
-    ("llama", "L0.H1,L1.H2", "llama's config wants num_attention_heads to divide hidden_size=24, and 5 does not"),
-    ("gpt2", "L0.H1,L1.H2", "gpt2's config has no head_dim: its n_embd=33 must be 3 heads of 11, and 2 make 22"),
-    ("bert", "L0.H1,L1.H2", "bert's config has no head_dim: its hidden_size=33 must be 3 heads of 11, and 2 make 22"),
-]
-
-
-@pytest.mark.parametrize(("name", "heads", "said"), REASONS)
+@pytest.mark.parametrize(("name", "heads", "said"), rows("reasons_for_zeros"))
 def test_what_no_format_carries_is_zeroed_with_the_reason(name: str, heads: str, said: str) -> None:
     model = build(name)
     chosen = named_heads(model, heads)

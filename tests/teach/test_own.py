@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from casebook import correct_code, targets
-from cases import every, refuses
+from cases import every, refuses, rows
 from invoking import Invoke
 from small_models import COURSES_FILE
 
@@ -171,14 +171,7 @@ def test_what_cannot_stand_in_a_gpt_is_refused_by_name(old: str, new: str, said:
 
 
 @pytest.mark.slow
-@every(
-    "ending, said",
-    [
-        ("open('{outside}', 'w')", "RefusedError: the file must not write {outside}"),
-        ("import os; os._exit(7)", "it ends the process (7)"),
-        ("1 / 0", "11_torch.py: ZeroDivisionError: division by zero (line "),
-    ],
-)
+@every("ending, said", rows("endings_of_files"))
 def test_the_class_learns_behind_the_guard(ending: str, said: str, tmp_path: Path) -> None:
     path, outside = tmp_path / "11_torch.py", tmp_path / "outside"
     path.write_text(find_exercise(11).source("en", True, "b") + ending.format(outside=outside) + "\n")
