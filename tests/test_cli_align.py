@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 import torch
 import transformers as tf
-from cases import refuses
+from cases import refuses, rows
 
 from headwise.heads.alignment import Linked, Spoken
 from headwise.heads.look import Desk
@@ -116,15 +116,7 @@ def test_the_command_ranks_judges_and_writes(tmp_path: Path, whisper: Path, invo
         assert phrase in " ".join(spanish.split()), spanish
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ({"audio": "a.wav"}, "it has audio, and a text needs audio, words; source, links, target; text, links"),
-        ({"audio": "none.wav", "words": [["the", 0.0]]}, "none.wav is no file"),
-        ({"audio": "long.wav", "words": [["the", 0.0]]}, "long.wav has 1.2 s, and the model hears 1"),
-        ({"audio": "a.wav", "language": "xx", "words": [["the", 0.0]]}, "the model knows no language 'xx'"),
-    ],
-)
+@pytest.mark.parametrize(("line", "message"), rows("wrong_lines"))
 def test_a_line_that_is_not_as_it_must_be_is_named(
     line: Any, message: str, tmp_path: Path, whisper: Path, invoke: Any
 ) -> None:

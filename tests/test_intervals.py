@@ -3,15 +3,13 @@
 import math
 
 import pytest
+from cases import rows
 
 from headwise.intervals import interval_of, t_quantile
 
 
 # Two-sided 95 %, as printed in every table of Student's t.
-@pytest.mark.parametrize(
-    ("degrees", "expected"),
-    [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (7, 2.3646), (10, 2.2281), (30, 2.0423), (1000, 1.9623)],
-)
+@pytest.mark.parametrize(("degrees", "expected"), rows("quantiles"))
 def test_quantiles(degrees: int, expected: float) -> None:
     assert t_quantile(degrees) == pytest.approx(expected, abs=6e-5)
 
