@@ -96,4 +96,4 @@ def test_what_is_folded_in_float32_costs_what_it_does_in_float64(
             monkeypatch.setattr(AttentionWeights, "widened", in_float64)
         child = share_heads(model, 3, method, "adjacent", moments(model, [texts(0)])).model
         losses.append(compared(model, child, [texts(1)])[2])
-    assert losses[0] == pytest.approx(losses[1], rel=3e-4)
+    assert losses[0] == pytest.approx(losses[1], rel=2**-9)  # one rounding of an answer in bfloat16
