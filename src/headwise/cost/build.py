@@ -221,7 +221,7 @@ def layers_of(f: Fields, record: Record, stack: str = MAIN, prefix: str = "", cr
     if not record.get("encoder", False) and stack != ENCODER:
         for window in specs:
             specs[window] = spec.replace(mask=Causal() if window is None else Window(window - 1, 0))
-    key_bias = record.get("key_bias", True)
+    beside = {name: record[name] for name in ("key_bias", "joint_norms") if name in record}
     layers = []
     for n, window, forward in zip(numbers, windows, forwards_of(f, record, len(numbers)), strict=True):
         # The first layer holds the bias by distance of all.
@@ -229,8 +229,8 @@ def layers_of(f: Fields, record: Record, stack: str = MAIN, prefix: str = "", cr
         layer = Layer(
             name=f"{prefix}L{n}",
             stack=stack,
-            attention=Attention(spec=specs[window], key_bias=key_bias, buckets=buckets),
-            cross=Attention(spec=spec, key_bias=key_bias) if cross else None,
+            attention=Attention(spec=specs[window], buckets=buckets, **beside),
+            cross=Attention(spec=spec, **beside) if cross else None,
             feed_forward=forward,
             norm_parameters=record.get("norms", NORMS)[0] * spec.d_model,
         )

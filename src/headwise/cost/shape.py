@@ -31,21 +31,23 @@ class Attention:
     spec: AttentionSpec
     keep: tuple[HeadPlan, ...] | None = None  # what a plan says of each key/value head
     buckets: int = 0  # parameters of each query head for a bias by distance (T5)
+    joint_norms: bool = False  # is there one norm over the queries of all heads, and one over all keys? (OLMo2)
     key_bias: bool = True  # has W_K a bias where W_V has one? (not in Whisper)
 
     @property
     def query_head_parameters(self) -> int:
-        return self.spec.query_head_parameters + self.buckets
+        return self.spec.query_head_parameters + self.buckets + self.joint_norms * self.spec.head_dim
 
     @property
     def kv_head_parameters(self) -> int:
-        absent = self.spec.kv_bias and not self.key_bias
-        return self.spec.kv_head_parameters - absent * self.spec.head_dim
+        vectors = self.joint_norms - (self.spec.kv_bias and not self.key_bias)  # of head_dim: gains, or no key's bias
+        return self.spec.kv_head_parameters + vectors * self.spec.head_dim
 
     @property
     def parameters(self) -> int:
-        absent = self.spec.n_kv_heads * (self.spec.kv_head_parameters - self.kv_head_parameters)
-        return self.spec.n_parameters + self.spec.n_heads * self.buckets - absent
+        spec = self.spec
+        heads = spec.n_heads * self.query_head_parameters + spec.n_kv_heads * self.kv_head_parameters
+        return heads + spec.shared_parameters
 
     def kept(self, tokens: int) -> dict[int, int]:
         """Tokens of a text that long whose key and value are cached -> for how many key/value heads."""
