@@ -103,11 +103,11 @@ def test_refusals_of_other_families() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "is empty"),
-        ("{", "not a JSON document"),
+        ("", "is no JSON"),
+        ("{", "is no JSON"),
         ("[1]", "a JSON list"),
-        ("[" * 100_000, "not a JSON document"),
-        ('{"model_type": "llama", "hidden_size": ' + "9" * 5000 + "}", "not a JSON document"),
+        ("[" * 100_000, "is no JSON"),
+        ('{"model_type": "llama", "hidden_size": ' + "9" * 5000 + "}", "is no JSON"),
         ('{"model_type": "llama"}', "hidden_size is missing"),
     ],
 )

@@ -11,7 +11,6 @@ Needs neither torch nor a network. What cannot be priced exactly is refused with
 
 from __future__ import annotations
 
-import json
 import math
 import tomllib
 from dataclasses import asdict, dataclass, is_dataclass, replace
@@ -34,7 +33,7 @@ from headwise.cost.pricing import (
 from headwise.cost.shape import Attention, FeedForward, Layer, ModelShape, cache_values
 from headwise.errors import HeadwiseError
 from headwise.families import OURS, families, family_for
-from headwise.files import read_text
+from headwise.files import read_json
 from headwise.plan import Plan
 from headwise.spec import AttentionSpec
 from headwise.words import Note, refusal, unknown
@@ -59,7 +58,7 @@ CONFIG = "config.json"
 PRESETS: dict[str, dict[str, Any]] = tomllib.loads(
     resources.files("headwise.cost").joinpath("presets.toml").read_text(encoding="utf-8")
 )
-NOTES: dict[str, str] = {name: config.pop("note") for name, config in PRESETS.items() if "note" in config}
+NOTES: dict[str, list[str]] = {name: config.pop("notes", []) for name, config in PRESETS.items()}  # their keys
 
 # Sizes that both the section of our own and the fields around it say; where they differ, the file is not one model.
 TWICE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
@@ -111,27 +110,22 @@ def read_shape(config: Any) -> tuple[str, ModelShape]:
 
 
 def _read_description(description: str | Path) -> tuple[str, ModelShape]:
-    path = Path(description)
-    if description in PRESETS or not path.exists():
+    path, name = Path(description), str(description)
+    if name in PRESETS and (description == name or not path.exists()):
+        return name, model_shape(PRESETS[name]).noted(*map(Note.of, NOTES[name]))
+    if not path.exists():
         if len(path.parts) > 1 or path.suffix == ".json":
             raise refusal("no_priced_path", path=path, config=CONFIG)
-        name = str(description)
-        if name not in PRESETS:
-            raise unknown(Note.of("refused.no_priced", name=repr(name)), name.lower(), PRESETS)
-        return name, model_shape(PRESETS[name]).noted(*([Note.of(NOTES[name])] if name in NOTES else []))
+        raise unknown(Note.of("refused.no_priced", name=repr(name)), name.lower(), PRESETS)
     file = path / CONFIG if path.is_dir() else path
     if not file.exists():
         raise refusal("holds_no_config", path=path, config=CONFIG)
-    name = path.resolve().name if path.name != CONFIG else path.resolve().parent.name
-    text = read_text(file)
+    folder = path.resolve() if path.name != CONFIG else path.resolve().parent
+    config = read_json(file)
     try:
-        try:
-            config = json.loads(text)
-        except (ValueError, RecursionError) as error:  # ValueError: also a number of more digits than Python reads
-            raise HeadwiseError(f"not a JSON document: {error}") from None
         if not isinstance(config, dict):
             raise HeadwiseError(f"a JSON {type(config).__name__}, and a config is an object with fields")
-        return name, model_shape(config)
+        return folder.name, model_shape(config)
     except HeadwiseError as error:
         raise HeadwiseError(f"{file}: {error}") from None
 
@@ -149,22 +143,19 @@ def _spec_shape(spec: AttentionSpec) -> ModelShape:
 
 def model_shape(config: dict[str, Any]) -> ModelShape:
     section = _own_section(config)
-    kind = "headwise" if section is not None else config.get("model_type")
+    kind = OURS if section is not None else config.get("model_type")
     if kind is None:
         raise HeadwiseError(f"model_type is missing; known: {', '.join(families('price'))}")
     shape = build(config if section is None else section, family_for("price", kind))
     text = config.get("text_config")
-    dtype = None
-    for place in (config, text if isinstance(text, dict) else {}):
-        for name in (place.get("dtype"), place.get("torch_dtype")):
-            if dtype is None and isinstance(name, str) and name != "auto":
-                dtype = name
-    notes = []
+    places = (config, text if isinstance(text, dict) else {})
+    named = [place.get(field) for place in places for field in ("dtype", "torch_dtype")]
+    dtype = next((name for name in named if isinstance(name, str) and name != "auto"), None)
     if config.get("quantization_config"):
-        notes.append(Note.of("price.quantized"))
+        shape = shape.noted(Note.of("price.quantized"))
     if config.get("num_nextn_predict_layers") or config.get("num_mtp_layers"):
-        notes.append(Note.of("price.further_tokens"))
-    return replace(shape.noted(*notes), dtype=dtype)
+        shape = shape.noted(Note.of("price.further_tokens"))
+    return replace(shape, dtype=dtype)
 
 
 def _own_section(config: dict[str, Any]) -> dict[str, Any] | None:
