@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from headwise.errors import HeadwiseError
 from headwise.families import Family, class_names, families, family_of_attention
 from headwise.layer.layer import MultiHeadAttention
-from headwise.layer.parts import Parts, build, check_parameters, linear_weights, parameters_of, parts_of
+from headwise.layer.parts import build, check_parameters, linear_weights, named, parameters_of, parts_of
 from headwise.masks import BroadcastGrid, Causal, Lengths, Mask, Window
 from headwise.positions import RoPE
 from headwise.rungs.tensor import as_tensor
@@ -205,10 +205,10 @@ def from_torch(module: nn.MultiheadAttention) -> Imported:
     separate = [f"{name}_proj_weight" for name in "qkv"]
     check_parameters(module, {"in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias", *separate})
     packed, bias, n_heads = module.in_proj_weight, module.in_proj_bias, module.num_heads
-    weights = [getattr(module, name) for name in separate] if packed is None else packed.chunk(3)
-    q, k, v = zip(weights, (None,) * 3 if bias is None else bias.chunk(3), strict=True)
-    parts = Parts(q, k, v, linear_weights(module.out_proj, "out_proj"))
-    layer = build(parts, n_heads, dropout=module.dropout, training=module.training)
+    matrices = [getattr(module, name) for name in separate] if packed is None else packed.chunk(3)
+    q, k, v = zip(matrices, (None,) * 3 if bias is None else bias.chunk(3), strict=True)
+    weights = named(q_proj=q, k_proj=k, v_proj=v, o_proj=linear_weights(module.out_proj, "out_proj"))
+    layer = build(weights, n_heads, dropout=module.dropout, training=module.training)
     twin = copy.deepcopy(module).eval()
 
     def original(x: Tensor, keys: Tensor, values: Tensor, added: Tensor | None) -> Tensor:
@@ -243,7 +243,7 @@ def from_course(module: nn.Module) -> Imported:
     q, k, v, o = (linear_weights(getattr(module, name), f"{type(module).__name__}.{name}") for name in COURSE[:4])
     dropout = getattr(module, "dropout", 0.0)
     layer = build(
-        Parts(q, k, v, o),
+        named(q_proj=q, k_proj=k, v_proj=v, o_proj=o),
         attention.num_heads,
         mask=CAUSAL,
         dropout=getattr(dropout, "p", dropout),
@@ -273,12 +273,12 @@ def from_transformers(module: nn.Module, family: Family) -> Imported:
     w_o = None if whole is None else whole.get_submodule(family.o)
     cross = family.is_cross(core)
     check_parameters(core, parameters_of(family))
-    rope, parts = _rope(core, family), parts_of(family, core, w_o)
+    rope, weights = _rope(core, family), parts_of(family, core, w_o)
     n_heads, scale = family.read(core, family.n_heads), float(family.read(core, family.scale))
-    head_dim = len(parts.q[0]) // n_heads
+    head_dim = len(weights["q_proj.weight"]) // n_heads
     usual = math.isclose(scale, head_dim**-0.5, rel_tol=1e-12)  # but for the rounding of a float of Python
     layer = build(
-        parts,
+        weights,
         n_heads,
         family.read(core, family.n_kv_heads),
         mask=None if cross else _mask(core, family),
