@@ -6,7 +6,6 @@ As a layer has them: y = W x, in a dict by the names of the layer's parameters, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,7 +17,6 @@ from headwise.layer.layer import MultiHeadAttention
 from headwise.layer.projections import shapes_alone
 from headwise.spec import USUAL, AttentionSpec, require_size
 
-Module = Callable[[Tensor], Tensor]
 Linear = tuple[Tensor, Tensor | None]  # a matrix (out, in) and its bias
 
 
