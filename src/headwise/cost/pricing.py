@@ -343,23 +343,24 @@ def price_shape(name: str, shape: ModelShape, setting: Setting) -> Price:
     )
 
 
+PARTS = ("embeddings", "stem", "attention", "cross attention", "feed-forward", "norms", "head", "vision")
+
+
 def _parts(shape: ModelShape) -> dict[str, int]:
+    """The parameters of each of PARTS that the model has; a vision tower is one part."""
     parts: Counter[str] = Counter()
     for piece in shape.pieces:
         parts["vision" if piece.stack == VISION else piece.part] += piece.parameters
     for layer in shape.layers:
         if layer.stack == VISION:
             parts["vision"] += layer.parameters
-            continue
-        if layer.repeats:  # the weights of a layer before it, which are counted there
-            continue
-        parts["attention"] += layer.attention.parameters
-        parts["feed-forward"] += layer.feed_forward.parameters
-        parts["norms"] += layer.norm_parameters
-        if layer.cross:
-            parts["cross attention"] += layer.cross.parameters
-    order = ("embeddings", "stem", "attention", "cross attention", "feed-forward", "norms", "head", "vision")
-    return {part: parts[part] for part in order if part in parts}
+        elif not layer.repeats:  # else its weights are those of a layer before it, which are counted there
+            parts["attention"] += layer.attention.parameters
+            parts["feed-forward"] += layer.feed_forward.parameters
+            parts["norms"] += layer.norm_parameters
+            if layer.cross:
+                parts["cross attention"] += layer.cross.parameters
+    return {part: parts[part] for part in PARTS if part in parts}
 
 
 def _layer(layer: Layer, shape: ModelShape, setting: Setting) -> LayerPrice:

@@ -12,6 +12,7 @@ between two steps transformers keeps one fewer.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -85,18 +86,22 @@ class FeedForward:
     router_bias: bool = False
     shared_width: int = 0  # of what every token goes through beside the experts
 
-    def _weights(self, width: int) -> int:
-        return (3 if self.gated else 2) * self.d_model * width
+    @property
+    def n_matrices(self) -> int:
+        """Matrices of d_model x width: up, down and, where there is one, gate."""
+        return 2 + self.gated
 
     @property
     def expert_parameters(self) -> int:
-        biases = self.bias * ((2 if self.gated else 1) * self.width + self.d_model)
-        return self._weights(self.width) + biases
+        """Of one expert; without experts, of all."""
+        biases = self.bias * ((1 + self.gated) * self.width + self.d_model)
+        return self.n_matrices * self.d_model * self.width + biases
 
     @property
     def common_parameters(self) -> int:
+        """Of the router, and of what every token goes through."""
         router = self.n_experts * (self.d_model + self.router_bias)
-        return router + self._weights(self.shared_width)
+        return router + self.n_matrices * self.d_model * self.shared_width
 
     @property
     def parameters(self) -> int:
@@ -108,8 +113,8 @@ class FeedForward:
 
     @property
     def active_weights(self) -> int:
-        experts = (self.n_active or 1) * self._weights(self.width)
-        return experts + self.n_experts * self.d_model + self._weights(self.shared_width)
+        widths = (self.n_active or 1) * self.width + self.shared_width
+        return self.d_model * (self.n_matrices * widths + self.n_experts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -344,8 +349,5 @@ def longest_context(shape: ModelShape, values: int, source: int) -> int | None:
     most = values // growing if growing else LONGEST  # no text is longer: each token adds at least `growing`
     if not growing and cache_values(shape, most, source) <= values:
         return None
-    low, high = 0, most  # the cache only ever grows with the text: bisect
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if cache_values(shape, middle, source) <= values else (low, middle - 1)
-    return low
+    # The cache only ever grows with the text: as many lengths fit as the longest text that fits has tokens.
+    return bisect_right(range(1, most + 1), values, key=lambda tokens: cache_values(shape, tokens, source))
