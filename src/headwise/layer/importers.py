@@ -14,9 +14,8 @@ from __future__ import annotations
 import copy
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -26,9 +25,10 @@ from headwise.errors import HeadwiseError
 from headwise.families import Family, class_names, families, family_of_attention
 from headwise.layer.layer import MultiHeadAttention
 from headwise.layer.parts import build, check_parameters, linear_weights, named, parameters_of, parts_of
-from headwise.masks import BroadcastGrid, Causal, Lengths, Mask, Window
+from headwise.masks import Causal, Lengths, Mask, Window
 from headwise.positions import RoPE
-from headwise.rungs.tensor import as_tensor
+from headwise.rungs.tensor import trace
+from headwise.spec import Options
 
 CAUSAL = Causal()
 
@@ -83,16 +83,35 @@ def certified(
         else:
             ways = ("self", "cross") if spec.mask is None and spec.rope is None else ("self",)
     generator = torch.Generator("cpu").manual_seed(0)
+
+    def drawn(length: int, width: int) -> Tensor:
+        return torch.randn(N_TEXTS, length, width, generator=generator, device="cpu").to(like)
+
     layer.eval()
     measured = []  # of each run the largest difference, and the largest output
     answered: list[str] = []
     # The original may make tensors of its own, such as angles: where the weights are.
     with torch.no_grad(), torch.device(like.device), torch.autocast(like.device.type, enabled=False):
         for way in ways:
-            names = []
-            for name, difference, size in _runs(layer, original, way, n_tokens, takes_mask, generator):
-                names.append(name)
-                measured.append(torch.stack([difference, size]))
+            n_keys = n_tokens if way == "self" else N_KEYS
+            x, context, values = drawn(n_tokens, spec.d_in), drawn(n_keys, spec.d_context), drawn(n_keys, spec.d_values)
+            keys = x if way == "self" else context  # what they are made of
+            if way == "self" or spec.d_values == spec.d_context:
+                values = keys
+            masks: list[Mask | None] = [None]
+            if takes_mask and way == "self" and spec.mask is None:
+                masks.append(CAUSAL)
+            if takes_mask:
+                masks.append(Lengths([n_keys, n_keys // 2 + 1, 1]))  # N_TEXTS of them
+            for mask in masks:
+                added = _added(layer.mask_with(mask), like.new_zeros(N_TEXTS, spec.n_heads, n_tokens, n_keys))
+                expected = original(x, keys, values, added)
+                ours = layer(x, None if way == "self" else keys, None if values is keys else values, mask=mask)
+                if added is not None:  # a row that may attend nothing is 0 here, and elsewhere anything
+                    rows = (added > -math.inf).any(-1).all(1)[..., None]
+                    expected, ours = torch.where(rows, expected, 0), torch.where(rows, ours, 0)
+                measured.append(torch.stack([(ours - expected).abs().max(), expected.abs().max()]))
+            names = ["no further mask" if mask is None else repr(mask) for mask in masks]
             answered.append(f"{way} attention ({', '.join(names)})")
     layer.train(mode)
     largest, reached = torch.stack(measured).amax(0).tolist()  # which keeps NaN
@@ -102,55 +121,20 @@ def certified(
             f"{path}: the layer differs from {what} by {largest:.3g} where outputs reach {reached:.3g}, beyond "
             f"rounding; its forward is not what its weights and name say, so it is not imported"
         )
-    mask = "" if spec.mask is None else f", mask {spec.mask!r}"
+    mask_of_layer = "" if spec.mask is None else f", mask {spec.mask!r}"
     compared = (
-        f"{what} against the layer{mask}: {', '.join(answered)}; {N_TEXTS} texts of {n_tokens} tokens, "
+        f"{what} against the layer{mask_of_layer}: {', '.join(answered)}; {N_TEXTS} texts of {n_tokens} tokens, "
         f"{str(like.dtype).removeprefix('torch.')} on {like.device.type}, eval"
     )
     return Imported(layer, largest, path, compared)
 
 
-def _runs(
-    layer: MultiHeadAttention, original: Original, way: str, n_tokens: int, takes_mask: bool, generator: torch.Generator
-) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Both on one random input under each mask that the original can be given: its name, largest difference, output."""
-    spec, like = layer.spec, layer.q_proj.weight
-    n_keys = n_tokens if way == "self" else N_KEYS
-    x, own_context, own_values = (
-        torch.randn(N_TEXTS, length, width, generator=generator, device="cpu").to(like)
-        for length, width in ((n_tokens, spec.d_in), (n_keys, spec.d_context), (n_keys, spec.d_values))
-    )
-    context = None if way == "self" else own_context
-    values = None if context is None or spec.d_values == spec.d_context else own_values
-    keys = x if context is None else context  # what they are made of
-    masks: list[Mask | None] = [None]
-    if takes_mask and way == "self" and spec.mask is None:
-        masks.append(CAUSAL)
-    if takes_mask:
-        masks.append(Lengths([n_keys, n_keys // 2 + 1, 1]))  # N_TEXTS of them
-    for mask in masks:
-        added = _added(layer.mask_with(mask), spec.n_heads, n_tokens, n_keys, like)
-        expected = original(x, keys, keys if values is None else values, added)
-        ours = layer(x, context=context, values=values, mask=mask)
-        if added is not None:  # a row that may attend nothing is 0 here, and elsewhere anything
-            rows = (added > -math.inf).any(-1).all(1)[..., None]
-            expected, ours = torch.where(rows, expected, 0), torch.where(rows, ours, 0)
-        name = "no further mask" if mask is None else repr(mask)
-        yield name, (ours - expected).abs().max(), expected.abs().max()
-
-
-def _added(mask: Mask | None, n_heads: int, n_queries: int, n_keys: int, like: Tensor) -> Tensor | None:
-    """A mask as numbers (B,H|1,T,S) to add to the scores, -inf = forbidden, in float32 or wider."""
+def _added(mask: Mask | None, zeros: Tensor) -> Tensor | None:
+    """A mask as numbers to add to the scores (B,H,T,S), -inf = forbidden, in float32 or wider."""
     if mask is None:
         return None
-    arange = partial(torch.arange, device=like.device)
-    grid = BroadcastGrid((N_TEXTS, n_heads, n_queries, n_keys), partial(as_tensor, device=like.device), arange)
-    mask.check(grid)
-    allowed, bias = mask.allowed(grid), mask.bias(grid)
-    dtype = torch.promote_types(like.dtype, torch.float32)
-    zeros = torch.zeros(N_TEXTS, 1, n_queries, n_keys, dtype=dtype, device=like.device)
-    numbers = zeros if bias is None else zeros + bias.to(dtype)
-    return numbers if allowed is None else numbers.masked_fill(~allowed, -math.inf)
+    keys = zeros.transpose(2, 3)[..., :1]
+    return trace(zeros[..., :1], keys, keys, Options(mask)).masked  # of scores that are 0
 
 
 COURSE = ("W_query", "W_key", "W_value", "out_proj", "num_heads")
