@@ -328,12 +328,9 @@ def _choose_kv_heads(shape: ModelShape, setting: Setting, sizes: dict[str, int])
         how = Note.of("price.within", span=span, start=start, heads=heads)
     else:
         start, how = heads, Note.of("price.too_few", heads=heads)
-    if setting.gpu_memory is None:
-        return start, how
     for n in _divisors(heads):
-        if n > start or not _fits(shape.with_heads(**sizes, n_kv_heads=n), setting):
-            continue
-        return n, how if n == start else Note.of("price.forced", how=how, n=n)
+        if n <= start and _fits(shape.with_heads(**sizes, n_kv_heads=n), setting) is not False:
+            return n, how if n == start else Note.of("price.forced", how=how, n=n)
     return 1, Note.of("price.not_even_one", how=how)
 
 

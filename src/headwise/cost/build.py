@@ -211,10 +211,11 @@ def layers_of(f: Fields, stack: str = MAIN, prefix: str = "", cross: bool = Fals
     if not f.has("sees_all"):
         for window in specs:
             specs[window] = spec.replace(mask=Causal() if window is None else Window(window - 1, 0))
+    # What no spec holds and an attention does.
     beside = {name: f.record[name] for name in ("key_bias", "joint_norms") if name in f.record}
     layers = []
     for n, (window, forward) in enumerate(zip(windows, forwards_of(f), strict=True)):
-        # The first layer holds the bias by distance of all.
+        # The first layer holds the bias by distance of all (T5).
         buckets = f.size(f.record["buckets"]) if n == 0 and "buckets" in f.record else 0
         layer = Layer(
             name=f"{prefix}L{n}",
@@ -248,6 +249,7 @@ def attention_of(f: Fields) -> AttentionSpec:
 
 
 def deepseek_latent(f: Fields) -> AttentionSpec:
+    """A query and a key are a part without positions, made of the latent, and one that is rotated."""
     heads, bias = f.n_heads(), f.flag("attention_bias")
     if (f.optional_size("num_key_value_heads") or heads) != heads:
         names = f"num_key_value_heads={f.get('num_key_value_heads')} differs from num_attention_heads={heads}"
@@ -277,7 +279,7 @@ def our_latent(f: Fields) -> AttentionSpec:
 
 LATENTS = {"deepseek": deepseek_latent, "ours": our_latent}
 
-# Which layers slide, where no `layer_types` says so.
+# Which layers slide, as their class has it, where no `layer_types` of the file says so.
 SLIDES: dict[str, Callable[[Fields, int], bool]] = {
     "all": lambda f, n: True,
     "late": lambda f, n: n >= f.count("max_window_layers"),

@@ -115,6 +115,9 @@ class HeadPrice:
     cache_bytes_per_token: int  # of all heads together; in cross attention of a token of the source
 
 
+OF_SPEC = ("variant", "n_heads", "n_kv_heads", "head_dim", "value_dim", "window", "sink", "shared_parameters")
+
+
 @dataclass(frozen=True)
 class LayerPrice:
     name: str
@@ -381,18 +384,11 @@ def _heads(attention: Attention, cached: bool, setting: Setting) -> HeadPrice:
     spec = attention.spec
     values = spec.cache_values_per_token
     return HeadPrice(
-        variant=spec.variant,
-        n_heads=spec.n_heads,
-        n_kv_heads=spec.n_kv_heads,
-        head_dim=spec.head_dim,
-        value_dim=spec.value_dim,
-        window=spec.window,
+        **{name: getattr(spec, name) for name in OF_SPEC},
         streaming=attention.streaming,
-        sink=spec.sink,
         latent=None if spec.latent_dim is None else values,
         query_head_parameters=attention.query_head_parameters,
         kv_head_parameters=attention.kv_head_parameters,
-        shared_parameters=spec.shared_parameters,
         parameters=attention.parameters,
         cache_bytes_per_token=bytes_of(values, setting.cache_dtype) if cached else 0,
     )
