@@ -173,6 +173,7 @@ def check_size(name: str, value: Any) -> int:
 
 
 def _sizes_something(name: str, value: Any) -> bool:
+    """May a field change sizes? Not if it is null, off, a text or a fraction, or says what is dropped, or an id."""
     if not value or isinstance(value, str | float):
         return False
     if name.startswith("_") or "drop" in name or name.endswith(("_token_id", "_token_index", "_token_ids")):

@@ -293,8 +293,7 @@ def _original(core: nn.Module, family: Family, w_o: nn.Module | None) -> Origina
     cross = family.is_cross(core)
 
     def original(x: Tensor, keys: Tensor, values: Tensor, added: Tensor | None) -> Tensor:
-        # Its mask is in its own dtype, with the lowest number instead of -inf.
-        # GPT-2's flag: scores in float32.
+        # Its mask is in the dtype of its scores, with the lowest number instead of -inf; by GPT-2's flag in float32.
         dtype = torch.float32 if getattr(twin, "reorder_and_upcast_attn", False) else x.dtype
         mask = None if added is None else added.clamp(min=torch.finfo(dtype).min).to(dtype)
         keywords: dict[str, Any] = {family.cross_mask if cross else "attention_mask": mask}
@@ -302,8 +301,8 @@ def _original(core: nn.Module, family: Family, w_o: nn.Module | None) -> Origina
             keywords["encoder_hidden_states"] = keys
         if rotary is not None:
             places = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
-            by_type = hasattr(rotary, "layer_types")
-            keywords["position_embeddings"] = rotary(x, places, twin.layer_type) if by_type else rotary(x, places)
+            kinds = [twin.layer_type] if hasattr(rotary, "layer_types") else []  # Gemma 3 has angles for each type
+            keywords["position_embeddings"] = rotary(x, places, *kinds)
         out: Tensor = twin(x, **keywords)[0]
         return out if project is None else project(out)
 

@@ -267,8 +267,9 @@ class MultiHeadAttention(Projections):
             first = n * (distance < 0)
             distance = distance.abs()
         distance = distance.clamp(min=0)
-        exact = n // 2  # so many distances have a bucket each; the others share n - exact, up to `max_distance`
-        reached = torch.log(distance.clamp(min=1) / exact) / math.log(rule.max_distance / exact)  # 1 there
+        exact = n // 2  # so many distances have a bucket each; the others share n - exact on a logarithmic scale
+        # How far a distance lies on that scale: 0 at `exact`, 1 at `max_distance`.
+        reached = torch.log(distance.clamp(min=1) / exact) / math.log(rule.max_distance / exact)
         wide = (exact + (reached * (n - exact)).long()).clamp(max=n - 1)
         bucket = torch.where(distance < exact, distance, wide)
         return self.relative_bias[first + bucket].permute(2, 0, 1)[None]  # (T,S,H) -> (1,H,T,S)
