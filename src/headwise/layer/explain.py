@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headwise.layer import latent
 from headwise.layer.layer import MultiHeadAttention
-from headwise.masks import Bias, Both, BroadcastGrid, Mask
+from headwise.masks import Bias, Both, BroadcastGrid, Mask, all_of
 from headwise.rungs import paths
 from headwise.rungs.cache import KVCache
 from headwise.spec import Sizes, check_per_head
@@ -97,8 +97,7 @@ def explain(
     if layer.relative_bias is not None:
         # On the layer's call the learned bias joins the mask; here its shape is all that matters, so one zero stands
         # for all of it.
-        bias = Bias(layer.relative_bias.new_zeros(1, 1, 1, 1).expand(1, sizes.H, T, sizes.S))
-        mask = bias if mask is None else mask & bias
+        mask = all_of((mask, Bias(layer.relative_bias.new_zeros(1, 1, 1, 1).expand(1, sizes.H, T, sizes.S))))
     options = layer.options(mask, gate)
     if mask is not None:
         mask.check(BroadcastGrid((B, sizes.H, T, sizes.S), torch.as_tensor, torch.arange))

@@ -65,23 +65,17 @@ def certified(
     original: Original,
     path: str,
     what: str,
-    ways: Sequence[str] | None = None,
+    ways: Sequence[str],
     n_tokens: int = N_TOKENS,
     takes_mask: bool = True,
 ) -> Imported:
     """Run both on random input in eval mode, and hand the layer back with their largest difference.
 
-    `path` and `what` are the importer with its layout and the original, in words. `ways` are "self" and "cross", by
-    default what the layer can do; `takes_mask` says whether the original takes a mask per call.
-    In float32 and wider a difference beyond rounding is an error; in half precision rounding alone may be
-    large, so there the figure speaks for itself.
+    `path` and `what` are the importer with its layout and the original, in words. `ways` are "self" and "cross";
+    `takes_mask` says whether the original takes a mask per call. In float32 and wider a difference beyond rounding is
+    an error; in half precision rounding alone may be large, so there the figure speaks for itself.
     """
     spec, like, mode = layer.spec, layer.q_proj.weight, layer.training
-    if ways is None:
-        if not spec.d_context == spec.d_values == spec.d_in:
-            ways = ("cross",)
-        else:
-            ways = ("self", "cross") if spec.mask is None and spec.rope is None else ("self",)
     generator = torch.Generator("cpu").manual_seed(0)
 
     def drawn(length: int, width: int) -> Tensor:
@@ -205,7 +199,9 @@ def from_torch(module: nn.MultiheadAttention) -> Imported:
         return out if twin.batch_first else out.transpose(0, 1)
 
     layout = "separate q, k, v_proj_weight" if packed is None else "packed in_proj_weight"
-    return certified(layer, original, f"from_torch, {layout}", "nn.MultiheadAttention")
+    only_cross = module.kdim != module.embed_dim or module.vdim != module.embed_dim
+    ways = ("cross",) if only_cross else ("self", "cross")
+    return certified(layer, original, f"from_torch, {layout}", "nn.MultiheadAttention", ways)
 
 
 def from_course(module: nn.Module) -> Imported:
@@ -274,14 +270,12 @@ def from_transformers(module: nn.Module, family: Family) -> Imported:
         training=module.training,
     )
     w_o_beside = None if core is whole else w_o  # None: the core multiplies with it itself, or there is none
-    what = type(core).__name__
-    if w_o_beside is not None:
-        what += f" and {type(w_o_beside).__name__}"
-    path = f"from_transformers, {family.name}, {'cross' if cross else 'self'} attention"
+    what = " and ".join(type(part).__name__ for part in (core, w_o_beside) if part is not None)
+    way = "cross" if cross else "self"
+    path = f"from_transformers, {family.name}, {way} attention"
     if rope is not None:
         path += f", {rope.scaling or 'default'} rope"
-    ways = ("cross" if cross else "self",)
-    return certified(layer, _original(core, family, w_o_beside), path, what, ways)
+    return certified(layer, _original(core, family, w_o_beside), path, what, (way,))
 
 
 def _original(core: nn.Module, family: Family, w_o: nn.Module | None) -> Original:
