@@ -110,6 +110,7 @@ def read_shape(config: Any) -> tuple[str, ModelShape]:
 
 
 def _read_description(description: str | Path) -> tuple[str, ModelShape]:
+    """The same of a preset by its name, and of what lies at a path."""
     path, name = Path(description), str(description)
     if name in PRESETS and (description == name or not path.exists()):
         return name, model_shape(PRESETS[name]).noted(*map(Note.of, NOTES[name]))
@@ -131,6 +132,7 @@ def _read_description(description: str | Path) -> tuple[str, ModelShape]:
 
 
 def _spec_shape(spec: AttentionSpec) -> ModelShape:
+    """A model of that one attention, with a feed-forward of no width."""
     if {spec.d_in, spec.d_context, spec.d_out} != {spec.d_model} or not spec.out_proj:
         raise HeadwiseError(
             f"d_in={spec.d_in}, d_context={spec.d_context}, d_out={spec.d_out}, out_proj={spec.out_proj}: only an "
@@ -142,6 +144,7 @@ def _spec_shape(spec: AttentionSpec) -> ModelShape:
 
 
 def model_shape(config: dict[str, Any]) -> ModelShape:
+    """The sizes that the dict of a config.json says; those of its section `headwise`, where there is one."""
     section = _own_section(config)
     kind = OURS if section is not None else config.get("model_type")
     if kind is None:
@@ -159,6 +162,7 @@ def model_shape(config: dict[str, Any]) -> ModelShape:
 
 
 def _own_section(config: dict[str, Any]) -> dict[str, Any] | None:
+    """What a model of ours says of itself, beside the fields by which transformers reads it; None of others."""
     section = config.get("headwise")
     if section is None and config.get("model_type") != "headwise":
         return None
@@ -239,6 +243,7 @@ def _variant(shape: ModelShape, setting: Setting, present: bool) -> Variant:
 
 
 def _divisors(n: int) -> list[int]:
+    """The largest first; each up to the root has its counterpart above it."""
     small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
     return sorted({n // d for d in small} | set(small), reverse=True)
 
@@ -303,6 +308,7 @@ def choose(shape: ModelShape, setting: Setting) -> Choice:
 
 
 def _choose_heads(d_model: int, present: int, present_width: int) -> tuple[int, Note]:
+    """As many heads as make them between NARROW and WIDE, those that are there if they do; and the arithmetic."""
     divisors = _divisors(d_model)
     if d_model < FEWEST * NARROW:
         heads = max(n for n in divisors if n <= FEWEST)
@@ -318,6 +324,7 @@ def _choose_heads(d_model: int, present: int, present_width: int) -> tuple[int, 
 
 
 def _choose_kv_heads(shape: ModelShape, setting: Setting, sizes: dict[str, int]) -> tuple[int, Note]:
+    """8 where that is fewer, else a quarter to an eighth of the heads; fewer where memory asks for it."""
     heads = sizes["n_heads"]
     between = [n for n in _divisors(heads) if n > 1 and heads / 8 <= n <= heads / 4]
     if heads % 8 == 0 and heads > 8:
@@ -335,7 +342,7 @@ def _choose_kv_heads(shape: ModelShape, setting: Setting, sizes: dict[str, int])
 
 
 def _fits(shape: ModelShape, setting: Setting) -> bool | None:
-    """None where no memory was given."""
+    """Do weights and cache fit in the memory? None where none was given."""
     if setting.gpu_memory is None:
         return None
     return bytes_of(shape.parameters, setting.dtype) + cache_price(shape, setting).total_bytes <= setting.gpu_memory

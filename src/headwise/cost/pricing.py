@@ -115,6 +115,7 @@ class HeadPrice:
     cache_bytes_per_token: int  # of all heads together; in cross attention of a token of the source
 
 
+# What a HeadPrice repeats of the spec.
 OF_SPEC = ("variant", "n_heads", "n_kv_heads", "head_dim", "value_dim", "window", "sink", "shared_parameters")
 
 
@@ -367,6 +368,7 @@ def _parts(shape: ModelShape) -> dict[str, int]:
 
 
 def _layer(layer: Layer, shape: ModelShape, setting: Setting) -> LayerPrice:
+    """The encoder's own attention and a vision tower's keep no cache; cross attention keeps keys of the source."""
     forward = layer.feed_forward
     return LayerPrice(
         name=layer.name,
@@ -395,6 +397,7 @@ def _heads(attention: Attention, cached: bool, setting: Setting) -> HeadPrice:
 
 
 def cache_price(shape: ModelShape, setting: Setting) -> CachePrice:
+    """What the texts of a batch keep, and what one token more adds, before windows are full and after."""
     per_token = sum(attention.spec.cache_values_per_token for attention in shape.cached)
     beyond = sum(attention.growing_values for attention in shape.cached)
     per_source = sum(attention.spec.cache_values_per_token for attention in shape.crossed)
@@ -412,6 +415,7 @@ def cache_price(shape: ModelShape, setting: Setting) -> CachePrice:
 
 
 def decode_price(shape: ModelShape, setting: Setting) -> DecodePrice:
+    """A step reads the weights once for all texts, and each text's cache."""
     source, batch = setting.source or 0, setting.batch
     flops = decode_flops(shape, setting.context, source) * batch
     weights = bytes_of(round(decode_parameters(shape, batch)), setting.dtype)
@@ -437,6 +441,7 @@ def fit(shape: ModelShape, setting: Setting, free: int) -> MemoryPrice:
 
 
 def _notes(shape: ModelShape, setting: Setting) -> list[Note]:
+    """What a reader must know of these numbers: lengths beyond the model's, plans, experts, encoders."""
     notes = []
     positions = None if shape.positions is None else f"{shape.positions:,}"
     if shape.positions is not None and setting.context > shape.positions:

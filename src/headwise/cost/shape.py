@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -204,13 +204,11 @@ class ModelShape:
         def changed(attention: Attention) -> Attention:
             return replace(attention, spec=attention.spec.replace(**changes), keep=None)
 
-        layers = []
-        for layer in self.layers:
-            if layer.stack == MAIN:
-                cross = changed(layer.cross) if layer.cross else None
-                layer = replace(layer, attention=changed(layer.attention), cross=cross)
-            layers.append(layer)
-        return replace(self, layers=tuple(layers))
+        def with_changed(layer: Layer) -> Layer:
+            cross = changed(layer.cross) if layer.cross else None
+            return replace(layer, attention=changed(layer.attention), cross=cross)
+
+        return self._with_main(with_changed)
 
     def with_plan(self, plan: Plan) -> ModelShape:
         """The same model with a cache that holds what the plan says. Raises HeadwiseError where it does not fit."""
@@ -219,10 +217,11 @@ class ModelShape:
             raise HeadwiseError(f"a plan is about cached keys and values of single heads, and {self.family} has none")
         plan.check(len(specs), max(spec.n_kv_heads for spec in specs))
         keeps = iter(plan.keep)
-        layers = []
-        for layer in self.layers:
-            keep = next(keeps) if layer.stack == MAIN else None
-            layers.append(replace(layer, attention=replace(layer.attention, keep=keep)))
+        return self._with_main(lambda layer: replace(layer, attention=replace(layer.attention, keep=next(keeps))))
+
+    def _with_main(self, changed: Callable[[Layer], Layer]) -> ModelShape:
+        """The same model with the layers of its main stack changed."""
+        layers = [changed(layer) if layer.stack == MAIN else layer for layer in self.layers]
         return replace(self, layers=tuple(layers))
 
 

@@ -98,10 +98,12 @@ class TorchAttention(nn.Module):
 
 
 def _theirs(mask: Tensor) -> Mask:
+    """torch's masks have the other polarity: True may not be attended to."""
     return Allowed(~mask) if mask.dtype == torch.bool else Bias(mask)
 
 
 def _is_causal(mask: Tensor) -> bool:
+    """Does it say the same as Causal, as bools or as numbers?"""
     later = torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).triu(1)
     causal = later if mask.dtype == torch.bool else torch.zeros_like(mask).masked_fill(later, -math.inf)
     return torch.equal(mask, causal)
@@ -178,6 +180,7 @@ def replace(model: nn.Module, inputs: Tensor | Sequence[Any] | None = None) -> R
 
 
 def _attentions(model: nn.Module) -> Iterator[tuple[str, nn.MultiheadAttention]]:
+    """Each with its path, once where it stands at two places."""
     for path, module in model.named_modules():
         if isinstance(module, nn.MultiheadAttention):
             yield path or "the model itself", module
@@ -228,6 +231,7 @@ def _measured(model: nn.Module, done: Replaced, inputs: Sequence[Any]) -> Replac
 
 
 def _awaited(model: nn.Module, inputs: Sequence[Any]) -> None:
+    """A forward pass to its end: a GPU answers before it is done."""
     for x in tree_leaves(model(*inputs)):
         if isinstance(x, Tensor) and x.is_cuda:
             torch.cuda.synchronize(x.device)
