@@ -47,7 +47,7 @@ class KVCache:
             that alone: `hw.Plan`, whose `mask` means the same on a whole text
     """
 
-    _most_rows = sys.maxsize  # that it ever needs room for; fewer where it streams
+    _most_rows = sys.maxsize  # the most tokens that it ever holds; fewer where it streams
 
     # `KVCache(plan=...)` is one name for two classes, as a caller need not know of the second.
     def __new__(cls, *_: Any, plan: object = None, **__: Any) -> KVCache:
@@ -72,7 +72,7 @@ class KVCache:
         self.plan = None if plan is None else layer_keep(plan)  # what each key/value head keeps
         self.max_length, self.window = max_length, window
         self.length = 0  # tokens seen
-        self.reorders = 0  # times that documents have changed places: a survey that goes on must know
+        self.reorders = 0  # times that documents changed places: who sums up over calls must know
         self._buffers: tuple[Tensor, ...] = ()  # of keys (B,G,room,D) and of values (B,G,room,E), once there are some
         self._begin = self._end = 0  # of what is held in them
         self._offered: Offer | None = None  # until the next `take`
@@ -105,7 +105,7 @@ class KVCache:
         return tuple(buffer[:, :, self._begin : self._end] for buffer in self._buffers)
 
     def _held(self, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        """The keys and the values held, before these new ones; no rows of their widths where there are none."""
+        """The keys and the values held; before the first, of as many heads and as wide as these new ones, no rows."""
         return self._views() or (k[:, :, :0], v[:, :, :0])
 
     @property
@@ -162,7 +162,7 @@ class KVCache:
         if self.max_length is not None:
             return self.max_length  # taken once
         if self.window is not None:
-            return max(total, 2 * self.window)  # so that what is kept moves to the beginning once in `window` tokens
+            return max(total, 2 * self.window)  # full after `window` more tokens, and only then the kept ones move
         return min(self._most_rows, max(total, 2 * self.kept))
 
     def _move(self, held: tuple[Tensor, ...], room: int) -> None:
