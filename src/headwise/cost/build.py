@@ -284,6 +284,7 @@ LATENTS = {"deepseek": deepseek_latent, "ours": our_latent}
 SLIDES: dict[str, Callable[[Fields, int], bool]] = {
     "all": lambda f, n: True,
     "late": lambda f, n: n >= f.count("max_window_layers"),
+    "early": lambda f, n: n % 2 == 0 and n < f.count("max_window_layers"),
     "every other": lambda f, n: n % 2 == 0,
     "pattern": lambda f, n: (n + 1) % f.size("sliding_window_pattern") > 0,
 }
@@ -346,6 +347,8 @@ def forwards_of(f: Fields) -> list[FeedForward]:
     )
     if "shared" in record:
         experts = replace(experts, shared_width=experts.width * f.size(record["shared"]))
+    if "gated_shared" in record:
+        experts = replace(experts, shared_width=f.size(record["gated_shared"]), shared_gate=True)
     first = f.count(record["first"]) if "first" in record else 0
     step = f.size(record["step"]) if "step" in record else 1
     listed = f.get(record["dense"]) or [] if "dense" in record else []
@@ -436,6 +439,11 @@ def widened(f: Fields) -> Piece:
     return Piece(part="embeddings", parameters=weights + f.size("hidden_size"), weights=weights)
 
 
+def widened_where_narrower(f: Fields) -> Piece:
+    """ELECTRA has that matrix only where the widths differ."""
+    return widened(f) if _embedded(f) != f.size("hidden_size") else Piece(part="embeddings", parameters=0)
+
+
 def frames(f: Fields) -> Piece:
     """Whisper's stem: two convolutions with kernels of 3 over a spectrogram, the second by 2 frames a step."""
     d_model, frames = f.size("hidden_size"), f.size("max_source_positions")
@@ -474,6 +482,7 @@ PIECES: dict[str, Callable[[Fields], Piece]] = {
     "embedding norm": lambda f: norm(2 * _embedded(f)),
     "our embedding norm": lambda f: norm(f.record["norms"][0] // 2 * f.size("hidden_size")),
     "widened": widened,
+    "widened where narrower": widened_where_narrower,
     "frames": frames,
     "patches": patches,
     "pooler": lambda f: once(f, f.optional_size("pooler_output_size") or f.size("hidden_size")),

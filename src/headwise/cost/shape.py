@@ -85,6 +85,7 @@ class FeedForward:
     n_active: int = 0
     router_bias: bool = False
     shared_width: int = 0  # of what every token goes through beside the experts
+    shared_gate: bool = False  # does a row of the router say how much of that (Qwen2-MoE)?
 
     @property
     def n_matrices(self) -> int:
@@ -100,7 +101,7 @@ class FeedForward:
     @property
     def common_parameters(self) -> int:
         """Of the router, and of what every token goes through."""
-        router = self.n_experts * (self.d_model + self.router_bias)
+        router = self.n_experts * (self.d_model + self.router_bias) + self.shared_gate * self.d_model
         return router + self.n_matrices * self.d_model * self.shared_width
 
     @property
@@ -114,7 +115,7 @@ class FeedForward:
     @property
     def active_weights(self) -> int:
         widths = (self.n_active or 1) * self.width + self.shared_width
-        return self.d_model * (self.n_matrices * widths + self.n_experts)
+        return self.d_model * (self.n_matrices * widths + self.n_experts + self.shared_gate)
 
 
 @dataclass(frozen=True, kw_only=True)
