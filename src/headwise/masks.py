@@ -229,8 +229,8 @@ def _joined(join: Callable[[Any, Any], Any], answers: Iterable[Any]) -> Any:
     return reduce(join, answers) if answers else None
 
 
-def all_of(masks: Iterable[Mask]) -> Mask | None:
-    """The masks joined by `&`; None where there is none."""
+def all_of(masks: Iterable[Mask | None]) -> Mask | None:
+    """Those that are masks, joined by `&`; None where there is none."""
     joined: Mask | None = _joined(operator.and_, masks)
     return joined
 

@@ -102,6 +102,7 @@ class RoPE(_Brief):
         if self.scaling != "yarn":
             return plain, 1.0
         low = max(math.floor(self._pair_that_turns(self.beta_fast, dim)), 0)
+        # dim - 1 as in the authors' code, and so in checkpoints, though there are only dim / 2 pairs.
         high = min(math.ceil(self._pair_that_turns(self.beta_slow, dim)), dim - 1)
         mixed = []
         for m, frequency in enumerate(plain):

@@ -425,9 +425,8 @@ def resolve_kv_index(n_heads: int, n_kv_heads: int, kv_index: Sequence[int] | No
 
 def is_adjacent(kv_index: Sequence[int], n_heads: int, n_kv_heads: int) -> bool:
     """Does query head h read key/value head h // (H // G), so that equal groups lie side by side?"""
-    if n_kv_heads == 0 or n_heads % n_kv_heads:
-        return False
-    return list(kv_index) == [h // (n_heads // n_kv_heads) for h in range(n_heads)]
+    divides = n_kv_heads > 0 and n_heads % n_kv_heads == 0
+    return divides and tuple(kv_index) == resolve_kv_index(n_heads, n_kv_heads, None)
 
 
 def check_per_head(name: str, shape: Sequence[int], n_heads: int) -> None:

@@ -71,9 +71,8 @@ def test_the_table_of_the_courses(invoke: Invoke) -> None:
 def test_bad_files_get_one_line(invoke: Invoke, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": "mamba", "hidden_size": 64}))
-    assert_refused(
-        invoke("cost", path), str(path), "model_type='mamba' is not one that can be priced exactly", "did you mean"
-    )
+    fact = "model_type='mamba' is not one that can be priced exactly"
+    assert_refused(invoke("cost", path), str(path), fact, "did you mean")
     whisper = {"model_type": "whisper", "d_model": 30, "encoder_layers": 1, "decoder_layers": 1}
     heads = {"encoder_attention_heads": 5, "decoder_attention_heads": 3}
     path.write_text(json.dumps(whisper | heads))

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from real_models import T5
 
 import headwise as hw
 from headwise.cost import price, read_shape
@@ -140,14 +141,11 @@ def test_sources_and_bandwidths(tokens: int, window: int | None, causal: bool) -
 
 
 def test_a_step_reads_no_weights_of_the_encoder_nor_of_cached_keys() -> None:
-    config = {
-        "model_type": "t5", "d_model": 31, "d_kv": 7, "d_ff": 37, "num_layers": 2, "num_heads": 5, "vocab_size": 11,
-    }  # fmt: skip
+    config = T5 | {"model_type": "t5", "num_decoder_layers": 2, "relative_attention_num_buckets": 32, "vocab_size": 11}
     bill = price(config, batch=3, dtype="fp32")
     self_attention, cross, forward = 4 * 31 * 35, 2 * 31 * 35, 2 * 31 * 37
-    read = (
-        2 * (self_attention + cross + forward + 3 * 31) + 32 * 5 + 31 + 11 * 31
-    )  # one bias by distance, a norm, the tied head
+    bias_by_distance, norm, tied_head = 32 * 5, 31, 11 * 31
+    read = 2 * (self_attention + cross + forward + 3 * 31) + bias_by_distance + norm + tied_head
     assert bill.decode is not None
     assert bill.decode.weight_bytes == 4 * (read + 3 * 31)  # and a row of the embedding for each text
 

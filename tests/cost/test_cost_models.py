@@ -108,13 +108,13 @@ def test_a_preset_has_the_published_size(name: str) -> None:
     assert bill.cache.bytes_per_token == CACHE[name]
 
 
-@pytest.mark.parametrize("name", {config["model_type"]: name for name, config in PRESETS.items()}.values())
+FAMILIES = {config["model_type"]: name for name, config in PRESETS.items() if config["model_type"] != "palm"}
+
+
+@pytest.mark.parametrize("name", FAMILIES.values())
 def test_transformers_builds_a_model_of_that_size(name: str) -> None:
-    """One of each family, on the meta device, where weights have shapes and no memory."""
+    """One of each family, on the meta device, where weights have shapes and no memory. PaLM has no class there."""
     config = PRESETS[name]
-    if config["model_type"] not in CLASSES:
-        assert name == "palm-540b"  # no class of transformers
-        return
     model_class = getattr(transformers, CLASSES[config["model_type"]])
     with torch.device("meta"):
         model = model_class(model_class.config_class(**config))

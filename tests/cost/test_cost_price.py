@@ -35,9 +35,7 @@ def test_a_dict_a_file_a_config_and_a_model_have_one_price(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("mask", [hw.Causal(), hw.Window(6, 0), None])
 def test_one_attention(mask: hw.Mask | None) -> None:
-    options: dict[str, Any] = {
-        "n_kv_heads": 3, "head_dim": 5, "value_dim": 7, "qk_norm": True, "kv_bias": True, "sink": True,
-    }  # fmt: skip
+    options: Any = {"n_kv_heads": 3, "head_dim": 5, "value_dim": 7, "qk_norm": True, "kv_bias": True, "sink": True}
     layer = hw.MultiHeadAttention(11, 6, mask=mask, **options)
     bill = price(layer, **SETTING)
     assert bill.parameters.total == bill.parameters.parts["attention"] == sum(p.numel() for p in layer.parameters())

@@ -72,6 +72,9 @@ BUILD: dict[str, Callable[[], nn.Module]] = {
         tf.Qwen2Config(**{name: x for name, x in ROTARY.items() if name != "head_dim"})
     ),
     "qwen3": lambda: tf.Qwen3ForCausalLM(tf.Qwen3Config(**{**ROTARY, "hidden_size": 23})),
+    "granite": lambda: tf.GraniteForCausalLM(tf.GraniteConfig(**ROTARY, attention_multiplier=0.3)),
+    "phi3": lambda: tf.Phi3ForCausalLM(tf.Phi3Config(**ROTARY)),
+    "starcoder2": lambda: tf.Starcoder2ForCausalLM(tf.Starcoder2Config(**ROTARY)),
     "gemma3, tied": lambda: tf.Gemma3ForCausalLM(tf.Gemma3TextConfig(**ROTARY, tie_word_embeddings=True)),
     "gpt2": lambda: tf.GPT2LMHeadModel(tf.GPT2Config(**GPT2)),
     "bert": lambda: tf.BertForMaskedLM(tf.BertConfig(**BERT)),

@@ -36,7 +36,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-@pytest.mark.parametrize("name", ["rope", "llama"])
+@pytest.mark.parametrize("name", ["rope", "llama", "granite", "phi3", "starcoder2"])
 def test_a_model_in_memory_is_shared_and_left_as_it_was(name: str) -> None:
     model = build(name, dtype=torch.float32).train()
     next(model.parameters()).requires_grad_(False)

@@ -11,7 +11,6 @@ Needs neither torch nor a network. What cannot be priced exactly is refused with
 
 from __future__ import annotations
 
-import json
 import math
 import tomllib
 from dataclasses import asdict, dataclass, is_dataclass, replace
@@ -34,7 +33,7 @@ from headwise.cost.pricing import (
 from headwise.cost.shape import Attention, FeedForward, Layer, ModelShape, cache_values
 from headwise.errors import HeadwiseError
 from headwise.families import OURS, families, family_for
-from headwise.files import read_text
+from headwise.files import read_json
 from headwise.plan import Plan
 from headwise.spec import AttentionSpec
 from headwise.words import Note, refusal, unknown
@@ -59,7 +58,7 @@ CONFIG = "config.json"
 PRESETS: dict[str, dict[str, Any]] = tomllib.loads(
     resources.files("headwise.cost").joinpath("presets.toml").read_text(encoding="utf-8")
 )
-NOTES: dict[str, str] = {name: config.pop("note") for name, config in PRESETS.items() if "note" in config}
+NOTES: dict[str, list[str]] = {name: config.pop("notes", []) for name, config in PRESETS.items()}  # their keys
 
 # Sizes that both the section of our own and the fields around it say; where they differ, the file is not one model.
 TWICE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
@@ -111,32 +110,29 @@ def read_shape(config: Any) -> tuple[str, ModelShape]:
 
 
 def _read_description(description: str | Path) -> tuple[str, ModelShape]:
-    path = Path(description)
-    if description in PRESETS or not path.exists():
+    """The same of a preset by its name, and of what lies at a path."""
+    path, name = Path(description), str(description)
+    if name in PRESETS and (description == name or not path.exists()):
+        return name, model_shape(PRESETS[name]).noted(*map(Note.of, NOTES[name]))
+    if not path.exists():
         if len(path.parts) > 1 or path.suffix == ".json":
             raise refusal("no_priced_path", path=path, config=CONFIG)
-        name = str(description)
-        if name not in PRESETS:
-            raise unknown(Note.of("refused.no_priced", name=repr(name)), name.lower(), PRESETS)
-        return name, model_shape(PRESETS[name]).noted(*([Note.of(NOTES[name])] if name in NOTES else []))
+        raise unknown(Note.of("refused.no_priced", name=repr(name)), name.lower(), PRESETS)
     file = path / CONFIG if path.is_dir() else path
     if not file.exists():
         raise refusal("holds_no_config", path=path, config=CONFIG)
-    name = path.resolve().name if path.name != CONFIG else path.resolve().parent.name
-    text = read_text(file)
+    folder = path.resolve() if path.name != CONFIG else path.resolve().parent
+    config = read_json(file)
     try:
-        try:
-            config = json.loads(text)
-        except (ValueError, RecursionError) as error:  # ValueError: also a number of more digits than Python reads
-            raise HeadwiseError(f"not a JSON document: {error}") from None
         if not isinstance(config, dict):
             raise HeadwiseError(f"a JSON {type(config).__name__}, and a config is an object with fields")
-        return name, model_shape(config)
+        return folder.name, model_shape(config)
     except HeadwiseError as error:
         raise HeadwiseError(f"{file}: {error}") from None
 
 
 def _spec_shape(spec: AttentionSpec) -> ModelShape:
+    """A model of that one attention, with a feed-forward of no width."""
     if {spec.d_in, spec.d_context, spec.d_out} != {spec.d_model} or not spec.out_proj:
         raise HeadwiseError(
             f"d_in={spec.d_in}, d_context={spec.d_context}, d_out={spec.d_out}, out_proj={spec.out_proj}: only an "
@@ -148,26 +144,25 @@ def _spec_shape(spec: AttentionSpec) -> ModelShape:
 
 
 def model_shape(config: dict[str, Any]) -> ModelShape:
+    """The sizes that the dict of a config.json says; those of its section `headwise`, where there is one."""
     section = _own_section(config)
-    kind = "headwise" if section is not None else config.get("model_type")
+    kind = OURS if section is not None else config.get("model_type")
     if kind is None:
         raise HeadwiseError(f"model_type is missing; known: {', '.join(families('price'))}")
     shape = build(config if section is None else section, family_for("price", kind))
     text = config.get("text_config")
-    dtype = None
-    for place in (config, text if isinstance(text, dict) else {}):
-        for name in (place.get("dtype"), place.get("torch_dtype")):
-            if dtype is None and isinstance(name, str) and name != "auto":
-                dtype = name
-    notes = []
+    places = (config, text if isinstance(text, dict) else {})
+    named = [place.get(field) for place in places for field in ("dtype", "torch_dtype")]
+    dtype = next((name for name in named if isinstance(name, str) and name != "auto"), None)
     if config.get("quantization_config"):
-        notes.append(Note.of("price.quantized"))
+        shape = shape.noted(Note.of("price.quantized"))
     if config.get("num_nextn_predict_layers") or config.get("num_mtp_layers"):
-        notes.append(Note.of("price.further_tokens"))
-    return replace(shape.noted(*notes), dtype=dtype)
+        shape = shape.noted(Note.of("price.further_tokens"))
+    return replace(shape, dtype=dtype)
 
 
 def _own_section(config: dict[str, Any]) -> dict[str, Any] | None:
+    """What a model of ours says of itself, beside the fields by which transformers reads it; None of others."""
     section = config.get("headwise")
     if section is None and config.get("model_type") != "headwise":
         return None
@@ -248,6 +243,7 @@ def _variant(shape: ModelShape, setting: Setting, present: bool) -> Variant:
 
 
 def _divisors(n: int) -> list[int]:
+    """The largest first; each up to the root has its counterpart above it."""
     small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
     return sorted({n // d for d in small} | set(small), reverse=True)
 
@@ -312,6 +308,7 @@ def choose(shape: ModelShape, setting: Setting) -> Choice:
 
 
 def _choose_heads(d_model: int, present: int, present_width: int) -> tuple[int, Note]:
+    """As many heads as make them between NARROW and WIDE, those that are there if they do; and the arithmetic."""
     divisors = _divisors(d_model)
     if d_model < FEWEST * NARROW:
         heads = max(n for n in divisors if n <= FEWEST)
@@ -327,6 +324,7 @@ def _choose_heads(d_model: int, present: int, present_width: int) -> tuple[int, 
 
 
 def _choose_kv_heads(shape: ModelShape, setting: Setting, sizes: dict[str, int]) -> tuple[int, Note]:
+    """8 where that is fewer, else a quarter to an eighth of the heads; fewer where memory asks for it."""
     heads = sizes["n_heads"]
     between = [n for n in _divisors(heads) if n > 1 and heads / 8 <= n <= heads / 4]
     if heads % 8 == 0 and heads > 8:
@@ -337,17 +335,14 @@ def _choose_kv_heads(shape: ModelShape, setting: Setting, sizes: dict[str, int])
         how = Note.of("price.within", span=span, start=start, heads=heads)
     else:
         start, how = heads, Note.of("price.too_few", heads=heads)
-    if setting.gpu_memory is None:
-        return start, how
     for n in _divisors(heads):
-        if n > start or not _fits(shape.with_heads(**sizes, n_kv_heads=n), setting):
-            continue
-        return n, how if n == start else Note.of("price.forced", how=how, n=n)
+        if n <= start and _fits(shape.with_heads(**sizes, n_kv_heads=n), setting) is not False:
+            return n, how if n == start else Note.of("price.forced", how=how, n=n)
     return 1, Note.of("price.not_even_one", how=how)
 
 
 def _fits(shape: ModelShape, setting: Setting) -> bool | None:
-    """None where no memory was given."""
+    """Do weights and cache fit in the memory? None where none was given."""
     if setting.gpu_memory is None:
         return None
     return bytes_of(shape.parameters, setting.dtype) + cache_price(shape, setting).total_bytes <= setting.gpu_memory

@@ -5,6 +5,7 @@ Nothing is guessed: an unknown field that reads like a size refuses the whole co
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Callable
@@ -24,6 +25,8 @@ MOST_LAYERS, MOST_HEADS = 10_000, 4096
 
 REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads")
 NORMS = (2, 1)  # gains of a layer, and of the norm behind all layers, in widths of the model: RMSNorms
+# Null says something there: no window, as many key/value heads as query heads, width / heads, no ranks.
+NULLABLE = frozenset({"sliding_window", "num_key_value_heads", "head_dim", "q_lora_rank"})
 
 
 def name_in(name: str, family: Family) -> str:
@@ -33,15 +36,15 @@ def name_in(name: str, family: Family) -> str:
 
 
 class Fields:
-    """The fields of one config.json. Every method raises HeadwiseError that names the field."""
+    """The fields of one config.json, and the record of its family. Every method raises HeadwiseError with the field."""
 
     def __init__(self, config: dict[str, Any], family: Family) -> None:
         self.family, self.config = family, config
         self.record = dict(family.price or {})
         self.required = self.record.get("required", REQUIRED)
         self.defaults = dict.fromkeys(self.record.get("null", ())) | self.record.get("defaults", {})
-        self.aliases: dict[str, str] = self.record.get("aliases", {})
         self.filled_in: dict[str, int] = {}  # sizes that the file leaves out, by the default of the class
+        self.aliases: dict[str, str] = self.record.get("aliases", {})
         known = {*self.required, *self.defaults, *self.aliases, *self.record.get("derived", ()), *HARMLESS}
         fixed = self.record.get("fixed", {})
         for name, value in config.items():
@@ -56,12 +59,19 @@ class Fields:
                     f"change sizes; if it does not, price a copy of the config without it"
                 )
 
+    def part(self, **changes: Any) -> Fields:
+        """The same fields, for a part of the model of which the record says something else."""
+        fields = copy.copy(self)  # with one `filled_in` for all parts
+        fields.record = self.record | changes
+        return fields
+
     def name_of(self, name: str) -> str:
         return name_in(name, self.family)
 
-    def is_set(self, value: bool | str) -> bool:
-        """Is something there, which a record says by a constant, or by the name of a flag?"""
-        return self.flag(value) if isinstance(value, str) else value
+    def has(self, what: str, default: bool | str = False) -> bool:
+        """Is there a bias, a sink, ...? The record says so by a constant, or by the name of a flag of the config."""
+        answer: bool | str = self.record.get(what, default)
+        return self.flag(answer) if isinstance(answer, str) else answer
 
     def get(self, name: str) -> Any:
         """The value under this name or an alias, else the default of the config class; None where null is meant."""
@@ -80,7 +90,7 @@ class Fields:
             if name not in NULLABLE and default is not None:
                 raise HeadwiseError(f"{name}=null; give a value, or leave it out for {_short(default)}")
             return None
-        if isinstance(default, int) and not isinstance(default, bool):
+        if type(default) is int:
             self.filled_in[name] = default
         return default
 
@@ -116,56 +126,44 @@ class Fields:
         height, width = sides
         return check_size(name, height), check_size(name, width)
 
-    def layers(self, name: str) -> range:
-        return range(self._at_most(MOST_LAYERS, name, "layers"))
+    def n_layers(self) -> int:
+        return self._at_most(MOST_LAYERS, "layers", self.record.get("n_layers", "num_hidden_layers"))
 
-    def heads(self, name: str = "num_attention_heads") -> int:
-        return self._at_most(MOST_HEADS, name, "heads")
+    def n_heads(self) -> int:
+        return self._at_most(MOST_HEADS, "heads", self.record.get("n_heads", "num_attention_heads"))
 
-    def _at_most(self, most: int, name: str, what: str) -> int:
+    def _at_most(self, most: int, what: str, name: str) -> int:
         number = self.size(name)
         if number > most:
             raise HeadwiseError(f"{self.name_of(name)}={number} exceeds {most:,}, the most {what} priced")
         return number
 
-    def pieces_of_class(self) -> list[str]:
-        """The pieces that the class adds which `architectures` names."""
-        heads: dict[str, list[str]] = self.record["heads"]
-        classes = self.config.get("architectures") or list(heads)
-        if not isinstance(classes, list) or not isinstance(classes[0], str) or classes[0] not in heads:
-            fact = f"architectures={_short(classes)} is not priced for {self.family.name}"
-            raise HeadwiseError(f"{fact}; known: {', '.join(heads)}")
-        return heads[classes[0]]
-
-    def kv_heads(self, name: str = "num_key_value_heads") -> int:
-        heads = self.heads()
+    def n_kv_heads(self) -> int:
+        name, heads = self.record.get("n_kv_heads", "num_key_value_heads"), self.n_heads()
         number = self.optional_size(name) or heads
         if heads % number:
             fact = f"{self.name_of(name)}={number} does not divide {self.name_of('num_attention_heads')}={heads}"
             raise HeadwiseError(f"{fact}; each must serve as many query heads")
         return number
 
-    def head_dim(self, heads: str = "num_attention_heads") -> int:
+    def head_dim(self) -> int:
         explicit = self.optional_size("head_dim")
         if explicit is not None:
             return explicit
-        d_model, number = self.size("hidden_size"), self.heads(heads)
-        if d_model % number:
+        d_model, heads = self.size("hidden_size"), self.n_heads()
+        if d_model % heads:
+            name = self.name_of(self.record.get("n_heads", "num_attention_heads"))
             raise HeadwiseError(
-                f"{self.name_of(heads)}={number} does not divide {self.name_of('hidden_size')}={d_model}, and there is "
-                f"no head_dim; give a width that {number} divides"
+                f"{name}={heads} does not divide {self.name_of('hidden_size')}={d_model}, and there is no head_dim; "
+                f"give a width that {heads} divides"
             )
-        return d_model // number
+        return d_model // heads
 
     def notes(self) -> tuple[Note, ...]:
         if not self.filled_in:
             return ()
         sizes = ", ".join(f"{name}={value}" for name, value in self.filled_in.items())
         return (Note.of("price.taken", family=self.family.name, sizes=sizes),)
-
-
-# Null says something there: no window, as many key/value heads as query heads, width / heads, no ranks.
-NULLABLE = frozenset({"sliding_window", "num_key_value_heads", "head_dim", "q_lora_rank", "layer_types"})
 
 
 def check_size(name: str, value: Any) -> int:
@@ -175,6 +173,7 @@ def check_size(name: str, value: Any) -> int:
 
 
 def _sizes_something(name: str, value: Any) -> bool:
+    """May a field change sizes? Not if it is null, off, a text or a fraction, or says what is dropped, or an id."""
     if not value or isinstance(value, str | float):
         return False
     if name.startswith("_") or "drop" in name or name.endswith(("_token_id", "_token_index", "_token_ids")):
@@ -187,82 +186,72 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-Record = dict[str, Any]
-
-
 def build(config: dict[str, Any], family: Family) -> ModelShape:
     """The sizes of the model, with a note of those that the file leaves to the class."""
     f = Fields(config, family)
-    rule = RULES.get(f.record.get("rule", ""), one_stack)
-    shape = rule(f)
+    shape = RULES.get(f.record.get("rule", ""), one_stack)(f)
     return replace(shape, family=family.name, notes=(*f.notes(), *shape.notes))
 
 
-def one_stack(f: Fields, **changes: Any) -> ModelShape:
-    """What reads a text or an image in one stack of layers; `changes` are of the record."""
-    record = f.record | changes
-    names = [*record.get("pieces", ["tokens"]), *f.pieces_of_class()]
-    pieces = [*record.get("stem", ()), *(PIECES[name](f) for name in names), final_norm(f, record)]
+def one_stack(f: Fields, positions: int | None = None) -> ModelShape:
+    """What reads a text or an image in one stack of layers; `positions` where no field has their number."""
+    pieces = [*pieces_of(f), *class_pieces(f), final_norm(f)]
     return ModelShape(
         d_model=f.size("hidden_size"),
-        layers=tuple(layers_of(f, record)),
+        layers=tuple(layers_of(f)),
         pieces=tuple(pieces),
-        positions=record.get("positions") or f.size("max_position_embeddings"),
-        generates=not record.get("encoder", False),
+        positions=positions or f.size("max_position_embeddings"),
+        generates=not f.has("sees_all"),
     )
 
 
-def layers_of(f: Fields, record: Record, stack: str = MAIN, prefix: str = "", cross: bool = False) -> list[Layer]:
+def layers_of(f: Fields, stack: str = MAIN, prefix: str = "", cross: bool = False) -> list[Layer]:
     """The layers of a stack, whose windows and feed-forwards may differ; `cross` gives them an attention to another."""
-    spec = record.get("spec") or attention_of(f, record)
-    numbers = f.layers(record.get("layers", "num_hidden_layers"))
-    windows = WINDOWS[record["windows"]](f) if "windows" in record else [None] * len(numbers)
+    spec, windows = attention_of(f), windows_of(f)
     specs = dict.fromkeys(windows, spec)  # by window: layers that are alike share one spec
-    if not record.get("encoder", False) and stack != ENCODER:
+    if not f.has("sees_all"):
         for window in specs:
             specs[window] = spec.replace(mask=Causal() if window is None else Window(window - 1, 0))
-    key_bias = record.get("key_bias", True)
+    # What no spec holds and an attention does.
+    beside = {name: f.record[name] for name in ("key_bias", "joint_norms") if name in f.record}
     layers = []
-    for n, window, forward in zip(numbers, windows, forwards_of(f, record, len(numbers)), strict=True):
-        # The first layer holds the bias by distance of all.
-        buckets = f.size(record["buckets"]) if n == 0 and "buckets" in record else 0
+    for n, (window, forward) in enumerate(zip(windows, forwards_of(f), strict=True)):
+        # The first layer holds the bias by distance of all (T5).
+        buckets = f.size(f.record["buckets"]) if n == 0 and "buckets" in f.record else 0
         layer = Layer(
             name=f"{prefix}L{n}",
             stack=stack,
-            attention=Attention(spec=specs[window], key_bias=key_bias, buckets=buckets),
-            cross=Attention(spec=spec, key_bias=key_bias) if cross else None,
+            attention=Attention(spec=specs[window], buckets=buckets, **beside),
+            cross=Attention(spec=spec, **beside) if cross else None,
             feed_forward=forward,
-            norm_parameters=record.get("norms", NORMS)[0] * spec.d_model,
+            norm_parameters=f.record.get("norms", NORMS)[0] * spec.d_model,
         )
         layers.append(layer)
     return layers
 
 
-def attention_of(f: Fields, record: Record) -> AttentionSpec:
+def attention_of(f: Fields) -> AttentionSpec:
     """The attention of a layer, without its mask."""
-    if record.get("latent"):
-        return _latent_attention(f)
-    bias = f.is_set(record.get("bias", False))
-    qkv_bias = f.is_set(record["qkv_bias"]) if "qkv_bias" in record else bias
-    if "n_heads" in record:  # a stack of two has a field of its own, and no grouped heads
-        n_heads = n_kv_heads = f.heads(record["n_heads"])
-    else:
-        n_heads, n_kv_heads = f.heads(), record.get("n_kv_heads") or f.kv_heads()
+    if "latent" in f.record:
+        return LATENTS[f.record["latent"]](f)
+    bias = f.has("bias")
+    qkv_bias = f.has("qkv_bias", bias)
     return AttentionSpec(
         d_model=f.size("hidden_size"),
-        n_heads=n_heads,
-        n_kv_heads=n_kv_heads,
-        head_dim=f.head_dim(record.get("n_heads", "num_attention_heads")),
+        n_heads=f.n_heads(),
+        n_kv_heads=1 if f.record.get("multi_query") else f.n_kv_heads(),
+        head_dim=f.head_dim(),
         q_bias=qkv_bias,
         kv_bias=qkv_bias,
         out_bias=bias,
-        qk_norm=f.is_set(record.get("qk_norm", False)),
-        sink=f.is_set(record.get("sink", False)),
+        qk_norm=f.has("qk_norm"),
+        sink=f.has("sink"),
     )
 
 
-def _latent_attention(f: Fields) -> AttentionSpec:
-    heads, bias = f.heads(), f.flag("attention_bias")
+def deepseek_latent(f: Fields) -> AttentionSpec:
+    """A query and a key are a part without positions, made of the latent, and one that is rotated."""
+    heads, bias = f.n_heads(), f.flag("attention_bias")
     if (f.optional_size("num_key_value_heads") or heads) != heads:
         names = f"num_key_value_heads={f.get('num_key_value_heads')} differs from num_attention_heads={heads}"
         raise HeadwiseError(f"{names}; a latent gives every head keys and values of its own")
@@ -281,23 +270,41 @@ def _latent_attention(f: Fields) -> AttentionSpec:
     )
 
 
-# Which layers slide: the window of each, None where all before is seen.
+def our_latent(f: Fields) -> AttentionSpec:
+    """A spec fills the sizes in that are left out."""
+    names = ("d_model", "n_heads", "latent_dim", "rope_dim", "q_latent_dim")
+    sizes: dict[str, Any] = {name: f.optional_size(name) for name in names} | {"head_dim": f.head_dim()}
+    bias, rope = f.flag("bias"), RoPE() if f.get("position") == "rope" else None
+    return AttentionSpec(**sizes, rope=rope, q_bias=bias, kv_bias=bias, out_bias=bias)
 
 
-def _every_window(f: Fields) -> list[int | None]:
-    window = f.optional_size("sliding_window") if f.is_set(f.record.get("use_windows", True)) else None
-    return [window] * len(f.layers("num_hidden_layers"))
+LATENTS = {"deepseek": deepseek_latent, "ours": our_latent}
+
+# Which layers slide, as their class has it, where no `layer_types` of the file says so.
+SLIDES: dict[str, Callable[[Fields, int], bool]] = {
+    "all": lambda f, n: True,
+    "late": lambda f, n: n >= f.count("max_window_layers"),
+    "early": lambda f, n: n % 2 == 0 and n < f.count("max_window_layers"),
+    "every other": lambda f, n: n % 2 == 0,
+    "pattern": lambda f, n: (n + 1) % f.size("sliding_window_pattern") > 0,
+}
 
 
-def _windows(f: Fields, slides_by_default: Callable[[int], bool]) -> list[int | None]:
-    """The window in the layers that `layer_types` names, or without such a list in those of the class's default."""
-    n_layers, types = f.layers("num_hidden_layers"), f.get("layer_types")
+def windows_of(f: Fields) -> list[int | None]:
+    """The window of each layer, None where all before is seen."""
+    rule, n_layers = f.record.get("windows"), f.n_layers()
+    if rule == "listed":
+        return _listed_windows(f, n_layers)
+    may_slide = rule is not None and f.has("use_windows", True)
+    if may_slide and rule in ("all", "late"):  # there null is a way to say that none slides
+        may_slide = f.optional_size("sliding_window") is not None
+    types = f.get("layer_types") if "layer_types" in f.defaults else None
     if types is None:
-        slides = [slides_by_default(n) for n in n_layers]
+        slides = [may_slide and SLIDES[str(rule)](f, n) for n in range(n_layers)]
     else:
         count = len(types) if isinstance(types, list) else 0
-        if count != len(n_layers):
-            raise HeadwiseError(f"layer_types has {count} entries for {len(n_layers)} layers; one for each is needed")
+        if count != n_layers:
+            raise HeadwiseError(f"layer_types has {count} entries for {n_layers} layers; one for each is needed")
         unknown = [kind for kind in types if kind not in ("full_attention", "sliding_attention", "attention")]
         if unknown:
             raise HeadwiseError(
@@ -305,72 +312,60 @@ def _windows(f: Fields, slides_by_default: Callable[[int], bool]) -> list[int | 
                 f"other caches"
             )
         slides = [kind == "sliding_attention" for kind in types]
-    window = f.optional_size("sliding_window") if any(slides) else None
-    if any(slides) and window is None:
+    if not any(slides):
+        return [None] * n_layers
+    window = f.optional_size("sliding_window")
+    if window is None:
         raise HeadwiseError("layer_types has sliding_attention and sliding_window is null; give the window")
+    if not may_slide:
+        raise HeadwiseError("layer_types has sliding_attention and use_sliding_window is false; correct one of them")
     return [window if slide else None for slide in slides]
 
 
-def _late_windows(f: Fields) -> list[int | None]:
-    """Layers from max_window_layers on slide, where use_sliding_window says so."""
-    has_windows = f.flag("use_sliding_window") and f.optional_size("sliding_window") is not None
-    first = f.count("max_window_layers") if has_windows else 0
-    windows = _windows(f, lambda n: has_windows and n >= first)
-    if any(windows) and not has_windows:
-        raise HeadwiseError("layer_types has sliding_attention and use_sliding_window is false; correct one of them")
-    return windows
-
-
-def _listed_windows(f: Fields) -> list[int | None]:
-    n, windows = len(f.layers("num_hidden_layers")), f.get("windows")
-    windows = [None] * n if windows is None else windows
-    if not isinstance(windows, list | tuple) or len(windows) != n:
-        raise HeadwiseError(f"windows={windows!r} must list a number of tokens, or null, for each of {n} layers")
+def _listed_windows(f: Fields, n_layers: int) -> list[int | None]:
+    windows = f.get("windows")
+    windows = [None] * n_layers if windows is None else windows
+    if not isinstance(windows, list | tuple) or len(windows) != n_layers:
+        raise HeadwiseError(f"windows={windows!r} must list a number of tokens, or null, for each of {n_layers} layers")
     return [None if window is None else check_size("windows", window) for window in windows]
 
 
-WINDOWS: dict[str, Callable[[Fields], list[int | None]]] = {
-    "all": _every_window,
-    "late": _late_windows,
-    "listed": _listed_windows,
-    "every other": lambda f: _windows(f, lambda n: n % 2 == 0),
-    "pattern": lambda f: _windows(f, lambda n: (n + 1) % f.size("sliding_window_pattern") > 0),
-}
-
-
-def forwards_of(f: Fields, record: Record, n_layers: int) -> list[FeedForward]:
+def forwards_of(f: Fields) -> list[FeedForward]:
     """The feed-forward of each layer: plain, or with experts where the record and the config say so."""
-    forward: Record = record.get("forward", {})
-    if "experts" not in forward:
-        return [_feed_forward(f, forward)] * n_layers
-    active, number = f.size("num_experts_per_tok"), f.size(forward["experts"])
+    forward, n_layers = f.part(**{"bias": False, **f.record.get("forward", {})}), f.n_layers()
+    record = forward.record
+    if "experts" not in record:
+        return [_feed_forward(forward)] * n_layers
+    active, number = f.size("num_experts_per_tok"), f.size(record["experts"])
     if active > number:
-        raise HeadwiseError(f"num_experts_per_tok={active} exceeds {forward['experts']}={number}; correct one of them")
+        raise HeadwiseError(f"num_experts_per_tok={active} exceeds {record['experts']}={number}; correct one of them")
     experts = replace(
-        _feed_forward(f, forward | {"width": forward.get("expert_width", "intermediate_size")}),
+        _feed_forward(forward.part(width=record.get("expert_width", "intermediate_size"))),
         n_experts=number,
         n_active=active,
-        router_bias=forward.get("router_bias", False),
+        router_bias=record.get("router_bias", False),
     )
-    if "shared" in forward:
-        experts = replace(experts, shared_width=experts.width * f.size(forward["shared"]))
-    first = f.count(forward["first"]) if "first" in forward else 0
-    step = f.size(forward["step"]) if "step" in forward else 1
-    listed = f.get(forward["dense"]) or [] if "dense" in forward else []
+    if "shared" in record:
+        experts = replace(experts, shared_width=experts.width * f.size(record["shared"]))
+    if "gated_shared" in record:
+        experts = replace(experts, shared_width=f.size(record["gated_shared"]), shared_gate=True)
+    first = f.count(record["first"]) if "first" in record else 0
+    step = f.size(record["step"]) if "step" in record else 1
+    listed = f.get(record["dense"]) or [] if "dense" in record else []
     if not isinstance(listed, list):
-        raise HeadwiseError(f"{forward['dense']}={listed!r} must be a list of layers")
+        raise HeadwiseError(f"{record['dense']}={listed!r} must be a list of layers")
     is_plain = [n < first or n in listed or (n + 1) % step > 0 for n in range(n_layers)]
-    plain = _feed_forward(f, forward) if any(is_plain) else experts  # else the fields of its sizes may be absent
+    plain = _feed_forward(forward) if any(is_plain) else experts  # else the fields of its sizes may be absent
     return [plain if without_experts else experts for without_experts in is_plain]
 
 
-def _feed_forward(f: Fields, forward: Record) -> FeedForward:
-    d, gated = f.size("hidden_size"), forward.get("gated", True)
+def _feed_forward(f: Fields) -> FeedForward:
+    d_model = f.size("hidden_size")
     return FeedForward(
-        d_model=d,
-        width=f.optional_size(forward.get("width", "intermediate_size")) or 4 * d,
-        gated=_is_gated(f) if gated == "feed_forward_proj" else f.is_set(gated),
-        bias=f.is_set(forward.get("bias", False)),
+        d_model=d_model,
+        width=f.optional_size(f.record.get("width", "intermediate_size")) or 4 * d_model,
+        gated=_is_gated(f) if f.record.get("gated") == "feed_forward_proj" else f.has("gated", True),
+        bias=f.has("bias"),
     )
 
 
@@ -383,7 +378,21 @@ def _is_gated(f: Fields) -> bool:
     return len(parts) == 2
 
 
-# What stands outside the layers.
+# What stands outside the layers: the pieces that a record names.
+
+
+def pieces_of(f: Fields) -> list[Piece]:
+    return [PIECES[name](f) for name in f.record.get("pieces", ["tokens"])]
+
+
+def class_pieces(f: Fields) -> list[Piece]:
+    """Those that the class adds which `architectures` names."""
+    heads: dict[str, list[str]] = f.record["heads"]
+    classes = f.config.get("architectures") or list(heads)
+    if not isinstance(classes, list) or not isinstance(classes[0], str) or classes[0] not in heads:
+        fact = f"architectures={_short(classes)} is not priced for {f.family.name}"
+        raise HeadwiseError(f"{fact}; known: {', '.join(heads)}")
+    return [PIECES[name](f) for name in heads[classes[0]]]
 
 
 def table(rows: int, width: int) -> Piece:
@@ -394,12 +403,14 @@ def norm(parameters: int) -> Piece:
     return Piece(part="norms", parameters=parameters)
 
 
-def final_norm(f: Fields, record: Record) -> Piece:
-    return norm(record.get("norms", NORMS)[1] * f.size("hidden_size"))
+def final_norm(f: Fields) -> Piece:
+    return norm(f.record.get("norms", NORMS)[1] * f.size("hidden_size"))
 
 
-def once(d_in: int, d_out: int) -> Piece:
-    return Piece(part="head", parameters=d_in * d_out + d_out, once=d_in * d_out)
+def once(f: Fields, d_out: int) -> Piece:
+    """A Linear that reads one token of a sequence."""
+    weights = f.size("hidden_size") * d_out
+    return Piece(part="head", parameters=weights + d_out, once=weights)
 
 
 def lm_head(f: Fields) -> Piece:
@@ -428,43 +439,54 @@ def widened(f: Fields) -> Piece:
     return Piece(part="embeddings", parameters=weights + f.size("hidden_size"), weights=weights)
 
 
+def widened_where_narrower(f: Fields) -> Piece:
+    """ELECTRA has that matrix only where the widths differ."""
+    return widened(f) if _embedded(f) != f.size("hidden_size") else Piece(part="embeddings", parameters=0)
+
+
 def frames(f: Fields) -> Piece:
     """Whisper's stem: two convolutions with kernels of 3 over a spectrogram, the second by 2 frames a step."""
-    d, frames = f.size("hidden_size"), f.size("max_source_positions")
-    first, second = 3 * f.size("num_mel_bins") * d, 3 * d * d
-    return Piece(part="stem", parameters=first + second + 2 * d, once=first * 2 * frames + second * frames)
+    d_model, frames = f.size("hidden_size"), f.size("max_source_positions")
+    first, second = 3 * f.size("num_mel_bins") * d_model, 3 * d_model * d_model
+    return Piece(part="stem", parameters=first + second + 2 * d_model, once=first * 2 * frames + second * frames)
 
 
-def patches(f: Fields) -> tuple[Piece, int]:
-    """The stem of an image model, and how many patches it makes."""
+def n_patches(f: Fields) -> int:
     (height, width), (rows, columns) = f.side("image_size"), f.side("patch_size")
     if rows > height or columns > width:
         raise HeadwiseError(f"patch_size={rows}x{columns} exceeds image_size={height}x{width}: there is no patch")
-    count, d_model = (height // rows) * (width // columns), f.size("hidden_size")
+    return (height // rows) * (width // columns)
+
+
+def patches(f: Fields) -> Piece:
+    """The stem of an image model: a Linear of the numbers of each patch."""
+    (rows, columns), d_model = f.side("patch_size"), f.size("hidden_size")
     weights = f.size("num_channels") * rows * columns * d_model
-    return Piece(part="stem", parameters=weights + d_model, once=weights * count), count
+    return Piece(part="stem", parameters=weights + d_model, once=weights * n_patches(f))
 
 
 def classes(f: Fields) -> Piece:
     names = f.config.get("id2label")
     if isinstance(names, dict) and names:
-        number = len(names)
-    else:  # transformers keeps silent about the usual two
-        number = check_size("num_labels", f.config.get("num_labels", 2))
-    return once(f.size("hidden_size"), number)
+        return once(f, len(names))
+    return once(f, check_size("num_labels", f.config.get("num_labels", 2)))  # the usual two are left out of a file
 
 
 PIECES: dict[str, Callable[[Fields], Piece]] = {
     "tokens": lambda f: table(f.size("vocab_size"), _embedded(f)),
     "positions": lambda f: table(f.size("max_position_embeddings"), _embedded(f)),
     "segments": lambda f: table(f.size("type_vocab_size"), _embedded(f)),
-    "source positions": lambda f: table(f.size("max_source_positions"), f.size("hidden_size")),
-    "class token": lambda f: table(1, f.size("hidden_size")),
+    "source positions": lambda f: table(f.size("max_source_positions"), _embedded(f)),
+    "patch positions": lambda f: table(n_patches(f), f.size("hidden_size")),
+    "class token": lambda f: table(2, f.size("hidden_size")),  # itself, and its position
     "embedding norm": lambda f: norm(2 * _embedded(f)),
+    "our embedding norm": lambda f: norm(f.record["norms"][0] // 2 * f.size("hidden_size")),
     "widened": widened,
+    "widened where narrower": widened_where_narrower,
     "frames": frames,
-    "pooler": lambda f: once(f.size("hidden_size"), f.optional_size("pooler_output_size") or f.size("hidden_size")),
-    "next sentence": lambda f: once(f.size("hidden_size"), 2),
+    "patches": patches,
+    "pooler": lambda f: once(f, f.optional_size("pooler_output_size") or f.size("hidden_size")),
+    "next sentence": lambda f: once(f, 2),
     "classes": classes,
     "masked": masked_lm_head,
     "lm": lm_head,
@@ -475,29 +497,30 @@ PIECES: dict[str, Callable[[Fields], Piece]] = {
 
 
 def ours(f: Fields) -> ModelShape:
-    """Our own GPT, by the fields of GPTConfig; a latent's spec fills its sizes in by itself."""
+    """Our own GPT, by the fields of GPTConfig."""
     has_norm_bias = f.choice("norm", "rms", "layer") == "layer" and f.flag("bias")
     gains = f.flag("norm_gain") * (1 + has_norm_bias)
-    learned = f.choice("position", "rope", "learned") == "learned"
-    changes: Record = {"pieces": ["tokens", "positions"] if learned else ["tokens"]}
+    pieces = ["tokens"]
+    if f.choice("position", "rope", "learned") == "learned":
+        pieces.append("positions")
     if f.flag("embedding_norm"):
-        changes["stem"] = [norm(gains * f.size("hidden_size"))]
+        pieces.append("our embedding norm")
+    changes: dict[str, Any] = {"pieces": pieces, "norms": (2 * gains, f.flag("final_norm") * gains)}
     if f.get("latent_dim") is not None:
-        names = ("d_model", "n_heads", "latent_dim", "rope_dim", "q_latent_dim")
-        sizes: Record = {name: f.optional_size(name) for name in names} | {"head_dim": f.head_dim()}
-        bias, rope = f.flag("bias"), None if learned else RoPE()
-        changes["spec"] = AttentionSpec(**sizes, rope=rope, q_bias=bias, kv_bias=bias, out_bias=bias)
-    return one_stack(f, norms=(2 * gains, f.flag("final_norm") * gains), **changes)
+        changes["latent"] = "ours"
+    return one_stack(f.part(**changes))
 
 
 def falcon(f: Fields) -> ModelShape:
     """One key/value head, or a group's with new_decoder_architecture; LayerNorms with biases, one or two a layer."""
-    new, heads = f.flag("new_decoder_architecture"), f.heads()
-    groups = f.kv_heads("num_kv_heads") if new or not f.flag("multi_query") else 1
+    new = f.flag("new_decoder_architecture")
+    multi_query = not new and f.flag("multi_query")
     norms = (f.optional_size("num_ln_in_parallel_attn") or 2) if new else 1
-    shape = one_stack(f, norms=(2 * (norms if f.flag("parallel_attn") else 2), 2), n_kv_heads=groups)
-    if new and groups < heads:
-        return shape.noted(Note.of("price.cache_repeats", groups=groups, times=heads // groups))
+    shape = one_stack(f.part(norms=(2 * (norms if f.flag("parallel_attn") else 2), 2), multi_query=multi_query))
+    spec = shape.layers[0].attention.spec
+    if new and spec.n_kv_heads < spec.n_heads:
+        times = spec.n_heads // spec.n_kv_heads
+        return shape.noted(Note.of("price.cache_repeats", groups=spec.n_kv_heads, times=times))
     return shape
 
 
@@ -506,7 +529,7 @@ def roberta(f: Fields) -> ModelShape:
     unused, rows = f.count("pad_token_id") + 1, f.size("max_position_embeddings")
     if rows <= unused:
         raise HeadwiseError(f"max_position_embeddings={rows} leaves no position: {unused}, pad_token_id + 1, rest")
-    return one_stack(f, positions=rows - unused)
+    return one_stack(f, rows - unused)
 
 
 def albert(f: Fields) -> ModelShape:
@@ -519,8 +542,7 @@ def albert(f: Fields) -> ModelShape:
 
 def image(f: Fields) -> ModelShape:
     """Patches are its tokens, and a token for the class stands before them."""
-    stem, count = patches(f)
-    return one_stack(f, stem=[stem, table(count + 1, f.size("hidden_size"))], positions=count + 1)
+    return one_stack(f, n_patches(f) + 1)
 
 
 def with_eyes(f: Fields) -> ModelShape:
@@ -534,12 +556,12 @@ def with_eyes(f: Fields) -> ModelShape:
     head = {"tie_word_embeddings": f.flag("tie_word_embeddings")}  # the outer one decides
     shape = build({**text, **head}, families()["gemma3_text"])
     eyes = Fields(vision, Family(name="siglip_vision_model", price=f.record["vision"]))
-    d, (stem, count) = eyes.size("hidden_size"), patches(eyes)
-    projection = Piece(part="stem", parameters=d * shape.d_model)
-    tower = [stem, table(count, d), final_norm(eyes, eyes.record), projection, norm(d)]
+    d_model = eyes.size("hidden_size")
+    projection = Piece(part="stem", parameters=d_model * shape.d_model)
+    tower = [*pieces_of(eyes), final_norm(eyes), projection, norm(d_model)]
     return replace(
         shape,
-        layers=(*shape.layers, *layers_of(eyes, eyes.record, VISION, "vision.")),
+        layers=(*shape.layers, *layers_of(eyes, VISION, "vision.")),
         pieces=(*shape.pieces, *(replace(piece, stack=VISION) for piece in tower)),
         notes=(*shape.notes, *eyes.notes(), Note.of("price.images")),
     )
@@ -549,30 +571,20 @@ def two_stacks(f: Fields) -> ModelShape:
     """An encoder, and a decoder whose layers look across at it: T5 and Whisper."""
     layers, pieces = list[Layer](), list[Piece]()
     for side, stack in (("encoder", ENCODER), ("decoder", MAIN)):
-        record = {**f.record, "encoder": False, **f.record[side]}
-        if not f.get(record["layers"]):  # as many layers as the encoder has
-            record["layers"] = f.record["encoder"]["layers"]
-        layers += layers_of(f, record, stack, f"{side}.", cross=stack == MAIN)
-        parts = [*(PIECES[name](f) for name in record.get("pieces", ())), final_norm(f, record)]
-        pieces += [replace(part, stack=stack) for part in parts]
-    pieces += [PIECES[name](f) for name in f.pieces_of_class()]
+        part = f.part(**f.record[side])
+        if f.get(part.record["n_layers"]) is None:  # as many layers as the encoder has
+            part = part.part(n_layers=f.record["encoder"]["n_layers"])
+        layers += layers_of(part, stack, f"{side}.", cross=stack == MAIN)
+        pieces += [replace(piece, stack=stack) for piece in (*pieces_of(part), final_norm(part))]
     source = f.record.get("source")
     return ModelShape(
         d_model=f.size("hidden_size"),
         layers=tuple(layers),
-        pieces=tuple(pieces),
+        pieces=(*pieces, *class_pieces(f)),
         positions=f.optional_size(f.record["positions"]),
         source_positions=None if source is None else f.size(source),
         notes=() if f.flag("tie_word_embeddings") or "untied" not in f.record else (Note.of(f.record["untied"]),),
     )
 
 
-RULES: dict[str, Callable[[Fields], ModelShape]] = {
-    "ours": ours,
-    "falcon": falcon,
-    "roberta": roberta,
-    "albert": albert,
-    "image": image,
-    "with eyes": with_eyes,
-    "two stacks": two_stacks,
-}
+RULES = {rule.__name__: rule for rule in (ours, falcon, roberta, albert, image, with_eyes, two_stacks)}

@@ -115,6 +115,10 @@ class HeadPrice:
     cache_bytes_per_token: int  # of all heads together; in cross attention of a token of the source
 
 
+# What a HeadPrice repeats of the spec.
+OF_SPEC = ("variant", "n_heads", "n_kv_heads", "head_dim", "value_dim", "window", "sink", "shared_parameters")
+
+
 @dataclass(frozen=True)
 class LayerPrice:
     name: str
@@ -343,26 +347,28 @@ def price_shape(name: str, shape: ModelShape, setting: Setting) -> Price:
     )
 
 
+PARTS = ("embeddings", "stem", "attention", "cross attention", "feed-forward", "norms", "head", "vision")
+
+
 def _parts(shape: ModelShape) -> dict[str, int]:
+    """The parameters of each of PARTS that the model has; a vision tower is one part."""
     parts: Counter[str] = Counter()
     for piece in shape.pieces:
         parts["vision" if piece.stack == VISION else piece.part] += piece.parameters
     for layer in shape.layers:
         if layer.stack == VISION:
             parts["vision"] += layer.parameters
-            continue
-        if layer.repeats:  # the weights of a layer before it, which are counted there
-            continue
-        parts["attention"] += layer.attention.parameters
-        parts["feed-forward"] += layer.feed_forward.parameters
-        parts["norms"] += layer.norm_parameters
-        if layer.cross:
-            parts["cross attention"] += layer.cross.parameters
-    order = ("embeddings", "stem", "attention", "cross attention", "feed-forward", "norms", "head", "vision")
-    return {part: parts[part] for part in order if part in parts}
+        elif not layer.repeats:  # else its weights are those of a layer before it, which are counted there
+            parts["attention"] += layer.attention.parameters
+            parts["feed-forward"] += layer.feed_forward.parameters
+            parts["norms"] += layer.norm_parameters
+            if layer.cross:
+                parts["cross attention"] += layer.cross.parameters
+    return {part: parts[part] for part in PARTS if part in parts}
 
 
 def _layer(layer: Layer, shape: ModelShape, setting: Setting) -> LayerPrice:
+    """The encoder's own attention and a vision tower's keep no cache; cross attention keeps keys of the source."""
     forward = layer.feed_forward
     return LayerPrice(
         name=layer.name,
@@ -380,24 +386,18 @@ def _heads(attention: Attention, cached: bool, setting: Setting) -> HeadPrice:
     spec = attention.spec
     values = spec.cache_values_per_token
     return HeadPrice(
-        variant=spec.variant,
-        n_heads=spec.n_heads,
-        n_kv_heads=spec.n_kv_heads,
-        head_dim=spec.head_dim,
-        value_dim=spec.value_dim,
-        window=spec.window,
+        **{name: getattr(spec, name) for name in OF_SPEC},
         streaming=attention.streaming,
-        sink=spec.sink,
         latent=None if spec.latent_dim is None else values,
         query_head_parameters=attention.query_head_parameters,
         kv_head_parameters=attention.kv_head_parameters,
-        shared_parameters=spec.shared_parameters,
         parameters=attention.parameters,
         cache_bytes_per_token=bytes_of(values, setting.cache_dtype) if cached else 0,
     )
 
 
 def cache_price(shape: ModelShape, setting: Setting) -> CachePrice:
+    """What the texts of a batch keep, and what one token more adds, before windows are full and after."""
     per_token = sum(attention.spec.cache_values_per_token for attention in shape.cached)
     beyond = sum(attention.growing_values for attention in shape.cached)
     per_source = sum(attention.spec.cache_values_per_token for attention in shape.crossed)
@@ -415,6 +415,7 @@ def cache_price(shape: ModelShape, setting: Setting) -> CachePrice:
 
 
 def decode_price(shape: ModelShape, setting: Setting) -> DecodePrice:
+    """A step reads the weights once for all texts, and each text's cache."""
     source, batch = setting.source or 0, setting.batch
     flops = decode_flops(shape, setting.context, source) * batch
     weights = bytes_of(round(decode_parameters(shape, batch)), setting.dtype)
@@ -440,6 +441,7 @@ def fit(shape: ModelShape, setting: Setting, free: int) -> MemoryPrice:
 
 
 def _notes(shape: ModelShape, setting: Setting) -> list[Note]:
+    """What a reader must know of these numbers: lengths beyond the model's, plans, experts, encoders."""
     notes = []
     positions = None if shape.positions is None else f"{shape.positions:,}"
     if shape.positions is not None and setting.context > shape.positions:

@@ -12,8 +12,9 @@ between two steps transformers keeps one fewer.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,21 +32,23 @@ class Attention:
     spec: AttentionSpec
     keep: tuple[HeadPlan, ...] | None = None  # what a plan says of each key/value head
     buckets: int = 0  # parameters of each query head for a bias by distance (T5)
+    joint_norms: bool = False  # is there one norm over the queries of all heads, and one over all keys? (OLMo2)
     key_bias: bool = True  # has W_K a bias where W_V has one? (not in Whisper)
 
     @property
     def query_head_parameters(self) -> int:
-        return self.spec.query_head_parameters + self.buckets
+        return self.spec.query_head_parameters + self.buckets + self.joint_norms * self.spec.head_dim
 
     @property
     def kv_head_parameters(self) -> int:
-        absent = self.spec.kv_bias and not self.key_bias
-        return self.spec.kv_head_parameters - absent * self.spec.head_dim
+        vectors = self.joint_norms - (self.spec.kv_bias and not self.key_bias)  # of head_dim: gains, or no key's bias
+        return self.spec.kv_head_parameters + vectors * self.spec.head_dim
 
     @property
     def parameters(self) -> int:
-        absent = self.spec.n_kv_heads * (self.spec.kv_head_parameters - self.kv_head_parameters)
-        return self.spec.n_parameters + self.spec.n_heads * self.buckets - absent
+        spec = self.spec
+        heads = spec.n_heads * self.query_head_parameters + spec.n_kv_heads * self.kv_head_parameters
+        return heads + spec.shared_parameters
 
     def kept(self, tokens: int) -> dict[int, int]:
         """Tokens of a text that long whose key and value are cached -> for how many key/value heads."""
@@ -82,19 +85,24 @@ class FeedForward:
     n_active: int = 0
     router_bias: bool = False
     shared_width: int = 0  # of what every token goes through beside the experts
+    shared_gate: bool = False  # does a row of the router say how much of that (Qwen2-MoE)?
 
-    def _weights(self, width: int) -> int:
-        return (3 if self.gated else 2) * self.d_model * width
+    @property
+    def n_matrices(self) -> int:
+        """Matrices of d_model x width: up, down and, where there is one, gate."""
+        return 2 + self.gated
 
     @property
     def expert_parameters(self) -> int:
-        biases = self.bias * ((2 if self.gated else 1) * self.width + self.d_model)
-        return self._weights(self.width) + biases
+        """Of one expert; without experts, of all."""
+        biases = self.bias * ((1 + self.gated) * self.width + self.d_model)
+        return self.n_matrices * self.d_model * self.width + biases
 
     @property
     def common_parameters(self) -> int:
-        router = self.n_experts * (self.d_model + self.router_bias)
-        return router + self._weights(self.shared_width)
+        """Of the router, and of what every token goes through."""
+        router = self.n_experts * (self.d_model + self.router_bias) + self.shared_gate * self.d_model
+        return router + self.n_matrices * self.d_model * self.shared_width
 
     @property
     def parameters(self) -> int:
@@ -106,8 +114,8 @@ class FeedForward:
 
     @property
     def active_weights(self) -> int:
-        experts = (self.n_active or 1) * self._weights(self.width)
-        return experts + self.n_experts * self.d_model + self._weights(self.shared_width)
+        widths = (self.n_active or 1) * self.width + self.shared_width
+        return self.d_model * (self.n_matrices * widths + self.n_experts + self.shared_gate)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,13 +205,11 @@ class ModelShape:
         def changed(attention: Attention) -> Attention:
             return replace(attention, spec=attention.spec.replace(**changes), keep=None)
 
-        layers = []
-        for layer in self.layers:
-            if layer.stack == MAIN:
-                cross = changed(layer.cross) if layer.cross else None
-                layer = replace(layer, attention=changed(layer.attention), cross=cross)
-            layers.append(layer)
-        return replace(self, layers=tuple(layers))
+        def with_changed(layer: Layer) -> Layer:
+            cross = changed(layer.cross) if layer.cross else None
+            return replace(layer, attention=changed(layer.attention), cross=cross)
+
+        return self._with_main(with_changed)
 
     def with_plan(self, plan: Plan) -> ModelShape:
         """The same model with a cache that holds what the plan says. Raises HeadwiseError where it does not fit."""
@@ -212,10 +218,11 @@ class ModelShape:
             raise HeadwiseError(f"a plan is about cached keys and values of single heads, and {self.family} has none")
         plan.check(len(specs), max(spec.n_kv_heads for spec in specs))
         keeps = iter(plan.keep)
-        layers = []
-        for layer in self.layers:
-            keep = next(keeps) if layer.stack == MAIN else None
-            layers.append(replace(layer, attention=replace(layer.attention, keep=keep)))
+        return self._with_main(lambda layer: replace(layer, attention=replace(layer.attention, keep=next(keeps))))
+
+    def _with_main(self, changed: Callable[[Layer], Layer]) -> ModelShape:
+        """The same model with the layers of its main stack changed."""
+        layers = [changed(layer) if layer.stack == MAIN else layer for layer in self.layers]
         return replace(self, layers=tuple(layers))
 
 
@@ -342,8 +349,5 @@ def longest_context(shape: ModelShape, values: int, source: int) -> int | None:
     most = values // growing if growing else LONGEST  # no text is longer: each token adds at least `growing`
     if not growing and cache_values(shape, most, source) <= values:
         return None
-    low, high = 0, most  # the cache only ever grows with the text: bisect
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if cache_values(shape, middle, source) <= values else (low, middle - 1)
-    return low
+    # The cache only ever grows with the text: as many lengths fit as the longest text that fits has tokens.
+    return bisect_right(range(1, most + 1), values, key=lambda tokens: cache_values(shape, tokens, source))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from headwise.layer import latent
 from headwise.layer.layer import MultiHeadAttention
-from headwise.masks import Bias, Both, BroadcastGrid, Mask
+from headwise.masks import Bias, Both, BroadcastGrid, Mask, all_of
 from headwise.rungs import paths
 from headwise.rungs.cache import KVCache
 from headwise.spec import Sizes, check_per_head
@@ -95,8 +97,7 @@ def explain(
     if layer.relative_bias is not None:
         # On the layer's call the learned bias joins the mask; here its shape is all that matters, so one zero stands
         # for all of it.
-        bias = Bias(layer.relative_bias.new_zeros(1, 1, 1, 1).expand(1, sizes.H, T, sizes.S))
-        mask = bias if mask is None else mask & bias
+        mask = all_of((mask, Bias(layer.relative_bias.new_zeros(1, 1, 1, 1).expand(1, sizes.H, T, sizes.S))))
     options = layer.options(mask, gate)
     if mask is not None:
         mask.check(BroadcastGrid((B, sizes.H, T, sizes.S), torch.as_tensor, torch.arange))
@@ -112,14 +113,20 @@ def explain(
         sizes, options = sizes._replace(G=1, D=kept, E=kept), options._replace(kv_index=None)
     path = paths.choose(sizes, options)
     keys = path.last - path.first
+    # The kernel skips the upper triangle only with its causal flag; otherwise it multiplies what a mask then hides.
+    pairs = T * (T + 1) // 2 if path.name == paths.CAUSAL else T * keys
+    flops = {"projections": 2 * B * (T * (spec.q_weights + spec.o_weights) + n_new * spec.kv_weights)}
+    if form is not None:
+        flops[f"{form} latent"] = 2 * B * (sizes.S if form == "expanded" else T) * spec.expanding_weights
+    flops["attention"] = 2 * B * sizes.H * pairs * (sizes.D + sizes.E)
     return Explanation(
-        path.name,
-        paths.refusals(path, sizes, options) | other,
-        sizes,
-        keys,
-        _flops(layer, sizes, path, keys, n_new, form),
-        _bytes(layer, x, sizes, path, keys, form),
-        form,
+        path=path.name,
+        refused=paths.refusals(path, sizes, options) | other,
+        sizes=sizes,
+        keys=keys,
+        flops=flops,
+        bytes=_bytes(layer, x, sizes, path, form),
+        form=form,
     )
 
 
@@ -133,23 +140,9 @@ def _form(layer: MultiHeadAttention, T: int, S: int) -> tuple[str, dict[str, str
     return form, {rest: reason}
 
 
-def _flops(
-    layer: MultiHeadAttention, sizes: Sizes, path: paths.Path, keys: int, n_new: int, form: str | None
-) -> dict[str, int]:
-    """The kernel skips the upper triangle only with its causal flag; otherwise it multiplies what a mask then hides."""
-    spec, (B, H, _, T, S, D, E) = layer.spec, sizes
-    pairs = T * (T + 1) // 2 if path.name == paths.CAUSAL else T * keys
-    counts = {"projections": 2 * B * (T * (spec.q_weights + spec.o_weights) + n_new * spec.kv_weights)}
-    if form is not None:
-        counts[f"{form} latent"] = 2 * B * (S if form == "expanded" else T) * spec.expanding_weights
-    return {**counts, "attention": 2 * B * H * pairs * (D + E)}
-
-
-def _bytes(
-    layer: MultiHeadAttention, x: Tensor, sizes: Sizes, path: paths.Path, keys: int, form: str | None
-) -> dict[str, int]:
+def _bytes(layer: MultiHeadAttention, x: Tensor, sizes: Sizes, path: paths.Path, form: str | None) -> dict[str, int]:
     spec, (B, H, G, T, S, D, E) = layer.spec, sizes
-    size = x.element_size()
+    size, keys = x.element_size(), path.last - path.first
     kv_width = D if form == "absorbed" else D + E  # what is absorbed is read once, as keys and as values
     counts = {
         "weights": sum(p.numel() * p.element_size() for p in layer.parameters()),
@@ -158,25 +151,20 @@ def _bytes(
     }
     if form == "expanded":
         counts["latents"] = B * S * spec.cache_values_per_token * size
-    has_mask_tensor = path.rest or (path.band is not None and path.name != paths.CAUSAL)
+    has_band = path.band is not None and path.name != paths.CAUSAL  # which the kernel's flag says without a tensor
     if path.name == paths.EXPLICIT:
         counts["maps"] = 3 * B * H * T * S * max(4, size)  # scores, their exp, weights; in float32 or wider
-    elif has_mask_tensor:
-        counts["mask"] = _mask_bytes(path, sizes, keys, size)
+    elif path.rest or has_band:
+        # The tensor that the masks become: one number a pair, for each document and head that they tell apart.
+        to_cpu = partial(torch.as_tensor, device="cpu")
+        grid = BroadcastGrid((B, H, T, S), to_cpu, torch.arange, path.keys)
+        allowed, bias = Both(path.rest).allowed(grid), Both(path.rest).bias(grid)
+        shapes = [tuple(x.shape) for x in (allowed, bias) if x is not None]
+        if has_band:
+            shapes.append((T, keys))
+        number = 1 if bias is None else max(4, size)  # a bool, or a number of at least 32 bits
+        counts["mask"] = math.prod(np.broadcast_shapes(*shapes)) * number
     return counts
-
-
-def _mask_bytes(path: paths.Path, sizes: Sizes, keys: int, size: int) -> int:
-    """Of the tensor that the masks become: one number a pair, for each document and head that they tell apart."""
-    to_cpu = partial(torch.as_tensor, device="cpu")
-    grid = BroadcastGrid((sizes.B, sizes.H, sizes.T, sizes.S), to_cpu, torch.arange, path.keys)
-    allowed, bias = Both(path.rest).allowed(grid), Both(path.rest).bias(grid)
-    inside = torch.empty(sizes.T, keys, device="meta") if path.band is not None else None
-    shapes = [x.shape for x in (allowed, bias, inside) if x is not None]
-    pairs = 1
-    for axis in range(1, 5):  # from the last: keys, queries, heads, documents
-        pairs *= max((shape[-axis] for shape in shapes if len(shape) >= axis), default=1)
-    return pairs * (1 if bias is None else max(4, size))  # bool, or numbers of at least 32 bits
 
 
 def _parts(counts: dict[str, int], base: int, units: tuple[str, ...]) -> str:

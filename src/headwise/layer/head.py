@@ -313,8 +313,9 @@ def _selected(layer: LayerT, heads: list[int]) -> LayerT:
         mask=None if old.mask is None else old.mask.for_heads(heads, old.n_heads),
         d_out=old.d_out if old.out_proj else len(heads) * old.value_dim,
     )
-    like = Heads(layer)[0].wq
+    like = Heads(layer)[0].wq  # it refuses an adapter, which has no weight to copy
     new = type(layer).from_spec(spec, device=like.device, dtype=like.dtype).train(layer.training)
+    # Of each parameter that lies by heads the axis, and how much of it is one head's.
     parts = {path: (axis, 1 if size is None else getattr(old, size)) for path, axis, size in PARTS.values()}
     for path, copy in new.named_parameters():
         parameter = _parameter(layer, path)

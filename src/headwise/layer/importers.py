@@ -14,9 +14,8 @@ from __future__ import annotations
 import copy
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -25,10 +24,11 @@ from torch import Tensor, nn
 from headwise.errors import HeadwiseError
 from headwise.families import Family, class_names, families, family_of_attention
 from headwise.layer.layer import MultiHeadAttention
-from headwise.layer.parts import Parts, build, check_parameters, linear_weights, parameters_of, parts_of
-from headwise.masks import BroadcastGrid, Causal, Lengths, Mask, Window
+from headwise.layer.parts import build, check_parameters, linear_weights, named, parameters_of, parts_of
+from headwise.masks import Causal, Lengths, Mask, Window
 from headwise.positions import RoPE
-from headwise.rungs.tensor import as_tensor
+from headwise.rungs.tensor import trace
+from headwise.spec import Options
 
 CAUSAL = Causal()
 
@@ -65,34 +65,47 @@ def certified(
     original: Original,
     path: str,
     what: str,
-    ways: Sequence[str] | None = None,
+    ways: Sequence[str],
     n_tokens: int = N_TOKENS,
     takes_mask: bool = True,
 ) -> Imported:
     """Run both on random input in eval mode, and hand the layer back with their largest difference.
 
-    `path` and `what` are the importer with its layout and the original, in words. `ways` are "self" and "cross", by
-    default what the layer can do; `takes_mask` says whether the original takes a mask per call.
-    In float32 and wider a difference beyond rounding is an error; in half precision rounding alone may be
-    large, so there the figure speaks for itself.
+    `path` and `what` are the importer with its layout and the original, in words. `ways` are "self" and "cross";
+    `takes_mask` says whether the original takes a mask per call. In float32 and wider a difference beyond rounding is
+    an error; in half precision rounding alone may be large, so there the figure speaks for itself.
     """
     spec, like, mode = layer.spec, layer.q_proj.weight, layer.training
-    if ways is None:
-        if not spec.d_context == spec.d_values == spec.d_in:
-            ways = ("cross",)
-        else:
-            ways = ("self", "cross") if spec.mask is None and spec.rope is None else ("self",)
     generator = torch.Generator("cpu").manual_seed(0)
+
+    def drawn(length: int, width: int) -> Tensor:
+        return torch.randn(N_TEXTS, length, width, generator=generator, device="cpu").to(like)
+
     layer.eval()
     measured = []  # of each run the largest difference, and the largest output
     answered: list[str] = []
     # The original may make tensors of its own, such as angles: where the weights are.
     with torch.no_grad(), torch.device(like.device), torch.autocast(like.device.type, enabled=False):
         for way in ways:
-            names = []
-            for name, difference, size in _runs(layer, original, way, n_tokens, takes_mask, generator):
-                names.append(name)
-                measured.append(torch.stack([difference, size]))
+            n_keys = n_tokens if way == "self" else N_KEYS
+            x, context, values = drawn(n_tokens, spec.d_in), drawn(n_keys, spec.d_context), drawn(n_keys, spec.d_values)
+            keys = x if way == "self" else context  # what they are made of
+            if way == "self" or spec.d_values == spec.d_context:
+                values = keys
+            masks: list[Mask | None] = [None]
+            if takes_mask and way == "self" and spec.mask is None:
+                masks.append(CAUSAL)
+            if takes_mask:
+                masks.append(Lengths([n_keys, n_keys // 2 + 1, 1]))  # N_TEXTS of them
+            for mask in masks:
+                added = _added(layer.mask_with(mask), like.new_zeros(N_TEXTS, spec.n_heads, n_tokens, n_keys))
+                expected = original(x, keys, values, added)
+                ours = layer(x, None if way == "self" else keys, None if values is keys else values, mask=mask)
+                if added is not None:  # a row that may attend nothing is 0 here, and elsewhere anything
+                    rows = (added > -math.inf).any(-1).all(1)[..., None]
+                    expected, ours = torch.where(rows, expected, 0), torch.where(rows, ours, 0)
+                measured.append(torch.stack([(ours - expected).abs().max(), expected.abs().max()]))
+            names = ["no further mask" if mask is None else repr(mask) for mask in masks]
             answered.append(f"{way} attention ({', '.join(names)})")
     layer.train(mode)
     largest, reached = torch.stack(measured).amax(0).tolist()  # which keeps NaN
@@ -102,55 +115,20 @@ def certified(
             f"{path}: the layer differs from {what} by {largest:.3g} where outputs reach {reached:.3g}, beyond "
             f"rounding; its forward is not what its weights and name say, so it is not imported"
         )
-    mask = "" if spec.mask is None else f", mask {spec.mask!r}"
+    mask_of_layer = "" if spec.mask is None else f", mask {spec.mask!r}"
     compared = (
-        f"{what} against the layer{mask}: {', '.join(answered)}; {N_TEXTS} texts of {n_tokens} tokens, "
+        f"{what} against the layer{mask_of_layer}: {', '.join(answered)}; {N_TEXTS} texts of {n_tokens} tokens, "
         f"{str(like.dtype).removeprefix('torch.')} on {like.device.type}, eval"
     )
     return Imported(layer, largest, path, compared)
 
 
-def _runs(
-    layer: MultiHeadAttention, original: Original, way: str, n_tokens: int, takes_mask: bool, generator: torch.Generator
-) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Both on one random input under each mask that the original can be given: its name, largest difference, output."""
-    spec, like = layer.spec, layer.q_proj.weight
-    n_keys = n_tokens if way == "self" else N_KEYS
-    x, own_context, own_values = (
-        torch.randn(N_TEXTS, length, width, generator=generator, device="cpu").to(like)
-        for length, width in ((n_tokens, spec.d_in), (n_keys, spec.d_context), (n_keys, spec.d_values))
-    )
-    context = None if way == "self" else own_context
-    values = None if context is None or spec.d_values == spec.d_context else own_values
-    keys = x if context is None else context  # what they are made of
-    masks: list[Mask | None] = [None]
-    if takes_mask and way == "self" and spec.mask is None:
-        masks.append(CAUSAL)
-    if takes_mask:
-        masks.append(Lengths([n_keys, n_keys // 2 + 1, 1]))  # N_TEXTS of them
-    for mask in masks:
-        added = _added(layer.mask_with(mask), spec.n_heads, n_tokens, n_keys, like)
-        expected = original(x, keys, keys if values is None else values, added)
-        ours = layer(x, context=context, values=values, mask=mask)
-        if added is not None:  # a row that may attend nothing is 0 here, and elsewhere anything
-            rows = (added > -math.inf).any(-1).all(1)[..., None]
-            expected, ours = torch.where(rows, expected, 0), torch.where(rows, ours, 0)
-        name = "no further mask" if mask is None else repr(mask)
-        yield name, (ours - expected).abs().max(), expected.abs().max()
-
-
-def _added(mask: Mask | None, n_heads: int, n_queries: int, n_keys: int, like: Tensor) -> Tensor | None:
-    """A mask as numbers (B,H|1,T,S) to add to the scores, -inf = forbidden, in float32 or wider."""
+def _added(mask: Mask | None, zeros: Tensor) -> Tensor | None:
+    """A mask as numbers to add to the scores (B,H,T,S), -inf = forbidden, in float32 or wider."""
     if mask is None:
         return None
-    arange = partial(torch.arange, device=like.device)
-    grid = BroadcastGrid((N_TEXTS, n_heads, n_queries, n_keys), partial(as_tensor, device=like.device), arange)
-    mask.check(grid)
-    allowed, bias = mask.allowed(grid), mask.bias(grid)
-    dtype = torch.promote_types(like.dtype, torch.float32)
-    zeros = torch.zeros(N_TEXTS, 1, n_queries, n_keys, dtype=dtype, device=like.device)
-    numbers = zeros if bias is None else zeros + bias.to(dtype)
-    return numbers if allowed is None else numbers.masked_fill(~allowed, -math.inf)
+    keys = zeros.transpose(2, 3)[..., :1]
+    return trace(zeros[..., :1], keys, keys, Options(mask)).masked  # of scores that are 0
 
 
 COURSE = ("W_query", "W_key", "W_value", "out_proj", "num_heads")
@@ -205,10 +183,10 @@ def from_torch(module: nn.MultiheadAttention) -> Imported:
     separate = [f"{name}_proj_weight" for name in "qkv"]
     check_parameters(module, {"in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias", *separate})
     packed, bias, n_heads = module.in_proj_weight, module.in_proj_bias, module.num_heads
-    weights = [getattr(module, name) for name in separate] if packed is None else packed.chunk(3)
-    q, k, v = zip(weights, (None,) * 3 if bias is None else bias.chunk(3), strict=True)
-    parts = Parts(q, k, v, linear_weights(module.out_proj, "out_proj"))
-    layer = build(parts, n_heads, dropout=module.dropout, training=module.training)
+    matrices = [getattr(module, name) for name in separate] if packed is None else packed.chunk(3)
+    q, k, v = zip(matrices, (None,) * 3 if bias is None else bias.chunk(3), strict=True)
+    weights = named(q_proj=q, k_proj=k, v_proj=v, o_proj=linear_weights(module.out_proj, "out_proj"))
+    layer = build(weights, n_heads, dropout=module.dropout, training=module.training)
     twin = copy.deepcopy(module).eval()
 
     def original(x: Tensor, keys: Tensor, values: Tensor, added: Tensor | None) -> Tensor:
@@ -221,7 +199,9 @@ def from_torch(module: nn.MultiheadAttention) -> Imported:
         return out if twin.batch_first else out.transpose(0, 1)
 
     layout = "separate q, k, v_proj_weight" if packed is None else "packed in_proj_weight"
-    return certified(layer, original, f"from_torch, {layout}", "nn.MultiheadAttention")
+    only_cross = module.kdim != module.embed_dim or module.vdim != module.embed_dim
+    ways = ("cross",) if only_cross else ("self", "cross")
+    return certified(layer, original, f"from_torch, {layout}", "nn.MultiheadAttention", ways)
 
 
 def from_course(module: nn.Module) -> Imported:
@@ -243,7 +223,7 @@ def from_course(module: nn.Module) -> Imported:
     q, k, v, o = (linear_weights(getattr(module, name), f"{type(module).__name__}.{name}") for name in COURSE[:4])
     dropout = getattr(module, "dropout", 0.0)
     layer = build(
-        Parts(q, k, v, o),
+        named(q_proj=q, k_proj=k, v_proj=v, o_proj=o),
         attention.num_heads,
         mask=CAUSAL,
         dropout=getattr(dropout, "p", dropout),
@@ -273,12 +253,12 @@ def from_transformers(module: nn.Module, family: Family) -> Imported:
     w_o = None if whole is None else whole.get_submodule(family.o)
     cross = family.is_cross(core)
     check_parameters(core, parameters_of(family))
-    rope, parts = _rope(core, family), parts_of(family, core, w_o)
+    rope, weights = _rope(core, family), parts_of(family, core, w_o)
     n_heads, scale = family.read(core, family.n_heads), float(family.read(core, family.scale))
-    head_dim = len(parts.q[0]) // n_heads
+    head_dim = len(weights["q_proj.weight"]) // n_heads
     usual = math.isclose(scale, head_dim**-0.5, rel_tol=1e-12)  # but for the rounding of a float of Python
     layer = build(
-        parts,
+        weights,
         n_heads,
         family.read(core, family.n_kv_heads),
         mask=None if cross else _mask(core, family),
@@ -290,14 +270,12 @@ def from_transformers(module: nn.Module, family: Family) -> Imported:
         training=module.training,
     )
     w_o_beside = None if core is whole else w_o  # None: the core multiplies with it itself, or there is none
-    what = type(core).__name__
-    if w_o_beside is not None:
-        what += f" and {type(w_o_beside).__name__}"
-    path = f"from_transformers, {family.name}, {'cross' if cross else 'self'} attention"
+    what = " and ".join(type(part).__name__ for part in (core, w_o_beside) if part is not None)
+    way = "cross" if cross else "self"
+    path = f"from_transformers, {family.name}, {way} attention"
     if rope is not None:
         path += f", {rope.scaling or 'default'} rope"
-    ways = ("cross" if cross else "self",)
-    return certified(layer, _original(core, family, w_o_beside), path, what, ways)
+    return certified(layer, _original(core, family, w_o_beside), path, what, (way,))
 
 
 def _original(core: nn.Module, family: Family, w_o: nn.Module | None) -> Original:
@@ -309,8 +287,7 @@ def _original(core: nn.Module, family: Family, w_o: nn.Module | None) -> Origina
     cross = family.is_cross(core)
 
     def original(x: Tensor, keys: Tensor, values: Tensor, added: Tensor | None) -> Tensor:
-        # Its mask is in its own dtype, with the lowest number instead of -inf.
-        # GPT-2's flag: scores in float32.
+        # Its mask is in the dtype of its scores, with the lowest number instead of -inf; by GPT-2's flag in float32.
         dtype = torch.float32 if getattr(twin, "reorder_and_upcast_attn", False) else x.dtype
         mask = None if added is None else added.clamp(min=torch.finfo(dtype).min).to(dtype)
         keywords: dict[str, Any] = {family.cross_mask if cross else "attention_mask": mask}
@@ -318,8 +295,8 @@ def _original(core: nn.Module, family: Family, w_o: nn.Module | None) -> Origina
             keywords["encoder_hidden_states"] = keys
         if rotary is not None:
             places = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
-            by_type = hasattr(rotary, "layer_types")
-            keywords["position_embeddings"] = rotary(x, places, twin.layer_type) if by_type else rotary(x, places)
+            kinds = [twin.layer_type] if hasattr(rotary, "layer_types") else []  # Gemma 3 has angles for each type
+            keywords["position_embeddings"] = rotary(x, places, *kinds)
         out: Tensor = twin(x, **keywords)[0]
         return out if project is None else project(out)
 

@@ -53,9 +53,11 @@ def absorbed(layer: Projections, q_bhtd: Tensor, kept_b1sl: Tensor, options: Opt
     spec = layer.spec
     up_k, up_v = split_up(spec, layer.kv_up.weight.view(spec.n_heads, spec.up_dim, -1), 1)
     content, rotary = torch.split(q_bhtd, [spec.content_dim, spec.rope_dim], -1)
+    # l is a feature of the latent, n one of a key's content: q . W_UK c = (W_UK^T q) . c
     wide = torch.cat([torch.einsum("bhtn,hnl->bhtl", content, up_k), rotary], -1)
     scale = 1 / math.sqrt(spec.head_dim) if options.scale is None else options.scale
-    # The rotary part is a value, too, and thrown away: cut off before, it would be filled up again for the kernel.
+    # As keys they are wider than as values, by the rotary part. A kernel wants both equal and would fill the values up
+    # with zeros again, so they keep that part, and what is gathered of it is thrown away.
     gathered = attend(wide, kept_b1sl, kept_b1sl, options._replace(scale=scale, kv_index=None))
     return torch.einsum("bhtl,hel->bhte", gathered[..., : up_v.shape[-1]], up_v)
 

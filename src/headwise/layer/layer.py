@@ -16,7 +16,7 @@ from headwise.errors import HeadwiseError
 from headwise.layer import latent
 from headwise.layer.head import Heads, permuted, without
 from headwise.layer.projections import Projections
-from headwise.masks import Bias, Mask, bare_mask_error
+from headwise.masks import Bias, Mask, all_of, bare_mask_error
 from headwise.positions import RelativeBias, RoPE
 from headwise.records import Call
 from headwise.rungs.cache import KVCache, PlannedCache
@@ -160,8 +160,7 @@ class MultiHeadAttention(Projections):
                 k, v = cache.offer(k, v)
         if self.relative_bias is not None:
             n_keys = k.shape[2] if planned is None else start + k.shape[2]  # a plan has not joined them with those held
-            bias = Bias(self._bias_by_distance(q.shape[2], n_keys))
-            mask = bias if mask is None else mask & bias
+            mask = all_of((mask, Bias(self._bias_by_distance(q.shape[2], n_keys))))
 
         options = self.options(mask, gate)
         out, k, v = self._attended(q, k, v, options, planned)
@@ -193,9 +192,8 @@ class MultiHeadAttention(Projections):
         if values is not None and values is context:  # layer(x, m, m) is layer(x, m), and layer(x, x, x) is layer(x)
             context, values = (None if context is x else context), None
         if x.ndim == 2:
+            context, values = (None if tensor is None else tensor[None] for tensor in (context, values))
             x = x[None]
-            context = None if context is None else context[None]
-            values = None if values is None else values[None]
         return x, context, values
 
     def _keys_and_values(
@@ -227,9 +225,7 @@ class MultiHeadAttention(Projections):
 
     def mask_with(self, mask: Mask | None) -> Mask | None:
         """The layer's own mask joined with that of a call."""
-        if self.spec.mask is None or mask is None:
-            return self.spec.mask if mask is None else mask
-        return self.spec.mask & mask
+        return all_of((self.spec.mask, mask))
 
     def options(self, mask: Mask | None, gate: Tensor | None) -> Options:
         """What the layer passes to `attend` besides q, k and v."""
@@ -267,8 +263,9 @@ class MultiHeadAttention(Projections):
             first = n * (distance < 0)
             distance = distance.abs()
         distance = distance.clamp(min=0)
-        exact = n // 2  # so many distances have a bucket each; the others share n - exact, up to `max_distance`
-        reached = torch.log(distance.clamp(min=1) / exact) / math.log(rule.max_distance / exact)  # 1 there
+        exact = n // 2  # so many distances have a bucket each; the others share n - exact on a logarithmic scale
+        # How far a distance lies on that scale: 0 at `exact`, 1 at `max_distance`.
+        reached = torch.log(distance.clamp(min=1) / exact) / math.log(rule.max_distance / exact)
         wide = (exact + (reached * (n - exact)).long()).clamp(max=n - 1)
         bucket = torch.where(distance < exact, distance, wide)
         return self.relative_bias[first + bucket].permute(2, 0, 1)[None]  # (T,S,H) -> (1,H,T,S)

@@ -1,9 +1,12 @@
-"""The weights of an attention as a layer has them, and the layer that copies of them make."""
+"""The weights of an attention as a layer has them, and the layer that copies of them make.
+
+As a layer has them: y = W x, in a dict by the names of the layer's parameters, such as "q_proj.weight" (h*d, in) and
+"q_proj.bias"; what the attention does not have is not there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,41 +17,29 @@ from headwise.layer.layer import MultiHeadAttention
 from headwise.layer.projections import shapes_alone
 from headwise.spec import USUAL, AttentionSpec, require_size
 
-Module = Callable[[Tensor], Tensor]
+Linear = tuple[Tensor, Tensor | None]  # a matrix (out, in) and its bias
 
 
-class Parts(NamedTuple):
-    """Weights as our layer has them, y = W x: q (h*d, in), k (g*d, context), v (g*e, context), o (out, h*e).
-
-    Each with its bias, which may be None; and the gains (d,) of norms over each head's queries and keys. Of a layer
-    with a latent, k is `kv_up`, v is not read, the gains are those of latents; q reads one where there is `q_down`.
-    """
-
-    q: tuple[Tensor, Tensor | None]
-    k: tuple[Tensor, Tensor | None]
-    v: tuple[Tensor, Tensor | None]
-    o: tuple[Tensor | None, Tensor | None] = (None, None)
-    q_norm: Tensor | None = None
-    k_norm: Tensor | None = None
-    kv_down: tuple[Tensor, Tensor | None] | None = None
-    q_down: tuple[Tensor, Tensor | None] | None = None
+def named(**linears: Linear) -> dict[str, Tensor]:
+    """Matrices and biases by the names that they have in a layer, of its projections by name."""
+    weights = {}
+    for name, (weight, bias) in linears.items():
+        weights[f"{name}.weight"] = weight
+        if bias is not None:
+            weights[f"{name}.bias"] = bias
+    return weights
 
 
-# What parts are called in our layer, where that is not their name with "_proj" behind.
-PLACES = {name: name for name in ("q_norm", "k_norm", "kv_down", "q_down")}
-PLACES_WITH_LATENT = PLACES | {"k": "kv_up", "q_norm": "q_latent_norm", "k_norm": "kv_latent_norm"}
-
-
-def parts_of(family: Family, core: nn.Module, w_o: nn.Module | None) -> Parts:
-    """The weights of a family's attention as a layer has them, y = W x: views of the module's own.
+def parts_of(family: Family, core: nn.Module, w_o: nn.Module | None) -> dict[str, Tensor]:
+    """The weights of a family's attention as a layer has them: views of the module's own.
 
     `w_o` is the module of W_O, or None to do without.
     """
 
-    def projection(path: str) -> tuple[Tensor, Tensor | None]:
+    def projection(path: str) -> Linear:
         return linear_weights(family.read(core, path), f"{type(core).__name__}.{family.within_core(path)}")
 
-    def split(*counts: int) -> list[tuple[Tensor, Tensor | None]]:
+    def split(*counts: int) -> list[Linear]:
         """What one packed projection holds, for so many heads each."""
         weight, bias = projection(family.k)
         if weight.shape[0] % sum(counts):
@@ -58,41 +49,40 @@ def parts_of(family: Family, core: nn.Module, w_o: nn.Module | None) -> Parts:
         biases = [None] * len(rows) if bias is None else torch.split(bias, rows)
         return list(zip(torch.split(weight, rows), biases, strict=True))
 
-    def gain(path: str | None, width: int) -> Tensor | None:
-        norm = family.read(core, path)
-        if norm is not None and tuple(norm.weight.shape) != (width,):
-            raise HeadwiseError(
-                f"{path} norms {len(norm.weight)} features at once, and a headwise layer each head's {width} apart; it "
-                f"can be neither imported nor reshaped"
-            )
-        if norm is None:
-            return None
-        weight: Tensor = norm.weight  # a view that can be written to, where there is no offset
-        return weight + family.norm_offset if family.norm_offset else weight
-
     n_heads = family.read(core, family.n_heads)
     n_kv_heads = family.read(core, family.n_kv_heads) or n_heads
-    q_down = None if family.read(core, family.q_down) is None else family.q_down
+    has_q_latent = family.read(core, family.q_down) is not None
     if family.cross_q is not None and family.is_cross(core):
         q, (k, v) = projection(family.cross_q), split(n_kv_heads, n_kv_heads)
     elif family.packed:  # its q, k and v name one module
         q, k, v = split(n_heads, n_kv_heads, n_kv_heads)
     else:
-        queries = family.q if q_down is None or family.q_up is None else family.q_up
+        queries = family.q_up if has_q_latent and family.q_up else family.q
         q, k, v = (projection(path) for path in (queries, family.k, family.v))
-    q_width = k_width = q[0].shape[0] // n_heads
-    if family.kv_down is not None:  # there the norms are of latents: of what q_up and kv_up read
-        q_width, k_width = q[0].shape[1], k[0].shape[1]
-    return Parts(
-        q,
-        k,
-        v,
-        o=(None, None) if w_o is None else linear_weights(w_o, f"{family.whole}.{family.o}"),
-        q_norm=gain(family.q_norm, q_width),
-        k_norm=gain(family.k_norm, k_width),
-        kv_down=None if family.kv_down is None else projection(family.kv_down),
-        q_down=None if q_down is None else projection(q_down),
-    )
+    weights = named(q_proj=q)
+    if family.kv_down is None:
+        weights |= named(k_proj=k, v_proj=v)
+        head_dim = len(q[0]) // n_heads
+        norms = {"q_norm": head_dim, "k_norm": head_dim}  # and how many features each is to norm
+    else:  # norms are of latents: of what q_up and kv_up read
+        weights |= named(kv_up=k, kv_down=projection(family.kv_down))
+        norms = {"q_latent_norm": q[0].shape[1], "kv_latent_norm": k[0].shape[1]}
+    if has_q_latent and family.q_down is not None:
+        weights |= named(q_down=projection(family.q_down))
+    if w_o is not None:
+        weights |= named(o_proj=linear_weights(w_o, f"{family.whole}.{family.o}"))
+    for (name, width), path in zip(norms.items(), (family.q_norm, family.k_norm), strict=True):
+        norm = family.read(core, path)
+        if norm is None:
+            continue
+        if tuple(norm.weight.shape) != (width,):
+            raise HeadwiseError(
+                f"{path} norms {len(norm.weight)} features at once, and a headwise layer each head's {width} apart; it "
+                f"can be neither imported nor reshaped"
+            )
+        gain: Tensor = norm.weight  # a view that can be written to, where there is no offset
+        weights[f"{name}.weight"] = gain + family.norm_offset if family.norm_offset else gain
+    return weights
 
 
 def parameters_of(family: Family) -> set[str]:
@@ -103,104 +93,111 @@ def parameters_of(family: Family) -> set[str]:
 
 
 def build(
-    parts: Parts, n_heads: int, n_kv_heads: int | None = None, *, training: bool = True, **options: Any
+    weights: dict[str, Tensor], n_heads: int, n_kv_heads: int | None = None, *, training: bool = True, **options: Any
 ) -> MultiHeadAttention:
     """The layer with copies of these weights. Raises HeadwiseError when they do not fit together.
 
     options  the fields of AttentionSpec that weights do not say: mask, rope, scale, dropout, ...
     """
-    kv_heads = n_heads if n_kv_heads is None else n_kv_heads
+    n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
     require_size("n_heads", n_heads)
-    require_size("n_kv_heads", kv_heads)
-    tensors = _tensors(parts)
-    fields = _latent_fields(tensors, n_heads) if "kv_down" in tensors else _fields(tensors, n_heads, kv_heads)
+    require_size("n_kv_heads", n_kv_heads)
+    _check_alike(weights)
+    if "kv_down.weight" in weights:
+        fields = _latent_fields(weights, n_heads)
+    else:
+        fields = _fields(weights, n_heads, n_kv_heads)
+        for name in ("k_proj", "v_proj"):  # a bias that only keys or only values have is joined by zeros
+            if fields["kv_bias"] and f"{name}.bias" not in weights:
+                matrix = weights[f"{name}.weight"]
+                weights = weights | {f"{name}.bias": matrix.new_zeros(len(matrix))}
+    out = weights.get("o_proj.weight")
     spec = AttentionSpec(
         n_heads=n_heads,
-        d_out=len(tensors["o"]) if "o" in tensors else USUAL,
-        out_bias="o_bias" in tensors,
-        out_proj="o" in tensors,
+        d_out=USUAL if out is None else len(out),
+        out_bias="o_proj.bias" in weights,
+        out_proj=out is not None,
         **fields,
         **options,
     )
     with torch.inference_mode(False):
         with shapes_alone():  # elsewhere initial values would be drawn from the RNG
             layer = MultiHeadAttention.from_spec(spec)
-        places = PLACES_WITH_LATENT if "kv_down" in tensors else PLACES
-        state = {}
-        for name, tensor in tensors.items():
-            part, kind = name.removesuffix("_bias"), "bias" if name.endswith("_bias") else "weight"
-            place = f"{places.get(part, f'{part}_proj')}.{kind}"
-            state[place] = tensor.detach().clone(memory_format=torch.contiguous_format)
-        layer.load_state_dict(state, assign=True)
+        copies = {}
+        for name, tensor in weights.items():
+            copies[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
+        layer.load_state_dict(copies, assign=True)
     return layer.train(training)
 
 
-def _tensors(parts: Parts) -> dict[str, Tensor]:
-    """The weights that are there: q, q_bias, ... Raises HeadwiseError for what no layer can have."""
-    projections = {"q": parts.q, "k": parts.k, "o": parts.o, "kv_down": parts.kv_down, "q_down": parts.q_down}
-    if parts.kv_down is None:
-        projections["v"] = parts.v
-    tensors = {"q_norm": parts.q_norm, "k_norm": parts.k_norm}
-    for name, pair in projections.items():
-        tensors[name], tensors[f"{name}_bias"] = pair or (None, None)
-    present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    like = present["q"]
-    for name, tensor in present.items():
+def _check_alike(weights: dict[str, Tensor]) -> None:
+    """Raise HeadwiseError for what no layer can have: numbers that are no floats, or of several formats and places."""
+    like = weights["q_proj.weight"]
+    for name, tensor in weights.items():
         if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
             raise HeadwiseError(f"{name} is {tensor.dtype}: quantised weights have no layer; dequantise them first")
         if tensor.is_meta:
             raise HeadwiseError(f"{name} is on the meta device and holds no numbers; load the weights first")
         if (tensor.dtype, tensor.device) != (like.dtype, like.device):
             raise HeadwiseError(
-                f"q is {like.dtype} on {like.device}, {name} is {tensor.dtype} on {tensor.device}; "
+                f"q_proj.weight is {like.dtype} on {like.device}, {name} is {tensor.dtype} on {tensor.device}; "
                 f"bring them to one dtype and device"
             )
-    return present
 
 
-def _fields(tensors: dict[str, Tensor], n_heads: int, kv_heads: int) -> dict[str, Any]:
-    """What the matrices of a layer say of its spec; a bias that only keys or only values have is joined by zeros."""
-    head_dim, value_dim = _head_widths(tensors, n_heads, kv_heads)
-    kv_bias = "k_bias" in tensors or "v_bias" in tensors
-    if kv_bias:
-        for name in "kv":
-            tensors.setdefault(f"{name}_bias", tensors[name].new_zeros(len(tensors[name])))
-    widths = {"d_model": tensors["q"].shape[1], "d_context": tensors["k"].shape[1], "d_values": tensors["v"].shape[1]}
-    biases = {"q_bias": "q_bias" in tensors, "kv_bias": kv_bias, "qk_norm": "q_norm" in tensors}
-    return {"n_kv_heads": kv_heads, "head_dim": head_dim, "value_dim": value_dim, **widths, **biases}
+def _fields(weights: dict[str, Tensor], n_heads: int, n_kv_heads: int) -> dict[str, Any]:
+    """What the matrices say of a layer's spec. Raises HeadwiseError where they do not agree on the widths of heads."""
+    q, k, v = (weights[f"{name}_proj.weight"] for name in "qkv")
+    widths = []
+    for name, matrix, field, heads in (
+        ("q", q, "n_heads", n_heads),
+        ("k", k, "n_kv_heads", n_kv_heads),
+        ("v", v, "n_kv_heads", n_kv_heads),
+    ):
+        if len(matrix) % heads:
+            raise HeadwiseError(f"{name} has {len(matrix)} rows; {field}={heads} does not divide them")
+        widths.append(len(matrix) // heads)
+    head_dim, key_dim, value_dim = widths
+    if key_dim != head_dim:
+        raise HeadwiseError(
+            f"n_heads={n_heads} makes queries of width {head_dim} of {len(q)} rows, n_kv_heads={n_kv_heads} keys of "
+            f"width {key_dim} of {len(k)} rows; they must be equal: check the numbers of heads"
+        )
+    out, joined = weights.get("o_proj.weight"), n_heads * value_dim
+    if out is not None and out.shape[1] != joined:
+        raise HeadwiseError(
+            f"o reads width {out.shape[1]}; {n_heads} heads of value width {value_dim} join to {joined}"
+        )
+    return {
+        "n_kv_heads": n_kv_heads,
+        "head_dim": head_dim,
+        "value_dim": value_dim,
+        "d_model": q.shape[1],
+        "d_context": k.shape[1],
+        "d_values": v.shape[1],
+        "q_bias": "q_proj.bias" in weights,
+        "kv_bias": "k_proj.bias" in weights or "v_proj.bias" in weights,
+        "qk_norm": "q_norm.weight" in weights,
+    }
 
 
-def _latent_fields(tensors: dict[str, Tensor], n_heads: int) -> dict[str, Any]:
+def _latent_fields(weights: dict[str, Tensor], n_heads: int) -> dict[str, Any]:
     """The same of a layer with a latent."""
-    up, down = tensors["k"], tensors["kv_down"]
-    q_latent_dim = len(tensors["q_down"]) if "q_down" in tensors else None
-    reads_x = "q" if q_latent_dim is None else "q_down"
-    rope_dim, head_dim = len(down) - up.shape[1], len(tensors["q"]) // n_heads
-    value_dim = len(up) // n_heads - (head_dim - rope_dim)  # `up` makes the rest of a key, and a value
-    heads = {"head_dim": head_dim, "value_dim": value_dim, "rope_dim": rope_dim, "q_latent_dim": q_latent_dim}
-    widths = {"d_model": tensors[reads_x].shape[1], "d_context": down.shape[1], "latent_dim": up.shape[1]}
-    return {**heads, **widths, "q_bias": f"{reads_x}_bias" in tensors, "kv_bias": "kv_down_bias" in tensors}
-
-
-def _head_widths(tensors: dict[str, Tensor], n_heads: int, kv_heads: int) -> tuple[int, int]:
-    """Head width and value width, on which all four matrices must agree."""
-    widths = {}
-    for name, heads in (("q", n_heads), ("k", kv_heads), ("v", kv_heads)):
-        widths[name], rest = divmod(len(tensors[name]), heads)
-        if rest:
-            field = "n_heads" if name == "q" else "n_kv_heads"
-            raise HeadwiseError(f"{name} has {len(tensors[name])} rows; {field}={heads} does not divide them")
-    if widths["k"] != widths["q"]:
-        raise HeadwiseError(
-            f"n_heads={n_heads} makes queries of width {widths['q']} of {len(tensors['q'])} rows, n_kv_heads={kv_heads}"
-            f" keys of width {widths['k']} of {len(tensors['k'])} rows; they must be equal: check the numbers of heads"
-        )
-    joined = n_heads * widths["v"]
-    if "o" in tensors and tensors["o"].shape[1] != joined:
-        raise HeadwiseError(
-            f"o reads width {tensors['o'].shape[1]}; {n_heads} heads of value width {widths['v']} join to {joined}"
-        )
-    return widths["q"], widths["v"]
+    up, down, q = (weights[f"{name}.weight"] for name in ("kv_up", "kv_down", "q_proj"))
+    reads_x = "q_down" if "q_down.weight" in weights else "q_proj"
+    latent_dim, head_dim = up.shape[1], len(q) // n_heads
+    rope_dim = len(down) - latent_dim
+    return {
+        "head_dim": head_dim,
+        "value_dim": len(up) // n_heads - (head_dim - rope_dim),  # `up` makes the rest of a key, and a value
+        "rope_dim": rope_dim,
+        "latent_dim": latent_dim,
+        "q_latent_dim": q.shape[1] if reads_x == "q_down" else None,
+        "d_model": weights[f"{reads_x}.weight"].shape[1],
+        "d_context": down.shape[1],
+        "q_bias": f"{reads_x}.bias" in weights,
+        "kv_bias": "kv_down.bias" in weights,
+    }
 
 
 def check_parameters(module: nn.Module, known: set[str]) -> None:

@@ -48,11 +48,14 @@ class Projections(nn.Module):
         self.q_norm = norm(spec.head_dim) if spec.qk_norm else None
         self.k_norm = norm(spec.head_dim) if spec.qk_norm else None
         self.sink = nn.Parameter(zeros(spec.n_heads)) if spec.sink else None
-        buckets = spec.relative_bias
-        self.relative_bias = nn.Parameter(zeros(buckets.n_buckets, spec.n_heads)) if buckets else None
+        rule = spec.relative_bias
+        self.relative_bias = nn.Parameter(zeros(rule.n_buckets, spec.n_heads)) if rule else None
         self.watchers: list[Callable[[Call], Tensor | None]] = []  # what one returns takes the place of `out`
-        rotated, last = (spec.head_dim, False) if spec.latent_dim is None else (spec.rope_dim, True)
-        self._rotation = Rotation(spec.rope, rotated, last) if spec.rope else None
+        self._rotation = None
+        if spec.rope is not None and spec.latent_dim is None:
+            self._rotation = Rotation(spec.rope, spec.head_dim)
+        elif spec.rope is not None:  # behind what the latent says stand the features that carry positions
+            self._rotation = Rotation(spec.rope, spec.rope_dim, last=True)
         self._number = next(_numbers)  # by which a cache knows its layer
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -72,8 +75,10 @@ class _NothingDrawn(TorchFunctionMode):
     """The functions of torch.nn.init leave their tensor as it is."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        drawn = getattr(func, "__module__", "") == "torch.nn.init"
-        return (args or tuple(kwargs.values()))[0] if drawn else func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", "") == "torch.nn.init":
+            return next(iter((*args, *kwargs.values())))  # the tensor, their first argument, which they give back
+        return func(*args, **kwargs)
 
 
 @contextmanager

@@ -56,10 +56,9 @@ class TorchAttention(nn.Module):
     ) -> Answer:
         """Masks mean what they mean in torch: True may not be attended to, numbers are added to the scores."""
         is_one_document = query.ndim == 2
-        sources = [query, key, value] if key is not query or value is not query else [query]
-        if is_one_document:
-            sources = [source[None] for source in sources]
-        elif not self.batch_first:
+        tokens_first = not is_one_document and not self.batch_first
+        sources = [query] if key is query and value is query else [query, key, value]
+        if tokens_first:
             sources = [source.transpose(0, 1) for source in sources]
         weights: list[Tensor] = []
         thread = threading.get_ident()
@@ -68,7 +67,7 @@ class TorchAttention(nn.Module):
             if threading.get_ident() == thread:  # other threads may call the same layer
                 weights.append(trace(call.q, call.k, call.v, call.options).weights)
 
-        mask = self._mask(sources, key_padding_mask, attn_mask, is_causal)
+        mask = self._mask(key_padding_mask, attn_mask, is_causal)
         if need_weights:
             self.layer.watchers.append(look)
         try:
@@ -76,9 +75,7 @@ class TorchAttention(nn.Module):
         finally:
             if need_weights:
                 self.layer.watchers.remove(look)
-        if is_one_document:
-            out = out[0]
-        elif not self.batch_first:
+        if tokens_first:
             out = out.transpose(0, 1)
         if not need_weights:
             return out, None
@@ -87,28 +84,26 @@ class TorchAttention(nn.Module):
         maps = maps[0] if is_one_document else maps
         return out, maps.to(out.dtype)
 
-    def _mask(
-        self, sources: Sequence[Tensor], padding: Tensor | None, attn_mask: Tensor | None, is_causal: bool
-    ) -> Mask | None:
+    def _mask(self, padding: Tensor | None, attn_mask: Tensor | None, is_causal: bool) -> Mask | None:
         masks: list[Mask] = []
         if is_causal:
             masks.append(Causal(offset=0))
-            if attn_mask is not None and _is_causal(attn_mask):  # said twice: Causal alone has a faster path
-                attn_mask = None
-        if attn_mask is not None:
+        if attn_mask is not None and not (is_causal and _is_causal(attn_mask)):  # said twice, Causal is the faster one
             if attn_mask.ndim == 3:  # (B*H,T,S)
                 attn_mask = attn_mask.reshape(-1, self.num_heads, *attn_mask.shape[1:])
             masks.append(_theirs(attn_mask))
-        if padding is not None:
-            masks.append(_theirs(padding.reshape(sources[0].shape[0], 1, 1, -1)))
+        if padding is not None:  # (B,S), or (S,) of one document
+            masks.append(_theirs(padding[..., None, None, :]))
         return all_of(masks)
 
 
 def _theirs(mask: Tensor) -> Mask:
+    """torch's masks have the other polarity: True may not be attended to."""
     return Allowed(~mask) if mask.dtype == torch.bool else Bias(mask)
 
 
 def _is_causal(mask: Tensor) -> bool:
+    """Does it say the same as Causal, as bools or as numbers?"""
     later = torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).triu(1)
     causal = later if mask.dtype == torch.bool else torch.zeros_like(mask).masked_fill(later, -math.inf)
     return torch.equal(mask, causal)
@@ -185,6 +180,7 @@ def replace(model: nn.Module, inputs: Tensor | Sequence[Any] | None = None) -> R
 
 
 def _attentions(model: nn.Module) -> Iterator[tuple[str, nn.MultiheadAttention]]:
+    """Each with its path, once where it stands at two places."""
     for path, module in model.named_modules():
         if isinstance(module, nn.MultiheadAttention):
             yield path or "the model itself", module
@@ -235,6 +231,7 @@ def _measured(model: nn.Module, done: Replaced, inputs: Sequence[Any]) -> Replac
 
 
 def _awaited(model: nn.Module, inputs: Sequence[Any]) -> None:
+    """A forward pass to its end: a GPU answers before it is done."""
     for x in tree_leaves(model(*inputs)):
         if isinstance(x, Tensor) and x.is_cuda:
             torch.cuda.synchronize(x.device)

@@ -276,10 +276,10 @@ def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 def _views(family: Family, module: nn.Module) -> dict[str, Tensor]:
     """wq (H*D,C), wk (G*D,C), wv (G*E,C), wo (C,H*E), with biases and gains where they are: views to write to."""
     parts = parts_of(family, module.get_submodule(family.core), module.get_submodule(family.o))
-    views = {"wo": parts.o[0], "q_gain": parts.q_norm, "k_gain": parts.k_norm}
+    paths = {"q_gain": "q_norm.weight", "k_gain": "k_norm.weight", "wo": "o_proj.weight"}
     for name in "qkv":
-        views[f"w{name}"], views[f"b{name}"] = getattr(parts, name)  # matrix and bias
-    return {name: tensor for name, tensor in views.items() if tensor is not None}
+        paths |= {f"w{name}": f"{name}_proj.weight", f"b{name}": f"{name}_proj.bias"}
+    return {name: parts[path] for name, path in paths.items() if path in parts}
 
 
 def _pairs(model: nn.Module, head_dim: int) -> tuple[tuple[int, int], ...]:

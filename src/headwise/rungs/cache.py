@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,15 @@ from headwise.shapes import shape_of
 from headwise.spec import Options, check_per_head, resolve_kv_index
 
 CHUNK = 1024  # queries of a prompt at a time, beside the keys that they see: no map of the whole text is made
+
+
+class Offer(NamedTuple):
+    """What a cache holds once its new tokens count."""
+
+    buffers: tuple[Tensor, ...]
+    begin: int  # of what is held in them
+    end: int
+    n_new: int  # tokens
 
 
 class KVCache:
@@ -38,7 +47,7 @@ class KVCache:
             that alone: `hw.Plan`, whose `mask` means the same on a whole text
     """
 
-    _most_rows = sys.maxsize  # that it ever needs room for; fewer where it streams
+    _most_rows = sys.maxsize  # the most tokens that it ever holds; fewer where it streams
 
     # `KVCache(plan=...)` is one name for two classes, as a caller need not know of the second.
     def __new__(cls, *_: Any, plan: object = None, **__: Any) -> KVCache:
@@ -63,11 +72,10 @@ class KVCache:
         self.plan = None if plan is None else layer_keep(plan)  # what each key/value head keeps
         self.max_length, self.window = max_length, window
         self.length = 0  # tokens seen
-        self.reorders = 0  # times that documents have changed places: a survey that goes on must know
+        self.reorders = 0  # times that documents changed places: who sums up over calls must know
         self._buffers: tuple[Tensor, ...] = ()  # of keys (B,G,room,D) and of values (B,G,room,E), once there are some
         self._begin = self._end = 0  # of what is held in them
-        # What `_buffers`, `_begin` and `_end` become with the next `take`, and the number of tokens that it counts.
-        self._offered: tuple[tuple[Tensor, ...], int, int, int] | None = None
+        self._offered: Offer | None = None  # until the next `take`
         self._layer: int | None = None
         # What the keys of a cross attention were made of. Weak: to recognise it needs no hold on its memory.
         self._context: weakref.ref[Tensor] | None = None
@@ -97,7 +105,7 @@ class KVCache:
         return tuple(buffer[:, :, self._begin : self._end] for buffer in self._buffers)
 
     def _held(self, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        """The keys and the values held, before these new ones; no rows of their widths where there are none."""
+        """The keys and the values held; before the first, of as many heads and as wide as these new ones, no rows."""
         return self._views() or (k[:, :, :0], v[:, :, :0])
 
     @property
@@ -134,14 +142,14 @@ class KVCache:
         if torch.is_grad_enabled() or any(view.requires_grad for view in held):
             # Backward may need what it was given, so nothing is written in place.
             joined = (torch.cat([held[0], k], 2), torch.cat([held[1], v], 2)) if held else (k, v)
-            self._offered = joined, 0, self.kept + n_new, n_new
+            self._offered = Offer(joined, 0, self.kept + n_new, n_new)
             return joined
         if not held or self._end + n_new > self._buffers[0].shape[2]:
             self._move(self._held(k, v), self._room(self.kept + n_new))
         end = self._end + n_new
         for buffer, new in zip(self._buffers, (k, v), strict=True):
             buffer[:, :, self._end : end] = new
-        self._offered = self._buffers, self._begin, end, n_new
+        self._offered = Offer(self._buffers, self._begin, end, n_new)
         keys, values = (buffer[:, :, self._begin : end] for buffer in self._buffers)
         return keys, values
 
@@ -154,7 +162,7 @@ class KVCache:
         if self.max_length is not None:
             return self.max_length  # taken once
         if self.window is not None:
-            return max(total, 2 * self.window)  # so that what is kept moves to the beginning once in `window` tokens
+            return max(total, 2 * self.window)  # full after `window` more tokens, and only then the kept ones move
         return min(self._most_rows, max(total, 2 * self.kept))
 
     def _move(self, held: tuple[Tensor, ...], room: int) -> None:
@@ -327,7 +335,7 @@ class _Stream(KVCache):
         # Positions count tokens of the text, slots are rows of the buffers, rows those of `keys`: held ones, then new.
         row_of = {position: row for row, position in enumerate([*self._by_slot(n), *range(n, n + T)])}
         later = [row_of[position] for position in self._by_slot(n + T)]
-        self._offered = (keys[:, :, later], values[:, :, later]), 0, len(later), T
+        self._offered = Offer((keys[:, :, later], values[:, :, later]), 0, len(later), T)
         parts = []
         for start in range(0, max(T, 1), CHUNK):  # once even where there is no query, for the shape of nothing
             stop = min(start + CHUNK, T)
@@ -350,7 +358,7 @@ class _Stream(KVCache):
         slot = self._slot(self.length)
         for buffer, new in zip(self._buffers, (k, v), strict=True):
             buffer[:, :, slot] = new[:, :, 0]
-        self._offered = self._buffers, 0, rows, 1
+        self._offered = Offer(self._buffers, 0, rows, 1)
         keys, values = (buffer[:, :, :rows] for buffer in self._buffers)
         return keys, values
 

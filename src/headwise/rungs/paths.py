@@ -128,5 +128,6 @@ def _split(mask: Mask | None, sizes: Sizes) -> tuple[int, int, Band | None, tupl
     last = sizes.T + high if sizes.T + high < sizes.S else sizes.S
     if first >= last:  # no query sees any key; one stays, so that the kernel has something to be forbidden
         return 0, 1, (1, 0), tuple(rest)
+    # The least j - i: the first of these keys, the last query. The greatest: the last key, the first query.
     all_see_all = low <= first - (sizes.T - 1) and high >= last - 1
     return first, last, None if all_see_all else (low, high), tuple(rest)
