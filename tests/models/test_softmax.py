@@ -364,7 +364,7 @@ def test_what_is_no_attention_is_refused_by_name() -> None:
     for model, inputs, why in refused:
         with pytest.raises(hw.HeadwiseError, match=why), hw.watch(model.eval()) as seen:
             model(inputs)
-        assert not softmax._threads.listener.blocks
+        assert not softmax._thread.listener.blocks
     assert not list(seen)
 
 
@@ -563,7 +563,7 @@ def test_names_stay_and_nothing_is_left_behind() -> None:
     assert [site.name for site in sites_of(model)] == names == ["L0", "L1", "L2"]
     with pytest.raises(RuntimeError), hw.watch(model):
         model(X[..., :7])
-    assert not softmax._threads.listener.blocks
+    assert not softmax._thread.listener.blocks
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     a, b = hw.watch(model), hw.watch(model)
     first, second = a.__enter__(), b.__enter__()

@@ -47,13 +47,9 @@ from headwise.models import softmax
 from headwise.models.reading import Asked, read_call
 from headwise.models.sites import Site, is_attention, is_watchable, remember
 from headwise.records import Call, Watchable
-from headwise.rungs.tensor import attend
-from headwise.spec import Options
 
 Handler = Callable[[Call], Tensor | None]
 Hook = tuple[Callable[..., RemovableHandle], Callable[..., Any]]  # a module's way to register one, and what it calls
-
-LARGEST = 2**24  # scores held at once where the kernel cannot do without them
 
 _tokens: ContextVar[frozenset[object]] = ContextVar("headwise_blocks", default=frozenset())
 _lock = Lock()
@@ -141,19 +137,24 @@ def attach(handlers: Mapping[Site, Handler]) -> Iterator[None]:
         return handle
 
     with ExitStack() as stack:
-        taps: dict[nn.Module, Tap] = {}
+        library: dict[nn.Module, LibraryTap] = {}
+        free: dict[nn.Module, FreeTap] = {}
         for site in handlers:
             module: Any = site.module
             if is_watchable(module):
                 stack.enter_context(observe(module, handler_of(site)))
+            elif site.free:
+                free[module] = FreeTap(site, handler_of(site))
             else:
-                taps[module] = (FreeTap if site.free else LibraryTap)(site, handler_of(site))
+                library[module] = LibraryTap(site, handler_of(site))
+        taps: list[Tap] = [*library.values(), *free.values()]
         if taps:
-            stack.enter_context(hooked(hook for tap in taps.values() for hook in tap.hooks()))
-            stack.enter_context(_tapped(taps))
-            stack.enter_context(_read(taps))
+            stack.enter_context(hooked(hook for tap in taps for hook in tap.hooks()))
+            stack.enter_context(_tapped(library))
+        if free:
+            stack.enter_context(_read(free))
         yield
-        for tap in taps.values():
+        for tap in taps:
             tap.end()
     if handlers and not reached:
         if refused:
@@ -163,24 +164,6 @@ def attach(handlers: Mapping[Site, Handler]) -> Iterator[None]:
             f"no head of {', '.join(names[:3])}{', ...' if names[3:] else ''} was reached inside this block; call the "
             f"model in it, in the thread that opened it, and not a form of it that was exported or traced before"
         )
-
-
-def attend_by_rows(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
-    """What a handler gives where it changes q, k, v or options of a call: `attend`.
-
-    Where that has to hold scores, a softcap's, a block of queries is computed at a time.
-    """
-    B, H, T, _ = q.shape
-    S = k.shape[2]
-    if options.softcap is None or B * H * T * S <= LARGEST:
-        return attend(q, k, v, options)
-    n_rows = max(1, LARGEST // (B * H * S))
-    blocks = []
-    for start in range(0, T, n_rows):
-        rows = slice(start, start + n_rows)
-        mask = None if options.mask is None else options.mask.for_queries(rows, T)
-        blocks.append(attend(q[:, :, rows], k, v, options._replace(mask=mask)))
-    return torch.cat(blocks, 2)
 
 
 # Attentions of others
@@ -197,6 +180,7 @@ class Tap(ABC):
         self.site, self.handler = site, handler
         self.projection = site.projection
         self.waiting: list[Call] = []  # calls whose heads have not entered W_O yet
+        self.again = ""  # what a second try would win, where heads could not be replaced
 
     def hooks(self) -> list[Hook]:
         """What listens from where the module is called to W_O."""
@@ -209,6 +193,12 @@ class Tap(ABC):
     @abstractmethod
     def at_w_o(self, module: nn.Module, args: Any) -> Any:
         """W_O is about to read the joined heads; what it shall read in their place."""
+
+    def at_rows(self, call: Call, rows: Tensor) -> Tensor | None:
+        """Hand on a call whose heads stand side by side in rows (B,T,H*E); what takes the place of the rows."""
+        B, H, T, _ = call.out.shape
+        changed = self.handler(call._replace(out=rows.reshape(B, T, H, -1).transpose(1, 2)))
+        return None if changed is None else changed.to(rows.dtype).transpose(1, 2).reshape(rows.shape)
 
     def wait(self, call: Call) -> None:
         """Keep a call until W_O is called."""
@@ -224,20 +214,19 @@ class Tap(ABC):
         for call in calls:
             self.hand_on(call)
 
-    def hand_on(self, call: Call, again: str = "") -> None:
-        """Hand a call on as it left the attention; `again` says what a second try would win."""
+    def hand_on(self, call: Call) -> None:
+        """Hand a call on as it left the attention."""
         note = f"{self.site.name}: what enters W_O is not its heads side by side; they are read before, no norm"
         if self.handler(call._replace(note=note, at_w_o=False)) is not None:
             raise HeadwiseError(
                 f"{self.site.name}: what enters W_O of {type(self.site.module).__name__} is not its heads side by "
-                f"side, so they cannot be replaced there{again}"
+                f"side, so they cannot be replaced there{self.again}"
             )
 
-    def without_w_o(self, call: Call, known: bool = False) -> Tensor | None:
-        """Hand on a call whose W_O cannot be listened at; `known`: is it that of the site all the same?"""
+    def without_w_o(self, call: Call) -> Tensor | None:
+        """Hand on a call whose W_O cannot be listened at."""
         note = f"{self.site.name}: its W_O is not known, so its heads are read where they leave the attention, no norm"
-        notes = [call.note, "" if known else note]
-        return self.handler(call._replace(note="; ".join(filter(None, notes)), at_w_o=known))
+        return self.handler(call._replace(note="; ".join(filter(None, [call.note, note])), at_w_o=False))
 
 
 class LibraryTap(Tap):
@@ -276,23 +265,21 @@ class LibraryTap(Tap):
         if not self.waiting:
             return None
         joined: Tensor = args[0]
-        width = 1 if self.site.w_o is None else self.site.w_o.shape[1]  # no weight to read: 1, and no length fits
         rows = [call.out.shape[0] * call.out.shape[2] for call in self.waiting]
         # Calls of one document each stand below one another, as chunks of a text; of several the order is not known.
         unordered = len(rows) > 1 and any(len(call.out) > 1 for call in self.waiting)
-        if unordered or joined.numel() != sum(rows) * width:
+        if unordered or joined.shape[:-1].numel() != sum(rows):
             return self.end()
         calls, self.waiting = self.waiting, []
         note = ""
         if self.mixed:
             note = f"{self.site.name}: {self.mixed} norms several heads at once before W_O: what one gives hangs on all"
-        parts, changed = [], False
-        for call, part in zip(calls, torch.split(joined.reshape(-1, width), rows), strict=True):
-            B, H, T, _ = call.out.shape
-            result = self.handler(call._replace(out=part.view(B, T, H, -1).transpose(1, 2), note=note))
-            changed = changed or result is not None
-            parts.append(part if result is None else result.to(part.dtype).transpose(1, 2).reshape(-1, width))
-        return (torch.cat(parts).reshape(joined.shape), *args[1:]) if changed else None
+        parts = torch.split(joined.reshape(-1, joined.shape[-1]), rows)
+        changed = [self.at_rows(call._replace(note=note), part) for call, part in zip(calls, parts, strict=True)]
+        if all(new is None for new in changed):
+            return None
+        read = [part if new is None else new for part, new in zip(parts, changed, strict=True)]
+        return (torch.cat(read).reshape(joined.shape), *args[1:])
 
 
 class FreeTap(Tap):
@@ -306,27 +293,35 @@ class FreeTap(Tap):
         if site.module in _elsewhere:
             self.projection = None
         self.sure = True  # is it known in which order the heads of the calls that wait lie?
+        self.heard = False  # did its functions give a call, or a reason against one?
+        self.again = "; that is known now: do the same again, and they are replaced before"
 
-    def attended(self, call: Call, out: Tensor, sure: bool) -> Tensor | None:
-        """The functions of torch have given `out` (B,H,T,E); what takes its place. `sure`: is the order of heads?"""
+    def attended(self, call: Call, out: Tensor, sure: bool, w_o: Tensor | None) -> Tensor | None:
+        """The functions of torch have given `out` (B,H,T,E); what takes its place.
+
+        sure  is the order of its heads known?
+        w_o   the matrix that the function itself multiplies the heads with, where it does
+        """
+        self.heard = True
         site, kind = self.site, type(self.site.module).__name__
-        if not len(call.out) and call.note:
-            return self.refuse(call.note)
-        if not site.n_heads:
-            self.site = site = replace(site, n_heads=call.out.shape[1])
-        if site.n_heads != call.out.shape[1]:
-            return self.refuse(
-                f"{kind} says that it has {site.n_heads} heads, and its attention gives {call.out.shape[1]}: chunks or "
-                f"windows, or heads that cannot be told apart"
+        n_heads = call.out.shape[1]
+        why = "" if len(call.out) else call.note
+        if why == "" and site.n_heads not in (0, n_heads):
+            why = (
+                f"{kind} says that it has {site.n_heads} heads, and its attention gives {n_heads}: chunks or windows, "
+                f"or heads that cannot be told apart"
             )
-        if self.projection is None and not sure:
-            return self.refuse(f"{kind} has heads and texts in one axis, and its W_O is not known")
+        elif why == "" and self.projection is None and not sure:
+            why = f"{kind} has heads and texts in one axis, and its W_O is not known"
+        if why:
+            self.refuse(why)
+            return None
+        self.site = replace(site, n_heads=n_heads)
         call = call._replace(out=out, note=f"{site.name}: {call.note}" if call.note else "")
-        w_o = softmax.packed_w_o()
         if self.projection is None or w_o is not None:
-            self.learn(call)
-            known = w_o is not None and site.w_o is not None and w_o.data_ptr() == site.w_o.data_ptr()
-            return self.without_w_o(call, known)
+            remember(site.module, n_heads)
+            is_its_own = w_o is not None and site.w_o is not None and w_o.data_ptr() == site.w_o.data_ptr()
+            return self.handler(call) if is_its_own else self.without_w_o(call)
         self.sure = self.sure and sure
         self.wait(call)
         return None
@@ -335,16 +330,15 @@ class FreeTap(Tap):
         """The heads may lie documents first or (T,B,C); only the numbers tell."""
         if not self.waiting:
             return None
-        joined: Tensor = args[0]
-        call = self.waiting[0]
-        B, H, T, E = call.out.shape
+        call, joined = self.waiting[0], args[0]
         before = _before.get(joined, joined)
+        B, H, T, E = call.out.shape
         if self.waiting[1:] or joined.numel() != call.out.numel():
             return self.end()
-        for tokens_first in (False, True):
-            if tokens_first and joined.ndim != 3:
-                break
-            rows, rows_before = (x.transpose(0, 1) if tokens_first else x for x in (joined, before))
+        layouts = [(joined, before)]
+        if joined.ndim == 3:
+            layouts.append((joined.transpose(0, 1), before.transpose(0, 1)))
+        for rows, rows_before in layouts:
             heads = rows_before.reshape(B, T, H, E).transpose(1, 2)
             with torch.no_grad():  # a comparison would leave its numbers for a backward pass
                 # The very bits; torch.equal takes NaN for another number than NaN.
@@ -352,42 +346,34 @@ class FreeTap(Tap):
             if not is_same:
                 continue
             self.waiting = []
-            self.learn(call)
-            changed = self.handler(call._replace(out=rows.reshape(B, T, H, E).transpose(1, 2)))
+            remember(self.site.module, H)
+            changed = self.at_rows(call, rows)
             if changed is None:
                 return None
-            replaced = changed.to(joined.dtype).transpose(1, 2).reshape(rows.shape)
-            replaced = replaced.transpose(0, 1) if tokens_first else replaced
+            replaced = changed if rows is joined else changed.transpose(0, 1)
             _before[replaced] = before
             return (replaced, *args[1:])
         return self.end()
 
-    def learn(self, call: Call) -> None:
-        """Keep what has been found out about the module for the next block."""
-        remember(self.site.module, call.out.shape[1])
-
-    def refuse(self, why: str) -> Tensor | None:
+    def refuse(self, why: str) -> None:
         """Tell the handler, by a call of no documents, that what the module does is not read."""
         note, self.waiting = f"{self.site.name}: {why}, no map", []  # calls that wait are parts of what is refused
         if self.handler(softmax.refusal(self.site.module, note)) is not None:
             raise HeadwiseError(note)
-        return None
 
     def end(self, *args: Any) -> None:
-        calls = self.waiting
-        sure, self.sure = self.sure, True
-        if calls:
+        if self.waiting:
             _elsewhere.add(self.site.module)
-        if sure:
-            super().end()
-            return
-        kind = type(self.site.module).__name__
-        for _ in calls:
-            self.refuse(f"{kind} has heads and texts in one axis, and its W_O does not read them side by side")
+        super().end()
+        self.sure = True
 
-    def hand_on(self, call: Call, again: str = "") -> None:
-        self.learn(call)
-        super().hand_on(call, again or "; that is known now: do the same again, and they are replaced before")
+    def hand_on(self, call: Call) -> None:
+        if self.sure:
+            remember(self.site.module, call.out.shape[1])
+            super().hand_on(call)
+        else:
+            kind = type(self.site.module).__name__
+            self.refuse(f"{kind} has heads and texts in one axis, and its W_O does not read them side by side")
 
 
 _before: Any = WeakIdKeyDictionary()  # what W_O was to read before a block changed it
@@ -395,36 +381,30 @@ _elsewhere: WeakSet[nn.Module] = WeakSet()  # attentions whose W_O has been seen
 
 
 @contextmanager
-def _read(taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
+def _read(taps: Mapping[nn.Module, FreeTap]) -> Iterator[None]:
     """Inside this block, and in its thread, what attentions make by functions of torch goes to their taps."""
-    free = {module: tap for module, tap in taps.items() if isinstance(tap, FreeTap)}
-    if not free:
+    block = softmax.Block({module: (tap.attended, tap.site.n_heads) for module, tap in taps.items()})
+    parts = {part: None for module in taps for part in module.modules() if part in taps or is_attention(part)}
+    with (
+        hooked([(part.register_forward_pre_hook, block.enter) for part in parts], with_kwargs=True),
+        hooked([(part.register_forward_hook, block.leave) for part in parts], always_call=True),
+        softmax.opened(block),
+    ):
         yield
-        return
-    parts = {part: None for module in free for part in module.modules() if part in free or is_attention(part)}
-    with inside() as here, ExitStack() as stack:
-        listeners = {module: (tap.attended, tap.site.n_heads) for module, tap in free.items()}
-        block = softmax.Block(listeners, here)
-        for module in parts:
-            enter, leave = Within(here, block.enter), Within(here, block.leave)
-            stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
-            stack.callback(module.register_forward_hook(leave, always_call=True).remove)
-        stack.enter_context(softmax.opened(block))
-        yield
-    for module in block.idle:
-        if any(part is not module and is_attention(part) for part in module.modules()):
-            continue  # those inside attend
-        kind = type(module).__name__
-        free[module].refuse(f"{kind} ran, and no softmax over keys was seen that it multiplies with values")
+    for module, tap in taps.items():
+        has_attentions = any(part is not module and is_attention(part) for part in module.modules())
+        if module in block.ran and not tap.heard and not has_attentions:
+            kind = type(module).__name__
+            tap.refuse(f"{kind} ran, and no softmax over keys was seen that it multiplies with values")
 
 
 # The blocks that are open, in any thread: is the caller inside, and which taps has it?
-_blocks: list[tuple[Callable[[], bool], Mapping[nn.Module, Tap]]] = []
+_blocks: list[tuple[Callable[[], bool], Mapping[nn.Module, LibraryTap]]] = []
 _library = ExitStack()  # what puts the library back as it was, after the last block
 
 
 @contextmanager
-def _tapped(taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
+def _tapped(taps: Mapping[nn.Module, LibraryTap]) -> Iterator[None]:
     """Inside this block, and in its thread, what attention functions of transformers give goes to the taps.
 
     The functions run as they do without us, with their own masks.
@@ -434,7 +414,7 @@ def _tapped(taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
         with _lock:
             if not _blocks:  # compiled code would go on without us; other threads get the same numbers, more slowly
                 _library.enter_context(torch.compiler.set_stance("force_eager"))
-            if any(isinstance(tap, LibraryTap) for tap in taps.values()):
+            if taps:
                 _replace_interface()
             _blocks.append(block)
         try:
@@ -464,20 +444,19 @@ def _replace_interface() -> None:
 
 def _listened(function: Any, name: str) -> Any:
     """An attention function of transformers whose output goes to the taps of the module that calls it."""
-    if hasattr(function, "headwise") or not any(here() for here, _ in [*_blocks]):
+    if hasattr(function, "headwise"):
         return function
 
     def listening(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **keywords: Any
     ) -> Any:
-        tapped = [taps.get(module) for here, taps in [*_blocks] if here()]
-        of_library = [tap for tap in tapped if isinstance(tap, LibraryTap)]
+        tapped = [taps[module] for here, taps in [*_blocks] if module in taps and here()]
         result = function(module, query, key, value, attention_mask, **keywords)
-        if not of_library:
+        if not tapped:
             return result
         asked = Asked(module, query, key, value, attention_mask, keywords, name, function, result[0].transpose(1, 2))
         out, replaced = asked.out, False
-        for tap in of_library:
+        for tap in tapped:
             changed = tap.at_interface(asked, out)
             if changed is not None:  # it may be `asked.out` itself, by which a gradient is to pass
                 out, replaced = changed, True

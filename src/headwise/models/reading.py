@@ -134,11 +134,9 @@ def check(call: Call, eager: bool) -> None:
     output by as much of the largest value. Rows that may attend nothing are padding: functions give
     them what they like.
     """
-    T = call.n_queries
-    rows = probed_rows(T)
-    mask = call.options.mask
-    options = call.options._replace(mask=None if mask is None else Part(mask, "t", rows, T), dropout=0.0)
-    steps = trace(call.q[:, :, rows], call.k, call.v, options)
+    rows = probed_rows(call.n_queries)
+    mask = None if call.options.mask is None else Part(call.options.mask, "t", rows, call.n_queries)
+    steps = trace(call.q[:, :, rows], call.k, call.v, call.options._replace(mask=mask, dropout=0.0))
     theirs = call.out[:, :, rows].to(steps.weights.dtype)
     sees_some = theirs.isfinite().all(-1) & (steps.masked.amax(-1) > -torch.inf)
     difference = (steps.out.to(theirs.dtype) - theirs).abs().amax(-1).where(sees_some, 0)
