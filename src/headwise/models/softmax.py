@@ -235,6 +235,7 @@ class Running:
     ] = ()  # of which the number of its documents is one: 1, and the first axes of what it is given
     gets_heads: bool = False  # is it handed queries and keys that another module has made?
     packed: Mapping[str, Any] = field(default_factory=dict)  # the arguments of PACKED, while it runs
+    made: list[Tensor] = field(default_factory=list)  # what linear layers have given in it so far
     refused: bool = False
 
 
@@ -306,6 +307,7 @@ class Listener(TorchFunctionMode):
         if func is F.linear:  # keys and values are made of it
             for running in self.running:
                 running.cross |= any(args[0] is x for x in running.others)
+                running.made.append(result)
         for part in result if isinstance(result, tuple | list) else [result]:
             if isinstance(part, Tensor) and part.is_floating_point():
                 self._follow(func, args, keywords, part, undropped)
@@ -534,6 +536,7 @@ def _mapped(running: Running, product: Product, weights: Tensor, whole: bool) ->
     v = v.expand(lead[0], -1, -1, -1) if len(lead) == 2 else v.expand(*lead, -1, -1)
     p, used, v, out = (_heads(x, H) for x in (p, used, v, out))
     B, _, T, S = p.shape
+    sure = sure or any(_side_by_side(v, made) for made in running.made)
     rows = probed_rows(T)
     wide = torch.promote_types(out.dtype, torch.float32)
     probed = p[:, :, rows].to(wide)
@@ -560,6 +563,15 @@ def _mapped(running: Running, product: Product, weights: Tensor, whole: bool) ->
     q, k = p.new_empty(B, H, T, 0), p.new_empty(B, v.shape[1], S, 0)
     sees_ahead = bool(p.triu(1).any()) if running.gets_heads else False
     return _call(running, q, k, v, Options(), out, not sees_ahead)._replace(weights=p), sure
+
+
+def _side_by_side(v: Tensor, made: Tensor) -> bool:
+    """Are values (B,H,S,E) the heads, side by side, of what a linear layer gave, documents first or (S,B,H*E)?"""
+    if made.numel() != v.numel() or made.ndim != 3:
+        return False
+    B, H, S, E = v.shape
+    layouts = (made, made.transpose(0, 1))
+    return any(torch.equal(v, rows.reshape(B, S, H, E).transpose(1, 2)) for rows in layouts)
 
 
 def _fused(
