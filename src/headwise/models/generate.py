@@ -166,7 +166,7 @@ class Begun:
 
     def _taken_over(self, form: Decoder, length: int) -> tuple[Texts, bool]:
         """What goes on in the form, and does it know the tokens before, from keys and values that the model kept?"""
-        cached = getattr(self._reader and self._reader.cache, "layers", [])
+        cached = [] if self._reader is None else getattr(self._reader.cache, "layers", [])
         self._reader = None
         texts = Texts(form, min(context_of(self._model) or sys.maxsize, length + self._n_tokens))
         shape = (1, form.spec.n_kv_heads, length, form.spec.head_dim)

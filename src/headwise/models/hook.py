@@ -82,7 +82,7 @@ class Within:
         return self.act(*args) if self.here() else None
 
     def __reduce__(self) -> Any:
-        return Within, (bool, bool)  # functions that can be pickled: `here` is bool, and bool() is False
+        return Within, (bool, bool)  # a `here` that can be pickled and always says no: bool() is False
 
 
 @contextmanager
@@ -203,10 +203,9 @@ class Tap(ABC):
     def wait(self, call: Call) -> None:
         """Keep a call until W_O is called."""
         # DiffLlama lays the same maps over other values in a second call: these are the same heads.
-        for last in self.waiting[-1:]:
-            if call.weights is None and last.q is call.q and last.k is call.k:
-                return
-        self.waiting.append(call)
+        last = self.waiting[-1] if self.waiting else None
+        if last is None or call.weights is not None or last.q is not call.q or last.k is not call.k:
+            self.waiting.append(call)
 
     def end(self, *args: Any) -> None:
         """Calls that never entered W_O in a form that is known are handed on as they left the attention."""
@@ -431,7 +430,7 @@ def _replace_interface() -> None:
     from headwise.models.hf import AttentionInterface  # here: other models need no transformers
 
     interface: Any = AttentionInterface
-    if "__getitem__" in vars(interface):  # of itself it inherits that: so it is ours already
+    if "__getitem__" in vars(interface):  # by itself the class only inherits that: another block has put ours there
         return
     get, item = interface.get_interface, interface.__getitem__
     _library.callback(setattr, interface, "get_interface", get)

@@ -167,8 +167,8 @@ def measured(model: nn.Module, price: Price, progress: Progress = lambda *counts
         with suppress(RuntimeError):  # not every device keeps account
             peak = int(torch.accelerator.max_memory_allocated(device)) or None
     progress("the machine", 0, 0)
-    flops = 2 * ROWS * SIDE**2 / _fastest(_product(like.dtype, device, ROWS))
-    bandwidth = setting.bandwidth or like.itemsize * SIDE**2 / _fastest(_product(like.dtype, device, 1))
+    flops = 2 * ROWS * SIDE**2 / _product_seconds(like, ROWS)
+    bandwidth = setting.bandwidth or like.itemsize * SIDE**2 / _product_seconds(like, 1)
     assert price.decode is not None
     moved = price.decode.weight_bytes + price.decode.cache_bytes
     return Measured(
@@ -221,14 +221,12 @@ def _decoded(model: nn.Module, ids: Tensor, progress: Progress) -> tuple[list[fl
     return times[min(WARM_UP, n - 1) :], held
 
 
-def _fastest(run: Callable[[], object]) -> float:
-    """Seconds of the fastest of a few runs: what the machine can do while nobody disturbs it."""
-    return min(seconds_of(run) for _ in range(2 * RUNS))
+def _product_seconds(like: Tensor, rows: int) -> float:
+    """Seconds of rows times a matrix, the fastest of a few: what the machine can do while nobody disturbs it.
 
-
-def _product(dtype: torch.dtype, device: torch.device, rows: int) -> Callable[[], object]:
-    """Rows times a matrix: of many rows FLOPs take the time, of one the reading of the matrix."""
+    Of many rows FLOPs take the time, of one the reading of the matrix.
+    """
     # 8192 products of 0.01 with 0.01 sum up to 0.8, within the range of every format.
-    matrix = torch.full((SIDE, SIDE), 0.01, dtype=dtype, device=device)
-    x = torch.full((rows, SIDE), 0.01, dtype=dtype, device=device)
-    return lambda: F.linear(x, matrix)[0, 0].item()
+    matrix = torch.full((SIDE, SIDE), 0.01, dtype=like.dtype, device=like.device)
+    x = torch.full((rows, SIDE), 0.01, dtype=like.dtype, device=like.device)
+    return min(seconds_of(lambda: F.linear(x, matrix)[0, 0].item()) for _ in range(2 * RUNS))

@@ -33,6 +33,7 @@ from headwise.records import head_name, parse_head
 
 NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")  # a part of a path
 Stack = tuple[str, bool]  # see `_stack`
+Modules = Mapping[str, nn.Module]  # by their paths
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z][a-z0-9]*|[a-z0-9]+")  # in the name of a class: LlamaMLP is Llama, MLP
 BASE = ("transformers.modeling_utils", "PreTrainedModel")  # by name: models of ours need no transformers
 # Names by which modules and configs call the same thing, tried in this order.
@@ -183,7 +184,7 @@ def _calls_interface(kind: type) -> bool:
     return False
 
 
-def _owner(modules: Mapping[str, nn.Module], path: str) -> nn.Module:
+def _owner(modules: Modules, path: str) -> nn.Module:
     """The innermost model of transformers around a module."""
     return next(modules[above] for above in _upwards(path) if is_hf(modules[above]))
 
@@ -342,7 +343,7 @@ def missing(model: nn.Module) -> list[str]:
 
 
 def _layers_without(
-    model: nn.Module, modules: Mapping[str, nn.Module], place: str, attentions: Sequence[str], covered: set[str]
+    model: nn.Module, modules: Modules, place: str, attentions: Sequence[str], covered: set[str]
 ) -> list[str]:
     """Layers of a stack that have no heads, by their first module of a kind that those with heads do not have."""
     layers = {path: module for path, module in modules.items() if re.fullmatch(re.escape(place) + r"\.\d+", path)}
@@ -359,7 +360,7 @@ def _layers_without(
     return [f"{_ranges(prefix, numbers)}: {kind}, no map" for kind, numbers in kinds.items()]
 
 
-def _attentions_outside(modules: Mapping[str, nn.Module], covered: set[str]) -> list[str]:
+def _attentions_outside(modules: Modules, covered: set[str]) -> list[str]:
     """Modules with weights whose class calls itself an attention, and of which nothing is read or told yet."""
     outside: dict[str, list[str]] = {}
     for path, module in modules.items():
@@ -376,7 +377,7 @@ def _attentions_outside(modules: Mapping[str, nn.Module], covered: set[str]) -> 
     return lines
 
 
-def _native_paths(model: nn.Module, modules: Mapping[str, nn.Module]) -> list[str]:
+def _native_paths(model: nn.Module, modules: Modules) -> list[str]:
     """Where torch's native fast path, which runs nothing around the weights of an attention, is left."""
     lines = []
     native = [path for path, module in modules.items() if isinstance(module, nn.MultiheadAttention)]
@@ -509,7 +510,7 @@ def _count(module: nn.Module, owner: nn.Module) -> int:
 
 
 def _projections(
-    modules: Mapping[str, nn.Module], path: str, family: Family | None, outputs: Sequence[str] = ()
+    modules: Modules, path: str, family: Family | None, outputs: Sequence[str] = ()
 ) -> dict[str, nn.Module | None]:
     """The modules of W_Q to W_O, "q" to "o", or of the first three in one, "packed": by the record or usual names.
 
@@ -586,7 +587,7 @@ def _latent_weight(
     return torch.cat([by_head[:, :-value_dim], rotary], 1).flatten(0, 1)
 
 
-def _first_matrix(modules: Mapping[str, nn.Module], places: Sequence[str], names: Sequence[str]) -> nn.Module | None:
+def _first_matrix(modules: Modules, places: Sequence[str], names: Sequence[str]) -> nn.Module | None:
     """The first module with a matrix of these names in these places."""
     for place, name in itertools.product(places, names):
         module = modules.get(f"{place}.{name}" if place else name)

@@ -45,7 +45,8 @@ Take = Callable[[Call, Tensor, bool, Tensor | None], Tensor | None]
 Reading = tuple[Call, bool]  # a call as it was read, and is the order of its heads sure?
 
 FUSED, PACKED = F.scaled_dot_product_attention, F.multi_head_attention_forward
-# The second function as it is, but that it does not ask who listens: then what it calls comes here one by one.
+# The second function with a `has_torch_function` that says no. So it does not hand itself to us as one call: what it
+# calls comes here, one by one.
 SPELLED_OUT = types.FunctionType(
     PACKED.__code__, {**vars(F), "has_torch_function": lambda tensors: False}, argdefs=PACKED.__defaults__
 )
@@ -78,22 +79,17 @@ def attends(module: nn.Module) -> bool:
 
     Its softmax may be a module, nn.Softmax, which the code of the class does not name.
     """
-    attention, product = _reads(type(module))  # type: ignore[arg-type]
-    return attention or (product and any(isinstance(child, nn.Softmax) for child in module.children()))
+    fused, product, softmax = _names_in(type(module))  # type: ignore[arg-type]
+    softmax = softmax or any(isinstance(child, nn.Softmax) for child in module.children())
+    return fused or (product and softmax)
 
 
 @cache
-def _reads(kind: type[nn.Module]) -> tuple[bool, bool]:
-    """Does the code of a class name an attention: the fused one, or a product and a softmax? A product, at least?"""
-    names = _names(kind)
-    fused = bool(names & {"scaled_dot_product_attention", "multi_head_attention_forward"})
-    product = any("matmul" in name for name in names) or bool(names & {"@", "bmm", "mm", "einsum", "baddbmm"})
-    softmax = any(name.lower().endswith("softmax") for name in names)
-    return fused or (product and softmax), product
+def _names_in(kind: type[nn.Module]) -> tuple[bool, bool, bool]:
+    """Does the code of a class name a fused attention, a product, a softmax?
 
-
-def _names(kind: type[nn.Module]) -> frozenset[str]:
-    """What is named in the code of a class: in its `forward`, and in the functions and methods that this calls."""
+    That is its `forward`, and the functions and methods that this calls.
+    """
     names: set[str] = set()
     read = set()
     waiting: list[Any] = []  # functions and other things that are still to be looked at
@@ -123,7 +119,9 @@ def _names(kind: type[nn.Module]) -> frozenset[str]:
             places = [kind, *(place for place in named if isinstance(place, types.ModuleType))]
             waiting += named
             waiting += [getattr(place, name, None) for place in places for name in code.co_names]
-    return frozenset(names)
+    fused = not names.isdisjoint({"scaled_dot_product_attention", "multi_head_attention_forward"})
+    product = "@" in names or any("matmul" in name or name in ("bmm", "mm", "einsum", "baddbmm") for name in names)
+    return fused, product, any(name.lower().endswith("softmax") for name in names)
 
 
 # What tensors come from
@@ -364,7 +362,8 @@ class Listener(TorchFunctionMode):
         trails = [self._trail(x) for x in operands]
         sides = [side for side, x in enumerate(operands) if self._is_weights(x)]
         has_parameter = any(isinstance(x, nn.Parameter) for x in operands)
-        if not sides and (not has_parameter or any(trails)):  # two tensors that were computed make scores
+        # Two tensors that were computed make scores; and scores times a matrix are still some.
+        if not sides and (not has_parameter or trails != [None, None]):
             self.trails[result] = Trail()
         if not sides or has_parameter:  # with a parameter, weights of a codebook
             return result
@@ -381,7 +380,8 @@ class Listener(TorchFunctionMode):
         product = _product(func, args, operands, result, side, n_stated)
         if product is None:
             return result
-        # Shifted weights times embeddings of distances, which no document has made, are the same for all.
+        # Weights by distance, shifted after the softmax, times embeddings of distances (Shaw et al. 2018): no attention
+        # to tokens. These are told by this, that all documents and heads share them.
         same_values = all(n == 1 for n in product.v.shape[:-2])
         if same_values and any(n > 1 for n in product.out.shape[:-2]) and not trail.whole:
             return result

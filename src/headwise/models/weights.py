@@ -135,11 +135,6 @@ def input_projection(model: nn.Module, layer: int) -> nn.Module:
     return attentions(model)[layer].get_submodule(family_of(model).q)
 
 
-def output_projection(model: nn.Module, layer: int) -> nn.Module:
-    """W_O of a layer, which reads the joined heads (B,T,H*E) and gives (B,T,C)."""
-    return attentions(model)[layer].get_submodule(family_of(model).o)
-
-
 def head_counts(model: nn.Module) -> tuple[int, int, int]:
     """Query heads, key/value heads, head width: what the config says."""
     family_of(model)  # refuses a family whose config may say something else
