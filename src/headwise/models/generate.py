@@ -139,6 +139,10 @@ def steps(
 class Begun:
     """A text that the model begins, and that a form of it continues: ids (1,T) -> logits (V,) of the next token.
 
+    The model reads the prompt. With the next token the form takes over: a `Decoder` from the keys and values that the
+    model kept, `Rows` by being the model. Where somebody watches, a `Decoder` steps back, and the model reads the
+    whole text anew.
+
     form      makes the form, or has made it
     n_tokens  how many are written at most
     """
@@ -170,14 +174,16 @@ class Begun:
         self._reader = None
         texts = Texts(form, min(context_of(self._model) or sys.maxsize, length + self._n_tokens))
         shape = (1, form.spec.n_kv_heads, length, form.spec.head_dim)
-        past: list[tuple[Any, Any]] = [
-            (getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in cached
-        ]
-        # The model keeps none, or not in this form; or a window has dropped some.
-        if len(past) != len(form.layers) or any(getattr(x, "shape", None) != shape for pair in past for x in pair):
-            return texts, False
-        texts.take(past)
-        return texts, True
+        past: list[tuple[Any, Any]] = []
+        for layer in cached:
+            pair = getattr(layer, "keys", None), getattr(layer, "values", None)
+            if any(not isinstance(x, Tensor) or x.shape != shape for x in pair):
+                return texts, False  # a window has dropped some
+            past.append(pair)
+        is_read = len(past) == len(form.layers)  # else the model keeps none, or not in this form
+        if is_read:
+            texts.take(past)
+        return texts, is_read
 
 
 class Rows:

@@ -170,6 +170,7 @@ def _described(folder: Path) -> tuple[Any, Callable[[], Any]]:
     def config() -> Any:
         return _own_choices(config_class.from_pretrained(folder, **LOCAL))
 
+    # Each layer has a tensor or more. To build millions of layers takes for ever, even without their weights.
     shapes = [place.shape for path in folder.glob("*.safetensors") for place in tensors_in(path).values()]
     for part in (fields, *fields.values()):
         if not isinstance(part, Mapping):
@@ -180,7 +181,8 @@ def _described(folder: Path) -> tuple[Any, Callable[[], Any]]:
                     f"{folder / 'config.json'} says {name}={value:,}, and there are {len(shapes)} tensors"
                 )
     described, held = 0, sum(map(math.prod, shapes))
-    # Without weights it is damaged, which is said when it is loaded; a tensor may hold several weights in a number.
+    # Without any weights it is damaged, which is said when it is loaded. Of a quantised model one number of a tensor
+    # may hold several weights, so there is nothing to compare.
     if held and not fields.get("quantization_config"):
         with suppress(Exception), _quiet(), shapes_alone():  # what cannot be built is said when it is loaded
             model = AutoModel.from_config(config()) if kind is AutoModel else kind(config())

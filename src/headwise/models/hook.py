@@ -11,7 +11,7 @@ marked *:
     heads                 attention function of the      functions of torch: the fused call, or a softmax and a
        |                  library ("eager", "sdpa")      product; `softmax.Listener` reads them
        |                     |                              |
-       |                   * `LibraryTap.at_interface`    * `FreeTap.attended`
+       |                   * `Tap.at_interface`           * `Tap.attended`
        |                     out (B,H,T,E), held against what was read of the call (`reading.read_call`, `softmax`),
        |                     or refused; where W_O is not known: handler, which may change out
        |                     |                              |
@@ -27,7 +27,6 @@ Blocks nest: a later handler gets what an earlier one has made of `out`. Calls o
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -137,24 +136,21 @@ def attach(handlers: Mapping[Site, Handler]) -> Iterator[None]:
         return handle
 
     with ExitStack() as stack:
-        library: dict[nn.Module, LibraryTap] = {}
-        free: dict[nn.Module, FreeTap] = {}
+        taps: dict[nn.Module, Tap] = {}
         for site in handlers:
             module: Any = site.module
             if is_watchable(module):
                 stack.enter_context(observe(module, handler_of(site)))
-            elif site.free:
-                free[module] = FreeTap(site, handler_of(site))
             else:
-                library[module] = LibraryTap(site, handler_of(site))
-        taps: list[Tap] = [*library.values(), *free.values()]
+                taps[module] = Tap(site, handler_of(site))
+        free = {module: tap for module, tap in taps.items() if tap.site.free}
         if taps:
-            stack.enter_context(hooked(hook for tap in taps for hook in tap.hooks()))
-            stack.enter_context(_tapped(library))
+            stack.enter_context(hooked(hook for tap in taps.values() for hook in tap.hooks()))
+            stack.enter_context(_tapped(taps))
         if free:
             stack.enter_context(_read(free))
         yield
-        for tap in taps:
+        for tap in taps.values():
             tap.end()
     if handlers and not reached:
         if refused:
@@ -169,131 +165,41 @@ def attach(handlers: Mapping[Site, Handler]) -> Iterator[None]:
 # Attentions of others
 
 
-class Tap(ABC):
+class Tap:
     """One attention that is not ours inside one block, and its handler.
 
     Between the attention function and W_O some families gate, norm or rotate what the heads gave. What a head gives is
-    what W_O reads of it: so a call waits until W_O is called.
+    what W_O reads of it: so a call waits until W_O is called. Of one that is `free`, that calls functions of torch
+    itself, it is not known before that its projection is W_O: what that reads must be the heads, number by number.
     """
 
     def __init__(self, site: Site, handler: Handler) -> None:
         self.site, self.handler = site, handler
-        self.projection = site.projection
+        self.projection = None if site.module in _elsewhere else site.projection
         self.waiting: list[Call] = []  # calls whose heads have not entered W_O yet
-        self.again = ""  # what a second try would win, where heads could not be replaced
+        self.mixed = ""  # the norm between attention and W_O that reads several heads at once
+        self.sure = True  # is it known in which order the heads of the calls that wait lie?
+        self.heard = False  # did its functions give a call, or a reason against one?
 
     def hooks(self) -> list[Hook]:
         """What listens from where the module is called to W_O."""
         if self.projection is None:
             return []
+        module = self.site.module
         # A call of the module ends the one before, which never came to W_O.
-        acts = [(self.site.module, self.end), (self.projection, self.at_w_o)]
-        return [(module.register_forward_pre_hook, act) for module, act in acts]
-
-    @abstractmethod
-    def at_w_o(self, module: nn.Module, args: Any) -> Any:
-        """W_O is about to read the joined heads; what it shall read in their place."""
-
-    def at_rows(self, call: Call, rows: Tensor) -> Tensor | None:
-        """Hand on a call whose heads stand side by side in rows (B,T,H*E); what takes the place of the rows."""
-        B, H, T, _ = call.out.shape
-        changed = self.handler(call._replace(out=rows.reshape(B, T, H, -1).transpose(1, 2)))
-        return None if changed is None else changed.to(rows.dtype).transpose(1, 2).reshape(rows.shape)
-
-    def wait(self, call: Call) -> None:
-        """Keep a call until W_O is called."""
-        # DiffLlama lays the same maps over other values in a second call: these are the same heads.
-        last = self.waiting[-1] if self.waiting else None
-        if last is None or call.weights is not None or last.q is not call.q or last.k is not call.k:
-            self.waiting.append(call)
-
-    def end(self, *args: Any) -> None:
-        """Calls that never entered W_O in a form that is known are handed on as they left the attention."""
-        calls, self.waiting = self.waiting, []
-        for call in calls:
-            self.hand_on(call)
-
-    def hand_on(self, call: Call) -> None:
-        """Hand a call on as it left the attention."""
-        note = f"{self.site.name}: what enters W_O is not its heads side by side; they are read before, no norm"
-        if self.handler(call._replace(note=note, at_w_o=False)) is not None:
-            raise HeadwiseError(
-                f"{self.site.name}: what enters W_O of {type(self.site.module).__name__} is not its heads side by "
-                f"side, so they cannot be replaced there{self.again}"
-            )
-
-    def without_w_o(self, call: Call) -> Tensor | None:
-        """Hand on a call whose W_O cannot be listened at."""
-        note = f"{self.site.name}: its W_O is not known, so its heads are read where they leave the attention, no norm"
-        return self.handler(call._replace(note="; ".join(filter(None, [call.note, note])), at_w_o=False))
-
-
-class LibraryTap(Tap):
-    """An attention of transformers, whose calls go through the interface of the library."""
-
-    def __init__(self, site: Site, handler: Handler) -> None:
-        super().__init__(site, handler)
-        self.mixed = ""  # the norm in between that reads several heads at once
-
-    def hooks(self) -> list[Hook]:
-        norms = []
-        if self.projection is not None:
-            norms = [child for child in self.site.module.children() if "norm" in type(child).__name__.lower()]
-        return super().hooks() + [(norm.register_forward_pre_hook, self.at_norm) for norm in norms]
+        acts = [(module, self.end), (self.projection, self.at_w_o)]
+        acts += [(child, self.at_norm) for child in module.children() if "norm" in type(child).__name__.lower()]
+        return [(part.register_forward_pre_hook, act) for part, act in acts]
 
     def at_interface(self, asked: Asked, out: Tensor) -> Tensor | None:
-        """The attention function has given `out` (B,H,T,E); what takes its place."""
+        """The attention function of transformers has given `out` (B,H,T,E); what takes its place."""
         site, n_heads = self.site, asked.q.shape[1]
         if site.n_heads != n_heads:
             raise HeadwiseError(
                 f"{site.name}: {type(site.module).__name__} says that it has {site.n_heads} heads, and its attention "
                 f"was called with {n_heads}; its heads cannot be told apart"
             )
-        call = read_call(asked, site.cross)._replace(out=out)
-        if self.projection is None:
-            return self.without_w_o(call)
-        self.wait(call)
-        return None
-
-    def at_norm(self, module: nn.Module, args: Any) -> None:
-        """A norm of the attention is called."""
-        if self.waiting and args and args[0].shape[-1] > self.waiting[0].out.shape[-1]:
-            self.mixed = type(module).__name__
-
-    def at_w_o(self, module: nn.Module, args: Any) -> Any:
-        if not self.waiting:
-            return None
-        joined: Tensor = args[0]
-        rows = [call.out.shape[0] * call.out.shape[2] for call in self.waiting]
-        # Calls of one document each stand below one another, as chunks of a text; of several the order is not known.
-        unordered = len(rows) > 1 and any(len(call.out) > 1 for call in self.waiting)
-        if unordered or joined.shape[:-1].numel() != sum(rows):
-            return self.end()
-        calls, self.waiting = self.waiting, []
-        note = ""
-        if self.mixed:
-            note = f"{self.site.name}: {self.mixed} norms several heads at once before W_O: what one gives hangs on all"
-        parts = torch.split(joined.reshape(-1, joined.shape[-1]), rows)
-        changed = [self.at_rows(call._replace(note=note), part) for call, part in zip(calls, parts, strict=True)]
-        if all(new is None for new in changed):
-            return None
-        read = [part if new is None else new for part, new in zip(parts, changed, strict=True)]
-        return (torch.cat(read).reshape(joined.shape), *args[1:])
-
-
-class FreeTap(Tap):
-    """An attention that calls functions of torch itself, which `softmax` reads.
-
-    It is not known before that its projection is W_O: its input must be the heads side by side, number by number.
-    """
-
-    def __init__(self, site: Site, handler: Handler) -> None:
-        super().__init__(site, handler)
-        if site.module in _elsewhere:
-            self.projection = None
-        self.sure = True  # is it known in which order the heads of the calls that wait lie?
-        self.heard = False  # did its functions give a call, or a reason against one?
-        self.again = "; that is known now: do the same again, and they are replaced before"
+        return self.wait(read_call(asked, site.cross)._replace(out=out))
 
     def attended(self, call: Call, out: Tensor, sure: bool, w_o: Tensor | None) -> Tensor | None:
         """The functions of torch have given `out` (B,H,T,E); what takes its place.
@@ -302,8 +208,7 @@ class FreeTap(Tap):
         w_o   the matrix that the function itself multiplies the heads with, where it does
         """
         self.heard = True
-        site, kind = self.site, type(self.site.module).__name__
-        n_heads = call.out.shape[1]
+        site, kind, n_heads = self.site, type(self.site.module).__name__, call.out.shape[1]
         why = "" if len(call.out) else call.note
         if why == "" and site.n_heads not in (0, n_heads):
             why = (
@@ -316,24 +221,81 @@ class FreeTap(Tap):
             self.refuse(why)
             return None
         self.site = replace(site, n_heads=n_heads)
-        call = call._replace(out=out, note=f"{site.name}: {call.note}" if call.note else "")
-        if self.projection is None or w_o is not None:
-            remember(site.module, n_heads)
-            is_its_own = w_o is not None and site.w_o is not None and w_o.data_ptr() == site.w_o.data_ptr()
-            return self.handler(call) if is_its_own else self.without_w_o(call)
         self.sure = self.sure and sure
-        self.wait(call)
+        call = call._replace(out=out, note=f"{site.name}: {call.note}" if call.note else "")
+        if w_o is None:
+            return self.wait(call)
+        self.learn(call)
+        is_of_site = site.w_o is not None and w_o.data_ptr() == site.w_o.data_ptr()
+        return self.handler(call) if is_of_site else self.without_w_o(call)
+
+    def wait(self, call: Call) -> Tensor | None:
+        """Keep a call until W_O is called. Where that is not known: what takes the place of what its heads gave."""
+        if self.projection is None:
+            return self.without_w_o(call)
+        # DiffLlama lays the same maps over other values in a second call: these are the same heads.
+        last = self.waiting[-1] if self.waiting else None
+        if last is None or call.weights is not None or last.q is not call.q or last.k is not call.k:
+            self.waiting.append(call)
         return None
 
+    def without_w_o(self, call: Call) -> Tensor | None:
+        """Hand on a call whose W_O cannot be listened at."""
+        self.learn(call)
+        note = f"{self.site.name}: its W_O is not known, so its heads are read where they leave the attention, no norm"
+        return self.handler(call._replace(note="; ".join(filter(None, [call.note, note])), at_w_o=False))
+
+    def at_norm(self, module: nn.Module, args: Any) -> None:
+        """A norm of the attention is called."""
+        if self.waiting and args and args[0].shape[-1] > self.waiting[0].out.shape[-1]:
+            self.mixed = type(module).__name__
+
     def at_w_o(self, module: nn.Module, args: Any) -> Any:
-        """The heads may lie documents first or (T,B,C); only the numbers tell."""
+        """W_O is about to read the joined heads; what it shall read in their place."""
         if not self.waiting:
             return None
-        call, joined = self.waiting[0], args[0]
-        before = _before.get(joined, joined)
-        B, H, T, E = call.out.shape
-        if self.waiting[1:] or joined.numel() != call.out.numel():
+        joined: Tensor = args[0]
+        rows = self.compared(joined) if self.site.free else self.stacked(joined)
+        if rows is None:
             return self.end()
+        calls, self.waiting = self.waiting, []
+        note = ""
+        if self.mixed:
+            note = f"{self.site.name}: {self.mixed} norms several heads at once before W_O: what one gives hangs on all"
+        counts = [len(call.out) * call.n_queries for call in calls]
+        parts, changed = [], False
+        for call, part in zip(calls, torch.split(rows.reshape(-1, rows.shape[-1]), counts), strict=True):
+            self.learn(call)
+            B, H, T, _ = call.out.shape
+            result = self.handler(call._replace(out=part.view(B, T, H, -1).transpose(1, 2), note=note or call.note))
+            changed = changed or result is not None
+            parts.append(part if result is None else result.to(part.dtype).transpose(1, 2).reshape(part.shape))
+        if not changed:
+            return None
+        replaced = torch.cat(parts).reshape(rows.shape)
+        if rows is not joined:
+            replaced = replaced.transpose(0, 1)
+        _before[replaced] = _before.get(joined, joined)
+        return (replaced, *args[1:])
+
+    def stacked(self, joined: Tensor) -> Tensor | None:
+        """What W_O reads, where that is as many rows as the heads of the calls that wait have; else None.
+
+        Calls of one document each stand below one another, as chunks of a text; of several the order is not known.
+        """
+        is_ordered = len(self.waiting) == 1 or all(len(call.out) == 1 for call in self.waiting)
+        n_rows = sum(len(call.out) * call.n_queries for call in self.waiting)
+        return joined if is_ordered and joined.shape[:-1].numel() == n_rows else None
+
+    def compared(self, joined: Tensor) -> Tensor | None:
+        """What W_O reads, documents first, where that is what the heads gave; they may also lie as (T,B,C).
+
+        An earlier block may have changed it since: then what was there before is compared.
+        """
+        before, out = _before.get(joined, joined), self.waiting[0].out
+        if self.waiting[1:] or before.numel() != out.numel():
+            return None
+        B, H, T, E = out.shape
         layouts = [(joined, before)]
         if joined.ndim == 3:
             layouts.append((joined.transpose(0, 1), before.transpose(0, 1)))
@@ -341,18 +303,38 @@ class FreeTap(Tap):
             heads = rows_before.reshape(B, T, H, E).transpose(1, 2)
             with torch.no_grad():  # a comparison would leave its numbers for a backward pass
                 # The very bits; torch.equal takes NaN for another number than NaN.
-                is_same = torch.allclose(heads, call.out.to(heads.dtype), rtol=0, atol=0, equal_nan=True)
-            if not is_same:
-                continue
-            self.waiting = []
-            remember(self.site.module, H)
-            changed = self.at_rows(call, rows)
-            if changed is None:
-                return None
-            replaced = changed if rows is joined else changed.transpose(0, 1)
-            _before[replaced] = before
-            return (replaced, *args[1:])
-        return self.end()
+                if torch.allclose(heads, out.to(heads.dtype), rtol=0, atol=0, equal_nan=True):
+                    return rows
+        return None
+
+    def end(self, *args: Any) -> None:
+        """Calls that never entered W_O in a form that is known are handed on as they left the attention."""
+        calls, self.waiting = self.waiting, []
+        if calls and self.site.free:
+            _elsewhere.add(self.site.module)
+        for call in calls:
+            self.hand_on(call)
+        self.sure = True
+
+    def hand_on(self, call: Call) -> None:
+        """Hand a call on as it left the attention."""
+        kind = type(self.site.module).__name__
+        if not self.sure:
+            self.refuse(f"{kind} has heads and texts in one axis, and its W_O does not read them side by side")
+            return
+        self.learn(call)
+        note = f"{self.site.name}: what enters W_O is not its heads side by side; they are read before, no norm"
+        if self.handler(call._replace(note=note, at_w_o=False)) is not None:
+            again = "; that is known now: do the same again, and they are replaced before" if self.site.free else ""
+            raise HeadwiseError(
+                f"{self.site.name}: what enters W_O of {kind} is not its heads side by side, so they cannot be "
+                f"replaced there{again}"
+            )
+
+    def learn(self, call: Call) -> None:
+        """Keep how many heads a module has that does not say it, for the next block."""
+        if self.site.free:
+            remember(self.site.module, call.out.shape[1])
 
     def refuse(self, why: str) -> None:
         """Tell the handler, by a call of no documents, that what the module does is not read."""
@@ -360,27 +342,13 @@ class FreeTap(Tap):
         if self.handler(softmax.refusal(self.site.module, note)) is not None:
             raise HeadwiseError(note)
 
-    def end(self, *args: Any) -> None:
-        if self.waiting:
-            _elsewhere.add(self.site.module)
-        super().end()
-        self.sure = True
-
-    def hand_on(self, call: Call) -> None:
-        if self.sure:
-            remember(self.site.module, call.out.shape[1])
-            super().hand_on(call)
-        else:
-            kind = type(self.site.module).__name__
-            self.refuse(f"{kind} has heads and texts in one axis, and its W_O does not read them side by side")
-
 
 _before: Any = WeakIdKeyDictionary()  # what W_O was to read before a block changed it
 _elsewhere: WeakSet[nn.Module] = WeakSet()  # attentions whose W_O has been seen to read something else
 
 
 @contextmanager
-def _read(taps: Mapping[nn.Module, FreeTap]) -> Iterator[None]:
+def _read(taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
     """Inside this block, and in its thread, what attentions make by functions of torch goes to their taps."""
     block = softmax.Block({module: (tap.attended, tap.site.n_heads) for module, tap in taps.items()})
     parts = {part: None for module in taps for part in module.modules() if part in taps or is_attention(part)}
@@ -398,12 +366,12 @@ def _read(taps: Mapping[nn.Module, FreeTap]) -> Iterator[None]:
 
 
 # The blocks that are open, in any thread: is the caller inside, and which taps has it?
-_blocks: list[tuple[Callable[[], bool], Mapping[nn.Module, LibraryTap]]] = []
+_blocks: list[tuple[Callable[[], bool], Mapping[nn.Module, Tap]]] = []
 _library = ExitStack()  # what puts the library back as it was, after the last block
 
 
 @contextmanager
-def _tapped(taps: Mapping[nn.Module, LibraryTap]) -> Iterator[None]:
+def _tapped(taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
     """Inside this block, and in its thread, what attention functions of transformers give goes to the taps.
 
     The functions run as they do without us, with their own masks.
@@ -413,7 +381,7 @@ def _tapped(taps: Mapping[nn.Module, LibraryTap]) -> Iterator[None]:
         with _lock:
             if not _blocks:  # compiled code would go on without us; other threads get the same numbers, more slowly
                 _library.enter_context(torch.compiler.set_stance("force_eager"))
-            if taps:
+            if not all(tap.site.free for tap in taps.values()):
                 _replace_interface()
             _blocks.append(block)
         try:

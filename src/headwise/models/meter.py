@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -53,12 +54,12 @@ class Measured:
     prefill_flops_per_second: float
     prefill_share: float
     steps: int  # of decoding; 0 where the model is streamed, which reads all weights for each
-    decode_seconds: float | None  # of a step
-    tokens_per_second: float | None  # of the batch together
-    decode_bytes_per_second: float | None
-    decode_share: float | None
-    cache_bytes: int | None  # held after the last step
-    peak_bytes: int | None  # most memory of the process; on another device, of the tensors there
+    decode_seconds: float | None = None  # of a step
+    tokens_per_second: float | None = None  # of the batch together
+    decode_bytes_per_second: float | None = None
+    decode_share: float | None = None
+    cache_bytes: int | None = None  # held after the last step
+    peak_bytes: int | None = None  # most memory of the process; on another device, of the tensors there
 
     def rows(self, price: Price) -> list[tuple[str, str, str]]:
         """What, computed, measured."""
@@ -161,7 +162,6 @@ def measured(model: nn.Module, price: Price, progress: Progress = lambda *counts
     times = _prefilled(model, ids, streamed, progress)
     seconds = statistics.median(times)
     steps, held = ([], None) if streamed or setting.context < 2 else _decoded(model, ids, progress)
-    step = statistics.median(steps) if steps else None
     peak = peak_memory() if device.type == "cpu" else None
     if device.type != "cpu":
         with suppress(RuntimeError):  # not every device keeps account
@@ -169,8 +169,16 @@ def measured(model: nn.Module, price: Price, progress: Progress = lambda *counts
     progress("the machine", 0, 0)
     flops = 2 * ROWS * SIDE**2 / _product_seconds(like, ROWS)
     bandwidth = setting.bandwidth or like.itemsize * SIDE**2 / _product_seconds(like, 1)
-    assert price.decode is not None
-    moved = price.decode.weight_bytes + price.decode.cache_bytes
+    decoding: dict[str, Any] = {}
+    if steps and price.decode is not None:
+        step = statistics.median(steps)
+        decoding = {
+            "decode_seconds": step,
+            "tokens_per_second": setting.batch / step,
+            "decode_bytes_per_second": (price.decode.weight_bytes + price.decode.cache_bytes) / step,
+            "decode_share": decode_bound(price, flops, bandwidth) / step,
+            "cache_bytes": held,
+        }
     return Measured(
         streamed=streamed,
         device=str(device),
@@ -183,12 +191,8 @@ def measured(model: nn.Module, price: Price, progress: Progress = lambda *counts
         prefill_flops_per_second=price.prefill.total_flops / seconds,
         prefill_share=prefill_bound(price, flops, bandwidth) / seconds,
         steps=len(steps),
-        decode_seconds=step,
-        tokens_per_second=None if step is None else setting.batch / step,
-        decode_bytes_per_second=None if step is None else moved / step,
-        decode_share=None if step is None else decode_bound(price, flops, bandwidth) / step,
-        cache_bytes=held,
         peak_bytes=peak,
+        **decoding,
     )
 
 

@@ -116,7 +116,9 @@ def sites_of(model: nn.Module) -> list[Site]:
 
 def _held_here(site: Site) -> Site:
     """The site with the part of its weights, and of the heads of transformers, that this process holds."""
-    _, part, parts = (None, 0, 1) if site.w_o is None else held(site.w_o)
+    if site.w_o is None:
+        return site
+    _, part, parts = held(site.w_o)
     if parts == 1:
         return site
 

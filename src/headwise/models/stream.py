@@ -175,7 +175,8 @@ class Stream:
     def numbered(self, batches: Iterable[Tensor]) -> Iterator[tuple[int, Tensor]]:
         """The number of the first document of each batch, and its ids, while the batch is the one that runs."""
         start = 0
-        for self.number, ids in enumerate(batches):
+        for number, ids in enumerate(batches):
+            self.number = number
             yield start, ids
             start += len(ids)
 
