@@ -413,6 +413,20 @@ def test_windows_are_watched_without_distances() -> None:
         _ = seen["L0.H0"].distance
 
 
+@torch.no_grad()
+def test_an_attention_of_transformers_in_a_model_of_ones_own_is_watched() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            config = tf.ViTConfig(hidden_size=C, num_attention_heads=H)
+            self.attention, self.tower = tf.models.vit.modeling_vit.ViTAttention(config), nn.Linear(C, C)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.tower(self.attention(x)[0])
+
+    assert len(watch_call(Own().eval(), X)) == H
+
+
 class WindowsBehindHeads(nn.Module):
     """Maps of (B,H,W,T,S), as a module with windows of 5 tokens has them."""
 

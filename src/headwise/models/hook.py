@@ -46,6 +46,7 @@ from headwise.models import softmax
 from headwise.models.reading import Asked, read_call
 from headwise.models.sites import Site, is_attention, is_watchable, remember
 from headwise.records import Call, Watchable
+from headwise.spec import Options
 
 Handler = Callable[[Call], Tensor | None]
 Hook = tuple[Callable[..., RemovableHandle], Callable[..., Any]]  # a module's way to register one, and what it calls
@@ -201,28 +202,27 @@ class Tap:
             )
         return self.wait(read_call(asked, site.cross)._replace(out=out))
 
-    def attended(self, call: Call, out: Tensor, sure: bool, w_o: Tensor | None) -> Tensor | None:
-        """The functions of torch have given `out` (B,H,T,E); what takes its place.
+    def attended(self, call: Call | str, sure: bool, w_o: Tensor | None) -> Tensor | None:
+        """The functions of torch have given `call.out`; what takes its place.
 
+        call  or why it was not read
         sure  is the order of its heads known?
         w_o   the matrix that the function itself multiplies the heads with, where it does
         """
         self.heard = True
+        if isinstance(call, str):
+            return self.refuse(call)
         site, kind, n_heads = self.site, type(self.site.module).__name__, call.out.shape[1]
-        why = "" if len(call.out) else call.note
-        if why == "" and site.n_heads not in (0, n_heads):
-            why = (
+        if site.n_heads not in (0, n_heads):
+            return self.refuse(
                 f"{kind} says that it has {site.n_heads} heads, and its attention gives {n_heads}: chunks or windows, "
                 f"or heads that cannot be told apart"
             )
-        elif why == "" and self.projection is None and not sure:
-            why = f"{kind} has heads and texts in one axis, and its W_O is not known"
-        if why:
-            self.refuse(why)
-            return None
+        if self.projection is None and not sure:
+            return self.refuse(f"{kind} has heads and texts in one axis, and its W_O is not known")
         self.site = replace(site, n_heads=n_heads)
         self.sure = self.sure and sure
-        call = call._replace(out=out, note=f"{site.name}: {call.note}" if call.note else "")
+        call = call._replace(note=f"{site.name}: {call.note}" if call.note else "")
         if w_o is None:
             return self.wait(call)
         self.learn(call)
@@ -336,11 +336,13 @@ class Tap:
         if self.site.free:
             remember(self.site.module, call.out.shape[1])
 
-    def refuse(self, why: str) -> None:
+    def refuse(self, why: str) -> Tensor | None:
         """Tell the handler, by a call of no documents, that what the module does is not read."""
         note, self.waiting = f"{self.site.name}: {why}, no map", []  # calls that wait are parts of what is refused
-        if self.handler(softmax.refusal(self.site.module, note)) is not None:
+        nothing = torch.empty(0, 1, 0, 0)
+        if self.handler(Call(self.site.module, nothing, nothing, nothing, Options(), nothing, note=note)) is not None:
             raise HeadwiseError(note)
+        return None
 
 
 _before: Any = WeakIdKeyDictionary()  # what W_O was to read before a block changed it
@@ -403,8 +405,9 @@ def _replace_interface() -> None:
     get, item = interface.get_interface, interface.__getitem__
     _library.callback(setattr, interface, "get_interface", get)
     _library.callback(delattr, interface, "__getitem__")
+    # A module that is used alone may name none: then it is given its own default, which is eager code.
     interface.get_interface = lambda self, attn_implementation, default: _listened(
-        get(self, attn_implementation, default), attn_implementation
+        get(self, attn_implementation, default), attn_implementation or "eager"
     )
     interface.__getitem__ = lambda self, key: _listened(item(self, key), key)
 

@@ -90,15 +90,14 @@ def sites_of(model: nn.Module) -> list[Site]:
         if module not in parts and is_watchable(module):  # a watchable module inside another one is a part of it
             sites.append(_own_site(f"L{len(sites)}", module))
             parts.update(module.modules())
-    if any(map(is_hf, model.modules())):
-        foreign = _foreign_sites(model)
-        clash = {site.name for site in sites} & {site.name for site in foreign}
-        if clash:
-            raise HeadwiseError(
-                f"the model mixes layers of headwise and of transformers, and both have a {min(clash)}; "
-                f"watch its parts one by one"
-            )
-        sites += foreign
+    foreign = _foreign_sites(model)
+    clash = {site.name for site in sites} & {site.name for site in foreign}
+    if clash:
+        raise HeadwiseError(
+            f"the model mixes layers of headwise and of transformers, and both have a {min(clash)}; watch its parts "
+            f"one by one"
+        )
+    sites += foreign
     sites += _free_sites(model, parts, {site.name for site in sites})
     if not sites:
         kind = getattr(getattr(model, "config", None), "model_type", None)
@@ -187,8 +186,8 @@ def _calls_interface(kind: type) -> bool:
 
 
 def _owner(modules: Modules, path: str) -> nn.Module:
-    """The innermost model of transformers around a module."""
-    return next(modules[above] for above in _upwards(path) if is_hf(modules[above]))
+    """The innermost model of transformers around a module; itself, where a model of one's own has taken it over."""
+    return next((modules[above] for above in _upwards(path) if is_hf(modules[above])), modules[path])
 
 
 def _counts(model: nn.Module) -> dict[str, int]:
@@ -330,7 +329,8 @@ def missing(model: nn.Module) -> list[str]:
     lines = []
     if any(map(is_hf, modules.values())):
         counts = _counts(model)
-        counted, uncounted = ([path for path, n in counts.items() if bool(n) == told] for told in (True, False))
+        counted = [path for path, n_heads in counts.items() if n_heads]
+        uncounted = [path for path, n_heads in counts.items() if not n_heads]
         covered = set(counts)  # the paths of modules of which something is said
         if uncounted:
             kind = type(modules[uncounted[0]]).__name__

@@ -40,8 +40,8 @@ from headwise.models.reading import check, for_documents, joined_mask, probed_ro
 from headwise.records import Call
 from headwise.spec import Options
 
-# Who takes a call: as it was read, what its heads give by now, whether their order is sure, and W_O where it is told.
-Take = Callable[[Call, Tensor, bool, Tensor | None], Tensor | None]
+# Who takes a call: as it was read, or why it was not; whether the order of its heads is sure; and W_O where it is told.
+Take = Callable[[Call | str, bool, Tensor | None], Tensor | None]
 Reading = tuple[Call, bool]  # a call as it was read, and is the order of its heads sure?
 
 FUSED, PACKED = F.scaled_dot_product_attention, F.multi_head_attention_forward
@@ -411,9 +411,11 @@ class Listener(TorchFunctionMode):
                     call, sure = read(running)
                 except UnreadError as why:
                     running.refused = True
-                    call, sure = refusal(running.module, str(why)), True
-                out = call.out if gave is None else gave
-                changed = running.take(call, out, sure, self.packed.get("out_proj_weight"))
+                    running.take(str(why), True, None)
+                    continue
+                if gave is not None:
+                    call = call._replace(out=gave)
+                changed = running.take(call, sure, self.packed.get("out_proj_weight"))
             gave = gave if changed is None else changed
         if gave is None:
             return result
@@ -471,12 +473,6 @@ def unheard() -> AbstractContextManager[None]:
 
 
 # Calls
-
-
-def refusal(module: nn.Module, why: str) -> Call:
-    """A call of no documents, whose note says why it was not read."""
-    nothing = torch.empty(0, 1, 0, 0)
-    return Call(module, nothing, nothing, nothing, Options(), nothing, note=why)
 
 
 def _heads(x: Tensor, n_heads: int) -> Tensor:
