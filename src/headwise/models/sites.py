@@ -29,7 +29,7 @@ from headwise.layer.latent import through
 from headwise.layer.layer import MultiHeadAttention
 from headwise.layer.parts import as_rows
 from headwise.models.softmax import attends
-from headwise.records import head_name, parse_head
+from headwise.records import head_name
 
 NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")  # a part of a path
 Stack = tuple[str, bool]  # see `_stack`
@@ -90,15 +90,12 @@ def sites_of(model: nn.Module) -> list[Site]:
         if module not in parts and is_watchable(module):  # a watchable module inside another one is a part of it
             sites.append(_own_site(f"L{len(sites)}", module))
             parts.update(module.modules())
-    foreign = _foreign_sites(model)
-    clash = {site.name for site in sites} & {site.name for site in foreign}
-    if clash:
-        raise HeadwiseError(
-            f"the model mixes layers of headwise and of transformers, and both have a {min(clash)}; watch its parts "
-            f"one by one"
-        )
-    sites += foreign
-    sites += _free_sites(model, parts, {site.name for site in sites})
+    paths = {module: path for path, module in model.named_modules()}
+    for found in (_foreign_sites(model), _free_sites(model, parts)):
+        taken = {site.name for site in sites}
+        for site in found:
+            layer = site.name.rpartition(".")[2]  # "L3"
+            sites.append(replace(site, name=f"{paths[site.module]}.{layer}") if site.name in taken else site)
     if not sites:
         kind = getattr(getattr(model, "config", None), "model_type", None)
         raise HeadwiseError(
@@ -229,7 +226,7 @@ def remember(module: nn.Module, n_heads: int) -> None:
     _ran[module] = n_heads
 
 
-def _free_sites(model: nn.Module, apart: set[nn.Module], taken: set[str]) -> list[Site]:
+def _free_sites(model: nn.Module, apart: set[nn.Module]) -> list[Site]:
     """The attentions that call functions of torch themselves; `n_heads` is 0 where it is known after a run only.
 
     Names come from the code of all of them, whether they run or not: they stay what they were.
@@ -257,7 +254,6 @@ def _free_sites(model: nn.Module, apart: set[nn.Module], taken: set[str]) -> lis
             parts["packed"] = None  # in which order its rows lie is not known here
             weights = partial(_weight, parts, n_heads or 1)
             projection = None if weights("o") is None else parts["o"]
-        name = f"{path}.L{parse_head(f'{name}.H0')[1]}" if name in taken else name
         sites.append(Site(name, core, n_heads, weights, _is_cross(place), projection, free=True))
     return sites
 
