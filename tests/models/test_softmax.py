@@ -418,8 +418,7 @@ def test_an_attention_of_transformers_in_a_model_of_ones_own_is_watched() -> Non
     class Own(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            config = tf.ViTConfig(hidden_size=C, num_attention_heads=H)
-            self.attention = tf.models.vit.modeling_vit.ViTAttention(config)
+            self.attention = tf.models.vit.modeling_vit.ViTAttention(tf.ViTConfig(hidden_size=C, num_attention_heads=H))
 
         def forward(self, x: Tensor) -> Tensor:
             return self.attention(x)[0]

@@ -180,8 +180,8 @@ def hears(model: nn.Module) -> bool:
 
 def sounds_of(model: nn.Module) -> Sounds:
     """What it was given."""
-    heard: Sounds = body_of(model).headwise_sounds
-    return heard
+    sounds: Sounds = body_of(model).headwise_sounds
+    return sounds
 
 
 @contextmanager

@@ -91,9 +91,9 @@ def sites_of(model: nn.Module) -> list[Site]:
             sites.append(_own_site(f"L{len(sites)}", module))
             parts.update(module.modules())
     paths = {module: path for path, module in model.named_modules()}
-    for found in (_foreign_sites(model), _free_sites(model, parts)):
+    for others in (_foreign_sites(model), _free_sites(model, parts)):
         taken = {site.name for site in sites}
-        for site in found:
+        for site in others:
             layer = site.name.rpartition(".")[2]  # "L3"
             sites.append(replace(site, name=f"{paths[site.module]}.{layer}") if site.name in taken else site)
     if not sites:

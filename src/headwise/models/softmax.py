@@ -201,11 +201,11 @@ def _einsum(equation: str, operands: Sequence[Tensor], result: Tensor, side: int
     query, feature = queries.pop(), features.pop()
     lead = weights.replace(key, "").replace(query, "")  # documents, heads, ...
     ours = f"{lead}{query}{feature}"
-    # Times one number: so v gets the axes that it lacks, of length 1. One that it alone has is summed up.
-    one = v.new_ones([1] * len(lead))
+    # Times a single 1: so v gets the axes that it lacks, of length 1. One that it alone has is summed up.
+    single = v.new_ones([1] * len(lead))
     return Product(
         torch.einsum(f"{weights}->{lead}{query}{key}", operands[side]),
-        torch.einsum(f"{values},{lead}->{lead}{key}{feature}", v, one),
+        torch.einsum(f"{values},{lead}->{lead}{key}{feature}", v, single),
         torch.einsum(f"{out}->{ours}", result),
         weights.index(key) - len(weights),
         lambda gave: torch.einsum(f"{ours}->{out}", gave),
@@ -228,9 +228,7 @@ class Running:
     n_heads: int  # as the module says; 0 where it does not
     cross: bool = False  # is it given another sequence for its keys?
     others: Sequence[Tensor] = ()  # what it is given beside the sequence of its queries, and looks like one
-    sizes: tuple[
-        int, ...
-    ] = ()  # of which the number of its documents is one: 1, and the first axes of what it is given
+    sizes: tuple[int, ...] = ()  # 1, and the first axes of what it is given: one is the number of its documents
     gets_heads: bool = False  # is it handed queries and keys that another module has made?
     packed: Mapping[str, Any] = field(default_factory=dict)  # the arguments of PACKED, while it runs
     made: list[Tensor] = field(default_factory=list)  # what linear layers have given in it so far
