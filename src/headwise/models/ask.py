@@ -58,7 +58,8 @@ def _try_predicting(model: nn.Module) -> Literal["next", "masked"] | None:
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(3, size, (1, min(8, most)), generator=generator).repeat(2, 1)
     ids[1, -1] = 3 + (ids[0, -1] - 2) % (size - 3)  # the next id, or after the last one the first
-    stream = stream_of(model)  # one layer tells as much as all
+    # One layer tells as much as all: whether a token sees what comes after it. Of a streamed model that is one read.
+    stream = stream_of(model)
     try:
         with evaluating(model), nullcontext() if stream is None else stream.alone():
             rows = getattr(_forward(model, ids), "logits", None)
@@ -122,7 +123,8 @@ def _start_of(model: Any) -> list[int] | None:
     start: list[int] = []
     for name in ("decoder_start_token_id", "forced_bos_token_id"):
         told = [getattr(holder, name, None) for holder in (getattr(model, "generation_config", None), config)]
-        start += [token for token in told if token is not None][:1]  # the first one that says it
+        # The first one that says it.
+        start += [token for token in told if token is not None][:1]
     if not start:
         raise HeadwiseError(
             f"the config of {type(model).__name__} does not say its decoder_start_token_id; set it there"

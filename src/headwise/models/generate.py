@@ -121,6 +121,7 @@ def steps(
     planned = _for_plan(module) if plan is not None and not isinstance(module, GPT) else module
     begin: Callable[[], Callable[[Tensor], Tensor]] = partial(reader, planned, plan)
     begin()  # a plan that does not fit is refused before the text begins
+
     decoder = model if isinstance(model, Decoder) else None
     if decoder is None and plan is None and options.get("cache", True):
         # Is the text long enough to make a form for it, and the model small enough to be held once more?
@@ -156,9 +157,11 @@ class Begun:
     def __call__(self, ids: Tensor) -> Tensor:
         unread, before = ids[0].tolist(), len(self._ids)
         self._ids += unread
-        form = self._form() if before else None  # the prompt is read by the model itself
+        # The prompt is read by the model itself.
+        form = self._form() if before else None
         if isinstance(form, Decoder) and not form.disturbed():
             if self._texts is None:
+                # What the form does not know yet: the new token, or the whole text.
                 self._texts, is_read = self._taken_over(form, before)
                 unread = unread if is_read else self._ids
             return self._texts([unread])[0, -1]
@@ -215,6 +218,7 @@ class Rows:
                 continue
             forward = _laid_out(module)
             if shape not in same_bits:  # one module of each shape is tried
+                # Numbers of both signs and many sizes: sums that are rounded in another order differ.
                 row = torch.arange(module.in_features).sin().bfloat16()[None]
                 same_bits[shape] = torch.equal(forward(row), module(row))
             if same_bits[shape]:
@@ -232,6 +236,7 @@ class Rows:
 def _laid_out(linear: nn.Linear) -> Callable[[Tensor], Tensor]:
     """What the module does, for one row with the weight laid out; for more, or a weight that has changed, as ever."""
     weight, bias = linear.weight, linear.bias
+    # For 1 row. Who writes to the weight later raises its version: then the layout is out of date.
     block, version = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 1), weight._version
 
     def forward(x: Tensor) -> Tensor:

@@ -117,6 +117,7 @@ def numbers_added(added: Tensor) -> list[Mask]:
     """What is added to the scores; the most negative numbers stand for "may not"."""
     added = added[(None,) * (4 - added.ndim)]
     added = added if added.is_floating_point() else added.float()
+    # Half of it: a mask that was made in another format, or added to a bias, need not be the most negative to the bit.
     allowed = added > torch.finfo(added.dtype).min / 2
     return [Allowed(allowed), Bias(torch.where(allowed, added, 0))]
 
@@ -135,6 +136,7 @@ def check(call: Call, eager: bool) -> None:
     them what they like.
     """
     rows = probed_rows(call.n_queries)
+    # The mask of these rows alone, which keep their places among all queries.
     mask = None if call.options.mask is None else Part(call.options.mask, "t", rows, call.n_queries)
     steps = trace(call.q[:, :, rows], call.k, call.v, call.options._replace(mask=mask, dropout=0.0))
     theirs = call.out[:, :, rows].to(steps.weights.dtype)

@@ -347,6 +347,7 @@ def with_windows(model: nn.Module, windows: Sequence[int | None]) -> nn.Module:
         "sliding_window": next(window for window in windows if window is not None),
     }
     if prefix is not None or "use_sliding_window" in fields:
+        # From that layer on a Qwen2 lets layers slide; with 0, `layer_types` alone says which do.
         fields |= {"use_sliding_window": True, "max_window_layers": 0}
     fields.pop("model_type", None)
     child: Any = rebuilt(model, kind.config_class(**fields), kind)
