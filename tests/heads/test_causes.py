@@ -23,13 +23,12 @@ from headwise.corpus.tokens import Tokens
 from headwise.heads import patching
 from headwise.heads.attribution import attribute
 from headwise.heads.patching import _replayed, patch, path_effects
-from headwise.models import hook
 from headwise.models.ask import logits
-from headwise.models.hook import attach, attend_by_rows, inside
+from headwise.models.hook import attach, inside
 from headwise.models.open import remember
 from headwise.models.sites import sites_of
 from headwise.records import Call
-from headwise.spec import Options
+from headwise.rungs.tensor import attend
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
 
@@ -133,11 +132,11 @@ def naive(model: nn.Module, clean: Tensor, corrupted: Tensor, at: str, name: str
     def change(call: Call) -> Tensor:
         parts = {x: getattr(call, x).clone() for x in ("q", "k", "v", "out")}
         if at == "weights":
-            moved = attend_by_rows(kept[0].q, kept[0].k, call.v, call.options)
+            moved = attend(kept[0].q, kept[0].k, call.v, call.options)
             parts["out"][0, number, rows] = moved[0, number, rows]
             return parts["out"]
         parts[at][0, number, rows] = getattr(kept[0], at)[0, number, rows]
-        return parts["out"] if at == "out" else attend_by_rows(parts["q"], parts["k"], parts["v"], call.options)
+        return parts["out"] if at == "out" else attend(parts["q"], parts["k"], parts["v"], call.options)
 
     with attach({site: change}):
         patched = logits(model, corrupted[None])[0, -1]
@@ -304,18 +303,6 @@ def test_a_study_leaves_the_model_alone() -> None:
         assert patch(model, ids(3), ids(4), fast=True).effects == expected
         stuck = build("ours")
         refuses(lambda: patch(stuck, ids(3), ids(4), fast=True), r"made under torch\.inference_mode, so")
-
-
-def test_a_softcap_is_computed_by_rows_with_the_mask_of_those_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mask of all queries, laid over a block of them, would stand at the wrong rows, or not fit at all."""
-    q, k, v = (torch.randn(1, 2, T, 7, generator=torch.Generator().manual_seed(n)) for n in range(3))
-    dense = torch.rand(1, 1, T, T, generator=torch.Generator().manual_seed(3)) > 0.4
-    for mask in (hw.Causal(), hw.Window(3, 2), hw.Allowed(dense), hw.Alibi() & hw.Causal()):
-        options = Options(mask=mask, softcap=1.3)
-        expected = attend_by_rows(q, k, v, options)
-        monkeypatch.setattr(hook, "LARGEST", 5 * 2 * T)  # five rows at a time
-        torch.testing.assert_close(attend_by_rows(q, k, v, options), expected)
-        monkeypatch.undo()
 
 
 def test_targets_and_progress() -> None:

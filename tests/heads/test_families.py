@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 import transformers as tf
-from cases import refuses
 from dense import assert_rows
 from families import (
     DECODERS,
@@ -27,6 +26,7 @@ from torch import Tensor, nn
 import headwise as hw
 from headwise.heads.documents import listening
 from headwise.models import hf, hook
+from headwise.models.sites import sites_of
 
 OFFSETS = (2, 5)
 MARKS = {"some": [3, 7, 11], "none": [130]}
@@ -280,7 +280,7 @@ def test_what_is_not_read_beside_the_interface() -> None:
     seen = watch_call(model, **inputs, temper=3.5)
     assert len(seen) == 12
     mixed = nn.ModuleDict({"own": hw.MultiHeadAttention(30, 3), "foreign": model_of("llama")})
-    refuses(lambda: hw.watch(mixed).__enter__(), r"mixes layers of headwise and of transformers, and both have a L0")
+    assert [site.name for site in sites_of(mixed)] == ["L0", "foreign.model.layers.0.self_attn.L0", "L1"]
 
 
 def test_a_part_outside_the_interface_is_watched_beside_it() -> None:

@@ -364,7 +364,7 @@ def test_what_is_no_attention_is_refused_by_name() -> None:
     for model, inputs, why in refused:
         with pytest.raises(hw.HeadwiseError, match=why), hw.watch(model.eval()) as seen:
             model(inputs)
-        assert not softmax._threads.listener.blocks
+        assert not softmax._thread.listener.blocks
     assert not list(seen)
 
 
@@ -411,6 +411,19 @@ def test_windows_are_watched_without_distances() -> None:
     assert [note for note in seen.notes if note.startswith("L0: it attends within windows or chunks")]
     with pytest.raises(hw.MissingError):
         _ = seen["L0.H0"].distance
+
+
+@torch.no_grad()
+def test_an_attention_of_transformers_in_a_model_of_ones_own_is_watched() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = tf.models.vit.modeling_vit.ViTAttention(tf.ViTConfig(hidden_size=C, num_attention_heads=H))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.attention(x)[0]
+
+    assert len(watch_call(Own().eval(), X)) == H
 
 
 class WindowsBehindHeads(nn.Module):
@@ -563,7 +576,7 @@ def test_names_stay_and_nothing_is_left_behind() -> None:
     assert [site.name for site in sites_of(model)] == names == ["L0", "L1", "L2"]
     with pytest.raises(RuntimeError), hw.watch(model):
         model(X[..., :7])
-    assert not softmax._threads.listener.blocks
+    assert not softmax._thread.listener.blocks
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     a, b = hw.watch(model), hw.watch(model)
     first, second = a.__enter__(), b.__enter__()

@@ -33,11 +33,12 @@ from headwise.models.ask import (
     require_slopes,
     vocabulary_of,
 )
-from headwise.models.hook import Handler, attach, attend_by_rows, hooked, inside
+from headwise.models.hook import Handler, attach, hooked, inside
 from headwise.models.open import ids_of, token_of
 from headwise.models.sites import Layer, Site, layers_of
 from headwise.models.stream import loaded, portions, stream_of
 from headwise.records import Call, head_name
+from headwise.rungs.tensor import attend
 from headwise.spec import resolve_kv_index
 from headwise.words import unknown
 
@@ -844,7 +845,7 @@ def place_of(name: str) -> tuple[str, int]:
 def _attend(call: Call, v: Tensor) -> Tensor:
     """What a call would give of other values."""
     if call.weights is None:
-        return attend_by_rows(call.q, call.k, v, call.options)
+        return attend(call.q, call.k, v, call.options)
     n_readers = call.weights.shape[1] // v.shape[1]  # query heads of a key/value head
     return call.weights.to(v.dtype) @ v.repeat_interleave(n_readers, 1)
 

@@ -26,7 +26,7 @@ from headwise.gpt.checkpoint import hf_config
 from headwise.gpt.gpt import GPT
 from headwise.memory import CPU
 from headwise.models.hook import hooked
-from headwise.models.stream import stream_of
+from headwise.models.stream import stream_of, sweep
 from headwise.models.weights import blocks, body_of
 from headwise.plan import Plan
 
@@ -58,7 +58,8 @@ def _try_predicting(model: nn.Module) -> Literal["next", "masked"] | None:
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(3, size, (1, min(8, most)), generator=generator).repeat(2, 1)
     ids[1, -1] = 3 + (ids[0, -1] - 2) % (size - 3)  # the next id, or after the last one the first
-    stream = stream_of(model)  # one layer tells as much as all
+    # One layer tells as much as all: whether a token sees what comes after it. Of a streamed model that is one read.
+    stream = stream_of(model)
     try:
         with evaluating(model), nullcontext() if stream is None else stream.alone():
             rows = getattr(_forward(model, ids), "logits", None)
@@ -114,18 +115,16 @@ def _has_encoder(model: nn.Module) -> bool:
     return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
 
 
-def _start_of(model: nn.Module) -> list[int] | None:
+def _start_of(model: Any) -> list[int] | None:
     """What the decoder of an encoder-decoder reads before its first token; None of another model."""
     if not _has_encoder(model):
         return None
     config = model.config
-    start = []
+    start: list[int] = []
     for name in ("decoder_start_token_id", "forced_bos_token_id"):
-        token = getattr(getattr(model, "generation_config", None), name, None)
-        if token is None:
-            token = getattr(config, name, None)
-        if token is not None:
-            start.append(token)
+        told = [getattr(holder, name, None) for holder in (getattr(model, "generation_config", None), config)]
+        # The first one that says it.
+        start += [token for token in told if token is not None][:1]
     if not start:
         raise HeadwiseError(
             f"the config of {type(model).__name__} does not say its decoder_start_token_id; set it there"
@@ -160,7 +159,6 @@ class Sounds(NamedTuple):
     seconds_per_key: float
 
 
-_sounds: WeakKeyDictionary[nn.Module, Sounds] = WeakKeyDictionary()
 _encoded = ContextVar("encoded", default=False)
 
 
@@ -174,16 +172,18 @@ def hear(model: nn.Module, features: Tensor, seconds_per_key: float) -> None:
     body = body_of(model)
     with evaluating(model):
         states = torch.cat([body.get_encoder()(sound[None])[0] for sound in features])
-    _sounds[body] = Sounds(features, states, seconds_per_key)
+    body.headwise_sounds = Sounds(features, states, seconds_per_key)
 
 
 def hears(model: nn.Module) -> bool:
     """Was the model given sounds?"""
-    return body_of(model) in _sounds
+    return hasattr(body_of(model), "headwise_sounds")
 
 
 def sounds_of(model: nn.Module) -> Sounds:
-    return _sounds[body_of(model)]
+    """What it was given."""
+    sounds: Sounds = body_of(model).headwise_sounds
+    return sounds
 
 
 @contextmanager
@@ -198,12 +198,9 @@ def encoded() -> Iterator[None]:
 
 def logits(model: nn.Module, ids: Tensor, last: bool = False) -> Tensor:
     """Logits (B,T,V) of ids (B,T); with `last` those of the last position alone, (B,1,V)."""
-    if not last:
-        answer: Tensor = _forward(model, ids).logits
-        return answer
-    with compact_rows(model):
+    with compact_rows(model) if last else nullcontext():
         rows: Tensor = _forward(model, ids, last).logits
-    return rows[:, -1:]
+    return rows[:, -1:] if last else rows
 
 
 @contextmanager
@@ -269,20 +266,19 @@ def each(
     if stream is None:
         yield from (question(model, ids) for ids in batches)
         return
-    for turn in stream.sweep(batches):
+    for turn in sweep(model, batches):
         for _, ids in turn:
             run_body(model, ids)
     with stream.only(len(stream.blocks)):
         yield from (question(model, ids) for _, ids in stream.numbered(batches))
 
 
-def embeddings(model: nn.Module) -> tuple[Tensor, Tensor] | None:
+def embeddings(model: Any) -> tuple[Tensor, Tensor] | None:
     """W_E and W_U, (V,C) each; None where a model has no such pair."""
-    foreign: Any = model
     head = _head_of(model)
     if head is None:
         return None
-    table = model.token_embedding if isinstance(model, GPT) else foreign.get_input_embeddings()
+    table = model.token_embedding if isinstance(model, GPT) else model.get_input_embeddings()
     return table.weight, head.weight
 
 
@@ -294,12 +290,11 @@ def output_matrix(model: nn.Module) -> tuple[Tensor, Tensor | None]:
     return head.weight, getattr(head, "bias", None)
 
 
-def _head_of(model: nn.Module) -> Any:
+def _head_of(model: Any) -> Any:
     """The module of W_U; None of a model without logits."""
     if isinstance(model, GPT):
         return model.lm_head
-    foreign: Any = model
-    return foreign.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    return model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
 
 
 def context_of(model: nn.Module) -> int | None:
@@ -330,10 +325,9 @@ def _text_config(model: nn.Module) -> Any:
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
-def config_fields(model: nn.Module) -> dict[str, Any]:
+def config_fields(model: Any) -> dict[str, Any]:
     """The fields of the model's config.json."""
-    config: Any = model.config
-    return hf_config(config, None) if isinstance(model, GPT) else dict(config.to_dict())
+    return hf_config(model.config, None) if isinstance(model, GPT) else dict(model.config.to_dict())
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from functools import cached_property, partial
+from contextlib import nullcontext, suppress
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -121,81 +121,72 @@ def steps(
     planned = _for_plan(module) if plan is not None and not isinstance(module, GPT) else module
     begin: Callable[[], Callable[[Tensor], Tensor]] = partial(reader, planned, plan)
     begin()  # a plan that does not fit is refused before the text begins
+
     decoder = model if isinstance(model, Decoder) else None
     if decoder is None and plan is None and options.get("cache", True):
         # Is the text long enough to make a form for it, and the model small enough to be held once more?
-        size = sum(x.numel() * x.element_size() for x in module.parameters())
-        is_worth_a_form = n_tokens >= WORTH and size <= MOST
+        is_worth_a_form = n_tokens >= WORTH and sum(x.nbytes for x in module.parameters()) <= MOST
         rows = len(prompts) + lookup
         if lookup:
             decoder = decode_form(module, rows=rows)
         elif is_worth_a_form and (len(prompts) > 1 or isinstance(module, GPT)):  # that of a GPT is made at once
             decoder = _form(module, rows)
-        if decoder is None and is_worth_a_form:
-            begin = Sooner(module, _form, n_tokens)
+        if decoder is None and is_worth_a_form:  # the texts share one, which the first that goes on makes
+            begin = partial(Begun, module, cache(lambda: _form(module) or Rows(module)), n_tokens)
     source = Source(begin, context_of(module), vocabulary_of(module), decoder)
     return continued(source, ids, n_tokens, stops=stops, lookup=lookup, **options)
 
 
-class Sooner:
-    """What begins such texts; they share the form, which `make` makes, None where there is none.
+class Begun:
+    """A text that the model begins, and that a form of it continues: ids (1,T) -> logits (V,) of the next token.
 
-    n_tokens  how many each of them will write at most
+    The model reads the prompt. With the next token the form takes over: a `Decoder` from the keys and values that the
+    model kept, `Rows` by being the model. Where somebody watches, a `Decoder` steps back, and the model reads the
+    whole text anew.
+
+    form      makes the form, or has made it
+    n_tokens  how many are written at most
     """
 
-    def __init__(self, model: nn.Module, make: Callable[[nn.Module], Decoder | None], n_tokens: int) -> None:
-        self.model, self.n_tokens, self._make = model, n_tokens, make
-
-    @cached_property
-    def form(self) -> Decoder | Rows:
-        return self._make(self.model) or Rows(self.model)
-
-    def __call__(self) -> Begun:
-        return Begun(self)
-
-
-class Begun:
-    """One of these texts, read piece by piece: ids (1,T) -> logits (V,) of the next token."""
-
-    def __init__(self, begin: Sooner) -> None:
-        self._begin, self._ids = begin, list[int]()
+    def __init__(self, model: nn.Module, form: Callable[[], Decoder | Rows], n_tokens: int) -> None:
+        self._model, self._form, self._n_tokens = model, form, n_tokens
+        self._ids: list[int] = []
         self._reader: Reader | None = None  # of the model; None while the form reads
         self._texts: Texts | None = None  # what the form has read; None while the model reads
 
     def __call__(self, ids: Tensor) -> Tensor:
         unread, before = ids[0].tolist(), len(self._ids)
         self._ids += unread
-        form = self._begin.form if before else None  # the prompt is read by the model itself
+        # The prompt is read by the model itself.
+        form = self._form() if before else None
         if isinstance(form, Decoder) and not form.disturbed():
-            if self._texts is None and not self._take_over(form, before):
-                unread = self._ids
-            assert self._texts is not None
+            if self._texts is None:
+                # What the form does not know yet: the new token, or the whole text.
+                self._texts, is_read = self._taken_over(form, before)
+                unread = unread if is_read else self._ids
             return self._texts([unread])[0, -1]
         if self._reader is None:  # the prompt, or all there is where somebody begins to watch
-            self._reader, self._texts = reader(self._begin.model), None
+            self._reader, self._texts = reader(self._model), None
             return self._reader(ids.new_tensor([self._ids]))
-        if not isinstance(form, Rows):
-            return self._reader(ids)
-        with form:
+        with form if isinstance(form, Rows) else nullcontext():
             return self._reader(ids)
 
-    def _take_over(self, form: Decoder, length: int) -> bool:
-        """Go on in the form; does it know the first tokens already, from the keys and values that the model kept?"""
-        cached = getattr(self._reader and self._reader.cache, "layers", [])
+    def _taken_over(self, form: Decoder, length: int) -> tuple[Texts, bool]:
+        """What goes on in the form, and does it know the tokens before, from keys and values that the model kept?"""
+        cached = [] if self._reader is None else getattr(self._reader.cache, "layers", [])
         self._reader = None
-        room = min(context_of(self._begin.model) or sys.maxsize, length + self._begin.n_tokens)
-        self._texts = Texts(form, room)
+        texts = Texts(form, min(context_of(self._model) or sys.maxsize, length + self._n_tokens))
         shape = (1, form.spec.n_kv_heads, length, form.spec.head_dim)
         past: list[tuple[Any, Any]] = []
         for layer in cached:
             pair = getattr(layer, "keys", None), getattr(layer, "values", None)
             if any(not isinstance(x, Tensor) or x.shape != shape for x in pair):
-                return False  # a window has dropped some
+                return texts, False  # a window has dropped some
             past.append(pair)
-        if len(past) != len(form.layers):  # the model keeps none, or not in this form
-            return False
-        self._texts.take(past)
-        return True
+        is_read = len(past) == len(form.layers)  # else the model keeps none, or not in this form
+        if is_read:
+            texts.take(past)
+        return texts, is_read
 
 
 class Rows:
@@ -227,6 +218,7 @@ class Rows:
                 continue
             forward = _laid_out(module)
             if shape not in same_bits:  # one module of each shape is tried
+                # Numbers of both signs and many sizes: sums that are rounded in another order differ.
                 row = torch.arange(module.in_features).sin().bfloat16()[None]
                 same_bits[shape] = torch.equal(forward(row), module(row))
             if same_bits[shape]:
@@ -244,6 +236,7 @@ class Rows:
 def _laid_out(linear: nn.Linear) -> Callable[[Tensor], Tensor]:
     """What the module does, for one row with the weight laid out; for more, or a weight that has changed, as ever."""
     weight, bias = linear.weight, linear.bias
+    # For 1 row. Who writes to the weight later raises its version: then the layout is out of date.
     block, version = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 1), weight._version
 
     def forward(x: Tensor) -> Tensor:

@@ -160,7 +160,8 @@ def shallow(model: Any, n_layers: int, seed: int) -> Any:
 def _described(folder: Path) -> tuple[Any, Callable[[], Any]]:
     """The class of a folder's model and what makes its config, once all that can be told before loading is in order.
 
-    The config is made anew for each use: a model that is built writes into it.
+    The config is made anew for each use: a model that is built writes into it. What it describes is compared with the
+    weights, before anything of that size is made.
     """
     fields = check_folder(folder)
     kind = _architecture(folder, fields)
@@ -169,11 +170,28 @@ def _described(folder: Path) -> tuple[Any, Callable[[], Any]]:
     def config() -> Any:
         return _own_choices(config_class.from_pretrained(folder, **LOCAL))
 
-    def count() -> int:
-        build = kind.from_config if kind is AutoModel else kind
-        return sum(weights.numel() for weights in build(config()).parameters())
-
-    _check_sizes(folder, fields, count)
+    # Each layer has a tensor or more. To build millions of layers takes for ever, even without their weights.
+    shapes = [place.shape for path in folder.glob("*.safetensors") for place in tensors_in(path).values()]
+    for part in (fields, *fields.values()):
+        if not isinstance(part, Mapping):
+            continue
+        for name, value in part.items():
+            if "layer" in name and isinstance(value, int) and value > max(MOST_LAYERS, len(shapes)):
+                raise HeadwiseError(
+                    f"{folder / 'config.json'} says {name}={value:,}, and there are {len(shapes)} tensors"
+                )
+    described, held = 0, sum(map(math.prod, shapes))
+    # Without any weights it is damaged, which is said when it is loaded. Of a quantised model one number of a tensor
+    # may hold several weights, so there is nothing to compare.
+    if held and not fields.get("quantization_config"):
+        with suppress(Exception), _quiet(), shapes_alone():  # what cannot be built is said when it is loaded
+            model = AutoModel.from_config(config()) if kind is AutoModel else kind(config())
+            described = sum(weights.numel() for weights in model.parameters())
+    if described > TOO_MANY * held:
+        raise HeadwiseError(
+            f"{folder / 'config.json'} describes {described:,} weights, and its files hold {held:,}: "
+            f"they do not belong together"
+        )
     return kind, config
 
 
@@ -205,29 +223,6 @@ def _loading(config: Path, failure: str, remedy: str = "") -> Iterator[None]:
             if "auto_map" in read_json(config):
                 first = f"transformers has no class for it{FOREIGN_CODE}"
         raise HeadwiseError(f"{failure}: {first}{remedy}") from None
-
-
-def _check_sizes(folder: Path, config: Mapping[str, Any], count: Callable[[], int]) -> None:
-    """Compare what config.json describes with the weights, before anything of that size is made."""
-    shapes = [place.shape for path in folder.glob("*.safetensors") for place in tensors_in(path).values()]
-    for part in (config, *config.values()):
-        if not isinstance(part, Mapping):
-            continue
-        for name, value in part.items():
-            if "layer" in name and isinstance(value, int) and value > max(MOST_LAYERS, len(shapes)):
-                raise HeadwiseError(
-                    f"{folder / 'config.json'} says {name}={value:,}, and there are {len(shapes)} tensors"
-                )
-    described, held = 0, sum(map(math.prod, shapes))
-    if not held or config.get("quantization_config"):
-        return  # damaged, which is said when it is loaded; or its tensors hold several weights in a number
-    with suppress(Exception), _quiet(), shapes_alone():  # what cannot be built is said when it is loaded
-        described = count()
-    if described > TOO_MANY * held:
-        raise HeadwiseError(
-            f"{folder / 'config.json'} describes {described:,} weights, and its files hold {held:,}: "
-            f"they do not belong together"
-        )
 
 
 def _architecture(folder: Path, config: Mapping[str, Any]) -> Any:

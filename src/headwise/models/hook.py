@@ -11,7 +11,7 @@ marked *:
     heads                 attention function of the      functions of torch: the fused call, or a softmax and a
        |                  library ("eager", "sdpa")      product; `softmax.Listener` reads them
        |                     |                              |
-       |                   * `LibraryTap.at_interface`    * `FreeTap.attended`
+       |                   * `Tap.at_interface`           * `Tap.attended`
        |                     out (B,H,T,E), held against what was read of the call (`reading.read_call`, `softmax`),
        |                     or refused; where W_O is not known: handler, which may change out
        |                     |                              |
@@ -27,7 +27,6 @@ Blocks nest: a later handler gets what an earlier one has made of `out`. Calls o
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -47,13 +46,10 @@ from headwise.models import softmax
 from headwise.models.reading import Asked, read_call
 from headwise.models.sites import Site, is_attention, is_watchable, remember
 from headwise.records import Call, Watchable
-from headwise.rungs.tensor import attend
 from headwise.spec import Options
 
 Handler = Callable[[Call], Tensor | None]
 Hook = tuple[Callable[..., RemovableHandle], Callable[..., Any]]  # a module's way to register one, and what it calls
-
-LARGEST = 2**24  # scores held at once where the kernel cannot do without them
 
 _tokens: ContextVar[frozenset[object]] = ContextVar("headwise_blocks", default=frozenset())
 _lock = Lock()
@@ -86,7 +82,7 @@ class Within:
         return self.act(*args) if self.here() else None
 
     def __reduce__(self) -> Any:
-        return Within, (bool, bool)  # functions that can be pickled: `here` is bool, and bool() is False
+        return Within, (bool, bool)  # a `here` that can be pickled and always says no: bool() is False
 
 
 @contextmanager
@@ -147,11 +143,13 @@ def attach(handlers: Mapping[Site, Handler]) -> Iterator[None]:
             if is_watchable(module):
                 stack.enter_context(observe(module, handler_of(site)))
             else:
-                taps[module] = (FreeTap if site.free else LibraryTap)(site, handler_of(site))
+                taps[module] = Tap(site, handler_of(site))
+        free = {module: tap for module, tap in taps.items() if tap.site.free}
         if taps:
             stack.enter_context(hooked(hook for tap in taps.values() for hook in tap.hooks()))
             stack.enter_context(_tapped(taps))
-            stack.enter_context(_read(taps))
+        if free:
+            stack.enter_context(_read(free))
         yield
         for tap in taps.values():
             tap.end()
@@ -165,107 +163,87 @@ def attach(handlers: Mapping[Site, Handler]) -> Iterator[None]:
         )
 
 
-def attend_by_rows(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
-    """What a handler gives where it changes q, k, v or options of a call: `attend`.
-
-    Where that has to hold scores, a softcap's, a block of queries is computed at a time.
-    """
-    B, H, T, _ = q.shape
-    S = k.shape[2]
-    if options.softcap is None or B * H * T * S <= LARGEST:
-        return attend(q, k, v, options)
-    n_rows = max(1, LARGEST // (B * H * S))
-    blocks = []
-    for start in range(0, T, n_rows):
-        rows = slice(start, start + n_rows)
-        mask = None if options.mask is None else options.mask.for_queries(rows, T)
-        blocks.append(attend(q[:, :, rows], k, v, options._replace(mask=mask)))
-    return torch.cat(blocks, 2)
-
-
 # Attentions of others
 
 
-class Tap(ABC):
+class Tap:
     """One attention that is not ours inside one block, and its handler.
 
     Between the attention function and W_O some families gate, norm or rotate what the heads gave. What a head gives is
-    what W_O reads of it: so a call waits until W_O is called.
+    what W_O reads of it: so a call waits until W_O is called. Of one that is `free`, that calls functions of torch
+    itself, it is not known before that its projection is W_O: what that reads must be the heads, number by number.
     """
 
     def __init__(self, site: Site, handler: Handler) -> None:
         self.site, self.handler = site, handler
-        self.projection = site.projection
+        self.projection = None if site.module in _elsewhere else site.projection
         self.waiting: list[Call] = []  # calls whose heads have not entered W_O yet
+        self.mixed = ""  # the norm between attention and W_O that reads several heads at once
+        self.sure = True  # is it known in which order the heads of the calls that wait lie?
+        self.heard = False  # did its functions give a call, or a reason against one?
 
     def hooks(self) -> list[Hook]:
         """What listens from where the module is called to W_O."""
         if self.projection is None:
             return []
+        module = self.site.module
         # A call of the module ends the one before, which never came to W_O.
-        acts = [(self.site.module, self.end), (self.projection, self.at_w_o)]
-        return [(module.register_forward_pre_hook, act) for module, act in acts]
-
-    @abstractmethod
-    def at_w_o(self, module: nn.Module, args: Any) -> Any:
-        """W_O is about to read the joined heads; what it shall read in their place."""
-
-    def wait(self, call: Call) -> None:
-        """Keep a call until W_O is called."""
-        # DiffLlama lays the same maps over other values in a second call: these are the same heads.
-        for last in self.waiting[-1:]:
-            if call.weights is None and last.q is call.q and last.k is call.k:
-                return
-        self.waiting.append(call)
-
-    def end(self, *args: Any) -> None:
-        """Calls that never entered W_O in a form that is known are handed on as they left the attention."""
-        calls, self.waiting = self.waiting, []
-        for call in calls:
-            self.hand_on(call)
-
-    def hand_on(self, call: Call, again: str = "") -> None:
-        """Hand a call on as it left the attention; `again` says what a second try would win."""
-        note = f"{self.site.name}: what enters W_O is not its heads side by side; they are read before, no norm"
-        if self.handler(call._replace(note=note, at_w_o=False)) is not None:
-            raise HeadwiseError(
-                f"{self.site.name}: what enters W_O of {type(self.site.module).__name__} is not its heads side by "
-                f"side, so they cannot be replaced there{again}"
-            )
-
-    def without_w_o(self, call: Call, known: bool = False) -> Tensor | None:
-        """Hand on a call whose W_O cannot be listened at; `known`: is it that of the site all the same?"""
-        note = f"{self.site.name}: its W_O is not known, so its heads are read where they leave the attention, no norm"
-        notes = [call.note, "" if known else note]
-        return self.handler(call._replace(note="; ".join(filter(None, notes)), at_w_o=known))
-
-
-class LibraryTap(Tap):
-    """An attention of transformers, whose calls go through the interface of the library."""
-
-    def __init__(self, site: Site, handler: Handler) -> None:
-        super().__init__(site, handler)
-        self.mixed = ""  # the norm in between that reads several heads at once
-
-    def hooks(self) -> list[Hook]:
-        norms = []
-        if self.projection is not None:
-            norms = [child for child in self.site.module.children() if "norm" in type(child).__name__.lower()]
-        return super().hooks() + [(norm.register_forward_pre_hook, self.at_norm) for norm in norms]
+        acts = [(module, self.end), (self.projection, self.at_w_o)]
+        acts += [(child, self.at_norm) for child in module.children() if "norm" in type(child).__name__.lower()]
+        return [(part.register_forward_pre_hook, act) for part, act in acts]
 
     def at_interface(self, asked: Asked, out: Tensor) -> Tensor | None:
-        """The attention function has given `out` (B,H,T,E); what takes its place."""
+        """The attention function of transformers has given `out` (B,H,T,E); what takes its place."""
         site, n_heads = self.site, asked.q.shape[1]
         if site.n_heads != n_heads:
             raise HeadwiseError(
                 f"{site.name}: {type(site.module).__name__} says that it has {site.n_heads} heads, and its attention "
                 f"was called with {n_heads}; its heads cannot be told apart"
             )
-        call = read_call(asked, site.cross)._replace(out=out)
+        return self.wait(read_call(asked, site.cross)._replace(out=out))
+
+    def attended(self, call: Call | str, sure: bool, w_o: Tensor | None) -> Tensor | None:
+        """The functions of torch have given `call.out`; what takes its place.
+
+        call  or why it was not read
+        sure  is the order of its heads known?
+        w_o   the matrix that the function itself multiplies the heads with, where it does
+        """
+        self.heard = True
+        if isinstance(call, str):
+            return self.refuse(call)
+        site, kind, n_heads = self.site, type(self.site.module).__name__, call.out.shape[1]
+        if site.n_heads not in (0, n_heads):
+            return self.refuse(
+                f"{kind} says that it has {site.n_heads} heads, and its attention gives {n_heads}: chunks or windows, "
+                f"or heads that cannot be told apart"
+            )
+        if self.projection is None and not sure:
+            return self.refuse(f"{kind} has heads and texts in one axis, and its W_O is not known")
+        self.site = replace(site, n_heads=n_heads)
+        self.sure = self.sure and sure
+        call = call._replace(note=f"{site.name}: {call.note}" if call.note else "")
+        if w_o is None:
+            return self.wait(call)
+        self.learn(call)
+        is_of_site = site.w_o is not None and w_o.data_ptr() == site.w_o.data_ptr()
+        return self.handler(call) if is_of_site else self.without_w_o(call)
+
+    def wait(self, call: Call) -> Tensor | None:
+        """Keep a call until W_O is called. Where that is not known: what takes the place of what its heads gave."""
         if self.projection is None:
             return self.without_w_o(call)
-        self.wait(call)
+        # DiffLlama lays the same maps over other values in a second call: these are the same heads.
+        last = self.waiting[-1] if self.waiting else None
+        if last is None or call.weights is not None or last.q is not call.q or last.k is not call.k:
+            self.waiting.append(call)
         return None
+
+    def without_w_o(self, call: Call) -> Tensor | None:
+        """Hand on a call whose W_O cannot be listened at."""
+        self.learn(call)
+        note = f"{self.site.name}: its W_O is not known, so its heads are read where they leave the attention, no norm"
+        return self.handler(call._replace(note="; ".join(filter(None, [call.note, note])), at_w_o=False))
 
     def at_norm(self, module: nn.Module, args: Any) -> None:
         """A norm of the attention is called."""
@@ -273,121 +251,98 @@ class LibraryTap(Tap):
             self.mixed = type(module).__name__
 
     def at_w_o(self, module: nn.Module, args: Any) -> Any:
+        """W_O is about to read the joined heads; what it shall read in their place."""
         if not self.waiting:
             return None
         joined: Tensor = args[0]
-        width = 1 if self.site.w_o is None else self.site.w_o.shape[1]  # no weight to read: 1, and no length fits
-        rows = [call.out.shape[0] * call.out.shape[2] for call in self.waiting]
-        # Calls of one document each stand below one another, as chunks of a text; of several the order is not known.
-        unordered = len(rows) > 1 and any(len(call.out) > 1 for call in self.waiting)
-        if unordered or joined.numel() != sum(rows) * width:
+        rows = self.compared(joined) if self.site.free else self.stacked(joined)
+        if rows is None:
             return self.end()
         calls, self.waiting = self.waiting, []
         note = ""
         if self.mixed:
             note = f"{self.site.name}: {self.mixed} norms several heads at once before W_O: what one gives hangs on all"
+        counts = [len(call.out) * call.n_queries for call in calls]
         parts, changed = [], False
-        for call, part in zip(calls, torch.split(joined.reshape(-1, width), rows), strict=True):
-            B, H, T, _ = call.out.shape
-            result = self.handler(call._replace(out=part.view(B, T, H, -1).transpose(1, 2), note=note))
-            changed = changed or result is not None
-            parts.append(part if result is None else result.to(part.dtype).transpose(1, 2).reshape(-1, width))
-        return (torch.cat(parts).reshape(joined.shape), *args[1:]) if changed else None
-
-
-class FreeTap(Tap):
-    """An attention that calls functions of torch itself, which `softmax` reads.
-
-    It is not known before that its projection is W_O: its input must be the heads side by side, number by number.
-    """
-
-    def __init__(self, site: Site, handler: Handler) -> None:
-        super().__init__(site, handler)
-        if site.module in _elsewhere:
-            self.projection = None
-        self.sure = True  # is it known in which order the heads of the calls that wait lie?
-
-    def attended(self, call: Call, out: Tensor, sure: bool) -> Tensor | None:
-        """The functions of torch have given `out` (B,H,T,E); what takes its place. `sure`: is the order of heads?"""
-        site, kind = self.site, type(self.site.module).__name__
-        if not len(call.out) and call.note:
-            return self.refuse(call.note)
-        if not site.n_heads:
-            self.site = site = replace(site, n_heads=call.out.shape[1])
-        if site.n_heads != call.out.shape[1]:
-            return self.refuse(
-                f"{kind} says that it has {site.n_heads} heads, and its attention gives {call.out.shape[1]}: chunks or "
-                f"windows, or heads that cannot be told apart"
-            )
-        if self.projection is None and not sure:
-            return self.refuse(f"{kind} has heads and texts in one axis, and its W_O is not known")
-        call = call._replace(out=out, note=f"{site.name}: {call.note}" if call.note else "")
-        w_o = softmax.packed_w_o()
-        if self.projection is None or w_o is not None:
+        for call, part in zip(calls, torch.split(rows.reshape(-1, rows.shape[-1]), counts), strict=True):
             self.learn(call)
-            known = w_o is not None and site.w_o is not None and w_o.data_ptr() == site.w_o.data_ptr()
-            return self.without_w_o(call, known)
-        self.sure = self.sure and sure
-        self.wait(call)
-        return None
-
-    def at_w_o(self, module: nn.Module, args: Any) -> Any:
-        """The heads may lie documents first or (T,B,C); only the numbers tell."""
-        if not self.waiting:
+            B, H, T, _ = call.out.shape
+            result = self.handler(call._replace(out=part.view(B, T, H, -1).transpose(1, 2), note=note or call.note))
+            changed = changed or result is not None
+            parts.append(part if result is None else result.to(part.dtype).transpose(1, 2).reshape(part.shape))
+        if not changed:
             return None
-        joined: Tensor = args[0]
-        call = self.waiting[0]
-        B, H, T, E = call.out.shape
-        before = _before.get(joined, joined)
-        if self.waiting[1:] or joined.numel() != call.out.numel():
-            return self.end()
-        for tokens_first in (False, True):
-            if tokens_first and joined.ndim != 3:
-                break
-            rows, rows_before = (x.transpose(0, 1) if tokens_first else x for x in (joined, before))
+        replaced = torch.cat(parts).reshape(rows.shape)
+        if rows is not joined:
+            replaced = replaced.transpose(0, 1)
+        _before[replaced] = _before.get(joined, joined)
+        return (replaced, *args[1:])
+
+    def stacked(self, joined: Tensor) -> Tensor | None:
+        """What W_O reads, where that is as many rows as the heads of the calls that wait have; else None.
+
+        Calls of one document each stand below one another, as chunks of a text; of several the order is not known.
+        """
+        is_ordered = len(self.waiting) == 1 or all(len(call.out) == 1 for call in self.waiting)
+        n_rows = sum(len(call.out) * call.n_queries for call in self.waiting)
+        return joined if is_ordered and joined.shape[:-1].numel() == n_rows else None
+
+    def compared(self, joined: Tensor) -> Tensor | None:
+        """What W_O reads, documents first, where that is what the heads gave; they may also lie as (T,B,C).
+
+        An earlier block may have changed it since: then what was there before is compared.
+        """
+        before, out = _before.get(joined, joined), self.waiting[0].out
+        if self.waiting[1:] or before.numel() != out.numel():
+            return None
+        B, H, T, E = out.shape
+        layouts = [(joined, before)]
+        if joined.ndim == 3:
+            layouts.append((joined.transpose(0, 1), before.transpose(0, 1)))
+        for rows, rows_before in layouts:
             heads = rows_before.reshape(B, T, H, E).transpose(1, 2)
             with torch.no_grad():  # a comparison would leave its numbers for a backward pass
                 # The very bits; torch.equal takes NaN for another number than NaN.
-                is_same = torch.allclose(heads, call.out.to(heads.dtype), rtol=0, atol=0, equal_nan=True)
-            if not is_same:
-                continue
-            self.waiting = []
-            self.learn(call)
-            changed = self.handler(call._replace(out=rows.reshape(B, T, H, E).transpose(1, 2)))
-            if changed is None:
-                return None
-            replaced = changed.to(joined.dtype).transpose(1, 2).reshape(rows.shape)
-            replaced = replaced.transpose(0, 1) if tokens_first else replaced
-            _before[replaced] = before
-            return (replaced, *args[1:])
-        return self.end()
+                if torch.allclose(heads, out.to(heads.dtype), rtol=0, atol=0, equal_nan=True):
+                    return rows
+        return None
+
+    def end(self, *args: Any) -> None:
+        """Calls that never entered W_O in a form that is known are handed on as they left the attention."""
+        calls, self.waiting = self.waiting, []
+        if calls and self.site.free:
+            _elsewhere.add(self.site.module)
+        for call in calls:
+            self.hand_on(call)
+        self.sure = True
+
+    def hand_on(self, call: Call) -> None:
+        """Hand a call on as it left the attention."""
+        kind = type(self.site.module).__name__
+        if not self.sure:
+            self.refuse(f"{kind} has heads and texts in one axis, and its W_O does not read them side by side")
+            return
+        self.learn(call)
+        note = f"{self.site.name}: what enters W_O is not its heads side by side; they are read before, no norm"
+        if self.handler(call._replace(note=note, at_w_o=False)) is not None:
+            again = "; that is known now: do the same again, and they are replaced before" if self.site.free else ""
+            raise HeadwiseError(
+                f"{self.site.name}: what enters W_O of {kind} is not its heads side by side, so they cannot be "
+                f"replaced there{again}"
+            )
 
     def learn(self, call: Call) -> None:
-        """Keep what has been found out about the module for the next block."""
-        remember(self.site.module, call.out.shape[1])
+        """Keep how many heads a module has that does not say it, for the next block."""
+        if self.site.free:
+            remember(self.site.module, call.out.shape[1])
 
     def refuse(self, why: str) -> Tensor | None:
         """Tell the handler, by a call of no documents, that what the module does is not read."""
         note, self.waiting = f"{self.site.name}: {why}, no map", []  # calls that wait are parts of what is refused
-        if self.handler(softmax.refusal(self.site.module, note)) is not None:
+        nothing = torch.empty(0, 1, 0, 0)
+        if self.handler(Call(self.site.module, nothing, nothing, nothing, Options(), nothing, note=note)) is not None:
             raise HeadwiseError(note)
         return None
-
-    def end(self, *args: Any) -> None:
-        calls = self.waiting
-        sure, self.sure = self.sure, True
-        if calls:
-            _elsewhere.add(self.site.module)
-        if sure:
-            super().end()
-            return
-        kind = type(self.site.module).__name__
-        for _ in calls:
-            self.refuse(f"{kind} has heads and texts in one axis, and its W_O does not read them side by side")
-
-    def hand_on(self, call: Call, again: str = "") -> None:
-        self.learn(call)
-        super().hand_on(call, again or "; that is known now: do the same again, and they are replaced before")
 
 
 _before: Any = WeakIdKeyDictionary()  # what W_O was to read before a block changed it
@@ -397,25 +352,19 @@ _elsewhere: WeakSet[nn.Module] = WeakSet()  # attentions whose W_O has been seen
 @contextmanager
 def _read(taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
     """Inside this block, and in its thread, what attentions make by functions of torch goes to their taps."""
-    free = {module: tap for module, tap in taps.items() if isinstance(tap, FreeTap)}
-    if not free:
+    block = softmax.Block({module: (tap.attended, tap.site.n_heads) for module, tap in taps.items()})
+    parts = {part: None for module in taps for part in module.modules() if part in taps or is_attention(part)}
+    with (
+        hooked([(part.register_forward_pre_hook, block.enter) for part in parts], with_kwargs=True),
+        hooked([(part.register_forward_hook, block.leave) for part in parts], always_call=True),
+        softmax.opened(block),
+    ):
         yield
-        return
-    parts = {part: None for module in free for part in module.modules() if part in free or is_attention(part)}
-    with inside() as here, ExitStack() as stack:
-        listeners = {module: (tap.attended, tap.site.n_heads) for module, tap in free.items()}
-        block = softmax.Block(listeners, here)
-        for module in parts:
-            enter, leave = Within(here, block.enter), Within(here, block.leave)
-            stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
-            stack.callback(module.register_forward_hook(leave, always_call=True).remove)
-        stack.enter_context(softmax.opened(block))
-        yield
-    for module in block.idle:
-        if any(part is not module and is_attention(part) for part in module.modules()):
-            continue  # those inside attend
-        kind = type(module).__name__
-        free[module].refuse(f"{kind} ran, and no softmax over keys was seen that it multiplies with values")
+    for module, tap in taps.items():
+        has_attentions = any(part is not module and is_attention(part) for part in module.modules())
+        if module in block.ran and not tap.heard and not has_attentions:
+            kind = type(module).__name__
+            tap.refuse(f"{kind} ran, and no softmax over keys was seen that it multiplies with values")
 
 
 # The blocks that are open, in any thread: is the caller inside, and which taps has it?
@@ -434,7 +383,7 @@ def _tapped(taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
         with _lock:
             if not _blocks:  # compiled code would go on without us; other threads get the same numbers, more slowly
                 _library.enter_context(torch.compiler.set_stance("force_eager"))
-            if any(isinstance(tap, LibraryTap) for tap in taps.values()):
+            if not all(tap.site.free for tap in taps.values()):
                 _replace_interface()
             _blocks.append(block)
         try:
@@ -451,33 +400,33 @@ def _replace_interface() -> None:
     from headwise.models.hf import AttentionInterface  # here: other models need no transformers
 
     interface: Any = AttentionInterface
-    if "__getitem__" in vars(interface):  # of itself it inherits that: so it is ours already
+    if "__getitem__" in vars(interface):  # by itself the class only inherits that: another block has put ours there
         return
     get, item = interface.get_interface, interface.__getitem__
     _library.callback(setattr, interface, "get_interface", get)
     _library.callback(delattr, interface, "__getitem__")
+    # A module that is used alone may name none: then it is given its own default, which is eager code.
     interface.get_interface = lambda self, attn_implementation, default: _listened(
-        get(self, attn_implementation, default), attn_implementation
+        get(self, attn_implementation, default), attn_implementation or "eager"
     )
     interface.__getitem__ = lambda self, key: _listened(item(self, key), key)
 
 
 def _listened(function: Any, name: str) -> Any:
     """An attention function of transformers whose output goes to the taps of the module that calls it."""
-    if hasattr(function, "headwise") or not any(here() for here, _ in [*_blocks]):
+    if hasattr(function, "headwise"):
         return function
 
     def listening(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **keywords: Any
     ) -> Any:
-        tapped = [taps.get(module) for here, taps in [*_blocks] if here()]
-        of_library = [tap for tap in tapped if isinstance(tap, LibraryTap)]
+        tapped = [taps[module] for here, taps in [*_blocks] if module in taps and here()]
         result = function(module, query, key, value, attention_mask, **keywords)
-        if not of_library:
+        if not tapped:
             return result
         asked = Asked(module, query, key, value, attention_mask, keywords, name, function, result[0].transpose(1, 2))
         out, replaced = asked.out, False
-        for tap in of_library:
+        for tap in tapped:
             changed = tap.at_interface(asked, out)
             if changed is not None:  # it may be `asked.out` itself, by which a gradient is to pass
                 out, replaced = changed, True

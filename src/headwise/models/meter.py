@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -53,12 +54,12 @@ class Measured:
     prefill_flops_per_second: float
     prefill_share: float
     steps: int  # of decoding; 0 where the model is streamed, which reads all weights for each
-    decode_seconds: float | None  # of a step
-    tokens_per_second: float | None  # of the batch together
-    decode_bytes_per_second: float | None
-    decode_share: float | None
-    cache_bytes: int | None  # held after the last step
-    peak_bytes: int | None  # most memory of the process; on another device, of the tensors there
+    decode_seconds: float | None = None  # of a step
+    tokens_per_second: float | None = None  # of the batch together
+    decode_bytes_per_second: float | None = None
+    decode_share: float | None = None
+    cache_bytes: int | None = None  # held after the last step
+    peak_bytes: int | None = None  # most memory of the process; on another device, of the tensors there
 
     def rows(self, price: Price) -> list[tuple[str, str, str]]:
         """What, computed, measured."""
@@ -161,16 +162,23 @@ def measured(model: nn.Module, price: Price, progress: Progress = lambda *counts
     times = _prefilled(model, ids, streamed, progress)
     seconds = statistics.median(times)
     steps, held = ([], None) if streamed or setting.context < 2 else _decoded(model, ids, progress)
-    step = statistics.median(steps) if steps else None
     peak = peak_memory() if device.type == "cpu" else None
     if device.type != "cpu":
         with suppress(RuntimeError):  # not every device keeps account
             peak = int(torch.accelerator.max_memory_allocated(device)) or None
     progress("the machine", 0, 0)
-    flops = 2 * ROWS * SIDE**2 / _fastest(_product(like.dtype, device, ROWS))
-    bandwidth = setting.bandwidth or like.itemsize * SIDE**2 / _fastest(_product(like.dtype, device, 1))
-    assert price.decode is not None
-    moved = price.decode.weight_bytes + price.decode.cache_bytes
+    flops = 2 * ROWS * SIDE**2 / _product_seconds(like, ROWS)
+    bandwidth = setting.bandwidth or like.itemsize * SIDE**2 / _product_seconds(like, 1)
+    decoding: dict[str, Any] = {}
+    if steps and price.decode is not None:
+        step = statistics.median(steps)
+        decoding = {
+            "decode_seconds": step,
+            "tokens_per_second": setting.batch / step,
+            "decode_bytes_per_second": (price.decode.weight_bytes + price.decode.cache_bytes) / step,
+            "decode_share": decode_bound(price, flops, bandwidth) / step,
+            "cache_bytes": held,
+        }
     return Measured(
         streamed=streamed,
         device=str(device),
@@ -183,12 +191,8 @@ def measured(model: nn.Module, price: Price, progress: Progress = lambda *counts
         prefill_flops_per_second=price.prefill.total_flops / seconds,
         prefill_share=prefill_bound(price, flops, bandwidth) / seconds,
         steps=len(steps),
-        decode_seconds=step,
-        tokens_per_second=None if step is None else setting.batch / step,
-        decode_bytes_per_second=None if step is None else moved / step,
-        decode_share=None if step is None else decode_bound(price, flops, bandwidth) / step,
-        cache_bytes=held,
         peak_bytes=peak,
+        **decoding,
     )
 
 
@@ -221,14 +225,12 @@ def _decoded(model: nn.Module, ids: Tensor, progress: Progress) -> tuple[list[fl
     return times[min(WARM_UP, n - 1) :], held
 
 
-def _fastest(run: Callable[[], object]) -> float:
-    """Seconds of the fastest of a few runs: what the machine can do while nobody disturbs it."""
-    return min(seconds_of(run) for _ in range(2 * RUNS))
+def _product_seconds(like: Tensor, rows: int) -> float:
+    """Seconds of rows times a matrix, the fastest of a few: what the machine can do while nobody disturbs it.
 
-
-def _product(dtype: torch.dtype, device: torch.device, rows: int) -> Callable[[], object]:
-    """Rows times a matrix: of many rows FLOPs take the time, of one the reading of the matrix."""
+    Of many rows FLOPs take the time, of one the reading of the matrix.
+    """
     # 8192 products of 0.01 with 0.01 sum up to 0.8, within the range of every format.
-    matrix = torch.full((SIDE, SIDE), 0.01, dtype=dtype, device=device)
-    x = torch.full((rows, SIDE), 0.01, dtype=dtype, device=device)
-    return lambda: F.linear(x, matrix)[0, 0].item()
+    matrix = torch.full((SIDE, SIDE), 0.01, dtype=like.dtype, device=like.device)
+    x = torch.full((rows, SIDE), 0.01, dtype=like.dtype, device=like.device)
+    return min(seconds_of(lambda: F.linear(x, matrix)[0, 0].item()) for _ in range(2 * RUNS))

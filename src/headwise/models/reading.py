@@ -117,6 +117,7 @@ def numbers_added(added: Tensor) -> list[Mask]:
     """What is added to the scores; the most negative numbers stand for "may not"."""
     added = added[(None,) * (4 - added.ndim)]
     added = added if added.is_floating_point() else added.float()
+    # Half of it: a mask that was made in another format, or added to a bias, need not be the most negative to the bit.
     allowed = added > torch.finfo(added.dtype).min / 2
     return [Allowed(allowed), Bias(torch.where(allowed, added, 0))]
 
@@ -134,11 +135,10 @@ def check(call: Call, eager: bool) -> None:
     output by as much of the largest value. Rows that may attend nothing are padding: functions give
     them what they like.
     """
-    T = call.n_queries
-    rows = probed_rows(T)
-    mask = call.options.mask
-    options = call.options._replace(mask=None if mask is None else Part(mask, "t", rows, T), dropout=0.0)
-    steps = trace(call.q[:, :, rows], call.k, call.v, options)
+    rows = probed_rows(call.n_queries)
+    # The mask of these rows alone, which keep their places among all queries.
+    mask = None if call.options.mask is None else Part(call.options.mask, "t", rows, call.n_queries)
+    steps = trace(call.q[:, :, rows], call.k, call.v, call.options._replace(mask=mask, dropout=0.0))
     theirs = call.out[:, :, rows].to(steps.weights.dtype)
     sees_some = theirs.isfinite().all(-1) & (steps.masked.amax(-1) > -torch.inf)
     difference = (steps.out.to(theirs.dtype) - theirs).abs().amax(-1).where(sees_some, 0)

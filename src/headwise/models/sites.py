@@ -29,12 +29,16 @@ from headwise.layer.latent import through
 from headwise.layer.layer import MultiHeadAttention
 from headwise.layer.parts import as_rows
 from headwise.models.softmax import attends
-from headwise.records import head_name, parse_head
+from headwise.records import head_name
 
+NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")  # a part of a path
+Stack = tuple[str, bool]  # see `_stack`
+Modules = Mapping[str, nn.Module]  # by their paths
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z][a-z0-9]*|[a-z0-9]+")  # in the name of a class: LlamaMLP is Llama, MLP
 BASE = ("transformers.modeling_utils", "PreTrainedModel")  # by name: models of ours need no transformers
 # Names by which modules and configs call the same thing, tried in this order.
-PROJECTIONS, PACKED, COUNTS, CROSS = (USUAL[key] for key in ("projections", "packed", "counts", "cross"))
+COUNTS, CROSS = USUAL["counts"], USUAL["cross"]
+PROJECTIONS = USUAL["projections"] | {"packed": USUAL["packed"]}  # of W_Q to W_O, and of the first three in one
 # Of W_O in classes that people write: whether it reads the heads is seen when it runs.
 OWN_OUTPUTS = ("out", "w_o", "W_o", "W_O", "fc_out", "fc_o", "fc", "out_linear", "unify_heads", "output_projection")
 
@@ -86,16 +90,12 @@ def sites_of(model: nn.Module) -> list[Site]:
         if module not in parts and is_watchable(module):  # a watchable module inside another one is a part of it
             sites.append(_own_site(f"L{len(sites)}", module))
             parts.update(module.modules())
-    if any(map(is_hf, model.modules())):
-        foreign = _foreign_sites(model)
-        clash = {site.name for site in sites} & {site.name for site in foreign}
-        if clash:
-            raise HeadwiseError(
-                f"the model mixes layers of headwise and of transformers, and both have a {min(clash)}; "
-                f"watch its parts one by one"
-            )
-        sites += foreign
-    sites += _free_sites(model, parts, {site.name for site in sites})
+    paths = {module: path for path, module in model.named_modules()}
+    for others in (_foreign_sites(model), _free_sites(model, parts)):
+        taken = {site.name for site in sites}
+        for site in others:
+            layer = site.name.rpartition(".")[2]  # "L3"
+            sites.append(replace(site, name=f"{paths[site.module]}.{layer}") if site.name in taken else site)
     if not sites:
         kind = getattr(getattr(model, "config", None), "model_type", None)
         raise HeadwiseError(
@@ -112,7 +112,9 @@ def sites_of(model: nn.Module) -> list[Site]:
 
 def _held_here(site: Site) -> Site:
     """The site with the part of its weights, and of the heads of transformers, that this process holds."""
-    _, part, parts = (None, 0, 1) if site.w_o is None else held(site.w_o)
+    if site.w_o is None:
+        return site
+    _, part, parts = held(site.w_o)
     if parts == 1:
         return site
 
@@ -180,9 +182,9 @@ def _calls_interface(kind: type) -> bool:
     return False
 
 
-def _owner(modules: Mapping[str, nn.Module], path: str) -> nn.Module:
-    """The innermost model of transformers around a module."""
-    return next(modules[above] for above in _upwards(path) if is_hf(modules[above]))
+def _owner(modules: Modules, path: str) -> nn.Module:
+    """The innermost model of transformers around a module; itself, where a model of one's own has taken it over."""
+    return next((modules[above] for above in _upwards(path) if is_hf(modules[above])), modules[path])
 
 
 def _counts(model: nn.Module) -> dict[str, int]:
@@ -224,20 +226,19 @@ def remember(module: nn.Module, n_heads: int) -> None:
     _ran[module] = n_heads
 
 
-def _free_sites(model: nn.Module, apart: set[nn.Module], taken: set[str]) -> list[Site]:
+def _free_sites(model: nn.Module, apart: set[nn.Module]) -> list[Site]:
     """The attentions that call functions of torch themselves; `n_heads` is 0 where it is known after a run only.
 
     Names come from the code of all of them, whether they run or not: they stay what they were.
     """
     modules = {path: module for path, module in model.named_modules() if module not in apart}
     paths = [path for path, module in modules.items() if attends(module) and not uses_interface(module)]
-    decoders = {path for path, module in modules.items() if isinstance(module, nn.TransformerDecoderLayer)}
     path_of = {}  # the path that a name is made from -> the module's own
     for path in paths:
         layer, dot, last = path.rpartition(".")
-        if layer in decoders and last == "multihead_attn":  # torch's name for cross attention
-            last = "cross_attn"
-        path_of[layer + dot + last] = path
+        is_decoder = isinstance(modules.get(layer), nn.TransformerDecoderLayer)
+        # What torch calls its cross attention.
+        path_of[f"{layer}{dot}cross_attn" if is_decoder and last == "multihead_attn" else path] = path
     # An attention that has others inside belongs to none of their layers, and does not change their names.
     innermost = [place for place, path in path_of.items() if not any(_is_inside(other, path) for other in paths)]
     names = _names(model, innermost)
@@ -249,12 +250,10 @@ def _free_sites(model: nn.Module, apart: set[nn.Module], taken: set[str]) -> lis
         if isinstance(core, nn.MultiheadAttention):
             weights, projection = partial(_packed_weight, core), None
         else:
-            parts = _projections(modules, path, None)
+            parts = _projections(modules, path, None, OWN_OUTPUTS)
             parts["packed"] = None  # in which order its rows lie is not known here
-            parts["o"] = parts["o"] or _first_matrix(modules, [path, path.rpartition(".")[0]], OWN_OUTPUTS)
             weights = partial(_weight, parts, n_heads or 1)
             projection = None if weights("o") is None else parts["o"]
-        name = f"{path}.L{parse_head(f'{name}.H0')[1]}" if name in taken else name
         sites.append(Site(name, core, n_heads, weights, _is_cross(place), projection, free=True))
     return sites
 
@@ -301,12 +300,10 @@ def layers_of(model: nn.Module) -> list[Layer]:
     layers = []
     for site in sites_of(model):
         above = _upwards(paths[site.module])
-        path = next((path for path in above if path.rpartition(".")[2].isdigit()), None)  # "model.layers.3"
-        block = None if path is None else model.get_submodule(path)
-        projection = site.projection
-        if block is not None and projection is None:
-            projection = next((module for module in block.modules() if _holds(module, site.w_o)), None)
-        if path is None or block is None or projection is None:
+        path = next((path for path in above if path.rpartition(".")[2].isdigit()), "")  # "model.layers.3"
+        block = model.get_submodule(path)
+        projection = site.projection or next((part for part in block.modules() if _holds(part, site.w_o)), None)
+        if not path or projection is None:
             raise HeadwiseError(f"{site.name} of {type(model).__name__}: where its output projection lies is not known")
         body = model.get_submodule(path.rpartition(".")[0].rpartition(".")[0])  # "model", which has the list of layers
         around = tuple(child for child in body.children() if not isinstance(child, nn.ModuleList))
@@ -336,34 +333,32 @@ def missing(model: nn.Module) -> list[str]:
             lines.append(
                 f"{uncounted[0]} and its kin: {kind} says how many heads it has by none of {', '.join(COUNTS)}, no map"
             )
-        for stack in dict.fromkeys(_stack(path).removesuffix("/cross") for path in counted):
-            lines += _layers_without(model, modules, stack, counted, covered)
+        for place in dict.fromkeys(_stack(path)[0] for path in counted):
+            lines += _layers_without(model, modules, place, counted, covered)
         covered.update(path for path, module in modules.items() if attends(module))
         lines += _attentions_outside(modules, covered)
     return lines + _native_paths(model, modules)
 
 
 def _layers_without(
-    model: nn.Module, modules: Mapping[str, nn.Module], stack: str, attentions: Sequence[str], covered: set[str]
+    model: nn.Module, modules: Modules, place: str, attentions: Sequence[str], covered: set[str]
 ) -> list[str]:
     """Layers of a stack that have no heads, by their first module of a kind that those with heads do not have."""
-    layers = {path: module for path, module in modules.items() if re.fullmatch(re.escape(stack) + r"\.\d+", path)}
+    layers = {path: module for path, module in modules.items() if re.fullmatch(re.escape(place) + r"\.\d+", path)}
     with_heads = [path for path in layers if any(path == other or _is_inside(other, path) for other in attentions)]
     usual = {type(part) for path in with_heads for part in modules[path].modules()}
     kinds: dict[str, list[int]] = {}
     for path in sorted(layers.keys() - set(with_heads), key=_number):
-        kind = "no attention"
-        for part in layers[path].modules():
-            if type(part) not in usual and type(part) is not type(layers[path]):
-                kind = _words(type(part), model)
-                break
-        kinds.setdefault(kind, []).append(_number(path))
+        others = (type(part) for part in layers[path].modules())
+        unusual = next((kind for kind in others if kind not in usual and kind is not type(layers[path])), None)
+        kinds.setdefault("no attention" if unusual is None else _words(unusual, model), []).append(_number(path))
         covered.add(path)
-    place = _stack_names(model, [stack])[stack] if with_heads else ""
-    return [f"{_ranges(place, numbers)}: {kind}, no map" for kind, numbers in kinds.items()]
+    stack = place, False
+    prefix = _stack_names(model, [stack])[stack]
+    return [f"{_ranges(prefix, numbers)}: {kind}, no map" for kind, numbers in kinds.items()]
 
 
-def _attentions_outside(modules: Mapping[str, nn.Module], covered: set[str]) -> list[str]:
+def _attentions_outside(modules: Modules, covered: set[str]) -> list[str]:
     """Modules with weights whose class calls itself an attention, and of which nothing is read or told yet."""
     outside: dict[str, list[str]] = {}
     for path, module in modules.items():
@@ -380,7 +375,7 @@ def _attentions_outside(modules: Mapping[str, nn.Module], covered: set[str]) -> 
     return lines
 
 
-def _native_paths(model: nn.Module, modules: Mapping[str, nn.Module]) -> list[str]:
+def _native_paths(model: nn.Module, modules: Modules) -> list[str]:
     """Where torch's native fast path, which runs nothing around the weights of an attention, is left."""
     lines = []
     native = [path for path, module in modules.items() if isinstance(module, nn.MultiheadAttention)]
@@ -404,35 +399,29 @@ def _number(path: str) -> int:
 def _words(kind: type, model: nn.Module) -> str:
     """The name of a class as words, without what all classes of its family begin with."""
     words, family = (WORD.findall(name) for name in (kind.__name__, type(model).__name__))
-    shared = 0
-    while shared < min(len(words), len(family)) and words[shared] == family[shared]:
-        shared += 1
-    return " ".join(words[shared:] or words).lower()
+    shared = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(words, family, strict=False))
+    return " ".join(words[len(list(shared)) :] or words).lower()
 
 
-def _ranges(place: str, numbers: Sequence[int]) -> str:
+def _ranges(prefix: str, numbers: Sequence[int]) -> str:
     """Layers 0, 1, 2, 4 as "L0 to L2, L4"."""
-    runs: list[list[int]] = []
-    for n in numbers:
-        if runs and n == runs[-1][-1] + 1:
-            runs[-1].append(n)
-        else:
-            runs.append([n])
     ranges = []
-    for run in runs:
-        first, last = run[0], run[-1]
-        ranges.append(f"{place}L{first}" if first == last else f"{place}L{first} to {place}L{last}")
+    # In a run of neighbours, number and place in the list grow together.
+    for _, run in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        layers = [f"{prefix}L{number}" for _, number in run]
+        ranges.append(layers[0] if len(layers) == 1 else f"{layers[0]} to {layers[-1]}")
     return ", ".join(ranges)
 
 
 def _names(model: nn.Module, attentions: Sequence[str]) -> dict[str, str]:
     """For each attention a name, "encoder.L3"; those that would share one get what tells their paths apart."""
-    prefixes = _stack_names(model, list(dict.fromkeys(map(_stack, attentions))))
-    orders: Counter[str] = Counter()  # attentions of a stack so far
+    stacks = {path: _stack(path) for path in attentions}
+    prefixes = _stack_names(model, list(dict.fromkeys(stacks.values())))
+    orders: Counter[Stack] = Counter()  # attentions of a stack so far
     names, numbers = {}, {}
-    for path in attentions:
-        stack = _stack(path)
-        numbers[path] = next((int(part) for part in path.split(".") if part.isdigit()), orders[stack])
+    for path, stack in stacks.items():
+        number = NUMBER.search(path)
+        numbers[path] = orders[stack] if number is None else int(number[1])
         names[path] = f"{prefixes[stack]}L{numbers[path]}"
         orders[stack] += 1
     for name in _several_times(names):
@@ -440,8 +429,8 @@ def _names(model: nn.Module, attentions: Sequence[str]) -> dict[str, str]:
         shared = set.intersection(*map(set, parts_of.values()))  # what all of them have tells none from another
         for path, parts in parts_of.items():
             telling = [part for part in parts if part not in shared] or parts
-            stack = name.rpartition(".")[0]
-            before = [stack] if stack and stack not in telling else []
+            prefix = name.rpartition(".")[0]
+            before = [prefix] if prefix and prefix not in telling else []
             names[path] = ".".join([*before, *telling, f"L{numbers[path]}"])
     twice = _several_times(names)  # still: then the whole path is a part of the name
     for path, name in names.items():
@@ -456,44 +445,37 @@ def _several_times(names: Mapping[str, str]) -> list[str]:
 
 def _parts(path: str) -> list[str]:
     """The parts of a path with their numbers, without that of the layer: "layers.3.attn.1" is layers, attn1."""
-    parts: list[str] = []
-    is_within_layer = False
-    for part in path.split("."):
-        if part.isdigit() and not is_within_layer:
-            is_within_layer = True  # this is the layer's own number
-        elif part.isdigit() and parts:
-            parts[-1] += part
-        else:
-            parts.append(part)
-    return parts
+    without_layer = NUMBER.sub("", path, count=1)
+    return NUMBER.sub(r"\1", without_layer).strip(".").split(".")
 
 
 def _is_cross(path: str) -> bool:
     return any(part.lower() in CROSS for part in path.split("."))
 
 
-def _stack(path: str) -> str:
-    """Modules of one stack of layers share their path up to the number; that of cross attention has "/cross" behind."""
-    before = list(itertools.takewhile(lambda part: not part.isdigit(), path.split(".")))
-    return ".".join(before) + ("/cross" if _is_cross(path) else "")
+def _stack(path: str) -> Stack:
+    """The stack of layers that a module belongs to: its path up to the number, and whether it is cross attention."""
+    before = itertools.takewhile(lambda part: not part.isdigit(), path.split("."))
+    return ".".join(before), _is_cross(path)
 
 
-def _stack_names(model: nn.Module, stacks: list[str]) -> dict[str, str]:
+def _stack_names(model: nn.Module, stacks: Sequence[Stack]) -> dict[Stack, str]:
     """What stands before `L3`: nothing for the one stack of self attention, else what tells the stacks apart."""
-    of_self = [stack for stack in stacks if not stack.endswith("/cross")]
+    of_self = [place for place, cross in stacks if not cross]
+    is_alone = len(of_self) == 1 and not getattr(getattr(model, "config", None), "is_encoder_decoder", False)
     names = {}
-    for stack in stacks:
-        parts = stack.removesuffix("/cross").split(".")
-        if stack.endswith("/cross"):
-            names[stack] = "cross."
-        elif len(of_self) == 1 and not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-            names[stack] = ""
-        else:
-            elsewhere = {part for other in of_self if other != stack for part in other.split(".")}
-            telling = [part for part in parts if part not in elsewhere]
-            side = [part for part in parts if part in ("encoder", "decoder")]
-            # The part of its path that no other stack has, else its side, else the first part.
-            names[stack] = (telling or side or parts)[0] + "."
+    for place, cross in stacks:
+        parts = place.split(".")
+        elsewhere = {part for other in of_self if other != place for part in other.split(".")}
+        telling = [part for part in parts if part not in elsewhere]
+        side = [part for part in parts if part in ("encoder", "decoder")]
+        # The part of its path that no other stack has, else its side, else the first part.
+        name = (telling or side or parts)[0] + "."
+        if cross:
+            name = "cross."
+        elif is_alone:
+            name = ""
+        names[place, cross] = name
     return names
 
 
@@ -525,20 +507,28 @@ def _count(module: nn.Module, owner: nn.Module) -> int:
     return 0
 
 
-def _projections(modules: Mapping[str, nn.Module], path: str, family: Family | None) -> dict[str, nn.Module | None]:
-    """The modules of W_Q to W_O, "q" to "o", or of the first three in one, "packed": by the record or usual names."""
+def _projections(
+    modules: Modules, path: str, family: Family | None, outputs: Sequence[str] = ()
+) -> dict[str, nn.Module | None]:
+    """The modules of W_Q to W_O, "q" to "o", or of the first three in one, "packed": by the record or usual names.
+
+    outputs  further names of W_O
+    """
+    recorded = {}
+    if family is not None:
+        recorded["o"] = family.o
+        if family.packed:
+            recorded["packed"] = family.q
+        elif not family.kv_down:  # else they read a latent: see `_latent_weight`
+            recorded |= {"q": family.q, "k": family.k, "v": family.v}
     # The record's attention may lie around the one that calls the interface, and W_O may stand beside it.
     around = [path, path.rpartition(".")[0]]
     parts = {}
-    for x in "qkvo":
-        # Of matrices that are packed, or that read a latent, the record's path is none of W_Q, W_K or W_V.
-        has_path = family is not None and (x == "o" or not (family.packed or family.kv_down))
-        recorded = (getattr(family, x),) if has_path else ()
-        places = around if x == "o" or recorded else around[:1]
-        parts[x] = _first_matrix(modules, places, [*recorded, *PROJECTIONS[x]])
-    recorded = (family.q,) if family is not None and family.packed else ()
-    parts["packed"] = _first_matrix(modules, around[:1], [*recorded, *PACKED]) if parts["v"] is None else None
-    return parts
+    for x, usual in PROJECTIONS.items():
+        names = [recorded[x], *usual] if x in recorded else usual
+        parts[x] = _first_matrix(modules, around if x == "o" or x in recorded else [path], names)
+    parts["o"] = parts["o"] or _first_matrix(modules, around, outputs)
+    return parts if parts["v"] is None else parts | {"packed": None}
 
 
 def _weight(parts: Mapping[str, nn.Module | None], n_heads: int, name: str) -> Tensor | None:
@@ -595,7 +585,7 @@ def _latent_weight(
     return torch.cat([by_head[:, :-value_dim], rotary], 1).flatten(0, 1)
 
 
-def _first_matrix(modules: Mapping[str, nn.Module], places: Sequence[str], names: Sequence[str]) -> nn.Module | None:
+def _first_matrix(modules: Modules, places: Sequence[str], names: Sequence[str]) -> nn.Module | None:
     """The first module with a matrix of these names in these places."""
     for place, name in itertools.product(places, names):
         module = modules.get(f"{place}.{name}" if place else name)

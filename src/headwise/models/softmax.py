@@ -22,7 +22,7 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from string import ascii_uppercase
@@ -40,17 +40,17 @@ from headwise.models.reading import check, for_documents, joined_mask, probed_ro
 from headwise.records import Call
 from headwise.spec import Options
 
-# Who takes a call: as it was read, what its heads give by now, and is the order of its heads sure?
-Take = Callable[[Call, Tensor, bool], Tensor | None]
-# A call as it was read, and is the order of its heads sure; or why it was not read.
-Reading = tuple[Call, bool] | str
+# Who takes a call: as it was read, or why it was not; whether the order of its heads is sure; and W_O where it is told.
+Take = Callable[[Call | str, bool, Tensor | None], Tensor | None]
+Reading = tuple[Call, bool]  # a call as it was read, and is the order of its heads sure?
 
 FUSED, PACKED = F.scaled_dot_product_attention, F.multi_head_attention_forward
-# The second function as it is, but that it does not ask who listens: then what it calls comes here one by one.
+# The second function with a `has_torch_function` that says no. So it does not hand itself to us as one call: what it
+# calls comes here, one by one.
 SPELLED_OUT = types.FunctionType(
     PACKED.__code__, {**vars(F), "has_torch_function": lambda tensors: False}, argdefs=PACKED.__defaults__
 )
-SIGNATURE, DROPOUT = inspect.signature(PACKED), inspect.signature(F.dropout)
+SIGNATURE = inspect.signature(PACKED)
 SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax}
 PRODUCTS = {torch.matmul, Tensor.matmul, torch.bmm, Tensor.bmm, torch.mm, Tensor.mm, torch.einsum}
 PRODUCT_ADDED = {torch.baddbmm, Tensor.baddbmm}  # to the first argument: the product of the second with the third
@@ -79,22 +79,17 @@ def attends(module: nn.Module) -> bool:
 
     Its softmax may be a module, nn.Softmax, which the code of the class does not name.
     """
-    attention, product = _reads(type(module))  # type: ignore[arg-type]
-    return attention or (product and any(isinstance(child, nn.Softmax) for child in module.children()))
+    fused, product, softmax = _names_in(type(module))  # type: ignore[arg-type]
+    softmax = softmax or any(isinstance(child, nn.Softmax) for child in module.children())
+    return fused or (product and softmax)
 
 
 @cache
-def _reads(kind: type[nn.Module]) -> tuple[bool, bool]:
-    """Does the code of a class name an attention: the fused one, or a product and a softmax? A product, at least?"""
-    names = _names(kind)
-    fused = bool(names & {"scaled_dot_product_attention", "multi_head_attention_forward"})
-    product = any("matmul" in name for name in names) or bool(names & {"@", "bmm", "mm", "einsum", "baddbmm"})
-    softmax = any(name.lower().endswith("softmax") for name in names)
-    return fused or (product and softmax), product
+def _names_in(kind: type[nn.Module]) -> tuple[bool, bool, bool]:
+    """Does the code of a class name a fused attention, a product, a softmax?
 
-
-def _names(kind: type[nn.Module]) -> frozenset[str]:
-    """What is named in the code of a class: in its `forward`, and in the functions and methods that this calls."""
+    That is its `forward`, and the functions and methods that this calls.
+    """
     names: set[str] = set()
     read = set()
     waiting: list[Any] = []  # functions and other things that are still to be looked at
@@ -124,7 +119,9 @@ def _names(kind: type[nn.Module]) -> frozenset[str]:
             places = [kind, *(place for place in named if isinstance(place, types.ModuleType))]
             waiting += named
             waiting += [getattr(place, name, None) for place in places for name in code.co_names]
-    return frozenset(names)
+    fused = not names.isdisjoint({"scaled_dot_product_attention", "multi_head_attention_forward"})
+    product = "@" in names or any("matmul" in name or name in ("bmm", "mm", "einsum", "baddbmm") for name in names)
+    return fused, product, any(name.lower().endswith("softmax") for name in names)
 
 
 # What tensors come from
@@ -150,27 +147,25 @@ class Product(NamedTuple):
     back: Callable[[Tensor], Tensor]  # a tensor like `out` in the form in which the model has it
 
 
-def _product(func: Any, args: Sequence[Any], operands: Sequence[Tensor], result: Tensor, side: int) -> Product | None:
-    """The product whose operand number `side` are weights; None where it has another form than attention."""
+def _product(
+    func: Any, args: Sequence[Any], operands: Sequence[Tensor], result: Tensor, side: int, n_heads: int
+) -> Product | None:
+    """The product whose operand number `side` are weights; None where it has another form than attention.
+
+    n_heads  as the module says, which tells windows behind the heads, (B,H,W,T,E), from those before them
+    """
     weights, v = operands[side], operands[1 - side]
     if func is torch.einsum:
-        return _einsum(args[0], operands, result, side)
-    if v.ndim < 2 or weights.ndim < 2:
-        return None
-    if side == 0:
-        return Product(weights, v, result, -1, lambda out: out)
-    return Product(weights.mT, v.mT, result.mT, -2, lambda out: out.mT)
-
-
-def _windows_first(product: Product | None, n_stated: int) -> Product | None:
-    """The product of a call on windows, (B,H,W,T,E), with the windows before the heads; others as they are.
-
-    n_stated  how many heads the module says that it has, which tells the two axes apart
-    """
+        product = _einsum(args[0], operands, result, side)
+    elif v.ndim < 2 or weights.ndim < 2:
+        product = None
+    elif side == 0:
+        product = Product(weights, v, result, -1, lambda out: out)
+    else:
+        product = Product(weights.mT, v.mT, result.mT, -2, lambda out: out.mT)
     if product is None or not product.out.ndim == product.weights.ndim == product.v.ndim == 5:
         return product
-    heads, windows = product.out.shape[1:3]
-    if heads != n_stated or windows == n_stated:
+    if product.out.shape[1] != n_heads or product.out.shape[2] == n_heads:
         return product
     weights, v, out = (x.transpose(1, 2) for x in (product.weights, product.v, product.out))
     return Product(weights, v, out, product.axis, lambda gave: product.back(gave.transpose(1, 2)))
@@ -189,30 +184,28 @@ def _einsum(equation: str, operands: Sequence[Tensor], result: Tensor, side: int
         n_hidden = x.ndim - len(letters.replace("...", ""))  # axes that "..." stands for
         return letters.replace("...", free[:n_hidden][::-1])
 
-    weights = spelled_out(parts[side], operands[side])
-    values = spelled_out(parts[1 - side], operands[1 - side])
+    v = operands[1 - side]
+    weights, values = spelled_out(parts[side], operands[side]), spelled_out(parts[1 - side], v)
     out = spelled_out(out, result)
-    keys = [x for x in weights if x in values and x not in out]
-    queries = [x for x in weights if x in out and x not in values]
-    features = [x for x in values if x in out and x not in weights]
-    if len(queries) > 1 and keys:
-        # Heads that share values are such axes, too. Queries are the axis that is as long as the keys.
+    in_weights, in_values, in_out = set(weights), set(values), set(out)
+    keys = (in_weights & in_values) - in_out
+    queries, features = (in_weights & in_out) - in_values, (in_values & in_out) - in_weights
+    if len(keys) != 1 or in_weights - in_out - in_values:  # of the latter, an axis of the weights alone is summed up
+        return None
+    key = keys.pop()
+    if len(queries) > 1:  # heads that share values are such axes, too; queries are the one that is as long as the keys
         sizes = dict(zip(weights, operands[side].shape, strict=True))
-        queries = [x for x in queries if sizes[x] == sizes[keys[0]]]
-    if not len(keys) == len(queries) == len(features) == 1 or set(weights) - set(out + values):
-        return None  # or an axis of the weights alone is summed up
-    key, query, feature = keys[0], queries[0], features[0]
+        queries = {letter for letter in queries if sizes[letter] == sizes[key]}
+    if not len(queries) == len(features) == 1:
+        return None
+    query, feature = queries.pop(), features.pop()
     lead = weights.replace(key, "").replace(query, "")  # documents, heads, ...
-    # Axes in our order; one that the values alone have is summed up, and one that they lack has length 1.
-    shared = "".join(x for x in lead if x in values)
-    v = torch.einsum(f"{values}->{shared}{key}{feature}", operands[1 - side])
-    for place, x in enumerate(lead):
-        if x not in values:
-            v = v.unsqueeze(place)
     ours = f"{lead}{query}{feature}"
+    # Times a single 1: so v gets the axes that it lacks, of length 1. One that it alone has is summed up.
+    single = v.new_ones([1] * len(lead))
     return Product(
         torch.einsum(f"{weights}->{lead}{query}{key}", operands[side]),
-        v,
+        torch.einsum(f"{values},{lead}->{lead}{key}{feature}", v, single),
         torch.einsum(f"{out}->{ours}", result),
         weights.index(key) - len(weights),
         lambda gave: torch.einsum(f"{ours}->{out}", gave),
@@ -222,56 +215,55 @@ def _einsum(equation: str, operands: Sequence[Tensor], result: Tensor, side: int
 # The blocks of a thread
 
 
+class UnreadError(Exception):
+    """What a module does is no attention that is read; the message says why."""
+
+
 @dataclass
 class Running:
     """An attention that runs."""
 
     module: nn.Module
-    cross: bool  # is it given another sequence for its keys?
-    others: list[Tensor]  # what it is given beside the sequence of its queries, and looks like one
-    sizes: tuple[int, ...]  # of which the number of its documents is one: 1, and the first axes of what it is given
-    refused: bool = False
+    take: Take | None  # who takes its calls; None where it is a part of an attention, which hands its calls on itself
+    n_heads: int  # as the module says; 0 where it does not
+    cross: bool = False  # is it given another sequence for its keys?
+    others: Sequence[Tensor] = ()  # what it is given beside the sequence of its queries, and looks like one
+    sizes: tuple[int, ...] = ()  # 1, and the first axes of what it is given: one is the number of its documents
     gets_heads: bool = False  # is it handed queries and keys that another module has made?
+    packed: Mapping[str, Any] = field(default_factory=dict)  # the arguments of PACKED, while it runs
     made: list[Tensor] = field(default_factory=list)  # what linear layers have given in it so far
+    refused: bool = False
 
 
 class Block:
     """The attentions that one block of the hook listens to, and which of its modules runs."""
 
-    def __init__(self, takes: Mapping[nn.Module, tuple[Take, int]], here: Callable[[], bool]) -> None:
+    def __init__(self, takes: Mapping[nn.Module, tuple[Take, int]]) -> None:
         self.takes = takes  # module -> who takes its calls, and how many heads it says it has, or 0
-        self.here = here  # does this thread belong to the block?
-        self.running: list[Running] = []
-        self.idle: set[nn.Module] = set()  # attentions that ran, and of which nothing was handed on
-        self.seen: set[nn.Module] = set()  # those of which something was
+        self.running: list[Running] = []  # the outermost first
+        self.ran: set[nn.Module] = set()
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        running = Running(module, *self.takes.get(module, (None, 0)))
+        self.running.append(running)
+        self.ran.add(module)
         names = inspect.signature(module.forward).parameters
         inputs = dict(zip(names, args, strict=False)) | keywords
         tensors = {name: x for name, x in inputs.items() if isinstance(x, Tensor) and x.is_floating_point()}
-        first = next(iter(tensors.values()), None)
+        if not tensors:
+            return
+        first = next(iter(tensors.values()))
         others = {name: x for name, x in tensors.items() if x is not first}
-        sizes: tuple[int, ...] = ()
-        if first is not None:  # (B,T,C) or (T,B,C); with more axes they are heads, or height and width of an image
-            sizes = (1, *first.shape[:2]) if first.ndim < 4 else tuple(first.shape[:1])
-        sequences = [x for x in others.values() if first is not None and x.ndim == first.ndim == 3]
-        if module in self.takes and module not in self.seen:
-            self.idle.add(module)
-        # What is called `key` is told by its name, and may be the queries' own sequence once more.
-        running = Running(module, bool(CONTEXT & others.keys()), [] if "key" in inputs else sequences, sizes)
-        running.gets_heads = first is not None and first.ndim > 3 and bool({"k", "key"} & others.keys())
-        self.running.append(running)
+        running.cross = not CONTEXT.isdisjoint(others)
+        if "key" not in inputs:  # which is told by its name, and may be the queries' own sequence once more
+            running.others = [x for x in others.values() if x.ndim == first.ndim == 3]
+        # (B,T,C) or (T,B,C); with more axes they are heads, or height and width of an image
+        running.sizes = (1, *first.shape[:2]) if first.ndim < 4 else tuple(first.shape[:1])
+        running.gets_heads = first.ndim > 3 and not {"k", "key"}.isdisjoint(others)
 
     def leave(self, module: nn.Module, *more: Any) -> None:
         while self.running and self.running.pop().module is not module:
             pass
-
-    @property
-    def attention(self) -> Running | None:
-        """The attention that runs; None where none does, or one that nobody here listens to."""
-        if not self.running or not self.here() or self.running[-1].module not in self.takes:
-            return None
-        return self.running[-1]
 
 
 class Listener(TorchFunctionMode):
@@ -281,33 +273,37 @@ class Listener(TorchFunctionMode):
         super().__init__()
         self.blocks: list[Block] = []
         self.quiet = False  # while those who listen compute
-        self.n_heads, self.w_o = 0, None  # as PACKED was told, while it runs
+        self.packed: Mapping[str, Any] = {}  # the arguments of PACKED, while it runs
         self.trails: Any = WeakIdKeyDictionary()  # tensor -> its Trail
+
+    @property
+    def running(self) -> list[Running]:
+        """The innermost module that runs of each block in which one does."""
+        return [block.running[-1] for block in self.blocks if block.running]
 
     def __torch_function__(self, func: Any, kinds: Any, args: Any = (), keywords: Any = None) -> Any:
         keywords = keywords or {}
         if self.quiet or not any(block.running for block in self.blocks):
             return func(*args, **keywords)
         if func is PACKED:
-            before = self.n_heads, self.w_o
-            asked = SIGNATURE.bind(*args, **keywords).arguments
-            self.n_heads, self.w_o = asked["num_heads"], asked["out_proj_weight"]
+            self.packed = SIGNATURE.bind(*args, **keywords).arguments
             try:
                 with self:  # torch has this mode off while the mode itself runs
                     return SPELLED_OUT(*args, **keywords)
             finally:
-                self.n_heads, self.w_o = before
-        undropped = self._before_dropout(func, args, keywords)
+                self.packed = {}
+        undropped = None  # weights that a dropout is about to change
+        if func is F.dropout and args and self._is_weights(args[0]):
+            undropped = _before_dropout(self._undropped(args[0]), *args[1:], **keywords)
         result = func(*args, **keywords)
         if func is FUSED:
-            return self._hand(lambda running, n_heads: _fused(running, n_heads, args, keywords, result), result)
+            return self._hand(lambda running: _fused(running, result, *args, **keywords), result)
         if func in PRODUCTS or func in PRODUCT_ADDED:
             return self._multiplied(func, [*args, *keywords.values()], result)
         if func is F.linear:  # keys and values are made of it
-            for block in self.blocks:
-                for running in block.running[-1:]:
-                    running.cross |= any(args[0] is x for x in running.others)
-                    running.made.append(result)
+            for running in self.running:
+                running.cross |= any(args[0] is x for x in running.others)
+                running.made.append(result)
         for part in result if isinstance(result, tuple | list) else [result]:
             if isinstance(part, Tensor) and part.is_floating_point():
                 self._follow(func, args, keywords, part, undropped)
@@ -316,18 +312,14 @@ class Listener(TorchFunctionMode):
     def _trail(self, x: Any) -> Trail | None:
         return self.trails.get(x) if isinstance(x, Tensor) else None
 
-    def _before_dropout(self, func: Any, args: Any, keywords: Any) -> Tensor | None:
-        """Weights that dropout is about to change."""
-        trail = self._trail(args[0]) if func is F.dropout and args else None
-        if trail is None or not trail.weights:
-            return None
-        undropped: Tensor = args[0] if trail.undropped is None else trail.undropped
-        asked = DROPOUT.bind(*args, **keywords)
-        asked.apply_defaults()
-        _, p, training, inplace = asked.args
-        if not training or not p:
-            return None
-        return undropped.clone() if inplace else undropped
+    def _is_weights(self, x: Any) -> bool:
+        trail = self._trail(x)
+        return trail is not None and trail.weights
+
+    def _undropped(self, x: Any) -> Any:
+        """Weights without dropout; anything else as it is."""
+        trail = self._trail(x)
+        return x if trail is None or trail.undropped is None else trail.undropped
 
     def _follow(self, func: Any, args: Any, keywords: Any, result: Tensor, undropped: Tensor | None) -> None:
         """What is made of a tensor with a trail has one, too."""
@@ -349,11 +341,7 @@ class Listener(TorchFunctionMode):
             trail = trail._replace(undropped=undropped)
         elif trail.weights:
             if trail.undropped is not None:  # the same is done to what dropout has not changed
-                swapped = []
-                for x in args:
-                    before = self._trail(x)
-                    swapped.append(x if before is None or before.undropped is None else before.undropped)
-                again = func(*swapped, **keywords)
+                again = func(*map(self._undropped, args), **keywords)
                 undropped = again if isinstance(again, Tensor) else None
             # Heads may be folded into documents, or taken out: the last axis is the last one all the same.
             last_stays = trail.axis == -1 and source.shape[-1:] == result.shape[-1:]
@@ -370,70 +358,62 @@ class Listener(TorchFunctionMode):
         if len(operands) != 2:
             return result
         trails = [self._trail(x) for x in operands]
-        sides = [side for side, trail in enumerate(trails) if trail is not None and trail.weights]
+        sides = [side for side, x in enumerate(operands) if self._is_weights(x)]
         has_parameter = any(isinstance(x, nn.Parameter) for x in operands)
-        if not sides:
-            if not has_parameter or any(trails):  # two tensors that were computed make scores
-                self.trails[result] = Trail()
-            return result
-        if has_parameter:  # weights of a codebook
+        # Two tensors that were computed make scores; and scores times a matrix are still some.
+        if not sides and (not has_parameter or trails != [None, None]):
+            self.trails[result] = Trail()
+        if not sides or has_parameter:  # with a parameter, weights of a codebook
             return result
         if len(sides) == 2:
             why = "multiplies the weights of one softmax with those of another, as attention through landmarks does"
-            return self._hand(why, result)
-        trail = trails[sides[0]]
+            return self._refuse(why, result)
+        side = sides[0]
+        trail = trails[side]
         assert trail is not None
         if trail.joined:
             why = "joins the scores of several products before its softmax: its map lies in pieces, as of chunks"
-            return self._hand(why, result)
-        n_stated = 0  # heads, as the module says
-        for block in self.blocks:
-            if block.attention is not None:
-                n_stated = n_stated or block.takes[block.attention.module][1]
-        product = _windows_first(_product(func, args, operands, result, sides[0]), n_stated)
+            return self._refuse(why, result)
+        n_stated = max([running.n_heads for running in self.running], default=0)
+        product = _product(func, args, operands, result, side, n_stated)
         if product is None:
             return result
-        # Shifted weights times embeddings of distances, which no document has made, are the same for all.
+        # Weights by distance, shifted after the softmax, times embeddings of distances (Shaw et al. 2018): no attention
+        # to tokens. These are told by this, that all documents and heads share them.
         same_values = all(n == 1 for n in product.v.shape[:-2])
         if same_values and any(n > 1 for n in product.out.shape[:-2]) and not trail.whole:
             return result
         if trail.axis not in (None, product.axis):
             why = "its softmax is over another axis than the one along which it is multiplied with values"
-            return self._hand(why, result)
-        weights = product.weights
+            return self._refuse(why, result)
+        shown = product
         if trail.undropped is not None:
-            operands[sides[0]] = trail.undropped
-            before_dropout = _windows_first(_product(func, args, operands, result, sides[0]), n_stated)
-            weights = weights if before_dropout is None else before_dropout.weights
-        return self._hand(
-            lambda running, n_heads: _mapped(running, self.n_heads, n_heads, product, weights, trail.whole),
-            result,
-            product,
-        )
+            shown = _product(func, args, [*map(self._undropped, operands)], result, side, n_stated) or product
+        return self._hand(lambda running: _mapped(running, product, shown.weights, trail.whole), result, product)
 
-    def _hand(
-        self,
-        read: Callable[[Running, int], Reading] | str,
-        result: Tensor,
-        product: Product | None = None,
-    ) -> Tensor:
-        """Hand a call to every block whose attention runs; what the model goes on with.
+    def _refuse(self, why: str, result: Tensor) -> Tensor:
+        def read(running: Running) -> Reading:
+            raise UnreadError(why)
 
-        read  the call, from what runs and the number of its heads, and whether their order is sure; or why it is none
-        """
+        return self._hand(read, result)
+
+    def _hand(self, read: Callable[[Running], Reading], result: Tensor, product: Product | None = None) -> Tensor:
+        """Hand a call to every block whose attention runs; what the model goes on with."""
         gave: Tensor | None = None
-        for block in [*self.blocks]:
-            running = block.attention
-            if running is None or running.refused:
+        for running in self.running:
+            if running.take is None or running.refused:
                 continue
-            take, n_heads = block.takes[running.module]
+            running.packed = self.packed
             with self.silence():
-                answer = read if isinstance(read, str) else read(running, self.n_heads or n_heads)
-                block.idle.discard(running.module)
-                block.seen.add(running.module)
-                running.refused |= isinstance(answer, str)
-                call, sure = (refusal(running.module, answer), True) if isinstance(answer, str) else answer
-                changed = take(call, call.out if gave is None else gave, sure)
+                try:
+                    call, sure = read(running)
+                except UnreadError as why:
+                    running.refused = True
+                    running.take(str(why), True, None)
+                    continue
+                if gave is not None:
+                    call = call._replace(out=gave)
+                changed = running.take(call, sure, self.packed.get("out_proj_weight"))
             gave = gave if changed is None else changed
         if gave is None:
             return result
@@ -452,13 +432,27 @@ class Listener(TorchFunctionMode):
             self.quiet = before
 
 
-_threads = local()  # the listener of each
+def _before_dropout(weights: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor | None:
+    """Weights as they are before such a call of `F.dropout`; None where it changes nothing."""
+    if not training or not p:
+        return None
+    return weights.clone() if inplace else weights
+
+
+class Thread(local):
+    """What each thread has of its own."""
+
+    def __init__(self) -> None:
+        self.listener = Listener()
+
+
+_thread = Thread()
 
 
 @contextmanager
 def opened(block: Block) -> Iterator[None]:
     """Calls of this thread go to the block. One listener serves all blocks of a thread: they may end in any order."""
-    listener: Listener = _threads.__dict__.setdefault("listener", Listener())
+    listener = _thread.listener
     if not listener.blocks:
         listener.__enter__()  # type: ignore[no-untyped-call]
     listener.blocks.append(block)
@@ -471,30 +465,12 @@ def opened(block: Block) -> Iterator[None]:
             listener.trails = WeakIdKeyDictionary()
 
 
-@contextmanager
-def unheard() -> Iterator[None]:
+def unheard() -> AbstractContextManager[None]:
     """What is computed in this block is no attention of a model."""
-    listener: Listener | None = _threads.__dict__.get("listener")
-    if listener is None:
-        yield
-        return
-    with listener.silence():
-        yield
-
-
-def packed_w_o() -> Tensor | None:
-    """The W_O that `multi_head_attention_forward` was given, while it runs in this thread."""
-    listener: Listener | None = _threads.__dict__.get("listener")
-    return None if listener is None else listener.w_o
+    return _thread.listener.silence()
 
 
 # Calls
-
-
-def refusal(module: nn.Module, why: str) -> Call:
-    """A call of no documents, whose note says why it was not read."""
-    nothing = torch.empty(0, 1, 0, 0)
-    return Call(module, nothing, nothing, nothing, Options(), nothing, note=why)
 
 
 def _heads(x: Tensor, n_heads: int) -> Tensor:
@@ -508,18 +484,14 @@ def _heads(x: Tensor, n_heads: int) -> Tensor:
     return x.flatten(0, -4)  # windows of a document are documents
 
 
-def _n_heads(running: Running, packed: int, n_stated: int, shape: Sequence[int]) -> tuple[int, bool] | str:
-    """How many heads a call of weights of this shape has, and is their order sure? Or why that cannot be told.
-
-    packed    as `multi_head_attention_forward` was told; 0 outside of it
-    n_stated  as the module says; 0 where it does not
-    """
+def _n_heads(running: Running, shape: Sequence[int]) -> tuple[int, bool]:
+    """How many heads a call of weights of this shape has, and is their order sure? Raises UnreadError where unknown."""
+    name, n_stated = type(running.module).__name__, running.n_heads
     if len(shape) == 5 and n_stated == shape[1] * shape[2]:  # query heads by the key/value head that they read
         return n_stated, True
-    name = type(running.module).__name__
     if len(shape) > 4:  # there are windows or chunks, too
         if shape[-3] != n_stated or (n_stated > 1 and n_stated in shape[1:-3]):
-            return (
+            raise UnreadError(
                 f"{name} makes maps of {tuple(shape)} and says that it has {n_stated} heads: which of the first axes "
                 f"they are cannot be told"
             )
@@ -527,40 +499,38 @@ def _n_heads(running: Running, packed: int, n_stated: int, shape: Sequence[int])
     if len(shape) != 3:
         return (1 if len(shape) == 2 else shape[-3]), True
     N = shape[0]  # documents, heads, or both in one axis
-    if packed:
-        return packed, True
+    if running.packed:
+        return running.packed["num_heads"], True
     if n_stated <= 1:
         if N in running.sizes:
             return 1, True
-        return (
+        raise UnreadError(
             f"{name} makes maps of {tuple(shape)} and does not say how many heads are in the first axis; set the "
             f"attribute n_heads of the module"
         )
     is_documents_times_heads = any(size * n_stated == N for size in running.sizes)
     if N % n_stated == 0 and (is_documents_times_heads or N not in running.sizes):
         return n_stated, False  # the heads of a document may lie side by side, or the documents of a head
-    return (
+    raise UnreadError(
         f"{name} says that it has {n_stated} heads, and makes maps of {tuple(shape)}: their heads cannot be told apart"
     )
 
 
-def _mapped(running: Running, packed: int, n_stated: int, product: Product, weights: Tensor, whole: bool) -> Reading:
-    """A softmax over keys times values."""
+def _mapped(running: Running, product: Product, weights: Tensor, whole: bool) -> Reading:
+    """A softmax over keys times values. Raises UnreadError where that is no attention, or is not what the model did.
+
+    weights  before dropout, which are shown; those of the product are what the model multiplied
+    whole    is each row still what a softmax gave?
+    """
     out, lead = product.out, product.out.shape[:-2]
-    counted = _n_heads(running, packed, n_stated, (*lead, *weights.shape[-2:]))
-    if isinstance(counted, str):
-        return counted
-    H, sure = counted
-    # p are the weights before dropout, which are shown; `used` those that the model multiplied.
+    H, sure = _n_heads(running, (*lead, *weights.shape[-2:]))
     p, used = (x.detach().expand(*lead, *x.shape[-2:]) for x in (weights, product.weights))
     v = product.v[(None,) * (out.ndim - product.v.ndim)]
-    if len(lead) == 2:  # documents and heads apart: values that all heads share stay one
-        v = v.expand(lead[0], -1, -1, -1)
-    elif lead:
-        v = v.expand(*lead, -1, -1)
+    # With documents and heads apart, values that all heads share stay one.
+    v = v.expand(lead[0], -1, -1, -1) if len(lead) == 2 else v.expand(*lead, -1, -1)
     p, used, v, out = (_heads(x, H) for x in (p, used, v, out))
-    sure = sure or any(_side_by_side(v, made) for made in running.made)
     B, _, T, S = p.shape
+    sure = sure or any(_side_by_side(v, made) for made in running.made)
     rows = probed_rows(T)
     wide = torch.promote_types(out.dtype, torch.float32)
     probed = p[:, :, rows].to(wide)
@@ -570,12 +540,12 @@ def _mapped(running: Running, packed: int, n_stated: int, product: Product, weig
     as_weights = ((sums - 1).abs() <= close) | (sums.abs() <= close) | ~sums.isfinite()
     if not whole:
         as_weights |= sums <= 1 + close
+    as_weights &= ~(probed < -close).any(-1)
     name = type(running.module).__name__
-    if not as_weights.all() or (probed < -close).any():
-        total = float(sums[~as_weights][0] if not as_weights.all() else sums.flatten()[0])
-        return (
+    if not as_weights.all():
+        raise UnreadError(
             f"what {name} multiplies with values is no distribution over keys: a row of {S} weights sums to "
-            f"{total:.5g}, and the least weight is {float(probed.min()):.5g}"
+            f"{float(sums[~as_weights][0]):.5g}, and the least weight is {float(probed.min()):.5g}"
         )
     values = v.detach()
     difference = (used[:, :, rows].to(wide) @ values.to(wide) - out.detach()[:, :, rows].to(wide)).abs()
@@ -583,13 +553,10 @@ def _mapped(running: Running, packed: int, n_stated: int, product: Product, weig
     # A wrong reading is off by about the size of the values; sums in another order by fewer than 64 roundings of it.
     rounding = max(torch.finfo(out.dtype).eps, 1e-6)
     if most > 64 * rounding * max(1.0, float(values.abs().max())):
-        return f"in {name} weights times values differ from what it goes on with by {most:.3g}"
+        raise UnreadError(f"in {name} weights times values differ from what it goes on with by {most:.3g}")
     q, k = p.new_empty(B, H, T, 0), p.new_empty(B, v.shape[1], S, 0)
-    # Of queries and keys that are handed in it is not known whose they are: where no query of a square looks ahead,
-    # they are taken for one text's.
-    cross = running.cross and not (running.gets_heads and T == S > 1 and not p.triu(1).any())
-    note = HANDED if running.gets_heads and cross else ""
-    return Call(running.module, q, k, v, Options(), out, cross, note=note, weights=p), sure
+    sees_ahead = bool(p.triu(1).any()) if running.gets_heads else False
+    return _call(running, q, k, v, Options(), out, not sees_ahead)._replace(weights=p), sure
 
 
 def _side_by_side(v: Tensor, made: Tensor) -> bool:
@@ -601,33 +568,42 @@ def _side_by_side(v: Tensor, made: Tensor) -> bool:
     return any(torch.equal(v, rows.reshape(B, S, H, E).transpose(1, 2)) for rows in layouts)
 
 
-def _fused(running: Running, n_heads: int, args: Sequence[Any], keywords: Mapping[str, Any], result: Tensor) -> Reading:
-    """A call of the fused function."""
-    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-    asked = {**dict(zip(names, args, strict=False)), **keywords}
-    q, k, v = (asked[name] for name in names[:3])
-    if q.is_nested or k.is_nested:
-        return f"{type(running.module).__name__} gives its attention nested tensors; pad them"
-    lead, T, S = q.shape[:-2], q.shape[-2], k.shape[-2]
-    four_axes = len(lead) == 2  # documents and heads apart
-    counted = _n_heads(running, 0, n_heads, (*lead, T, S))
-    if isinstance(counted, str):
-        return counted
-    H, sure = counted
-    mask: Tensor | None = asked.get("attn_mask")
-    if mask is not None and not four_axes and mask.ndim > 2:
-        mask = _heads(mask.expand(*lead, T, S), H)
-    if not four_axes:
+def _fused(
+    running: Running,
+    result: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    **more: Any,
+) -> Reading:
+    """A call of the fused function, by its own arguments. Raises UnreadError where its axes cannot be told."""
+    if query.is_nested or key.is_nested:
+        raise UnreadError(f"{type(running.module).__name__} gives its attention nested tensors; pad them")
+    lead, T, S = query.shape[:-2], query.shape[-2], key.shape[-2]
+    H, sure = _n_heads(running, (*lead, T, S))
+    q, k, v, mask = query, key, value, attn_mask
+    if len(lead) != 2:  # documents and heads are not two axes
         q, k, v = (_heads(x.expand(*lead, *x.shape[-2:]), H) for x in (q, k, v))
-    causal_flag = bool(asked.get("is_causal"))
-    options = Options(
-        mask=joined_mask(causal_flag, mask), scale=asked.get("scale"), dropout=asked.get("dropout_p") or 0.0
-    )
-    out = result if four_axes else _heads(result, H)
-    B = len(out)
-    q, k, v = for_documents(B, q, k, v)
-    cross = running.cross and not (running.gets_heads and T == S > 1 and causal_flag)
-    call = Call(running.module, q, k, v, options, out, cross, note=HANDED if running.gets_heads and cross else "")
-    if not options.dropout:  # what it has dropped is not known
+        if mask is not None and mask.ndim > 2:
+            mask = _heads(mask.expand(*lead, T, S), H)
+    out = _heads(result, H)
+    q, k, v = for_documents(len(out), q, k, v)
+    options = Options(mask=joined_mask(is_causal, mask), scale=scale, dropout=dropout_p)
+    call = _call(running, q, k, v, options, out, is_causal)
+    if not dropout_p:  # what it has dropped is not known
         check(call, eager=False)
     return call, sure
+
+
+def _call(running: Running, q: Tensor, k: Tensor, v: Tensor, options: Options, out: Tensor, causal: bool) -> Call:
+    """Of queries and keys that are handed in it is not known whose they are.
+
+    Where no query of a square looks ahead, they are taken for one text's.
+    """
+    T, S = q.shape[2], k.shape[2]
+    cross = running.cross and not (running.gets_heads and T == S > 1 and causal)
+    return Call(running.module, q, k, v, options, out, cross, note=HANDED if running.gets_heads and cross else "")

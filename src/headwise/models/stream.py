@@ -172,16 +172,11 @@ class Stream:
         finally:
             self.states = before
 
-    def sweep(self, batches: Sequence[Tensor]) -> Iterator[Iterator[tuple[int, Tensor]]]:
-        """For each layer, which has its weights meanwhile: the batches to be run through it; see `sweep`."""
-        for layer in range(len(self.blocks)):
-            with self.loaded(layer), self.only(layer):
-                yield self.numbered(batches)
-
     def numbered(self, batches: Iterable[Tensor]) -> Iterator[tuple[int, Tensor]]:
         """The number of the first document of each batch, and its ids, while the batch is the one that runs."""
         start = 0
-        for self.number, ids in enumerate(batches):
+        for number, ids in enumerate(batches):
+            self.number = number
             yield start, ids
             start += len(ids)
 
@@ -264,9 +259,12 @@ class Stream:
         matrix = next(self.borrow(slot.name) for slot in self._slots[0] if slot.hollow.ndim == 2)
         matrix = matrix.to(self.device)
         x = torch.ones(PROBE, matrix.shape[1], dtype=matrix.dtype, device=self.device)
-        # In the first call its pages come from the disk; the number is there when the device is done.
-        _, seconds = (seconds_of(lambda: F.linear(x, matrix)[0, 0].item()) for _ in range(2))
-        speed = 2 * PROBE * matrix.numel() / seconds
+
+        def product() -> float:
+            return F.linear(x, matrix)[0, 0].item()  # the number is there when the device is done
+
+        product()  # in the first call the pages of the matrix come from the disk
+        speed = 2 * PROBE * matrix.numel() / seconds_of(product)
         products = 2 * tokens * sum(slot.hollow.numel() for slots in self._slots for slot in slots)
         return Note.of(
             "tell.streamed",
@@ -356,11 +354,13 @@ def sweep(model: nn.Module, batches: Sequence[Tensor]) -> Iterator[Iterator[tupl
     layer of a turn has its weights until the next turn begins.
     """
     stream = stream_of(model)
-    if stream is not None:
-        yield from stream.sweep(batches)
-    else:
+    if stream is None:
         starts = itertools.accumulate(map(len, batches), initial=0)  # the last one is of no batch
         yield zip(starts, batches, strict=False)
+        return
+    for layer in range(len(stream.blocks)):
+        with stream.loaded(layer), stream.only(layer):
+            yield stream.numbered(batches)
 
 
 def loaded(model: nn.Module, layer: int) -> AbstractContextManager[None]:

@@ -135,11 +135,6 @@ def input_projection(model: nn.Module, layer: int) -> nn.Module:
     return attentions(model)[layer].get_submodule(family_of(model).q)
 
 
-def output_projection(model: nn.Module, layer: int) -> nn.Module:
-    """W_O of a layer, which reads the joined heads (B,T,H*E) and gives (B,T,C)."""
-    return attentions(model)[layer].get_submodule(family_of(model).o)
-
-
 def head_counts(model: nn.Module) -> tuple[int, int, int]:
     """Query heads, key/value heads, head width: what the config says."""
     family_of(model)  # refuses a family whose config may say something else
@@ -352,6 +347,7 @@ def with_windows(model: nn.Module, windows: Sequence[int | None]) -> nn.Module:
         "sliding_window": next(window for window in windows if window is not None),
     }
     if prefix is not None or "use_sliding_window" in fields:
+        # From that layer on a Qwen2 lets layers slide; with 0, `layer_types` alone says which do.
         fields |= {"use_sliding_window": True, "max_window_layers": 0}
     fields.pop("model_type", None)
     child: Any = rebuilt(model, kind.config_class(**fields), kind)

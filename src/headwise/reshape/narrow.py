@@ -24,7 +24,7 @@ from headwise.errors import HeadwiseError
 from headwise.heads.windows import SMALLEST, windows
 from headwise.masks import Mask, Streaming, Window
 from headwise.models.ask import context_of, evaluating, next_token_losses, require_next
-from headwise.models.hook import attach, attend_by_rows
+from headwise.models.hook import attach
 from headwise.models.sites import sites_of
 from headwise.models.stream import stream_of
 from headwise.models.weights import angles_by_kind, cannot_narrow, head_counts, reads_as_stock, windows_of, with_windows
@@ -33,6 +33,7 @@ from headwise.records import Call
 from headwise.reshape.arguments import Options, check_narrowing
 from headwise.reshape.job import Change, Changed, Job, Listener, Reshaped
 from headwise.reshape.text import Calibration, batches, spread
+from headwise.rungs.tensor import attend
 from headwise.table import amount
 from headwise.words import Note, refusal
 
@@ -119,7 +120,7 @@ def seeing(model: nn.Module, masks: Mapping[str, Mask]) -> Iterator[None]:
 
     def again(mask: Mask, call: Call) -> Tensor:
         both = mask if call.options.mask is None else call.options.mask & mask
-        return attend_by_rows(call.q, call.k, call.v, call.options._replace(mask=both))
+        return attend(call.q, call.k, call.v, call.options._replace(mask=both))
 
     with attach({site: partial(again, masks[site.name]) for site in sites_of(model) if site.name in masks}):
         yield
