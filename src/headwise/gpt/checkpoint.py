@@ -236,28 +236,18 @@ def _pickle(path: Path, kind: str = "a pickle", remedy: str = "model.safetensors
     return HeadwiseError(f"{path} is {kind}, which can run code; convert it to {remedy}")
 
 
-# Fields of our GPTConfig that a Llama-like config.json tells under names of its own.
-SIZES = ("vocab_size", "context", "n_layers", "n_heads", "n_kv_heads", "d_model", "d_ff", "norm_eps", "tied")
-
-
 def hf_form(config: GPTConfig) -> str | None:
     """The Hugging Face form that computes exactly this model: llama, qwen2, qwen3, deepseek_v3, gpt2, or None."""
     spec, windows = config.attention, set(config.windows or ()) - {None}
-    if len(windows) > 1:
-        return None  # a config of transformers has one sliding_window for all layers
-    common = config.norm_gain and config.final_norm and not config.embedding_norm
-    if common and (config.norm, config.position, config.gated) == ("rms", "rope", True):
-        if config.latent_dim is not None:
-            return None if config.bias or windows else "deepseek_v3"
-        if not config.qk_norm and not windows:
-            return "llama"
-        if not config.qk_norm:  # a Llama has no windows, and a Qwen2 whose biases are zero is one that has
-            return None if config.bias else "qwen2"
-        # Qwen3 has one epsilon for all norms, ours has 1e-6 for queries and keys, and no biases in the feed-forward.
-        return "qwen3" if config.norm_eps == 1e-6 and not config.bias else None
-    square = config.latent_dim is None and spec.n_kv_heads == spec.n_heads and spec.q_dim == config.d_model
-    if common and square and (config.norm, config.position, config.gated) == ("layer", "learned", False):
-        return "gpt2" if not config.qk_norm and not windows and config.activation.startswith("gelu") else None
+    facts = asdict(config) | {
+        "latent": spec.latent_dim is not None,
+        "windows": bool(windows),
+        "gelu": config.activation.startswith("gelu"),
+        "square": spec.n_kv_heads == spec.n_heads and spec.q_dim == config.d_model,
+    }
+    for name, family in families().items():
+        if family.form is not None and family.form["needs"].items() <= facts.items():
+            return name if len(windows) < 2 else None  # a config of transformers has one sliding_window for all layers
     return None
 
 
@@ -368,13 +358,19 @@ def as_gpt(fields: dict[str, Any], tensors: dict[str, Tensor]) -> GPT:
     """The GPT with the tensors of a Llama-like model, by its config.json; what it cannot carry is not looked for."""
     window, n_layers = fields.get("sliding_window"), fields["num_hidden_layers"]
     kinds = fields.get("layer_types") or ["sliding_attention"] * n_layers
-    names = {ours.rpartition(".")[2]: theirs for theirs, ours in _record("llama")["fields"].items()}
-    names |= {"vocab_size": "vocab_size", "tied": "tie_word_embeddings", "d_ff": names["feed_forward_width"]}
     config = GPTConfig(
-        **{ours: fields[names[ours]] for ours in SIZES},
+        vocab_size=fields["vocab_size"],
+        context=fields["max_position_embeddings"],
+        n_layers=n_layers,
+        n_heads=fields["num_attention_heads"],
+        d_model=fields["hidden_size"],
+        n_kv_heads=fields["num_key_value_heads"],
         head_dim=fields.get("head_dim"),
+        d_ff=fields["intermediate_size"],
+        norm_eps=fields["rms_norm_eps"],
         activation={"gelu_pytorch_tanh": "gelu_tanh"}.get(fields["hidden_act"], fields["hidden_act"]),
         bias=any(name.endswith("_proj.bias") and bool(x.any()) for name, x in tensors.items()),
+        tied=fields["tie_word_embeddings"],
         qk_norm="model.layers.0.self_attn.q_norm.weight" in tensors,
         windows=tuple(window if kind == "sliding_attention" else None for kind in kinds[:n_layers]),
     )

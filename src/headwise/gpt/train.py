@@ -192,8 +192,8 @@ def _curve(log: StepLog | None) -> list[CurvePoint]:
     rows = []
     for row in log.rows:
         if "held_out_loss" in row:
-            point = {"train_loss": row.get("loss"), "held_out_loss": row["held_out_loss"]}
-            rows.append({"step": row.get("step"), **point})
+            losses = {"train_loss": row.get("loss"), "held_out_loss": row["held_out_loss"]}
+            rows.append({"step": row.get("step"), **losses})
     return list(from_json(tuple[CurvePoint, ...], rows, str(log.path)))
 
 
@@ -313,6 +313,12 @@ def without_compiler(kind: type[Kind]) -> type[Kind]:
     return type(kind.__name__, (kind,), methods)
 
 
+# Under these names, so that pickle finds the class of an optimizer.
+Adam = without_compiler(torch.optim.Adam)
+AdamW = without_compiler(torch.optim.AdamW)
+Muon = without_compiler(torch.optim.Muon)
+
+
 def make_optimizers(model: GPT, recipe: Recipe) -> list[Optimizer]:
     """AdamW, with Muon on the matrices of the blocks if the recipe has a rate for it. Only matrices decay."""
     weights = dict(model.named_parameters())
@@ -324,10 +330,9 @@ def make_optimizers(model: GPT, recipe: Recipe) -> list[Optimizer]:
         {"params": [p for p in others if p.ndim < 2], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    adamw, muon = without_compiler(torch.optim.AdamW), without_compiler(torch.optim.Muon)
-    optimizers: list[Optimizer] = [adamw(groups, lr=recipe.lr, betas=recipe.betas, fused=True)]
+    optimizers: list[Optimizer] = [AdamW(groups, lr=recipe.lr, betas=recipe.betas, fused=True)]
     if recipe.muon_lr:
-        optimizers.append(muon(hidden, lr=recipe.muon_lr, weight_decay=recipe.weight_decay))
+        optimizers.append(Muon(hidden, lr=recipe.muon_lr, weight_decay=recipe.weight_decay))
     return optimizers
 
 
@@ -369,23 +374,25 @@ def restore_state(
     if not current().agree(path.exists):
         return 0, {}
     tensors, step = current().agree(lambda: (read_tensors(path), int(read_metadata(path)["step"])))
-    saved = {name: tensor.shape for name, tensor in tensors.items() if name.startswith("model.")}
-    if saved != {f"model.{name}": parameter.shape for name, parameter in weights.items()}:
+    saved = under("model.", tensors)
+    if {name: tensor.shape for name, tensor in saved.items()} != {name: p.shape for name, p in weights.items()}:
         raise HeadwiseError(f"{path} is the state of another model; resume with the settings it began with")
     with torch.no_grad():
         for name, parameter in weights.items():
-            parameter.copy_(parted(tensors[f"model.{name}"], parameter))
+            parameter.copy_(parted(saved[name], parameter))
     for n, optimizer in enumerate(optimizers):
-        moments: dict[int, dict[str, Tensor]] = {}
+        state = optimizer.state_dict()
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        prefix = f"optimizer.{n}."
-        for key, tensor in tensors.items():
-            if key.startswith(prefix):
-                index, name = key.removeprefix(prefix).split(".")
-                moments.setdefault(int(index), {})[name] = parted(tensor, parameters[int(index)])
-        optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
-    kept = {name.removeprefix("kept."): tensor for name, tensor in tensors.items() if name.startswith("kept.")}
-    return step, kept
+        for index, parameter in enumerate(parameters):
+            moments = under(f"optimizer.{n}.{index}.", tensors)
+            state["state"][index] = {name: parted(moment, parameter) for name, moment in moments.items()}
+        optimizer.load_state_dict(state)
+    return step, under("kept.", tensors)
+
+
+def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin so, by the rest of their names."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 @contextmanager

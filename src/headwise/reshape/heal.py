@@ -25,13 +25,15 @@ from headwise.cost import cache_bytes_per_token
 from headwise.errors import HeadwiseError
 from headwise.gpt.presets import warm_cosine
 from headwise.gpt.train import (
+    AdamW,
     DivergedError,
+    Muon,
     Stopped,
     interrupts,
     restore_state,
     save_state,
     take_step,
-    without_compiler,
+    under,
 )
 from headwise.heads.blocks import measure as measure_call
 from headwise.heads.documents import Document, listening
@@ -378,7 +380,7 @@ class Healing:
                 self.curve.append(HealPoint(int(step), int(tokens), mean, loss, distance))
             tokens, self.total, count = kept["sums"].tolist()
             self.tokens, self.count = int(tokens), int(count)
-            self.best = {name.removeprefix("best."): x for name, x in kept.items() if name.startswith("best.")}
+            self.best = under("best.", kept)
         return done
 
 
@@ -404,8 +406,7 @@ def silenced(weights: AttentionWeights, heads: Sequence[int]) -> AttentionWeight
 def make_optimizers(weights: Collection[nn.Parameter], recipe: HealRecipe) -> list[torch.optim.Optimizer]:
     """Muon on matrices, AdamW on the rest, without decay."""
     matrices, others = [p for p in weights if p.ndim == 2], [p for p in weights if p.ndim != 2]
-    muon, adamw = without_compiler(torch.optim.Muon), without_compiler(torch.optim.AdamW)
-    optimizers: list[torch.optim.Optimizer] = [muon(matrices, lr=recipe.lr, weight_decay=0.0)]
+    optimizers: list[torch.optim.Optimizer] = [Muon(matrices, lr=recipe.lr, weight_decay=0.0)]
     if others:
-        optimizers.append(adamw(others, lr=recipe.vector_lr, betas=(0.9, 0.95), weight_decay=0.0))
+        optimizers.append(AdamW(others, lr=recipe.vector_lr, betas=(0.9, 0.95), weight_decay=0.0))
     return optimizers
