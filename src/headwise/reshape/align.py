@@ -120,8 +120,7 @@ class KeyRule:
 
 
 def key_rule(weights: AttentionWeights) -> KeyRule:
-    rotated = {feature for pair in weights.pairs for feature in pair}
-    rest = tuple(d for d in range(weights.wk.shape[1]) if d not in rotated)
+    rest = unrotated(weights)
     if weights.k_gain is None or weights.q_gain is None:
         return KeyRule(weights.pairs, (), rest)
     gains = torch.stack([weights.q_gain, weights.k_gain]).detach()
@@ -135,6 +134,12 @@ def key_rule(weights: AttentionWeights) -> KeyRule:
     if rest and not equal(rest):
         return KeyRule(planes, (*signs, *((d,) for d in rest)), ())
     return KeyRule(planes, signs, rest)
+
+
+def unrotated(weights: AttentionWeights) -> tuple[int, ...]:
+    """The features of keys that RoPE leaves as they are."""
+    rotated = {feature for pair in weights.pairs for feature in pair}
+    return tuple(d for d in range(weights.wk.shape[1]) if d not in rotated)
 
 
 def fold(
