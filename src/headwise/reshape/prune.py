@@ -11,6 +11,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Unpack
 
@@ -144,56 +145,52 @@ def weakest(model: nn.Module, scores: Mapping[str, float], keep: float, uniform:
         raise refusal("keep_few", keep=keep, stay=stay, layers=n_layers, least=f"{1 / n_heads:.3g}")
     table = [[scores[head_name(layer, head)] for head in range(n_heads)] for layer in range(n_layers)]
     if uniform:
-        shares = uniform_shares(model)
-        gone = [_weakest_evenly(row, n_kv_heads, keep) for row in table]
+        gone = tuple(_weakest_evenly(row, n_kv_heads, keep) for row in table)
         if all(gone):
-            return tuple(gone)
-        raise refusal("keeps_all", keep=keep, shares=", ".join(f"{share:.3g}" for share in shares) or "-")
+            return gone
+        shares = ", ".join(f"{share:.3g}" for share in uniform_shares(model))
+        raise refusal("keeps_all", keep=keep, shares=shares or "-")
     ranked = sorted((score, layer, head) for layer, row in enumerate(table) for head, score in enumerate(row))
-    chosen: list[set[int]] = [set() for _ in range(n_layers)]
+    chosen: list[list[int]] = [[] for _ in range(n_layers)]
     for _, layer, head in ranked:
         if sum(map(len, chosen)) < wanted and len(chosen[layer]) < n_heads - 1:  # a layer keeps one
-            chosen[layer].add(head)
-    if not any(chosen):
+            chosen[layer].append(head)
+    if wanted == 0:
         raise HeadwiseError(f"keep={keep} of {n_layers * n_heads} heads removes none; pass a smaller one")
-    return tuple(tuple(sorted(gone)) for gone in chosen)
+    return tuple(tuple(sorted(heads)) for heads in chosen)
 
 
 def _n_gone(n: int, keep: float) -> int:
-    """How many of n go: the nearest number, the smaller of two."""
+    """How many of n go: the nearest number, the smaller of two, also where rounding made 1 - keep a little larger."""
     return math.ceil((1 - keep) * n - 0.5 - 1e-9)
 
 
 def _weakest_evenly(scores: Sequence[float], n_kv_heads: int, keep: float) -> tuple[int, ...]:
+    """Of a layer, whole groups where at least one goes, or else as many heads from each."""
     r = len(scores) // n_kv_heads
     groups = [range(g * r, (g + 1) * r) for g in range(n_kv_heads)]
     n_groups, n_each = (min(_n_gone(n, keep), n - 1) for n in (n_kv_heads, r))
-    weakest: list[int] = []
     if n_groups:
-        for group in sorted(groups, key=lambda group: sum(scores[h] for h in group))[:n_groups]:
-            weakest += group
-    elif n_each:
-        for group in groups:
-            weakest += sorted(group, key=lambda h: scores[h])[:n_each]
-    return tuple(sorted(weakest))
+        whole = sorted(groups, key=lambda group: sum(scores[h] for h in group))[:n_groups]
+        return tuple(sorted(chain(*whole)))
+    return tuple(h for group in groups for h in sorted(sorted(group, key=scores.__getitem__)[:n_each]))
 
 
 def prune_heads(model: nn.Module, heads: Gone, uniform: bool = False) -> Changed:
     """The model without those heads, as with a gate of 0 on them; HeadwiseError where `uniform` cannot be had."""
     reason, layers, names = obstacle(model, heads, uniform), layers_in_turn(model), _names(heads)
     kept, kv_kept = _remaining(model, heads)
-    n_heads = head_counts(model)[0]
+    n_heads, zeroed = head_counts(model)[0], reason is not None
+    notes = [Note.of("reshaped.gone", heads=names)]
     if reason is None:
         chosen = (w.selected(h, g) for w, h, g in zip(layers, kept, kv_kept, strict=True))
         child = with_layers(model, chosen, len(kept[0]), len(kv_kept[0]))
     else:
         child = with_layers(model, map(silenced, layers, heads))
         kept = [list(range(n_heads)) for _ in heads]
-    zeroed = reason is not None
-    what = Note.of("reshaped.zeroed" if zeroed else "reshaped.removed", count=len(names), all=len(heads) * n_heads)
-    notes = [Note.of("reshaped.gone", heads=names), _cache_note(model, child, zeroed)]
-    if zeroed:
         notes.insert(0, Note.of("reshaped.zeroed_for", reason=reason))
+    notes.append(_cache_note(model, child, zeroed))
+    what = Note.of("reshaped.zeroed" if zeroed else "reshaped.removed", count=len(names), all=len(heads) * n_heads)
     details = {"heads": names, "zeroed": zeroed}
     return Changed(child, what, details, kept, tuple(notes), silent=heads if zeroed else ())
 
@@ -204,23 +201,7 @@ def _names(heads: Gone) -> list[str]:
 
 def obstacle(model: nn.Module, heads: Gone, uniform: bool = False) -> Note | None:
     """Why these heads cannot leave the weights; None where they can. With `uniform` that is a HeadwiseError."""
-    n_heads, n_kv_heads, _ = head_counts(model)
-    r = n_heads // n_kv_heads
-    kept, kv_kept = _remaining(model, heads)
-    lost, sizes = {len(gone) for gone in heads}, {len(row) for row in kv_kept}
-    readers = [Counter(h // r for h in row).values() for row in kept]  # for each layer, of each key/value head
-    mixed = [layer for layer, counts in enumerate(readers) if len(set(counts)) > 1]
-    reason: Note | None
-    if len(lost) > 1:
-        reason = Note.of("reshaped.uneven_layers", fewest=min(lost), most=max(lost))
-    elif mixed:
-        counts = readers[mixed[0]]
-        span = {"fewest": min(counts), "most": max(counts)}
-        reason = Note.of("reshaped.uneven_groups", layer=mixed[0], **span, size=r)
-    elif len(sizes) > 1:
-        reason = Note.of("reshaped.uneven_kv_heads", fewest=min(sizes), most=max(sizes))
-    else:
-        reason = cannot_carry(model, len(kept[0]), len(kv_kept[0]))
+    reason = _reason(model, heads)
     if reason is None:
         return None
     if uniform:
@@ -229,12 +210,26 @@ def obstacle(model: nn.Module, heads: Gone, uniform: bool = False) -> Note | Non
     return Note.of("reshaped.could_leave", reason=reason, share=f"{shares[0]:.3g}") if shares else reason
 
 
+def _reason(model: nn.Module, heads: Gone) -> Note | None:
+    r = head_counts(model)[0] // head_counts(model)[1]
+    kept, kv_kept = _remaining(model, heads)
+    lost, sizes = set(map(len, heads)), set(map(len, kv_kept))
+    if len(lost) > 1:
+        return Note.of("reshaped.uneven_layers", fewest=min(lost), most=max(lost))
+    for layer, row in enumerate(kept):
+        readers = Counter(h // r for h in row).values()  # of each key/value head
+        if len(set(readers)) > 1:
+            return Note.of("reshaped.uneven_groups", layer=layer, fewest=min(readers), most=max(readers), size=r)
+    if len(sizes) > 1:
+        return Note.of("reshaped.uneven_kv_heads", fewest=min(sizes), most=max(sizes))
+    return cannot_carry(model, len(kept[0]), len(kv_kept[0]))
+
+
 def uniform_shares(model: nn.Module) -> list[float]:
-    """The shares of the heads that may stay where as many leave the weights of each layer, the largest first."""
+    """The fractions of the heads that may stay where as many leave the weights of each layer, the largest first."""
     n_heads, n_kv_heads, _ = head_counts(model)
     r = n_heads // n_kv_heads
-    sizes = {((n_kv_heads - n) * r, n_kv_heads - n) for n in range(1, n_kv_heads)}
-    sizes |= {(n_kv_heads * (r - n), n_kv_heads) for n in range(1, r)}
+    sizes = [(n * r, n) for n in range(1, n_kv_heads)] + [(n_kv_heads * n, n_kv_heads) for n in range(1, r)]
     return sorted({size[0] / n_heads for size in sizes if cannot_carry(model, *size) is None}, reverse=True)
 
 
@@ -247,12 +242,11 @@ def _remaining(model: nn.Module, heads: Gone) -> tuple[list[list[int]], list[lis
 
 def _cache_note(model: nn.Module, child: nn.Module, zeroed: bool) -> Note:
     n_heads, n_kv_heads, _ = head_counts(model)
-    now, r = head_counts(child)[1], n_heads // n_kv_heads
-    if now < n_kv_heads:
+    if (now := head_counts(child)[1]) < n_kv_heads:
         return Note.of("reshaped.cache_shrinks", before=n_kv_heads, after=now)
     if not cache_bytes(model):
         return Note.of("reshaped.no_cache_zeroed" if zeroed else "reshaped.no_cache")
     key = "reshaped.cache_zeroed" if zeroed else "reshaped.cache_stays"
     if n_kv_heads > 1 and cannot_carry(model, n_heads, 1) is None:
         key += "_share"
-    return Note.of(key, size=r)
+    return Note.of(key, size=n_heads // n_kv_heads)
