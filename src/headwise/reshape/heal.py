@@ -8,6 +8,7 @@ moment and resumed ends with the same bytes as one left alone.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import time
@@ -263,34 +264,32 @@ class Healing:
     save_seconds: float = 10.0
     curve: list[HealPoint] = field(default_factory=list)  # from before the first step on
     best: dict[str, Tensor] = field(default_factory=dict)  # weights of the best evaluation
-    order: list[Tensor] = field(default_factory=list)  # batches of this pass over the text
-    passes: int = -1  # number of this pass
     tokens: int = 0  # read so far
     total: float = 0.0  # of the loss, since the last evaluation ...
     count: int = 0  # ... over so many steps
 
     def __post_init__(self) -> None:
         self.parent.eval()
-        self.model.eval()  # dropout is off
+        self.model.eval().requires_grad_(False)  # dropout is off
+        for module in attentions(self.model):
+            module.requires_grad_(True)
         self.due = time.monotonic() + self.save_seconds
-        learning = {id(p) for module in attentions(self.model) for p in module.parameters()}
-        for parameter in self.model.parameters():
-            parameter.requires_grad_(id(parameter) in learning)
         self.weights = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.optimizers = make_optimizers(self.weights.values(), self.recipe)
-        self.every = max(1, -(-self.recipe.steps // self.recipe.evaluations))
+        self.every = math.ceil(self.recipe.steps / self.recipe.evaluations)
 
     def run(self) -> Healing:
         """Heal. Raises Stopped after Ctrl-C, with the state saved; HeadwiseError when the loss is no number."""
         start = self.restore()
+        in_turn = itertools.islice(drawn(self.train, self.recipe), start, None)
         with interrupts() as interrupted:
             if not self.curve:
                 self.evaluate(0)
                 self.keep(0, interrupted())
-            for step in range(start, self.recipe.steps):
+            for step, ids in zip(range(start, self.recipe.steps), in_turn, strict=False):
                 if len([point for point in self.curve if point.step > self.best_step]) >= self.recipe.patience:
                     break
-                self.step(step)
+                self.step(step, ids)
                 done = step + 1
                 if done % self.every == 0 or done == self.recipe.steps:
                     self.evaluate(done)
@@ -309,8 +308,7 @@ class Healing:
     def best_step(self) -> int:
         return min(self.curve, key=lambda point: point.distance).step
 
-    def step(self, step: int) -> None:
-        ids = self.batch(step)
+    def step(self, step: int, ids: Tensor) -> None:
         with hidden_states(self.parent) as parent_states, torch.no_grad():
             wanted = answers(self.parent, ids)
         with hidden_states(self.model) as child_states:
@@ -327,26 +325,13 @@ class Healing:
         silence(self.model, self.silent)
         self.tokens, self.total, self.count = self.tokens + ids.numel(), self.total + value, self.count + 1
 
-    def batch(self, step: int) -> Tensor:
-        """The documents of a step, ids (B,T): an order drawn anew for each pass over the text, from the seed alone."""
-        per_pass = len(self.order) or len(batches(self.train, self.recipe.batch))
-        number, place = divmod(step, per_pass)
-        if self.passes != number:
-            # A prime beyond any number of passes: no two seeds share the order of a pass.
-            generator = torch.Generator().manual_seed((self.recipe.seed * 1_000_003 + number) % 2**63)
-            shuffled = [self.train[i] for i in torch.randperm(len(self.train), generator=generator).tolist()]
-            in_turn = batches(shuffled, self.recipe.batch)
-            self.order = [in_turn[i] for i in torch.randperm(len(in_turn), generator=generator).tolist()]
-            self.passes = number
-        return self.order[place]
-
     def evaluate(self, step: int) -> None:
         """Add a point to the curve; its weights are kept where it is the best."""
         _, loss, distance = compared(self.parent, self.model, self.held_out)
         mean = self.total / self.count if self.count else None
-        if not self.curve or distance < min(point.distance for point in self.curve):
-            self.best = {name: p.detach().clone() for name, p in self.weights.items()}
         self.curve.append(HealPoint(step, self.tokens, mean, loss, distance))
+        if self.best_step == step:
+            self.best = {name: p.detach().clone() for name, p in self.weights.items()}
         self.total, self.count = 0.0, 0
         self.report(self.curve[-1], self.recipe.steps)
 
@@ -395,12 +380,24 @@ def silence(model: nn.Module, heads: Gone) -> None:
 
 def silenced(weights: AttentionWeights, heads: Sequence[int]) -> AttentionWeights:
     """A copy of a layer in which these heads are zero."""
-    wq, bq, wo = (None if x is None else x.detach().clone() for x in (weights.wq, weights.bq, weights.wo))
-    assert wq is not None and wo is not None
-    for rows in (wq, bq, wo.transpose(0, 1)):
-        if rows is not None and heads:
-            rows[list(heads)] = 0
-    return replace(weights, wq=wq, bq=bq, wo=wo)
+    gone = torch.tensor([head in heads for head in range(weights.n_heads)], device=weights.wq.device)[:, None]
+    return replace(
+        weights,
+        wq=weights.wq.masked_fill(gone[..., None], 0),
+        bq=None if weights.bq is None else weights.bq.masked_fill(gone, 0),
+        wo=weights.wo.masked_fill(gone, 0),
+    )
+
+
+def drawn(documents: Sequence[Tensor], recipe: HealRecipe) -> Iterator[Tensor]:
+    """Batches of ids (B,T) without end: an order drawn anew for each pass over the text, from the seed alone."""
+    for number in itertools.count():
+        # A prime beyond any number of passes: no two seeds share the order of a pass.
+        generator = torch.Generator().manual_seed((recipe.seed * 1_000_003 + number) % 2**63)
+        shuffled = [documents[i] for i in torch.randperm(len(documents), generator=generator).tolist()]
+        in_turn = batches(shuffled, recipe.batch)
+        for i in torch.randperm(len(in_turn), generator=generator).tolist():
+            yield in_turn[i]
 
 
 def make_optimizers(weights: Collection[nn.Parameter], recipe: HealRecipe) -> list[torch.optim.Optimizer]:
