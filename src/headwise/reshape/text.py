@@ -52,7 +52,7 @@ class Calibration:
     vocab_size: int
     most: int | None = None  # documents that a measurement reads
     built_in: bool = False  # is it the verb corpus, and no text of the user's?
-    about: str = ""  # what a reader of any number on it must know
+    about: tuple[str, ...] = ()  # what a reader of any number on it must know
 
     @property
     def digest(self) -> str:
@@ -144,7 +144,7 @@ def read_calibration(
             f"{name} has the token id {largest} and the model knows {folder.vocab_size} tokens: they do not belong "
             f"together"
         )
-    about = "".join(unknown_note(folder.tokens, facts["unknown"], facts["characters"]))
+    about = unknown_note(folder.tokens, facts["unknown"], facts["characters"])
     return Calibration(train, held_out, length, folder.vocab_size or largest + 1, most, is_built_in, about)
 
 
