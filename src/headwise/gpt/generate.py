@@ -202,48 +202,52 @@ KNOWN = (
     "qk_norm_eps", "dropout",
 )  # fmt: skip
 
+Product = Callable[..., None]  # (x, y, add=False): W x + b for rows of x, written into y or added to it
 
-class Product:
-    """W x + b for rows of x, written into y or added to it; W and b are those of the parts, one after another.
+
+def product(
+    *parts: nn.Linear, int8: bool, rows: int, gain: Tensor | None = None, order: Tensor | slice = slice(None)
+) -> Product:
+    """A product whose W and b are those of the parts, one after another.
 
     gain   (in) is multiplied into W; `order` rearranges the outputs
     int8   W in 8 bits with a scale for each output, x in 8 bits with one scale: torch's dynamic quantised product
     rows   how many rows x will mostly have: for one, W is stored by columns, for a few in oneDNN's own layout
     """
+    weight = torch.cat([part.weight for part in parts])[order] * (1 if gain is None else gain)
+    bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])[order]
+    rest: tuple[Any, ...]  # what the operation takes behind x
+    if int8:
+        scales = weight.abs().amax(1).clamp(min=1e-12).double() / 127  # the largest of a row becomes 127
+        zeros = torch.zeros(len(weight)).long()
+        with warnings.catch_warnings():  # torch means to drop such tensors, and has no product as fast without them
+            warnings.simplefilter("ignore", UserWarning)
+            quantised = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
+        packed = torch.ops.quantized.linear_prepack(quantised, bias)
+        # Without these instructions sums have but 16 bits, so x has to do with 7.
+        seven_bits = not torch.cpu.get_capabilities().get("avx512_vnni")
+        operation, rest = torch.ops.quantized.linear_dynamic, (packed, seven_bits)
+    elif rows > 1 and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
+        operation, rest = torch.ops.mkldnn._linear_pointwise, (packed, bias, "none", [], "")
+    else:
+        columns = weight.T.contiguous()
 
-    def __init__(
-        self, *parts: nn.Linear, int8: bool, rows: int, gain: Tensor | None = None, order: Tensor | slice = slice(None)
-    ) -> None:
-        weight = torch.cat([part.weight for part in parts])[order] * (1 if gain is None else gain)
-        bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])[order]
-        self._bias = bias
-        self._columns = weight  # transposed below, where no other product is to be had
-        self._rows: Callable[[Tensor], Tensor] | None = None  # W x + b, where something else than columns gives it
-        if int8:
-            scales = weight.abs().amax(1).clamp(min=1e-12).double() / 127  # the largest of a row becomes 127
-            zeros = torch.zeros(len(weight)).long()
-            with warnings.catch_warnings():  # torch means to drop such tensors, and has no product as fast without them
-                warnings.simplefilter("ignore", UserWarning)
-                quantised = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
-            packed = torch.ops.quantized.linear_prepack(quantised, bias)
-            # Without these instructions sums have but 16 bits, so x has to do with 7.
-            seven_bits = not torch.cpu.get_capabilities().get("avx512_vnni")
-            self._rows = lambda x: torch.ops.quantized.linear_dynamic(x, packed, seven_bits)
-        elif rows > 1 and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-            packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
-            self._rows = lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
-        else:
-            self._columns = weight.T.contiguous()
+        def by_columns(x: Tensor, y: Tensor, add: bool = False) -> None:
+            torch.addmm(y, x, columns, beta=int(add), out=y)
+            if bias is not None:
+                y.add_(bias)
 
-    def __call__(self, x: Tensor, y: Tensor, add: bool = False) -> None:
-        if self._rows is None:
-            torch.addmm(y, x, self._columns, beta=int(add), out=y)
-            if self._bias is not None:
-                y.add_(self._bias)
-        elif add:
-            y.add_(self._rows(x))
+        return by_columns
+
+    def by_rows(x: Tensor, y: Tensor, add: bool = False) -> None:
+        result = operation(x, *rest)
+        if add:
+            y.add_(result)
         else:
-            y.copy_(self._rows(x))
+            y.copy_(result)
+
+    return by_rows
 
 
 class Layer:
@@ -288,12 +292,12 @@ class Decoder:
         self.follow(model)
         self.config, self.spec = model.config, model.config.attention
         self.rotation = None if self.spec.rope is None else Rotation(self.spec.rope, self.spec.head_dim)
-        product = partial(Product, int8=int8, rows=rows)
-        self.layers = [Layer(block, product) for block in cast(list[Block], model.blocks)]
+        laid_out = partial(product, int8=int8, rows=rows)
+        self.layers = [Layer(block, laid_out) for block in cast(list[Block], model.blocks)]
         self.embedding, self.embedding_norm = model.token_embedding, model.embedding_norm
         self.positions = None if model.position_embedding is None else model.position_embedding.weight
         self.final_norm, gain = _norm(model.final_norm)
-        self.head = product(model.lm_head, gain=gain)
+        self.head = laid_out(model.lm_head, gain=gain)
 
     def follow(self, source: nn.Module) -> None:
         """Take this for the model whose form it is."""
