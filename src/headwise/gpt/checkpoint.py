@@ -39,7 +39,9 @@ MODEL_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.jso
 TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
 DIGEST = "sha256"
 FORMATS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
-TOO_MANY = 8  # times the numbers in a file; below that, an embedding may serve in several places
+# A config that describes so many times the numbers in its file is damaged. Up to that, tied weights may be the reason:
+# an embedding that serves in several places is in the file once.
+TOO_MANY = 8
 
 
 def save_model(folder: str | Path, model: GPT, tokens: Tokens) -> None:

@@ -184,7 +184,7 @@ def _choose(logits: Tensor, generator: torch.Generator, temperature: float, top_
         rows, ids = rows.topk(top_k)
     bounds = ((rows - rows.max()) / temperature).exp().cumsum(0)  # 1 at best: nothing overflows
     point = torch.rand((), generator=generator, dtype=torch.float64) * bounds[-1]
-    place = min(int(torch.searchsorted(bounds, point, right=True)), len(rows) - 1)
+    place = min(int(torch.searchsorted(bounds, point, right=True)), len(rows) - 1)  # rounding may reach the last bound
     return place if ids is None else int(ids[place])
 
 
@@ -411,8 +411,8 @@ def why_not(model: GPT) -> str | None:
     if hooked(model) or (model.training and model.config.dropout) or torch.is_autocast_enabled("cpu"):
         return "somebody watches the model, or it is being trained"
     specs = [block.attention.spec for block in cast(list[Block], model.blocks)]
-    usual = AttentionSpec(**{name: getattr(specs[0], name) for name in KNOWN})
-    plain = usual.rope is None or usual.rope == RoPE(usual.rope.theta)
+    usual = AttentionSpec(**{name: getattr(specs[0], name) for name in KNOWN})  # all that KNOWN lacks by default
+    plain = usual.rope is None or usual.rope == RoPE(usual.rope.theta)  # no scaling, all features, in halves
     for spec in specs:
         has_band = spec.mask is not None and spec.mask.band(1, 1) is not None
         if not plain or not has_band or spec.replace(mask=usual.mask) != usual:

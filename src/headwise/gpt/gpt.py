@@ -31,8 +31,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-# Of what is made one by one, or as a table, before a weight is: no model has as many. The largest matrix, of n_heads *
-# head_dim rows and d_model columns, then has fewer than 2^63 bytes in any format, as torch wants.
+# Sizes that no model exceeds: larger ones would loop for hours over layers and heads before memory is asked for. The
+# largest matrix, of n_heads * head_dim rows and d_model columns, then has fewer than 2^63 bytes, as torch wants.
 MOST = {"n_layers": 2**14, "n_heads": 2**19, "d_model": 2**19, "head_dim": 2**19, "rope_dim": 2**19}
 MOST |= {"vocab_size": 2**30, "d_ff": 2**30, "context": 2**30}
 

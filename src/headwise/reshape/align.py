@@ -34,6 +34,7 @@ from headwise.models.ask import run_body
 from headwise.models.hook import hooked
 from headwise.models.stream import sweep
 from headwise.models.weights import AttentionWeights, attentions, input_projection
+from headwise.reshape.text import n_tokens
 from headwise.words import Note
 
 ROUNDS = 12  # of generalised Procrustes analysis; its sum of squares falls in each, by less than 0.1 % in a 13th
@@ -48,19 +49,19 @@ def moments(model: nn.Module, batches: Sequence[Tensor]) -> Iterator[Tensor]:
 
     They come one by one, and of a streamed model one is held at a time.
     """
-    n_layers, n_tokens = len(attentions(model)), sum(ids.numel() for ids in batches)
+    n_layers, count = len(attentions(model)), n_tokens(batches)
     sums: dict[int, list[Tensor]] = {}  # of a short text the inputs themselves: they are a root
 
     def add(layer: int, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         x = inputs[0].detach().flatten(0, -2)
         x = x.cpu().double() if x.dtype.itemsize > 2 else x.float()  # of 8 or 11 bits: no sum of those needs more
         x = torch.cat([x, x.new_ones(len(x), 1)], 1)
-        if n_tokens <= x.shape[1]:
+        if count <= x.shape[1]:
             sums.setdefault(layer, []).append(x.cpu())
         else:
             sums[layer] = [(x.T @ x).cpu().double() + sums.get(layer, [0.0])[0]]
 
-    if not n_tokens:
+    if count == 0:
         raise HeadwiseError("there is no calibration text to read; pass one as text=")
     for turn in sweep(model, batches):
         with hooked((input_projection(model, n).register_forward_pre_hook, partial(add, n)) for n in range(n_layers)):
@@ -68,10 +69,10 @@ def moments(model: nn.Module, batches: Sequence[Tensor]) -> Iterator[Tensor]:
                 run_body(model, ids)
         for layer in sorted(sums):
             x = torch.cat(sums.pop(layer))  # inputs (N,C+1), or the sum of their squares (C+1,C+1)
-            if n_tokens <= x.shape[1]:
-                yield x.T / math.sqrt(n_tokens)
+            if count <= x.shape[1]:
+                yield x.T / math.sqrt(count)
             else:
-                values, vectors = torch.linalg.eigh(x / n_tokens)
+                values, vectors = torch.linalg.eigh(x / count)
                 yield (vectors * values.clamp(min=0).sqrt()) @ vectors.T  # what rounding made negative counts as 0
 
 

@@ -145,9 +145,9 @@ def measure(
         before, after, distance = compared(parent, child, held_out)
     kind = predicts(parent)
     tokens = context or DECODE_CONTEXT
-    cache = Pair(*(cache_bytes(model, tokens) for model in (parent, child)))
+    cache = Pair(cache_bytes(parent, tokens), cache_bytes(child, tokens))
     length = max(0, min(tokens, DECODE_CONTEXT) - NEW_TOKENS)
-    sizes = Pair(*(sum(p.numel() for p in model.parameters()) for model in (parent, child)))
+    sizes = Pair(n_parameters(parent), n_parameters(child))
     smaller = cache.after != cache.before or sizes.after != sizes.before  # else two timings differ by chance alone
     if speed is None and smaller and kind == "next" and length > 0 and stream_of(parent) is None:
         say(Note.of("reshaped.times"))
@@ -183,6 +183,10 @@ def entropies(model: nn.Module) -> Iterator[dict[str, list[float]]]:
 
     with listening(model, note):
         yield means
+
+
+def n_parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
 
 
 def cache_bytes(model: nn.Module, tokens: int = 1) -> float:

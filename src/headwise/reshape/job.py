@@ -30,7 +30,7 @@ from headwise.records import Ancestor, plain_data
 from headwise.reshape.arguments import HealRecipe, Options, recipe_of
 from headwise.reshape.export import export
 from headwise.reshape.heal import Damage, Gone, HeadPairs, Healing, HealPoint, Speed, cache_bytes, measure
-from headwise.reshape.text import Calibration, read_calibration
+from headwise.reshape.text import Calibration, n_tokens, read_calibration
 from headwise.reshape.workplace import Workplace
 from headwise.table import amount
 from headwise.words import Note
@@ -282,11 +282,11 @@ class Job:
         stream = stream_of(model)
         if stream is not None:
             parts = calibration.statistics, calibration.evaluation, calibration.evaluation
-            return stream.forecast(sum(ids.numel() for ids in chain(*parts)), calibration.length, len(parts))
+            return stream.forecast(n_tokens(chain(*parts)), calibration.length, len(parts))
         ids = calibration.evaluation[0][:1, :GLIMPSE]
         answers(model, ids)  # the first run of all is slower
         speed = ids.numel() / max(seconds_of(partial(answers, model, ids)), 1e-9)
-        to_measure = sum(ids.numel() for ids in calibration.evaluation)
+        to_measure = n_tokens(calibration.evaluation)
         to_change = self.change.tokens_run(model, calibration)
         seconds = (to_change + 2 * to_measure) / speed  # the parent and the child
         return Note.of(

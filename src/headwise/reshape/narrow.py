@@ -31,6 +31,7 @@ from headwise.models.weights import angles_by_kind, cannot_narrow, head_counts, 
 from headwise.plan import KVReach
 from headwise.records import Call
 from headwise.reshape.arguments import Options, check_narrowing
+from headwise.reshape.heal import n_parameters
 from headwise.reshape.job import Change, Changed, Job, Listener, Reshaped
 from headwise.reshape.text import Calibration, batches, spread
 from headwise.table import amount
@@ -240,7 +241,7 @@ class _Search:
 
     def _notes(self, child: nn.Module, best: Choice, first: Mapping[str, Mapping[str, float]]) -> Iterator[Note]:
         if type(child) is not type(self.model):
-            more = sum(p.numel() for p in child.parameters()) - sum(p.numel() for p in self.model.parameters())
+            more = n_parameters(child) - n_parameters(self.model)
             name = type(child).__name__.partition("For")[0]
             yield Note.of("reshaped.written_as", family=name, biases=more)
         yield Note.of("reshaped.windows_cost", cost=f"{best.cost:+.4f}", share=f"{best.fraction:.2f}")

@@ -28,7 +28,7 @@ from headwise.records import head_name
 from headwise.reshape.arguments import SCORES, Options, check_pruning, chosen_heads
 from headwise.reshape.heal import Gone, cache_bytes, silenced
 from headwise.reshape.job import Change, Changed, Job, Listener, Reshaped
-from headwise.reshape.text import Calibration
+from headwise.reshape.text import Calibration, n_tokens
 from headwise.words import Note, labelled, refusal
 
 
@@ -92,7 +92,7 @@ class Pruning(Change):
         n_heads = head_counts(model)[0] * len(attentions(model))
         # Over the text: a backward pass counts as two, a role needs importance and a survey, a head silenced one each.
         passes = {None: 0, "importance": 3, "role": 4, "ablation": 1 + n_heads}
-        return passes[self.by] * sum(ids.numel() for ids in calibration.statistics)
+        return passes[self.by] * n_tokens(calibration.statistics)
 
     def apply(self, job: Job) -> Changed:
         model = job.source.model
@@ -106,10 +106,9 @@ class Pruning(Change):
         changed = prune_heads(model, gone, self.uniform)
         if not scores:
             return changed
-        read = sum(ids.numel() for ids in job.calibration.statistics)
         part = "reshaped.held_out_of_run" if job.options.get("text") is None else "reshaped.whole_text"
-        score = labelled("reshaped", str(self.by))
-        ranked = Note.of("reshaped.ranked", by=score, tokens=f"{read:,}", shown=Note.of(part))
+        tokens = f"{n_tokens(job.calibration.statistics):,}"
+        ranked = Note.of("reshaped.ranked", by=labelled("reshaped", str(self.by)), tokens=tokens, shown=Note.of(part))
         return replace(changed, details=changed.details | {"scores": scores}, notes=(ranked, *changed.notes))
 
 
@@ -129,6 +128,7 @@ def head_scores(by: str, source: Folder, calibration: Calibration) -> dict[str, 
         raise HeadwiseError("by='role' needs the model's tokenizer, which knows delimiters; pass by='importance'")
     documents = [ids.tolist() for batch in batches for ids in batch]
     profiles = survey(source.model, text_of(source, documents), ablate="none").profiles
+    # No importance is above 1, for it is a fraction of its layer's: a head with a role comes before all without.
     return {head.name: (head.importance or 0.0) + 2.0 * bool(head.roles) for head in profiles}
 
 

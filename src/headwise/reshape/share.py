@@ -54,7 +54,7 @@ from headwise.reshape.align import (
 )
 from headwise.reshape.arguments import Options, check_kv_heads, check_sharing
 from headwise.reshape.job import Change, Changed, Job, Listener, Reshaped
-from headwise.reshape.text import Calibration
+from headwise.reshape.text import Calibration, n_tokens
 from headwise.words import Note
 
 Groups = tuple[tuple[int, ...], ...]
@@ -62,7 +62,7 @@ Pair = tuple[Tensor, Tensor]  # what is multiplied, such as queries and keys, on
 EXACT = 200  # groups at most that are priced one by one; above, a group costs the sum of its pairs
 
 Pool = Callable[[AttentionWeights, Tensor, int], AttentionWeights]  # weights, root of the moments, number of groups
-RANK = 4096  # roundings of the first component: one that is smaller than so many is rounding itself
+ROUNDINGS = 4096  # of the largest component: a component that is smaller than so many is rounding itself
 
 
 def share(
@@ -137,7 +137,7 @@ class Sharing(Change):
         return self.groups == "adjacent" and self.method in BLIND
 
     def tokens_run(self, model: nn.Module, calibration: Calibration) -> int:
-        return 0 if self.blind else sum(ids.numel() for ids in calibration.statistics)
+        return 0 if self.blind else n_tokens(calibration.statistics)
 
     def apply(self, job: Job) -> Changed:
         model = job.source.model
@@ -396,7 +396,7 @@ def _components(heads: Tensor, readers: Tensor) -> tuple[Tensor, Tensor]:
     left, right = F.pad(left, (0, missing))[..., :E], F.pad(right, (0, 0, 0, missing))[..., :E, :]
     sizes = F.pad(sizes, (0, missing))[..., :E]
     norm = mean_norm(heads.movedim(0, -3).flatten(-3, -2).abs())[..., None]
-    rounding = RANK * torch.finfo(sizes.dtype).eps * sizes[..., :1]
+    rounding = ROUNDINGS * torch.finfo(sizes.dtype).eps * sizes[..., :1]
     inverse = torch.where(sizes > rounding, norm / sizes, torch.zeros_like(sizes))
     back = left.reshape(*left.shape[:-2], *seen.shape[-3:-1], E).movedim(-3, 0).mH  # (n,...,E,F)
     return inverse[..., None] * (back @ factors), heads @ right.mH / norm[..., None]

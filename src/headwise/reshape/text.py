@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -177,6 +177,10 @@ def spread(documents: Sequence[Tensor], limit: int, most: int | None = None) -> 
     wanted = n if total <= limit else max(1, n * limit // total)
     wanted = min(wanted, most or wanted)
     return [documents[i * n // wanted] for i in range(wanted)]
+
+
+def n_tokens(batches: Iterable[Tensor]) -> int:
+    return sum(ids.numel() for ids in batches)
 
 
 def batches(documents: Sequence[Tensor], size: int | None = None, most: int | None = None) -> list[Tensor]:
