@@ -135,7 +135,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise _pickle(path)
     data = read_bytes(path)
     try:
-        tensors: dict[str, Tensor] = load(data)
+        tensors = load(data)
     except (SafetensorError, KeyError, ValueError, RuntimeError) as error:  # KeyError: a type that torch does not have
         # The length of a header may begin as a pickle (0x80) or a zip archive (PK) does, but goes on with zeros.
         if (data[:1] == b"\x80" or data[:2] == b"PK") and any(data[3:8]):
@@ -230,7 +230,7 @@ def write_shard(path: Path, tensors: Mapping[str, Tensor]) -> None:
 def read_metadata(path: Path) -> dict[str, str]:
     """The free-form strings in the header of a safetensors file that `read_tensors` accepts."""
     header, _ = _split(read_bytes(path))
-    metadata: dict[str, str] = header.get("__metadata__") or {}
+    metadata = header.get("__metadata__") or {}
     return {name: text for name, text in metadata.items() if name != DIGEST}
 
 
@@ -297,7 +297,7 @@ def _stacks(config: GPTConfig) -> dict[str, list[str]]:
     """The tensors of the file, and which of ours each stacks: GPT-2 has queries, keys and values in one."""
     form, names = hf_form(config), list(_meta_state(config))
     record = {} if form is None else _record(form)
-    parts: dict[str, str] = record.get("names", {})
+    parts = record.get("names", {})
     parts = parts | {"q_proj": "q_b_proj"} if config.q_latent_dim else parts
     if "biases" in record:  # with or without biases in our own
         all_names = _meta_state(replace(config, bias=True))

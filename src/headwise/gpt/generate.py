@@ -107,7 +107,7 @@ def continued(
     def steps() -> Iterator[list[int | None]]:
         texts = [list(prompt)[-limit:] for prompt in prompts]
         ended, written = [False] * len(texts), 0
-        reading: Texts | Apart | None = None
+        reading = None
         while written < n_tokens and not all(ended):
             form = None if decoder is None or decoder.disturbed() else decoder
             if any(len(text) > limit for text in texts) or (isinstance(reading, Texts) and reading.length >= limit):
@@ -436,5 +436,5 @@ def _norm(norm: nn.Module) -> tuple[Callable[[Tensor], Tensor], Tensor | None]:
 
 def _rms(x: Tensor, small: Tensor) -> Tensor:
     """x / sqrt(sum of squares + small^2): RMSNorm but for its gain and sqrt(width), in 3 steps; `F.rms_norm` has 9."""
-    size: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x / size.hypot(small)

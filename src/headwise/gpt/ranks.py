@@ -200,8 +200,7 @@ class _Loss(nn.Module):
         self.model = model
 
     def forward(self, ids: Tensor, targets: Tensor) -> Tensor:
-        loss: Tensor = self.model.loss(ids, targets)  # type: ignore[operator]
-        return loss
+        return self.model.loss(ids, targets)  # type: ignore[operator]
 
 
 @contextmanager
@@ -216,8 +215,7 @@ def gradients_kept(loss_module: nn.Module, keep: bool) -> Iterator[None]:
 
 def whole(tensor: Tensor) -> Tensor:
     """All of a tensor of which each rank holds a part; all ranks must ask."""
-    full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return full
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def parted(tensor: Tensor, like: Any) -> Tensor:

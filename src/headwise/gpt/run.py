@@ -224,7 +224,7 @@ def read_run(folder: Path) -> Run | None:
     if not path.exists():
         return None
     try:
-        run: Run = from_json(Run, read_json(path))
+        run = from_json(Run, read_json(path))
     except HeadwiseError as error:
         raise refusal("damaged", path=path, error=error) from None
     return run

@@ -325,7 +325,7 @@ def make_optimizers(model: GPT, recipe: Recipe) -> list[Optimizer]:
     chosen = [name for name, p in weights.items() if recipe.muon_lr and p.ndim == 2 and name.startswith("blocks.")]
     hidden = [weights.pop(name) for name in chosen]
     others = list(weights.values())
-    groups: list[dict[str, Any]] = [
+    groups = [
         {"params": [p for p in others if p.ndim >= 2], "weight_decay": recipe.weight_decay},
         {"params": [p for p in others if p.ndim < 2], "weight_decay": 0.0},
     ]

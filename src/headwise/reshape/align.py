@@ -121,20 +121,21 @@ class KeyRule:
 
 
 def key_rule(weights: AttentionWeights) -> KeyRule:
+    q_gain, k_gain = weights.q_gain, weights.k_gain
+
+    def alike(features: tuple[int, ...]) -> bool:
+        """Does no gain tell these features apart, so that they may be mixed?"""
+        if q_gain is None or k_gain is None:
+            return True
+        gains = torch.stack([q_gain, k_gain]).detach()[:, list(features)]
+        return bool((gains == gains[:, :1]).all())
+
+    signs: list[tuple[int, ...]] = [pair for pair in weights.pairs if not alike(pair)]
     rest = unrotated(weights)
-    if weights.k_gain is None or weights.q_gain is None:
-        return KeyRule(weights.pairs, (), rest)
-    gains = torch.stack([weights.q_gain, weights.k_gain]).detach()
-
-    def equal(features: tuple[int, ...]) -> bool:
-        values = gains[:, list(features)]
-        return bool((values == values[:, :1]).all())
-
-    planes = tuple(pair for pair in weights.pairs if equal(pair))
-    signs: tuple[tuple[int, ...], ...] = tuple(pair for pair in weights.pairs if not equal(pair))
-    if rest and not equal(rest):
-        return KeyRule(planes, (*signs, *((d,) for d in rest)), ())
-    return KeyRule(planes, signs, rest)
+    if not alike(rest):
+        signs += [(d,) for d in rest]
+        rest = ()
+    return KeyRule(tuple(filter(alike, weights.pairs)), tuple(signs), rest)
 
 
 def unrotated(weights: AttentionWeights) -> tuple[int, ...]:
@@ -196,7 +197,7 @@ def orthogonal_maps(heads: Tensor) -> Tensor:
         products = gram[medoid(torch.linalg.svdvals(gram).sum(-1))]  # of the target and each head
         for _ in range(_rounds(n)):
             left, _, right = torch.linalg.svd(products)
-            maps: Tensor = left @ right
+            maps = left @ right
             products = torch.einsum("jab,jibc->iac", maps, gram)
     return maps
 

@@ -131,8 +131,7 @@ class Reshaped:
     def document(self) -> dict[str, Any]:
         """All but the model, as JSON has it."""
         fields = {name: value for name, value in vars(self).items() if name != "model"} | {"won": self.won}
-        document: dict[str, Any] = plain_data(fields)
-        return document
+        return plain_data(fields)
 
 
 @dataclass
@@ -239,7 +238,7 @@ class Job:
             notes.append(Note.of("reshaped.streamed"))
         notes += calibration.about
         self.listener.damage(changed.what, tuple(notes), damage)
-        details: dict[str, object] = {**vars(self.change), **changed.details}
+        details = {**vars(self.change), **changed.details}
         curve, healed = list[HealPoint](), None
         if recipe is not None:
             healing = self._healed(recipe, changed, workplace)
