@@ -129,7 +129,7 @@ def continued(
             guess = looked_up(texts[0], room_for_guess) if isinstance(reading, Texts) else []
             logits = reading([[*ids, *guess] for ids in unread], 1 + len(guess))
             # Write a token, and what was guessed as long as it is what the model writes.
-            for place in range(1 + len(guess)):
+            for place, guessed in enumerate([*guess, None]):
                 step: list[int | None] = [None] * len(texts)
                 for n, text in enumerate(texts):
                     if not ended[n]:
@@ -140,7 +140,7 @@ def continued(
                 written += 1
                 if not all(ended):
                     yield step
-                if place < len(guess) and step != [guess[place]]:
+                if step != [guessed]:
                     break
             if isinstance(reading, Texts):  # the guesses after the last one that was right are taken back
                 reading.length -= len(guess) - place
@@ -154,10 +154,11 @@ def _check(source: Source, prompts: Sequence[Sequence[int]], *, seed: int, **num
     wrong = [i for ids in prompts for i in ids if i < 0 or (source.vocab_size is not None and i >= source.vocab_size)]
     if wrong:
         raise HeadwiseError(f"token id {wrong[0]} lies outside the vocabulary of {source.vocab_size}")
-    if numbers["n_tokens"] < 0:
-        raise HeadwiseError(f"n_tokens={numbers['n_tokens']} is negative")
-    if not numbers["temperature"] >= 0:
-        raise refusal("temperature", temperature=numbers["temperature"])
+    n_tokens, temperature = numbers["n_tokens"], numbers["temperature"]
+    if n_tokens < 0:
+        raise HeadwiseError(f"{n_tokens=} is negative")
+    if not temperature >= 0:
+        raise refusal("temperature", temperature=temperature)
     check_seed(seed)
     for name, least in (("top_k", 1), ("lookup", 0)):
         if numbers[name] is not None and numbers[name] < least:
