@@ -11,6 +11,7 @@ one line for all, and all end.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import select
 import signal
@@ -39,9 +40,9 @@ from headwise.files import is_running
 T = TypeVar("T")
 TICK, SILENT = 1.0, 15  # seconds between two signs of life; so many ticks without one, and a rank is lost
 ORPHANED = 3  # ticks after which a rank that is told to end does, though none is found lost
-# Tenths of a tick for which the first rank, which may hold the store, waits for the others to go: they hear by it of a
+# Seconds, at most, for which the first rank, which may hold the store, waits for the others to go: they hear by it of a
 # lost rank, of an error, and that all are done.
-WAIT_AFTER_LOSS, WAIT_AFTER_ERROR, WAIT_AFTER_ALL = 100, 1000, 600
+WAIT_AFTER_LOSS, WAIT_AFTER_ERROR, WAIT_AFTER_ALL = 10, 100, 60
 LOST, TERMINATED = 1, 143  # exit codes
 LONGEST = timedelta(days=7)  # one rank may evaluate or write for long while the others wait; the dead are found above
 
@@ -369,18 +370,16 @@ class _Watch(threading.Thread):
                 self._wait(WAIT_AFTER_LOSS if code == LOST else WAIT_AFTER_ERROR, lambda: self.store.check(others))
         os._exit(code)
 
-    def _wait(self, most: int, is_over: Callable[[], bool]) -> None:
-        """Wait until it is over, at most that many tenths of a tick."""
-        for _ in range(most):
-            if is_over():
-                break
+    def _wait(self, most: float, is_over: Callable[[], bool]) -> None:
+        """Wait until it is over, at most that many seconds."""
+        end = time.monotonic() + most
+        while not is_over() and time.monotonic() < end:
             time.sleep(TICK / 10)
 
     def leave(self) -> None:
         """Wait until all ranks are done. The first leaves last."""
         self.store.add("done", 1)
-        while self.store.add("done", 0) < self.world:
-            time.sleep(TICK / 10)
+        self._wait(math.inf, lambda: self.store.add("done", 0) == self.world)
         self.over.set()
         with suppress(dist.DistError):
             self.store.add("gone", 1)

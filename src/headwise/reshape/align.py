@@ -54,7 +54,8 @@ def moments(model: nn.Module, batches: Sequence[Tensor]) -> Iterator[Tensor]:
 
     def add(layer: int, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         x = inputs[0].detach().flatten(0, -2)
-        x = x.cpu().double() if x.dtype.itemsize > 2 else x.float()  # of 8 or 11 bits: no sum of those needs more
+        # Inputs in half precision have 8 or 11 bits: float32 sums their products as well as they are known.
+        x = x.float() if x.dtype.itemsize <= 2 else x.cpu().double()
         x = torch.cat([x, x.new_ones(len(x), 1)], 1)
         if count <= x.shape[1]:
             sums.setdefault(layer, []).append(x.cpu())

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -208,13 +207,13 @@ def decode_speed(parent: nn.Module, child: nn.Module, text: Tensor, length: int)
     Each model reads it once; every run begins with a copy of that cache, and gives the median of its tokens.
     """
     prompt = text.repeat(1, -(-length // text.shape[1]))[:, :length]
-    readers = [reader(model) for model in (parent, child)]
+    readers = reader(parent), reader(child)
     for read in readers:
         read(prompt)
     speeds: tuple[list[float], list[float]] = ([], [])
     for run in range(RUNS):
         for i in (0, 1) if run % 2 else (1, 0):  # neither is always the first
-            speeds[i].append(_run_speed(readers[i].fork(), prompt))
+            speeds[i].append(_run_speed(readers[i].fork(), prompt[:, :1]))
     # Whatever the distribution, fewer than 2 of 9 values lie on one side of the true median with a probability of
     # 20 / 512: the second and the last but one are bounds that hold it with a probability of 0.96.
     (low, high), (least, most) = ((side[1], side[-2]) for side in map(sorted, speeds))
@@ -222,11 +221,11 @@ def decode_speed(parent: nn.Module, child: nn.Module, text: Tensor, length: int)
     return Speed(before, after, (low, high), (least, most), RUNS, told_apart=high < least or most < low)
 
 
-def _run_speed(decode: Callable[[Tensor], Tensor], prompt: Tensor) -> float:
-    def step(n: int) -> None:
-        decode(prompt[:, n % prompt.shape[1]][:, None])[0].item()  # the number is there when the device is done
+def _run_speed(decode: Callable[[Tensor], Tensor], token: Tensor) -> float:
+    def step() -> None:
+        decode(token)[0].item()  # the number is there when the device is done
 
-    return 1 / statistics.median([seconds_of(partial(step, n)) for n in range(NEW_TOKENS)][WARM_UP:])
+    return 1 / statistics.median([seconds_of(step) for _ in range(NEW_TOKENS)][WARM_UP:])
 
 
 # Healing.

@@ -175,7 +175,8 @@ def share_heads(
             weights = weights.permuted(order)
         return POOLS[method](weights, root, n_kv_heads)
 
-    pairs = zip(layers_in_turn(model), roots or itertools.repeat(torch.empty(0)), strict=False)
+    roots = roots or itertools.repeat(torch.empty(0))  # which a method of BLIND does not look at
+    pairs = zip(layers_in_turn(model), roots, strict=False)
     child = with_layers(model, itertools.starmap(pooled, pairs), n_kv_heads=n_kv_heads)
     if set(chosen) != {neighbours}:
         for layer, sharing in enumerate(chosen):
@@ -362,7 +363,7 @@ def _key_components(weights: AttentionWeights, root: Tensor, n_groups: int) -> t
     readers = grouped(queries(weights, root).mT, weights.n_kv_heads).flatten(1, 2)
     n_heads, D, _ = heads.shape
     inward, outward = torch.zeros(2, n_heads, D, D, dtype=heads.dtype)
-    if rule.planes:
+    if rule.planes:  # RoPE rotates a query through all angles, so that a plane is read by the size of its part alone
         numbers = as_complex(heads, rule.planes)[..., None, :]
         sizes = as_complex(readers.mT, rule.planes).norm(dim=-1)[..., None, None].to(numbers.dtype)
         plane_in, plane_out = _components_by_group(numbers, sizes, n_groups)

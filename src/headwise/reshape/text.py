@@ -88,6 +88,7 @@ def read_calibration(
     if most is not None and most < 1:
         raise HeadwiseError(f"documents={most} must be at least 1: something has to be measured on")
     length = tokens or min(folder.context or LONGEST, LONGEST)
+    # A run that was trained on lines has a boundary, and puts it before each.
     by_lines = folder.family == "headwise" and folder.tokens is not None and bool(folder.tokens.frame[0])
     name, facts = "the text", Counter[str]()
     # What is read: a text, or lines to learn from and held-out ones, or ids.
