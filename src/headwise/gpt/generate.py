@@ -26,9 +26,8 @@ from headwise.gpt.gpt import GPT, Block, FeedForward
 from headwise.gpt.presets import check_seed
 from headwise.layer.layer import MultiHeadAttention
 from headwise.masks import Allowed
-from headwise.positions import RoPE
 from headwise.rungs.tensor import FEW_KEYS, Rotation, attend
-from headwise.spec import AttentionSpec, Options
+from headwise.spec import Options
 from headwise.words import refusal
 
 WORTH = 16  # tokens from which on the decode form, which takes about as long as that many steps, is made
@@ -196,12 +195,6 @@ PARTS = {
     GPT, Block, MultiHeadAttention, FeedForward, nn.ModuleList, nn.Linear, nn.Embedding, nn.RMSNorm, nn.LayerNorm,
     nn.Dropout, nn.Identity,
 }  # fmt: skip
-
-# What the form knows of an attention; all else in its spec must be as usual.
-KNOWN = (
-    "d_model", "n_heads", "n_kv_heads", "head_dim", "q_bias", "kv_bias", "out_bias", "mask", "rope", "qk_norm",
-    "qk_norm_eps", "dropout",
-)  # fmt: skip
 
 Product = Callable[..., None]  # (x, y, add=False): W x + b for rows of x, written into y or added to it
 
@@ -411,13 +404,10 @@ def why_not(model: GPT) -> str | None:
         return "it is made for float32 on the CPU"
     if hooked(model) or (model.training and model.config.dropout) or torch.is_autocast_enabled("cpu"):
         return "somebody watches the model, or it is being trained"
+    # The form knows what a config says, but for latents; a spec that somebody has changed may say more.
     specs = [block.attention.spec for block in cast(list[Block], model.blocks)]
-    usual = AttentionSpec(**{name: getattr(specs[0], name) for name in KNOWN})  # all that KNOWN lacks by default
-    plain = usual.rope is None or usual.rope == RoPE(usual.rope.theta)  # no scaling, all features, in halves
-    for spec in specs:
-        has_band = spec.mask is not None and spec.mask.band(1, 1) is not None
-        if not plain or not has_band or spec.replace(mask=usual.mask) != usual:
-            return "its attention has options that the form lacks"
+    if model.config.latent_dim is not None or specs != list(map(model.config.attention_of, range(len(specs)))):
+        return "its attention has options that the form lacks"
     return None
 
 
