@@ -52,15 +52,16 @@ def save_model(folder: str | Path, model: GPT, tokens: Tokens) -> None:
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    known = tokens.boundary is not None
-    roles = ("bos_token", "eos_token", "unk_token", "pad_token") if known else ()
-    id_roles = ("bos_token_id", "eos_token_id", "pad_token_id") if known else ()
+    texts, generation = dict(TOKENIZER_CONFIG), {"max_length": model.config.context}
+    if tokens.boundary is not None:
+        texts |= dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), BOUNDARY)
+        generation |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokens.boundary)
     tokenizer = tokens.to_json()
     write_whole(folder / "tokenizer.json", tokenizer)
     config = hf_config(model.config, tokens.boundary)
     for name, content in (
-        ("tokenizer_config.json", {**TOKENIZER_CONFIG, **dict.fromkeys(roles, BOUNDARY)}),
-        ("generation_config.json", {"max_length": model.config.context, **dict.fromkeys(id_roles, tokens.boundary)}),
+        ("tokenizer_config.json", texts),
+        ("generation_config.json", generation),
         ("config.json", config),
     ):
         write_whole(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
@@ -272,10 +273,11 @@ def hf_config(config: GPTConfig, boundary: int | None) -> dict[str, Any]:
     fields[record["activation"]] = record.get(config.activation, config.activation)
     if "rope_theta" in fields:
         fields["rope_parameters"] = {"rope_type": "default", "rope_theta": config.rope_theta}
-    if any(config.windows or ()):
+    windows = config.windows or ()
+    if any(windows):
         fields |= {
-            "layer_types": ["full_attention" if w is None else "sliding_attention" for w in config.windows or ()],
-            "sliding_window": max(w for w in config.windows or () if w is not None),
+            "layer_types": ["full_attention" if window is None else "sliding_attention" for window in windows],
+            "sliding_window": next(filter(None, windows)),
             "use_sliding_window": True,
         }
     return {
