@@ -99,9 +99,9 @@ class DivergedError(HeadwiseError):
 class Stopped(KeyboardInterrupt):
     """Training was interrupted and has saved its state."""
 
-    def __init__(self, step: int, folder: Path | None = None) -> None:
+    def __init__(self, step: int) -> None:
         super().__init__(f"stopped after step {step}")
-        self.step, self.folder = step, folder
+        self.step = step
 
 
 def train(
@@ -172,7 +172,7 @@ def train(
                     save_state(folder / STATE, weights, optimizers, done)
                     saved_at = time.monotonic()
                 if stopping:
-                    raise Stopped(done, folder)
+                    raise Stopped(done)
     except DivergedError as error:
         raise HeadwiseError(f"training diverged: {error}; lower the learning rate or take another seed") from None
     save_state(folder / STATE, weights, optimizers, recipe.steps)
@@ -235,7 +235,7 @@ def take_step(
     """Update the weights by the gradients of a loss (a scalar), which are gone afterwards; returns the loss.
 
     step  the number of this update, from 0
-    rate  the share of its peak learning rate that each optimizer takes
+    rate  the fraction of its peak learning rate that each optimizer takes
     clip  largest norm of all gradients together
 
     Raises DivergedError, before any weight changes, when the loss or the gradient is no number.

@@ -133,7 +133,7 @@ def head_scores(by: str, source: Folder, calibration: Calibration) -> dict[str, 
 
 
 def weakest(model: nn.Module, scores: Mapping[str, float], keep: float, uniform: bool) -> Gone:
-    """The heads with the lowest scores, so that a share `keep` of all remains.
+    """The heads with the lowest scores, so that a fraction `keep` of all remains.
 
     uniform  the same number from each layer: whole groups by their mean score, else evenly from each group
     """
@@ -148,8 +148,8 @@ def weakest(model: nn.Module, scores: Mapping[str, float], keep: float, uniform:
         gone = tuple(_weakest_evenly(row, n_kv_heads, keep) for row in table)
         if all(gone):
             return gone
-        shares = ", ".join(f"{share:.3g}" for share in uniform_shares(model))
-        raise refusal("keeps_all", keep=keep, shares=shares or "-")
+        fractions = ", ".join(f"{fraction:.3g}" for fraction in uniform_fractions(model))
+        raise refusal("keeps_all", keep=keep, shares=fractions or "-")
     ranked = sorted((score, layer, head) for layer, row in enumerate(table) for head, score in enumerate(row))
     chosen: list[list[int]] = [[] for _ in range(n_layers)]
     for _, layer, head in ranked:
@@ -206,8 +206,8 @@ def obstacle(model: nn.Module, heads: Gone, uniform: bool = False) -> Note | Non
         return None
     if uniform:
         raise HeadwiseError(Note.of("reshaped.without_uniform", reason=reason))
-    shares = uniform_shares(model)
-    return Note.of("reshaped.could_leave", reason=reason, share=f"{shares[0]:.3g}") if shares else reason
+    fractions = uniform_fractions(model)
+    return Note.of("reshaped.could_leave", reason=reason, share=f"{fractions[0]:.3g}") if fractions else reason
 
 
 def _reason(model: nn.Module, heads: Gone) -> Note | None:
@@ -225,7 +225,7 @@ def _reason(model: nn.Module, heads: Gone) -> Note | None:
     return cannot_carry(model, len(kept[0]), len(kv_kept[0]))
 
 
-def uniform_shares(model: nn.Module) -> list[float]:
+def uniform_fractions(model: nn.Module) -> list[float]:
     """The fractions of the heads that may stay where as many leave the weights of each layer, the largest first."""
     n_heads, n_kv_heads, _ = head_counts(model)
     r = n_heads // n_kv_heads
