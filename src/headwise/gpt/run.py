@@ -12,11 +12,12 @@ lock                held while a process trains here
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,7 @@ class Settings:
     lines: bool | None = None  # None takes the preset's way
     seed: int = 0
     steps: int | None = None  # None takes the recipe's
-    shape: dict[str, Any] = field(default_factory=dict)  # fields of GPTConfig that differ from the preset
-    # From here on `field` is this one, and no longer that of dataclasses.
+    shape: dict[str, Any] = dataclasses.field(default_factory=dict)  # fields of GPTConfig that differ from the preset
     field: str | None = None  # of the records of .jsonl and .parquet the one with the text; None takes "text"
     replay: str | None = None  # the rung on which microgpt was replayed: it learned from all lines and held none out
 

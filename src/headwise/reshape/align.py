@@ -221,13 +221,12 @@ def _rounds(n: int) -> int:
 
 def as_complex(heads: Tensor, planes: tuple[tuple[int, ...], ...]) -> Tensor:
     """(n,D,X) -> (n,P,X): the two features of a plane as one complex number."""
-    first, second = map(list, zip(*planes, strict=True))
-    return torch.complex(heads[:, first], heads[:, second])
+    return torch.complex(*heads[:, torch.tensor(planes)].unbind(2))
 
 
 def write_planes(maps: Tensor, numbers: Tensor, planes: tuple[tuple[int, ...], ...]) -> None:
     """Write complex numbers (n,P) into maps (n,D,D) as what multiplies the planes by them."""
-    first, second = map(list, zip(*planes, strict=True))
+    first, second = torch.tensor(planes).T
     maps[:, first, first] = maps[:, second, second] = numbers.real
     maps[:, first, second], maps[:, second, first] = -numbers.imag, numbers.imag
 

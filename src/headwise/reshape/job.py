@@ -114,7 +114,7 @@ class Reshaped:
         parts = []
         if cache.before:
             unit, size = ("KiB", 1024) if min(cache.before, cache.after) >= 1024 else ("bytes", 1)
-            before, after = (f"{n / size:,.4g}" for n in vars(cache).values())
+            before, after = (f"{n / size:,.4g}" for n in (cache.before, cache.after))
             key = "reshaped.cache_changed" if after != before else "reshaped.cache_as_before"
             parts.append(Note.of(key, before=before, after=after, unit=unit, context=f"{last.context:,}"))
         if texts is not None and texts.before and texts.after != texts.before:
