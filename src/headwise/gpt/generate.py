@@ -247,7 +247,7 @@ def product(
 class Layer:
     """One block: what its norms leave to do, and its products."""
 
-    def __init__(self, block: Block, product: Callable[..., Product]) -> None:
+    def __init__(self, block: Block, window: int | None, laid_out: Callable[..., Product]) -> None:
         attention, ff, spec = block.attention, block.feed_forward, block.attention.spec
         H, G, D = spec.n_heads, spec.n_kv_heads, spec.head_dim
         # (H+2G,D) where each output of the product stands in W_Q, W_K and W_V, one below another.
@@ -260,13 +260,12 @@ class Layer:
             gains = [attention.q_norm.weight.expand(H, D), attention.k_norm.weight.expand(G, D)]
             self.gain = D**0.5 * torch.cat(gains).gather(1, order[: H + G] % D)  # in the order of the features
         assert spec.mask is not None  # or there is no decode form (`why_not`)
-        self.mask = spec.mask
-        self.low, _ = spec.mask.band(1, 1) or (None, None)  # the least j - i that a query sees; None: all before it
+        self.mask, self.window = spec.mask, window  # how many tokens a query sees; None: all before it
         self.norm, gain = _norm(block.attention_norm)
-        self.heads = product(attention.q_proj, attention.k_proj, attention.v_proj, gain=gain, order=order.flatten())
-        self.out, self.down = product(attention.o_proj), product(ff.down)
+        self.heads = laid_out(attention.q_proj, attention.k_proj, attention.v_proj, gain=gain, order=order.flatten())
+        self.out, self.down = laid_out(attention.o_proj), laid_out(ff.down)
         self.second_norm, gain = _norm(block.feed_forward_norm)
-        self.up = product(*([] if ff.gate is None else [ff.gate]), ff.up, gain=gain)
+        self.up = laid_out(*([] if ff.gate is None else [ff.gate]), ff.up, gain=gain)
         self.activation = ff.activation
 
 
@@ -287,7 +286,8 @@ class Decoder:
         self.config, self.spec = model.config, model.config.attention
         self.rotation = None if self.spec.rope is None else Rotation(self.spec.rope, self.spec.head_dim)
         laid_out = partial(product, int8=int8, rows=rows)
-        self.layers = [Layer(block, laid_out) for block in cast(list[Block], model.blocks)]
+        blocks = cast(list[Block], model.blocks)
+        self.layers = [Layer(block, model.config.window(n), laid_out) for n, block in enumerate(blocks)]
         self.embedding, self.embedding_norm = model.token_embedding, model.embedding_norm
         self.positions = None if model.position_embedding is None else model.position_embedding.weight
         self.final_norm, gain = _norm(model.final_norm)
@@ -388,8 +388,8 @@ class Texts:
         if T > 1 or S < FEW_KEYS:  # a single query of many keys needs no mask but for padding
             mask = layer.mask if alive is None else layer.mask & Allowed(alive)
             return attend(self._q.transpose(1, 2), k, v, Options(mask)).transpose(1, 2).reshape(B * T, -1)
-        if layer.low is not None and 1 - layer.low < S:  # a window, and the text is longer
-            seen = slice(S - 1 + layer.low, S)
+        if layer.window is not None and layer.window < S:
+            seen = slice(-layer.window, None)
             k, v = k[:, :, seen], v[:, :, seen]
             alive = None if alive is None else alive[..., seen]
         return F.scaled_dot_product_attention(self._groups, k, v, alive).view(B, -1)
