@@ -148,9 +148,9 @@ class Job:
     def run(self) -> Reshaped:
         """Do it. Raises HeadwiseError for bad input, Stopped after Ctrl-C in healing, whose state then waits."""
         model, options = self.model, self.options
-        self.recipe, out = recipe_of(options), options.get("out")
+        self.recipe, self.device, out = recipe_of(options), options.get("device", "cpu"), options.get("out")
         if isinstance(model, nn.Module):
-            if options.get("device", "cpu") != "cpu":
+            if self.device != "cpu":
                 raise HeadwiseError("device= is where a folder is opened; a model in memory stays where it is")
             self.source = described(model) or Folder(
                 IN_MEMORY, model, None, context_of(model), family_of(model).name, vocabulary_of(model)
@@ -164,7 +164,7 @@ class Job:
             if out is not None:
                 workplace = stack.enter_context(Workplace(path, Path(out), options.get("force", False)))
             if not isinstance(model, nn.Module):
-                self.source = open_folder(path, stream=options.get("stream"), device=options.get("device", "cpu"))
+                self.source = open_folder(path, stream=options.get("stream"), device=self.device)
             stack.enter_context(_left_alone(self.source.model))
             self._check(workplace)
             read = options.get("text"), self.source, options.get("tokens"), options.get("documents")
@@ -271,7 +271,7 @@ class Job:
                 raise
             raise Stopped(curve[-1].step) from None  # the state of the healing waits
         if stream is not None:  # its files have moved
-            model = open_folder(workplace.shown, stream=True, device=self.options.get("device", "cpu")).model
+            model = open_folder(workplace.shown, stream=True, device=self.device).model
         return replace(report, model=model, verified=verified)
 
     @torch.no_grad()
