@@ -99,9 +99,9 @@ class DivergedError(HeadwiseError):
 class Stopped(KeyboardInterrupt):
     """Training was interrupted and has saved its state."""
 
-    def __init__(self, step: int) -> None:
+    def __init__(self, step: int, folder: Path | None = None) -> None:
         super().__init__(f"stopped after step {step}")
-        self.step = step
+        self.step, self.folder = step, folder  # the command tells both
 
 
 def train(
@@ -172,7 +172,7 @@ def train(
                     save_state(folder / STATE, weights, optimizers, done)
                     saved_at = time.monotonic()
                 if stopping:
-                    raise Stopped(done)
+                    raise Stopped(done, folder)
     except DivergedError as error:
         raise HeadwiseError(f"training diverged: {error}; lower the learning rate or take another seed") from None
     save_state(folder / STATE, weights, optimizers, recipe.steps)
