@@ -86,7 +86,7 @@ def load_model(folder: str | Path) -> tuple[GPT, Tokens]:
         raise HeadwiseError(f"{path}: {error}") from None
     except (KeyError, TypeError) as error:
         raise HeadwiseError(f"{path} does not describe a headwise model ({type(error).__name__}: {error})") from None
-    tensors = read_tensors(weights)
+    tensors, written = read_tensors(weights)
     bad = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
     if bad:
         raise HeadwiseError(f"{weights} has NaN or inf in {bad[0]}; the model is not usable")
@@ -104,7 +104,6 @@ def load_model(folder: str | Path) -> tuple[GPT, Tokens]:
             f"{folder / 'tokenizer.json'} has {len(tokens)} tokens and the model knows {config.vocab_size}: "
             f"they do not belong together"
         )
-    written = read_metadata(weights)
     sealed = {"config.json": section, "tokenizer": read_json(folder / "tokenizer.json")}
     for name, content in sealed.items():
         expected = digest(content)
@@ -130,8 +129,8 @@ def _check_sizes(folder: Path, config: GPTConfig, tensors: dict[str, Tensor]) ->
     )
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file."""
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a safetensors file, and the free-form strings in its header."""
     if path.suffix in PICKLED:
         raise _pickle(path)
     data = read_bytes(path)
@@ -143,10 +142,11 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             raise _pickle(path, "a pickle under another name", "safetensors") from None
         raise refusal("cut_short", path=path, count=len(data), error=error) from None
     header, contents = _split(data)
-    written = (header.get("__metadata__") or {}).pop(DIGEST, None)
+    metadata = header.get("__metadata__") or {}
+    written = metadata.pop(DIGEST, None)
     if written not in (None, digest(header, contents)):
         raise HeadwiseError(f"{path} is damaged: its contents are not those that were written to it (SHA-256)")
-    return tensors
+    return tensors, metadata
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
@@ -226,13 +226,6 @@ def write_shard(path: Path, tensors: Mapping[str, Tensor]) -> None:
         file.write(_written(header))
         for tensor in tensors.values():
             file.write(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-
-
-def read_metadata(path: Path) -> dict[str, str]:
-    """The free-form strings in the header of a safetensors file that `read_tensors` accepts."""
-    header, _ = _split(read_bytes(path))
-    metadata = header.get("__metadata__") or {}
-    return {name: text for name, text in metadata.items() if name != DIGEST}
 
 
 def _pickle(path: Path, kind: str = "a pickle", remedy: str = "model.safetensors first") -> HeadwiseError:

@@ -31,7 +31,7 @@ from torch.optim import Optimizer
 from headwise.corpus.training import HELD_OUT_TOKENS, Batch, Documents, Stream
 from headwise.errors import HeadwiseError
 from headwise.files import StepLog
-from headwise.gpt.checkpoint import read_metadata, read_tensors, write_tensors
+from headwise.gpt.checkpoint import read_tensors, write_tensors
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import Recipe
 from headwise.gpt.ranks import current, gradients_kept, parted, whole
@@ -373,7 +373,7 @@ def restore_state(
     """Load what `save_state` wrote; returns the steps done and what was kept; 0 and nothing without a file."""
     if not current().agree(path.exists):
         return 0, {}
-    tensors, step = current().agree(lambda: (read_tensors(path), int(read_metadata(path)["step"])))
+    tensors, metadata = current().agree(lambda: read_tensors(path))
     saved = under("model.", tensors)
     if {name: tensor.shape for name, tensor in saved.items()} != {name: p.shape for name, p in weights.items()}:
         raise HeadwiseError(f"{path} is the state of another model; resume with the settings it began with")
@@ -387,7 +387,7 @@ def restore_state(
             moments = under(f"optimizer.{n}.{index}.", tensors)
             state["state"][index] = {name: parted(moment, parameter) for name, moment in moments.items()}
         optimizer.load_state_dict(state)
-    return step, under("kept.", tensors)
+    return int(metadata["step"]), under("kept.", tensors)
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -92,7 +92,7 @@ def verify(model: nn.Module, folder: Path, probe: Path, context: int | None) -> 
 
 
 def main(folder: Path, probe: Path, how: str, device: str) -> None:
-    tensors = read_tensors(probe)
+    tensors, _ = read_tensors(probe)
     if how == "streamed":  # in the format of the weights, with which those in memory were read
         by, model = "headwise, layer by layer", open_folder(folder, stream=True, device=device).model
     elif how == "stock" and find_spec("transformers") is not None:
