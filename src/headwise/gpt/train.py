@@ -321,15 +321,18 @@ Muon = without_compiler(torch.optim.Muon)
 
 def make_optimizers(model: GPT, recipe: Recipe) -> list[Optimizer]:
     """AdamW, with Muon on the matrices of the blocks if the recipe has a rate for it. Only matrices decay."""
-    weights = dict(model.named_parameters())
-    chosen = [name for name, p in weights.items() if recipe.muon_lr and p.ndim == 2 and name.startswith("blocks.")]
-    hidden = [weights.pop(name) for name in chosen]
-    others = list(weights.values())
+    hidden, matrices, vectors = list[nn.Parameter](), list[nn.Parameter](), list[nn.Parameter]()
+    for name, p in model.named_parameters():
+        if p.ndim < 2:
+            vectors.append(p)
+        elif recipe.muon_lr and p.ndim == 2 and name.startswith("blocks."):
+            hidden.append(p)
+        else:
+            matrices.append(p)
     groups = [
-        {"params": [p for p in others if p.ndim >= 2], "weight_decay": recipe.weight_decay},
-        {"params": [p for p in others if p.ndim < 2], "weight_decay": 0.0},
+        {"params": matrices, "weight_decay": recipe.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
     ]
-    groups = [group for group in groups if group["params"]]
     optimizers: list[Optimizer] = [AdamW(groups, lr=recipe.lr, betas=recipe.betas, fused=True)]
     if recipe.muon_lr:
         optimizers.append(Muon(hidden, lr=recipe.muon_lr, weight_decay=recipe.weight_decay))
