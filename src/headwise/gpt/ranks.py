@@ -11,7 +11,6 @@ one line for all, and all end.
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import select
 import signal
@@ -71,7 +70,7 @@ class Ranks:
             return list(numbers)
         total = torch.tensor(numbers, dtype=torch.float64)
         dist.all_reduce(total)
-        return list(total.tolist())
+        return total.tolist()
 
     def agree(self, make: Callable[[], T]) -> T:
         """What the first rank makes, on all."""
@@ -79,8 +78,7 @@ class Ranks:
             return make()
         box: list[Any] = [None if self.rank else make()]
         dist.broadcast_object_list(box)
-        made: T = box[0]
-        return made
+        return box[0]
 
     def gathered(self, value: T) -> list[T]:
         """The value of each rank, in their order, on all."""
@@ -379,7 +377,8 @@ class _Watch(threading.Thread):
     def leave(self) -> None:
         """Wait until all ranks are done. The first leaves last."""
         self.store.add("done", 1)
-        self._wait(math.inf, lambda: self.store.add("done", 0) == self.world)
+        while self.store.add("done", 0) < self.world:
+            time.sleep(TICK / 10)
         self.over.set()
         with suppress(dist.DistError):
             self.store.add("gone", 1)
