@@ -23,7 +23,7 @@ from headwise import HeadwiseError
 from headwise.corpus.tokens import Tokens
 from headwise.corpus.training import Stream
 from headwise.gpt import train as training
-from headwise.gpt.checkpoint import read_metadata, read_tensors
+from headwise.gpt.checkpoint import read_tensors
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import Recipe
 from headwise.gpt.ranks import ALONE, Ranks, _Watch, current, joined, whole
@@ -162,7 +162,7 @@ def test_a_model_split_by_heads_is_the_whole_one(two: Path) -> None:
 @pytest.mark.parametrize("name", ["ddp", "shard"])
 def test_two_processes_see_the_losses_of_one(two: Path, name: str) -> None:
     assert far(two, name) < 1e-5
-    alone, shared = (read_tensors(two / each / STATE) for each in ("alone", name))
+    alone, shared = (read_tensors(two / each / STATE)[0] for each in ("alone", name))
     assert {key: value.shape for key, value in alone.items()} == {key: value.shape for key, value in shared.items()}
     log = [json.loads(line) for line in (two / name / METRICS).read_text().splitlines()]
     assert [row["step"] for row in log] == [*range(1, STEPS + 1)]
@@ -240,7 +240,7 @@ def at_work(folder: Path, seconds: float = 60) -> int:
     end = time.monotonic() + seconds
     while not (folder / STATE).exists() and time.monotonic() < end:
         time.sleep(0.05)
-    return int(read_metadata(folder / STATE)["step"])
+    return int(read_tensors(folder / STATE)[1]["step"])
 
 
 def test_a_run_of_two_is_a_run_folder(book: Path, tmp_path: Path) -> None:
@@ -282,8 +282,7 @@ def test_a_lost_process_ends_the_others(book: Path, tmp_path: Path, lost: int, m
     )
     assert re.match(f"headwise: ({fact}); all end, and no file is half written; ", line)
     assert "Traceback" not in ended[1 - lost].err
-    assert int(read_metadata(tmp_path / "run" / STATE)["step"]) >= saved  # whole, by its digest
-    read_tensors(tmp_path / "run" / STATE)
+    assert int(read_tensors(tmp_path / "run" / STATE)[1]["step"]) >= saved  # whole, by its digest
 
 
 def often_saved(*words: object) -> None:
@@ -301,7 +300,7 @@ def test_control_c_saves_and_is_told_once(book: Path, tmp_path: Path) -> None:
     ended = started.wait()
     assert [each.code for each in ended] == [130, 130], ended[0].err
     (line,) = lines(ended)
-    step = read_metadata(tmp_path / "run" / STATE)["step"]
+    step = read_tensors(tmp_path / "run" / STATE)[1]["step"]
     assert line == f"headwise: stopped after step {step}, and saved; go on with --resume --out {tmp_path / 'run'}"
 
 

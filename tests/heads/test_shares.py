@@ -19,7 +19,7 @@ from processes import Started, command, together
 from headwise.corpus.documents import Text
 from headwise.corpus.tokens import Tokens
 from headwise.gpt import ranks
-from headwise.gpt.checkpoint import read_metadata, save_model, write_tensors
+from headwise.gpt.checkpoint import read_tensors, save_model, write_tensors
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.ranks import Ranks
 from headwise.heads import tally as sharing
@@ -129,7 +129,7 @@ def test_a_survey_goes_on_from_what_is_kept(
         with pytest.raises(KeyboardInterrupt):
             survey(model, text, keep=tmp_path, progress=until(limit), **options)
     same(survey(model, text, keep=tmp_path, progress=until(10**9), **options), expected)
-    kept = [json.loads(read_metadata(path)["documents"]) for path in sorted(tmp_path.glob("tally-*"))]
+    kept = [json.loads(read_tensors(path)[1]["documents"]) for path in sorted(tmp_path.glob("tally-*"))]
     numbers = [n for ranges in kept for ends in ranges for n in range(*ends)]
     assert sorted(numbers) == list(range(len(text.documents))) and len(kept) == 3
     count = len(read)

@@ -1,5 +1,6 @@
 """Healing: it brings the child nearer, keeps zeroed heads zero, and loses nothing when it is stopped or killed."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from headwise.gpt.train import Stopped
 from headwise.models.ask import answers
 from headwise.reshape.align import moments
 from headwise.reshape.arguments import HealRecipe
-from headwise.reshape.heal import STATE, Healing, HealPoint, compared, divergence, relative_error
+from headwise.reshape.heal import STATE, Healing, HealPoint, compared, divergence, drawn, relative_error
 from headwise.reshape.prune import prune_heads
 from headwise.reshape.share import share_heads
 
@@ -75,7 +76,7 @@ def test_curves_and_rates() -> None:
     work = Healing(*pair(), TRAIN, HELD_OUT, replace(RECIPE, steps=20, warmup=0.2))
     factors = []
     for step in (0, 3, 4, 12, 19):
-        work.step(step)
+        work.step(step, TRAIN[0][None])
         factors.append({group["lr"] / o.defaults["lr"] for o in work.optimizers for group in o.param_groups})
     assert [len(factor) for factor in factors] == [1] * 5
     assert [factor.pop() for factor in factors] == pytest.approx([0.25, 1, 1, 0.5, 0.5 - 0.5 * math.cos(math.pi / 16)])
@@ -137,13 +138,8 @@ def test_weights_that_were_best_before_it_was_stopped_are_handed_out_after(tmp_p
 
 
 def test_each_document_is_read_once_before_any_comes_again() -> None:
-    parent, child = pair()
-    work = Healing(parent, child, TRAIN, HELD_OUT, RECIPE)
-
-    def heal_batch(step: int) -> list[tuple[int, ...]]:
-        return [tuple(ids.tolist()) for ids in work.batch(step)]
-
-    batches = [heal_batch(step) for step in range(38)]  # 19 and 18 documents of two lengths, two at a time: 19 batches
+    # 19 and 18 documents of two lengths, two at a time: 19 batches
+    batches = [[tuple(ids.tolist()) for ids in batch] for batch in itertools.islice(drawn(TRAIN, RECIPE), 38)]
     first, second = (sorted(ids for batch in some for ids in batch) for some in (batches[:19], batches[19:]))
     assert first == second == sorted(tuple(ids.tolist()) for ids in TRAIN)
     assert batches[:19] != batches[19:]

@@ -39,7 +39,9 @@ MODEL_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.jso
 TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
 DIGEST = "sha256"
 FORMATS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
-TOO_MANY = 8  # times the numbers in a file; below that, an embedding may serve in several places
+# A config that describes so many times the numbers in its file is damaged. Up to that, tied weights may be the reason:
+# an embedding that serves in several places is in the file once.
+TOO_MANY = 8
 
 
 def save_model(folder: str | Path, model: GPT, tokens: Tokens) -> None:
@@ -50,15 +52,16 @@ def save_model(folder: str | Path, model: GPT, tokens: Tokens) -> None:
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    known = tokens.boundary is not None
-    roles = ("bos_token", "eos_token", "unk_token", "pad_token") if known else ()
-    id_roles = ("bos_token_id", "eos_token_id", "pad_token_id") if known else ()
+    texts, generation = dict(TOKENIZER_CONFIG), {"max_length": model.config.context}
+    if tokens.boundary is not None:
+        texts |= dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), BOUNDARY)
+        generation |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokens.boundary)
     tokenizer = tokens.to_json()
     write_whole(folder / "tokenizer.json", tokenizer)
     config = hf_config(model.config, tokens.boundary)
     for name, content in (
-        ("tokenizer_config.json", {**TOKENIZER_CONFIG, **dict.fromkeys(roles, BOUNDARY)}),
-        ("generation_config.json", {"max_length": model.config.context, **dict.fromkeys(id_roles, tokens.boundary)}),
+        ("tokenizer_config.json", texts),
+        ("generation_config.json", generation),
         ("config.json", config),
     ):
         write_whole(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
@@ -83,7 +86,7 @@ def load_model(folder: str | Path) -> tuple[GPT, Tokens]:
         raise HeadwiseError(f"{path}: {error}") from None
     except (KeyError, TypeError) as error:
         raise HeadwiseError(f"{path} does not describe a headwise model ({type(error).__name__}: {error})") from None
-    tensors = read_tensors(weights)
+    tensors, written = read_tensors(weights)
     bad = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
     if bad:
         raise HeadwiseError(f"{weights} has NaN or inf in {bad[0]}; the model is not usable")
@@ -101,7 +104,6 @@ def load_model(folder: str | Path) -> tuple[GPT, Tokens]:
             f"{folder / 'tokenizer.json'} has {len(tokens)} tokens and the model knows {config.vocab_size}: "
             f"they do not belong together"
         )
-    written = read_metadata(weights)
     sealed = {"config.json": section, "tokenizer": read_json(folder / "tokenizer.json")}
     for name, content in sealed.items():
         expected = digest(content)
@@ -127,23 +129,24 @@ def _check_sizes(folder: Path, config: GPTConfig, tensors: dict[str, Tensor]) ->
     )
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file."""
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a safetensors file, and the free-form strings in its header."""
     if path.suffix in PICKLED:
         raise _pickle(path)
     data = read_bytes(path)
     try:
-        tensors: dict[str, Tensor] = load(data)
+        tensors = load(data)
     except (SafetensorError, KeyError, ValueError, RuntimeError) as error:  # KeyError: a type that torch does not have
         # The length of a header may begin as a pickle (0x80) or a zip archive (PK) does, but goes on with zeros.
         if (data[:1] == b"\x80" or data[:2] == b"PK") and any(data[3:8]):
             raise _pickle(path, "a pickle under another name", "safetensors") from None
         raise refusal("cut_short", path=path, count=len(data), error=error) from None
     header, contents = _split(data)
-    written = (header.get("__metadata__") or {}).pop(DIGEST, None)
+    metadata = header.get("__metadata__") or {}
+    written = metadata.pop(DIGEST, None)
     if written not in (None, digest(header, contents)):
         raise HeadwiseError(f"{path} is damaged: its contents are not those that were written to it (SHA-256)")
-    return tensors
+    return tensors, metadata
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
@@ -225,39 +228,22 @@ def write_shard(path: Path, tensors: Mapping[str, Tensor]) -> None:
             file.write(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
 
 
-def read_metadata(path: Path) -> dict[str, str]:
-    """The free-form strings in the header of a safetensors file that `read_tensors` accepts."""
-    header, _ = _split(read_bytes(path))
-    metadata: dict[str, str] = header.get("__metadata__") or {}
-    return {name: text for name, text in metadata.items() if name != DIGEST}
-
-
 def _pickle(path: Path, kind: str = "a pickle", remedy: str = "model.safetensors first") -> HeadwiseError:
     return HeadwiseError(f"{path} is {kind}, which can run code; convert it to {remedy}")
-
-
-# Fields of our GPTConfig that a Llama-like config.json tells under names of its own.
-SIZES = ("vocab_size", "context", "n_layers", "n_heads", "n_kv_heads", "d_model", "d_ff", "norm_eps", "tied")
 
 
 def hf_form(config: GPTConfig) -> str | None:
     """The Hugging Face form that computes exactly this model: llama, qwen2, qwen3, deepseek_v3, gpt2, or None."""
     spec, windows = config.attention, set(config.windows or ()) - {None}
-    if len(windows) > 1:
-        return None  # a config of transformers has one sliding_window for all layers
-    common = config.norm_gain and config.final_norm and not config.embedding_norm
-    if common and (config.norm, config.position, config.gated) == ("rms", "rope", True):
-        if config.latent_dim is not None:
-            return None if config.bias or windows else "deepseek_v3"
-        if not config.qk_norm and not windows:
-            return "llama"
-        if not config.qk_norm:  # a Llama has no windows, and a Qwen2 whose biases are zero is one that has
-            return None if config.bias else "qwen2"
-        # Qwen3 has one epsilon for all norms, ours has 1e-6 for queries and keys, and no biases in the feed-forward.
-        return "qwen3" if config.norm_eps == 1e-6 and not config.bias else None
-    square = config.latent_dim is None and spec.n_kv_heads == spec.n_heads and spec.q_dim == config.d_model
-    if common and square and (config.norm, config.position, config.gated) == ("layer", "learned", False):
-        return "gpt2" if not config.qk_norm and not windows and config.activation.startswith("gelu") else None
+    facts = asdict(config) | {
+        "latent": spec.latent_dim is not None,
+        "windows": bool(windows),
+        "gelu": config.activation.startswith("gelu"),
+        "square": spec.n_kv_heads == spec.n_heads and spec.q_dim == config.d_model,
+    }
+    for name, family in families().items():
+        if family.form is not None and family.form["needs"].items() <= facts.items():
+            return name if len(windows) < 2 else None  # a config of transformers has one sliding_window for all layers
     return None
 
 
@@ -280,10 +266,11 @@ def hf_config(config: GPTConfig, boundary: int | None) -> dict[str, Any]:
     fields[record["activation"]] = record.get(config.activation, config.activation)
     if "rope_theta" in fields:
         fields["rope_parameters"] = {"rope_type": "default", "rope_theta": config.rope_theta}
-    if any(config.windows or ()):
+    windows = config.windows or ()
+    if any(windows):
         fields |= {
-            "layer_types": ["full_attention" if w is None else "sliding_attention" for w in config.windows or ()],
-            "sliding_window": max(w for w in config.windows or () if w is not None),
+            "layer_types": ["full_attention" if window is None else "sliding_attention" for window in windows],
+            "sliding_window": next(filter(None, windows)),
             "use_sliding_window": True,
         }
     return {
@@ -305,7 +292,7 @@ def _stacks(config: GPTConfig) -> dict[str, list[str]]:
     """The tensors of the file, and which of ours each stacks: GPT-2 has queries, keys and values in one."""
     form, names = hf_form(config), list(_meta_state(config))
     record = {} if form is None else _record(form)
-    parts: dict[str, str] = record.get("names", {})
+    parts = record.get("names", {})
     parts = parts | {"q_proj": "q_b_proj"} if config.q_latent_dim else parts
     if "biases" in record:  # with or without biases in our own
         all_names = _meta_state(replace(config, bias=True))
@@ -368,13 +355,19 @@ def as_gpt(fields: dict[str, Any], tensors: dict[str, Tensor]) -> GPT:
     """The GPT with the tensors of a Llama-like model, by its config.json; what it cannot carry is not looked for."""
     window, n_layers = fields.get("sliding_window"), fields["num_hidden_layers"]
     kinds = fields.get("layer_types") or ["sliding_attention"] * n_layers
-    names = {ours.rpartition(".")[2]: theirs for theirs, ours in _record("llama")["fields"].items()}
-    names |= {"vocab_size": "vocab_size", "tied": "tie_word_embeddings", "d_ff": names["feed_forward_width"]}
     config = GPTConfig(
-        **{ours: fields[names[ours]] for ours in SIZES},
+        vocab_size=fields["vocab_size"],
+        context=fields["max_position_embeddings"],
+        n_layers=n_layers,
+        n_heads=fields["num_attention_heads"],
+        d_model=fields["hidden_size"],
+        n_kv_heads=fields["num_key_value_heads"],
         head_dim=fields.get("head_dim"),
+        d_ff=fields["intermediate_size"],
+        norm_eps=fields["rms_norm_eps"],
         activation={"gelu_pytorch_tanh": "gelu_tanh"}.get(fields["hidden_act"], fields["hidden_act"]),
         bias=any(name.endswith("_proj.bias") and bool(x.any()) for name, x in tensors.items()),
+        tied=fields["tie_word_embeddings"],
         qk_norm="model.layers.0.self_attn.q_norm.weight" in tensors,
         windows=tuple(window if kind == "sliding_attention" else None for kind in kinds[:n_layers]),
     )

@@ -26,9 +26,8 @@ from headwise.gpt.gpt import GPT, Block, FeedForward
 from headwise.gpt.presets import check_seed
 from headwise.layer.layer import MultiHeadAttention
 from headwise.masks import Allowed
-from headwise.positions import RoPE
 from headwise.rungs.tensor import FEW_KEYS, Rotation, attend
-from headwise.spec import AttentionSpec, Options
+from headwise.spec import Options
 from headwise.words import refusal
 
 WORTH = 16  # tokens from which on the decode form, which takes about as long as that many steps, is made
@@ -107,7 +106,7 @@ def continued(
     def steps() -> Iterator[list[int | None]]:
         texts = [list(prompt)[-limit:] for prompt in prompts]
         ended, written = [False] * len(texts), 0
-        reading: Texts | Apart | None = None
+        reading = None
         while written < n_tokens and not all(ended):
             form = None if decoder is None or decoder.disturbed() else decoder
             if any(len(text) > limit for text in texts) or (isinstance(reading, Texts) and reading.length >= limit):
@@ -129,7 +128,7 @@ def continued(
             guess = looked_up(texts[0], room_for_guess) if isinstance(reading, Texts) else []
             logits = reading([[*ids, *guess] for ids in unread], 1 + len(guess))
             # Write a token, and what was guessed as long as it is what the model writes.
-            for place in range(1 + len(guess)):
+            for place, guessed in enumerate([*guess, None]):
                 step: list[int | None] = [None] * len(texts)
                 for n, text in enumerate(texts):
                     if not ended[n]:
@@ -140,7 +139,7 @@ def continued(
                 written += 1
                 if not all(ended):
                     yield step
-                if place < len(guess) and step != [guess[place]]:
+                if step != [guessed]:
                     break
             if isinstance(reading, Texts):  # the guesses after the last one that was right are taken back
                 reading.length -= len(guess) - place
@@ -154,10 +153,11 @@ def _check(source: Source, prompts: Sequence[Sequence[int]], *, seed: int, **num
     wrong = [i for ids in prompts for i in ids if i < 0 or (source.vocab_size is not None and i >= source.vocab_size)]
     if wrong:
         raise HeadwiseError(f"token id {wrong[0]} lies outside the vocabulary of {source.vocab_size}")
-    if numbers["n_tokens"] < 0:
-        raise HeadwiseError(f"n_tokens={numbers['n_tokens']} is negative")
-    if not numbers["temperature"] >= 0:
-        raise refusal("temperature", temperature=numbers["temperature"])
+    n_tokens, temperature = numbers["n_tokens"], numbers["temperature"]
+    if n_tokens < 0:
+        raise HeadwiseError(f"{n_tokens=} is negative")
+    if not temperature >= 0:
+        raise refusal("temperature", temperature=temperature)
     check_seed(seed)
     for name, least in (("top_k", 1), ("lookup", 0)):
         if numbers[name] is not None and numbers[name] < least:
@@ -184,7 +184,7 @@ def _choose(logits: Tensor, generator: torch.Generator, temperature: float, top_
         rows, ids = rows.topk(top_k)
     bounds = ((rows - rows.max()) / temperature).exp().cumsum(0)  # 1 at best: nothing overflows
     point = torch.rand((), generator=generator, dtype=torch.float64) * bounds[-1]
-    place = min(int(torch.searchsorted(bounds, point, right=True)), len(rows) - 1)
+    place = min(int(torch.searchsorted(bounds, point, right=True)), len(rows) - 1)  # rounding may reach the last bound
     return place if ids is None else int(ids[place])
 
 
@@ -196,60 +196,58 @@ PARTS = {
     nn.Dropout, nn.Identity,
 }  # fmt: skip
 
-# What the form knows of an attention; all else in its spec must be as usual.
-KNOWN = (
-    "d_model", "n_heads", "n_kv_heads", "head_dim", "q_bias", "kv_bias", "out_bias", "mask", "rope", "qk_norm",
-    "qk_norm_eps", "dropout",
-)  # fmt: skip
+Product = Callable[..., None]  # (x, y, add=False): W x + b for rows of x, written into y or added to it
 
 
-class Product:
-    """W x + b for rows of x, written into y or added to it; W and b are those of the parts, one after another.
+def product(
+    *parts: nn.Linear, int8: bool, rows: int, gain: Tensor | None = None, order: Tensor | slice = slice(None)
+) -> Product:
+    """A product whose W and b are those of the parts, one after another.
 
     gain   (in) is multiplied into W; `order` rearranges the outputs
     int8   W in 8 bits with a scale for each output, x in 8 bits with one scale: torch's dynamic quantised product
     rows   how many rows x will mostly have: for one, W is stored by columns, for a few in oneDNN's own layout
     """
+    weight = torch.cat([part.weight for part in parts])[order] * (1 if gain is None else gain)
+    bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])[order]
+    rest: tuple[Any, ...]  # what the operation takes behind x
+    if int8:
+        scales = weight.abs().amax(1).clamp(min=1e-12).double() / 127  # the largest of a row becomes 127
+        zeros = torch.zeros(len(weight)).long()
+        with warnings.catch_warnings():  # torch means to drop such tensors, and has no product as fast without them
+            warnings.simplefilter("ignore", UserWarning)
+            quantised = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
+        packed = torch.ops.quantized.linear_prepack(quantised, bias)
+        # Without these instructions sums have but 16 bits, so x has to do with 7.
+        seven_bits = not torch.cpu.get_capabilities().get("avx512_vnni")
+        operation, rest = torch.ops.quantized.linear_dynamic, (packed, seven_bits)
+    elif rows > 1 and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
+        operation, rest = torch.ops.mkldnn._linear_pointwise, (packed, bias, "none", [], "")
+    else:
+        columns = weight.T.contiguous()
 
-    def __init__(
-        self, *parts: nn.Linear, int8: bool, rows: int, gain: Tensor | None = None, order: Tensor | slice = slice(None)
-    ) -> None:
-        weight = torch.cat([part.weight for part in parts])[order] * (1 if gain is None else gain)
-        bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])[order]
-        self._bias = bias
-        self._columns = weight  # transposed below, where no other product is to be had
-        self._rows: Callable[[Tensor], Tensor] | None = None  # W x + b, where something else than columns gives it
-        if int8:
-            scales = weight.abs().amax(1).clamp(min=1e-12).double() / 127  # the largest of a row becomes 127
-            zeros = torch.zeros(len(weight)).long()
-            with warnings.catch_warnings():  # torch means to drop such tensors, and has no product as fast without them
-                warnings.simplefilter("ignore", UserWarning)
-                quantised = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
-            packed = torch.ops.quantized.linear_prepack(quantised, bias)
-            # Without these instructions sums have but 16 bits, so x has to do with 7.
-            seven_bits = not torch.cpu.get_capabilities().get("avx512_vnni")
-            self._rows = lambda x: torch.ops.quantized.linear_dynamic(x, packed, seven_bits)
-        elif rows > 1 and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-            packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
-            self._rows = lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
-        else:
-            self._columns = weight.T.contiguous()
+        def by_columns(x: Tensor, y: Tensor, add: bool = False) -> None:
+            torch.addmm(y, x, columns, beta=int(add), out=y)
+            if bias is not None:
+                y.add_(bias)
 
-    def __call__(self, x: Tensor, y: Tensor, add: bool = False) -> None:
-        if self._rows is None:
-            torch.addmm(y, x, self._columns, beta=int(add), out=y)
-            if self._bias is not None:
-                y.add_(self._bias)
-        elif add:
-            y.add_(self._rows(x))
+        return by_columns
+
+    def by_rows(x: Tensor, y: Tensor, add: bool = False) -> None:
+        result = operation(x, *rest)
+        if add:
+            y.add_(result)
         else:
-            y.copy_(self._rows(x))
+            y.copy_(result)
+
+    return by_rows
 
 
 class Layer:
     """One block: what its norms leave to do, and its products."""
 
-    def __init__(self, block: Block, product: Callable[..., Product]) -> None:
+    def __init__(self, block: Block, window: int | None, laid_out: Callable[..., Product]) -> None:
         attention, ff, spec = block.attention, block.feed_forward, block.attention.spec
         H, G, D = spec.n_heads, spec.n_kv_heads, spec.head_dim
         # (H+2G,D) where each output of the product stands in W_Q, W_K and W_V, one below another.
@@ -262,13 +260,12 @@ class Layer:
             gains = [attention.q_norm.weight.expand(H, D), attention.k_norm.weight.expand(G, D)]
             self.gain = D**0.5 * torch.cat(gains).gather(1, order[: H + G] % D)  # in the order of the features
         assert spec.mask is not None  # or there is no decode form (`why_not`)
-        self.mask = spec.mask
-        self.low, _ = spec.mask.band(1, 1) or (None, None)  # the least j - i that a query sees; None: all before it
+        self.mask, self.window = spec.mask, window  # how many tokens a query sees; None: all before it
         self.norm, gain = _norm(block.attention_norm)
-        self.heads = product(attention.q_proj, attention.k_proj, attention.v_proj, gain=gain, order=order.flatten())
-        self.out, self.down = product(attention.o_proj), product(ff.down)
+        self.heads = laid_out(attention.q_proj, attention.k_proj, attention.v_proj, gain=gain, order=order.flatten())
+        self.out, self.down = laid_out(attention.o_proj), laid_out(ff.down)
         self.second_norm, gain = _norm(block.feed_forward_norm)
-        self.up = product(*([] if ff.gate is None else [ff.gate]), ff.up, gain=gain)
+        self.up = laid_out(*([] if ff.gate is None else [ff.gate]), ff.up, gain=gain)
         self.activation = ff.activation
 
 
@@ -288,12 +285,13 @@ class Decoder:
         self.follow(model)
         self.config, self.spec = model.config, model.config.attention
         self.rotation = None if self.spec.rope is None else Rotation(self.spec.rope, self.spec.head_dim)
-        product = partial(Product, int8=int8, rows=rows)
-        self.layers = [Layer(block, product) for block in cast(list[Block], model.blocks)]
+        laid_out = partial(product, int8=int8, rows=rows)
+        blocks = cast(list[Block], model.blocks)
+        self.layers = [Layer(block, model.config.window(n), laid_out) for n, block in enumerate(blocks)]
         self.embedding, self.embedding_norm = model.token_embedding, model.embedding_norm
         self.positions = None if model.position_embedding is None else model.position_embedding.weight
         self.final_norm, gain = _norm(model.final_norm)
-        self.head = product(model.lm_head, gain=gain)
+        self.head = laid_out(model.lm_head, gain=gain)
 
     def follow(self, source: nn.Module) -> None:
         """Take this for the model whose form it is."""
@@ -390,8 +388,8 @@ class Texts:
         if T > 1 or S < FEW_KEYS:  # a single query of many keys needs no mask but for padding
             mask = layer.mask if alive is None else layer.mask & Allowed(alive)
             return attend(self._q.transpose(1, 2), k, v, Options(mask)).transpose(1, 2).reshape(B * T, -1)
-        if layer.low is not None and 1 - layer.low < S:  # a window, and the text is longer
-            seen = slice(S - 1 + layer.low, S)
+        if layer.window is not None and layer.window < S:
+            seen = slice(-layer.window, None)
             k, v = k[:, :, seen], v[:, :, seen]
             alive = None if alive is None else alive[..., seen]
         return F.scaled_dot_product_attention(self._groups, k, v, alive).view(B, -1)
@@ -406,13 +404,10 @@ def why_not(model: GPT) -> str | None:
         return "it is made for float32 on the CPU"
     if hooked(model) or (model.training and model.config.dropout) or torch.is_autocast_enabled("cpu"):
         return "somebody watches the model, or it is being trained"
+    # The form knows what a config says, but for latents; a spec that somebody has changed may say more.
     specs = [block.attention.spec for block in cast(list[Block], model.blocks)]
-    usual = AttentionSpec(**{name: getattr(specs[0], name) for name in KNOWN})
-    plain = usual.rope is None or usual.rope == RoPE(usual.rope.theta)
-    for spec in specs:
-        has_band = spec.mask is not None and spec.mask.band(1, 1) is not None
-        if not plain or not has_band or spec.replace(mask=usual.mask) != usual:
-            return "its attention has options that the form lacks"
+    if model.config.latent_dim is not None or specs != list(map(model.config.attention_of, range(len(specs)))):
+        return "its attention has options that the form lacks"
     return None
 
 
@@ -432,5 +427,5 @@ def _norm(norm: nn.Module) -> tuple[Callable[[Tensor], Tensor], Tensor | None]:
 
 def _rms(x: Tensor, small: Tensor) -> Tensor:
     """x / sqrt(sum of squares + small^2): RMSNorm but for its gain and sqrt(width), in 3 steps; `F.rms_norm` has 9."""
-    size: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x / size.hypot(small)

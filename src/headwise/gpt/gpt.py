@@ -31,8 +31,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-# Of what is made one by one, or as a table, before a weight is: no model has as many. The largest matrix, of n_heads *
-# head_dim rows and d_model columns, then has fewer than 2^63 bytes in any format, as torch wants.
+# Sizes that no model exceeds: larger ones would loop for hours over layers and heads before memory is asked for. The
+# largest matrix, of n_heads * head_dim rows and d_model columns, then has fewer than 2^63 bytes, as torch wants.
 MOST = {"n_layers": 2**14, "n_heads": 2**19, "d_model": 2**19, "head_dim": 2**19, "rope_dim": 2**19}
 MOST |= {"vocab_size": 2**30, "d_ff": 2**30, "context": 2**30}
 
@@ -149,8 +149,7 @@ class FeedForward(nn.Module):
             hidden = self.activation(self.up(x))
         else:
             hidden = self.activation(self.gate(x)) * self.up(x)
-        result: Tensor = self.down(hidden)
-        return result
+        return self.down(hidden)
 
 
 class Block(nn.Module):
@@ -166,8 +165,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, cache: KVCache | None) -> Tensor:
         x = x + self.dropout(self.attention(self.attention_norm(x), cache=cache))
-        result: Tensor = x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
-        return result
+        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
 
 class GPT(nn.Module):
@@ -218,8 +216,7 @@ class GPT(nn.Module):
         for layer, block in enumerate(self.blocks):
             x = block(x, caches[layer] if caches else None)
         x = self.final_norm(x[:, -1:] if last_only else x)
-        logits: Tensor = self.lm_head(x)
-        return logits
+        return self.lm_head(x)
 
     def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy in nats per token of targets (B,T); targets of -100 do not count."""

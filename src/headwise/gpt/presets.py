@@ -23,11 +23,11 @@ class Recipe:
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.1
     warmup: int = 100
-    final_lr: float = 0.1  # the cosine ends at this share of the peak
+    final_lr: float = 0.1  # the cosine ends at this fraction of the peak
     clip: float = 1.0  # largest norm of all gradients together
 
     def rate(self, step: int) -> float:
-        """The share of the peak learning rate at a step."""
+        """The fraction of the peak learning rate at a step."""
         return warm_cosine(step, self.steps, self.warmup, self.final_lr)
 
 
@@ -47,7 +47,7 @@ PRESETS: dict[str, Preset] = {
 
 
 def warm_cosine(step: int, steps: int, warmup: int, final: float) -> float:
-    """The share of the peak learning rate at a step: linear warm-up, then a cosine down to `final`."""
+    """The fraction of the peak learning rate at a step: linear warm-up, then a cosine down to `final`."""
     if step < warmup:
         return (step + 1) / warmup
     progress = (step - warmup) / max(1, steps - warmup)

@@ -39,9 +39,9 @@ from headwise.files import is_running
 T = TypeVar("T")
 TICK, SILENT = 1.0, 15  # seconds between two signs of life; so many ticks without one, and a rank is lost
 ORPHANED = 3  # ticks after which a rank that is told to end does, though none is found lost
-# Tenths of a tick for which the first rank, which may hold the store, waits for the others to go: they hear by it of a
+# Seconds, at most, for which the first rank, which may hold the store, waits for the others to go: they hear by it of a
 # lost rank, of an error, and that all are done.
-WAIT_AFTER_LOSS, WAIT_AFTER_ERROR, WAIT_AFTER_ALL = 100, 1000, 600
+WAIT_AFTER_LOSS, WAIT_AFTER_ERROR, WAIT_AFTER_ALL = 10, 100, 60
 LOST, TERMINATED = 1, 143  # exit codes
 LONGEST = timedelta(days=7)  # one rank may evaluate or write for long while the others wait; the dead are found above
 
@@ -70,7 +70,7 @@ class Ranks:
             return list(numbers)
         total = torch.tensor(numbers, dtype=torch.float64)
         dist.all_reduce(total)
-        return list(total.tolist())
+        return total.tolist()
 
     def agree(self, make: Callable[[], T]) -> T:
         """What the first rank makes, on all."""
@@ -78,8 +78,7 @@ class Ranks:
             return make()
         box: list[Any] = [None if self.rank else make()]
         dist.broadcast_object_list(box)
-        made: T = box[0]
-        return made
+        return box[0]
 
     def gathered(self, value: T) -> list[T]:
         """The value of each rank, in their order, on all."""
@@ -200,8 +199,7 @@ class _Loss(nn.Module):
         self.model = model
 
     def forward(self, ids: Tensor, targets: Tensor) -> Tensor:
-        loss: Tensor = self.model.loss(ids, targets)  # type: ignore[operator]
-        return loss
+        return self.model.loss(ids, targets)  # type: ignore[operator]
 
 
 @contextmanager
@@ -216,8 +214,7 @@ def gradients_kept(loss_module: nn.Module, keep: bool) -> Iterator[None]:
 
 def whole(tensor: Tensor) -> Tensor:
     """All of a tensor of which each rank holds a part; all ranks must ask."""
-    full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return full
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def parted(tensor: Tensor, like: Any) -> Tensor:
@@ -371,11 +368,10 @@ class _Watch(threading.Thread):
                 self._wait(WAIT_AFTER_LOSS if code == LOST else WAIT_AFTER_ERROR, lambda: self.store.check(others))
         os._exit(code)
 
-    def _wait(self, most: int, is_over: Callable[[], bool]) -> None:
-        """Wait until it is over, at most that many tenths of a tick."""
-        for _ in range(most):
-            if is_over():
-                break
+    def _wait(self, most: float, is_over: Callable[[], bool]) -> None:
+        """Wait until it is over, at most that many seconds."""
+        end = time.monotonic() + most
+        while not is_over() and time.monotonic() < end:
             time.sleep(TICK / 10)
 
     def leave(self) -> None:

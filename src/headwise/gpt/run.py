@@ -12,11 +12,12 @@ lock                held while a process trains here
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,7 @@ class Settings:
     lines: bool | None = None  # None takes the preset's way
     seed: int = 0
     steps: int | None = None  # None takes the recipe's
-    shape: dict[str, Any] = field(default_factory=dict)  # fields of GPTConfig that differ from the preset
-    # From here on `field` is this one, and no longer that of dataclasses.
+    shape: dict[str, Any] = dataclasses.field(default_factory=dict)  # fields of GPTConfig that differ from the preset
     field: str | None = None  # of the records of .jsonl and .parquet the one with the text; None takes "text"
     replay: str | None = None  # the rung on which microgpt was replayed: it learned from all lines and held none out
 
@@ -224,7 +224,7 @@ def read_run(folder: Path) -> Run | None:
     if not path.exists():
         return None
     try:
-        run: Run = from_json(Run, read_json(path))
+        run = from_json(Run, read_json(path))
     except HeadwiseError as error:
         raise refusal("damaged", path=path, error=error) from None
     return run
@@ -261,7 +261,7 @@ def _check(folder: Path, settings: Settings, corpus: Corpus, resume: bool) -> Ru
     """
     if folder.exists() and not folder.is_dir():
         raise refusal("out_is_file", folder=folder)
-    run = read_run(folder) if folder.exists() else None
+    run = read_run(folder)
     if run is None:
         if folder.exists() and not all(_is_of_a_beginning(path.name) for path in folder.iterdir()):
             raise refusal("not_empty", folder=folder)
@@ -291,15 +291,15 @@ def _results(
     """What a reader of the report should know of a run; the model beside the best n-gram, on the held-out part, and
     on held-out cells of the verb corpus; samples."""
     spec, tokens = model.config.attention, corpus.tokens
-    cells = None
-    pieces = "lines" if isinstance(corpus.data, Documents) else "pieces"
+    cells, pieces = None, "lines" if isinstance(corpus.data, Documents) else "pieces"
+    latent = {} if spec.latent_dim is None else {"latent + rotary key": f"{spec.latent_dim} + {spec.rope_dim}"}
     facts = {
         "preset": settings.preset,
         "text": corpus.name,
         "parameters": f"{model.n_parameters:,}",
         "layers x heads": f"{model.config.n_layers} x {spec.n_heads} of width {spec.head_dim}",
         "key/value heads": str(spec.n_kv_heads),
-        **({} if spec.latent_dim is None else {"latent + rotary key": f"{spec.latent_dim} + {spec.rope_dim}"}),
+        **latent,
         "context": f"{model.config.context} tokens",
         "vocabulary": f"{len(corpus.tokens):,}",
         "steps": f"{recipe.steps:,}, each of {recipe.batch} {pieces}",
@@ -338,7 +338,7 @@ def _cells_right(corpus: Corpus, likeliest: Callable[[list[int]], Iterable[int]]
 
 def load_run(folder: Path) -> tuple[GPT, Tokens]:
     """The model and the tokenizer of a folder; refused where it is of a run that has not written its model yet."""
-    run = read_run(folder) if folder.is_dir() else None
+    run = read_run(folder)
     if run is not None and run.status != "finished" and not (folder / "model.safetensors").exists():
         raise refusal("unfinished", folder=folder)
     return load_model(folder)

@@ -31,7 +31,7 @@ from torch.optim import Optimizer
 from headwise.corpus.training import HELD_OUT_TOKENS, Batch, Documents, Stream
 from headwise.errors import HeadwiseError
 from headwise.files import StepLog
-from headwise.gpt.checkpoint import read_metadata, read_tensors, write_tensors
+from headwise.gpt.checkpoint import read_tensors, write_tensors
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import Recipe
 from headwise.gpt.ranks import current, gradients_kept, parted, whole
@@ -101,7 +101,7 @@ class Stopped(KeyboardInterrupt):
 
     def __init__(self, step: int, folder: Path | None = None) -> None:
         super().__init__(f"stopped after step {step}")
-        self.step, self.folder = step, folder
+        self.step, self.folder = step, folder  # the command tells both
 
 
 def train(
@@ -192,8 +192,8 @@ def _curve(log: StepLog | None) -> list[CurvePoint]:
     rows = []
     for row in log.rows:
         if "held_out_loss" in row:
-            point = {"train_loss": row.get("loss"), "held_out_loss": row["held_out_loss"]}
-            rows.append({"step": row.get("step"), **point})
+            losses = {"train_loss": row.get("loss"), "held_out_loss": row["held_out_loss"]}
+            rows.append({"step": row.get("step"), **losses})
     return list(from_json(tuple[CurvePoint, ...], rows, str(log.path)))
 
 
@@ -235,7 +235,7 @@ def take_step(
     """Update the weights by the gradients of a loss (a scalar), which are gone afterwards; returns the loss.
 
     step  the number of this update, from 0
-    rate  the share of its peak learning rate that each optimizer takes
+    rate  the fraction of its peak learning rate that each optimizer takes
     clip  largest norm of all gradients together
 
     Raises DivergedError, before any weight changes, when the loss or the gradient is no number.
@@ -313,21 +313,29 @@ def without_compiler(kind: type[Kind]) -> type[Kind]:
     return type(kind.__name__, (kind,), methods)
 
 
+# Under these names, so that pickle finds the class of an optimizer.
+Adam = without_compiler(torch.optim.Adam)
+AdamW = without_compiler(torch.optim.AdamW)
+Muon = without_compiler(torch.optim.Muon)
+
+
 def make_optimizers(model: GPT, recipe: Recipe) -> list[Optimizer]:
     """AdamW, with Muon on the matrices of the blocks if the recipe has a rate for it. Only matrices decay."""
-    weights = dict(model.named_parameters())
-    chosen = [name for name, p in weights.items() if recipe.muon_lr and p.ndim == 2 and name.startswith("blocks.")]
-    hidden = [weights.pop(name) for name in chosen]
-    others = list(weights.values())
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in others if p.ndim >= 2], "weight_decay": recipe.weight_decay},
-        {"params": [p for p in others if p.ndim < 2], "weight_decay": 0.0},
+    hidden, matrices, vectors = list[nn.Parameter](), list[nn.Parameter](), list[nn.Parameter]()
+    for name, p in model.named_parameters():
+        if p.ndim < 2:
+            vectors.append(p)
+        elif recipe.muon_lr and p.ndim == 2 and name.startswith("blocks."):
+            hidden.append(p)
+        else:
+            matrices.append(p)
+    groups = [
+        {"params": matrices, "weight_decay": recipe.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
     ]
-    groups = [group for group in groups if group["params"]]
-    adamw, muon = without_compiler(torch.optim.AdamW), without_compiler(torch.optim.Muon)
-    optimizers: list[Optimizer] = [adamw(groups, lr=recipe.lr, betas=recipe.betas, fused=True)]
+    optimizers: list[Optimizer] = [AdamW(groups, lr=recipe.lr, betas=recipe.betas, fused=True)]
     if recipe.muon_lr:
-        optimizers.append(muon(hidden, lr=recipe.muon_lr, weight_decay=recipe.weight_decay))
+        optimizers.append(Muon(hidden, lr=recipe.muon_lr, weight_decay=recipe.weight_decay))
     return optimizers
 
 
@@ -368,24 +376,26 @@ def restore_state(
     """Load what `save_state` wrote; returns the steps done and what was kept; 0 and nothing without a file."""
     if not current().agree(path.exists):
         return 0, {}
-    tensors, step = current().agree(lambda: (read_tensors(path), int(read_metadata(path)["step"])))
-    saved = {name: tensor.shape for name, tensor in tensors.items() if name.startswith("model.")}
-    if saved != {f"model.{name}": parameter.shape for name, parameter in weights.items()}:
+    tensors, metadata = current().agree(lambda: read_tensors(path))
+    saved = under("model.", tensors)
+    if {name: tensor.shape for name, tensor in saved.items()} != {name: p.shape for name, p in weights.items()}:
         raise HeadwiseError(f"{path} is the state of another model; resume with the settings it began with")
     with torch.no_grad():
         for name, parameter in weights.items():
-            parameter.copy_(parted(tensors[f"model.{name}"], parameter))
+            parameter.copy_(parted(saved[name], parameter))
     for n, optimizer in enumerate(optimizers):
-        moments: dict[int, dict[str, Tensor]] = {}
+        state = optimizer.state_dict()
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        prefix = f"optimizer.{n}."
-        for key, tensor in tensors.items():
-            if key.startswith(prefix):
-                index, name = key.removeprefix(prefix).split(".")
-                moments.setdefault(int(index), {})[name] = parted(tensor, parameters[int(index)])
-        optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
-    kept = {name.removeprefix("kept."): tensor for name, tensor in tensors.items() if name.startswith("kept.")}
-    return step, kept
+        for index, parameter in enumerate(parameters):
+            moments = under(f"optimizer.{n}.{index}.", tensors)
+            state["state"][index] = {name: parted(moment, parameter) for name, moment in moments.items()}
+        optimizer.load_state_dict(state)
+    return int(metadata["step"]), under("kept.", tensors)
+
+
+def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin so, by the rest of their names."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 @contextmanager

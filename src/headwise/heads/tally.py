@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from headwise.corpus.documents import Text
 from headwise.errors import HeadwiseError
 from headwise.files import Kept
-from headwise.gpt.checkpoint import read_metadata, read_tensors, write_tensors
+from headwise.gpt.checkpoint import read_tensors, write_tensors
 from headwise.gpt.ranks import Ranks
 from headwise.gpt.train import one_thread
 from headwise.heads.blocks import Factors, Measured, measure, top_keys, uniform
@@ -454,8 +454,7 @@ class Tallies:
         """Add to a tally this rank's part of what is kept; returns the documents of all that is."""
         numbers = []
         for path in self.earlier[self.ranks.rank :: self.ranks.world]:  # each file is one process's to read
-            state = read_tensors(path)
-            fields = read_metadata(path)
+            state, fields = read_tensors(path)
             if fields.keys() != {"key", "documents", "notes"}:
                 raise HeadwiseError(f"{path} is damaged: it is no tally of headwise; remove it, and it is read again")
             if fields["key"] != self.key:

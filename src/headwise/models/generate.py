@@ -63,10 +63,12 @@ def generate(
         plan: what each key/value head keeps of the text, and sees of it; None: all. Llama-like models of
             transformers (llama, mistral, qwen2, qwen3) are read in our form for it
         lookup: read so many tokens ahead, as they came after the last two where the text had these before; what
-            is not what the model writes is dropped: the same text, sooner where it repeats itself
+            is not what the model writes is dropped: the same text, sooner where it repeats itself. For models
+            that have a decode form (`decode_form`): ours, and Llama-like ones of transformers
 
     Raises:
-        HeadwiseError: for a model that does not predict the next token, and for ids that it does not know.
+        HeadwiseError: for a model that does not predict the next token, one without a decode form where `lookup` is
+            asked for, and ids that it does not know.
     """
     options = {"temperature": temperature, "top_k": top_k, "seed": seed, "cache": cache}
     return only(steps(model, [prompt], n_tokens, stop, plan, lookup, **options))

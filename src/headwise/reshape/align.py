@@ -34,6 +34,7 @@ from headwise.models.ask import run_body
 from headwise.models.hook import hooked
 from headwise.models.stream import sweep
 from headwise.models.weights import AttentionWeights, attentions, input_projection
+from headwise.reshape.text import n_tokens
 from headwise.words import Note
 
 ROUNDS = 12  # of generalised Procrustes analysis; its sum of squares falls in each, by less than 0.1 % in a 13th
@@ -48,19 +49,20 @@ def moments(model: nn.Module, batches: Sequence[Tensor]) -> Iterator[Tensor]:
 
     They come one by one, and of a streamed model one is held at a time.
     """
-    n_layers, n_tokens = len(attentions(model)), sum(ids.numel() for ids in batches)
+    n_layers, count = len(attentions(model)), n_tokens(batches)
     sums: dict[int, list[Tensor]] = {}  # of a short text the inputs themselves: they are a root
 
     def add(layer: int, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         x = inputs[0].detach().flatten(0, -2)
-        x = x.cpu().double() if x.dtype.itemsize > 2 else x.float()  # of 8 or 11 bits: no sum of those needs more
+        # Inputs in half precision have 8 or 11 bits: float32 sums their products as well as they are known.
+        x = x.float() if x.dtype.itemsize <= 2 else x.cpu().double()
         x = torch.cat([x, x.new_ones(len(x), 1)], 1)
-        if n_tokens <= x.shape[1]:
+        if count <= x.shape[1]:
             sums.setdefault(layer, []).append(x.cpu())
         else:
             sums[layer] = [(x.T @ x).cpu().double() + sums.get(layer, [0.0])[0]]
 
-    if not n_tokens:
+    if count == 0:
         raise HeadwiseError("there is no calibration text to read; pass one as text=")
     for turn in sweep(model, batches):
         with hooked((input_projection(model, n).register_forward_pre_hook, partial(add, n)) for n in range(n_layers)):
@@ -68,10 +70,10 @@ def moments(model: nn.Module, batches: Sequence[Tensor]) -> Iterator[Tensor]:
                 run_body(model, ids)
         for layer in sorted(sums):
             x = torch.cat(sums.pop(layer))  # inputs (N,C+1), or the sum of their squares (C+1,C+1)
-            if n_tokens <= x.shape[1]:
-                yield x.T / math.sqrt(n_tokens)
+            if count <= x.shape[1]:
+                yield x.T / math.sqrt(count)
             else:
-                values, vectors = torch.linalg.eigh(x / n_tokens)
+                values, vectors = torch.linalg.eigh(x / count)
                 yield (vectors * values.clamp(min=0).sqrt()) @ vectors.T  # what rounding made negative counts as 0
 
 
@@ -120,21 +122,27 @@ class KeyRule:
 
 
 def key_rule(weights: AttentionWeights) -> KeyRule:
+    q_gain, k_gain = weights.q_gain, weights.k_gain
+
+    def alike(features: tuple[int, ...]) -> bool:
+        """Does no gain tell these features apart, so that they may be mixed?"""
+        if q_gain is None or k_gain is None:
+            return True
+        gains = torch.stack([q_gain, k_gain]).detach()[:, list(features)]
+        return bool((gains == gains[:, :1]).all())
+
+    signs: list[tuple[int, ...]] = [pair for pair in weights.pairs if not alike(pair)]
+    rest = unrotated(weights)
+    if not alike(rest):
+        signs += [(d,) for d in rest]
+        rest = ()
+    return KeyRule(tuple(filter(alike, weights.pairs)), tuple(signs), rest)
+
+
+def unrotated(weights: AttentionWeights) -> tuple[int, ...]:
+    """The features of keys that RoPE leaves as they are."""
     rotated = {feature for pair in weights.pairs for feature in pair}
-    rest = tuple(d for d in range(weights.wk.shape[1]) if d not in rotated)
-    if weights.k_gain is None or weights.q_gain is None:
-        return KeyRule(weights.pairs, (), rest)
-    gains = torch.stack([weights.q_gain, weights.k_gain]).detach()
-
-    def equal(features: tuple[int, ...]) -> bool:
-        values = gains[:, list(features)]
-        return bool((values == values[:, :1]).all())
-
-    planes = tuple(pair for pair in weights.pairs if equal(pair))
-    signs: tuple[tuple[int, ...], ...] = tuple(pair for pair in weights.pairs if not equal(pair))
-    if rest and not equal(rest):
-        return KeyRule(planes, (*signs, *((d,) for d in rest)), ())
-    return KeyRule(planes, signs, rest)
+    return tuple(d for d in range(weights.wk.shape[1]) if d not in rotated)
 
 
 def fold(
@@ -190,7 +198,7 @@ def orthogonal_maps(heads: Tensor) -> Tensor:
         products = gram[medoid(torch.linalg.svdvals(gram).sum(-1))]  # of the target and each head
         for _ in range(_rounds(n)):
             left, _, right = torch.linalg.svd(products)
-            maps: Tensor = left @ right
+            maps = left @ right
             products = torch.einsum("jab,jibc->iac", maps, gram)
     return maps
 
@@ -213,13 +221,12 @@ def _rounds(n: int) -> int:
 
 def as_complex(heads: Tensor, planes: tuple[tuple[int, ...], ...]) -> Tensor:
     """(n,D,X) -> (n,P,X): the two features of a plane as one complex number."""
-    first, second = map(list, zip(*planes, strict=True))
-    return torch.complex(heads[:, first], heads[:, second])
+    return torch.complex(*heads[:, torch.tensor(planes)].unbind(2))
 
 
 def write_planes(maps: Tensor, numbers: Tensor, planes: tuple[tuple[int, ...], ...]) -> None:
     """Write complex numbers (n,P) into maps (n,D,D) as what multiplies the planes by them."""
-    first, second = map(list, zip(*planes, strict=True))
+    first, second = torch.tensor(planes).T
     maps[:, first, first] = maps[:, second, second] = numbers.real
     maps[:, first, second], maps[:, second, first] = -numbers.imag, numbers.imag
 

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +67,13 @@ def verify(model: nn.Module, folder: Path, probe: Path, context: int | None) -> 
     wanted = answers(model if streamed else cast(model.eval(), torch.float32), ids)
     if not streamed:
         cast(model, dtype)
-    write_tensors(probe, {"ids": ids, "answers": wanted.cpu().contiguous()}, {})
+    write_tensors(probe, {"ids": ids, "answers": wanted}, {})
     # -P: modules are not looked for in the folder that this is called from.
     command = [sys.executable, "-P", "-m", "headwise.reshape.export", str(folder), str(probe)]
-    command.append("streamed" if streamed else "stock" if reads_as_stock(model) else "own")
-    command.append(str(device_of(model)) if streamed else "cpu")  # half precision rounds otherwise elsewhere
+    if streamed:
+        command += ["streamed", str(device_of(model))]  # half precision rounds otherwise elsewhere
+    else:
+        command += ["stock" if reads_as_stock(model) else "own", "cpu"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     finally:
@@ -89,20 +92,16 @@ def verify(model: nn.Module, folder: Path, probe: Path, context: int | None) -> 
 
 
 def main(folder: Path, probe: Path, how: str, device: str) -> None:
-    tensors, by = read_tensors(probe), "headwise"
-    if how == "stock":
-        try:
-            from headwise.models.hf import load_folder
-
-            by = "stock transformers"
-        except ModuleNotFoundError as error:
-            if error.name != "transformers":
-                raise
-            by = "headwise (transformers is not installed)"
+    tensors, _ = read_tensors(probe)
     if how == "streamed":  # in the format of the weights, with which those in memory were read
         by, model = "headwise, layer by layer", open_folder(folder, stream=True, device=device).model
+    elif how == "stock" and find_spec("transformers") is not None:
+        from headwise.models.hf import load_folder
+
+        by, model = "stock transformers", cast(load_folder(folder), torch.float32)
     else:
-        model = cast(load_folder(folder) if by == "stock transformers" else load_model(folder)[0], torch.float32)
+        by = "headwise (transformers is not installed)" if how == "stock" else "headwise"
+        model = cast(load_model(folder)[0], torch.float32)
     with torch.no_grad():
         here = answers(model, tensors["ids"]).cpu()
     difference = (here.double() - tensors["answers"].double()).abs().max().item()

@@ -8,13 +8,13 @@ moment and resumed ends with the same bytes as one left alone.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,13 +25,15 @@ from headwise.cost import cache_bytes_per_token
 from headwise.errors import HeadwiseError
 from headwise.gpt.presets import warm_cosine
 from headwise.gpt.train import (
+    AdamW,
     DivergedError,
+    Muon,
     Stopped,
     interrupts,
     restore_state,
     save_state,
     take_step,
-    without_compiler,
+    under,
 )
 from headwise.heads.blocks import measure as measure_call
 from headwise.heads.documents import Document, listening
@@ -142,9 +144,9 @@ def measure(
         before, after, distance = compared(parent, child, held_out)
     kind = predicts(parent)
     tokens = context or DECODE_CONTEXT
-    cache = Pair(*(cache_bytes(model, tokens) for model in (parent, child)))
+    cache = Pair(cache_bytes(parent, tokens), cache_bytes(child, tokens))
     length = max(0, min(tokens, DECODE_CONTEXT) - NEW_TOKENS)
-    sizes = Pair(*(sum(p.numel() for p in model.parameters()) for model in (parent, child)))
+    sizes = Pair(n_parameters(parent), n_parameters(child))
     smaller = cache.after != cache.before or sizes.after != sizes.before  # else two timings differ by chance alone
     if speed is None and smaller and kind == "next" and length > 0 and stream_of(parent) is None:
         say(Note.of("reshaped.times"))
@@ -182,6 +184,10 @@ def entropies(model: nn.Module) -> Iterator[dict[str, list[float]]]:
         yield means
 
 
+def n_parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
 def cache_bytes(model: nn.Module, tokens: int = 1) -> float:
     """Bytes of cache a token, of a text of that many, in the format of the weights; 0 where none is kept."""
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
@@ -201,13 +207,13 @@ def decode_speed(parent: nn.Module, child: nn.Module, text: Tensor, length: int)
     Each model reads it once; every run begins with a copy of that cache, and gives the median of its tokens.
     """
     prompt = text.repeat(1, -(-length // text.shape[1]))[:, :length]
-    readers = [reader(model) for model in (parent, child)]
+    readers = reader(parent), reader(child)
     for read in readers:
         read(prompt)
     speeds: tuple[list[float], list[float]] = ([], [])
     for run in range(RUNS):
         for i in (0, 1) if run % 2 else (1, 0):  # neither is always the first
-            speeds[i].append(_run_speed(readers[i].fork(), prompt))
+            speeds[i].append(_run_speed(readers[i].fork(), prompt[:, :1]))
     # Whatever the distribution, fewer than 2 of 9 values lie on one side of the true median with a probability of
     # 20 / 512: the second and the last but one are bounds that hold it with a probability of 0.96.
     (low, high), (least, most) = ((side[1], side[-2]) for side in map(sorted, speeds))
@@ -215,11 +221,11 @@ def decode_speed(parent: nn.Module, child: nn.Module, text: Tensor, length: int)
     return Speed(before, after, (low, high), (least, most), RUNS, told_apart=high < least or most < low)
 
 
-def _run_speed(decode: Callable[[Tensor], Tensor], prompt: Tensor) -> float:
-    def step(n: int) -> None:
-        decode(prompt[:, n % prompt.shape[1]][:, None])[0].item()  # the number is there when the device is done
+def _run_speed(decode: Callable[[Tensor], Tensor], token: Tensor) -> float:
+    def step() -> None:
+        decode(token)[0].item()  # the number is there when the device is done
 
-    return 1 / statistics.median([seconds_of(partial(step, n)) for n in range(NEW_TOKENS)][WARM_UP:])
+    return 1 / statistics.median([seconds_of(step) for _ in range(NEW_TOKENS)][WARM_UP:])
 
 
 # Healing.
@@ -261,34 +267,32 @@ class Healing:
     save_seconds: float = 10.0
     curve: list[HealPoint] = field(default_factory=list)  # from before the first step on
     best: dict[str, Tensor] = field(default_factory=dict)  # weights of the best evaluation
-    order: list[Tensor] = field(default_factory=list)  # batches of this pass over the text
-    passes: int = -1  # number of this pass
     tokens: int = 0  # read so far
     total: float = 0.0  # of the loss, since the last evaluation ...
     count: int = 0  # ... over so many steps
 
     def __post_init__(self) -> None:
         self.parent.eval()
-        self.model.eval()  # dropout is off
+        self.model.eval().requires_grad_(False)  # dropout is off
+        for module in attentions(self.model):
+            module.requires_grad_(True)
         self.due = time.monotonic() + self.save_seconds
-        learning = {id(p) for module in attentions(self.model) for p in module.parameters()}
-        for parameter in self.model.parameters():
-            parameter.requires_grad_(id(parameter) in learning)
         self.weights = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.optimizers = make_optimizers(self.weights.values(), self.recipe)
-        self.every = max(1, -(-self.recipe.steps // self.recipe.evaluations))
+        self.every = math.ceil(self.recipe.steps / self.recipe.evaluations)
 
     def run(self) -> Healing:
         """Heal. Raises Stopped after Ctrl-C, with the state saved; HeadwiseError when the loss is no number."""
         start = self.restore()
+        in_turn = itertools.islice(drawn(self.train, self.recipe), start, None)
         with interrupts() as interrupted:
             if not self.curve:
                 self.evaluate(0)
                 self.keep(0, interrupted())
-            for step in range(start, self.recipe.steps):
+            for step, ids in zip(range(start, self.recipe.steps), in_turn, strict=False):
                 if len([point for point in self.curve if point.step > self.best_step]) >= self.recipe.patience:
                     break
-                self.step(step)
+                self.step(step, ids)
                 done = step + 1
                 if done % self.every == 0 or done == self.recipe.steps:
                     self.evaluate(done)
@@ -307,8 +311,7 @@ class Healing:
     def best_step(self) -> int:
         return min(self.curve, key=lambda point: point.distance).step
 
-    def step(self, step: int) -> None:
-        ids = self.batch(step)
+    def step(self, step: int, ids: Tensor) -> None:
         with hidden_states(self.parent) as parent_states, torch.no_grad():
             wanted = answers(self.parent, ids)
         with hidden_states(self.model) as child_states:
@@ -325,26 +328,13 @@ class Healing:
         silence(self.model, self.silent)
         self.tokens, self.total, self.count = self.tokens + ids.numel(), self.total + value, self.count + 1
 
-    def batch(self, step: int) -> Tensor:
-        """The documents of a step, ids (B,T): an order drawn anew for each pass over the text, from the seed alone."""
-        per_pass = len(self.order) or len(batches(self.train, self.recipe.batch))
-        number, place = divmod(step, per_pass)
-        if self.passes != number:
-            # A prime beyond any number of passes: no two seeds share the order of a pass.
-            generator = torch.Generator().manual_seed((self.recipe.seed * 1_000_003 + number) % 2**63)
-            shuffled = [self.train[i] for i in torch.randperm(len(self.train), generator=generator).tolist()]
-            in_turn = batches(shuffled, self.recipe.batch)
-            self.order = [in_turn[i] for i in torch.randperm(len(in_turn), generator=generator).tolist()]
-            self.passes = number
-        return self.order[place]
-
     def evaluate(self, step: int) -> None:
         """Add a point to the curve; its weights are kept where it is the best."""
         _, loss, distance = compared(self.parent, self.model, self.held_out)
         mean = self.total / self.count if self.count else None
-        if not self.curve or distance < min(point.distance for point in self.curve):
-            self.best = {name: p.detach().clone() for name, p in self.weights.items()}
         self.curve.append(HealPoint(step, self.tokens, mean, loss, distance))
+        if self.best_step == step:
+            self.best = {name: p.detach().clone() for name, p in self.weights.items()}
         self.total, self.count = 0.0, 0
         self.report(self.curve[-1], self.recipe.steps)
 
@@ -378,7 +368,7 @@ class Healing:
                 self.curve.append(HealPoint(int(step), int(tokens), mean, loss, distance))
             tokens, self.total, count = kept["sums"].tolist()
             self.tokens, self.count = int(tokens), int(count)
-            self.best = {name.removeprefix("best."): x for name, x in kept.items() if name.startswith("best.")}
+            self.best = under("best.", kept)
         return done
 
 
@@ -393,19 +383,30 @@ def silence(model: nn.Module, heads: Gone) -> None:
 
 def silenced(weights: AttentionWeights, heads: Sequence[int]) -> AttentionWeights:
     """A copy of a layer in which these heads are zero."""
-    wq, bq, wo = (None if x is None else x.detach().clone() for x in (weights.wq, weights.bq, weights.wo))
-    assert wq is not None and wo is not None
-    for rows in (wq, bq, wo.transpose(0, 1)):
-        if rows is not None and heads:
-            rows[list(heads)] = 0
-    return replace(weights, wq=wq, bq=bq, wo=wo)
+    gone = torch.tensor([head in heads for head in range(weights.n_heads)], device=weights.wq.device)[:, None]
+    return replace(
+        weights,
+        wq=weights.wq.masked_fill(gone[..., None], 0),
+        bq=None if weights.bq is None else weights.bq.masked_fill(gone, 0),
+        wo=weights.wo.masked_fill(gone, 0),
+    )
+
+
+def drawn(documents: Sequence[Tensor], recipe: HealRecipe) -> Iterator[Tensor]:
+    """Batches of ids (B,T) without end: an order drawn anew for each pass over the text, from the seed alone."""
+    for number in itertools.count():
+        # A prime beyond any number of passes: no two seeds share the order of a pass.
+        generator = torch.Generator().manual_seed((recipe.seed * 1_000_003 + number) % 2**63)
+        shuffled = [documents[i] for i in torch.randperm(len(documents), generator=generator).tolist()]
+        in_turn = batches(shuffled, recipe.batch)
+        for i in torch.randperm(len(in_turn), generator=generator).tolist():
+            yield in_turn[i]
 
 
 def make_optimizers(weights: Collection[nn.Parameter], recipe: HealRecipe) -> list[torch.optim.Optimizer]:
     """Muon on matrices, AdamW on the rest, without decay."""
     matrices, others = [p for p in weights if p.ndim == 2], [p for p in weights if p.ndim != 2]
-    muon, adamw = without_compiler(torch.optim.Muon), without_compiler(torch.optim.AdamW)
-    optimizers: list[torch.optim.Optimizer] = [muon(matrices, lr=recipe.lr, weight_decay=0.0)]
+    optimizers: list[torch.optim.Optimizer] = [Muon(matrices, lr=recipe.lr, weight_decay=0.0)]
     if others:
-        optimizers.append(adamw(others, lr=recipe.vector_lr, betas=(0.9, 0.95), weight_decay=0.0))
+        optimizers.append(AdamW(others, lr=recipe.vector_lr, betas=(0.9, 0.95), weight_decay=0.0))
     return optimizers

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from shutil import disk_usage
 from typing import Any
@@ -29,12 +30,11 @@ from headwise.records import Ancestor, plain_data
 from headwise.reshape.arguments import HealRecipe, Options, recipe_of
 from headwise.reshape.export import export
 from headwise.reshape.heal import Damage, Gone, HeadPairs, Healing, HealPoint, Speed, cache_bytes, measure
-from headwise.reshape.text import Calibration, read_calibration
+from headwise.reshape.text import Calibration, n_tokens, read_calibration
 from headwise.reshape.workplace import Workplace
 from headwise.table import amount
 from headwise.words import Note
 
-STREAMED = Note.of("reshaped.streamed")
 GLIMPSE = 64  # tokens on which the speed of a model is tried
 IN_MEMORY = Path("the model in memory")  # stands for the folder of a model that was not read from one
 
@@ -114,7 +114,7 @@ class Reshaped:
         parts = []
         if cache.before:
             unit, size = ("KiB", 1024) if min(cache.before, cache.after) >= 1024 else ("bytes", 1)
-            before, after = (f"{n / size:,.4g}" for n in vars(cache).values())
+            before, after = (f"{n / size:,.4g}" for n in (cache.before, cache.after))
             key = "reshaped.cache_changed" if after != before else "reshaped.cache_as_before"
             parts.append(Note.of(key, before=before, after=after, unit=unit, context=f"{last.context:,}"))
         if texts is not None and texts.before and texts.after != texts.before:
@@ -131,8 +131,7 @@ class Reshaped:
     def document(self) -> dict[str, Any]:
         """All but the model, as JSON has it."""
         fields = {name: value for name, value in vars(self).items() if name != "model"} | {"won": self.won}
-        document: dict[str, Any] = plain_data(fields)
-        return document
+        return plain_data(fields)
 
 
 @dataclass
@@ -149,9 +148,9 @@ class Job:
     def run(self) -> Reshaped:
         """Do it. Raises HeadwiseError for bad input, Stopped after Ctrl-C in healing, whose state then waits."""
         model, options = self.model, self.options
-        self.recipe, out = recipe_of(options), options.get("out")
+        self.recipe, self.device, out = recipe_of(options), options.get("device", "cpu"), options.get("out")
         if isinstance(model, nn.Module):
-            if options.get("device", "cpu") != "cpu":
+            if self.device != "cpu":
                 raise HeadwiseError("device= is where a folder is opened; a model in memory stays where it is")
             self.source = described(model) or Folder(
                 IN_MEMORY, model, None, context_of(model), family_of(model).name, vocabulary_of(model)
@@ -165,7 +164,7 @@ class Job:
             if out is not None:
                 workplace = stack.enter_context(Workplace(path, Path(out), options.get("force", False)))
             if not isinstance(model, nn.Module):
-                self.source = open_folder(path, stream=options.get("stream"), device=options.get("device", "cpu"))
+                self.source = open_folder(path, stream=options.get("stream"), device=self.device)
             stack.enter_context(_left_alone(self.source.model))
             self._check(workplace)
             read = options.get("text"), self.source, options.get("tokens"), options.get("documents")
@@ -209,23 +208,20 @@ class Job:
     def _reshaped(self, workplace: Workplace | None) -> Reshaped:
         source, calibration, recipe, say = self.source, self.calibration, self.recipe, self.listener.say
         stream = stream_of(source.model)
-        if stream is not None:
-            parts = calibration.statistics, calibration.evaluation, calibration.evaluation
-            say(stream.forecast(sum(ids.numel() for part in parts for ids in part), calibration.length, len(parts)))
-        else:
-            say(self._forecast())
+        say(self._forecast())
         # A healing that was stopped is gone on with only if all that determines it is the same.
         weights_folder = self._weights_folder()
         if workplace is not None and (workplace.has_state or recipe is not None):
-            settings = {
-                **vars(self.change),
-                "source": digest_of(source.model) if weights_folder is None else digest(weights_folder),
-                "text": calibration.digest,
-                "tokens": calibration.length,
-                "documents": calibration.most,
-                **({"steps": 0} if recipe is None else asdict(recipe)),
-            }
-            workplace.claim(settings)
+            workplace.claim(
+                {
+                    **vars(self.change),
+                    "source": digest_of(source.model) if weights_folder is None else digest(weights_folder),
+                    "text": calibration.digest,
+                    "tokens": calibration.length,
+                    "documents": calibration.most,
+                    **({"steps": 0} if recipe is None else asdict(recipe)),
+                }
+            )
             if workplace.has_state:
                 say(Note.of("reshaped.goes_on", folder=workplace.path))
         say(Note.of("reshaped.reads"))
@@ -234,54 +230,62 @@ class Job:
         def damage_of(child: nn.Module, speed: Speed | None = None) -> Damage:
             return measure(source.model, child, calibration.evaluation, changed.pairs, source.context, say, speed)
 
-        damage = damage_of(changed.model)
-        streamed = (STREAMED,) if stream_of(changed.model) is not None else ()
-        unread = streamed and workplace is None  # a digest of all weights takes as long as reading them
-        whole_lines = (WHOLE_LINES,) if calibration.built_in and damage.loss is not None else ()
+        model, damage = changed.model, damage_of(changed.model)
+        notes: list[str] = [*changed.notes]
+        if calibration.built_in and damage.loss is not None:
+            notes.append(WHOLE_LINES)
+        if stream is not None:
+            notes.append(Note.of("reshaped.streamed"))
+        notes += calibration.about
+        self.listener.damage(changed.what, tuple(notes), damage)
+        details = {**vars(self.change), **changed.details}
+        curve, healed = list[HealPoint](), None
+        if recipe is not None:
+            healing = self._healed(recipe, changed, workplace)
+            model, curve = healing.model, healing.curve
+            details["healing"] = {**asdict(recipe), "steps_made": healing.steps, "best_step": healing.best_step}
+            healed = damage_of(model, damage.tokens_per_second)
+        model.requires_grad_(stream is None)
         out = None if workplace is None else workplace.shown
+        # Of a streamed model that is not written none are told: a digest of all weights takes as long as reading them.
+        if stream is not None and out is None:
+            weights_folder = None
         report = Reshaped(
-            model=changed.model,
+            model=model,
             source=str(source.path),
             out=None if out is None else str(out),
             what=changed.what,
-            notes=(*changed.notes, *whole_lines, *streamed, *filter(None, [calibration.about])),
-            details={**vars(self.change), **changed.details},
-            ancestors=() if weights_folder is None or unread else ancestors(weights_folder, changed.origins, out),
+            notes=tuple(notes),
+            details=details,
+            ancestors=() if weights_folder is None else ancestors(weights_folder, changed.origins, out),
             damage=damage,
+            curve=tuple(curve),
+            healed=healed,
         )
-        self.listener.damage(report.what, report.notes, damage)
-        if recipe is not None:
-            healed = self._healed(recipe, changed, workplace)
-            details = {"healing": {**asdict(recipe), "steps_made": healed.steps, "best_step": healed.best_step}}
-            report = replace(
-                report,
-                model=healed.model,
-                details=report.details | details,
-                curve=tuple(healed.curve),
-                healed=damage_of(healed.model, damage.tokens_per_second),
-            )
-        report.model.requires_grad_(stream_of(report.model) is None)
         if workplace is None:
             return report
         try:
-            verified = export(report.model, source, workplace, report.document(), say)
+            verified = export(model, source, workplace, report.document(), say)
         except KeyboardInterrupt:
-            if not report.curve:
+            if not curve:
                 raise
-            raise Stopped(report.curve[-1].step) from None  # the state of the healing waits
-        if stream_of(report.model) is not None:  # its files have moved
-            moved = open_folder(workplace.shown, stream=True, device=self.options.get("device", "cpu"))
-            report = replace(report, model=moved.model)
-        return replace(report, verified=verified)
+            raise Stopped(curve[-1].step) from None  # the state of the healing waits
+        if stream is not None:  # its files have moved
+            model = open_folder(workplace.shown, stream=True, device=self.device).model
+        return replace(report, model=model, verified=verified)
 
     @torch.no_grad()
     def _forecast(self) -> Note:
         """What is read, and how long that takes at the speed of the first tokens, in a line."""
         model, calibration = self.source.model, self.calibration
+        stream = stream_of(model)
+        if stream is not None:
+            parts = calibration.statistics, calibration.evaluation, calibration.evaluation
+            return stream.forecast(n_tokens(chain(*parts)), calibration.length, len(parts))
         ids = calibration.evaluation[0][:1, :GLIMPSE]
         answers(model, ids)  # the first run of all is slower
         speed = ids.numel() / max(seconds_of(partial(answers, model, ids)), 1e-9)
-        to_measure = sum(ids.numel() for ids in calibration.evaluation)
+        to_measure = n_tokens(calibration.evaluation)
         to_change = self.change.tokens_run(model, calibration)
         seconds = (to_change + 2 * to_measure) / speed  # the parent and the child
         return Note.of(

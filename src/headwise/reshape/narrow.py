@@ -31,6 +31,7 @@ from headwise.models.weights import angles_by_kind, cannot_narrow, head_counts, 
 from headwise.plan import KVReach
 from headwise.records import Call
 from headwise.reshape.arguments import Options, check_narrowing
+from headwise.reshape.heal import n_parameters
 from headwise.reshape.job import Change, Changed, Job, Listener, Reshaped
 from headwise.reshape.text import Calibration, batches, spread
 from headwise.rungs.tensor import attend
@@ -127,12 +128,12 @@ def seeing(model: nn.Module, masks: Mapping[str, Mask]) -> Iterator[None]:
 
 
 class Choice(NamedTuple):
-    """Layers with a window of some length, what they cost in nats a token, and the share of the cache that is left."""
+    """Layers with a window, its length, what they cost in nats a token, and the fraction of the cache that is left."""
 
     layers: tuple[int, ...]
     window: int
     cost: float
-    share: float
+    fraction: float
 
 
 class _Search:
@@ -140,7 +141,6 @@ class _Search:
 
     def __init__(self, asked: Narrowing, job: Job) -> None:
         self.asked, self.model, self.say = asked, job.source.model, job.listener.say
-        self.sinks = int(job.recipe is not None)  # healing makes up for the first token
         documents = spread(job.calibration.train, LOOK, job.calibration.most)
         self.batches = batches(documents)
         self.now = windows_of(self.model)
@@ -148,93 +148,79 @@ class _Search:
         self._cost = cache(self._measured)
         self.base = self._loss({})
         self.tied = angles_by_kind(self.model)
-        if self.tied:  # layers with a window get a shorter one, all the same: a config has one length
-            self.heads: tuple[KVReach, ...] = ()
+        self.sinks = int(job.recipe is not None and not self.tied)  # healing makes up for the first token
+        self.heads: tuple[KVReach, ...] = ()
+        if self.tied:  # layers with a window get a shorter one, all together: a config has one length
             self.open = [n for n, w in enumerate(self.now) if w is not None]
+            self.steps = [tuple(self.open)]
             return
         self.say(Note.of("reshaped.looks"))
         self.heads = windows(self.model, text_of(job.source, [document.tolist() for document in documents])).heads
         retrieving = {head.layer for head in self.heads if head.retrieves}
         self.open = [n for n, w in enumerate(self.now) if w is None and n not in retrieving]
+        self.steps = [(n,) for n in self.open]
 
     def changed(self) -> Changed:
         tried = self._lengths()
-        choices = []
-        for window in tried:
-            choice = self._choice(window)
-            if choice is not None:
-                choices.append(choice)
+        choices = [choice for choice in map(self._choice, tried) if choice is not None]
         if not choices:
             raise HeadwiseError(self._refusal(tried))
-        if self.asked.tolerance is None:  # a share of the cache was asked for: what costs least reaches it
-            best = min(choices, key=attrgetter("cost", "share"))
-        else:
-            best = min(choices, key=attrgetter("share", "cost"))
+        # Where a fraction of the cache was asked for, all choices reach it, and the cheapest is best.
+        order = ("cost", "fraction") if self.asked.tolerance is None else ("fraction", "cost")
+        best = min(choices, key=attrgetter(*order))
         child = with_windows(self.model, [best.window if n in best.layers else w for n, w in enumerate(self.now)])
         names = [f"L{n}" for n in best.layers]
-        counts = {"window": best.window, "count": len(names), "all": len(self.now)}
-        what = Note.of("reshaped.narrowed", **counts, layers=names)
-        first_token = {}  # of each layer that could be narrowed alone
+        what = Note.of("reshaped.narrowed", window=best.window, count=len(names), all=len(self.now), layers=names)
+        first_token = {}  # of each layer that could be narrowed alone, what its window costs without it and with it
         for n in () if self.tied else self.open:
-            first_token[f"L{n}"] = {
-                "dropped": self._cost((n,), best.window, 0),
-                "kept": self._cost((n,), best.window, 1),
-            }
+            dropped, kept = (self._cost((n,), best.window, sinks) for sinks in (0, 1))
+            first_token[f"L{n}"] = {"dropped": dropped, "kept": kept}
         details = {
             "windows": windows_of(child),
             "cost": best.cost,
-            "share": best.share,
+            "share": best.fraction,
             "first_token": first_token,
             "needles": {head.name: head.needle.mean for head in self.heads},
         }
-        n_heads = head_counts(self.model)[0]
-        origins = [list(range(n_heads)) for _ in self.now]  # every head stays where it was
+        origins = [list(range(head_counts(self.model)[0]))] * len(self.now)  # every head stays where it was
         return Changed(child, what, details, origins, tuple(self._notes(child, best, first_token)))
 
     def _lengths(self) -> list[int]:
         """The lengths of a window that are tried: the one asked for, or powers of two up to half a document."""
-        longest = max(ids.shape[1] for ids in self.batches)
-        lengths = [self.asked.window] if self.asked.window else []
-        if not lengths:
-            lengths = [SMALLEST << k for k in range(longest.bit_length()) if SMALLEST << k <= longest // 2]
-        if not lengths:
-            lengths = [max(1, longest // 2)]
         today = [window for window in self.now if window is not None]
+        if today and not self.tied:  # a config has one length for all
+            return today[:1]
+        half = max(ids.shape[1] for ids in self.batches) // 2
+        lengths = [SMALLEST << k for k in range(half.bit_length()) if SMALLEST << k <= half] or [max(1, half)]
+        if self.asked.window is not None:
+            lengths = [self.asked.window]
         if self.tied:
             lengths = [length for length in lengths if length < today[0]]
-            if not lengths:
-                raise HeadwiseError(f"no window shorter than today's, of {today[0]} tokens, fits these documents")
-        elif today:  # a config has one length for all
-            lengths = today[:1]
+        if not lengths:
+            raise HeadwiseError(f"no window shorter than today's, of {today[0]} tokens, fits these documents")
         return lengths
 
     def _choice(self, window: int) -> Choice | None:
         """The layers to narrow to this window; None where none can be, or too few."""
         self.say(Note.of("reshaped.tries", window=window))
-        if self.tied:
-            chosen, share = tuple(self.open), self._share(self.open, window)
-            cost = self._cost(chosen, window, 0)
-            if self.asked.tolerance is not None and cost > self.asked.tolerance:
-                return None
-            if self.asked.cache is not None and share > self.asked.cache:
-                return None
-            return Choice(chosen, window, cost, share)
-        alone = {n: self._cost((n,), window, self.sinks) for n in self.open}
-        chosen = ()
-        for n in sorted(self.open, key=alone.__getitem__):  # the layers that need the rest of the text least come first
-            more = (*chosen, n)
-            if self.asked.tolerance is None:
-                if self.asked.cache is not None and self._share(chosen, window) > self.asked.cache:
-                    chosen = more
-            elif alone[n] <= self.asked.tolerance and self._cost(more, window, self.sinks) <= self.asked.tolerance:
-                chosen = more
-        share = self._share(chosen, window)
-        if not chosen or (self.asked.cache is not None and share > self.asked.cache):
+        alone = {layers: self._cost(layers, window, self.sinks) for layers in self.steps}
+        tolerance, most = self.asked.tolerance, self.asked.cache
+        chosen: tuple[int, ...] = ()
+        for layers in sorted(alone, key=alone.__getitem__):  # those that need the rest of the text least come first
+            if most is not None:
+                is_wanted = self._fraction(chosen, window) > most
+            else:
+                assert tolerance is not None
+                is_wanted = alone[layers] <= tolerance and self._cost(chosen + layers, window, self.sinks) <= tolerance
+            if is_wanted:
+                chosen += layers
+        fraction = self._fraction(chosen, window)
+        if not chosen or (most is not None and fraction > most):
             return None
-        return Choice(tuple(sorted(chosen)), window, self._cost(chosen, window, 0), share)
+        return Choice(tuple(sorted(chosen)), window, self._cost(chosen, window, 0), fraction)
 
-    def _share(self, layers: Sequence[int], window: int) -> float:
-        """The share of the cache that is left at the longest text with a window in these layers."""
+    def _fraction(self, layers: Sequence[int], window: int) -> float:
+        """The fraction of the cache that is left at the longest text with a window in these layers."""
         rows = [min(self.longest, w or self.longest) for w in self.now]
         left = [min(n, window) if layer in layers else n for layer, n in enumerate(rows)]
         return sum(left) / sum(rows)
@@ -246,8 +232,8 @@ class _Search:
 
     @torch.no_grad()
     def _loss(self, masks: Mapping[str, Mask]) -> float:
+        total, count = 0.0, 0
         with seeing(self.model, masks), evaluating(self.model):
-            total, count = 0.0, 0
             for ids in self.batches:
                 predicted = ids.shape[1] - 1  # tokens of each document; losses are means over them
                 total += float(next_token_losses(self.model, ids).sum()) * predicted
@@ -256,41 +242,38 @@ class _Search:
 
     def _notes(self, child: nn.Module, best: Choice, first: Mapping[str, Mapping[str, float]]) -> Iterator[Note]:
         if type(child) is not type(self.model):
-            more = sum(p.numel() for p in child.parameters()) - sum(p.numel() for p in self.model.parameters())
+            more = n_parameters(child) - n_parameters(self.model)
             name = type(child).__name__.partition("For")[0]
             yield Note.of("reshaped.written_as", family=name, biases=more)
-        yield Note.of("reshaped.windows_cost", cost=f"{best.cost:+.4f}", share=f"{best.share:.2f}")
+        yield Note.of("reshaped.windows_cost", cost=f"{best.cost:+.4f}", share=f"{best.fraction:.2f}")
         for head in self.heads:
             if head.retrieves and self.now[head.layer] is None:
                 weight = f"{head.needle.mean:.2f}"
                 yield Note.of("reshaped.needles", layer=head.layer, head=head.name, weight=weight)
         for name, cost in first.items():
             numbers = Note.of("reshaped.window_costs", cost=f"{cost['dropped']:+.4f}", kept=f"{cost['kept']:+.4f}")
-            if int(name[1:]) not in best.layers:
-                yield Note.of("reshaped.keeps_all", layer=name, cost=numbers)
-            elif self.sinks:
-                yield Note.of("reshaped.learns_without", layer=name, cost=numbers)
-            else:
-                yield Note.of("reshaped.does_without", layer=name, cost=numbers)
+            key = "learns_without" if self.sinks else "does_without"
+            if int(name.removeprefix("L")) not in best.layers:
+                key = "keeps_all"
+            yield Note.of(f"reshaped.{key}", layer=name, cost=numbers)
         if reads_as_stock(self.model) and not reads_as_stock(child):
             yield Note.of("reshaped.own_runtime")
 
     def _refusal(self, tried: Sequence[int]) -> str:
-        if self.tied and self.asked.tolerance is not None:
-            cost, size = min((self._cost(tuple(self.open), size, 0), size) for size in tried)
+        lengths = f"{tried[0]}" if len(tried) == 1 else f"{tried[0]} to {tried[-1]}"
+        keeping = [f"L{n}" for n, window in enumerate(self.now) if window is None and n not in self.open]
+        rest = f"; {', '.join(keeping)} keep all, for heads there find needles" if keeping and not self.tied else ""
+        if self.asked.cache is not None or not self.open:
+            least = self._fraction(self.open, tried[0])
+            return f"windows of {lengths} tokens leave {least:.2f} of the cache at least{rest}; pass a larger cache="
+        costs = [(self._cost(layers, size, self.sinks), layers, size) for layers in self.steps for size in tried]
+        cost, layers, size = min(costs)
+        if self.tied:
             return (
                 f"a window of {size} instead costs {cost:+.4f} nats, the least that was tried; pass a larger tolerance="
             )
-        lengths = f"{tried[0]}" if len(tried) == 1 else f"{tried[0]} to {tried[-1]}"
-        kept = [f"L{n}" for n, window in enumerate(self.now) if window is None and n not in self.open]
-        rest = f"; {', '.join(kept)} keep all, for heads there find needles" if kept else ""
-        if self.asked.cache is not None or not self.open:
-            least = self._share(self.open, tried[0])
-            return f"windows of {lengths} tokens leave {least:.2f} of the cache at least{rest}; pass a larger cache="
-        costs = [(self._cost((n,), size, self.sinks), n, size) for n in self.open for size in tried]
-        cost, n, size = min(costs)
         learn = "" if self.sinks else ", or heal=STEPS to learn without the first token"
         return (
             f"no layer does with a window of {lengths} tokens for {self.asked.tolerance} nats{rest}; the cheapest is "
-            f"L{n} with {size}, {cost:+.4f}: pass a larger tolerance={learn}"
+            f"L{layers[0]} with {size}, {cost:+.4f}: pass a larger tolerance={learn}"
         )

@@ -11,6 +11,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Unpack
 
@@ -27,7 +28,7 @@ from headwise.records import head_name
 from headwise.reshape.arguments import SCORES, Options, check_pruning, chosen_heads
 from headwise.reshape.heal import Gone, cache_bytes, silenced
 from headwise.reshape.job import Change, Changed, Job, Listener, Reshaped
-from headwise.reshape.text import Calibration
+from headwise.reshape.text import Calibration, n_tokens
 from headwise.words import Note, labelled, refusal
 
 
@@ -91,7 +92,7 @@ class Pruning(Change):
         n_heads = head_counts(model)[0] * len(attentions(model))
         # Over the text: a backward pass counts as two, a role needs importance and a survey, a head silenced one each.
         passes = {None: 0, "importance": 3, "role": 4, "ablation": 1 + n_heads}
-        return passes[self.by] * sum(ids.numel() for ids in calibration.statistics)
+        return passes[self.by] * n_tokens(calibration.statistics)
 
     def apply(self, job: Job) -> Changed:
         model = job.source.model
@@ -105,10 +106,9 @@ class Pruning(Change):
         changed = prune_heads(model, gone, self.uniform)
         if not scores:
             return changed
-        read = sum(ids.numel() for ids in job.calibration.statistics)
         part = "reshaped.held_out_of_run" if job.options.get("text") is None else "reshaped.whole_text"
-        score = labelled("reshaped", str(self.by))
-        ranked = Note.of("reshaped.ranked", by=score, tokens=f"{read:,}", shown=Note.of(part))
+        tokens = f"{n_tokens(job.calibration.statistics):,}"
+        ranked = Note.of("reshaped.ranked", by=labelled("reshaped", str(self.by)), tokens=tokens, shown=Note.of(part))
         return replace(changed, details=changed.details | {"scores": scores}, notes=(ranked, *changed.notes))
 
 
@@ -128,11 +128,12 @@ def head_scores(by: str, source: Folder, calibration: Calibration) -> dict[str, 
         raise HeadwiseError("by='role' needs the model's tokenizer, which knows delimiters; pass by='importance'")
     documents = [ids.tolist() for batch in batches for ids in batch]
     profiles = survey(source.model, text_of(source, documents), ablate="none").profiles
+    # No importance is above 1, for it is a fraction of its layer's: a head with a role comes before all without.
     return {head.name: (head.importance or 0.0) + 2.0 * bool(head.roles) for head in profiles}
 
 
 def weakest(model: nn.Module, scores: Mapping[str, float], keep: float, uniform: bool) -> Gone:
-    """The heads with the lowest scores, so that a share `keep` of all remains.
+    """The heads with the lowest scores, so that a fraction `keep` of all remains.
 
     uniform  the same number from each layer: whole groups by their mean score, else evenly from each group
     """
@@ -144,56 +145,52 @@ def weakest(model: nn.Module, scores: Mapping[str, float], keep: float, uniform:
         raise refusal("keep_few", keep=keep, stay=stay, layers=n_layers, least=f"{1 / n_heads:.3g}")
     table = [[scores[head_name(layer, head)] for head in range(n_heads)] for layer in range(n_layers)]
     if uniform:
-        shares = uniform_shares(model)
-        gone = [_weakest_evenly(row, n_kv_heads, keep) for row in table]
+        gone = tuple(_weakest_evenly(row, n_kv_heads, keep) for row in table)
         if all(gone):
-            return tuple(gone)
-        raise refusal("keeps_all", keep=keep, shares=", ".join(f"{share:.3g}" for share in shares) or "-")
+            return gone
+        fractions = ", ".join(f"{fraction:.3g}" for fraction in uniform_fractions(model))
+        raise refusal("keeps_all", keep=keep, shares=fractions or "-")
     ranked = sorted((score, layer, head) for layer, row in enumerate(table) for head, score in enumerate(row))
-    chosen: list[set[int]] = [set() for _ in range(n_layers)]
+    chosen: list[list[int]] = [[] for _ in range(n_layers)]
     for _, layer, head in ranked:
         if sum(map(len, chosen)) < wanted and len(chosen[layer]) < n_heads - 1:  # a layer keeps one
-            chosen[layer].add(head)
-    if not any(chosen):
+            chosen[layer].append(head)
+    if wanted == 0:
         raise HeadwiseError(f"keep={keep} of {n_layers * n_heads} heads removes none; pass a smaller one")
-    return tuple(tuple(sorted(gone)) for gone in chosen)
+    return tuple(tuple(sorted(heads)) for heads in chosen)
 
 
 def _n_gone(n: int, keep: float) -> int:
-    """How many of n go: the nearest number, the smaller of two."""
+    """How many of n go: the nearest number, the smaller of two, also where rounding made 1 - keep a little larger."""
     return math.ceil((1 - keep) * n - 0.5 - 1e-9)
 
 
 def _weakest_evenly(scores: Sequence[float], n_kv_heads: int, keep: float) -> tuple[int, ...]:
+    """Of a layer, whole groups where at least one goes, or else as many heads from each."""
     r = len(scores) // n_kv_heads
     groups = [range(g * r, (g + 1) * r) for g in range(n_kv_heads)]
     n_groups, n_each = (min(_n_gone(n, keep), n - 1) for n in (n_kv_heads, r))
-    weakest: list[int] = []
     if n_groups:
-        for group in sorted(groups, key=lambda group: sum(scores[h] for h in group))[:n_groups]:
-            weakest += group
-    elif n_each:
-        for group in groups:
-            weakest += sorted(group, key=lambda h: scores[h])[:n_each]
-    return tuple(sorted(weakest))
+        whole = sorted(groups, key=lambda group: sum(scores[h] for h in group))[:n_groups]
+        return tuple(sorted(chain(*whole)))
+    return tuple(h for group in groups for h in sorted(sorted(group, key=scores.__getitem__)[:n_each]))
 
 
 def prune_heads(model: nn.Module, heads: Gone, uniform: bool = False) -> Changed:
     """The model without those heads, as with a gate of 0 on them; HeadwiseError where `uniform` cannot be had."""
     reason, layers, names = obstacle(model, heads, uniform), layers_in_turn(model), _names(heads)
     kept, kv_kept = _remaining(model, heads)
-    n_heads = head_counts(model)[0]
+    n_heads, zeroed = head_counts(model)[0], reason is not None
+    notes = [Note.of("reshaped.gone", heads=names)]
     if reason is None:
         chosen = (w.selected(h, g) for w, h, g in zip(layers, kept, kv_kept, strict=True))
         child = with_layers(model, chosen, len(kept[0]), len(kv_kept[0]))
     else:
         child = with_layers(model, map(silenced, layers, heads))
         kept = [list(range(n_heads)) for _ in heads]
-    zeroed = reason is not None
-    what = Note.of("reshaped.zeroed" if zeroed else "reshaped.removed", count=len(names), all=len(heads) * n_heads)
-    notes = [Note.of("reshaped.gone", heads=names), _cache_note(model, child, zeroed)]
-    if zeroed:
         notes.insert(0, Note.of("reshaped.zeroed_for", reason=reason))
+    notes.append(_cache_note(model, child, zeroed))
+    what = Note.of("reshaped.zeroed" if zeroed else "reshaped.removed", count=len(names), all=len(heads) * n_heads)
     details = {"heads": names, "zeroed": zeroed}
     return Changed(child, what, details, kept, tuple(notes), silent=heads if zeroed else ())
 
@@ -204,37 +201,35 @@ def _names(heads: Gone) -> list[str]:
 
 def obstacle(model: nn.Module, heads: Gone, uniform: bool = False) -> Note | None:
     """Why these heads cannot leave the weights; None where they can. With `uniform` that is a HeadwiseError."""
-    n_heads, n_kv_heads, _ = head_counts(model)
-    r = n_heads // n_kv_heads
-    kept, kv_kept = _remaining(model, heads)
-    lost, sizes = {len(gone) for gone in heads}, {len(row) for row in kv_kept}
-    readers = [Counter(h // r for h in row).values() for row in kept]  # for each layer, of each key/value head
-    mixed = [layer for layer, counts in enumerate(readers) if len(set(counts)) > 1]
-    reason: Note | None
-    if len(lost) > 1:
-        reason = Note.of("reshaped.uneven_layers", fewest=min(lost), most=max(lost))
-    elif mixed:
-        counts = readers[mixed[0]]
-        span = {"fewest": min(counts), "most": max(counts)}
-        reason = Note.of("reshaped.uneven_groups", layer=mixed[0], **span, size=r)
-    elif len(sizes) > 1:
-        reason = Note.of("reshaped.uneven_kv_heads", fewest=min(sizes), most=max(sizes))
-    else:
-        reason = cannot_carry(model, len(kept[0]), len(kv_kept[0]))
+    reason = _reason(model, heads)
     if reason is None:
         return None
     if uniform:
         raise HeadwiseError(Note.of("reshaped.without_uniform", reason=reason))
-    shares = uniform_shares(model)
-    return Note.of("reshaped.could_leave", reason=reason, share=f"{shares[0]:.3g}") if shares else reason
+    fractions = uniform_fractions(model)
+    return Note.of("reshaped.could_leave", reason=reason, share=f"{fractions[0]:.3g}") if fractions else reason
 
 
-def uniform_shares(model: nn.Module) -> list[float]:
-    """The shares of the heads that may stay where as many leave the weights of each layer, the largest first."""
+def _reason(model: nn.Module, heads: Gone) -> Note | None:
+    r = head_counts(model)[0] // head_counts(model)[1]
+    kept, kv_kept = _remaining(model, heads)
+    lost, sizes = set(map(len, heads)), set(map(len, kv_kept))
+    if len(lost) > 1:
+        return Note.of("reshaped.uneven_layers", fewest=min(lost), most=max(lost))
+    for layer, row in enumerate(kept):
+        readers = Counter(h // r for h in row).values()  # of each key/value head
+        if len(set(readers)) > 1:
+            return Note.of("reshaped.uneven_groups", layer=layer, fewest=min(readers), most=max(readers), size=r)
+    if len(sizes) > 1:
+        return Note.of("reshaped.uneven_kv_heads", fewest=min(sizes), most=max(sizes))
+    return cannot_carry(model, len(kept[0]), len(kv_kept[0]))
+
+
+def uniform_fractions(model: nn.Module) -> list[float]:
+    """The fractions of the heads that may stay where as many leave the weights of each layer, the largest first."""
     n_heads, n_kv_heads, _ = head_counts(model)
     r = n_heads // n_kv_heads
-    sizes = {((n_kv_heads - n) * r, n_kv_heads - n) for n in range(1, n_kv_heads)}
-    sizes |= {(n_kv_heads * (r - n), n_kv_heads) for n in range(1, r)}
+    sizes = [(n * r, n) for n in range(1, n_kv_heads)] + [(n_kv_heads * n, n_kv_heads) for n in range(1, r)]
     return sorted({size[0] / n_heads for size in sizes if cannot_carry(model, *size) is None}, reverse=True)
 
 
@@ -247,12 +242,11 @@ def _remaining(model: nn.Module, heads: Gone) -> tuple[list[list[int]], list[lis
 
 def _cache_note(model: nn.Module, child: nn.Module, zeroed: bool) -> Note:
     n_heads, n_kv_heads, _ = head_counts(model)
-    now, r = head_counts(child)[1], n_heads // n_kv_heads
-    if now < n_kv_heads:
+    if (now := head_counts(child)[1]) < n_kv_heads:
         return Note.of("reshaped.cache_shrinks", before=n_kv_heads, after=now)
     if not cache_bytes(model):
         return Note.of("reshaped.no_cache_zeroed" if zeroed else "reshaped.no_cache")
     key = "reshaped.cache_zeroed" if zeroed else "reshaped.cache_stays"
     if n_kv_heads > 1 and cannot_carry(model, n_heads, 1) is None:
         key += "_share"
-    return Note.of(key, size=r)
+    return Note.of(key, size=n_heads // n_kv_heads)

@@ -27,7 +27,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Unpack
 
@@ -49,11 +49,12 @@ from headwise.reshape.align import (
     moments,
     orthogonal_maps,
     queries,
+    unrotated,
     write_planes,
 )
 from headwise.reshape.arguments import Options, check_kv_heads, check_sharing
 from headwise.reshape.job import Change, Changed, Job, Listener, Reshaped
-from headwise.reshape.text import Calibration
+from headwise.reshape.text import Calibration, n_tokens
 from headwise.words import Note
 
 Groups = tuple[tuple[int, ...], ...]
@@ -61,7 +62,7 @@ Pair = tuple[Tensor, Tensor]  # what is multiplied, such as queries and keys, on
 EXACT = 200  # groups at most that are priced one by one; above, a group costs the sum of its pairs
 
 Pool = Callable[[AttentionWeights, Tensor, int], AttentionWeights]  # weights, root of the moments, number of groups
-RANK = 4096  # roundings of the first component: one that is smaller than so many is rounding itself
+ROUNDINGS = 4096  # of the largest component: a component that is smaller than so many is rounding itself
 
 
 def share(
@@ -136,7 +137,7 @@ class Sharing(Change):
         return self.groups == "adjacent" and self.method in BLIND
 
     def tokens_run(self, model: nn.Module, calibration: Calibration) -> int:
-        return 0 if self.blind else sum(ids.numel() for ids in calibration.statistics)
+        return 0 if self.blind else n_tokens(calibration.statistics)
 
     def apply(self, job: Job) -> Changed:
         model = job.source.model
@@ -159,30 +160,28 @@ def share_heads(
     n_heads, before, _ = head_counts(model)
     neighbours = adjacent(before, n_kv_heads)
     chosen = []  # for each layer the key/value heads of the parent that share, in the new order
-    rules: dict[Note, None] = {}  # what alignment of the keys is exact, each once
+    origins = []  # of each layer the query heads of the parent in the child's order
+    notes: dict[Note, None] = {}  # what alignment of the keys is exact, each once, and who shares
 
     def pooled(weights: AttentionWeights, root: Tensor) -> AttentionWeights:
         weights = weights.widened()
         sharing = neighbours if groups == "adjacent" else best(weights, root, n_kv_heads, POOLS[method])
+        order, r = list(itertools.chain(*sharing)), weights.group_size
         chosen.append(sharing)
+        origins.append([g * r + i for g in order for i in range(r)])
         if method in ALIGNING:
-            rules[key_rule(weights).note] = None
+            notes[key_rule(weights).note] = None
         if sharing != neighbours:
-            weights = weights.permuted([g for group in sharing for g in group])
+            weights = weights.permuted(order)
         return POOLS[method](weights, root, n_kv_heads)
 
-    pairs = zip(layers_in_turn(model), roots or itertools.repeat(torch.empty(0)), strict=False)
-    child = with_layers(model, (pooled(*pair) for pair in pairs), n_kv_heads=n_kv_heads)
-    r = n_heads // before
-    origins = []  # of each layer the query heads of the parent in the child's order
-    for sharing in chosen:
-        order = [g for group in sharing for g in group]
-        origins.append([g * r + i for g in order for i in range(r)])
-    notes = list(rules)
+    roots = roots or itertools.repeat(torch.empty(0))  # which a method of BLIND does not look at
+    pairs = zip(layers_in_turn(model), roots, strict=False)
+    child = with_layers(model, itertools.starmap(pooled, pairs), n_kv_heads=n_kv_heads)
     if set(chosen) != {neighbours}:
         for layer, sharing in enumerate(chosen):
             row = " | ".join(" ".join(map(str, group)) for group in sharing)
-            notes.append(Note.of("reshaped.who_shares", layer=layer, groups=row))
+            notes[Note.of("reshaped.who_shares", layer=layer, groups=row)] = None
     what = Note.of("reshaped.shared", n_kv_heads=n_kv_heads, n_heads=n_heads, before=before)
     return Changed(child, what, {"shared": tuple(chosen)}, origins, tuple(notes))
 
@@ -249,15 +248,9 @@ def pooling_error(weights: AttentionWeights, root: Tensor, group: Sequence[int],
 def output_errors(before: AttentionWeights, after: AttentionWeights, root: Tensor) -> tuple[Tensor, Tensor]:
     """(H,) each: E|W_O v|^2, and E|W_O v - W_O' v'|^2, of every query head."""
     old, new = (
-        (x.wo.permute(1, 0, 2), _for_queries(activations(x.wv, x.bv, root), before.n_heads)) for x in (before, after)
+        (x.wo.permute(1, 2, 0), _for_queries(activations(x.wv, x.bv, root), before.n_heads)) for x in (before, after)
     )
-    return _output_products(old, old), _squared_difference(_output_products, old, new)
-
-
-def _output_products(first: Pair, second: Pair) -> Tensor:
-    """(H,): E[(W v).(W' v')] of output matrices W (H,C,E) and values v (H,E,X)."""
-    (w, v), (w_other, v_other) = first, second
-    return ((w.mT @ w_other) * (v @ v_other.mT)).sum((1, 2))
+    return _products(old, old), _squared_difference(_products, old, new)
 
 
 def score_errors(before: AttentionWeights, after: AttentionWeights, root: Tensor) -> Tensor:
@@ -271,15 +264,17 @@ def score_errors(before: AttentionWeights, after: AttentionWeights, root: Tensor
     if before.pairs:
         planes = [(as_complex(q, before.pairs), as_complex(k, before.pairs)) for q, k in (old, new)]
         error += _squared_difference(_rotated_products, *planes)
-    rotated = {feature for pair in before.pairs for feature in pair}
-    rest = [feature for feature in range(head_dim) if feature not in rotated]
+    rest = list(unrotated(before))
     if rest:
-        error += _squared_difference(_score_products, *((q[:, rest], k[:, rest]) for q, k in (old, new)))
+        error += _squared_difference(_products, *((q[:, rest], k[:, rest]) for q, k in (old, new)))
     return error / head_dim
 
 
-def _score_products(first: Pair, second: Pair) -> Tensor:
-    """(H,): E[(q.k)(q'.k')] of queries and keys (H,D,X), all of whose features meet."""
+def _products(first: Pair, second: Pair) -> Tensor:
+    """(H,): E[(q.k)(q'.k')] of queries and keys (H,D,X), all of whose features meet.
+
+    And E[(W v).(W' v')] of transposed output matrices (H,E,C) and values (H,E,X).
+    """
     (q, k), (q_other, k_other) = first, second
     return ((q @ q_other.mT) * (k @ k_other.mT)).sum((1, 2))
 
@@ -303,53 +298,36 @@ def _for_queries(heads: Tensor, n_heads: int) -> Tensor:
 # How one head is made of several
 
 
-def aligned(weights: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWeights:
-    """The same function, the key/value heads of each group (neighbours) turned onto their mean."""
-    k_maps, v_maps, *_ = _alignment(weights, root, n_groups)
-    return fold(weights, k_maps, v_maps)
+def aligned(weights: AttentionWeights, root: Tensor, n_groups: int, with_norms: bool = False) -> AttentionWeights:
+    """The same function, the key/value heads of each group (neighbours) turned onto their mean.
 
-
-def _alignment(weights: AttentionWeights, root: Tensor, n_groups: int) -> tuple[Tensor, ...]:
-    """The maps of `aligned`, and the activations that they lead to: keys (G,D,X) and values (G,E,X)."""
-    rule, k, v = key_rule(weights), keys(weights, root), _values(weights, root)
+    with_norms  another function: what reads a head also gets the norm that the mean of its group will lack
+    """
+    rule, k, v = key_rule(weights), keys(weights, root), activations(weights.wv, weights.bv, root)
     k_maps = torch.cat([key_maps(group, rule) for group in k.chunk(n_groups)])
     v_maps = torch.cat([orthogonal_maps(group) for group in v.chunk(n_groups)])
-    return k_maps, v_maps, k_maps @ k, v_maps @ v
+    if not with_norms:
+        return fold(weights, k_maps, v_maps)
+    q_scale: Tensor | float = 1.0
+    if weights.k_gain is None:  # a qk-norm gives the mean its norm by itself
+        q_scale = _shrinkage(k_maps @ k, n_groups, [*rule.planes, rule.free])[..., None]
+    o_scale = _shrinkage(v_maps @ v, n_groups, [range(weights.wv.shape[1])])[:, None]
+    return fold(weights, k_maps, v_maps, q_scale, o_scale)
 
 
-def _values(weights: AttentionWeights, root: Tensor) -> Tensor:
-    return activations(weights.wv, weights.bv, root)
-
-
-def _mean(weights: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWeights:
-    return _pooled(weights, n_groups, torch.ones(weights.n_kv_heads, dtype=weights.wk.dtype))
-
-
-def _pooled(weights: AttentionWeights, n_groups: int, k_weights: Tensor) -> AttentionWeights:
-    """The mean over each group; keys count by k_weights (G,), whose mean is 1 in each group."""
-    weights = mapped(weights, "k", lambda rows: grouped(rows * k_weights[:, None, None], n_groups).mean(1))
+def _mean(weights: AttentionWeights, root: Tensor, n_groups: int, k_weights: Tensor | float = 1.0) -> AttentionWeights:
+    """The mean over each group; keys count by k_weights (G,1,1), whose mean is 1 in each group."""
+    weights = mapped(weights, "k", lambda rows: grouped(rows * k_weights, n_groups).mean(1))
     return mapped(weights, "v", lambda rows: grouped(rows, n_groups).mean(1))
 
 
-def _aligned_mean(weights: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWeights:
-    return _mean_of_aligned(aligned(weights, root, n_groups), root, n_groups)
-
-
-def _mean_of_aligned(heads: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWeights:
-    """A qk-norm makes the size of a key's rows meaningless: there each head counts alike."""
+def _aligned_mean(weights: AttentionWeights, root: Tensor, n_groups: int, with_norms: bool = False) -> AttentionWeights:
+    heads = aligned(weights, root, n_groups, with_norms)
     if heads.k_gain is None:
         return _mean(heads, root, n_groups)
+    # A qk-norm makes the size of a key's rows meaningless: each head counts alike.
     inverse = grouped(1 / mean_norm(activations(heads.wk, heads.bk, root)), n_groups)
-    return _pooled(heads, n_groups, (inverse / inverse.mean(1, keepdim=True)).flatten())
-
-
-def _aligned_with_norms(weights: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWeights:
-    k_maps, v_maps, k, v = _alignment(weights, root, n_groups)
-    rule = key_rule(weights)
-    parts = [*rule.planes, rule.free] if rule.free else [*rule.planes]
-    q_scale = 1.0 if weights.k_gain is not None else _shrinkage(k, n_groups, parts)[..., None]
-    o_scale = _shrinkage(v, n_groups, [range(weights.wv.shape[1])])[:, None]
-    return _mean_of_aligned(fold(weights, k_maps, v_maps, q_scale, o_scale), root, n_groups)
+    return _mean(heads, root, n_groups, (inverse / inverse.mean(1, keepdim=True)).view(-1, 1, 1))
 
 
 def _shrinkage(heads: Tensor, n_groups: int, parts: Sequence[Sequence[int]]) -> Tensor:
@@ -366,7 +344,7 @@ def _shrinkage(heads: Tensor, n_groups: int, parts: Sequence[Sequence[int]]) -> 
 def _principal(weights: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWeights:
     r = weights.group_size
     readers = grouped(weights.wo.transpose(0, 1), weights.n_kv_heads).flatten(1, 2)
-    v_in, v_out = _components_by_group(_values(weights, root), readers, n_groups)
+    v_in, v_out = _components_by_group(activations(weights.wv, weights.bv, root), readers, n_groups)
     wo = torch.einsum("che,hef->chf", weights.wo, v_out.repeat_interleave(r, 0))
     if weights.k_gain is not None:
         pooled = _aligned_mean(weights, root, n_groups)
@@ -385,7 +363,7 @@ def _key_components(weights: AttentionWeights, root: Tensor, n_groups: int) -> t
     readers = grouped(queries(weights, root).mT, weights.n_kv_heads).flatten(1, 2)
     n_heads, D, _ = heads.shape
     inward, outward = torch.zeros(2, n_heads, D, D, dtype=heads.dtype)
-    if rule.planes:
+    if rule.planes:  # RoPE rotates a query through all angles, so that a plane is read by the size of its part alone
         numbers = as_complex(heads, rule.planes)[..., None, :]
         sizes = as_complex(readers.mT, rule.planes).norm(dim=-1)[..., None, None].to(numbers.dtype)
         plane_in, plane_out = _components_by_group(numbers, sizes, n_groups)
@@ -419,7 +397,7 @@ def _components(heads: Tensor, readers: Tensor) -> tuple[Tensor, Tensor]:
     left, right = F.pad(left, (0, missing))[..., :E], F.pad(right, (0, 0, 0, missing))[..., :E, :]
     sizes = F.pad(sizes, (0, missing))[..., :E]
     norm = mean_norm(heads.movedim(0, -3).flatten(-3, -2).abs())[..., None]
-    rounding = RANK * torch.finfo(sizes.dtype).eps * sizes[..., :1]
+    rounding = ROUNDINGS * torch.finfo(sizes.dtype).eps * sizes[..., :1]
     inverse = torch.where(sizes > rounding, norm / sizes, torch.zeros_like(sizes))
     back = left.reshape(*left.shape[:-2], *seen.shape[-3:-1], E).movedim(-3, 0).mH  # (n,...,E,F)
     return inverse[..., None] * (back @ factors), heads @ right.mH / norm[..., None]
@@ -428,7 +406,7 @@ def _components(heads: Tensor, readers: Tensor) -> tuple[Tensor, Tensor]:
 POOLS: dict[str, Pool] = {
     "mean": _mean,
     "aligned": _aligned_mean,
-    "aligned+norm": _aligned_with_norms,
+    "aligned+norm": partial(_aligned_mean, with_norms=True),
     "principal": _principal,
 }
 BLIND = ("mean",)  # methods that need no text

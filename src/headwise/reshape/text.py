@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ class Calibration:
     vocab_size: int
     most: int | None = None  # documents that a measurement reads
     built_in: bool = False  # is it the verb corpus, and no text of the user's?
-    about: str = ""  # what a reader of any number on it must know
+    about: tuple[str, ...] = ()  # what a reader of any number on it must know
 
     @property
     def digest(self) -> str:
@@ -88,10 +88,11 @@ def read_calibration(
     if most is not None and most < 1:
         raise HeadwiseError(f"documents={most} must be at least 1: something has to be measured on")
     length = tokens or min(folder.context or LONGEST, LONGEST)
+    # A run that was trained on lines has a boundary, and puts it before each.
     by_lines = folder.family == "headwise" and folder.tokens is not None and bool(folder.tokens.frame[0])
     name, facts = "the text", Counter[str]()
-    # What is read: a text, or the lines of the verb corpus, or ids.
-    built_in: verbs.VerbCorpus | None = None
+    # What is read: a text, or lines to learn from and held-out ones, or ids.
+    lines: Sequence[Sequence[str]] | None = None
     # A string without a space, a path that is misspelled, is no text either: it is refused as a file that is not there.
     if isinstance(text, Path) or (isinstance(text, str) and (exists(Path(text)) or not any(map(str.isspace, text)))):
         name = str(text_path(text))
@@ -99,8 +100,7 @@ def read_calibration(
     elif text is None:
         run = read_run(require_run(folder.path))
         assert run is not None
-        settings = run.settings
-        name = "the text of the run"
+        settings, name = run.settings, "the text of the run"
         sources = Sources(settings.paths, settings.field)
         if sources.size > MOST_TEXT:
             raise HeadwiseError(
@@ -110,14 +110,17 @@ def read_calibration(
             text = "".join(sources.stream())
         else:
             built_in = verbs.corpus(settings.seed, core=find_preset(settings.preset).core)
+            lines = built_in.train_lines, built_in.held_out_lines
+    is_built_in = lines is not None
+    if isinstance(text, str) and by_lines:
+        lines = _split([line.strip() for line in text.splitlines() if line.strip()])
     # Its documents, those of the last tenth apart.
     parts: Sequence[Sequence[Any]]
-    if built_in is not None:
-        lines = built_in.train_lines, built_in.held_out_lines
-        parts = [[_line(folder, line, length, facts) for line in part] for part in lines]
-    elif isinstance(text, str) and by_lines:
-        documents = [_line(folder, line.strip(), length, facts) for line in text.splitlines() if line.strip()]
-        parts = _split(documents)
+    if lines is not None:
+        edge = require_tokens(folder).frame[0]  # the boundary, on both sides of a line
+        parts = []
+        for part in lines:
+            parts.append([[*edge, *encoded(folder, line, facts), *edge][:length] for line in part])
     elif isinstance(text, str):
         before, after = require_tokens(folder).frame
         body = length - len(before) - len(after)
@@ -125,8 +128,8 @@ def read_calibration(
             raise HeadwiseError(f"tokens={length} leaves no room for a text beside the {length - body} of the frame")
         stream = encoded(folder, text, facts)
         parts = []
-        for part in _split(stream):
-            parts.append([[*before, *ids, *after] for ids in cut([part], body)])
+        for piece in _split(stream):
+            parts.append([[*before, *ids, *after] for ids in cut([piece], body)])
     else:
         assert text is not None
         parts = _id_parts(text, length)
@@ -142,14 +145,8 @@ def read_calibration(
             f"{name} has the token id {largest} and the model knows {folder.vocab_size} tokens: they do not belong "
             f"together"
         )
-    about = "".join(unknown_note(folder.tokens, facts["unknown"], facts["characters"]))
-    return Calibration(train, held_out, length, folder.vocab_size or largest + 1, most, built_in is not None, about)
-
-
-def _line(folder: Folder, line: str, length: int, facts: dict[str, int]) -> list[int]:
-    """A line as a document, between boundaries."""
-    boundary = require_tokens(folder).frame[0]
-    return [*boundary, *encoded(folder, line, facts), *boundary][:length]
+    about = unknown_note(folder.tokens, facts["unknown"], facts["characters"])
+    return Calibration(train, held_out, length, folder.vocab_size or largest + 1, most, is_built_in, about)
 
 
 def _split(items: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
@@ -181,6 +178,10 @@ def spread(documents: Sequence[Tensor], limit: int, most: int | None = None) -> 
     wanted = n if total <= limit else max(1, n * limit // total)
     wanted = min(wanted, most or wanted)
     return [documents[i * n // wanted] for i in range(wanted)]
+
+
+def n_tokens(batches: Iterable[Tensor]) -> int:
+    return sum(ids.numel() for ids in batches)
 
 
 def batches(documents: Sequence[Tensor], size: int | None = None, most: int | None = None) -> list[Tensor]:

@@ -19,7 +19,7 @@ from headwise.gpt.checkpoint import save_model
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import find_preset
 from headwise.gpt.run import Run, Settings, write_run
-from headwise.gpt.train import without_compiler
+from headwise.gpt.train import Adam
 from headwise.lab import microgpt as recipe
 from headwise.lab.microgpt import BETA1, BETA2, N_HEADS, Draw, Matrix, Replay, Report, train
 from headwise.layer.projections import shapes_alone
@@ -68,8 +68,7 @@ def loss_of(model: GPT, ids: list[int]) -> torch.Tensor:
 def run(draw: Draw, steps: int, n_samples: int, report: Report | None) -> Replay:
     """Learn from one document a step, then write some of our own."""
     model = build(draw.weights, draw.n_heads)
-    adam_of = without_compiler(torch.optim.Adam)
-    adam = adam_of(model.parameters(), lr=recipe.LEARNING_RATE, betas=(BETA1, BETA2), eps=recipe.ADAM_EPS)
+    adam = Adam(model.parameters(), lr=recipe.LEARNING_RATE, betas=(BETA1, BETA2), eps=recipe.ADAM_EPS)
 
     def step_on(ids: list[int], rate: float) -> float:
         adam.param_groups[0]["lr"] = rate
