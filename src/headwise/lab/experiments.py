@@ -16,7 +16,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +117,7 @@ class Unit:
     def label(self) -> Note:
         return Note.of("comparison.unit", experiment=self.experiment.name, arm=self.arm.name, seed=self.seed)
 
-    @property
+    @cached_property
     def key(self) -> dict[str, Any]:
         """What its result hangs on; functions by their names alone, for their files may be joined."""
         arm, first = self.arm, self.experiment.arms[0]

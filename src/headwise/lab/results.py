@@ -9,7 +9,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from headwise.intervals import Interval
+from headwise.intervals import Interval, interval_of
 from headwise.table import Cell, Table
 from headwise.words import Note
 
@@ -108,9 +108,14 @@ class Ledger:
     cpu_seconds: float
 
 
-def effect(difference: Interval, metric: Metric) -> int:
-    """1 where the interval lies on the better side of 0, -1 where on the worse side, 0 where it contains 0."""
-    if not difference.excludes(0.0):
+def paired(values: Sequence[float], others: Sequence[float]) -> Interval:
+    """How far values lie from others of the same seeds."""
+    return interval_of([value - other for value, other in zip(values, others, strict=True)])
+
+
+def effect(difference: Interval | None, metric: Metric) -> int:
+    """1 where the interval lies on the better side of 0, -1 on the worse side; 0 where it contains 0, or is None."""
+    if difference is None or not difference.excludes(0.0):
         return 0
     return 1 if (difference.mean < 0) == metric.lower_is_better else -1
 
