@@ -64,34 +64,32 @@ class Rung:
         return 2 * n.d_model * (n.d_model + (n.d_model if self.copies else n.kv_width))
 
 
-def _plain(shared: bool, n: LadderSizes, w: Leaves) -> Forward:
-    """Loops over lists. Not shared: every query head is handed keys and values of its own, a copy of its group's."""
-
-    def linear(matrix: Any, x_btc: Any) -> Any:
-        return [[[dot(row, token) for row in matrix] for token in document] for document in x_btc]
-
-    def split(x_btc: Any, count: int) -> Any:
-        d = n.head_dim
-        return [[[token[h * d : (h + 1) * d] for token in document] for h in range(count)] for document in x_btc]
-
-    def forward(x: Any, keep: Keep | None) -> Any:
-        q = split(linear(w["W_Q"], x), n.n_heads)
-        k, v = (split(linear(w[name], x), n.n_kv_heads) for name in ("W_K", "W_V"))
-        if not shared:
-            group = n.n_heads // n.n_kv_heads
-            k, v = ([[document[h // group] for h in range(n.n_heads)] for document in kv] for kv in (k, v))
-        steps = trace(q, k, v, mask=Causal())
-        joined = [[[y for head in document for y in head[t]] for t in range(n.tokens)] for document in steps.out]
-        if keep is not None:
-            keep.update(q=q, k=k, v=v, scores=steps.scores, weights=steps.weights, heads=steps.out, joined=joined)
-        return linear(w["W_O"], joined)
-
-    return forward
-
-
 def _split(x_btc: Any, head_dim: int) -> Any:
     """(B,T,h*d) -> (B,h,T,d), in NumPy and in torch."""
     return x_btc.reshape(*x_btc.shape[:2], -1, head_dim).swapaxes(1, 2)
+
+
+def _plain(shared: bool, n: LadderSizes, w: Leaves) -> Forward:
+    """Loops over lists; NumPy, with any object in an array, does nothing but order them by heads.
+
+    Not shared: every query head is handed keys and values of its own, a copy of its group's.
+    """
+
+    def linear(name: str, x_btc: Any) -> Any:
+        rows = [[[dot(row, token) for row in w[name]] for token in document] for document in x_btc]
+        return np.array(rows, dtype=object)
+
+    def forward(x: Any, keep: Keep | None) -> Any:
+        q, k, v = (_split(linear(name, x), n.head_dim) for name in ("W_Q", "W_K", "W_V"))
+        if not shared:
+            k, v = (kv.repeat(n.n_heads // n.n_kv_heads, axis=1) for kv in (k, v))
+        steps = trace(q.tolist(), k.tolist(), v.tolist(), mask=Causal())
+        joined = np.array(steps.out, dtype=object).swapaxes(1, 2).reshape(n.batch, n.tokens, n.d_model)
+        if keep is not None:
+            keep.update(q=q, k=k, v=v, scores=steps.scores, weights=steps.weights, heads=steps.out, joined=joined)
+        return linear("W_O", joined.tolist())
+
+    return forward
 
 
 def _arrays(attend: Callable[..., Any], n: LadderSizes, w: Leaves) -> Forward:
@@ -363,7 +361,7 @@ class Certificate:
             return {name: _numbers(leaf.grad) for name, leaf in leaves.items()}
         values = {name: np.vectorize(Value, otypes=[object])(array) for name, array in self.leaves.items()}
         leaves = {name: array.tolist() for name, array in values.items()}
-        output = np.array(rung.prepare(self.sizes, leaves)(leaves["x"], None), dtype=object)
+        output = rung.prepare(self.sizes, leaves)(leaves["x"], None)
         loss = dot(output.ravel().tolist(), self.cotangent.ravel().tolist())
         assert isinstance(loss, Value)
         loss.backward()
