@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -41,6 +42,7 @@ from headwise.lab.results import (
     Claim,
     Comparison,
     Ledger,
+    Measured,
     Metric,
     effect,
     judged_claim,
@@ -58,8 +60,7 @@ from headwise.table import Cell, Table
 FASTER = 1.1  # from this ratio of speeds on: smaller ones are lost among other differences
 Times = dict[str, list[float]]  # seconds of each round
 
-
-in_turn = one_thread()(memory.in_turn)
+in_turn = one_thread()(memory.in_turn)  # the block `one_thread()` as a decorator
 
 
 def median_ratio(times: Times, name: str, over: str) -> float:
@@ -72,10 +73,9 @@ def milliseconds(times: Times, name: str) -> float:
 
 def machine() -> dict[str, str | int]:
     cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    named = re.search(r"^model name\s*:(.*)", cpuinfo.read_text("utf-8"), re.MULTILINE) if cpuinfo.exists() else None
     return {
-        "processor": names[0] if names else platform.processor() or platform.machine(),
+        "processor": named[1].strip() if named else platform.processor() or platform.machine(),
         "cores": os.cpu_count() or 1,
         "threads": "1 for each model in training, and in everything timed",
         "system": platform.system(),
@@ -112,7 +112,7 @@ def counted_flops(layer: MultiHeadAttention, tokens: int) -> dict[str, int]:
     return {"linear": sum(counts.values()) - attention, "attention": attention}
 
 
-def split_heads() -> tuple[Claim, Table]:
+def split_heads() -> Measured:
     """Heads that share a width against heads that each have all of it."""
     layers = {
         "4 heads of 4": MultiHeadAttention(16, 4),
@@ -138,7 +138,7 @@ def split_heads() -> tuple[Claim, Table]:
     )
 
 
-def parameters_with_heads() -> tuple[Claim, Table]:
+def parameters_with_heads() -> Measured:
     """3 d^2 against 4 d^2."""
     layers = {
         "1 head, without W_O": MultiHeadAttention(WIDTH, 1, out_proj=False),
@@ -156,7 +156,7 @@ def parameters_with_heads() -> tuple[Claim, Table]:
     return measured_claim("parameters", verdict, rows, width=WIDTH, **figures)
 
 
-def heads_of_models() -> tuple[Claim, Table]:
+def heads_of_models() -> Measured:
     """The number of heads that a table recommends by size, against what published models have."""
     prices = {"MiniLM-L6": price(MINILM)} | {name: price(name) for name in TABLE}
     rows = []
@@ -172,7 +172,7 @@ def heads_of_models() -> tuple[Claim, Table]:
     return measured_claim("sizes", verdict, rows, **figures)
 
 
-def flops_with_heads(width: int = WIDTH, tokens: int = TOKENS, rounds: int = 15) -> tuple[Claim, Table]:
+def flops_with_heads(width: int = WIDTH, tokens: int = TOKENS, rounds: int = 15) -> Measured:
     """Counted products, counted exponentials, and the time of the softmax, by number of heads."""
     calls = {str(h): partial(torch.softmax, torch.zeros(1, h, tokens, tokens), -1) for h in COUNTS}
     times = in_turn(calls, rounds)
@@ -206,7 +206,7 @@ class LayerSize(NamedTuple):
 LAYERS = (LayerSize(1, 16, 64, 8), LayerSize(16, 64, 128, 4), LayerSize(2, 1024, 768, 12))
 
 
-def course_forms(sizes: Sequence[LayerSize] = LAYERS, rounds: int = 9) -> tuple[Claim, Table]:
+def course_forms(sizes: Sequence[LayerSize] = LAYERS, rounds: int = 9) -> Measured:
     """The stacked heads, the vectorised class and the fused layer, with the same weights: one function."""
     rows: list[tuple[Cell, ...]] = []
     each, is_faster, fused = [], [], []
@@ -223,7 +223,7 @@ def course_forms(sizes: Sequence[LayerSize] = LAYERS, rounds: int = 9) -> tuple[
     return measured_claim("course-forms", of_all(is_faster), rows, each="; ".join(each), course=COURSE, **figures)
 
 
-def printed_wrapper(sizes: Sequence[LayerSize] = LAYERS, rounds: int = 9) -> tuple[Claim, Table]:
+def printed_wrapper(sizes: Sequence[LayerSize] = LAYERS, rounds: int = 9) -> Measured:
     """The wrapper as the course prints it, whose heads each have the whole of d_out, weighed and timed."""
     rows = []
     each, is_same = [], []
@@ -266,7 +266,7 @@ DECODE_HEADS, DECODE_WIDTH = 32, 64
 CACHED = (1024, 8192)
 
 
-def decoding(cached: Sequence[int] = CACHED, rounds: int = 15) -> tuple[Claim, Table]:
+def decoding(cached: Sequence[int] = CACHED, rounds: int = 15) -> Measured:
     """One new token against cached keys and values, shared as they are or repeated for every query head."""
     rows = []
     speeds, is_faster = [], []
@@ -304,7 +304,7 @@ CLEAR = 2.0  # times the mass of an even look that a head must give to a role
 ELSEWHERE = tuple(
     judged_claim(f"elsewhere-{name}", NOT_RUN) for name in ("shared", "needed", "deep", "semantic", "parallel")
 )
-COUNTED: dict[str, Callable[[], tuple[Claim, Table]]] = {
+COUNTED: dict[str, Callable[[], Measured]] = {
     "split heads": split_heads,
     "parameters": parameters_with_heads,
     "FLOPs": flops_with_heads,

@@ -76,6 +76,9 @@ class Claim:
     rule: str  # how the verdict follows from the figures; for NOT_RUN why it was not run
 
 
+Measured = tuple[Claim, Table]  # a claim, and the table that was measured for it
+
+
 @cache
 def ledger_words() -> dict[str, Any]:
     return tomllib.loads(resources.files("headwise.lab").joinpath("claims.toml").read_text(encoding="utf-8"))
@@ -87,8 +90,8 @@ def judged_claim(name: str, verdict: str, **figures: object) -> Claim:
     return Claim(claim, measured, verdict, rule)
 
 
-def measured_claim(name: str, verdict: str, rows: Iterable[tuple[Cell, ...]], **figures: object) -> tuple[Claim, Table]:
-    """The claim of that name and the table that was measured for it."""
+def measured_claim(name: str, verdict: str, rows: Iterable[tuple[Cell, ...]], **figures: object) -> Measured:
+    """The claim of that name and its table, whose heading is in claims.toml, too."""
     words = ledger_words()[name]
     title, note = words["title"].format(**figures), words.get("note", "").format(**figures)
     return judged_claim(name, verdict, **figures), Table(tuple(words["columns"]), tuple(rows), title, note)
