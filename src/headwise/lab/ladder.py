@@ -108,11 +108,13 @@ def _arrays(attend: Callable[..., Any], n: LadderSizes, w: Leaves) -> Forward:
 
 
 def _loop(q: Any, k: Any, v: Any, mask: Any) -> tuple[Any, ...]:
+    """`attend_loop` knows heads, but no batch."""
     documents = [attend_loop(*qkv, mask) for qkv in zip(q, k, v, strict=True)]
     return tuple(np.stack(step) for step in zip(*documents, strict=True))
 
 
 def _traced(q: Any, k: Any, v: Any, _: Any) -> tuple[Any, ...]:
+    """`trace` of NumPy or torch, which takes a mask of ours in place of an array."""
     steps = trace(q, k, v, mask=Causal())
     return steps.scores, steps.weights, steps.out
 
@@ -170,7 +172,7 @@ def _modules(n: LadderSizes, run: Callable[[Tensor], Tensor], matrices: Sequence
         joined = torch.cat(recorder.inputs[w_o], 1)
         keep.update(joined=joined, heads=_split(joined, n.head_dim))
         for name, maps in (("scores", recorder.scores), ("weights", recorder.weights)):
-            if maps:  # the fused kernel hands out none
+            if maps:  # of each head or of all at once; the fused kernel hands out none
                 keep[name] = torch.stack(maps, 1).view(n.batch, n.n_heads, n.tokens, n.tokens)
         return output
 
