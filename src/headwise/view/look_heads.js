@@ -9,6 +9,7 @@ import { colourOf, inkOn, paint } from './report_colours.js';
 import { listenToFactor, setFactor, showFactor, times } from './report_factor.js';
 import { cut, data, distinct, heads, inWords, numberOf, percent, quoted, roleName } from './report_state.js';
 
+// What a head mostly looks at -> the number of its colour, as roles have it in report_roles.css.
 const SIGNS = { first_token: 9, self: 7, previous_token: 0, next_token: 6, delimiter: 1, duplicate_token: 3, induction: 5, sound: 2, elsewhere: 4 };
 const WRITTEN = 40; // tokens: up to so many an enlarged map has its numbers
 const FAINT = 0.1; // the least weight that has the last colour
@@ -170,6 +171,7 @@ function pictureFor(number) {
     const drawn = map.weights.map((weight, at) => weight - other.weights[at]);
     return { ...map, drawn, diverging: true, top: Math.max(FAINT, ...drawn.map(Math.abs)) };
   }
+  // Without the first row, the first column and the diagonal, whose large weights would leave all others pale.
   const hard = map.weights.filter((_, at) => at >= map.columns && at % map.columns && at % (map.columns + 1));
   return { ...map, drawn: map.weights, diverging: false, top: hard.reduce((most, weight) => Math.max(most, weight), FAINT) };
 }
@@ -190,12 +192,13 @@ function drawCard(card) {
   card.querySelector('.hush').textContent = factor === 0 ? say('report.silenced') : '';
   nameCard(card);
   const [kind, part] = look.kinds[number] ?? ['elsewhere', 0];
-  if (card.parentElement.id !== 'eight') card.querySelector('.words').textContent = factor ? times(factor) : part ? `${kindName(kind)} ${percent(part)}` : '';
+  if (card.parentElement.id === 'eight') return; // there it says what the head looks at
+  card.querySelector('.words').textContent = factor ? times(factor) : part ? `${kindName(kind)} ${percent(part)}` : '';
 }
 
 // --- The overview ---
 
-export function kindName(kind) { return kind === 'elsewhere' || kind === 'sound' ? say(`look.${kind}`) : roleName(kind); }
+function kindName(kind) { return kind === 'elsewhere' || kind === 'sound' ? say(`look.${kind}`) : roleName(kind); }
 
 function showTiles() {
   tiles.forEach((tile) => {
@@ -257,7 +260,7 @@ function drawLarge() {
   else {
     const canvas = element('canvas');
     paint(canvas, picture);
-    canvas.style.width = `${Math.max(560, 3 * picture.columns)}px`;
+    canvas.style.width = `${Math.max(560, 3 * picture.columns)}px`; // three pixels a token at least
     canvas.style.imageRendering = 'pixelated';
     byId('large-map').replaceChildren(canvas);
   }

@@ -6,7 +6,7 @@ import { ask } from './look_ask.js';
 import { openLarge, scale } from './look_heads.js';
 import { labelOf, look } from './look_state.js';
 import { changedNames } from './report_factor.js';
-import { bar, data, heads, numberOf, percent, points, quoted, scoped, setText } from './report_state.js';
+import { bar, data, heads, moved, movedWords, numberOf, percent, points, quoted, scoped, setText } from './report_state.js';
 
 let ranked = null; // {before, rows} of the latest ranking
 let story = null; // the latest answer to "why": {answer, other, why: [head, {en, es}]}
@@ -24,6 +24,7 @@ export function showNext() {
 }
 
 function showTokens() {
+  // A row: [id, token, its chance as the model is, with the changed heads, and in the second text where there is one].
   const rows = look.next, changed = look.changes.size > 0, second = look.beside && rows[0].length > 4;
   const head = element('tr');
   head.append(scoped('col', say('report.next_token')), scoped('col', say('report.as_it_is')));
@@ -31,7 +32,8 @@ function showTokens() {
   if (second) head.append(scoped('col', say('look.in_second')), scoped('col', say('look.difference')));
   byId('next').classList.toggle('both', changed || second);
   byId('next').replaceChildren(head, ...rows.map((row) => tokenRow(row, changed, second)));
-  const best = (column) => rows.reduce((most, row) => (row[column] > most[column] ? row : most)), followed = rows.find(([id]) => id === look.follow) ?? best(2);
+  const best = (column) => rows.reduce((most, row) => (row[column] > most[column] ? row : most));
+  const followed = rows.find(([id]) => id === look.follow) ?? best(2);
   const [first, now] = [best(2), best(3)], name = (row) => quoted(row[1]);
   if (!changed) setText('verdict', 'report.expects', { token: name(first), part: percent(first[2]) });
   else {
@@ -55,7 +57,7 @@ function tokenRow([id, token, before, now, other], changed, second) {
   });
   name.append(button);
   row.append(name, bar(before, 'ours'));
-  const change = (from, to) => element('td', to - from < -0.005 ? 'fall' : to - from > 0.005 ? 'rise' : '', points(to - from));
+  const change = (from, to) => element('td', moved(to - from), points(to - from));
   if (changed) row.append(bar(now, 'theirs'), change(before, now));
   if (second) row.append(bar(other, 'theirs'), change(now, other));
   return row;
@@ -110,8 +112,8 @@ function showRanking() {
 }
 
 function rankingRow(name, part, then, words) {
-  const item = element('li'), said = element('span', 'then'), change = part - ranked.before;
-  if (words) putWords(said, change < -0.005 ? 'report.falls_to' : change > 0.005 ? 'report.rises_to' : 'report.stays_at', { token: quoted(then) });
+  const item = element('li'), said = element('span', 'then');
+  if (words) putWords(said, movedWords(part - ranked.before), { token: quoted(then) });
   else said.textContent = part.toFixed(4);
   item.append(headButton(name), bar(words ? part : Math.max(0, 1 - part), 'theirs', 'span'), said);
   return item;

@@ -23,8 +23,11 @@ export function turn() { return ++look.number; }
 // What an answer brings of a text.
 export function keepWords(slot, answer) {
   const words = answer.words.map(([text, gap, lines, sign]) => ({ text, gap, lines, sign }));
-  if (slot === 'a') Object.assign(look, { words, rest: answer.at < 0 || words[answer.at].sign ? Math.max(0, words.findLastIndex((word) => !word.sign)) : answer.at, kinds: answer.kinds, hardest: answer.hardest });
-  else look.second = words;
+  if (slot === 'a') {
+    const behind = answer.at < 0 || words[answer.at].sign; // then it rests at the last word that is no sign
+    const rest = behind ? Math.max(0, words.findLastIndex((word) => !word.sign)) : answer.at;
+    Object.assign(look, { words, rest, kinds: answer.kinds, hardest: answer.hardest });
+  } else look.second = words;
   look.differ = look.beside ? answer.differ ?? null : null;
   look.next = answer.next ?? null;
   look.goesOn = answer.goes_on ?? '';

@@ -91,7 +91,8 @@ function showPanes() {
   byId('large').classList.toggle('two', two);
   second.box.hidden = !two;
   fillPane(first, view.open, view.which);
-  if (two) fillPane(second, view.beside === 'other' ? view.open : numberOf.get(view.beside), view.beside === 'other' ? 'other' : view.which);
+  if (view.beside === 'other') fillPane(second, view.open, 'other');
+  else if (two) fillPane(second, numberOf.get(view.beside), view.which);
   panes.forEach((pane) => {
     pane.caption.hidden = !two;
     if (pane.number >= 0) pane.caption.textContent = paneName(pane);
@@ -107,7 +108,8 @@ function showPanes() {
 function paneName({ number, which }) {
   const name = heads[number].name;
   if (data.against === null) return name;
-  return `${which === 'other' ? heads[number].other?.name ?? name : name} · ${which === 'other' ? data.against : which === 'difference' ? say('report.difference') : data.model}`;
+  if (which === 'other') return `${heads[number].other?.name ?? name} · ${data.against}`;
+  return `${name} · ${which === 'difference' ? say('report.difference') : data.model}`;
 }
 
 // The token that is looked at has changed, in the sentence or in a map: rows, words and numbers follow.
@@ -225,6 +227,7 @@ function revealToken(token) {
 
 function showNumbers(head) {
   const other = head.other, [here, there] = [head, other].map((side) => (at) => side?.values[at]?.[0] ?? null);
+  // Each with what it says of a statistic: words, or a number and perhaps whether it has a sign.
   const columns = [['report.value', (_, at) => [here(at)]]];
   if (data.against !== null) {
     columns.push(['report.other', (_, at) => [there(at)]]);

@@ -9,7 +9,7 @@ import { followPoint } from './report_head.js';
 import { hasModel } from './report_model.js';
 import { showNext } from './report_next.js';
 import { looksOf, looksThrough, shown } from './report_shown.js';
-import { data, heads, inWords, named, putSentence, quoted, view } from './report_state.js';
+import { ROUNDS_TO_0, data, heads, inWords, named, putSentence, quoted, view } from './report_state.js';
 import { showNow } from './report_table.js';
 import { showWalk } from './report_walk.js';
 
@@ -35,6 +35,7 @@ export function makeSentence() {
     return word;
   });
   const box = byId('sentence'), letters = shown.tokens.reduce((sum, token) => sum + [...token].length, 0);
+  // The style sheet has a size of letters for each length, and no gaps between tokens that are single characters.
   box.dataset.length = words.length > 60 || letters > 260 ? 'long' : words.length > 16 || letters > 70 ? 'middle' : 'short';
   box.classList.toggle('letters', words.length > 3 && letters < 1.6 * words.length);
   box.replaceChildren(...words);
@@ -119,7 +120,7 @@ export function tint(words, at, number) {
 // "At ‘él’ L0.H3 looks at ‘write’ (0.970), ..." and what of it lies beyond the text shown.
 export function lookWords(at, number) {
   const { inside, outside, whole } = looksThrough(number, at);
-  const keys = [...inside.keys()].filter((key) => inside[key] >= 0.0005).sort((a, b) => inside[b] - inside[a]);
+  const keys = [...inside.keys()].filter((key) => inside[key] >= ROUNDS_TO_0).sort((a, b) => inside[b] - inside[a]);
   const most = keys.slice(0, NAMED).map((key) => `${quoted(shown.tokens[key])} (${inWords(inside[key])})`).join(', ');
   const who = number < 0 ? say('report.all_heads') : heads[number].name, key = number < 0 ? 'report.at_looks' : 'report.at_looks_head';
   const lines = [];
@@ -179,7 +180,7 @@ function setViewBox() {
   byId('arcs').setAttribute('viewBox', `0 0 ${frame.width} ${frame.height}`);
 }
 
-// From one word to another, above them, at most so many pixels high.
+// From one word to another, above them, at most so many pixels high; a word that looks at itself has a loop.
 function arc(from, to, weight, high) {
   const frame = byId('line').getBoundingClientRect(), middle = (word) => {
     const box = word.getBoundingClientRect();

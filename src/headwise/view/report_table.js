@@ -4,8 +4,9 @@ import { byId, element, say, setWord } from './page/base.js';
 import { badge } from './report_grid.js';
 import { columnName, openHead } from './report_head.js';
 import { looksOf, shown } from './report_shown.js';
-import { cut, data, figure, heads, intervalIn, inWords, quoted, scoped, view } from './report_state.js';
+import { ROUNDS_TO_0, cut, data, figure, heads, intervalIn, inWords, quoted, scoped, view } from './report_state.js';
 
+const NOW = 2; // place of the column that follows the sentence, behind name and roles
 export const table = byId('table');
 let rowsInOrder = [], sorted = []; // headings with a column of their own, in the order of the cells of a row
 
@@ -85,9 +86,9 @@ function tableRow(head, number, compared) {
 // The column that follows the sentence: what each head looks at most from the token that is looked at.
 export function showNow() {
   if (!sorted.length) return;
-  const button = sorted[2].firstChild;
+  const button = sorted[NOW].firstChild;
   button.textContent = view.at < 0 ? say('report.looks_now') : say('report.looks_from', { token: quoted(cut(shown.tokens[view.at])) });
-  rowsInOrder.forEach((row, number) => { row.cells[2].textContent = view.at < 0 ? '–' : strongestWords(number); });
+  rowsInOrder.forEach((row, number) => { row.cells[NOW].textContent = view.at < 0 ? '–' : strongestWords(number); });
 }
 
 function strongestLook(number) {
@@ -101,13 +102,14 @@ function strongestLook(number) {
 
 function strongestWords(number) {
   const { weight, name, far } = strongestLook(number);
-  return weight < 0.0005 ? '–' : `${cut(name)} ${inWords(weight)}${far ? ' ↗' : ''}`;
+  return weight < ROUNDS_TO_0 ? '–' : `${cut(name)} ${inWords(weight)}${far ? ' ↗' : ''}`;
 }
 
 // What a row is ordered by: a number, or null for what is not there.
 function sortKey(number, sort, part) {
   const head = heads[number];
   if (sort === 'name') return -number;
+  // More roles first; heads with as many by the place of their first role, of which there are less than a hundred.
   if (sort === 'roles') return head.roles.length ? 100 * head.roles.length - head.roles[0] : null;
   if (sort === 'now') return view.at < 0 ? null : strongestLook(number).weight;
   const [here, there] = [head, head.other].map((side) => side?.values[sort]?.[0] ?? null);
@@ -119,8 +121,8 @@ function sortKey(number, sort, part) {
 // The largest first, then the other way round; a name first comes in the order of the model. What is missing is last.
 function sortBy(cell) {
   const { sort, part } = cell.dataset, before = cell.getAttribute('aria-sort');
-  const [fresh, turned] = sort === 'name' ? ['ascending', 'descending'] : ['descending', 'ascending'];
-  const order = before === fresh ? turned : fresh, sign = order === fresh ? 1 : -1;
+  const [fresh, reversed] = sort === 'name' ? ['ascending', 'descending'] : ['descending', 'ascending'];
+  const order = before === fresh ? reversed : fresh, sign = order === fresh ? 1 : -1;
   for (const other of sorted) other.setAttribute('aria-sort', 'none');
   cell.setAttribute('aria-sort', order);
   const keyed = rowsInOrder.map((row, number) => [row, sortKey(number, sort, part)]);

@@ -11,6 +11,11 @@ const begin = { ...readData('start'), ...asked() };
 export const walk = { model: readModel(readData('model')), layer: begin.layer, head: begin.head, at: begin.at, step: 0,
   numbers: false, timer: 0, ids: [], pieces: [], run: null };
 
+/**
+ * A token as it is written, with signs for spaces and the like.
+ * @param {{id?: number, text: string, known?: boolean}} piece
+ * @returns {string}
+ */
 export function visible(piece) {
   const text = piece.known === false || piece.id === undefined ? piece.text : walk.model.tokens.shown[piece.id];
   return text.replace(/[\n\t\r ]/g, (sign) => SIGNS[sign]);
@@ -108,6 +113,10 @@ function goTo(step) {
   draw();
 }
 
+/**
+ * @param {number} layer
+ * @param {number} head
+ */
 export function chooseHead(layer, head) {
   Object.assign(walk, { layer, head });
   byId('head').value = headName(layer, head);
