@@ -221,11 +221,13 @@ function showTiles() {
 export function showHeads() {
   const list = (look.differ ?? look.hardest)[look.at] ?? [], box = byId('eight');
   const focused = box.contains(document.activeElement) && document.activeElement.closest('.head').dataset.number;
-  byId('eight-title').textContent = look.at < 0 ? '' : say(look.differ ? 'look.eight_differ' : 'look.eight', { token: quoted(labelOf(look.words[look.at])) });
+  const title = look.differ ? 'look.eight_differ' : 'look.eight';
+  byId('eight-title').textContent = look.at < 0 ? '' : say(title, { token: quoted(labelOf(look.words[look.at])) });
   const shown = list.filter(([, , weight]) => weight > 0);
   box.replaceChildren(...shown.map(([number, key, weight]) => {
     const card = makeCard(number);
-    card.querySelector('.words').textContent = `${hearsSound(number) ? keyLabel(number, key) : quoted(cut(keyLabel(number, key)))} ${inWords(weight)}`;
+    const target = keyLabel(number, key);
+    card.querySelector('.words').textContent = `${hearsSound(number) ? target : quoted(cut(target))} ${inWords(weight)}`;
     want(number);
     return card;
   }));
@@ -273,7 +275,10 @@ function writtenMap(picture) {
     cell.scope = scope;
     return cell;
   };
-  top.append(element('td'), ...Array.from({ length: picture.columns }, (_, key) => name('col', timed ? keyLabel(look.open, key) : label(look.words[key]), false)));
+  top.append(element('td'));
+  for (let key = 0; key < picture.columns; key++) {
+    top.append(name('col', timed ? keyLabel(look.open, key) : label(look.words[key]), false));
+  }
   table.createTHead().append(top);
   const body = table.createTBody();
   for (let row = 0; row < picture.rows; row++) {

@@ -65,10 +65,14 @@ function tokenRow([id, token, before, now, other], changed, second) {
 
 // Of a model that predicts no word here: how far what it gives has moved, and how alike two texts are.
 function showState() {
-  const { kept, alike } = look.state, shown = (cosine) => cosine.toFixed(4), hidden = data.mask && !look.changes.size && !alike;
-  if (hidden) setText('verdict', 'look.nothing_hidden', { mask: data.mask });
-  else if (alike) setText('verdict', look.changes.size ? 'look.alike_changed' : 'look.alike', { heads: changedNames(look.changes), before: shown(alike[0]), after: shown(alike[1]) });
-  else setText('verdict', look.changes.size ? 'look.moved' : 'look.output_how', { heads: changedNames(look.changes), cosine: shown(kept) });
+  const { kept, alike } = look.state, shown = (cosine) => cosine.toFixed(4); // each a cosine
+  const changed = look.changes.size > 0, names = changedNames(look.changes);
+  if (alike) {
+    const facts = { heads: names, before: shown(alike[0]), after: shown(alike[1]) };
+    setText('verdict', changed ? 'look.alike_changed' : 'look.alike', facts);
+  } else if (changed) setText('verdict', 'look.moved', { heads: names, cosine: shown(kept) });
+  else if (data.mask) setText('verdict', 'look.nothing_hidden', { mask: data.mask });
+  else setText('verdict', 'look.output_how', { heads: names, cosine: shown(kept) });
   byId('verdict').classList.remove('turned');
 }
 
@@ -104,9 +108,10 @@ export async function silenceEach() {
 
 function showRanking() {
   const list = byId('ranking'), words = Boolean(look.next), fits = ranked && ranked.follow === look.follow;
+  const followed = look.next?.find(([id]) => id === look.follow);
   list.hidden = !fits;
   if (!fits) setText('ranking-note', 'look.each_offer', {});
-  else if (words) setText('ranking-note', 'look.ranking', { token: quoted(look.next.find(([id]) => id === look.follow)[1]), part: percent(ranked.before) });
+  else if (words) setText('ranking-note', 'look.ranking', { token: quoted(followed[1]), part: percent(ranked.before) });
   else setText('ranking-note', 'look.ranking_output', {});
   list.replaceChildren(...(fits ? ranked.rows : []).map(([name, part, then]) => rankingRow(name, part, then, words)));
 }

@@ -68,7 +68,8 @@ function rowThrough(sound) {
 // "At ‘to’, L5.H1 looks at ‘Mary’ (0.830), ..."
 function lookWords(row) {
   const keys = [...row.keys()].filter((key) => row[key] >= ROUNDS_TO_0).sort((a, b) => row[b] - row[a]).slice(0, NAMED);
-  const most = keys.map((key) => `${hearsSound(look.through) ? keyLabel(look.through, key) : quoted(labelOf(look.words[key]))} (${inWords(row[key])})`).join(', ');
+  const target = (key) => (hearsSound(look.through) ? keyLabel(look.through, key) : quoted(labelOf(look.words[key])));
+  const most = keys.map((key) => `${target(key)} (${inWords(row[key])})`).join(', ');
   const name = data.heads[look.through].name, factor = look.changes.get(name);
   const changed = factor === undefined ? '' : factor ? say('report.is_scaled', { factor: times(factor) }) : say('report.is_silenced');
   return `${say('report.at_looks_head', { token: quoted(labelOf(look.words[look.at])), who: name, most })} ${changed}`;

@@ -11,7 +11,8 @@ import { hasModel } from './report_model.js';
 import { pictureOf, rowOf, wordsForCell } from './report_pictures.js';
 import { NAMED, lookThrough, lookWords, pin, point, stopAt, tint } from './report_sentence.js';
 import { lists, receivedBy, shown } from './report_shown.js';
-import { data, figure, heads, intervalIn, inWords, keyOf, named, numberOf, putSentence, quoted, roleName, sayOr, scoped, view } from './report_state.js';
+import { data, figure, heads, intervalIn, inWords, keyOf, named, numberOf, putSentence, quoted, roleName, sayOr, scoped,
+  view } from './report_state.js';
 import { hideTip } from './report_table.js';
 import { showWalk } from './report_walk.js';
 

@@ -9,7 +9,8 @@ import { heads, view } from './report_state.js';
 const SMALLEST_CELL = 4, LARGEST_CELL = 76, LEGIBLE = 13, NUMBERED = 34; // in CSS pixels
 
 // What is said in full where a small picture says it in two words.
-const WHY_MISSING = { 'report.no_map': 'report.no_map_long', 'report.not_there': 'report.not_there_long', 'report.other_size': 'report.other_size_long' };
+const WHY_MISSING = { 'report.no_map': 'report.no_map_long', 'report.not_there': 'report.not_there_long',
+  'report.other_size': 'report.other_size_long' };
 
 /**
  * A pane holds its elements, the head and the model it shows, and the size of its cells.
@@ -19,7 +20,8 @@ const WHY_MISSING = { 'report.no_map': 'report.no_map_long', 'report.not_there':
 export function makePane(box) {
   const find = (name) => box.querySelector(name);
   const pane = { box, caption: find('.pane-title'), frame: find('.frame'), map: find('.map'), rows: find('.rows'),
-    columns: find('.columns'), missing: find('.missing-words'), small: element('canvas'), number: -1, which: 'this', picture: null, cell: 0, gutter: 0 };
+    columns: find('.columns'), missing: find('.missing-words'), small: element('canvas'), // the picture, one pixel a cell
+    number: -1, which: 'this', picture: null, cell: 0, gutter: 0 };
   pane.map.addEventListener('pointermove', (event) => { if (event.pointerType === 'mouse' && !view.pinned) chooseCell(...cellAt(pane, event)); });
   pane.map.addEventListener('click', (event) => { chooseCell(...cellAt(pane, event)); pinRow(); });
   pane.map.addEventListener('keydown', (event) => walkMap(pane, event));

@@ -37,7 +37,8 @@ function columnOf(score) { return data.columns.findIndex((column) => column.key 
 
 // The score, the threshold and the controls in words.
 function rule(role) {
-  const { score, threshold } = data.roles[role], at = columnOf(score), even = evenOf(at), column = data.columns[at] ?? { label: score, key: score, decimals: 3 };
+  const { score, threshold } = data.roles[role], at = columnOf(score), even = evenOf(at);
+  const column = data.columns[at] ?? { label: score, key: score, decimals: 3 }; // the table may lack the score
   const parts = [say('report.rule', { score: columnName(column), threshold })];
   if (even.length) {
     const [low, high] = [Math.min(...even), Math.max(...even)].map((value) => figure(value, column));

@@ -77,7 +77,8 @@ function tableRow(head, number, compared) {
     const [here, there] = [head, head.other].map((side) => side?.values[at]?.[0] ?? null), extra = column.main ? '' : 'extra';
     row.append(element('td', extra, figure(here, column)));
     if (!compared) return;
-    row.append(element('td', extra, figure(there, column)), element('td', extra, figure(here === null || there === null ? null : here - there, column, true)));
+    const difference = here === null || there === null ? null : here - there;
+    row.append(element('td', extra, figure(there, column)), element('td', extra, figure(difference, column, true)));
   });
   for (const cell of row.cells) cell.tabIndex = -1;
   return row;
@@ -96,8 +97,9 @@ function strongestLook(number) {
   let key = 0;
   inside.forEach((weight, at) => { if (weight > inside[key]) key = at; });
   const far = outside[0];
-  return far && far.weight > inside[key] ? { weight: far.weight, name: heads[number].cross ? say('report.key', { key: far.key }) : data.tokens[far.key] ?? String(far.key), far: true }
-    : { weight: inside[key] ?? 0, name: shown.tokens[key] };
+  if (!(far && far.weight > inside[key])) return { weight: inside[key] ?? 0, name: shown.tokens[key] };
+  const name = heads[number].cross ? say('report.key', { key: far.key }) : data.tokens[far.key] ?? String(far.key);
+  return { weight: far.weight, name, far: true };
 }
 
 function strongestWords(number) {

@@ -165,7 +165,8 @@ function drawOutput() {
   all.push({ id: 'x', label: 'x', values: x[at] });
   all.push({ id: 'new', label: say('walk.new_x'), values: middle[at], strong: true,
     origin: (c) => from('sum_of_column', { count: parts.length }, parts.map((id) => `${id}:${c}`)) });
-  return [telling('joined_is', { heads: layer.heads.length }), joinedSlices(say('walk.outputs'), 'out', layer.heads.map((each) => each.out[at]), walk.head),
+  const outputs = layer.heads.map((each) => each.out[at]);
+  return [telling('joined_is', { heads: layer.heads.length }), joinedSlices(say('walk.outputs'), 'out', outputs, walk.head),
     telling('through_is', { width }), ...(kept.length < width ? [telling('some_features', { count: width, shown: kept.length })] : []),
     stripTable(say('walk.output'), rows), telling('residual_is', {}), stripTable(say('walk.new_x'), all, { tail: say('walk.length') })];
 }
