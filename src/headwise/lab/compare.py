@@ -199,33 +199,30 @@ def compare(
         raise refusal("few_seeds", n_seeds=n_seeds, fewest_seeds=FEWEST_SEEDS, seeds=SEEDS)
     if workers < 1:
         raise refusal("workers", workers=workers)
-    for experiment in experiments:
-        experiment.recipe(steps, text)  # what does not fit is said before anything is trained
-        if text is not None:
+    # What does not fit is said before anything is trained.
+    asked = [experiment.as_asked(steps, text) for experiment in experiments]
+    if text is not None:
+        for experiment in asked:
             experiment.task.corpus(text, 0)
     store = Store(out)
-    units = {experiment.name: units_of(experiment, range(n_seeds), steps, text) for experiment in experiments}
+    units = {experiment.name: units_of(experiment, range(n_seeds)) for experiment in asked}
     scored = run_units([unit for each in units.values() for unit in each], store, workers, report)
     comparisons = []
-    for experiment in experiments:
+    for experiment in asked:
         results: dict[str, list[Scored]] = {arm.name: [] for arm in experiment.arms}
         for unit in units[experiment.name]:
             results[unit.arm.name].append(scored[store.path(unit)])
-        comparisons.append(_gathered(experiment, results, steps, text))
+        comparisons.append(_gathered(experiment, results))
     return tuple(comparisons)
 
 
-def units_of(experiment: Experiment, seeds: Sequence[int], steps: int | None, text: Path | None) -> list[Unit]:
+def units_of(experiment: Experiment, seeds: Sequence[int]) -> list[Unit]:
     # Seed by seed, so that the arms of a seed find its data ready.
-    return [Unit(experiment, arm, seed, steps, text) for seed in seeds for arm in experiment.arms]
+    return [Unit(experiment, arm, seed) for seed in seeds for arm in experiment.arms]
 
 
-def _gathered(
-    experiment: Experiment,
-    results: dict[str, list[Scored]],  # of each arm, seed by seed
-    steps: int | None,
-    text: Path | None,
-) -> Comparison:
+def _gathered(experiment: Experiment, results: dict[str, list[Scored]]) -> Comparison:
+    """The comparison of an experiment whose results, of each arm seed by seed, are these."""
     arms: list[ArmResult] = []
     for arm in experiment.arms:
         arms.append(_arm_result(arm, results[arm.name], experiment.metrics, arms[0] if arms else None))
@@ -236,19 +233,16 @@ def _gathered(
         if arm.failure is not None
     ]
     scores = [arm.scores[metric.name] for metric in experiment.metrics for arm in arms if metric.name in arm.scores]
-    verdicts = [score.verdict for score in scores if score.verdict is not None]
-    done, whole = experiment.recipe(steps, text).steps, experiment.recipe(None, text).steps
-    cut_short = Note.of("comparison.cut_short", steps=f"{done:,}", whole=f"{whole:,}")
     return Comparison(
         name=experiment.name,
         question=experiment.question,
-        data=experiment.task.data if text is None else text.name.encode("utf-8", "replace").decode(),
-        steps=done,
+        data=experiment.task.data,
+        steps=experiment.task.recipe.steps,
         seeds=tuple(range(len(results[arms[0].name]))),
         metrics=experiment.metrics,
         arms=tuple(arms),
-        verdicts=(*failures, *verdicts),
-        notes=(*experiment.notes, cut_short) if done < whole else experiment.notes,
+        verdicts=(*failures, *(score.verdict for score in scores if score.verdict is not None)),
+        notes=experiment.notes,
         cpu_seconds=sum(scored.cpu_seconds for each in results.values() for scored in each),
     )
 

@@ -83,14 +83,24 @@ class Experiment:
     metrics: tuple[Metric, ...] = (LOSS,)
     measure: Measure = held_out_loss
     notes: tuple[str, ...] = ()
+    text: Path | None = None  # what its models learn from; None: the built-in data
 
-    def recipe(self, steps: int | None, text: Path | None) -> Recipe:
-        recipe = self.task.recipe if text is None else self.task.text_recipe
-        if recipe is None:
-            raise refusal("built_in_alone", name=self.name, data=self.task.data)
-        if steps is not None and steps < 1:
-            raise HeadwiseError(f"steps={steps} must be at least 1")
-        return recipe if steps is None else replace(recipe, steps=steps)
+    def as_asked(self, steps: int | None, text: Path | None) -> Experiment:
+        """The same with other steps, or on a text; None leaves what stands here. HeadwiseError where it cannot be."""
+        recipe, data, notes = self.task.recipe, self.task.data, self.notes
+        if text is not None:
+            if self.task.text_recipe is None:
+                raise refusal("built_in_alone", name=self.name, data=data)
+            # The name of a file may hold bytes that are no UTF-8.
+            recipe, data = self.task.text_recipe, text.name.encode("utf-8", "replace").decode()
+        if steps is not None:
+            if steps < 1:
+                raise HeadwiseError(f"steps={steps} must be at least 1")
+            if steps < recipe.steps:
+                cut_short = Note.of("comparison.cut_short", steps=f"{steps:,}", whole=f"{recipe.steps:,}")
+                notes = (*notes, cut_short)
+            recipe = replace(recipe, steps=steps)
+        return replace(self, task=replace(self.task, recipe=recipe, data=data), text=text, notes=notes)
 
     def config(self, arm: Arm, vocab_size: int) -> GPTConfig:
         config = GPTConfig(vocab_size=vocab_size, **arm.shape)
@@ -98,7 +108,7 @@ class Experiment:
             return config
         first = self.arms[0]
         wanted = count_parameters(self.config(first, vocab_size), first.build)
-        width = config.feed_forward_width
+        width = config.feed_forward_width  # each feature of it has as many parameters
         have, more = (count_parameters(replace(config, d_ff=w), arm.build) for w in (width, width + 1))
         return replace(config, d_ff=width + round((wanted - have) / (more - have)))
 
@@ -110,8 +120,6 @@ class Unit:
     experiment: Experiment
     arm: Arm
     seed: int
-    steps: int | None  # None takes the recipe's
-    text: Path | None
 
     @property
     def label(self) -> Note:
@@ -120,14 +128,14 @@ class Unit:
     @cached_property
     def key(self) -> dict[str, Any]:
         """What its result hangs on; functions by their names alone, for their files may be joined."""
-        arm, first = self.arm, self.experiment.arms[0]
+        experiment, arm = self.experiment, self.arm
         return {
             "model": _shape_of(arm) | {"trained": arm.trained},
-            "parameters_of": _shape_of(first) if arm.widened else None,
-            "data": self.experiment.task.corpus.__qualname__,
-            "text": None if self.text is None else hashlib.sha256(read_bytes(self.text)).hexdigest(),
-            "recipe": asdict(self.experiment.recipe(self.steps, self.text)),
-            "measure": self.experiment.measure.__qualname__,
+            "parameters_of": _shape_of(experiment.arms[0]) if arm.widened else None,
+            "data": experiment.task.corpus.__qualname__,
+            "text": None if experiment.text is None else hashlib.sha256(read_bytes(experiment.text)).hexdigest(),
+            "recipe": asdict(experiment.task.recipe),
+            "measure": experiment.measure.__qualname__,
             "seed": self.seed,
             "versions": {"headwise": __version__, "torch": torch.__version__},
         }
@@ -154,11 +162,11 @@ def run_unit(unit: Unit) -> Scored:
     # On one thread sums are always added up in the same order. torch's random state is left as it was.
     with one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        corpus = experiment.task.corpus(unit.text, seed)
+        corpus = experiment.task.corpus(experiment.text, seed)
         model = arm.build(experiment.config(arm, len(corpus.tokens)))
         try:
             if arm.trained:
-                fit(model, experiment.recipe(unit.steps, unit.text), corpus.data, seed)
+                fit(model, experiment.task.recipe, corpus.data, seed)
             scores, failure = experiment.measure(model.eval(), corpus), None
         except DivergedError as error:
             scores, failure = {}, f"diverged with seed {seed}: {error}"
@@ -182,8 +190,8 @@ def with_attention(config: GPTConfig, **changes: Any) -> GPT:
 
 # The experiments.
 
-STEPS = 800  # 12 seconds on one thread
-RECIPE = Recipe(steps=STEPS, batch=64, lr=0.003, muon_lr=0.02, weight_decay=1.0, warmup=50)
+# Took 12 seconds on one thread.
+RECIPE = Recipe(steps=800, batch=64, lr=0.003, muon_lr=0.02, weight_decay=1.0, warmup=50)
 SHAPE: dict[str, Any] = {**PRESETS["verbs"].shape, "qk_norm": False}
 
 
@@ -307,7 +315,8 @@ def lines(count: int, seed: int) -> Iterator[str]:
 class Answers(Documents):
     """Lines of which the answer alone is learned and scored: the facts and questions are random."""
 
-    def _padded(self, numbers: Any) -> Batch:  # of the lines
+    def _padded(self, numbers: Any) -> Batch:
+        """The lines of these numbers, to train on or held out."""
         inputs, targets = super()._padded(numbers)
         answers = torch.full_like(targets, IGNORED)  # all lines have one length; the last target is the boundary
         answers[:, -2] = targets[:, -2]

@@ -129,7 +129,7 @@ def sentence(arm: str, first: str, difference: Interval, metric: Metric) -> str:
     if not difference.excludes(0.0):
         mean, half_width = f"{difference.mean:+z.3f}", f"{difference.half_width:.3f}"
         return Note.of("comparison.no_difference", **facts, mean=mean, half_width=half_width)
-    low, high = sorted((abs(difference.low), abs(difference.high)))
+    low, high = sorted((abs(difference.low), abs(difference.high)))  # the sign is in the word: lower, higher
     way = "comparison.lower" if difference.mean < 0 else "comparison.higher"
     return Note.of(way, **facts, by=f"{abs(difference.mean):.3f}", low=f"{low:.3f}", high=f"{high:.3f}")
 
