@@ -1,6 +1,6 @@
 // --- The page of a model that answers while it is touched: what it listens to, and how it begins ---
 
-import { byId } from './page/base.js';
+import { byId, isShortcut } from './page/base.js';
 import { ask, sayTrouble } from './look_ask.js';
 import { closeLarge, drawAgain, makeHeads, showHeads, stepLarge } from './look_heads.js';
 import { goOn, showNext, silenceEach, stopRanking, tellWhy, wakeAll } from './look_next.js';
@@ -101,7 +101,7 @@ function again() {
 }
 
 function keysOnPage(event) {
-  if (event.altKey || event.ctrlKey || event.metaKey || event.target.matches('textarea, [type=range]')) return;
+  if (isShortcut(event) || event.target.matches('textarea, [type=range]')) return;
   const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
   if (event.key === 'Escape' && look.place >= 0 && !byId('large').open) changePlace(-1);
   if (byId('large').open && step && !event.target.closest('#large-map')) {

@@ -10,7 +10,8 @@ import { listenToFactor, setFactor, showFactor, times } from './report_factor.js
 import { cut, data, distinct, heads, inWords, numberOf, percent, quoted, roleName } from './report_state.js';
 
 // What a head mostly looks at -> the number of its colour, as roles have it in report_roles.css.
-const SIGNS = { first_token: 9, self: 7, previous_token: 0, next_token: 6, delimiter: 1, duplicate_token: 3, induction: 5, sound: 2, elsewhere: 4 };
+const SIGNS = { first_token: 9, self: 7, previous_token: 0, next_token: 6, delimiter: 1, duplicate_token: 3, induction: 5,
+  sound: 2, elsewhere: 4 };
 const WRITTEN = 40; // tokens: up to so many an enlarged map has its numbers
 const FAINT = 0.1; // the least weight that has the last colour
 const wanted = new Set(), inSight = new Set(); // 'a:7', numbers of heads
@@ -23,7 +24,8 @@ export function makeHeads() {
     for (const layer of distinct(members.map((head) => head.layer))) makeLayer(members.filter((head) => head.layer === layer));
   }
   tiles = [...byId('tiles').querySelectorAll('.tile')];
-  byId('tiles').style.setProperty('--label', Math.max(...[...byId('tiles').querySelectorAll('.layer')].map((label) => label.textContent.length)));
+  const labels = [...byId('tiles').querySelectorAll('.layer')].map((label) => label.textContent);
+  byId('tiles').style.setProperty('--label', Math.max(...labels.map((label) => label.length))); // room for the longest
   tiles[0].tabIndex = 0;
   byId('tiles').addEventListener('keydown', walkTiles);
   watcher = new IntersectionObserver(sighted, { rootMargin: '200px' });
@@ -72,8 +74,8 @@ function walkTiles(event) {
 
 // A picture silences its head, the name below enlarges it.
 function makeCard(number) {
-  const card = element('div', 'head'), picture = element('button', 'picture'), name = element('button', 'name', heads[number].name);
-  const frame = element('span', 'square unlit');
+  const card = element('div', 'head'), picture = element('button', 'picture');
+  const name = element('button', 'name', heads[number].name), frame = element('span', 'square unlit');
   card.dataset.number = number;
   picture.type = name.type = 'button';
   name.append(element('span', 'larger', '⤢'));
@@ -269,7 +271,8 @@ function drawLarge() {
 }
 
 function writtenMap(picture) {
-  const table = element('table'), top = element('tr'), label = (word) => (word ? cut(labelOf(word)) : ''), timed = hearsSound(look.open);
+  const table = element('table'), top = element('tr'), timed = hearsSound(look.open);
+  const label = (word) => (word ? cut(labelOf(word)) : '');
   const name = (scope, text, here) => {
     const cell = element('th', here ? 'here' : '', text);
     cell.scope = scope;

@@ -12,8 +12,8 @@ let ranked = null; // {before, rows} of the latest ranking
 let story = null; // the latest answer to "why": {answer, other, why: [head, {en, es}]}
 
 export function showNext() {
-  setText('next-title', data.predicts === 'masked' ? 'look.fills' : data.predicts && look.next ? 'report.next_after' : 'look.output',
-    { token: look.words.length ? quoted(labelOf(look.words[look.rest])) : '' });
+  const title = data.predicts === 'masked' ? 'look.fills' : data.predicts && look.next ? 'report.next_after' : 'look.output';
+  setText('next-title', title, { token: look.words.length ? quoted(labelOf(look.words[look.rest])) : '' });
   byId('next').replaceChildren();
   if (look.next) showTokens();
   else if (look.state) showState();
@@ -37,8 +37,9 @@ function showTokens() {
   const [first, now] = [best(2), best(3)], name = (row) => quoted(row[1]);
   if (!changed) setText('verdict', 'report.expects', { token: name(first), part: percent(first[2]) });
   else {
-    setText('verdict', first === now ? 'report.still' : 'report.now_says', { heads: changedNames(look.changes), first: name(first), now: name(now),
-      part: percent(now[3]), token: name(followed), before: percent(followed[2]), after: percent(followed[3]) });
+    const facts = { heads: changedNames(look.changes), first: name(first), now: name(now), part: percent(now[3]),
+      token: name(followed), before: percent(followed[2]), after: percent(followed[3]) };
+    setText('verdict', first === now ? 'report.still' : 'report.now_says', facts);
   }
   byId('verdict').classList.toggle('turned', changed && first !== now);
 }

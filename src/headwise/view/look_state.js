@@ -38,7 +38,9 @@ export function keepWords(slot, answer) {
 }
 
 export function keepMaps(slot, answer) {
-  for (const [n, [rows, columns, base64]] of Object.entries(answer.maps ?? {})) maps.set(`${slot}:${n}`, { rows, columns, weights: weights(base64) });
+  for (const [number, [rows, columns, base64]] of Object.entries(answer.maps ?? {})) {
+    maps.set(`${slot}:${number}`, { rows, columns, weights: weights(base64) });
+  }
 }
 
 // What is written of a word where it stands alone.
@@ -48,6 +50,8 @@ export function labelOf(word) { return word.text || '⏎'.repeat(word.lines) || 
 export function hearsSound(number) { return data.seconds !== null && number >= 0 && heads[number].part === 'cross'; }
 
 // What a head looks at, by the number of the key: a word, or a time.
-export function keyLabel(number, key) { return hearsSound(number) ? `${(key * data.seconds).toFixed(2)} s` : labelOf(look.words[key]); }
+export function keyLabel(number, key) {
+  return hearsSound(number) ? `${(key * data.seconds).toFixed(2)} s` : labelOf(look.words[key]);
+}
 
 export function fade(on) { byId('main').classList.toggle('asking', on); }

@@ -1,6 +1,6 @@
 // --- The sentence as text: the word that is looked from, and the words that are looked at ---
 
-import { byId, element, say } from './page/base.js';
+import { byId, element, isShortcut, say } from './page/base.js';
 import { changePlace, point } from './look.js';
 import { hearsSound, keyLabel, labelOf, look, maps } from './look_state.js';
 import { colourOf, inkOn } from './report_colours.js';
@@ -54,7 +54,9 @@ export function markWords() {
     button.classList.toggle('looking', key === look.at);
     button.classList.toggle('marked', row ? !sound && row[key] >= MARKED : (targets.get(key) ?? 0) >= MARKED);
   });
-  if (look.at >= 0) byId('saying').textContent = row ? lookWords(row) : say('look.point_at', { token: quoted(labelOf(look.words[look.at])) });
+  if (look.at < 0) return;
+  const { at } = look;
+  byId('saying').textContent = row ? lookWords(row) : say('look.point_at', { token: quoted(labelOf(look.words[at])) });
 }
 
 // The weights of the head that is looked through, from the word that is looked from; null where there are none, also
@@ -71,13 +73,15 @@ function lookWords(row) {
   const target = (key) => (hearsSound(look.through) ? keyLabel(look.through, key) : quoted(labelOf(look.words[key])));
   const most = keys.map((key) => `${target(key)} (${inWords(row[key])})`).join(', ');
   const name = data.heads[look.through].name, factor = look.changes.get(name);
-  const changed = factor === undefined ? '' : factor ? say('report.is_scaled', { factor: times(factor) }) : say('report.is_silenced');
+  let changed = '';
+  if (factor !== undefined) changed = factor ? say('report.is_scaled', { factor: times(factor) }) : say('report.is_silenced');
   return `${say('report.at_looks_head', { token: quoted(labelOf(look.words[look.at])), who: name, most })} ${changed}`;
 }
 
 export function walkWords(event) {
-  const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key], next = buttons[buttons.indexOf(event.target.closest('.word')) + step];
-  if (!step || event.altKey || event.ctrlKey || event.metaKey) return;
+  const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  const next = buttons[buttons.indexOf(event.target.closest('.word')) + step];
+  if (!step || isShortcut(event)) return;
   event.preventDefault();
   next?.focus();
 }

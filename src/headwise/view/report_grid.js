@@ -1,6 +1,6 @@
 // --- The grid of small pictures ---
 
-import { byId, element, say, worded } from './page/base.js';
+import { byId, element, isShortcut, say, worded } from './page/base.js';
 import { drawLegend, paint } from './report_colours.js';
 import { times } from './report_factor.js';
 import { openHead } from './report_head.js';
@@ -142,8 +142,10 @@ function drawPicture(number) {
   canvas.classList.toggle('missing', missing);
   if (missing) canvas.width = canvas.height = 1;
   else paint(canvas, thinned(picture));
-  const scaled = !missing && picture.top !== 1;
-  box.querySelector('.largest').textContent = missing ? say(picture) : scaled ? say('report.max', { value: inWords(picture.top) }) : '';
+  let words = '';
+  if (missing) words = say(picture); // why there is none
+  else if (picture.top !== 1) words = say('report.max', { value: inWords(picture.top) });
+  box.querySelector('.largest').textContent = words;
   stale.delete(number);
 }
 
@@ -212,7 +214,7 @@ function sayScale() {
 // The arrow keys walk over the grid; above and below the last row of a part lies the next part.
 export function walkGrid(event) {
   const here = event.target.closest('.head');
-  if (!here || event.altKey || event.ctrlKey || event.metaKey) return;
+  if (!here || isShortcut(event)) return;
   const number = Number(here.dataset.number);
   if (event.key === 'Enter' && event.target.matches('.picture')) {
     event.preventDefault();

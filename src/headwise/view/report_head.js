@@ -1,6 +1,6 @@
 // --- The large view: a head, alone or beside another ---
 
-import { byId, element, say } from './page/base.js';
+import { byId, element, isShortcut, say } from './page/base.js';
 import { changeAddress, leaveAddress } from './report_address.js';
 import { colourOf, drawLegend, inkOn } from './report_colours.js';
 import { showFactor } from './report_factor.js';
@@ -168,7 +168,7 @@ export function showSilence() {
 }
 
 export function keysInDialog(event) {
-  if (event.altKey || event.ctrlKey || event.metaKey || event.target.matches('select, [type=range]')) return;
+  if (isShortcut(event) || event.target.matches('select, [type=range]')) return;
   const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
   if (!step || event.target.closest('#row-text')) return; // there the arrows belong to the words; up and down scroll
   event.preventDefault();

@@ -1,6 +1,6 @@
 // --- A large map with its labels, drawn into a pane of the large view ---
 
-import { element, say } from './page/base.js';
+import { element, isShortcut, say } from './page/base.js';
 import { colourOf, inkOn, paint, variable } from './report_colours.js';
 import { chooseCell, pinRow } from './report_head.js';
 import { pictureOf, placeLabel } from './report_pictures.js';
@@ -161,7 +161,7 @@ export function revealCell(pane) {
 
 function walkMap(pane, event) {
   const step = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
-  if (!step || event.altKey || event.ctrlKey || event.metaKey) return;
+  if (!step || isShortcut(event)) return;
   event.preventDefault();
   event.stopPropagation();
   chooseCell(view.row + step[0], view.column + step[1]);

@@ -135,7 +135,9 @@ export function signed(weight) { return weight >= ROUNDS_TO_0 ? '+' + inWords(we
  */
 export function percent(part) {
   const hundred = 100 * part;
-  return hundred < 0.005 ? '0 %' : `${hundred < 0.095 ? hundred.toFixed(2) : hundred < 9.95 ? hundred.toFixed(1) : hundred.toFixed(0)} %`;
+  if (hundred < 0.005) return '0 %';
+  const decimals = hundred < 0.095 ? 2 : hundred < 9.95 ? 1 : 0; // what rounds to 0.1 has one, what rounds to 10 none
+  return `${hundred.toFixed(decimals)} %`;
 }
 
 /**

@@ -1,6 +1,6 @@
 // --- The table of all heads: sorted by any column, walked over with the arrow keys ---
 
-import { byId, element, say, setWord } from './page/base.js';
+import { byId, element, isShortcut, say, setWord } from './page/base.js';
 import { badge } from './report_grid.js';
 import { columnName, openHead } from './report_head.js';
 import { looksOf, shown } from './report_shown.js';
@@ -13,7 +13,8 @@ let rowsInOrder = [], sorted = []; // headings with a column of their own, in th
 export function makeTable() {
   const compared = data.against !== null, head = element('thead'), body = element('tbody');
   const top = element('tr'), below = element('tr');
-  const fixed = [['name', 'report.head'], ['roles', 'report.roles'], ['now', 'report.looks_now']].map(([sort, key]) => heading(sort, say(key), sort));
+  const first = [['name', 'report.head'], ['roles', 'report.roles'], ['now', 'report.looks_now']];
+  const fixed = first.map(([sort, key]) => heading(sort, say(key), sort));
   top.append(...fixed);
   for (const [at, column] of data.columns.entries()) {
     const extra = column.main ? '' : 'extra';
@@ -67,8 +68,8 @@ function heading(sort, text, className) {
 }
 
 function tableRow(head, number, compared) {
-  const row = element('tr'), name = scoped('row', head.other && head.other.name !== head.name ? `${head.name} (${head.other.name})` : head.name);
-  const roles = element('td', 'roles');
+  const row = element('tr'), roles = element('td', 'roles'), isRenamed = head.other && head.other.name !== head.name;
+  const name = scoped('row', isRenamed ? `${head.name} (${head.other.name})` : head.name);
   name.className = 'name';
   row.dataset.number = number;
   head.roles.forEach((role) => roles.append(badge(role), ' '));
@@ -161,7 +162,7 @@ function focusCell(cell) {
 
 function walkTable(event) {
   const cell = event.target.closest('tbody th, tbody td');
-  if (!cell || event.altKey || event.ctrlKey || event.metaKey) return;
+  if (!cell || isShortcut(event)) return;
   if (event.key === 'Enter' || event.key === ' ') {
     event.preventDefault();
     openHead(Number(cell.parentElement.dataset.number));

@@ -55,7 +55,8 @@ export function nearest(tokens, word, chances = new Map()) {
   const chance = (name) => chances.get(tokens.ids.get(name)) ?? 0;
   const known = [...tokens.ids.keys()].filter((name) => tokens.ids.get(name) !== tokens.boundary);
   const apart = new Map(known.map((name) => [name, edits(bare(name), bare(word)) / Math.max(name.length, word.length)]));
-  return known.filter((name) => apart.get(name) <= NEAR).sort((a, b) => apart.get(a) - apart.get(b) || chance(b) - chance(a)).slice(0, OFFERED);
+  const near = known.filter((name) => apart.get(name) <= NEAR);
+  return near.sort((a, b) => apart.get(a) - apart.get(b) || chance(b) - chance(a)).slice(0, OFFERED);
 }
 
 // Without capitals and accents: `ella` is nearer to `él` than the letters say.

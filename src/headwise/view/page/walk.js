@@ -1,6 +1,6 @@
 // --- The walk: what is chosen, the bar of tokens, going forth and back ---
 
-import { byId, element, language, putWords, readData, say, setWord, worded } from './base.js';
+import { byId, element, isShortcut, language, putWords, readData, say, setWord, worded } from './base.js';
 import { forward, headName, headNames, inputOf, offer, readModel } from './model.js';
 import { DRAW, STEPS } from './walk_steps.js';
 import { origins, tellOf } from './walk_tables.js';
@@ -139,7 +139,7 @@ function play() {
 
 // The arrows go on and back but in the text, among heads and among numbers, where they have a meaning of their own.
 function keys(event) {
-  if (event.altKey || event.ctrlKey || event.metaKey || event.target.closest('[type=text], select, table')) return;
+  if (isShortcut(event) || event.target.closest('[type=text], select, table')) return;
   if (event.key === 'ArrowRight') go(event, 1);
   else if (event.key === 'ArrowLeft') go(event, -1);
   else if (event.key === 'p') play();
