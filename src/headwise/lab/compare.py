@@ -47,7 +47,7 @@ class Store:
     def __init__(self, folder: Path) -> None:
         if folder.exists() and not folder.is_dir():
             raise refusal("out_is_file", folder=folder)
-        self.folder = Kept(folder, ["unit-*.json"]).folder
+        self.folder = Kept(folder, ["unit-*.json"]).folder  # cleared of what killed processes left half-written
 
     def path(self, unit: Unit) -> Path:
         return self.folder / f"unit-{digest(unit.key)[:16]}.json"
