@@ -326,9 +326,13 @@ class LadderSizes:
         return Note.of("ladder.sizes", **facts, n_heads=self.n_heads, n_kv_heads=self.n_kv_heads)
 
     @property
+    def head_dim(self) -> int:
+        return self.d_model // self.n_heads
+
+    @property
     def kv_width(self) -> int:
         """Width of all keys of a token together."""
-        return self.d_model // self.n_heads * self.n_kv_heads
+        return self.head_dim * self.n_kv_heads
 
 
 STAGES = ("q", "k", "v", "scores", "weights", "heads", "joined", "output")  # of a rung, in the order of the layer

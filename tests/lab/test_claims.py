@@ -91,7 +91,7 @@ def test_products(monkeypatch: pytest.MonkeyPatch) -> None:
     found = judged(tuple(comparisons))
     assert [verdict_of(word, found) for word in ("Several", "Quality", "specialise")] == [DEPENDS, DEPENDS, FAILS]
     assert "4 heads diverged" in found[0].measured
-    claim = claims.ordered_quality(all_comparisons(sharing=(0.5, 0.6, 0.8))[1])
+    claim, _ = claims.price_of_sharing(all_comparisons(sharing=(0.5, 0.6, 0.8))[1])
     assert "GQA less MHA +0.100 ± 0.025, MQA less GQA +0.200 ± 0.000." in claim.measured
 
 

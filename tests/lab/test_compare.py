@@ -129,7 +129,7 @@ def test_arms_and_answers() -> None:
             one, other, _ = corpus.tokens.shown([int(asked)])[0]
             assert words[-1] == numbers[one][0] + numbers[other][1]
     arm = replace(TWO_LOOKUPS.arms[0], trained=False)
-    scores = run_unit(Unit(TWO_LOOKUPS, arm, 0, None, None)).scores
+    scores = run_unit(Unit(TWO_LOOKUPS, arm, 0)).scores
     assert scores["accuracy"] < 3 / NUMBERS**2
     assert str(round(1 / NUMBERS**2, 3)) in TWO_LOOKUPS.notes[0]
 
@@ -236,26 +236,26 @@ def test_a_run_that_was_stopped_goes_on_and_ends_the_same(tmp_path: Path, monkey
 def test_a_unit_of_other_settings_is_another_unit(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("some words to learn\n" * 99, encoding="utf-8")
-    base = Unit(tiny(), tiny().arms[0], 0, 3, None)
+    base = Unit(tiny().as_asked(3, None), tiny().arms[0], 0)
     others = [
         replace(base, seed=1),
-        replace(base, steps=4),
-        replace(base, text=text),
+        replace(base, experiment=tiny().as_asked(4, None)),
+        replace(base, experiment=tiny().as_asked(3, text)),
         replace(base, arm=tiny().arms[1]),
         replace(base, arm=Arm(name="two", shape=TINY, build=unscaled)),
         replace(base, arm=Arm(name="two", shape=TINY, trained=False)),
-        replace(base, experiment=tiny(measure=role_scores)),
-        replace(base, experiment=tiny(task=replace(VERBS_OR_TEXT, corpus=lookups))),
+        replace(base, experiment=tiny(measure=role_scores).as_asked(3, None)),
+        replace(base, experiment=tiny(task=replace(VERBS_OR_TEXT, corpus=lookups)).as_asked(3, None)),
     ]
     keys = [json.dumps(unit.key, sort_keys=True) for unit in (base, *others)]
     assert len(set(keys)) == len(keys)
-    assert replace(base, experiment=tiny(name="other")).key == base.key
+    assert replace(base, experiment=tiny(name="other").as_asked(3, None)).key == base.key
     assert not any("headwise." in key for key in keys)  # modules move, and what is done stays done
 
 
 def test_experiments_share_what_they_have_in_common() -> None:
     def keys(name: str) -> dict[str, str]:
-        return {unit.arm.name: json.dumps(unit.key) for unit in units_of(EXPERIMENTS[name], [0], None, None)}
+        return {unit.arm.name: json.dumps(unit.key) for unit in units_of(EXPERIMENTS[name], [0])}
 
     heads = keys("heads")
     assert heads["8 heads"] == keys("sharing")["MHA"]
@@ -270,7 +270,7 @@ def test_results_repeat(tmp_path: Path) -> None:
     found = []
     for state, seed in ((1, 0), (2, 0), (1, 1)):
         torch.manual_seed(state)
-        found.append(run_unit(Unit(tiny(), tiny().arms[0], seed, 2, None)).scores["loss"])
+        found.append(run_unit(Unit(tiny().as_asked(2, None), tiny().arms[0], seed)).scores["loss"])
     assert found[0] == found[1] != found[2]
     torch.manual_seed(7)
     state, threads = torch.get_rng_state(), torch.get_num_threads()

@@ -351,17 +351,6 @@ def test_an_address_opens_a_head_a_token_and_a_sentence(page: Page, report: Path
         assert [sent.evaluate("view.at"), sent.evaluate("typed.text")] == [at, text], address
 
 
-def test_maps_from_elsewhere_take_the_place_of_the_sentence(page: Page) -> None:
-    page.evaluate("showMaps({ 'L0.H0': [[1, 0], [0.25, 0.75]] }, ['a', 'b'])")
-    assert words(page) == ["a", "b"] and page.is_hidden("#next-panel")
-    page.locator("#sentence .word").nth(1).click()
-    page.locator(".head[data-number='0'] .name").hover()
-    assert saying(page) == "At 'b', L0.H0 looks at 'b' (0.750), 'a' (0.250)."
-    assert page.locator(".head[data-number='1'] .largest").inner_text() == "no map"
-    page.evaluate("showMaps()")
-    assert words(page)[1:] == TEXT.split() and page.is_visible("#next-panel")
-
-
 def test_the_page_speaks_spanish(page: Page) -> None:
     page.get_by_role("button", name="Español").click()
     page.click(".head[data-number='0'] .picture")

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -28,7 +29,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from headwise import __version__, memory
 from headwise.cost import TABLE, price
 from headwise.gpt.train import one_thread
-from headwise.intervals import Interval, interval_of
+from headwise.intervals import Interval
 from headwise.lab.compare import EXPERIMENTS, SEEDS, compare, silent
 from headwise.lab.courses.stacked import MultiHeadAttn, MultiHeadedAttentionWrapper, wrapper_from_class
 from headwise.lab.experiments import ROLES, Report
@@ -41,11 +42,13 @@ from headwise.lab.results import (
     Claim,
     Comparison,
     Ledger,
+    Measured,
     Metric,
     effect,
     judged_claim,
     measured_claim,
     of_all,
+    paired,
 )
 from headwise.layer.importers import from_course
 from headwise.layer.layer import MultiHeadAttention
@@ -57,8 +60,7 @@ from headwise.table import Cell, Table
 FASTER = 1.1  # from this ratio of speeds on: smaller ones are lost among other differences
 Times = dict[str, list[float]]  # seconds of each round
 
-
-in_turn = one_thread()(memory.in_turn)
+in_turn = one_thread()(memory.in_turn)  # the block `one_thread()` as a decorator
 
 
 def median_ratio(times: Times, name: str, over: str) -> float:
@@ -71,10 +73,9 @@ def milliseconds(times: Times, name: str) -> float:
 
 def machine() -> dict[str, str | int]:
     cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    named = re.search(r"^model name\s*:(.*)", cpuinfo.read_text("utf-8"), re.MULTILINE) if cpuinfo.exists() else None
     return {
-        "processor": names[0] if names else platform.processor() or platform.machine(),
+        "processor": named[1].strip() if named else platform.processor() or platform.machine(),
         "cores": os.cpu_count() or 1,
         "threads": "1 for each model in training, and in everything timed",
         "system": platform.system(),
@@ -111,27 +112,33 @@ def counted_flops(layer: MultiHeadAttention, tokens: int) -> dict[str, int]:
     return {"linear": sum(counts.values()) - attention, "attention": attention}
 
 
-def split_heads() -> tuple[Claim, Table]:
+def split_heads() -> Measured:
     """Heads that share a width against heads that each have all of it."""
     layers = {
         "4 heads of 4": MultiHeadAttention(16, 4),
         "1 head of 16": MultiHeadAttention(16, 1),
         "4 heads of 16": MultiHeadAttention(16, 4, head_dim=16),
     }
-    # Half of the attention's products are scores, and a multiplication and an addition count 2.
-    per_key = {name: counted_flops(layer, 1)["attention"] // 4 for name, layer in layers.items()}
-    inputs = {
-        name: sum(p.weight.numel() for p in (layer.q_proj, layer.k_proj, layer.v_proj))
-        for name, layer in layers.items()
-    }
-    ratio = per_key["4 heads of 16"] / per_key["4 heads of 4"]
-    figures = {"split": per_key["4 heads of 4"], "full": per_key["4 heads of 16"], "single": per_key["1 head of 16"]}
-    figures |= {"split_inputs": inputs["4 heads of 4"], "full_inputs": inputs["4 heads of 16"]}
-    rows = ((name, per_key[name], inputs[name]) for name in layers)
-    return measured_claim("split-heads", HOLDS if ratio == 16 else FAILS, rows, ratio=ratio, **figures)
+    rows = []
+    for name, layer in layers.items():
+        # Half of the attention's products are scores, and a multiplication and an addition count 2.
+        per_key = counted_flops(layer, 1)["attention"] // 4
+        rows.append((name, per_key, sum(p.weight.numel() for p in (layer.q_proj, layer.k_proj, layer.v_proj))))
+    (_, split, split_inputs), (_, single, _), (_, full, full_inputs) = rows
+    return measured_claim(
+        "split-heads",
+        HOLDS if full == 16 * split else FAILS,
+        rows,
+        ratio=full / split,
+        split=split,
+        full=full,
+        single=single,
+        split_inputs=split_inputs,
+        full_inputs=full_inputs,
+    )
 
 
-def parameters_with_heads() -> tuple[Claim, Table]:
+def parameters_with_heads() -> Measured:
     """3 d^2 against 4 d^2."""
     layers = {
         "1 head, without W_O": MultiHeadAttention(WIDTH, 1, out_proj=False),
@@ -139,16 +146,17 @@ def parameters_with_heads() -> tuple[Claim, Table]:
         "12 heads": MultiHeadAttention(WIDTH, 12),
         "12 heads, without W_O": MultiHeadAttention(WIDTH, 12, out_proj=False),
     }
-    counts = {name: sum(p.numel() for p in layer.parameters()) for name, layer in layers.items()}
-    squares = [count / WIDTH**2 for count in counts.values()]
-    single_without, single, many, many_without = squares
+    rows = []
+    for name, layer in layers.items():
+        count = sum(p.numel() for p in layer.parameters())
+        rows.append((name, count, count / WIDTH**2))
+    single_without, single, many, many_without = (squares for *_, squares in rows)
     figures = {"single_without": single_without, "single": single, "many": many, "many_without": many_without}
     verdict = HOLDS if (single, many) == (3, 4) else DEPENDS if (single_without, many) == (3, 4) else FAILS
-    rows = ((*count, square) for count, square in zip(counts.items(), squares, strict=True))
     return measured_claim("parameters", verdict, rows, width=WIDTH, **figures)
 
 
-def heads_of_models() -> tuple[Claim, Table]:
+def heads_of_models() -> Measured:
     """The number of heads that a table recommends by size, against what published models have."""
     prices = {"MiniLM-L6": price(MINILM)} | {name: price(name) for name in TABLE}
     rows = []
@@ -164,18 +172,20 @@ def heads_of_models() -> tuple[Claim, Table]:
     return measured_claim("sizes", verdict, rows, **figures)
 
 
-def flops_with_heads(width: int = WIDTH, tokens: int = TOKENS, rounds: int = 15) -> tuple[Claim, Table]:
+def flops_with_heads(width: int = WIDTH, tokens: int = TOKENS, rounds: int = 15) -> Measured:
     """Counted products, counted exponentials, and the time of the softmax, by number of heads."""
-    flops = {h: counted_flops(MultiHeadAttention(width, h, mask=Causal()), tokens) for h in COUNTS}
-    scores = {str(h): torch.zeros(1, h, tokens, tokens) for h in COUNTS}
-    times = in_turn({name: partial(torch.softmax, x, -1) for name, x in scores.items()}, rounds)
-    most, fewest = str(COUNTS[-1]), str(COUNTS[0])
-    products = {sum(parts.values()) for parts in flops.values()}
+    calls = {str(h): partial(torch.softmax, torch.zeros(1, h, tokens, tokens), -1) for h in COUNTS}
+    times = in_turn(calls, rounds)
+    rows = []
+    for h in COUNTS:
+        products = sum(counted_flops(MultiHeadAttention(width, h, mask=Causal()), tokens).values())
+        rows.append((h, products / 1e6, h * tokens**2 / 1e6, milliseconds(times, str(h))))
+    fewest, *_, most = times
     growth = median_ratio(times, most, fewest)
-    verdict = FAILS if len(products) > 1 else DEPENDS if growth > GROWS else HOLDS
-    rows = ((h, sum(flops[h].values()) / 1e6, h * tokens**2 / 1e6, milliseconds(times, str(h))) for h in COUNTS)
+    counts = sorted({products for _, products, *_ in rows})
+    verdict = FAILS if len(counts) > 1 else DEPENDS if growth > GROWS else HOLDS
     figures = {"width": width, "tokens": tokens, "rounds": rounds, "most": most, "fewest": fewest, "bar": GROWS}
-    figures["products"] = " or ".join(f"{p / 1e6:,.1f}" for p in sorted(products))
+    figures["products"] = " or ".join(f"{count:,.1f}" for count in counts)
     return measured_claim("flops", verdict, rows, growth=growth, **figures)
 
 
@@ -196,40 +206,44 @@ class LayerSize(NamedTuple):
 LAYERS = (LayerSize(1, 16, 64, 8), LayerSize(16, 64, 128, 4), LayerSize(2, 1024, 768, 12))
 
 
-def course_forms(sizes: Sequence[LayerSize] = LAYERS, rounds: int = 9) -> tuple[Claim, Table]:
+def course_forms(sizes: Sequence[LayerSize] = LAYERS, rounds: int = 9) -> Measured:
     """The stacked heads, the vectorised class and the fused layer, with the same weights: one function."""
-    all_times = {size: _course_times(size, (WRAPPER, CLASS, FUSED), rounds) for size in sizes}
-    ratios = {size: median_ratio(times, WRAPPER, CLASS) for size, times in all_times.items()}
-    fused = {size: median_ratio(times, CLASS, FUSED) for size, times in all_times.items()}
-    each = "; ".join(f"{ratios[size]:.2f} at {size}" for size in sizes)
-    rows: list[tuple[Cell, ...]] = [
-        (str(size), *(milliseconds(times, name) for name in (WRAPPER, CLASS, FUSED)), ratios[size])
-        for size, times in all_times.items()
-    ]
-    verdict = of_all([ratio >= FASTER for ratio in ratios.values()])
-    figures = {"slowest": min(fused.values()), "fastest": max(fused.values()), "bar": FASTER, "rounds": rounds}
-    return measured_claim("course-forms", verdict, rows, each=each, course=COURSE, **figures)
-
-
-def printed_wrapper(sizes: Sequence[LayerSize] = LAYERS, rounds: int = 9) -> tuple[Claim, Table]:
-    """The wrapper as the course prints it, whose heads each have the whole of d_out, weighed and timed."""
-    rows = []
-    same, each = [], []
+    rows: list[tuple[Cell, ...]] = []
+    each, is_faster, fused = [], [], []
     for size in sizes:
         layers = _course_layers(size)
-        times = _course_times(size, (PRINTED, CLASS), rounds)
-        x = torch.zeros(1, 1, size.width)
-        with torch.no_grad():
-            widths = {name: layers[name](x).shape[-1] for name in times}
-        weights = {name: sum(p.numel() for p in layers[name].parameters()) for name in times}
-        ratio = median_ratio(times, PRINTED, CLASS)
-        same.append(widths[PRINTED] == widths[CLASS] and weights[PRINTED] == weights[CLASS])
+        del layers[PRINTED]  # another function
+        times = _course_times(layers, size, rounds)
+        ratio = median_ratio(times, WRAPPER, CLASS)
+        rows.append((str(size), *(milliseconds(times, name) for name in layers), ratio))
+        each.append(f"{ratio:.2f} at {size}")
+        is_faster.append(ratio >= FASTER)
+        fused.append(median_ratio(times, CLASS, FUSED))
+    figures = {"slowest": min(fused), "fastest": max(fused), "bar": FASTER, "rounds": rounds}
+    return measured_claim("course-forms", of_all(is_faster), rows, each="; ".join(each), course=COURSE, **figures)
+
+
+def printed_wrapper(sizes: Sequence[LayerSize] = LAYERS, rounds: int = 9) -> Measured:
+    """The wrapper as the course prints it, whose heads each have the whole of d_out, weighed and timed."""
+    rows = []
+    each, is_same = [], []
+    for size in sizes:
+        layers = _course_layers(size)
+        layers = {name: layers[name] for name in (PRINTED, CLASS)}
+        times = _course_times(layers, size, rounds)
+        forms = []
+        for name, layer in layers.items():
+            weights = sum(p.numel() for p in layer.parameters())
+            width = layer(torch.zeros(1, 1, size.width)).shape[-1]
+            forms.append((weights, width))
+            rows.append((f"{size}, {name}", weights, width, milliseconds(times, name)))
+        (weights, width), (class_weights, class_width) = forms
+        is_same.append(forms[0] == forms[1])
         each.append(
-            f"at {size} {weights[PRINTED]:,} weights against {weights[CLASS]:,}, an output {widths[PRINTED]:,} wide "
-            f"against {widths[CLASS]:,}, and {ratio:.2f} times the time"
+            f"at {size} {weights:,} weights against {class_weights:,}, an output {width:,} wide against "
+            f"{class_width:,}, and {median_ratio(times, PRINTED, CLASS):.2f} times the time"
         )
-        rows += [(f"{size}, {name}", weights[name], widths[name], milliseconds(times, name)) for name in times]
-    verdict, words = HOLDS if all(same) else FAILS, "; ".join(each)
+    verdict, words = HOLDS if all(is_same) else FAILS, "; ".join(each)
     return measured_claim("printed-wrapper", verdict, rows, each=words, rounds=rounds, course=COURSE)
 
 
@@ -243,30 +257,28 @@ def _course_layers(size: LayerSize) -> dict[str, nn.Module]:
         return {WRAPPER: stacked, CLASS: course, FUSED: from_course(course).layer, PRINTED: printed}
 
 
-def _course_times(size: LayerSize, names: Sequence[str], rounds: int) -> Times:
-    layers = _course_layers(size)
+def _course_times(layers: Mapping[str, nn.Module], size: LayerSize, rounds: int) -> Times:
     x = torch.randn(size.batch, size.tokens, size.width, generator=torch.Generator().manual_seed(1))
-    return in_turn({name: partial(layers[name], x) for name in names}, rounds)
+    return in_turn({name: partial(layer, x) for name, layer in layers.items()}, rounds)
 
 
 DECODE_HEADS, DECODE_WIDTH = 32, 64
 CACHED = (1024, 8192)
 
 
-def decoding(cached: Sequence[int] = CACHED, rounds: int = 15) -> tuple[Claim, Table]:
+def decoding(cached: Sequence[int] = CACHED, rounds: int = 15) -> Measured:
     """One new token against cached keys and values, shared as they are or repeated for every query head."""
-    all_times = {n: in_turn(_decode_ways(n), rounds) for n in cached}
     rows = []
-    speeds = []
-    shown = []
-    for n, times in all_times.items():
+    speeds, is_faster = [], []
+    for n in cached:
+        times = in_turn(_decode_ways(n), rounds)
         ratios = {name: median_ratio(times, "MHA", name) for name in times}
         rows += [(name, n, milliseconds(times, name), ratio) for name, ratio in ratios.items()]
         del ratios["MHA"]
         speeds.append(f"after {n:,} tokens " + ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items()))
-        shown += [ratio >= FASTER for ratio in ratios.values()]
+        is_faster += [ratio >= FASTER for ratio in ratios.values()]
     figures = {"heads": DECODE_HEADS, "width": DECODE_WIDTH, "rounds": rounds, "bar": FASTER}
-    return measured_claim("decoding", of_all(shown), rows, speeds="; ".join(speeds), **figures)
+    return measured_claim("decoding", of_all(is_faster), rows, speeds="; ".join(speeds), **figures)
 
 
 def _decode_ways(cached: int) -> dict[str, Callable[[], Tensor]]:
@@ -292,7 +304,7 @@ CLEAR = 2.0  # times the mass of an even look that a head must give to a role
 ELSEWHERE = tuple(
     judged_claim(f"elsewhere-{name}", NOT_RUN) for name in ("shared", "needed", "deep", "semantic", "parallel")
 )
-COUNTED: dict[str, Callable[[], tuple[Claim, Table]]] = {
+COUNTED: dict[str, Callable[[], Measured]] = {
     "split heads": split_heads,
     "parameters": parameters_with_heads,
     "FLOPs": flops_with_heads,
@@ -317,18 +329,21 @@ def run_claims(
     """
     wall, cpu = time.monotonic(), _cpu_seconds()
     comparisons = compare(list(EXPERIMENTS.values()), out, n_seeds, steps, None, workers, report)
-    rows: list[tuple[Claim, Table]] = []
+    claims: list[Claim] = []
+    tables: list[Table] = []
     for name, measure in COUNTED.items():
-        report(f"claims: {name}", len(rows), len(COUNTED))
-        rows.append(measure())
-    report("claims: all measured", len(rows), len(COUNTED))
+        report(f"claims: {name}", len(claims), len(COUNTED))
+        claim, table = measure()
+        claims.append(claim)
+        tables.append(table)
+    report("claims: all measured", len(COUNTED), len(COUNTED))
     return Ledger(
         command=command,
         machine=machine(),
         seeds=tuple(range(n_seeds)),
-        claims=(*(claim for claim, _ in rows), *judged(comparisons), *ELSEWHERE),
+        claims=(*claims, *judged(comparisons), *ELSEWHERE),
         comparisons=comparisons,
-        tables=tuple(table for _, table in rows),
+        tables=tuple(tables),
         wall_seconds=time.monotonic() - wall,
         cpu_seconds=_cpu_seconds() - cpu,
     )
@@ -336,108 +351,85 @@ def run_claims(
 
 def _cpu_seconds() -> float:
     """Of this process and of its children that have ended."""
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
+    return sum(os.times()[:4])  # the fifth is the time of the clock on the wall
 
 
-def judged(comparisons: tuple[Comparison, ...]) -> tuple[Claim, ...]:
+def judged(comparisons: Sequence[Comparison]) -> tuple[Claim, ...]:
     named = {comparison.name: comparison for comparison in comparisons}
-    sharing, roles = named["sharing"], named["roles"]
     return (
         several_heads(named["heads"], named["two-lookups"]),
-        ordered_quality(sharing),
-        advice(sharing),
+        *price_of_sharing(named["sharing"]),
         indispensable_output(named["output-projection"]),
-        roles_of_heads(roles),
-        robust(roles),
+        *roles_of_heads(named["roles"]),
     )
 
 
 def several_heads(heads: Comparison, lookups: Comparison) -> Claim:
-    shown, differences = [], []
+    shown, parts = [], []
     for comparison in (heads, lookups):
-        metric, first = comparison.metrics[0], comparison.arms[0]
-        equal = [arm for arm in comparison.arms[1:] if arm.parameters == first.parameters]
-        shown += [_effect(arm, metric) == 1 for arm in equal]
-        each = ", ".join(_difference(arm, metric) for arm in equal)
-        differences.append(f"{comparison.name}, {metric.words}: {each}")
-    return judged_claim("several-heads", of_all(shown), differences=_capital(". ".join(differences)))
+        metric, (first, *others) = comparison.metrics[0], comparison.arms
+        differences = {arm.name: difference(arm, first, metric) for arm in others if arm.parameters == first.parameters}
+        shown += [effect(each, metric) == 1 for each in differences.values()]
+        parts.append(f"{comparison.name}, {metric.words}: {_in_words(differences)}")
+    return judged_claim("several-heads", of_all(shown), differences=_capital(". ".join(parts)))
 
 
-def _price_of_sharing(sharing: Comparison) -> tuple[str, str]:
-    """The verdict on "each step costs quality", and the steps with their intervals."""
+def price_of_sharing(sharing: Comparison) -> tuple[Claim, Claim]:
+    """That quality falls with each step from MHA to MQA, and the advice that rests on it: one verdict for both."""
     metric, (mha, gqa, mqa) = sharing.metrics[0], sharing.arms
-    steps = [paired(gqa, mha, metric), paired(mqa, gqa, metric)]
-    effects = [0 if step is None else effect(step, metric) for step in steps]
-    differences = [f"{name} {_pm(step)}" for name, step in zip(("GQA less MHA", "MQA less GQA"), steps, strict=True)]
-    return FAILS if 1 in effects else of_all([step == -1 for step in effects]), ", ".join(differences)
-
-
-def ordered_quality(sharing: Comparison) -> Claim:
-    verdict, differences = _price_of_sharing(sharing)
-    return judged_claim("ordered-quality", verdict, differences=differences)
-
-
-def advice(sharing: Comparison) -> Claim:
-    verdict, differences = _price_of_sharing(sharing)
+    steps = {"GQA less MHA": difference(gqa, mha, metric), "MQA less GQA": difference(mqa, gqa, metric)}
+    effects = [effect(step, metric) for step in steps.values()]
+    verdict = FAILS if 1 in effects else of_all([step == -1 for step in effects])
     cached = {
         name: AttentionSpec(d_model=512, n_heads=8, n_kv_heads=groups).cache_values_per_token
         for name, groups in (("mha", 8), ("gqa", 2), ("mqa", 1))
     }
-    return judged_claim("advice", verdict, differences=differences, **cached)
+    ordered = judged_claim("ordered-quality", verdict, differences=_in_words(steps))
+    return ordered, judged_claim("advice", verdict, differences=_in_words(steps), **cached)
 
 
 def indispensable_output(output: Comparison) -> Claim:
-    metric, (_, without) = output.metrics[0], output.arms
-    verdict = HOLDS if _effect(without, metric) == -1 or without.failure is not None else FAILS
-    difference = _difference(without, metric)
-    return judged_claim("indispensable-output", verdict, metric=_capital(metric.words), difference=difference)
+    metric, (first, without) = output.metrics[0], output.arms
+    added = difference(without, first, metric)
+    verdict = HOLDS if effect(added, metric) == -1 or without.failure is not None else FAILS
+    words = {"metric": _capital(metric.words), "difference": _in_words({without.name: added})}
+    return judged_claim("indispensable-output", verdict, **words)
 
 
-def roles_of_heads(roles: Comparison) -> Claim:
-    trained = roles.arm("trained")
+def roles_of_heads(roles: Comparison) -> tuple[Claim, Claim]:
+    """That heads take roles, and that the model can do without any one of these heads."""
+    untrained, trained = roles.arms
     metrics = {metric.name: metric for metric in roles.metrics}
-    shown, masses = [], []
+    is_role, masses, costs = [], [], {}
     for role in ROLES if trained.scores else ():
-        mass, even = trained.scores[role].mean.mean, trained.scores[f"even {role}"].mean.mean
-        cost = trained.scores[f"silenced {role}"].mean
-        learned = _effect(trained, metrics[role]) == 1 and mass >= CLEAR * even
-        shown.append(learned and cost.low > 0)
-        before = roles.arm("untrained").scores[role].mean.mean
+        mass, even, cost = (trained.scores[name].mean for name in (role, f"even {role}", f"silenced {role}"))
+        is_learned = effect(difference(trained, untrained, metrics[role]), metrics[role]) == 1
+        is_role.append(is_learned and mass.mean >= CLEAR * even.mean and cost.low > 0)
+        before = untrained.scores[role].mean.mean
         silenced = f"silenced {cost.mean:+z.2f} ± {cost.half_width:.2f} nats"
-        no_role = "" if shown[-1] else ": no role"
-        masses.append(f"{role} {mass:.2f} (untrained {before:.2f}, even {even:.2f}), {silenced}{no_role}")
-    words = "; ".join(masses) or "diverged"
-    return judged_claim("roles", of_all(shown or [False]), masses=words, bar=CLEAR, count=len(ROLES))
+        no_role = "" if is_role[-1] else ": no role"
+        masses.append(f"{role} {mass.mean:.2f} (untrained {before:.2f}, even {even.mean:.2f}), {silenced}{no_role}")
+        costs[role] = cost
+    words = {"masses": "; ".join(masses) or "diverged", "bar": CLEAR, "count": len(ROLES)}
+    is_needed = any(cost.low > 0 for cost in costs.values())
+    return (
+        judged_claim("roles", of_all(is_role or [False]), **words),
+        judged_claim("robust", FAILS if is_needed else DEPENDS, costs=_in_words(costs) or "diverged"),
+    )
 
 
-def robust(roles: Comparison) -> Claim:
-    trained = roles.arm("trained")
-    costs = {role: trained.scores[f"silenced {role}"].mean for role in ROLES if trained.scores}
-    words = ", ".join(f"{role} {_pm(cost)}" for role, cost in costs.items()) or "diverged"
-    return judged_claim("robust", FAILS if any(cost.low > 0 for cost in costs.values()) else DEPENDS, costs=words)
-
-
-def _effect(arm: ArmResult, metric: Metric) -> int:
-    """1 better than the first arm, -1 worse, 0 not detectably different, or not trained to the end."""
-    score = arm.scores.get(metric.name)
-    return 0 if score is None or score.difference is None else effect(score.difference, metric)
-
-
-def paired(arm: ArmResult, other: ArmResult, metric: Metric) -> Interval | None:
-    if metric.name not in arm.scores or metric.name not in other.scores:
+def difference(arm: ArmResult, other: ArmResult, metric: Metric) -> Interval | None:
+    """How far an arm lies from another one; None where one of them was not trained to the end."""
+    if not arm.scores or not other.scores:
         return None
-    pairs = zip(arm.scores[metric.name].values, other.scores[metric.name].values, strict=True)
-    return interval_of([value - baseline for value, baseline in pairs])
+    return paired(arm.scores[metric.name].values, other.scores[metric.name].values)
 
 
-def _difference(arm: ArmResult, metric: Metric) -> str:
-    score = arm.scores.get(metric.name)
-    return f"{arm.name} {_pm(None if score is None else score.difference)}"
-
-
-def _pm(difference: Interval | None) -> str:
-    return "diverged" if difference is None else f"{difference.mean:+z.3f} ± {difference.half_width:.3f}"
+def _in_words(differences: Mapping[str, Interval | None]) -> str:
+    parts = []
+    for name, each in differences.items():
+        parts.append(f"{name} diverged" if each is None else f"{name} {each.mean:+z.3f} ± {each.half_width:.3f}")
+    return ", ".join(parts)
 
 
 def _capital(text: str) -> str:

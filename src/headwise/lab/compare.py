@@ -11,10 +11,10 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from headwise.lab.experiments import (
     Unit,
     run_unit,
 )
-from headwise.lab.results import ArmResult, Comparison, Score, sentence
+from headwise.lab.results import ArmResult, Comparison, Metric, Score, paired, sentence
 from headwise.records import from_json
 from headwise.words import Note, known, refusal, unknown
 
@@ -47,18 +47,18 @@ class Store:
     def __init__(self, folder: Path) -> None:
         if folder.exists() and not folder.is_dir():
             raise refusal("out_is_file", folder=folder)
-        self.folder = Kept(folder, ["unit-*.json"]).folder
+        self.folder = Kept(folder, ["unit-*.json"]).folder  # cleared of what killed processes left half-written
 
-    def path(self, key: dict[str, Any]) -> Path:
-        return self.folder / f"unit-{digest(key)[:16]}.json"
+    def path(self, unit: Unit) -> Path:
+        return self.folder / f"unit-{digest(unit.key)[:16]}.json"
 
-    def read(self, key: dict[str, Any]) -> Scored | None:
-        path = self.path(key)
+    def read(self, unit: Unit) -> Scored | None:
+        path = self.path(unit)
         if not path.exists():
             return None
         try:
             saved = from_json(dict[str, Any], read_json(path))
-            if saved.get("key") != json.loads(json.dumps(key)):
+            if saved.get("key") != json.loads(json.dumps(unit.key)):  # as JSON has it: its tuples are lists
                 raise HeadwiseError("it is another unit")
             if saved.get("sha256") != digest(saved.get("scored")):
                 raise HeadwiseError("its scores are not those that were written")
@@ -67,42 +67,44 @@ class Store:
             raise refusal("damaged", path=path, error=error) from None
         return scored
 
-    def write(self, key: dict[str, Any], label: str, scored: Scored) -> None:
-        document = {"unit": label, "key": key, "scored": asdict(scored), "sha256": digest(asdict(scored))}
-        write_whole(self.path(key), json.dumps(document, indent=2) + "\n")
+    def write(self, unit: Unit, scored: Scored) -> None:
+        scores = asdict(scored)
+        document = {"unit": unit.label, "key": unit.key, "scored": scores, "sha256": digest(scores)}
+        write_whole(self.path(unit), json.dumps(document, indent=2) + "\n")
 
 
 def run_units(units: Sequence[Unit], store: Store, workers: int, report: Report) -> dict[Path, Scored]:
-    """All units, from the store or done now in `workers` processes of one thread: the unit's file -> its scores."""
-    keys = {store.path(key): (unit, key) for unit in units for key in [unit.key]}
-    done = {path: scored for path, (_, key) in keys.items() if (scored := store.read(key)) is not None}
-    missing = {path: pair for path, pair in keys.items() if path not in done}
-    if done:
-        report(Note.of("comparison.units_before", count=len(done), folder=store.folder), len(done), len(keys))
-    # Closed at once when this loop is left by Ctrl-C: the workers would otherwise be waited for.
-    with closing(_results({path: unit for path, (unit, _) in missing.items()}, workers)) as results:
-        for path, scored in results:
-            unit, key = missing[path]
-            store.write(key, unit.label, scored)
-            done[path] = scored
-            line = Note.of("comparison.unit_done", unit=unit.label, result=scored.failure or _in_words(unit, scored))
-            report(line, len(done), len(keys))
-    return done
+    """All units, from the store or run now in `workers` processes of one thread: the unit's file -> its scores."""
+    files = {store.path(unit): unit for unit in units}  # an arm that experiments share is one unit a seed
+    finished: dict[Path, Scored] = {}
+    for path, unit in files.items():
+        scored = store.read(unit)
+        if scored is not None:
+            finished[path] = scored
+    missing = [unit for path, unit in files.items() if path not in finished]
+    if finished:
+        before = Note.of("comparison.units_before", count=len(finished), folder=store.folder)
+        report(before, len(finished), len(files))
 
+    def finish(unit: Unit, scored: Scored) -> None:
+        store.write(unit, scored)
+        finished[store.path(unit)] = scored
+        metric = unit.experiment.metrics[0]
+        result = scored.failure or Note.of(
+            "comparison.scored",
+            metric=metric.words,
+            score=f"{scored.scores[metric.name]:.3f}",
+            seconds=f"{scored.cpu_seconds:.1f}",
+        )
+        report(Note.of("comparison.unit_done", unit=unit.label, result=result), len(finished), len(files))
 
-def _in_words(unit: Unit, scored: Scored) -> Note:
-    metric = unit.experiment.metrics[0]
-    score, seconds = f"{scored.scores[metric.name]:.3f}", f"{scored.cpu_seconds:.1f}"
-    return Note.of("comparison.scored", metric=metric.words, score=score, seconds=seconds)
-
-
-def _results(units: dict[Path, Unit], workers: int) -> Generator[tuple[Path, Scored], None, None]:
-    if workers == 1 or len(units) <= 1:
-        yield from ((path, run_unit(unit)) for path, unit in units.items())
-        return
-    with _processes(min(workers, len(units))) as pool:
+    if workers == 1 or len(missing) <= 1:
+        for unit in missing:
+            finish(unit, run_unit(unit))
+        return finished
+    with _processes(min(workers, len(missing))) as pool:
         with _deaf_to_interrupts():
-            futures = {pool.submit(run_unit, unit): path for path, unit in units.items()}
+            futures = {pool.submit(run_unit, unit): unit for unit in missing}
         for future in as_completed(futures):
             try:
                 scored = future.result()
@@ -111,7 +113,8 @@ def _results(units: dict[Path, Unit], workers: int) -> Generator[tuple[Path, Sco
                     "a worker process died, perhaps for want of memory; finished units are kept: "
                     "run the same command again, with workers=1"
                 ) from None
-            yield futures[future], scored
+            finish(futures[future], scored)
+    return finished
 
 
 @contextmanager
@@ -196,71 +199,65 @@ def compare(
         raise refusal("few_seeds", n_seeds=n_seeds, fewest_seeds=FEWEST_SEEDS, seeds=SEEDS)
     if workers < 1:
         raise refusal("workers", workers=workers)
-    for experiment in experiments:
-        experiment.recipe(steps, text)  # what does not fit is said before anything is trained
-        if text is not None:
+    # What does not fit is said before anything is trained.
+    asked = [experiment.as_asked(steps, text) for experiment in experiments]
+    if text is not None:
+        for experiment in asked:
             experiment.task.corpus(text, 0)
     store = Store(out)
-    units = {experiment.name: units_of(experiment, range(n_seeds), steps, text) for experiment in experiments}
+    units = {experiment.name: units_of(experiment, range(n_seeds)) for experiment in asked}
     scored = run_units([unit for each in units.values() for unit in each], store, workers, report)
     comparisons = []
-    for experiment in experiments:
+    for experiment in asked:
         results: dict[str, list[Scored]] = {arm.name: [] for arm in experiment.arms}
         for unit in units[experiment.name]:
-            results[unit.arm.name].append(scored[store.path(unit.key)])
-        comparisons.append(_gathered(experiment, results, steps, text))
+            results[unit.arm.name].append(scored[store.path(unit)])
+        comparisons.append(_gathered(experiment, results))
     return tuple(comparisons)
 
 
-def units_of(experiment: Experiment, seeds: Sequence[int], steps: int | None, text: Path | None) -> list[Unit]:
+def units_of(experiment: Experiment, seeds: Sequence[int]) -> list[Unit]:
     # Seed by seed, so that the arms of a seed find its data ready.
-    return [Unit(experiment, arm, seed, steps, text) for seed in seeds for arm in experiment.arms]
+    return [Unit(experiment, arm, seed) for seed in seeds for arm in experiment.arms]
 
 
-def _gathered(
-    experiment: Experiment,
-    results: dict[str, list[Scored]],
-    steps: int | None,
-    text: Path | None,
-) -> Comparison:
-    first = results[experiment.arms[0].name]
-    arms = tuple(_arm_result(experiment, arm, results[arm.name], first) for arm in experiment.arms)
-    verdicts: list[str] = []
-    for arm in arms:
-        if arm.failure is not None:  # which a unit's file has in English
-            failure = known(arm.failure) or arm.failure
-            verdicts.append(Note.of("comparison.failed", arm=arm.name, failure=failure))
-    for metric in experiment.metrics:
-        scores = [arm.scores[metric.name] for arm in arms if metric.name in arm.scores]
-        verdicts += [score.verdict for score in scores if score.verdict is not None]
-    done, whole = experiment.recipe(steps, text).steps, experiment.recipe(None, text).steps
-    cut_short = Note.of("comparison.cut_short", steps=f"{done:,}", whole=f"{whole:,}")
+def _gathered(experiment: Experiment, results: dict[str, list[Scored]]) -> Comparison:
+    """The comparison of an experiment whose results, of each arm seed by seed, are these."""
+    arms: list[ArmResult] = []
+    for arm in experiment.arms:
+        arms.append(_arm_result(arm, results[arm.name], experiment.metrics, arms[0] if arms else None))
+    # A unit's file has the failure in English, which may be a phrase with its Spanish.
+    failures = [
+        Note.of("comparison.failed", arm=arm.name, failure=known(arm.failure) or arm.failure)
+        for arm in arms
+        if arm.failure is not None
+    ]
+    scores = [arm.scores[metric.name] for metric in experiment.metrics for arm in arms if metric.name in arm.scores]
     return Comparison(
         name=experiment.name,
         question=experiment.question,
-        data=experiment.task.data if text is None else text.name.encode("utf-8", "replace").decode(),
-        steps=done,
-        seeds=tuple(range(len(first))),
+        data=experiment.task.data,
+        steps=experiment.task.recipe.steps,
+        seeds=tuple(range(len(results[arms[0].name]))),
         metrics=experiment.metrics,
-        arms=arms,
-        verdicts=tuple(verdicts),
-        notes=(*experiment.notes, cut_short) if done < whole else experiment.notes,
+        arms=tuple(arms),
+        verdicts=(*failures, *(score.verdict for score in scores if score.verdict is not None)),
+        notes=experiment.notes,
         cpu_seconds=sum(scored.cpu_seconds for each in results.values() for scored in each),
     )
 
 
-def _arm_result(experiment: Experiment, arm: Arm, results: Sequence[Scored], first: Sequence[Scored]) -> ArmResult:
+def _arm_result(arm: Arm, results: Sequence[Scored], metrics: Sequence[Metric], first: ArmResult | None) -> ArmResult:
+    """An arm over its seeds, compared with the first arm: None for that one itself."""
     failure = next((scored.failure for scored in results if scored.failure is not None), None)
+    named = {metric.name: metric for metric in metrics}
     scores = {}
-    metrics = {metric.name: metric for metric in experiment.metrics}
-    compared = results is not first and all(scored.failure is None for scored in first)
     for name in results[0].scores if failure is None else ():
         values = tuple(scored.scores[name] for scored in results)
         difference = verdict = None
-        if compared:
-            pairs = zip(values, first, strict=True)
-            difference = interval_of([value - other.scores[name] for value, other in pairs])
-            if name in metrics:
-                verdict = sentence(arm.name, experiment.arms[0].name, difference, metrics[name])
+        if first is not None and first.scores:
+            difference = paired(values, first.scores[name].values)
+            if name in named:
+                verdict = sentence(arm.name, first.name, difference, named[name])
         scores[name] = Score(values, interval_of(values), difference, verdict)
     return ArmResult(arm.name, arm.about, results[0].parameters, scores, failure)

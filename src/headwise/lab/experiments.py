@@ -16,7 +16,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from headwise import __version__
 from headwise.corpus import verbs
 from headwise.corpus.sources import Sources
 from headwise.corpus.tokens import Tokens
-from headwise.corpus.training import HELD_OUT_TOKENS, IGNORED, Batch, Corpus, Documents, text_corpus, verb_corpus
+from headwise.corpus.training import IGNORED, Batch, Corpus, Documents, text_corpus, verb_corpus
 from headwise.errors import HeadwiseError
 from headwise.files import read_bytes
 from headwise.gpt.gpt import GPT, GPTConfig
@@ -83,22 +83,32 @@ class Experiment:
     metrics: tuple[Metric, ...] = (LOSS,)
     measure: Measure = held_out_loss
     notes: tuple[str, ...] = ()
+    text: Path | None = None  # what its models learn from; None: the built-in data
 
-    def recipe(self, steps: int | None, text: Path | None) -> Recipe:
-        recipe = self.task.recipe if text is None else self.task.text_recipe
-        if recipe is None:
-            raise refusal("built_in_alone", name=self.name, data=self.task.data)
-        if steps is not None and steps < 1:
-            raise HeadwiseError(f"steps={steps} must be at least 1")
-        return recipe if steps is None else replace(recipe, steps=steps)
+    def as_asked(self, steps: int | None, text: Path | None) -> Experiment:
+        """The same with other steps, or on a text; None leaves what stands here. HeadwiseError where it cannot be."""
+        recipe, data, notes = self.task.recipe, self.task.data, self.notes
+        if text is not None:
+            if self.task.text_recipe is None:
+                raise refusal("built_in_alone", name=self.name, data=data)
+            # The name of a file may hold bytes that are no UTF-8.
+            recipe, data = self.task.text_recipe, text.name.encode("utf-8", "replace").decode()
+        if steps is not None:
+            if steps < 1:
+                raise HeadwiseError(f"steps={steps} must be at least 1")
+            if steps < recipe.steps:
+                cut_short = Note.of("comparison.cut_short", steps=f"{steps:,}", whole=f"{recipe.steps:,}")
+                notes = (*notes, cut_short)
+            recipe = replace(recipe, steps=steps)
+        return replace(self, task=replace(self.task, recipe=recipe, data=data), text=text, notes=notes)
 
     def config(self, arm: Arm, vocab_size: int) -> GPTConfig:
         config = GPTConfig(vocab_size=vocab_size, **arm.shape)
         if not arm.widened:
             return config
         first = self.arms[0]
-        wanted = count_parameters(GPTConfig(vocab_size=vocab_size, **first.shape), first.build)
-        width = config.feed_forward_width
+        wanted = count_parameters(self.config(first, vocab_size), first.build)
+        width = config.feed_forward_width  # each feature of it has as many parameters
         have, more = (count_parameters(replace(config, d_ff=w), arm.build) for w in (width, width + 1))
         return replace(config, d_ff=width + round((wanted - have) / (more - have)))
 
@@ -110,24 +120,22 @@ class Unit:
     experiment: Experiment
     arm: Arm
     seed: int
-    steps: int | None  # None takes the recipe's
-    text: Path | None
 
     @property
     def label(self) -> Note:
         return Note.of("comparison.unit", experiment=self.experiment.name, arm=self.arm.name, seed=self.seed)
 
-    @property
+    @cached_property
     def key(self) -> dict[str, Any]:
         """What its result hangs on; functions by their names alone, for their files may be joined."""
-        arm, first = self.arm, self.experiment.arms[0]
+        experiment, arm = self.experiment, self.arm
         return {
             "model": _shape_of(arm) | {"trained": arm.trained},
-            "parameters_of": _shape_of(first) if arm.widened else None,
-            "data": self.experiment.task.corpus.__qualname__,
-            "text": None if self.text is None else hashlib.sha256(read_bytes(self.text)).hexdigest(),
-            "recipe": asdict(self.experiment.recipe(self.steps, self.text)),
-            "measure": self.experiment.measure.__qualname__,
+            "parameters_of": _shape_of(experiment.arms[0]) if arm.widened else None,
+            "data": experiment.task.corpus.__qualname__,
+            "text": None if experiment.text is None else hashlib.sha256(read_bytes(experiment.text)).hexdigest(),
+            "recipe": asdict(experiment.task.recipe),
+            "measure": experiment.measure.__qualname__,
             "seed": self.seed,
             "versions": {"headwise": __version__, "torch": torch.__version__},
         }
@@ -154,21 +162,15 @@ def run_unit(unit: Unit) -> Scored:
     # On one thread sums are always added up in the same order. torch's random state is left as it was.
     with one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        corpus = _corpus(experiment.task.corpus, unit.text, seed)
+        corpus = experiment.task.corpus(experiment.text, seed)
         model = arm.build(experiment.config(arm, len(corpus.tokens)))
         try:
             if arm.trained:
-                fit(model, experiment.recipe(unit.steps, unit.text), corpus.data, seed)
+                fit(model, experiment.task.recipe, corpus.data, seed)
             scores, failure = experiment.measure(model.eval(), corpus), None
         except DivergedError as error:
             scores, failure = {}, f"diverged with seed {seed}: {error}"
     return Scored(model.n_parameters, scores, failure, time.process_time() - began)
-
-
-# Kept for the next arm, which has the same seed where units run in order.
-@lru_cache(maxsize=2)
-def _corpus(make: Callable[[Path | None, int], Corpus], text: Path | None, seed: int) -> Corpus:
-    return make(text, seed)
 
 
 def count_parameters(config: GPTConfig, build: Callable[[GPTConfig], GPT] = GPT) -> int:
@@ -188,11 +190,12 @@ def with_attention(config: GPTConfig, **changes: Any) -> GPT:
 
 # The experiments.
 
-STEPS = 800  # 12 seconds on one thread
-RECIPE = Recipe(steps=STEPS, batch=64, lr=0.003, muon_lr=0.02, weight_decay=1.0, warmup=50)
+# Took 12 seconds on one thread.
+RECIPE = Recipe(steps=800, batch=64, lr=0.003, muon_lr=0.02, weight_decay=1.0, warmup=50)
 SHAPE: dict[str, Any] = {**PRESETS["verbs"].shape, "qk_norm": False}
 
 
+@lru_cache(maxsize=1)  # for the next arm, which has the same seed where units run in order
 def verbs_or_text(text: Path | None, seed: int) -> Corpus:
     """The core of the verb corpus, split by the seed; or a text as a stream of characters, its last tenth held out."""
     if text is None:  # one order is the harder task, which leaves room to differ
@@ -303,29 +306,24 @@ LOOKUP_SHAPE = {"context": LOOKUP_CONTEXT, "n_layers": 1, "d_model": 32, "d_ff":
 def lines(count: int, seed: int) -> Iterator[str]:
     rng = random.Random(seed)
     for _ in range(count):
-        numbers = {name: (rng.randrange(NUMBERS), rng.randrange(NUMBERS)) for name in NAMES}
-        facts = [f"{name}{numbers[name][0]}{numbers[name][1]}" for name in rng.sample(NAMES, len(NAMES))]
+        numbers = {name: f"{rng.randrange(NUMBERS)}{rng.randrange(NUMBERS)}" for name in NAMES}
+        facts = [name + numbers[name] for name in rng.sample(NAMES, len(NAMES))]
         first, second = rng.sample(NAMES, 2)
-        yield " ".join([*facts, f"{first}{second}?", f"{numbers[first][0]}{numbers[second][1]}"])
+        yield " ".join([*facts, f"{first}{second}?", numbers[first][0] + numbers[second][1]])
 
 
 class Answers(Documents):
     """Lines of which the answer alone is learned and scored: the facts and questions are random."""
 
-    def batch(self, generator: torch.Generator, size: int) -> Batch:
-        return _answers_only(super().batch(generator, size))
-
-    def held_out_batches(self, size: int, limit: int = HELD_OUT_TOKENS) -> Iterator[Batch]:
-        yield from map(_answers_only, super().held_out_batches(size, limit))
-
-
-def _answers_only(batch: Batch) -> Batch:
-    inputs, targets = batch
-    answers = torch.full_like(targets, IGNORED)  # all lines have one length; the last target is the boundary
-    answers[:, -2] = targets[:, -2]
-    return inputs, answers
+    def _padded(self, numbers: Any) -> Batch:
+        """The lines of these numbers, to train on or held out."""
+        inputs, targets = super()._padded(numbers)
+        answers = torch.full_like(targets, IGNORED)  # all lines have one length; the last target is the boundary
+        answers[:, -2] = targets[:, -2]
+        return inputs, answers
 
 
+@lru_cache(maxsize=1)
 def lookups(text: Path | None, seed: int) -> Corpus:
     drawn = list(lines(TRAIN_LINES + HELD_OUT_LINES, seed))
     train, held_out = drawn[:TRAIN_LINES], drawn[TRAIN_LINES:]
@@ -389,50 +387,40 @@ def places(line: str, words: Sequence[str]) -> dict[str, Looks]:
     The last two are relations of the corpus: from "=" to the English pronoun, from the Spanish pronoun to the English
     verb.
     """
-    looks: dict[str, Looks] = {role: [] for role in ROLES}
-    for i, word in enumerate(words):
-        if i > 0:
-            looks["previous token"].append((i, [i - 1]))
-        earlier = [j for j in range(i) if words[j] == word]
-        if earlier:
-            looks["same token"].append((i, earlier))
+    earlier = [[j for j in range(i) if words[j] == word] for i, word in enumerate(words)]
+    looks: dict[str, Looks] = {
+        "previous token": [(i, [i - 1]) for i in range(1, len(words))],
+        "same token": [(i, same) for i, same in enumerate(earlier) if same],
+    }
     start = len(words) - len(line.split())  # what stands before the line
-    for role, pairs in verbs.related(line).items():
-        if role in ROLES:
-            looks[role] += [(start + i, [start + j]) for i, j in pairs]
+    related = verbs.related(line)
+    for role in ("person", "translation"):
+        looks[role] = [(start + i, [start + j]) for i, j in related.get(role, ())]
     return looks
 
 
 def role_scores(model: GPT, corpus: Corpus) -> dict[str, float]:
     """For each role its mass in the best head, the mass of an even look, and the loss that this head is worth."""
-    masses, even = _masses(model, corpus)
-    whole = evaluate(model, corpus.data)
-    scores: dict[str, float] = {}
-    for role, mass_of_heads in masses.items():
-        layer, head = divmod(int(mass_of_heads.argmax()), model.config.n_heads)
-        with ablate(model, [f"L{layer}.H{head}"]):
-            cost = evaluate(model, corpus.data) - whole
-        scores |= {role: float(mass_of_heads.max()), f"even {role}": even[role], f"silenced {role}": cost}
-    return scores
-
-
-def _masses(model: GPT, corpus: Corpus) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-    """Mean masses of each role in each head (layers * heads,), and in an even look."""
-    lines = [*verbs.conjugation_lines(core=True)[:LINES], *(cell.line for cell in corpus.cells)]
-    masses: dict[str, list[np.ndarray]] = {role: [] for role in ROLES}
+    masses: dict[str, list[np.ndarray]] = {role: [] for role in ROLES}  # of each look the masses (layers * heads,)
     even: dict[str, list[float]] = {role: [] for role in ROLES}
-    for line in lines:
+    for line in [*verbs.conjugation_lines(core=True)[:LINES], *(cell.line for cell in corpus.cells)]:
         ids = corpus.tokens.prompt(line)
         words = corpus.tokens.shown(ids)
         weights = np.stack([head.weights for head in head_maps(model, ids, words, "").maps])
-        for role, pairs in places(line, words).items():
-            for looks, at in pairs:
-                masses[role].append(weights[:, looks, at].sum(-1))
-                even[role].append(len(at) / (looks + 1))
-    return (
-        {role: np.mean(rows, axis=0) for role, rows in masses.items()},
-        {role: float(np.mean(rows)) for role, rows in even.items()},
-    )
+        for role, looks in places(line, words).items():
+            for i, targets in looks:
+                masses[role].append(weights[:, i, targets].sum(-1))
+                even[role].append(len(targets) / (i + 1))
+    whole = evaluate(model, corpus.data)
+    scores: dict[str, float] = {}
+    for role in ROLES:
+        mass_of_heads = np.mean(masses[role], axis=0)
+        layer, head = divmod(int(mass_of_heads.argmax()), model.config.n_heads)
+        with ablate(model, [f"L{layer}.H{head}"]):
+            cost = evaluate(model, corpus.data) - whole
+        even_mass = float(np.mean(even[role]))
+        scores |= {role: float(mass_of_heads.max()), f"even {role}": even_mass, f"silenced {role}": cost}
+    return scores
 
 
 ROLES_OF_HEADS = Experiment(

@@ -18,13 +18,15 @@ import math
 import statistics
 import time
 import tracemalloc
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -35,13 +37,12 @@ from headwise.lab.courses.stacked import MultiHeadAttn, MultiHeadedAttentionWrap
 from headwise.layer.layer import MultiHeadAttention
 from headwise.masks import Causal
 from headwise.memory import in_turn, peak_of
-from headwise.models.hook import observe
-from headwise.records import STAGES, Call, Ladder, LadderRung, LadderSizes, Watchable
+from headwise.records import STAGES, Ladder, LadderRung, LadderSizes
 from headwise.rungs import trace
 from headwise.rungs.autograd import Value, dot
 from headwise.rungs.cache import KVCache
 from headwise.spec import require_size
-from headwise.words import Note, key_of, labelled, refusal
+from headwise.words import Note, labelled, refusal
 
 Array = NDArray[np.float64]
 Leaves = Mapping[str, Any]
@@ -54,42 +55,41 @@ class Rung:
     """A way to compute the layer. `prepare` gets the sizes and the leaves, and returns what is then called with x."""
 
     name: str
-    how: str
     kind: str  # "plain" (nested lists), "array" (NumPy) or "tensor" (torch)
     prepare: Callable[[LadderSizes, Leaves], Forward]
     grouped: bool = True  # can it run fewer key/value heads than query heads?
-    parameters: Callable[[LadderSizes], int] = lambda n: 2 * n.d_model * (n.d_model + n.kv_width)
+    copies: bool = False  # has each query head keys and values of its own, copies of its group's?
+
+    def parameters(self, n: LadderSizes) -> int:
+        return 2 * n.d_model * (n.d_model + (n.d_model if self.copies else n.kv_width))
+
+
+def _split(x_btc: Any, head_dim: int) -> Any:
+    """(B,T,h*d) -> (B,h,T,d), in NumPy and in torch."""
+    return x_btc.reshape(*x_btc.shape[:2], -1, head_dim).swapaxes(1, 2)
 
 
 def _plain(shared: bool, n: LadderSizes, w: Leaves) -> Forward:
-    """Loops over lists. Not shared: every query head is handed keys and values of its own, a copy of its group's."""
+    """Loops over lists; NumPy, with any object in an array, does nothing but order them by heads.
 
-    def linear(matrix: Any, x_btc: Any) -> Any:
-        return [[[dot(row, token) for row in matrix] for token in document] for document in x_btc]
+    Not shared: every query head is handed keys and values of its own, a copy of its group's.
+    """
 
-    def split(x_btc: Any, count: int) -> Any:
-        d = n.d_model // n.n_heads
-        return [[[token[h * d : (h + 1) * d] for token in document] for h in range(count)] for document in x_btc]
+    def linear(name: str, x_btc: Any) -> Any:
+        rows = [[[dot(row, token) for row in w[name]] for token in document] for document in x_btc]
+        return np.array(rows, dtype=object)
 
     def forward(x: Any, keep: Keep | None) -> Any:
-        q = split(linear(w["W_Q"], x), n.n_heads)
-        k, v = (split(linear(w[name], x), n.n_kv_heads) for name in ("W_K", "W_V"))
+        q, k, v = (_split(linear(name, x), n.head_dim) for name in ("W_Q", "W_K", "W_V"))
         if not shared:
-            group = n.n_heads // n.n_kv_heads
-            k, v = ([[document[h // group] for h in range(n.n_heads)] for document in kv] for kv in (k, v))
-        steps = trace(q, k, v, mask=Causal())
-        joined = [[[y for head in document for y in head[t]] for t in range(n.tokens)] for document in steps.out]
+            k, v = (kv.repeat(n.n_heads // n.n_kv_heads, axis=1) for kv in (k, v))
+        steps = trace(q.tolist(), k.tolist(), v.tolist(), mask=Causal())
+        joined = np.array(steps.out, dtype=object).swapaxes(1, 2).reshape(n.batch, n.tokens, n.d_model)
         if keep is not None:
             keep.update(q=q, k=k, v=v, scores=steps.scores, weights=steps.weights, heads=steps.out, joined=joined)
-        return linear(w["W_O"], joined)
+        return linear("W_O", joined.tolist())
 
     return forward
-
-
-def _split(x_btc: Any, count: int) -> Any:
-    """(B,T,h*d) -> (B,h,T,d), in NumPy and in torch."""
-    B, T, width = x_btc.shape
-    return x_btc.reshape(B, T, count, width // count).swapaxes(1, 2)
 
 
 def _arrays(attend: Callable[..., Any], n: LadderSizes, w: Leaves) -> Forward:
@@ -97,8 +97,7 @@ def _arrays(attend: Callable[..., Any], n: LadderSizes, w: Leaves) -> Forward:
     mask = causal_mask(n.tokens) if isinstance(w["W_Q"], np.ndarray) else None
 
     def forward(x: Any, keep: Keep | None) -> Any:
-        q = _split(x @ w["W_Q"].T, n.n_heads)
-        k, v = (_split(x @ w[name].T, n.n_kv_heads) for name in ("W_K", "W_V"))
+        q, k, v = (_split(x @ w[name].T, n.head_dim) for name in ("W_Q", "W_K", "W_V"))
         scores, weights, heads = attend(q, k, v, mask)
         joined = heads.swapaxes(1, 2).reshape(n.batch, n.tokens, n.d_model)
         if keep is not None:
@@ -109,107 +108,125 @@ def _arrays(attend: Callable[..., Any], n: LadderSizes, w: Leaves) -> Forward:
 
 
 def _loop(q: Any, k: Any, v: Any, mask: Any) -> tuple[Any, ...]:
+    """`attend_loop` knows heads, but no batch."""
     documents = [attend_loop(*qkv, mask) for qkv in zip(q, k, v, strict=True)]
     return tuple(np.stack(step) for step in zip(*documents, strict=True))
 
 
 def _traced(q: Any, k: Any, v: Any, _: Any) -> tuple[Any, ...]:
+    """`trace` of NumPy or torch, which takes a mask of ours in place of an array."""
     steps = trace(q, k, v, mask=Causal())
     return steps.scores, steps.weights, steps.out
 
 
-def _give(module: Any, weight: Tensor, name: str = "weight") -> None:
+def _give(module: nn.Module, name: str, weight: Tensor) -> None:
     """A weight as a plain tensor instead of a Parameter, so that gradients flow on to where it was cut from."""
     delattr(module, name)
-    object.__setattr__(module, name, weight)
+    setattr(module, name, weight)
 
 
-class _Softmaxes(TorchFunctionMode):
-    """What `torch.softmax` is given and gives while the block runs: the maps of a class that spells attention out."""
+def _linear(weight: Tensor) -> nn.Linear:
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    _give(linear, "weight", weight)
+    return linear
+
+
+class _Recorder(TorchFunctionMode):
+    """What `linear` and `softmax` of torch are given and give while the block runs: the stages of the modules in it."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.inputs: dict[Tensor, list[Tensor]] = defaultdict(list)  # of `linear`, by its matrix, call by call
+        self.outputs: dict[Tensor, list[Tensor]] = defaultdict(list)
         self.scores: list[Tensor] = []
         self.weights: list[Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func is torch.softmax:
+        if func is F.linear:
+            x, matrix = args[:2]
+            self.inputs[matrix].append(x)
+            self.outputs[matrix].append(result)
+        elif func is torch.softmax:
             self.scores.append(args[0])
             self.weights.append(result)
         return result
 
 
-def _module(layer: MultiHeadAttention | Watchable, projection: nn.Linear, run: Callable[[Tensor], Tensor]) -> Forward:
-    """Watchers are told q, k, v and heads; `joined` is what W_O is given."""
+def _modules(n: LadderSizes, run: Callable[[Tensor], Tensor], matrices: Sequence[Sequence[Tensor]]) -> Forward:
+    """A rung of torch's modules.
+
+    matrices  of their linear layers: those that make q, k and v, one for all heads or one for each; last, alone, W_O
+    """
+    *inner, (w_o,) = matrices
 
     def forward(x: Tensor, keep: Keep | None) -> Tensor:
         if keep is None:
             return run(x)
-        calls: list[Call] = []
-        joined = []
-        hook = projection.register_forward_pre_hook(lambda _, inputs: joined.append(inputs[0]))
-        with observe(layer, calls.append), _Softmaxes() as maps:
+        with _Recorder() as recorder:
             output = run(x)
-        hook.remove()
-        q, heads = (torch.cat([getattr(call, name) for call in calls], 2) for name in ("q", "out"))
-        k, v = calls[-1].k, calls[-1].v  # of all tokens: a cache holds those of the calls before
-        keep.update(q=q, k=k, v=v, heads=heads, joined=torch.cat(joined, 1))
-        if maps.scores:
-            keep.update(scores=_all_heads(maps.scores), weights=_all_heads(maps.weights))
+        # Each layer is called once, or once for each token; several stand for the heads.
+        for name, parts in zip("qkv", inner, strict=True):
+            made = [torch.cat(recorder.outputs[part], 1) for part in parts]
+            keep[name] = _split(torch.cat(made, 2), n.head_dim)
+        joined = torch.cat(recorder.inputs[w_o], 1)
+        keep.update(joined=joined, heads=_split(joined, n.head_dim))
+        for name, maps in (("scores", recorder.scores), ("weights", recorder.weights)):
+            if maps:  # of each head or of all at once; the fused kernel hands out none
+                keep[name] = torch.stack(maps, 1).view(n.batch, n.n_heads, n.tokens, n.tokens)
         return output
 
     return forward
 
 
-def _all_heads(maps: list[Tensor]) -> Tensor:
-    return maps[0] if maps[0].ndim == 4 else torch.stack(maps, 1)
-
-
-def _linear(weight: Tensor) -> nn.Linear:
-    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
-    _give(linear, weight)
-    return linear
+def _course_weights(n: LadderSizes, w: Leaves) -> dict[str, Tensor]:
+    """The matrices as the courses have them: keys and values that a group shares are repeated for each of its heads."""
+    group = n.n_heads // n.n_kv_heads
+    weights = {"W_query": w["W_Q"]}
+    for name, leaf in (("W_key", "W_K"), ("W_value", "W_V")):
+        heads = w[leaf].unflatten(0, (n.n_kv_heads, n.head_dim))
+        weights[name] = heads.repeat_interleave(group, 0).flatten(0, 1)
+    return weights
 
 
 def _stacked(n: LadderSizes, w: Leaves) -> Forward:
-    d, group = n.d_model // n.n_heads, n.n_heads // n.n_kv_heads
-    wrapper = MultiHeadedAttentionWrapper(n.d_model, d, n.tokens, 0.0, n.n_heads)
-    for h, head in enumerate(wrapper.heads):
-        for name, leaf, place in (("W_query", "W_Q", h), ("W_key", "W_K", h // group), ("W_value", "W_V", h // group)):
-            setattr(head, name, _linear(w[leaf][place * d : (place + 1) * d]))
-    projection = _linear(w["W_O"])
-    return _module(wrapper, projection, nn.Sequential(wrapper, projection))
+    wrapper = MultiHeadedAttentionWrapper(n.d_model, n.head_dim, n.tokens, 0.0, n.n_heads)
+    matrices = {name: weight.chunk(n.n_heads) for name, weight in _course_weights(n, w).items()}
+    for name, parts in matrices.items():
+        for head, part in zip(wrapper.heads, parts, strict=True):
+            setattr(head, name, _linear(part))
+    return _modules(n, nn.Sequential(wrapper, _linear(w["W_O"])), [*matrices.values(), [w["W_O"]]])
 
 
 def _vectorised(n: LadderSizes, w: Leaves) -> Forward:
-    """Keys and values that a group shares are repeated in its weights."""
     layer = MultiHeadAttn(n.d_model, n.d_model, n.tokens, 0.0, n.n_heads)
-    d, group = n.d_model // n.n_heads, n.n_heads // n.n_kv_heads
-    for name, leaf, times in (("W_query", "W_Q", 1), ("W_key", "W_K", group), ("W_value", "W_V", group)):
-        repeated = w[leaf].reshape(-1, d, n.d_model).repeat_interleave(times, 0)
-        setattr(layer, name, _linear(repeated.reshape(n.d_model, n.d_model)))
-    layer.out_proj = _linear(w["W_O"])
-    return _module(layer, layer.out_proj, layer)
+    return _with_matrices(n, layer, layer, {**_course_weights(n, w), "out_proj": w["W_O"]})
 
 
 def _layer(cached: bool, n: LadderSizes, w: Leaves) -> Forward:
     layer = MultiHeadAttention(n.d_model, n.n_heads, n.n_kv_heads, mask=Causal())
-    for name, leaf in (("q_proj", "W_Q"), ("k_proj", "W_K"), ("v_proj", "W_V"), ("o_proj", "W_O")):
-        setattr(layer, name, _linear(w[leaf]))
-    assert layer.o_proj is not None
 
     def decode(x: Tensor) -> Tensor:
         cache = KVCache()
         return torch.cat([layer(token, cache=cache) for token in torch.split(x, 1, dim=1)], 1)
 
-    return _module(layer, layer.o_proj, decode if cached else layer)
+    matrices = {"q_proj": w["W_Q"], "k_proj": w["W_K"], "v_proj": w["W_V"], "o_proj": w["W_O"]}
+    return _with_matrices(n, layer, decode if cached else layer, matrices)
+
+
+def _with_matrices(
+    n: LadderSizes, layer: nn.Module, run: Callable[[Tensor], Tensor], matrices: Mapping[str, Tensor]
+) -> Forward:
+    """A layer whose projections of these names, of q, k, v and W_O, have these matrices."""
+    for name, matrix in matrices.items():
+        setattr(layer, name, _linear(matrix))
+    return _modules(n, run, [[matrix] for matrix in matrices.values()])
 
 
 def _torch_nn(n: LadderSizes, w: Leaves) -> Forward:
     layer = nn.MultiheadAttention(n.d_model, n.n_heads, bias=False, batch_first=True).eval()
-    _give(layer, torch.cat([w["W_Q"], w["W_K"], w["W_V"]]), "in_proj_weight")
-    _give(layer.out_proj, w["W_O"])
+    _give(layer, "in_proj_weight", torch.cat([w["W_Q"], w["W_K"], w["W_V"]]))
+    _give(layer.out_proj, "weight", w["W_O"])
     later = torch.ones(n.tokens, n.tokens, dtype=torch.bool).triu(1)
 
     def forward(x: Tensor, keep: Keep | None) -> Tensor:
@@ -223,27 +240,19 @@ def _torch_nn(n: LadderSizes, w: Leaves) -> Forward:
     return forward
 
 
-def _for_each_head(n: LadderSizes) -> int:
-    return 4 * n.d_model**2
-
-
-def _rung(name: str, kind: str, prepare: Callable[[LadderSizes, Leaves], Forward], **more: Any) -> Rung:
-    return Rung(name, Note.of(key_of("ladder", f"how {name}")), kind, prepare, **more)
-
-
 RUNGS = (
-    _rung("plain", "plain", partial(_plain, False)),
-    _rung("plain GQA", "plain", partial(_plain, True)),
-    _rung("stacked heads", "tensor", _stacked, parameters=_for_each_head),
-    _rung("course class", "tensor", _vectorised, parameters=_for_each_head),
-    _rung("NumPy loop", "array", partial(_arrays, _loop)),
-    _rung("NumPy batched", "array", partial(_arrays, attend_batched)),
-    _rung("NumPy einsum", "array", partial(_arrays, attend_einsum)),
-    _rung("NumPy attend", "array", partial(_arrays, _traced)),
-    _rung("torch explicit", "tensor", partial(_arrays, _traced)),
-    _rung("torch fused", "tensor", partial(_layer, False)),
-    _rung("torch.nn", "tensor", _torch_nn, grouped=False),
-    _rung("cached decode", "tensor", partial(_layer, True)),
+    Rung("plain", "plain", partial(_plain, False)),
+    Rung("plain GQA", "plain", partial(_plain, True)),
+    Rung("stacked heads", "tensor", _stacked, copies=True),
+    Rung("course class", "tensor", _vectorised, copies=True),
+    Rung("NumPy loop", "array", partial(_arrays, _loop)),
+    Rung("NumPy batched", "array", partial(_arrays, attend_batched)),
+    Rung("NumPy einsum", "array", partial(_arrays, attend_einsum)),
+    Rung("NumPy attend", "array", partial(_arrays, _traced)),
+    Rung("torch explicit", "tensor", partial(_arrays, _traced)),
+    Rung("torch fused", "tensor", partial(_layer, False)),
+    Rung("torch.nn", "tensor", _torch_nn, grouped=False),
+    Rung("cached decode", "tensor", partial(_layer, True)),
 )
 
 
@@ -281,7 +290,7 @@ class Certificate:
         self.cotangent = np.random.default_rng([seed, 1]).standard_normal(self.leaves["x"].shape)
         plain = RUNGS[0]
         began = time.perf_counter()
-        self.steps = {name: _numbers(step) for name, step in self._steps(plain).items()}
+        self.steps = self._steps(plain)
         self.seconds = time.perf_counter() - began  # of a call of the scalar loops
         self.slopes = self._slopes(plain)
         self.tolerances = self._tolerances()
@@ -293,51 +302,57 @@ class Certificate:
         # A slope has passed more sums, the way back included, but most are shorter: right rungs stay below a fiftieth.
         roundings = len(STAGES) * longest + ROUNDINGS
         # What is summed up may cancel: the roundings of a small number are those of the largest ones before it.
-        seen = np.tri(n.tokens, dtype=bool)
-        steps = self.steps | {"scores": np.where(seen, self.steps["scores"], 0)}
-        largest = max(float(abs(step).max()) for step in steps.values())
+        largest = max(float(abs(step).max()) for step in self.steps.values())
         steepest = max(float(abs(slope).max()) for slope in self.slopes.values())
-        magnitudes = dict.fromkeys(self.steps, largest) | dict.fromkeys(self.slopes, steepest)
-        # Twice: the plain loop rounds as much as the rung that is held against it.
-        tolerances = {name: 2 * UNIT["float64"] * roundings * size for name, size in magnitudes.items()}
-        for dtype, unit in UNIT.items():
-            tolerances[f"timed {dtype}"] = (unit + UNIT["float64"]) * roundings * largest
-        return tolerances
+        # Two units: the plain loop, in float64, rounds as often as the rung that is held against it.
+        relative = {dtype: (unit + UNIT["float64"]) * roundings for dtype, unit in UNIT.items()}
+        tolerances = dict.fromkeys(self.steps, relative["float64"] * largest)
+        tolerances |= dict.fromkeys(self.slopes, relative["float64"] * steepest)
+        return tolerances | {f"timed {dtype}": most * largest for dtype, most in relative.items()}
 
-    def certify(self, rung: Rung) -> LadderRung:
+    def certify(self, rung: Rung, parameters: int) -> LadderRung:
         n, dtype = self.sizes, TIMED_DTYPE[rung.kind]
-        result = LadderRung(rung.name, rung.how, dtype, rung.parameters(n))
+        result = LadderRung(rung.name, labelled("ladder", f"how {rung.name}"), dtype, parameters)
         if n.n_kv_heads != n.n_heads and not rung.grouped:
             refused = Note.of("ladder.cannot_share", n_kv_heads=n.n_kv_heads, n_heads=n.n_heads)
             return replace(result, refused=refused, not_timed=refused)
         steps = self._steps(rung)
-        slopes = {} if rung.kind == "array" else self._slopes(rung)  # NumPy has no gradients
-        differences = {name: self._difference(name, steps[name], self.steps[name]) for name in STAGES if name in steps}
-        gradients = {name: self._difference(name, slope, self.slopes[name]) for name, slope in slopes.items()}
+        differences = {name: _difference(steps[name], self.steps[name]) for name in STAGES if name in steps}
+        gradients = None
+        if rung.kind != "array":  # NumPy has no gradients
+            gradients = {name: _difference(slope, self.slopes[name]) for name, slope in self._slopes(rung).items()}
         leaves = cast_leaves(self.leaves, rung.kind, dtype)
         with torch.no_grad():
-            timed = self._difference("output", rung.prepare(n, leaves)(leaves["x"], None), self.steps["output"])
-        everything = differences | gradients | {f"timed {dtype}": timed}
+            output = rung.prepare(n, leaves)(leaves["x"], None)
+        timed = _difference(_numbers(output), self.steps["output"])
+        everything = differences | (gradients or {}) | {f"timed {dtype}": timed}
         wrong = [
             labelled("ladder", name) for name, far in everything.items() if far is None or far > self.tolerances[name]
         ]
         return replace(
             result,
             differences=differences,
-            gradients=gradients or None,
+            gradients=gradients,
             timed_difference=timed,
             agrees=not wrong,
             not_timed=Note.of("ladder.disagrees", steps=wrong) if wrong else None,
         )
 
-    def _steps(self, rung: Rung) -> dict[str, Any]:
-        leaves = cast_leaves(self.leaves, rung.kind, "float64")
-        keep: dict[str, Any] = {}
+    def _steps(self, rung: Rung) -> dict[str, Array]:
+        """What a rung makes at each stage that it hands out, in the form of the plain loop."""
+        n, leaves = self.sizes, cast_leaves(self.leaves, rung.kind, "float64")
+        keep: Keep = {}
         with torch.no_grad():
-            output = rung.prepare(self.sizes, leaves)(leaves["x"], keep)
-        return keep | {"output": output}
+            keep["output"] = rung.prepare(n, leaves)(leaves["x"], keep)
+        steps = {name: _numbers(step) for name, step in keep.items()}
+        if "scores" in steps:  # what stands where a query may not look does not count
+            steps["scores"] = np.where(np.tri(n.tokens, dtype=bool), steps["scores"], 0)
+        for name in steps.keys() & {"k", "v"}:
+            if steps[name].shape[1] == n.n_kv_heads:  # the plain loop has a copy for each query head
+                steps[name] = steps[name].repeat(n.n_heads // n.n_kv_heads, axis=1)
+        return steps
 
-    def _slopes(self, rung: Rung) -> dict[str, Any]:
+    def _slopes(self, rung: Rung) -> dict[str, Array]:
         """The slope of sum(output * cotangent) along every leaf, on the path that training takes."""
         if rung.kind == "tensor":
             leaves = cast_leaves(self.leaves, rung.kind, "float64")
@@ -345,34 +360,27 @@ class Certificate:
                 leaf.requires_grad_()
             output = rung.prepare(self.sizes, leaves)(leaves["x"], None)
             (output * torch.from_numpy(self.cotangent)).sum().backward()
-            return {name: leaf.grad for name, leaf in leaves.items()}
+            return {name: _numbers(leaf.grad) for name, leaf in leaves.items()}
         values = {name: np.vectorize(Value, otypes=[object])(array) for name, array in self.leaves.items()}
         leaves = {name: array.tolist() for name, array in values.items()}
-        output = np.array(rung.prepare(self.sizes, leaves)(leaves["x"], None), dtype=object)
+        output = rung.prepare(self.sizes, leaves)(leaves["x"], None)
         loss = dot(output.ravel().tolist(), self.cotangent.ravel().tolist())
         assert isinstance(loss, Value)
         loss.backward()
         return {name: np.vectorize(lambda value: value.grad, otypes=[float])(array) for name, array in values.items()}
 
-    def _difference(self, name: str, step: Any, expected: Array) -> float | None:
-        """The largest absolute difference; None when the shapes differ or a number is not finite."""
-        numbers, n = _numbers(step), self.sizes
-        if name in ("k", "v") and numbers.ndim == 4 and numbers.shape[1] == n.n_kv_heads:
-            numbers = numbers.repeat(n.n_heads // n.n_kv_heads, axis=1)  # the plain loop has a copy for each query head
-        if numbers.shape != expected.shape:
-            return None
-        gap = abs(numbers - expected)
-        if name == "scores":  # what stands where a query may not look does not count
-            gap = np.where(np.tri(n.tokens, dtype=bool), gap, 0)
-        largest = float(gap.max())
-        return largest if math.isfinite(largest) else None
-
 
 def _numbers(step: Any) -> Array:
     """Lists, arrays and tensors as a float64 array."""
-    if step is None:
-        return np.zeros(0)  # of no stage's shape
-    return np.asarray(step.detach() if isinstance(step, torch.Tensor) else step, np.float64)
+    return np.asarray(step.detach() if isinstance(step, Tensor) else step, np.float64)
+
+
+def _difference(step: Array, expected: Array) -> float | None:
+    """The largest absolute difference; None when the shapes differ or a number is not finite."""
+    if step.shape != expected.shape:
+        return None
+    largest = float(abs(step - expected).max())
+    return largest if math.isfinite(largest) else None
 
 
 # All rungs: certificates, then prices.
@@ -407,39 +415,37 @@ def run_ladder(
     sizes = LadderSizes(batch, tokens, width, heads, heads if kv_heads is None else kv_heads)
     _check(sizes, repeats, seed)
     small = certificate_sizes(sizes)
-    total = 2 * len(RUNGS) + 1  # tasks: each rung is certified, then called; then all are timed together
+    total = len(RUNGS) + 1  # tasks: each rung is certified, then all that agree are timed together
     tell = report or (lambda text, done, total: None)
+    results: dict[Rung, LadderRung] = {}
+    calls: dict[Rung, Callable[[], object]] = {}
     with torch.random.fork_rng(devices=[]):  # the modules draw weights of their own before they are given these
         certificate = Certificate(small, seed)
-        results = []
-        for i, rung in enumerate(RUNGS):
-            tell(Note.of("ladder.certifies", rung=labelled("ladder", rung.name)), i, total)
-            # The certificate is of the small sizes, the parameters are of those that were asked for.
-            results.append(replace(certificate.certify(rung), parameters=rung.parameters(sizes)))
         leaves = draw_leaves(sizes, seed)
-        calls: dict[int, Callable[[], object]] = {}
         scalar_call = certificate.seconds * _work(sizes) / _work(small)  # seconds, about
-        for i, rung in enumerate(RUNGS):
-            tell(Note.of("ladder.calls", rung=labelled("ladder", rung.name)), len(RUNGS) + i, total)
+        for rung in RUNGS:
+            tell(Note.of("ladder.certifies", rung=labelled("ladder", rung.name)), len(results), total)
+            # The certificate is of the small sizes, the parameters are of those that were asked for.
+            result = certificate.certify(rung, rung.parameters(sizes))
             if rung.kind == "plain" and scalar_call > longest:
                 reason = Note.of("ladder.too_long", seconds=f"{scalar_call:.0f}", longest=f"{longest:g}")
-                results[i] = replace(results[i], not_timed=results[i].not_timed or reason)
-            elif results[i].agrees:
+                result = replace(result, not_timed=result.not_timed or reason)
+            elif result.agrees:
                 arrays = cast_leaves(leaves, rung.kind, TIMED_DTYPE[rung.kind])
-                calls[i] = partial(rung.prepare(sizes, arrays), arrays["x"], None)
-        tell(Note.of("ladder.times_all"), total - 1, total)
-        times = in_turn(calls, repeats, longest)
+                calls[rung] = partial(rung.prepare(sizes, arrays), arrays["x"], None)
+            results[rung] = result
+    tell(Note.of("ladder.times_all"), len(RUNGS), total)
+    times = in_turn(calls, repeats, longest)
+    for rung, call in calls.items():
+        ms = 1000 * statistics.median(times[rung])
         # After the times: what a first call loads is no peak of the rung.
-        peaks = {i: (peak_of if RUNGS[i].kind == "tensor" else _python_peak)(call) for i, call in calls.items()}
+        peak = peak_of(call) if rung.kind == "tensor" else _python_peak(call)
+        results[rung] = replace(results[rung], ms=ms, repeats=len(times[rung]), peak_bytes=peak)
     tell(Note.of("ladder.done"), total, total)
-    for i, taken in times.items():
-        ms = 1000 * statistics.median(taken)
-        results[i] = replace(results[i], ms=ms, repeats=len(taken), peak_bytes=peaks[i])
-    priced = tuple(results)
-    agree = all(result.agrees for result in priced if result.refused is None)
+    agree = all(result.agrees for result in results.values() if result.refused is None)
     note = None if small == sizes else Note.of("ladder.certified", sizes=small.note)
     threads = torch.get_num_threads()
-    return Ladder(sizes, small, seed, threads, certificate.tolerances, priced, agree, note)
+    return Ladder(sizes, small, seed, threads, certificate.tolerances, tuple(results.values()), agree, note)
 
 
 def _check(n: LadderSizes, repeats: int, seed: int) -> None:
@@ -460,7 +466,7 @@ def certificate_sizes(n: LadderSizes) -> LadderSizes:
         return n
     # Primes that differ, but for documents and query heads of a group; never more than is asked for.
     n_kv_heads, group = min(n.n_kv_heads, 3), min(n.n_heads // n.n_kv_heads, 2)
-    n_heads, head_dim = n_kv_heads * group, min(n.d_model // n.n_heads, 5)
+    n_heads, head_dim = n_kv_heads * group, min(n.head_dim, 5)
     return LadderSizes(min(n.batch, 2), min(n.tokens, 11), n_heads * head_dim, n_heads, n_kv_heads)
 
 

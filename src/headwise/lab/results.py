@@ -9,7 +9,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from headwise.intervals import Interval
+from headwise.intervals import Interval, interval_of
 from headwise.table import Cell, Table
 from headwise.words import Note
 
@@ -76,6 +76,9 @@ class Claim:
     rule: str  # how the verdict follows from the figures; for NOT_RUN why it was not run
 
 
+Measured = tuple[Claim, Table]  # a claim, and the table that was measured for it
+
+
 @cache
 def ledger_words() -> dict[str, Any]:
     return tomllib.loads(resources.files("headwise.lab").joinpath("claims.toml").read_text(encoding="utf-8"))
@@ -87,8 +90,8 @@ def judged_claim(name: str, verdict: str, **figures: object) -> Claim:
     return Claim(claim, measured, verdict, rule)
 
 
-def measured_claim(name: str, verdict: str, rows: Iterable[tuple[Cell, ...]], **figures: object) -> tuple[Claim, Table]:
-    """The claim of that name and the table that was measured for it."""
+def measured_claim(name: str, verdict: str, rows: Iterable[tuple[Cell, ...]], **figures: object) -> Measured:
+    """The claim of that name and its table, whose heading is in claims.toml, too."""
     words = ledger_words()[name]
     title, note = words["title"].format(**figures), words.get("note", "").format(**figures)
     return judged_claim(name, verdict, **figures), Table(tuple(words["columns"]), tuple(rows), title, note)
@@ -108,9 +111,14 @@ class Ledger:
     cpu_seconds: float
 
 
-def effect(difference: Interval, metric: Metric) -> int:
-    """1 where the interval lies on the better side of 0, -1 where on the worse side, 0 where it contains 0."""
-    if not difference.excludes(0.0):
+def paired(values: Sequence[float], others: Sequence[float]) -> Interval:
+    """How far values lie from others of the same seeds."""
+    return interval_of([value - other for value, other in zip(values, others, strict=True)])
+
+
+def effect(difference: Interval | None, metric: Metric) -> int:
+    """1 where the interval lies on the better side of 0, -1 on the worse side; 0 where it contains 0, or is None."""
+    if difference is None or not difference.excludes(0.0):
         return 0
     return 1 if (difference.mean < 0) == metric.lower_is_better else -1
 
@@ -121,7 +129,7 @@ def sentence(arm: str, first: str, difference: Interval, metric: Metric) -> str:
     if not difference.excludes(0.0):
         mean, half_width = f"{difference.mean:+z.3f}", f"{difference.half_width:.3f}"
         return Note.of("comparison.no_difference", **facts, mean=mean, half_width=half_width)
-    low, high = sorted((abs(difference.low), abs(difference.high)))
+    low, high = sorted((abs(difference.low), abs(difference.high)))  # the sign is in the word: lower, higher
     way = "comparison.lower" if difference.mean < 0 else "comparison.higher"
     return Note.of(way, **facts, by=f"{abs(difference.mean):.3f}", low=f"{low:.3f}", high=f"{high:.3f}")
 

@@ -132,7 +132,7 @@ def trained_maps(bug: str | None, steps: int, seed: int = 0) -> tuple[list[Any],
         torch.manual_seed(seed)
         corpus = verbs_or_text(None, seed)
         model = arm.build(unit.config(arm, len(corpus.tokens)))
-        fit(model, unit.recipe(steps, None), corpus.data, seed)
+        fit(model, unit.as_asked(steps, None).task.recipe, corpus.data, seed)
         return maps(model.eval(), corpus)
 
 

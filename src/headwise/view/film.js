@@ -1,6 +1,6 @@
-// --- The film: what the heads did while the model trained. Its names are its own: other scripts share the page ---
+// --- The film: what the heads did while the model trained; on a page that has a place for it ---
 
-import { PHRASES, byId, bytesOf, element, language, readData, say, setWord, worded } from './page/base.js';
+import { PHRASES, byId, bytesOf, element, language, readData, say, setWord, svg, worded } from './page/base.js';
 
 function startFilm() {
   const PLOT = { left: 44, right: 12, top: 26, loss: 128, gap: 44, alike: 44 }; // pixels
@@ -14,15 +14,16 @@ function startFilm() {
 
   function stepOf(index) { return film.frames[index].step.toLocaleString('en-US'); }
 
-  // The maps of a frame are bytes: head by head, line by line, each row up to the token itself.
+  // The maps of a frame are bytes: head by head, line by line, each row up to the token itself, so n (n + 1) / 2 of n tokens.
   function mapOf(index, head, line) {
     const frame = film.frames[index], sizes = film.header.lines.map((tokens) => tokens.length * (tokens.length + 1) / 2);
     frame.bytes ??= bytesOf(frame.maps);
-    const every = sizes.reduce((sum, size) => sum + size, 0);
-    const start = head * every + sizes.slice(0, line).reduce((sum, size) => sum + size, 0);
+    const ofHead = sizes.reduce((sum, size) => sum + size, 0);
+    const start = head * ofHead + sizes.slice(0, line).reduce((sum, size) => sum + size, 0);
     return frame.bytes.subarray(start, start + sizes[line]);
   }
 
+  // Of 255 parts; above the diagonal nothing is kept.
   function weightAt(map, row, column) { return column > row ? 0 : map[row * (row + 1) / 2 + column] / 255; }
 
   function hasRole(index, head, role) {
@@ -75,11 +76,7 @@ function startFilm() {
   }
 
   function drawn(tag, attributes, text) {
-    const made = document.createElementNS('http://www.w3.org/2000/svg', tag);
-    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-    if (text !== undefined) made.textContent = text;
-    byId('film-curves').append(made);
-    return made;
+    byId('film-curves').append(svg(tag, attributes, text));
   }
 
   function drawPath(points, className) {
@@ -114,7 +111,7 @@ function startFilm() {
       const x = xOf(first), foot = PLOT.top + PLOT.loss + 14;
       drawn('path', { class: 'earned', d: `M${x} ${foot - 10}l5 10h-10z` });
     }
-    const bottom = top + PLOT.alike, every = Math.max(1, Math.ceil(film.frames.length * 48 / width()));
+    const bottom = top + PLOT.alike, every = Math.max(1, Math.ceil(film.frames.length * 48 / width())); // 48 pixels a label
     film.frames.forEach((_, index) => {
       if (index % every === 0) drawn('text', { x: xOf(index), y: bottom + 18, 'text-anchor': 'middle' }, stepOf(index));
     });
@@ -161,6 +158,7 @@ function startFilm() {
     return cellWords(tokens, ...best, weightAt(map, ...best));
   }
 
+  // First strong isolates (U+2068, U+2069) keep a right-to-left token from turning the words around it.
   function cellWords(tokens, row, column, weight) {
     return say('film.cell', { looks: `\u2068${shown(tokens[row])}\u2069`, at: `\u2068${shown(tokens[column])}\u2069`,
       weight: weight.toFixed(2) });

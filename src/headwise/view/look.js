@@ -1,6 +1,6 @@
 // --- The page of a model that answers while it is touched: what it listens to, and how it begins ---
 
-import { byId } from './page/base.js';
+import { byId, isShortcut } from './page/base.js';
 import { ask, sayTrouble } from './look_ask.js';
 import { closeLarge, drawAgain, makeHeads, showHeads, stepLarge } from './look_heads.js';
 import { goOn, showNext, silenceEach, stopRanking, tellWhy, wakeAll } from './look_next.js';
@@ -19,7 +19,8 @@ async function read(slots = ['a', ...(look.beside ? ['b'] : [])]) {
   for (const slot of slots) {
     const text = byId(slot === 'a' ? 'own-text' : 'second').value;
     if (slot === 'b' && !text.trim()) continue;
-    const answer = await ask({ do: 'read', slot, turn: number, text, changes: Object.fromEntries(look.changes), at: slot === 'a' ? look.place : -1, follow: look.follow });
+    const at = slot === 'a' ? look.place : -1, changes = Object.fromEntries(look.changes);
+    const answer = await ask({ do: 'read', slot, turn: number, text, changes, at, follow: look.follow });
     if (answer.stale || !look.isLatest(number)) return;
     fade(false);
     if (!answer.words) return;
@@ -72,8 +73,9 @@ function putText(text) {
 
 // Puts the sign that the model fills in where the chosen word stands.
 function hideWord() {
-  const words = look.words.filter((word) => !word.sign), spaced = words.map((word) => (word === look.words[look.at] ? { ...word, text: data.mask } : word));
-  putText(spaced.map((word) => (word.gap ? ' ' : '') + word.text + '\n'.repeat(word.lines)).join('').trim());
+  const words = look.words.filter((word) => !word.sign);
+  const hidden = words.map((word) => (word === look.words[look.at] ? { ...word, text: data.mask } : word));
+  putText(hidden.map((word) => (word.gap ? ' ' : '') + word.text + '\n'.repeat(word.lines)).join('').trim());
 }
 
 function compare() {
@@ -99,7 +101,7 @@ function again() {
 }
 
 function keysOnPage(event) {
-  if (event.altKey || event.ctrlKey || event.metaKey || event.target.matches('textarea, [type=range]')) return;
+  if (isShortcut(event) || event.target.matches('textarea, [type=range]')) return;
   const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
   if (event.key === 'Escape' && look.place >= 0 && !byId('large').open) changePlace(-1);
   if (byId('large').open && step && !event.target.closest('#large-map')) {

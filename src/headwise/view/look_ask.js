@@ -11,7 +11,8 @@ let lost = false; // is it that nobody answers?
 export async function ask(question) {
   let answer = {};
   try {
-    const response = await fetch(address, { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify({ turn: look.number, ...question }) });
+    const body = JSON.stringify({ turn: look.number, ...question });
+    const response = await fetch(address, { method: 'POST', headers: { 'Content-Type': 'application/json' }, body });
     if (!response.ok) throw new Error(response.statusText);
     answer = await response.json();
     // Maps that come later say nothing of a text that was refused: only a text that was read does.

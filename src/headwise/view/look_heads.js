@@ -9,7 +9,9 @@ import { colourOf, inkOn, paint } from './report_colours.js';
 import { listenToFactor, setFactor, showFactor, times } from './report_factor.js';
 import { cut, data, distinct, heads, inWords, numberOf, percent, quoted, roleName } from './report_state.js';
 
-const SIGNS = { first_token: 9, self: 7, previous_token: 0, next_token: 6, delimiter: 1, duplicate_token: 3, induction: 5, sound: 2, elsewhere: 4 };
+// What a head mostly looks at -> the number of its colour, as roles have it in report_roles.css.
+const SIGNS = { first_token: 9, self: 7, previous_token: 0, next_token: 6, delimiter: 1, duplicate_token: 3, induction: 5,
+  sound: 2, elsewhere: 4 };
 const WRITTEN = 40; // tokens: up to so many an enlarged map has its numbers
 const FAINT = 0.1; // the least weight that has the last colour
 const wanted = new Set(), inSight = new Set(); // 'a:7', numbers of heads
@@ -22,7 +24,8 @@ export function makeHeads() {
     for (const layer of distinct(members.map((head) => head.layer))) makeLayer(members.filter((head) => head.layer === layer));
   }
   tiles = [...byId('tiles').querySelectorAll('.tile')];
-  byId('tiles').style.setProperty('--label', Math.max(...[...byId('tiles').querySelectorAll('.layer')].map((label) => label.textContent.length)));
+  const labels = [...byId('tiles').querySelectorAll('.layer')].map((label) => label.textContent);
+  byId('tiles').style.setProperty('--label', Math.max(...labels.map((label) => label.length))); // room for the longest
   tiles[0].tabIndex = 0;
   byId('tiles').addEventListener('keydown', walkTiles);
   watcher = new IntersectionObserver(sighted, { rootMargin: '200px' });
@@ -71,8 +74,8 @@ function walkTiles(event) {
 
 // A picture silences its head, the name below enlarges it.
 function makeCard(number) {
-  const card = element('div', 'head'), picture = element('button', 'picture'), name = element('button', 'name', heads[number].name);
-  const frame = element('span', 'square unlit');
+  const card = element('div', 'head'), picture = element('button', 'picture');
+  const name = element('button', 'name', heads[number].name), frame = element('span', 'square unlit');
   card.dataset.number = number;
   picture.type = name.type = 'button';
   name.append(element('span', 'larger', '⤢'));
@@ -170,6 +173,7 @@ function pictureFor(number) {
     const drawn = map.weights.map((weight, at) => weight - other.weights[at]);
     return { ...map, drawn, diverging: true, top: Math.max(FAINT, ...drawn.map(Math.abs)) };
   }
+  // Without the first row, the first column and the diagonal, whose large weights would leave all others pale.
   const hard = map.weights.filter((_, at) => at >= map.columns && at % map.columns && at % (map.columns + 1));
   return { ...map, drawn: map.weights, diverging: false, top: hard.reduce((most, weight) => Math.max(most, weight), FAINT) };
 }
@@ -190,12 +194,13 @@ function drawCard(card) {
   card.querySelector('.hush').textContent = factor === 0 ? say('report.silenced') : '';
   nameCard(card);
   const [kind, part] = look.kinds[number] ?? ['elsewhere', 0];
-  if (card.parentElement.id !== 'eight') card.querySelector('.words').textContent = factor ? times(factor) : part ? `${kindName(kind)} ${percent(part)}` : '';
+  if (card.parentElement.id === 'eight') return; // there it says what the head looks at
+  card.querySelector('.words').textContent = factor ? times(factor) : part ? `${kindName(kind)} ${percent(part)}` : '';
 }
 
 // --- The overview ---
 
-export function kindName(kind) { return kind === 'elsewhere' || kind === 'sound' ? say(`look.${kind}`) : roleName(kind); }
+function kindName(kind) { return kind === 'elsewhere' || kind === 'sound' ? say(`look.${kind}`) : roleName(kind); }
 
 function showTiles() {
   tiles.forEach((tile) => {
@@ -218,11 +223,13 @@ function showTiles() {
 export function showHeads() {
   const list = (look.differ ?? look.hardest)[look.at] ?? [], box = byId('eight');
   const focused = box.contains(document.activeElement) && document.activeElement.closest('.head').dataset.number;
-  byId('eight-title').textContent = look.at < 0 ? '' : say(look.differ ? 'look.eight_differ' : 'look.eight', { token: quoted(labelOf(look.words[look.at])) });
+  const title = look.differ ? 'look.eight_differ' : 'look.eight';
+  byId('eight-title').textContent = look.at < 0 ? '' : say(title, { token: quoted(labelOf(look.words[look.at])) });
   const shown = list.filter(([, , weight]) => weight > 0);
   box.replaceChildren(...shown.map(([number, key, weight]) => {
     const card = makeCard(number);
-    card.querySelector('.words').textContent = `${hearsSound(number) ? keyLabel(number, key) : quoted(cut(keyLabel(number, key)))} ${inWords(weight)}`;
+    const target = keyLabel(number, key);
+    card.querySelector('.words').textContent = `${hearsSound(number) ? target : quoted(cut(target))} ${inWords(weight)}`;
     want(number);
     return card;
   }));
@@ -257,20 +264,24 @@ function drawLarge() {
   else {
     const canvas = element('canvas');
     paint(canvas, picture);
-    canvas.style.width = `${Math.max(560, 3 * picture.columns)}px`;
+    canvas.style.width = `${Math.max(560, 3 * picture.columns)}px`; // three pixels a token at least
     canvas.style.imageRendering = 'pixelated';
     byId('large-map').replaceChildren(canvas);
   }
 }
 
 function writtenMap(picture) {
-  const table = element('table'), top = element('tr'), label = (word) => (word ? cut(labelOf(word)) : ''), timed = hearsSound(look.open);
+  const table = element('table'), top = element('tr'), timed = hearsSound(look.open);
+  const label = (word) => (word ? cut(labelOf(word)) : '');
   const name = (scope, text, here) => {
     const cell = element('th', here ? 'here' : '', text);
     cell.scope = scope;
     return cell;
   };
-  top.append(element('td'), ...Array.from({ length: picture.columns }, (_, key) => name('col', timed ? keyLabel(look.open, key) : label(look.words[key]), false)));
+  top.append(element('td'));
+  for (let key = 0; key < picture.columns; key++) {
+    top.append(name('col', timed ? keyLabel(look.open, key) : label(look.words[key]), false));
+  }
   table.createTHead().append(top);
   const body = table.createTBody();
   for (let row = 0; row < picture.rows; row++) {

@@ -6,14 +6,14 @@ import { ask } from './look_ask.js';
 import { openLarge, scale } from './look_heads.js';
 import { labelOf, look } from './look_state.js';
 import { changedNames } from './report_factor.js';
-import { bar, data, heads, numberOf, percent, points, quoted, scoped, setText } from './report_state.js';
+import { bar, data, heads, moved, movedWords, numberOf, percent, points, quoted, scoped, setText } from './report_state.js';
 
 let ranked = null; // {before, rows} of the latest ranking
 let story = null; // the latest answer to "why": {answer, other, why: [head, {en, es}]}
 
 export function showNext() {
-  setText('next-title', data.predicts === 'masked' ? 'look.fills' : data.predicts && look.next ? 'report.next_after' : 'look.output',
-    { token: look.words.length ? quoted(labelOf(look.words[look.rest])) : '' });
+  const title = data.predicts === 'masked' ? 'look.fills' : data.predicts && look.next ? 'report.next_after' : 'look.output';
+  setText('next-title', title, { token: look.words.length ? quoted(labelOf(look.words[look.rest])) : '' });
   byId('next').replaceChildren();
   if (look.next) showTokens();
   else if (look.state) showState();
@@ -24,6 +24,7 @@ export function showNext() {
 }
 
 function showTokens() {
+  // A row: [id, token, its chance as the model is, with the changed heads, and in the second text where there is one].
   const rows = look.next, changed = look.changes.size > 0, second = look.beside && rows[0].length > 4;
   const head = element('tr');
   head.append(scoped('col', say('report.next_token')), scoped('col', say('report.as_it_is')));
@@ -31,12 +32,14 @@ function showTokens() {
   if (second) head.append(scoped('col', say('look.in_second')), scoped('col', say('look.difference')));
   byId('next').classList.toggle('both', changed || second);
   byId('next').replaceChildren(head, ...rows.map((row) => tokenRow(row, changed, second)));
-  const best = (column) => rows.reduce((most, row) => (row[column] > most[column] ? row : most)), followed = rows.find(([id]) => id === look.follow) ?? best(2);
+  const best = (column) => rows.reduce((most, row) => (row[column] > most[column] ? row : most));
+  const followed = rows.find(([id]) => id === look.follow) ?? best(2);
   const [first, now] = [best(2), best(3)], name = (row) => quoted(row[1]);
   if (!changed) setText('verdict', 'report.expects', { token: name(first), part: percent(first[2]) });
   else {
-    setText('verdict', first === now ? 'report.still' : 'report.now_says', { heads: changedNames(look.changes), first: name(first), now: name(now),
-      part: percent(now[3]), token: name(followed), before: percent(followed[2]), after: percent(followed[3]) });
+    const facts = { heads: changedNames(look.changes), first: name(first), now: name(now), part: percent(now[3]),
+      token: name(followed), before: percent(followed[2]), after: percent(followed[3]) };
+    setText('verdict', first === now ? 'report.still' : 'report.now_says', facts);
   }
   byId('verdict').classList.toggle('turned', changed && first !== now);
 }
@@ -55,7 +58,7 @@ function tokenRow([id, token, before, now, other], changed, second) {
   });
   name.append(button);
   row.append(name, bar(before, 'ours'));
-  const change = (from, to) => element('td', to - from < -0.005 ? 'fall' : to - from > 0.005 ? 'rise' : '', points(to - from));
+  const change = (from, to) => element('td', moved(to - from), points(to - from));
   if (changed) row.append(bar(now, 'theirs'), change(before, now));
   if (second) row.append(bar(other, 'theirs'), change(now, other));
   return row;
@@ -63,10 +66,14 @@ function tokenRow([id, token, before, now, other], changed, second) {
 
 // Of a model that predicts no word here: how far what it gives has moved, and how alike two texts are.
 function showState() {
-  const { kept, alike } = look.state, shown = (cosine) => cosine.toFixed(4), hidden = data.mask && !look.changes.size && !alike;
-  if (hidden) setText('verdict', 'look.nothing_hidden', { mask: data.mask });
-  else if (alike) setText('verdict', look.changes.size ? 'look.alike_changed' : 'look.alike', { heads: changedNames(look.changes), before: shown(alike[0]), after: shown(alike[1]) });
-  else setText('verdict', look.changes.size ? 'look.moved' : 'look.output_how', { heads: changedNames(look.changes), cosine: shown(kept) });
+  const { kept, alike } = look.state, shown = (cosine) => cosine.toFixed(4); // each a cosine
+  const changed = look.changes.size > 0, names = changedNames(look.changes);
+  if (alike) {
+    const facts = { heads: names, before: shown(alike[0]), after: shown(alike[1]) };
+    setText('verdict', changed ? 'look.alike_changed' : 'look.alike', facts);
+  } else if (changed) setText('verdict', 'look.moved', { heads: names, cosine: shown(kept) });
+  else if (data.mask) setText('verdict', 'look.nothing_hidden', { mask: data.mask });
+  else setText('verdict', 'look.output_how', { heads: names, cosine: shown(kept) });
   byId('verdict').classList.remove('turned');
 }
 
@@ -102,16 +109,17 @@ export async function silenceEach() {
 
 function showRanking() {
   const list = byId('ranking'), words = Boolean(look.next), fits = ranked && ranked.follow === look.follow;
+  const followed = look.next?.find(([id]) => id === look.follow);
   list.hidden = !fits;
   if (!fits) setText('ranking-note', 'look.each_offer', {});
-  else if (words) setText('ranking-note', 'look.ranking', { token: quoted(look.next.find(([id]) => id === look.follow)[1]), part: percent(ranked.before) });
+  else if (words) setText('ranking-note', 'look.ranking', { token: quoted(followed[1]), part: percent(ranked.before) });
   else setText('ranking-note', 'look.ranking_output', {});
   list.replaceChildren(...(fits ? ranked.rows : []).map(([name, part, then]) => rankingRow(name, part, then, words)));
 }
 
 function rankingRow(name, part, then, words) {
-  const item = element('li'), said = element('span', 'then'), change = part - ranked.before;
-  if (words) putWords(said, change < -0.005 ? 'report.falls_to' : change > 0.005 ? 'report.rises_to' : 'report.stays_at', { token: quoted(then) });
+  const item = element('li'), said = element('span', 'then');
+  if (words) putWords(said, movedWords(part - ranked.before), { token: quoted(then) });
   else said.textContent = part.toFixed(4);
   item.append(headButton(name), bar(words ? part : Math.max(0, 1 - part), 'theirs', 'span'), said);
   return item;

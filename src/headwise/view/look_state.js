@@ -23,8 +23,11 @@ export function turn() { return ++look.number; }
 // What an answer brings of a text.
 export function keepWords(slot, answer) {
   const words = answer.words.map(([text, gap, lines, sign]) => ({ text, gap, lines, sign }));
-  if (slot === 'a') Object.assign(look, { words, rest: answer.at < 0 || words[answer.at].sign ? Math.max(0, words.findLastIndex((word) => !word.sign)) : answer.at, kinds: answer.kinds, hardest: answer.hardest });
-  else look.second = words;
+  if (slot === 'a') {
+    const behind = answer.at < 0 || words[answer.at].sign; // then it rests at the last word that is no sign
+    const rest = behind ? Math.max(0, words.findLastIndex((word) => !word.sign)) : answer.at;
+    Object.assign(look, { words, rest, kinds: answer.kinds, hardest: answer.hardest });
+  } else look.second = words;
   look.differ = look.beside ? answer.differ ?? null : null;
   look.next = answer.next ?? null;
   look.goesOn = answer.goes_on ?? '';
@@ -35,7 +38,9 @@ export function keepWords(slot, answer) {
 }
 
 export function keepMaps(slot, answer) {
-  for (const [n, [rows, columns, base64]] of Object.entries(answer.maps ?? {})) maps.set(`${slot}:${n}`, { rows, columns, weights: weights(base64) });
+  for (const [number, [rows, columns, base64]] of Object.entries(answer.maps ?? {})) {
+    maps.set(`${slot}:${number}`, { rows, columns, weights: weights(base64) });
+  }
 }
 
 // What is written of a word where it stands alone.
@@ -45,6 +50,8 @@ export function labelOf(word) { return word.text || '⏎'.repeat(word.lines) || 
 export function hearsSound(number) { return data.seconds !== null && number >= 0 && heads[number].part === 'cross'; }
 
 // What a head looks at, by the number of the key: a word, or a time.
-export function keyLabel(number, key) { return hearsSound(number) ? `${(key * data.seconds).toFixed(2)} s` : labelOf(look.words[key]); }
+export function keyLabel(number, key) {
+  return hearsSound(number) ? `${(key * data.seconds).toFixed(2)} s` : labelOf(look.words[key]);
+}
 
 export function fade(on) { byId('main').classList.toggle('asking', on); }

@@ -1,19 +1,21 @@
 // --- The sentence as text: the word that is looked from, and the words that are looked at ---
 
-import { byId, element, say } from './page/base.js';
+import { byId, element, isShortcut, say } from './page/base.js';
 import { changePlace, point } from './look.js';
 import { hearsSound, keyLabel, labelOf, look, maps } from './look_state.js';
 import { colourOf, inkOn } from './report_colours.js';
 import { times } from './report_factor.js';
-import { data, inWords, quoted } from './report_state.js';
+import { ROUNDS_TO_0, data, inWords, quoted } from './report_state.js';
 
-const LEAST = 0.0005, NAMED = 3;
+const NAMED = 3; // words that are named
+const MARKED = 0.2; // the least weight of a look whose word is underlined
 let buttons = [];
 
 export function makeSentence() {
   const box = byId('sentence'), before = box.contains(document.activeElement) ? buttons.indexOf(document.activeElement) : -1;
   buttons = look.words.map(wordButton);
   const letters = look.words.reduce((sum, word) => sum + word.text.length, 0);
+  // The style sheet has a size of letters for each.
   box.dataset.length = letters > 260 ? 'long' : letters > 60 ? 'middle' : 'short';
   box.replaceChildren(...buttons.flatMap((button, at) => {
     const ends = Array.from({ length: look.words[at].lines }, () => element('span', 'break'));
@@ -38,10 +40,11 @@ function wordButton(word, at) {
 
 // Colours the words that the head looks at; without a head those are underlined that the hardest looks go to.
 export function markWords() {
-  const map = look.through < 0 ? null : maps.get(`a:${look.through}`), sound = hearsSound(look.through), row = map && map.rows > look.at && (sound || map.columns === buttons.length)
-    ? map.weights.subarray(look.at * map.columns, (look.at + 1) * map.columns) : null;
-  const targets = new Map();
-  for (const [number, key, weight] of look.hardest[look.at] ?? []) if (!hearsSound(number)) targets.set(key, Math.max(weight, targets.get(key) ?? 0));
+  const sound = hearsSound(look.through), row = rowThrough(sound);
+  const targets = new Map(); // word -> the hardest look that goes there
+  for (const [number, key, weight] of look.hardest[look.at] ?? []) {
+    if (!hearsSound(number)) targets.set(key, Math.max(weight, targets.get(key) ?? 0));
+  }
   buttons.forEach((button, key) => {
     const words = sound ? null : row, colour = words && colourOf(words[key], 1, false);
     button.style.backgroundColor = words ? `rgb(${colour})` : '';
@@ -49,23 +52,36 @@ export function markWords() {
     button.tabIndex = key === look.at ? 0 : -1;
     button.setAttribute('aria-pressed', String(key === look.place));
     button.classList.toggle('looking', key === look.at);
-    button.classList.toggle('marked', row ? !sound && row[key] >= 0.2 : (targets.get(key) ?? 0) >= 0.2);
+    button.classList.toggle('marked', row ? !sound && row[key] >= MARKED : (targets.get(key) ?? 0) >= MARKED);
   });
-  if (look.at >= 0) byId('saying').textContent = row ? lookWords(row) : say('look.point_at', { token: quoted(labelOf(look.words[look.at])) });
+  if (look.at < 0) return;
+  const { at } = look;
+  byId('saying').textContent = row ? lookWords(row) : say('look.point_at', { token: quoted(labelOf(look.words[at])) });
+}
+
+// The weights of the head that is looked through, from the word that is looked from; null where there are none, also
+// while a map of another text is still there.
+function rowThrough(sound) {
+  const map = maps.get(`a:${look.through}`);
+  if (!map || map.rows <= look.at || !(sound || map.columns === buttons.length)) return null;
+  return map.weights.subarray(look.at * map.columns, (look.at + 1) * map.columns);
 }
 
 // "At ‘to’, L5.H1 looks at ‘Mary’ (0.830), ..."
 function lookWords(row) {
-  const keys = [...row.keys()].filter((key) => row[key] >= LEAST).sort((a, b) => row[b] - row[a]).slice(0, NAMED);
-  const most = keys.map((key) => `${hearsSound(look.through) ? keyLabel(look.through, key) : quoted(labelOf(look.words[key]))} (${inWords(row[key])})`).join(', ');
+  const keys = [...row.keys()].filter((key) => row[key] >= ROUNDS_TO_0).sort((a, b) => row[b] - row[a]).slice(0, NAMED);
+  const target = (key) => (hearsSound(look.through) ? keyLabel(look.through, key) : quoted(labelOf(look.words[key])));
+  const most = keys.map((key) => `${target(key)} (${inWords(row[key])})`).join(', ');
   const name = data.heads[look.through].name, factor = look.changes.get(name);
-  const changed = factor === undefined ? '' : factor ? say('report.is_scaled', { factor: times(factor) }) : say('report.is_silenced');
+  let changed = '';
+  if (factor !== undefined) changed = factor ? say('report.is_scaled', { factor: times(factor) }) : say('report.is_silenced');
   return `${say('report.at_looks_head', { token: quoted(labelOf(look.words[look.at])), who: name, most })} ${changed}`;
 }
 
 export function walkWords(event) {
-  const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key], next = buttons[buttons.indexOf(event.target.closest('.word')) + step];
-  if (!step || event.altKey || event.ctrlKey || event.metaKey) return;
+  const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  const next = buttons[buttons.indexOf(event.target.closest('.word')) + step];
+  if (!step || isShortcut(event)) return;
   event.preventDefault();
   next?.focus();
 }

@@ -11,7 +11,8 @@ import { heads, numberOf, view } from './report_state.js';
 let opened = false; // was the head opened from this page, so that going back closes it?
 
 function addressNow() {
-  const parts = [view.open >= 0 ? heads[view.open].name : '', view.pinned || view.open >= 0 ? String(Math.max(0, view.at)) : ''];
+  const isOpen = view.open >= 0, hasPlace = view.pinned || isOpen;
+  const parts = [isOpen ? heads[view.open].name : '', hasPlace ? String(Math.max(0, view.at)) : ''];
   if (typed.whole && typed.text !== opening) parts.push(typed.text);
   while (parts.length && parts[parts.length - 1] === '') parts.pop();
   return parts.length ? '#' + parts.map(encodeURIComponent).join('/') : '';

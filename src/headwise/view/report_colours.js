@@ -36,18 +36,34 @@ function along(weight, top) {
   return part > 0 ? Math.max(0, 1 + Math.log10(part) / DECADES) : 0;
 }
 
+/**
+ * @param {number} weight
+ * @param {number} top  the weight that has the last colour
+ * @param {boolean} diverging  are there weights below 0, with colours of their own?
+ * @returns {number[]} red, green, blue
+ */
 export function colourOf(weight, top, diverging) {
   if (!diverging) return ramps.plain[Math.round((COLOURS - 1) * along(weight, top))];
   return ramps.diverging[Math.round(((COLOURS - 1) / 2) * (1 + Math.sign(weight) * along(Math.abs(weight), top)))];
 }
 
-// Black or white, whichever stands out more from the colour (relative luminance as contrast rules define it).
+/**
+ * Black or white, whichever stands out more from the colour: relative luminance as WCAG 2 defines it, and 0.179 is where
+ * the contrast with both is equal.
+ * @param {number[]} colour
+ * @returns {string}
+ */
 export function inkOn(colour) {
   const [r, g, b] = colour.map((c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4));
   return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? '#000' : '#fff';
 }
 
-// The strip of colours and its two ends, in `place`; `largest` says in words what the last colour stands for.
+/**
+ * The strip of colours and its two ends.
+ * @param {Element} place
+ * @param {boolean} diverging
+ * @param {string} largest  what the last colour stands for, in words
+ */
 export function drawLegend(place, diverging, largest) {
   const image = new ImageData(COLOURS, 1);
   ramps[diverging ? 'diverging' : 'plain'].forEach((colour, step) => image.data.set([...colour, 255], 4 * step));
@@ -57,7 +73,11 @@ export function drawLegend(place, diverging, largest) {
   place.querySelector('.ramp-high').textContent = diverging ? `+${largest}` : largest;
 }
 
-// One pixel a cell; the style sheet enlarges it.
+/**
+ * One pixel a cell; the style sheet enlarges it.
+ * @param {HTMLCanvasElement} canvas
+ * @param {Picture} picture  of report_pictures.js
+ */
 export function paint(canvas, picture) {
   canvas.width = picture.columns;
   canvas.height = picture.rows;

@@ -28,7 +28,8 @@ export function changedNames(changes) {
   const names = [...changes.keys()].sort();
   const silent = names.filter((name) => !changes.get(name)).join(', ');
   const scaled = names.filter((name) => changes.get(name)).map((name) => `${name} ${times(changes.get(name))}`).join(', ');
-  return [silent && say('report.without', { heads: silent }), scaled && say('report.with', { heads: scaled })].filter(Boolean).join(', ');
+  const parts = [silent && say('report.without', { heads: silent }), scaled && say('report.with', { heads: scaled })];
+  return parts.filter(Boolean).join(', ');
 }
 
 /**
@@ -44,7 +45,10 @@ export function listenToFactor(nameNow, set) {
     clearTimeout(waiting);
     waiting = setTimeout(() => set(name, factor), SLIDE_MS);
   });
-  byId('large-silence').addEventListener('click', (event) => set(nameNow(), event.currentTarget.getAttribute('aria-pressed') === 'true' ? 1 : 0));
+  byId('large-silence').addEventListener('click', (event) => {
+    const isSilent = event.currentTarget.getAttribute('aria-pressed') === 'true';
+    set(nameNow(), isSilent ? 1 : 0);
+  });
 }
 
 /**

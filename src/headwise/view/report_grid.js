@@ -1,6 +1,6 @@
 // --- The grid of small pictures ---
 
-import { byId, element, say, worded } from './page/base.js';
+import { byId, element, isShortcut, say, worded } from './page/base.js';
 import { drawLegend, paint } from './report_colours.js';
 import { times } from './report_factor.js';
 import { openHead } from './report_head.js';
@@ -13,9 +13,10 @@ import { cut, data, distinct, heads, inWords, roleName, shortName, view } from '
 
 const FRAME_MS = 12; // time given to drawing before the page may answer again
 const DOTS = 96; // cells of a side of a small picture, at most
-const LABELLED = 12; // tokens: up to so many have a label at each row and column of a small picture
+const LABELLED = 12, MOST_LABELLED = 48; // tokens, heads: up to so many, each row and column of a small picture has a label
 const stale = new Set(), inSight = new Set(); // numbers of heads
-export let pictures = [], boxes = [], watcher = null, drawing = 0;
+export let pictures = [], boxes = []; // of all heads, by number
+let watcher = null, drawing = 0; // of what is in sight; how often the grid was drawn
 
 export function badge(role) {
   const { name, kind } = data.roles[role];
@@ -44,7 +45,7 @@ function makePart(part) {
   const grid = element('div', 'grid');
   grid.dataset.part = part;
   grid.style.setProperty('--across', across.length);
-  byId('bench').classList.toggle('two', across.length <= 6 && !modelMissing());
+  byId('bench').classList.toggle('two', across.length <= 6 && !modelMissing()); // the grid has room beside the sentence
   for (const [head, number] of members) {
     const box = makeHead(head, number);
     box.style.setProperty('--row', down.indexOf(head.layer) + 1);
@@ -93,23 +94,27 @@ function stopAtHead(number) {
 
 export function nameHeads() {
   heads.forEach((head, number) => {
-    const factor = view.changes.get(head.name) ?? 1, silent = factor === 0, roles = roleWords(head), picture = pictures[number];
+    const factor = view.changes.get(head.name) ?? 1, silent = factor === 0, picture = pictures[number];
     const does = !hasModel() ? 'report.enlarge' : silent ? 'report.wake' : 'report.silence';
-    picture.setAttribute('aria-label', [say(does, { name: head.name }), roles].filter(Boolean).join('. '));
+    picture.setAttribute('aria-label', [say(does, { name: head.name }), roleWords(head)].filter(Boolean).join('. '));
     if (hasModel()) picture.setAttribute('aria-pressed', String(silent));
     boxes[number].querySelector('.name').setAttribute('aria-label', say('report.enlarge', { name: head.name }));
     boxes[number].classList.toggle('silent', silent);
     boxes[number].querySelector('.hush').textContent = silent ? say('report.silenced') : '';
-    boxes[number].querySelector('.call').textContent = factor !== 1 && !silent ? times(factor)
-      : number === 0 && !view.changes.size ? say('report.click_head') : say(!hasModel() ? 'report.call_enlarge' : silent ? 'report.call_wake' : 'report.call_silence');
-    boxes[number].querySelector('.call').classList.toggle('stays', (factor !== 1 && !silent) || (number === 0 && !view.changes.size));
+    // Over a picture stands its factor; over the first one, until a head is changed, that it can be clicked; over the
+    // others, while the pointer is there, what a click does.
+    const scaled = factor !== 1 && !silent, invites = number === 0 && !view.changes.size;
+    const offer = !hasModel() ? 'report.call_enlarge' : silent ? 'report.call_wake' : 'report.call_silence';
+    const call = boxes[number].querySelector('.call');
+    call.textContent = scaled ? times(factor) : say(invites ? 'report.click_head' : offer);
+    call.classList.toggle('stays', scaled || invites);
     boxes[number].querySelector('.signs').replaceChildren(...head.roles.map(badge));
   });
 }
 
 // Labels of rows and columns, where they can be read.
 export function makeLabels() {
-  const labelled = shown.exact && shown.tokens.length <= LABELLED && heads.length <= 48;
+  const labelled = shown.exact && shown.tokens.length <= LABELLED && heads.length <= MOST_LABELLED;
   byId('grid').classList.toggle('labelled', labelled);
   for (const box of boxes) {
     for (const kind of ['.row-labels', '.column-labels']) {
@@ -137,8 +142,10 @@ function drawPicture(number) {
   canvas.classList.toggle('missing', missing);
   if (missing) canvas.width = canvas.height = 1;
   else paint(canvas, thinned(picture));
-  const scaled = !missing && picture.top !== 1;
-  box.querySelector('.largest').textContent = missing ? say(picture) : scaled ? say('report.max', { value: inWords(picture.top) }) : '';
+  let words = '';
+  if (missing) words = say(picture); // why there is none
+  else if (picture.top !== 1) words = say('report.max', { value: inWords(picture.top) });
+  box.querySelector('.largest').textContent = words;
   stale.delete(number);
 }
 
@@ -207,7 +214,7 @@ function sayScale() {
 // The arrow keys walk over the grid; above and below the last row of a part lies the next part.
 export function walkGrid(event) {
   const here = event.target.closest('.head');
-  if (!here || event.altKey || event.ctrlKey || event.metaKey) return;
+  if (!here || isShortcut(event)) return;
   const number = Number(here.dataset.number);
   if (event.key === 'Enter' && event.target.matches('.picture')) {
     event.preventDefault();

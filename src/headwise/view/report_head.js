@@ -1,6 +1,6 @@
 // --- The large view: a head, alone or beside another ---
 
-import { byId, element, say } from './page/base.js';
+import { byId, element, isShortcut, say } from './page/base.js';
 import { changeAddress, leaveAddress } from './report_address.js';
 import { colourOf, drawLegend, inkOn } from './report_colours.js';
 import { showFactor } from './report_factor.js';
@@ -11,7 +11,8 @@ import { hasModel } from './report_model.js';
 import { pictureOf, rowOf, wordsForCell } from './report_pictures.js';
 import { NAMED, lookThrough, lookWords, pin, point, stopAt, tint } from './report_sentence.js';
 import { lists, receivedBy, shown } from './report_shown.js';
-import { data, figure, heads, intervalIn, inWords, keyOf, named, numberOf, putSentence, quoted, roleName, sayOr, scoped, view } from './report_state.js';
+import { data, figure, heads, intervalIn, inWords, keyOf, named, numberOf, putSentence, quoted, roleName, sayOr, scoped,
+  view } from './report_state.js';
 import { hideTip } from './report_table.js';
 import { showWalk } from './report_walk.js';
 
@@ -91,7 +92,8 @@ function showPanes() {
   byId('large').classList.toggle('two', two);
   second.box.hidden = !two;
   fillPane(first, view.open, view.which);
-  if (two) fillPane(second, view.beside === 'other' ? view.open : numberOf.get(view.beside), view.beside === 'other' ? 'other' : view.which);
+  if (view.beside === 'other') fillPane(second, view.open, 'other');
+  else if (two) fillPane(second, numberOf.get(view.beside), view.which);
   panes.forEach((pane) => {
     pane.caption.hidden = !two;
     if (pane.number >= 0) pane.caption.textContent = paneName(pane);
@@ -107,7 +109,8 @@ function showPanes() {
 function paneName({ number, which }) {
   const name = heads[number].name;
   if (data.against === null) return name;
-  return `${which === 'other' ? heads[number].other?.name ?? name : name} · ${which === 'other' ? data.against : which === 'difference' ? say('report.difference') : data.model}`;
+  if (which === 'other') return `${heads[number].other?.name ?? name} · ${data.against}`;
+  return `${name} · ${which === 'difference' ? say('report.difference') : data.model}`;
 }
 
 // The token that is looked at has changed, in the sentence or in a map: rows, words and numbers follow.
@@ -165,7 +168,7 @@ export function showSilence() {
 }
 
 export function keysInDialog(event) {
-  if (event.altKey || event.ctrlKey || event.metaKey || event.target.matches('select, [type=range]')) return;
+  if (isShortcut(event) || event.target.matches('select, [type=range]')) return;
   const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
   if (!step || event.target.closest('#row-text')) return; // there the arrows belong to the words; up and down scroll
   event.preventDefault();
@@ -225,6 +228,7 @@ function revealToken(token) {
 
 function showNumbers(head) {
   const other = head.other, [here, there] = [head, other].map((side) => (at) => side?.values[at]?.[0] ?? null);
+  // Each with what it says of a statistic: words, or a number and perhaps whether it has a sign.
   const columns = [['report.value', (_, at) => [here(at)]]];
   if (data.against !== null) {
     columns.push(['report.other', (_, at) => [there(at)]]);

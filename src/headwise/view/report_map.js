@@ -1,6 +1,6 @@
 // --- A large map with its labels, drawn into a pane of the large view ---
 
-import { element, say } from './page/base.js';
+import { element, isShortcut, say } from './page/base.js';
 import { colourOf, inkOn, paint, variable } from './report_colours.js';
 import { chooseCell, pinRow } from './report_head.js';
 import { pictureOf, placeLabel } from './report_pictures.js';
@@ -9,20 +9,31 @@ import { heads, view } from './report_state.js';
 const SMALLEST_CELL = 4, LARGEST_CELL = 76, LEGIBLE = 13, NUMBERED = 34; // in CSS pixels
 
 // What is said in full where a small picture says it in two words.
-const WHY_MISSING = { 'report.no_map': 'report.no_map_long', 'report.not_there': 'report.not_there_long', 'report.other_size': 'report.other_size_long' };
+const WHY_MISSING = { 'report.no_map': 'report.no_map_long', 'report.not_there': 'report.not_there_long',
+  'report.other_size': 'report.other_size_long' };
 
-// A pane holds its elements, the head and the model it shows, and the size of its cells.
+/**
+ * A pane holds its elements, the head and the model it shows, and the size of its cells.
+ * @param {Element} box
+ * @returns {Object}
+ */
 export function makePane(box) {
   const find = (name) => box.querySelector(name);
   const pane = { box, caption: find('.pane-title'), frame: find('.frame'), map: find('.map'), rows: find('.rows'),
-    columns: find('.columns'), missing: find('.missing-words'), small: element('canvas'), number: -1, which: 'this', picture: null, cell: 0, gutter: 0 };
+    columns: find('.columns'), missing: find('.missing-words'), small: element('canvas'), // the picture, one pixel a cell
+    number: -1, which: 'this', picture: null, cell: 0, gutter: 0 };
   pane.map.addEventListener('pointermove', (event) => { if (event.pointerType === 'mouse' && !view.pinned) chooseCell(...cellAt(pane, event)); });
   pane.map.addEventListener('click', (event) => { chooseCell(...cellAt(pane, event)); pinRow(); });
   pane.map.addEventListener('keydown', (event) => walkMap(pane, event));
   return pane;
 }
 
-export function fillPane(pane, number, which, share) {
+/**
+ * @param {Object} pane
+ * @param {number} number  of the head
+ * @param {'this'|'other'|'difference'} which
+ */
+export function fillPane(pane, number, which) {
   Object.assign(pane, { number, which });
   const picture = pictureOf(number, which), missing = typeof picture === 'string';
   pane.picture = missing ? null : picture;
@@ -34,7 +45,7 @@ export function fillPane(pane, number, which, share) {
   }
   pane.map.setAttribute('aria-label', say('report.map_of', { name: heads[number].name }));
   paint(pane.small, picture);
-  layOut(pane, share);
+  layOut(pane);
 }
 
 // Sharp on dense screens: the canvas has more pixels than it takes up; drawing stays in CSS pixels.
@@ -58,8 +69,8 @@ function layOut(pane) {
   const { rows, columns } = pane.picture, pen = pane.rows.getContext('2d');
   pen.font = `600 14px ${variable('--mono')}`;
   const widest = Math.max(...[...labels(pane, rows), ...labels(pane, columns)].map((label) => pen.measureText(label).width));
-  pane.gutter = Math.ceil(Math.min(window.innerWidth < 600 ? 84 : 118, Math.max(24, widest + 10)));
-  const wide = (pane.box.clientWidth - pane.gutter - 8) / columns;
+  pane.gutter = Math.ceil(Math.min(window.innerWidth < 600 ? 84 : 118, Math.max(24, widest + 10))); // room for labels, less on a phone
+  const wide = (pane.box.clientWidth - pane.gutter - 8) / columns; // 8 pixels for borders and a scroll bar
   const tall = (window.innerHeight * 0.7 - pane.gutter - 8) / rows;
   const fitting = Math.floor(Math.min(wide, Math.max(tall, LEGIBLE)));
   pane.cell = Math.max(SMALLEST_CELL, Math.min(LARGEST_CELL, fitting));
@@ -150,7 +161,7 @@ export function revealCell(pane) {
 
 function walkMap(pane, event) {
   const step = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
-  if (!step || event.altKey || event.ctrlKey || event.metaKey) return;
+  if (!step || isShortcut(event)) return;
   event.preventDefault();
   event.stopPropagation();
   chooseCell(view.row + step[0], view.column + step[1]);

@@ -25,7 +25,8 @@ export function vocabulary() { return model.tokens.shown; }
 // A text as it is typed, one token longer.
 export function longer(text, id) {
   if (id === model.tokens.boundary) return text;
-  const words = JSON.stringify(model.tokens.layout.pre_tokenizer).includes('WhitespaceSplit'), gap = words && text && !/\s$/.test(text) ? ' ' : '';
+  const areWords = JSON.stringify(model.tokens.layout.pre_tokenizer).includes('WhitespaceSplit');
+  const gap = areWords && text && !/\s$/.test(text) ? ' ' : '';
   return text + gap + vocabulary()[id];
 }
 

@@ -7,9 +7,9 @@ import { visible, vocabulary } from './report_model.js';
 import { lastPlace, typed } from './report_own.js';
 import { shown } from './report_shown.js';
 import { ranking, showRanking } from './report_silence.js';
-import { bar, distinct, percent, points, quoted, scoped, setText, view } from './report_state.js';
+import { bar, distinct, moved, percent, points, quoted, scoped, setText, view } from './report_state.js';
 
-const LISTED = 5; // likeliest tokens of each that are listed
+const LISTED = 5, LEAST_LISTED = 0.001; // likeliest tokens of each that are listed, and the least chance of one
 export const next = { chosen: -1 }; // the token whose probability is followed; -1: the one that the text goes on with
 
 // The position that predicts, its probabilities, and the token that is followed there.
@@ -34,7 +34,7 @@ export function showNext() {
   const rows = distinct([...ordered(before).slice(0, LISTED), ...(changed ? ordered(after).slice(0, LISTED) : []), chosen]);
   const most = (id) => Math.max(before[id], after[id]);
   rows.sort((a, b) => most(b) - most(a));
-  const shownRows = rows.filter((id) => id === chosen || most(id) >= 0.001);
+  const shownRows = rows.filter((id) => id === chosen || most(id) >= LEAST_LISTED);
   byId('next').classList.toggle('both', changed);
   const head = element('tr');
   head.append(scoped('col', say('report.next_token')), scoped('col', say('report.as_it_is')));
@@ -56,7 +56,7 @@ function nextRow(id, before, after, changed, chosen, truth) {
   name.append(button);
   row.append(name, bar(before, 'ours'));
   if (changed) {
-    const change = after - before, cell = element('td', change < -0.005 ? 'fall' : change > 0.005 ? 'rise' : '');
+    const change = after - before, cell = element('td', moved(change));
     cell.textContent = points(change);
     row.append(bar(after, 'theirs'), cell);
   }
@@ -67,12 +67,14 @@ function focusToken(id) { byId('next').querySelector(`[data-id="${id}"]`)?.focus
 
 // What the changed heads have changed, in a sentence.
 function showVerdict(before, after, chosen, place) {
-  const name = (id) => quoted(visible(vocabulary()[id])), [first, now] = [ordered(before)[0], ordered(after)[0]], changed = view.changes.size > 0;
-  const values = { token: name(chosen), before: percent(before[chosen]), after: percent(after[chosen]), heads: changedNames(view.changes) };
+  const name = (id) => quoted(visible(vocabulary()[id])), changed = view.changes.size > 0;
+  const [first, now] = [ordered(before)[0], ordered(after)[0]];
   const key = !changed ? 'report.expects_after' : first === now ? 'report.still' : 'report.now_says';
-  const filled = !changed ? { place: quoted(place), token: name(first), part: percent(before[first]) } : { ...values, first: name(first), now: name(now), part: percent(after[now]) };
+  const asItIs = { place: quoted(place), token: name(first), part: percent(before[first]) };
+  const asChanged = { heads: changedNames(view.changes), first: name(first), now: name(now), part: percent(after[now]),
+    token: name(chosen), before: percent(before[chosen]), after: percent(after[chosen]) };
   for (const id of ['verdict', 'verdict-below', 'large-verdict']) {
-    setText(id, key, filled);
+    setText(id, key, changed ? asChanged : asItIs);
     byId(id).classList.toggle('turned', changed && first !== now);
   }
   byId('verdict-below').hidden = !changed;

@@ -40,8 +40,8 @@ export let opening = '';
 
 function begin() {
   const ids = new Map(vocabulary().map((name, id) => [visible(name), id]));
-  const known = (sentence || { tokens: passage.tokens.slice(0, FIRST) }).tokens.filter((token) => ids.has(token)).map((token) => ids.get(token));
-  opening = known.reduce(longer, '');
+  const tokens = sentence ? sentence.tokens : passage.tokens.slice(0, FIRST);
+  opening = tokens.filter((token) => ids.has(token)).map((token) => ids.get(token)).reduce(longer, '');
   setOwn(opening, restingPlace);
 }
 
@@ -108,11 +108,13 @@ function likelyAt(place) {
 // While a word is typed the words that it can become, else those that the model expects.
 function showFollowing() {
   const begun = growing(), list = likelyAt(lastPlace());
-  const offers = list.filter(([id, chance]) => (begun ? vocabulary()[id].startsWith(begun) : chance >= LEAST_CHANCE)).slice(0, FOLLOWING);
+  const fits = ([id, chance]) => (begun ? vocabulary()[id].startsWith(begun) : chance >= LEAST_CHANCE);
+  const offers = list.filter(fits).slice(0, FOLLOWING);
   byId('offers').hidden = !offers.length;
   setText('offers-title', begun ? 'report.can_become' : 'report.can_follow', { word: quoted(begun) });
   byId('offers-list').replaceChildren(...offers.map(([id, chance]) => {
-    const button = wordButton(visible(vocabulary()[id]), () => setOwn(longer(begun ? typed.text.slice(0, -begun.length) : typed.text, id)));
+    const before = begun ? typed.text.slice(0, -begun.length) : typed.text;
+    const button = wordButton(visible(vocabulary()[id]), () => setOwn(longer(before, id)));
     if (chance >= LEAST_CHANCE) button.append(' ', element('span', 'part', percent(chance)));
     return button;
   }));
@@ -131,10 +133,15 @@ function wordButton(name, change) {
 }
 
 export function sayUnknown() {
-  const wrong = strange(typed.pieces), pieces = typed.pieces.map((piece, at) => ({ ...piece, at })).filter((_, at) => wrong[at]);
-  byId('own-trouble').textContent = pieces.length ? say('report.unknown_words',
-    { words: distinct(pieces.map((piece) => quoted(visible(piece.text)))).join(', '), sign: quoted(visible(vocabulary()[pieces[0].id])) }) : '';
-  const offers = distinct(pieces.map((piece) => piece.text)).flatMap((word) => instead(word, pieces.find((piece) => piece.text === word).at));
+  const wrong = strange(typed.pieces), places = new Map(); // word that the model lacks -> where it stands first
+  typed.pieces.forEach(({ text }, at) => { if (wrong[at] && !places.has(text)) places.set(text, at); });
+  byId('own-trouble').textContent = '';
+  if (places.size) {
+    const words = distinct([...places.keys()].map((word) => quoted(visible(word)))).join(', ');
+    const sign = quoted(visible(vocabulary()[typed.pieces[[...places.values()][0]].id])); // which the model reads for it
+    byId('own-trouble').textContent = say('report.unknown_words', { words, sign });
+  }
+  const offers = [...places].flatMap(([word, at]) => instead(word, at));
   if (offers.length) byId('own-trouble').append(' ', say('report.near'), ...offers.map(([word, near]) => replacement(word, near)));
   showFollowing();
 }

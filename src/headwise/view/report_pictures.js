@@ -11,6 +11,21 @@ function kept(base64) {
   return packed.get(base64);
 }
 
+/**
+ * @typedef {Object} Picture
+ * @property {number} rows
+ * @property {number} columns
+ * @property {Float32Array} weights  row by row
+ * @property {Float32Array} first  of each row, what the first token has of its first column
+ * @property {boolean} [blocks]  does a row or column stand for many tokens?
+ *
+ * What `asDrawn` and `difference` add:
+ * @property {Float32Array} [drawn]  the weights after the switches
+ * @property {Float32Array} [read]  those that are said
+ * @property {number} [top]  the one that has the last colour
+ * @property {boolean} [diverging]  has it weights below 0?
+ */
+
 // The map of the text shown; for a passage what the survey stored of its document: the share of its attention that a
 // block of rows gives a block of columns.
 export function storedOf(number, which) {
@@ -34,7 +49,6 @@ function largestChoice(picture, drawn) {
   return largestOf(forced ? drawn.slice(picture.columns) : drawn) || 1;
 }
 
-// As it is drawn: `drawn` are weights after the switches, `top` has the last colour, `read` is what is said.
 function asDrawn(picture) {
   const drawn = view.hideFirst ? withoutFirst(picture) : picture.weights;
   const top = view.scale === 'own' ? largestChoice(picture, drawn) : 1;
@@ -48,7 +62,12 @@ function difference(here, there) {
   return { ...a, drawn, read: minus(a.read, b.read), top, diverging: true };
 }
 
-// The picture of a head; or the key of the phrase that says why there is none.
+/**
+ * The picture of a head; or the key of the phrase that says why there is none.
+ * @param {number} number
+ * @param {'this'|'other'|'difference'} [which]
+ * @returns {Picture|string}
+ */
 export function pictureOf(number, which = view.which) {
   const here = storedOf(number, 'this'), there = storedOf(number, 'other');
   if (which === 'this') return here ? asDrawn(here) : 'report.no_map';
@@ -68,7 +87,13 @@ function spanOf(block, blocks, length) {
 
 function share(block, blocks) { return `${Math.round((100 * block) / blocks)}–${Math.round((100 * (block + 1)) / blocks)} %`; }
 
-// The row of a picture in which a token lies; -1 where that is not known.
+/**
+ * The row of a picture in which a token lies; -1 where that is not known.
+ * @param {number} token
+ * @param {number} number  of the head
+ * @param {Picture} picture
+ * @returns {number}
+ */
 export function rowOf(token, number, picture) {
   if (token < 0 || !picture.blocks) return token;
   const head = heads[number];

@@ -37,7 +37,8 @@ function columnOf(score) { return data.columns.findIndex((column) => column.key 
 
 // The score, the threshold and the controls in words.
 function rule(role) {
-  const { score, threshold } = data.roles[role], at = columnOf(score), even = evenOf(at), column = data.columns[at] ?? { label: score, key: score, decimals: 3 };
+  const { score, threshold } = data.roles[role], at = columnOf(score), even = evenOf(at);
+  const column = data.columns[at] ?? { label: score, key: score, decimals: 3 }; // the table may lack the score
   const parts = [say('report.rule', { score: columnName(column), threshold })];
   if (even.length) {
     const [low, high] = [Math.min(...even), Math.max(...even)].map((value) => figure(value, column));
@@ -52,10 +53,14 @@ function evenOf(at) { return at < 0 ? [] : heads.map((head) => head.uniform[at])
 // Every head's score as a stroke on one axis, from 0 (or below, where scores are) to 1 (or above).
 function strip(role) {
   const { score, threshold, kind } = data.roles[role], at = columnOf(score), { width, height, margin } = STRIP;
-  const known = at < 0 ? [] : heads.filter((head) => head.values[at]).map((head) => [head.values[at][0], head.roles.includes(role)]);
+  const measured = at < 0 ? [] : heads.filter((head) => head.values[at]);
+  const known = measured.map((head) => [head.values[at][0], head.roles.includes(role)]); // [score, has it the role?]
   if (!known.length) return '';
   const low = Math.min(0, ...known.map(([mean]) => mean)), high = Math.max(1, threshold, ...known.map(([mean]) => mean));
-  const x = (value) => (margin + ((width - 2 * margin) * (Math.min(high, Math.max(low, value)) - low)) / (high - low)).toFixed(1);
+  const x = (value) => {
+    const part = (Math.min(high, Math.max(low, value)) - low) / (high - low); // what lies beyond stands at the end
+    return (margin + (width - 2 * margin) * part).toFixed(1);
+  };
   const strokes = (has, top, tall) => known.filter((pair) => pair[1] === has).map(([mean]) => `M${x(mean)} ${top}v${tall}`).join('');
   const drawing = svg('svg', { class: 'strip', viewBox: `0 0 ${width} ${height}`, 'aria-hidden': 'true' });
   drawing.append(svg('line', { class: 'axis', x1: margin, x2: width - margin, y1: 15, y2: 15 }),

@@ -45,7 +45,8 @@ function baselineName() {
 function measure(label, value, longest, kind) {
   const box = element('div', 'measure'), drawing = svg('svg', { 'aria-hidden': 'true' });
   const wide = finite(value) ? (100 * Math.max(0, value)) / longest : 0;
-  drawing.append(svg('rect', { class: 'track', width: '100%', height: '100%' }), svg('rect', { class: kind, width: `${wide.toFixed(2)}%`, height: '100%' }));
+  drawing.append(svg('rect', { class: 'track', width: '100%', height: '100%' }));
+  drawing.append(svg('rect', { class: kind, width: `${wide.toFixed(2)}%`, height: '100%' }));
   box.append(element('span', '', label), element('span', 'value', loss(value)), drawing);
   return box;
 }
@@ -53,7 +54,9 @@ function measure(label, value, longest, kind) {
 function curveFigure({ curve, baseline_loss: baseline }) {
   if (!curve.length) return [];
   const points = [...curve].sort((a, b) => a.step - b.step), key = element('div', 'key');
-  for (const [kind, name] of [['train', say('report.training')], ['held-out', say('report.held_out')], ...(finite(baseline) ? [['baseline', baselineName()]] : [])]) {
+  const lines = [['train', say('report.training')], ['held-out', say('report.held_out')]];
+  if (finite(baseline)) lines.push(['baseline', baselineName()]);
+  for (const [kind, name] of lines) {
     const item = element('span'), sign = svg('svg', { 'aria-hidden': 'true' });
     sign.append(svg('line', { class: kind, x1: 0, x2: '100%', y1: 2, y2: 2 }));
     item.append(sign, name);
@@ -67,7 +70,8 @@ function curveDrawing(points, baseline) {
   if (!losses.length) return element('p', 'notice', say('report.no_curve'));
   const { width, height, left, right, top, bottom } = CURVE, ends = [...losses, ...(finite(baseline) ? [baseline] : [])];
   const [first, last] = [points[0].step, points[points.length - 1].step];
-  const ticks = roundSteps(Math.min(...ends), Math.max(...ends)), steps = roundSteps(first, last, true).filter((step) => step >= first && step <= last);
+  const ticks = roundSteps(Math.min(...ends), Math.max(...ends));
+  const steps = roundSteps(first, last, true).filter((step) => step >= first && step <= last);
   const x = scaleOf(first, last, left, width - right), y = scaleOf(ticks[0], ticks[ticks.length - 1], height - bottom, top);
   const drawing = svg('svg', { class: 'curve', viewBox: `0 0 ${width} ${height}`, role: 'img', 'aria-label': curveWords(points, baseline) });
   const label = (at, up, text, anchor, more = {}) => {
@@ -76,17 +80,19 @@ function curveDrawing(points, baseline) {
     return made;
   };
   for (const tick of ticks) {
-    drawing.append(svg('line', { class: 'grid-line', x1: left, x2: width - right, y1: y(tick), y2: y(tick) }), label(left - 8, y(tick) + 5, String(tick), 'end'));
+    drawing.append(svg('line', { class: 'grid-line', x1: left, x2: width - right, y1: y(tick), y2: y(tick) }));
+    drawing.append(label(left - 8, y(tick) + 5, String(tick), 'end'));
   }
   drawing.append(...steps.map((step) => label(x(step), height - bottom + 24, count(step), 'middle')));
   drawing.append(label((left + width - right) / 2, height - 10, say('report.step'), 'middle'));
-  const turned = { transform: `translate(18 ${((top + height - bottom) / 2).toFixed(0)}) rotate(-90)` };
-  drawing.append(label(0, 0, say('report.loss_unit'), 'middle', turned));
+  const upright = { transform: `translate(18 ${((top + height - bottom) / 2).toFixed(0)}) rotate(-90)` };
+  drawing.append(label(0, 0, say('report.loss_unit'), 'middle', upright));
   if (finite(baseline)) drawing.append(svg('line', { class: 'baseline', x1: left, x2: width - right, y1: y(baseline), y2: y(baseline) }));
   for (const [kind, name] of [['train', 'train_loss'], ['held-out', 'held_out_loss']]) {
     const corners = points.filter((point) => finite(point[name])).map((point) => `${x(point.step).toFixed(1)} ${y(point[name]).toFixed(1)}`);
     // A path of one point shows as a dot only where it has a length.
-    if (corners.length) drawing.append(svg('path', { class: kind, d: `M${corners.join(' L')}${corners.length === 1 ? 'h0.1' : ''}`, 'stroke-linecap': 'round' }));
+    const d = `M${corners.join(' L')}${corners.length === 1 ? 'h0.1' : ''}`;
+    if (corners.length) drawing.append(svg('path', { class: kind, d, 'stroke-linecap': 'round' }));
   }
   return drawing;
 }

@@ -1,6 +1,6 @@
 // --- The sentence: the token that is looked at, what it looks at, and arcs between them ---
 
-import { byId, element, putWords, say, svg } from './page/base.js';
+import { byId, element, isShortcut, putWords, say, svg } from './page/base.js';
 import { changeAddress } from './report_address.js';
 import { colourOf, inkOn } from './report_colours.js';
 import { times } from './report_factor.js';
@@ -9,7 +9,7 @@ import { followPoint } from './report_head.js';
 import { hasModel } from './report_model.js';
 import { showNext } from './report_next.js';
 import { looksOf, looksThrough, shown } from './report_shown.js';
-import { data, heads, inWords, named, putSentence, quoted, view } from './report_state.js';
+import { ROUNDS_TO_0, data, heads, inWords, named, putSentence, quoted, view } from './report_state.js';
 import { showNow } from './report_table.js';
 import { showWalk } from './report_walk.js';
 
@@ -35,6 +35,7 @@ export function makeSentence() {
     return word;
   });
   const box = byId('sentence'), letters = shown.tokens.reduce((sum, token) => sum + [...token].length, 0);
+  // The style sheet has a size of letters for each length, and no gaps between tokens that are single characters.
   box.dataset.length = words.length > 60 || letters > 260 ? 'long' : words.length > 16 || letters > 70 ? 'middle' : 'short';
   box.classList.toggle('letters', words.length > 3 && letters < 1.6 * words.length);
   box.replaceChildren(...words);
@@ -119,9 +120,10 @@ export function tint(words, at, number) {
 // "At ‘él’ L0.H3 looks at ‘write’ (0.970), ..." and what of it lies beyond the text shown.
 export function lookWords(at, number) {
   const { inside, outside, whole } = looksThrough(number, at);
-  const keys = [...inside.keys()].filter((key) => inside[key] >= 0.0005).sort((a, b) => inside[b] - inside[a]);
+  const keys = [...inside.keys()].filter((key) => inside[key] >= ROUNDS_TO_0).sort((a, b) => inside[b] - inside[a]);
   const most = keys.slice(0, NAMED).map((key) => `${quoted(shown.tokens[key])} (${inWords(inside[key])})`).join(', ');
-  const who = number < 0 ? say('report.all_heads') : heads[number].name, key = number < 0 ? 'report.at_looks' : 'report.at_looks_head';
+  const who = number < 0 ? say('report.all_heads') : heads[number].name;
+  const key = number < 0 ? 'report.at_looks' : 'report.at_looks_head';
   const lines = [];
   if (most) lines.push(say(key, { token: quoted(shown.tokens[at]), who, most }));
   else if (!outside.length) lines.push(say('report.looks_nowhere', { who }));
@@ -138,7 +140,7 @@ export function lookWords(at, number) {
 
 export function walkSentence(event) {
   const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-  if (!step || event.altKey || event.ctrlKey || event.metaKey) return;
+  if (!step || isShortcut(event)) return;
   const list = [...event.currentTarget.children], next = list[list.indexOf(event.target.closest('.word')) + step];
   event.preventDefault();
   if (!next) return;
@@ -151,8 +153,11 @@ export function walkSentence(event) {
 // One quiet motion when the page opens: from the word that is looked from, where the head with the hardest look goes.
 export function invite() {
   if (view.at < 0 || !shown.exact || view.arcs || matchMedia('(prefers-reduced-motion: reduce)').matches) return;
-  const looks = heads.flatMap((_, number) => [...looksOf(number, view.at).inside].map((weight, key) => [weight, key]));
-  const [weight, key] = looks.filter(([, key]) => key && key !== view.at).reduce((most, look) => (look[0] > most[0] ? look : most), [0, 0]);
+  let weight = 0, key = 0;
+  heads.forEach((_, number) => looksOf(number, view.at).inside.forEach((each, to) => {
+    const isElsewhere = to !== 0 && to !== view.at; // many heads rest on the first token, or on their own
+    if (isElsewhere && each > weight) [weight, key] = [each, to];
+  }));
   if (weight < ARC) return;
   setViewBox();
   const path = arc(view.at, key, weight, FLAT);
@@ -179,7 +184,7 @@ function setViewBox() {
   byId('arcs').setAttribute('viewBox', `0 0 ${frame.width} ${frame.height}`);
 }
 
-// From one word to another, above them, at most so many pixels high.
+// From one word to another, above them, at most so many pixels high; a word that looks at itself has a loop.
 function arc(from, to, weight, high) {
   const frame = byId('line').getBoundingClientRect(), middle = (word) => {
     const box = word.getBoundingClientRect();

@@ -2,14 +2,25 @@
 
 import { drawGrid, makeLabels } from './report_grid.js';
 import { showHead } from './report_head.js';
-import { showOwn } from './report_own.js';
 import { makeSentence, showPoint } from './report_sentence.js';
 import { data, heads, unpacked, view, weights } from './report_state.js';
 
-// tokens  what is written
-// exact   has each head a map of just these tokens? Otherwise pictures are of blocks of the first document, of which
-//         these are the first tokens
-// maps    for each view, 'this' and 'other', a head's name -> its map (rows, columns, weights, first), made when needed
+/**
+ * @typedef {Object} Shown
+ * @property {string[]} tokens  what is written
+ * @property {boolean} exact  has each head a map of just these tokens? Otherwise pictures are of blocks of the first
+ *   document, of which these are the first tokens
+ * @property {Object} maps  for each view, 'this' and 'other', a head's name -> its map (a `Picture`), made when needed
+ * @property {boolean} [typed]  is it the reader's own?
+ * @property {boolean[]} [unknown]  which tokens stand for words that the model lacks
+ *
+ * @typedef {Object} Look
+ * @property {Float32Array} inside  the weights on the tokens shown
+ * @property {{key: number, weight: number}[]} outside  the strongest keys beyond them
+ * @property {boolean} whole  are these all weights?
+ */
+
+/** @type {Shown} */
 export const passage = { tokens: data.tokens.slice(0, data.passage), exact: false, maps: {} };
 export const sentence = data.maps && (data.against === null || data.other_maps) && {
   tokens: data.maps.tokens, exact: true, maps: { this: unpackedMaps(data.maps), other: unpackedMaps(data.other_maps) },
@@ -44,21 +55,13 @@ export function mapOf(full, size) {
   return { rows: size, columns: size, weights: full, first: full.filter((_, at) => at % size === 0) };
 }
 
-// Shows other maps everywhere: `maps` has for each head's name T rows of T weights, `tokens` their T tokens. Without
-// arguments the page's own text comes back.
-function showMaps(maps, tokens) {
-  if (!maps) {
-    showOwn();
-    return;
-  }
-  const squares = new Map(Object.entries(maps).map(([name, rows]) => [name, mapOf(flatMap(rows), tokens.length)]));
-  showText({ tokens, exact: true, maps: { this: squares } });
-}
-
+// The rows of a map as one list, which may be one already.
 export function flatMap(rows) { return rows.length && rows[0].length ? Float32Array.from(rows.flatMap((row) => [...row])) : rows; }
 
 export function showText(text) {
-  const same = Boolean(text.unknown?.includes(true)) === Boolean(shown.unknown?.includes(true)) && text.tokens.length === shown.tokens.length && text.tokens.every((token, at) => token === shown.tokens[at]);
+  const marked = ({ unknown }) => Boolean(unknown?.includes(true));
+  const same = marked(text) === marked(shown) && text.tokens.length === shown.tokens.length
+    && text.tokens.every((token, at) => token === shown.tokens[at]);
   shown = text;
   if (!same) {
     view.at = Math.min(view.at, text.tokens.length - 1);
@@ -75,7 +78,12 @@ export function hasMap(number, which = view.which) { return shown.exact && Boole
 // The map behind the sentence: the difference of two models is seen in pictures, and its sentence is that of this model.
 function ownMap(number) { return shown.maps[view.which === 'other' ? 'other' : 'this']?.get(heads[number].name); }
 
-// Where a head looks from a token: the weights on the tokens shown, and its strongest keys beyond them.
+/**
+ * Where a head looks from a token.
+ * @param {number} number
+ * @param {number} token
+ * @returns {Look}
+ */
 export function looksOf(number, token) {
   const inside = new Float32Array(shown.tokens.length), outside = [];
   if (shown.exact) {
@@ -100,7 +108,12 @@ export function lists(head) {
   return listed.get(head);
 }
 
-// The same through one head, or as the mean over all heads that read this text.
+/**
+ * The same through one head, or, where it is -1, as the mean over all heads that read this text.
+ * @param {number} number
+ * @param {number} token
+ * @returns {Look}
+ */
 export function looksThrough(number, token) {
   if (number >= 0) return looksOf(number, token);
   const readers = heads.map((_, at) => at).filter((at) => !heads[at].cross && (!shown.exact || hasMap(at)));
@@ -109,7 +122,11 @@ export function looksThrough(number, token) {
   return { inside, outside: [], whole: shown.exact };
 }
 
-// What each token receives, the mean over the queries.
+/**
+ * What each token receives, the mean over the queries.
+ * @param {number} number
+ * @returns {number[]}
+ */
 export function receivedBy(number) {
   const size = shown.tokens.length, map = shown.exact && ownMap(number);
   if (map) return shown.tokens.map((_, key) => shown.tokens.reduce((sum, _t, row) => sum + map.weights[row * size + key], 0) / size);

@@ -8,8 +8,9 @@ import { showSilence } from './report_head.js';
 import { hasModel, think, visible, vocabulary } from './report_model.js';
 import { chancesOf, prediction } from './report_next.js';
 import { showOwn, typed } from './report_own.js';
-import { bar, heads, numberOf, percent, points, quoted, setText, view } from './report_state.js';
+import { bar, heads, moved, movedWords, numberOf, percent, points, quoted, setText, view } from './report_state.js';
 
+const STRONG = -0.2; // change of a chance from which on a head stands out in the grid
 export const ranking = new Map(); // name of a head -> the probability of the followed token without it, and the likeliest then
 let ranked = {}; // the place and the token that the ranking is of
 
@@ -46,7 +47,7 @@ export async function silenceEach() {
     const chances = chancesOf(think(ids, new Map([[head.name, 0]])), place);
     tried.set(head.name, { part: chances[chosen], then: likeliest(chances) });
     setText('ranking-note', 'report.ranking_at_work', { done: number + 1, all: heads.length });
-    if (number % 4 === 3) await new Promise((resolve) => { setTimeout(resolve, 0); });
+    if (number % 4 === 3) await new Promise((resolve) => { setTimeout(resolve, 0); }); // every fourth head the page may answer
     if (whole !== typed.whole || prediction().place !== place || prediction().chosen !== chosen) return;
   }
   ranking.clear();
@@ -67,8 +68,8 @@ export function showRanking() {
   for (const box of boxes) {
     const alone = fits && ranking.get(heads[box.dataset.number].name), change = alone ? alone.part - whole : 0;
     const effect = box.querySelector('.effect');
-    effect.textContent = Math.abs(change) >= 0.005 ? say('report.points', { value: points(change) }) : '';
-    effect.classList.toggle('strong', change < -0.2);
+    effect.textContent = moved(change) ? say('report.points', { value: points(change) }) : '';
+    effect.classList.toggle('strong', change < STRONG);
   }
 }
 
@@ -82,9 +83,8 @@ function rankingRow(name, whole) {
     toggleSilence(numberOf.get(name));
     byId('ranking').querySelector(`[data-name="${name}"]`).focus(); // the row was made anew
   });
-  const words = element('span', 'then'), change = part - whole;
-  putWords(words, change < -0.005 ? 'report.falls_to' : change > 0.005 ? 'report.rises_to' : 'report.stays_at',
-    { token: quoted(visible(vocabulary()[then])) });
+  const words = element('span', 'then');
+  putWords(words, movedWords(part - whole), { token: quoted(visible(vocabulary()[then])) });
   item.append(button, bar(part, 'theirs', 'span'), words);
   return item;
 }

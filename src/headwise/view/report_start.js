@@ -1,6 +1,6 @@
 // --- The whole page: what it listens to, and how it begins ---
 
-import { byId, shadeEdge } from './page/base.js';
+import { byId, isShortcut, shadeEdge } from './page/base.js';
 import { changeAddress, readAddress } from './report_address.js';
 import { buildRamps } from './report_colours.js';
 import { listenToFactor } from './report_factor.js';
@@ -76,7 +76,7 @@ function listenToHead() {
 }
 
 function keysOnPage(event) {
-  if (event.altKey || event.ctrlKey || event.metaKey || event.target.matches('input:not([type="checkbox"]), textarea, select')) return;
+  if (isShortcut(event) || event.target.matches('input:not([type="checkbox"]), textarea, select')) return;
   if (event.key === 'Escape') {
     hideTip();
     if (view.open < 0) free();

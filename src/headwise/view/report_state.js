@@ -19,6 +19,8 @@ import { PHRASES, byId, bytesOf, element, language, putWords, readData, say } fr
  */
 
 export const LEVELS = 65535; // a stored weight is a whole number of this many parts
+export const ROUNDS_TO_0 = 0.0005; // below it a weight of three decimals is written as 0.000
+const UNMOVED = 0.005; // half a percentage point: a chance that changes by less counts as unchanged
 
 /** @type {Object} what `survey_data` of `view/report.py` gives */
 export const data = readData('data');
@@ -116,15 +118,15 @@ export function putSentence(target, head) {
  */
 export function inWords(weight) {
   const size = Math.abs(weight);
-  const value = size > 0 && size < 0.0005 ? say('report.tiny') : size.toFixed(3);
-  return weight < -0.0005 ? '−' + value : value;
+  const value = size > 0 && size < ROUNDS_TO_0 ? say('report.tiny') : size.toFixed(3);
+  return weight < -ROUNDS_TO_0 ? '−' + value : value;
 }
 
 /**
  * @param {number} weight
  * @returns {string}
  */
-export function signed(weight) { return weight >= 0.0005 ? '+' + inWords(weight) : inWords(weight); }
+export function signed(weight) { return weight >= ROUNDS_TO_0 ? '+' + inWords(weight) : inWords(weight); }
 
 /**
  * 95 %, 4.7 %, 0.03 %: two digits that mean something.
@@ -133,7 +135,9 @@ export function signed(weight) { return weight >= 0.0005 ? '+' + inWords(weight)
  */
 export function percent(part) {
   const hundred = 100 * part;
-  return hundred < 0.005 ? '0 %' : `${hundred < 0.095 ? hundred.toFixed(2) : hundred < 9.95 ? hundred.toFixed(1) : hundred.toFixed(0)} %`;
+  if (hundred < 0.005) return '0 %';
+  const decimals = hundred < 0.095 ? 2 : hundred < 9.95 ? 1 : 0; // what rounds to 0.1 has one, what rounds to 10 none
+  return `${hundred.toFixed(decimals)} %`;
 }
 
 /**
@@ -144,6 +148,20 @@ export function percent(part) {
 export function points(change) {
   return Math.abs(change) < 0.0005 ? '0' : `${change > 0 ? '+' : '−'}${percent(Math.abs(change)).replace(' %', '')}`;
 }
+
+/**
+ * What has become of a chance: the class of its cell, which is '' where it stays.
+ * @param {number} change
+ * @returns {'fall'|'rise'|''}
+ */
+export function moved(change) { return change < -UNMOVED ? 'fall' : change > UNMOVED ? 'rise' : ''; }
+
+/**
+ * What has become of a chance: the key of the phrase.
+ * @param {number} change
+ * @returns {string}
+ */
+export function movedWords(change) { return { fall: 'report.falls_to', rise: 'report.rises_to' }[moved(change)] ?? 'report.stays_at'; }
 
 /**
  * A number of the table, with the decimals of its column; no zero has a sign.

@@ -1,18 +1,20 @@
 // --- The table of all heads: sorted by any column, walked over with the arrow keys ---
 
-import { byId, element, say, setWord } from './page/base.js';
+import { byId, element, isShortcut, say, setWord } from './page/base.js';
 import { badge } from './report_grid.js';
 import { columnName, openHead } from './report_head.js';
 import { looksOf, shown } from './report_shown.js';
-import { cut, data, figure, heads, intervalIn, inWords, quoted, scoped, view } from './report_state.js';
+import { ROUNDS_TO_0, cut, data, figure, heads, intervalIn, inWords, quoted, scoped, view } from './report_state.js';
 
+const NOW = 2; // place of the column that follows the sentence, behind name and roles
 export const table = byId('table');
 let rowsInOrder = [], sorted = []; // headings with a column of their own, in the order of the cells of a row
 
 export function makeTable() {
   const compared = data.against !== null, head = element('thead'), body = element('tbody');
   const top = element('tr'), below = element('tr');
-  const fixed = [['name', 'report.head'], ['roles', 'report.roles'], ['now', 'report.looks_now']].map(([sort, key]) => heading(sort, say(key), sort));
+  const first = [['name', 'report.head'], ['roles', 'report.roles'], ['now', 'report.looks_now']];
+  const fixed = first.map(([sort, key]) => heading(sort, say(key), sort));
   top.append(...fixed);
   for (const [at, column] of data.columns.entries()) {
     const extra = column.main ? '' : 'extra';
@@ -66,8 +68,8 @@ function heading(sort, text, className) {
 }
 
 function tableRow(head, number, compared) {
-  const row = element('tr'), name = scoped('row', head.other && head.other.name !== head.name ? `${head.name} (${head.other.name})` : head.name);
-  const roles = element('td', 'roles');
+  const row = element('tr'), roles = element('td', 'roles'), isRenamed = head.other && head.other.name !== head.name;
+  const name = scoped('row', isRenamed ? `${head.name} (${head.other.name})` : head.name);
   name.className = 'name';
   row.dataset.number = number;
   head.roles.forEach((role) => roles.append(badge(role), ' '));
@@ -76,7 +78,8 @@ function tableRow(head, number, compared) {
     const [here, there] = [head, head.other].map((side) => side?.values[at]?.[0] ?? null), extra = column.main ? '' : 'extra';
     row.append(element('td', extra, figure(here, column)));
     if (!compared) return;
-    row.append(element('td', extra, figure(there, column)), element('td', extra, figure(here === null || there === null ? null : here - there, column, true)));
+    const difference = here === null || there === null ? null : here - there;
+    row.append(element('td', extra, figure(there, column)), element('td', extra, figure(difference, column, true)));
   });
   for (const cell of row.cells) cell.tabIndex = -1;
   return row;
@@ -85,9 +88,9 @@ function tableRow(head, number, compared) {
 // The column that follows the sentence: what each head looks at most from the token that is looked at.
 export function showNow() {
   if (!sorted.length) return;
-  const button = sorted[2].firstChild;
+  const button = sorted[NOW].firstChild;
   button.textContent = view.at < 0 ? say('report.looks_now') : say('report.looks_from', { token: quoted(cut(shown.tokens[view.at])) });
-  rowsInOrder.forEach((row, number) => { row.cells[2].textContent = view.at < 0 ? '–' : strongestWords(number); });
+  rowsInOrder.forEach((row, number) => { row.cells[NOW].textContent = view.at < 0 ? '–' : strongestWords(number); });
 }
 
 function strongestLook(number) {
@@ -95,19 +98,21 @@ function strongestLook(number) {
   let key = 0;
   inside.forEach((weight, at) => { if (weight > inside[key]) key = at; });
   const far = outside[0];
-  return far && far.weight > inside[key] ? { weight: far.weight, name: heads[number].cross ? say('report.key', { key: far.key }) : data.tokens[far.key] ?? String(far.key), far: true }
-    : { weight: inside[key] ?? 0, name: shown.tokens[key] };
+  if (!(far && far.weight > inside[key])) return { weight: inside[key] ?? 0, name: shown.tokens[key] };
+  const name = heads[number].cross ? say('report.key', { key: far.key }) : data.tokens[far.key] ?? String(far.key);
+  return { weight: far.weight, name, far: true };
 }
 
 function strongestWords(number) {
   const { weight, name, far } = strongestLook(number);
-  return weight < 0.0005 ? '–' : `${cut(name)} ${inWords(weight)}${far ? ' ↗' : ''}`;
+  return weight < ROUNDS_TO_0 ? '–' : `${cut(name)} ${inWords(weight)}${far ? ' ↗' : ''}`;
 }
 
 // What a row is ordered by: a number, or null for what is not there.
 function sortKey(number, sort, part) {
   const head = heads[number];
   if (sort === 'name') return -number;
+  // More roles first; heads with as many by the place of their first role, of which there are less than a hundred.
   if (sort === 'roles') return head.roles.length ? 100 * head.roles.length - head.roles[0] : null;
   if (sort === 'now') return view.at < 0 ? null : strongestLook(number).weight;
   const [here, there] = [head, head.other].map((side) => side?.values[sort]?.[0] ?? null);
@@ -119,8 +124,8 @@ function sortKey(number, sort, part) {
 // The largest first, then the other way round; a name first comes in the order of the model. What is missing is last.
 function sortBy(cell) {
   const { sort, part } = cell.dataset, before = cell.getAttribute('aria-sort');
-  const [fresh, turned] = sort === 'name' ? ['ascending', 'descending'] : ['descending', 'ascending'];
-  const order = before === fresh ? turned : fresh, sign = order === fresh ? 1 : -1;
+  const [fresh, reversed] = sort === 'name' ? ['ascending', 'descending'] : ['descending', 'ascending'];
+  const order = before === fresh ? reversed : fresh, sign = order === fresh ? 1 : -1;
   for (const other of sorted) other.setAttribute('aria-sort', 'none');
   cell.setAttribute('aria-sort', order);
   const keyed = rowsInOrder.map((row, number) => [row, sortKey(number, sort, part)]);
@@ -157,7 +162,7 @@ function focusCell(cell) {
 
 function walkTable(event) {
   const cell = event.target.closest('tbody th, tbody td');
-  if (!cell || event.altKey || event.ctrlKey || event.metaKey) return;
+  if (!cell || isShortcut(event)) return;
   if (event.key === 'Enter' || event.key === ' ') {
     event.preventDefault();
     openHead(Number(cell.parentElement.dataset.number));

@@ -28,7 +28,8 @@ export function showTop() {
   byId('no-model').textContent = modelMissing();
   byId('no-model').hidden = hasModel();
   byId('question').hidden = !hasModel();
-  byId('meanings').replaceChildren(...data.columns.flatMap((column) => [element('dt', '', columnName(column)), element('dd', '', columnMeaning(column))]));
+  byId('meanings').replaceChildren(...data.columns.flatMap((column) => [
+    element('dt', '', columnName(column)), element('dd', '', columnMeaning(column))]));
 }
 
 // The button that leads to the question, and from there to the answer.

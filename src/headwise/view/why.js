@@ -2,6 +2,7 @@
 
 import { byId, element, language, readData, shadeEdge, svg, worded } from './page/base.js';
 
+const LISTED = 16; // heads in the table, where the story tells of fewer
 const story = readData('story');
 let chosen = story.told[0];
 
@@ -61,7 +62,7 @@ function table() {
   }
   const signed = (x) => (x === null ? '-' : (x > 0 ? '+' : '') + x.toFixed(2));
   const body = made.createTBody();
-  for (const part of story.heads.slice(0, Math.max(16, story.told.length))) {
+  for (const part of story.heads.slice(0, Math.max(LISTED, story.told.length))) {
     const row = body.insertRow(), looks = part.looks.map(([t, weight]) => `${story.tokens[t]} ${weight.toFixed(2)}`);
     for (const text of [part.head, signed(part.adds), signed(part.brings), looks.join(', '), signed(part.without)]) {
       row.insertCell().textContent = text;
@@ -82,18 +83,16 @@ function writePrompt() {
 
 // Layers from below to above, the heads of the story in them, the paths between, and the answer on top.
 function drawPaths() {
-  const width = 640, high = 84, margin = 40; // of the drawing, of a layer, and what stays free around
+  const width = 640, layerHeight = 84, margin = 40; // of the drawing, of a layer, and what stays free around
   const parts = new Map(story.heads.map((part) => [part.head, part]));
   const names = [...new Set([...story.told, ...story.paths.flatMap((path) => [path.sender, path.reader])])].sort();
   const layerOf = (name) => name.replace(/\.H\d+$/, ''), headOf = (name) => Number(/\d+$/.exec(name)[0]);
   const layers = story.layers.filter((layer) => names.some((name) => layerOf(name) === layer)); // that have a part in it
-  const numbers = (name) => [layers.indexOf(layerOf(name)), headOf(name)];
-  const n = [layers.length, 1 + Math.max(...[...parts.keys()].map(headOf))];
-  const height = high * (n[0] + 1) + margin, top = [width / 2, margin / 2 + 12];
-  const level = (layer) => height - margin - high * (layer + 0.5);
+  const nHeads = 1 + Math.max(...[...parts.keys()].map(headOf));
+  const height = layerHeight * (layers.length + 1) + margin, top = [width / 2, margin / 2 + 12];
+  const level = (layer) => height - margin - layerHeight * (layer + 0.5);
   const place = (name) => {
-    const [layer, head] = numbers(name);
-    return [margin + (head + 0.5) * (width - 2 * margin) / n[1], level(layer)];
+    return [margin + (headOf(name) + 0.5) * (width - 2 * margin) / nHeads, level(layers.indexOf(layerOf(name)))];
   };
   const line = ([x1, y1], [x2, y2], way, strength) => {
     const kind = strength < 0 ? `${way} against` : way;
@@ -102,14 +101,14 @@ function drawPaths() {
   };
   const node = (name) => {
     const [x, y] = place(name), { adds, brings } = parts.get(name), group = svg('g', { class: `node ${side(name)}` });
-    const r = 9 + 9 * Math.min(1, Math.abs(brings ?? adds ?? story.moves[name]));
+    const r = 9 + 9 * Math.min(1, Math.abs(brings ?? adds ?? story.moves[name])); // larger for what it moves, to twice
     group.dataset.head = name;
     group.append(svg('circle', { cx: x, cy: y, r }), svg('text', { x, y: y + r + 4 }, name));
     return group;
   };
   const drawing = byId('drawing');
   drawing.setAttribute('viewBox', `0 0 ${width} ${height}`);
-  for (let layer = 0; layer < n[0]; layer++) {
+  for (let layer = 0; layer < layers.length; layer++) {
     const y = level(layer);
     drawing.append(svg('line', { class: 'layer', x1: margin, x2: width - margin, y1: y, y2: y }));
     drawing.append(svg('text', { class: 'name', x: 4, y: y + 4 }, layers[layer]));

@@ -3,16 +3,16 @@
 import { byId, element, language, readData, setWord, shadeEdge, told, worded } from './page/base.js';
 
 const reach = readData('reach');
-let sinks = Math.max(0, reach.sinks.indexOf(4)), chosen = null;
+let sinks = Math.max(0, reach.sinks.indexOf(4)), chosen = null; // places: of 4 first tokens, where that was tried; [head, window]
 
 const RAMP = ['--ramp-0', '--ramp-1', '--ramp-2', '--ramp-3'];
 
-// A mass of 0 to 1 on the four colours of weights; small ones are told apart by the root.
+// A mass of 0 to 1 on the four colours of weights; the root tells small ones apart.
 function tint(cell, mass) {
   const place = Math.min(1, Math.sqrt(mass)) * 3, low = Math.min(2, Math.floor(place));
-  const share = Math.round(100 * (place - low));
+  const share = Math.round(100 * (place - low)); // of the upper of two neighbours, in percent
   cell.style.background = `color-mix(in srgb, var(${RAMP[low + 1]}) ${share}%, var(${RAMP[low]}))`;
-  cell.style.color = place > 1.25 ? 'var(--paper)' : 'var(--ink)';
+  cell.style.color = place > 1.25 ? 'var(--paper)' : 'var(--ink)'; // from a quarter behind the second colour on it is dark
 }
 
 function draw() {

@@ -22,8 +22,10 @@ from headwise.lab.microgpt import CONTEXT, WEIGHT_STD, Matrix, Replay, shapes
 from headwise.lab.microgpt.array import Model
 
 N_LAYERS, N_HEADS, WIDTH = 2, 4, 64
-STEPS, BATCH, RATE, WARMUP, FINAL, DECAY = 1500, 32, 4e-3, 50, 0.05, 3.0  # FINAL is a fraction of the peak RATE
-IGNORED = -1
+STEPS, BATCH = 1500, 32
+RATE, WARMUP, FINAL = 4e-3, 50, 0.05  # the rate rises over the first steps, then falls to this fraction of its peak
+DECAY = 3.0  # of the weights, so strong because the corpus is small enough to be learned by heart
+IGNORED = -1  # a following token that does not count
 
 Report = Callable[[int, int, float], None]  # is told the step, from 1, of how many, and its loss
 

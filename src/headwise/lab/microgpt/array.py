@@ -17,8 +17,19 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from headwise.lab import microgpt as recipe
-from headwise.lab.microgpt import BETA1, BETA2, CONTEXT, Draw, Matrix, Replay, Report, train
+from headwise.lab.microgpt import (
+    ADAM_EPS,
+    BETA1,
+    BETA2,
+    CONTEXT,
+    NORM_EPS,
+    TEMPERATURE,
+    Draw,
+    Matrix,
+    Replay,
+    Report,
+    train,
+)
 
 Array = NDArray[np.float64]
 Back = Callable[[Array], Array]  # from the slope of what an operation gave to the slope of what it was given
@@ -35,7 +46,7 @@ def averaging(width: int) -> Array:
 def rms_norm(x_ct: Array) -> tuple[Array, Back]:
     """n = x r with r = 1 / sqrt(mean x^2 + eps), one r for each position; and the way back."""
     mean = averaging(len(x_ct))
-    r = 1 / np.sqrt(mean.dot(x_ct * x_ct) + recipe.NORM_EPS)  # (1,t)
+    r = 1 / np.sqrt(mean.dot(x_ct * x_ct) + NORM_EPS)  # (1,t)
     n = x_ct * r
 
     def back(dn: Array) -> Array:
@@ -90,17 +101,20 @@ class Windows:
     def __init__(self, flat: Array, weights: Mapping[str, Matrix]) -> None:
         self.flat = flat
         self.named: dict[str, Array] = {}
-        self.layers: list[Layer] = []
+        joined = []  # of each layer the matrices of q, k and v, which lie one after the other
         start = 0
-        for key, (rows, columns) in ((key, np.shape(matrix)) for key, matrix in weights.items()):
-            self.named[key] = flat[start : start + rows * columns].reshape(rows, columns)
-            if key.endswith("attn_wq"):  # those of k and v come next
-                qkv = flat[start : start + 3 * rows * columns].reshape(3 * rows, columns)
-            elif key.endswith("mlp_fc2"):
-                wo, fc1 = (self.named[f"layer{len(self.layers)}.{name}"] for name in ("attn_wo", "mlp_fc1"))
-                self.layers.append(Layer(qkv, wo, fc1, self.named[key]))
-            start += rows * columns
-        self.wte, self.wpe, self.lm_head = (self.named[key] for key in ("wte", "wpe", "lm_head"))
+        for key, matrix in weights.items():
+            rows, columns = np.shape(matrix)
+            size = rows * columns
+            self.named[key] = flat[start : start + size].reshape(rows, columns)
+            if key.endswith("attn_wq"):
+                joined.append(flat[start : start + 3 * size].reshape(3 * rows, columns))
+            start += size
+        self.wte, self.wpe, self.lm_head = self.named["wte"], self.named["wpe"], self.named["lm_head"]
+        self.layers = []
+        for i, qkv in enumerate(joined):
+            wo, fc1, fc2 = (self.named[f"layer{i}.{name}"] for name in ("attn_wo", "mlp_fc1", "mlp_fc2"))
+            self.layers.append(Layer(qkv, wo, fc1, fc2))
 
 
 class Model:
@@ -174,9 +188,9 @@ class Model:
         A following token below 0 does not count: it fills up a text.
         """
         counted = np.greater_equal(following, 0)
-        share = counted / np.add.reduce(counted)
+        share = counted / np.add.reduce(counted)  # of each token in the mean
         logits_vt, back = self.forward(ids, n_texts)
-        following_vt = self.one_hot.take(following, axis=1, mode="clip")
+        following_vt = self.one_hot.take(following, axis=1, mode="clip")  # below 0: that of 0, of which the share is 0
         p = softmax(logits_vt, axis=0)
         loss = -np.log(np.add.reduce(p * following_vt, axis=0)).dot(share)
         p -= following_vt  # loss = -sum share log softmax(logits)[following], so dlogits = (p - following) share
@@ -202,7 +216,7 @@ class Model:
         np.multiply(slopes, slopes, out=step)
         squares += step
         np.sqrt(squares, out=step)
-        step += recipe.ADAM_EPS / b
+        step += ADAM_EPS / b
         np.divide(means, step, out=step)
         step *= rate * a / b
         self.weights.flat *= 1 - rate * decay
@@ -216,7 +230,7 @@ class Model:
 
     def following(self, ids: list[int]) -> list[float]:
         """The probabilities of the next token. The ids are read again for each: they are at most 16."""
-        return softmax(self.forward(ids)[0][:, -1] / recipe.TEMPERATURE, axis=0).tolist()
+        return softmax(self.forward(ids)[0][:, -1] / TEMPERATURE, axis=0).tolist()
 
 
 def run(draw: Draw, steps: int, n_samples: int, report: Report | None) -> Replay:

@@ -20,8 +20,19 @@ from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import find_preset
 from headwise.gpt.run import Run, Settings, write_run
 from headwise.gpt.train import Adam
-from headwise.lab import microgpt as recipe
-from headwise.lab.microgpt import BETA1, BETA2, N_HEADS, Draw, Matrix, Replay, Report, train
+from headwise.lab.microgpt import (
+    ADAM_EPS,
+    BETA1,
+    BETA2,
+    LEARNING_RATE,
+    N_HEADS,
+    TEMPERATURE,
+    Draw,
+    Matrix,
+    Replay,
+    Report,
+    train,
+)
 from headwise.layer.projections import shapes_alone
 
 EXACT = "microgpt.json"  # losses, samples and weights in double precision; the model's file has single precision
@@ -68,7 +79,7 @@ def loss_of(model: GPT, ids: list[int]) -> torch.Tensor:
 def run(draw: Draw, steps: int, n_samples: int, report: Report | None) -> Replay:
     """Learn from one document a step, then write some of our own."""
     model = build(draw.weights, draw.n_heads)
-    adam = Adam(model.parameters(), lr=recipe.LEARNING_RATE, betas=(BETA1, BETA2), eps=recipe.ADAM_EPS)
+    adam = Adam(model.parameters(), lr=LEARNING_RATE, betas=(BETA1, BETA2), eps=ADAM_EPS)
 
     def step_on(ids: list[int], rate: float) -> float:
         adam.param_groups[0]["lr"] = rate
@@ -81,7 +92,7 @@ def run(draw: Draw, steps: int, n_samples: int, report: Report | None) -> Replay
     @torch.no_grad()
     def following(ids: list[int]) -> list[float]:
         logits = model(torch.tensor([ids]), last_only=True)[0, 0]
-        return torch.softmax(logits / recipe.TEMPERATURE, dim=0).tolist()
+        return torch.softmax(logits / TEMPERATURE, dim=0).tolist()
 
     losses = train(draw, steps, report, step_on)
     samples = [draw.write(following) for _ in range(n_samples)]

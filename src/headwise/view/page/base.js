@@ -172,6 +172,13 @@ export function shadeEdge(frame) {
 }
 
 /**
+ * Is a key pressed together with one that makes a shortcut of the browser or the system?
+ * @param {KeyboardEvent} event
+ * @returns {boolean}
+ */
+export function isShortcut(event) { return event.altKey || event.ctrlKey || event.metaKey; }
+
+/**
  * @param {string} base64
  * @returns {Uint8Array}
  */

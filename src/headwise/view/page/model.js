@@ -70,7 +70,7 @@ export function readModel(block) {
     layers: Array.from({ length: config.n_layers }, (_, n) => layer(n)),
     finalNorm: config.final_norm && norm('final_norm'),
     lmHead: { weight: tensors[config.tied ? 'token_embedding.weight' : 'lm_head.weight'] },
-    turns: [], // of the rotary positions met so far
+    rotations: [], // cosines and sines of the rotary positions met so far
   };
 }
 
@@ -79,7 +79,8 @@ function unpackedWeights(bytes, dtype) {
   return Float32Array.from(new Uint16Array(bytes.buffer), ofHalf);
 }
 
-// IEEE 754 half precision: one bit of sign, five of the exponent, ten of the fraction.
+// IEEE 754 half precision: one bit of sign, five of the exponent, ten of the fraction. No weight is infinite or NaN, for
+// which the last exponent stands.
 function ofHalf(bits) {
   const sign = bits & 0x8000 ? -1 : 1, exponent = (bits >> 10) & 31, fraction = bits & 1023;
   return sign * (exponent ? 2 ** (exponent - 15) * (1 + fraction / 1024) : 2 ** -14 * (fraction / 1024));
@@ -126,7 +127,7 @@ export function dot(a, b) {
   return sum;
 }
 
-// RMSNorm, or LayerNorm, which takes off the mean first and may have a bias; gain and bias where there are any.
+// LayerNorm; or RMSNorm, which takes no mean off, so that its `variance` is the mean square. Gain and bias where there are any.
 function normalised({ kind, eps, gain, bias }, x) {
   const mean = kind === 'layer' ? x.reduce((sum, value) => sum + value, 0) / x.length : 0;
   const variance = x.reduce((sum, value) => sum + (value - mean) ** 2, 0) / x.length;
@@ -134,9 +135,9 @@ function normalised({ kind, eps, gain, bias }, x) {
   return x.map((value, i) => (value - mean) * size * (gain ? gain[i] : 1) + (bias ? bias[i] : 0));
 }
 
-// Rotary position: features m and m + half of a head turn together, by an angle that grows with the position.
-function turned(model, x, position) {
-  const half = x.length / 2, { cos, sin } = turnOf(model, position, half), y = new Float32Array(x.length);
+// Rotary position: features m and m + half of a head rotate together, by an angle that grows with the position.
+function rotated(model, x, position) {
+  const half = x.length / 2, { cos, sin } = rotationAt(model, position, half), y = new Float32Array(x.length);
   for (let m = 0; m < half; m++) {
     y[m] = x[m] * cos[m] - x[m + half] * sin[m];
     y[m + half] = x[m + half] * cos[m] + x[m] * sin[m];
@@ -144,12 +145,12 @@ function turned(model, x, position) {
   return y;
 }
 
-function turnOf(model, position, half) {
-  if (!model.turns[position]) {
+function rotationAt(model, position, half) {
+  if (!model.rotations[position]) {
     const angles = Array.from({ length: half }, (_, m) => position * model.config.rope_theta ** (-m / half));
-    model.turns[position] = { cos: Float32Array.from(angles, Math.cos), sin: Float32Array.from(angles, Math.sin) };
+    model.rotations[position] = { cos: Float32Array.from(angles, Math.cos), sin: Float32Array.from(angles, Math.sin) };
   }
-  return model.turns[position];
+  return model.rotations[position];
 }
 
 function softmax(scores) {
@@ -179,9 +180,9 @@ export function forward(model, ids, { silence = [], scale = {} } = {}) {
     });
     const attended = attention(model, layer, x.map((row) => normalised(layer.attentionNorm, row)), factors);
     const middle = x.map((row, t) => plus(row, attended.out[t]));
-    const thought = middle.map((row) => feedForward(config, layer, normalised(layer.feedForwardNorm, row)));
-    layers.push({ x, ...attended, middle, thought });
-    x = middle.map((row, t) => plus(row, thought[t]));
+    const fed = middle.map((row) => feedForward(config, layer, normalised(layer.feedForwardNorm, row)));
+    layers.push({ x, ...attended, middle, fed });
+    x = middle.map((row, t) => plus(row, fed[t]));
     attended.heads.forEach((head, h) => {
       maps[headName(n, h)] = head.weights;
       heads[headName(n, h)] = head.added;
@@ -200,16 +201,16 @@ function embedding(model, id, position) {
 
 // One layer of attention over `read`, what the layer reads: every head, and what they add together.
 function attention(model, layer, read, factors) {
-  const { n_heads: nHeads, n_kv_heads: nShared } = model.config;
+  const { n_heads: nHeads, n_kv_heads: nKvHeads } = model.config;
   const stages = (weights, count, norm) => {
     const projected = read.map((x) => linear(weights, x));
     return Array.from({ length: count }, (_, h) => prepared(model, projected.map((x) => headPart(x, h, count)), norm));
   };
-  const queries = stages(layer.q, nHeads, layer.qNorm), keys = stages(layer.k, nShared, layer.kNorm);
+  const queries = stages(layer.q, nHeads, layer.qNorm), keys = stages(layer.k, nKvHeads, layer.kNorm);
   const values = read.map((x) => linear(layer.v, x));
   const heads = factors.map((factor, h) => {
-    const g = Math.floor((h * nShared) / nHeads); // the key/value head that head h reads
-    return attend(layer, h, g, queries[h], keys[g], values.map((x) => headPart(x, g, nShared)), factor);
+    const g = Math.floor((h * nKvHeads) / nHeads); // the key/value head that head h reads
+    return attend(layer, h, g, queries[h], keys[g], values.map((x) => headPart(x, g, nKvHeads)), factor);
   });
   const out = read.map((_, t) => {
     const sum = new Float64Array(model.config.d_model);
@@ -231,7 +232,7 @@ function prepared(model, rows, norm) {
   const stages = [{ kind: 'projected', rows }];
   if (norm) stages.push({ kind: 'normed', rows: rows.map((x) => normalised(norm, x)) });
   if (model.config.position === 'rope') {
-    stages.push({ kind: 'turned', rows: stages.at(-1).rows.map((x, position) => turned(model, x, position)) });
+    stages.push({ kind: 'rotated', rows: stages.at(-1).rows.map((x, position) => rotated(model, x, position)) });
   }
   return stages;
 }

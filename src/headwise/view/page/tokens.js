@@ -1,15 +1,16 @@
 // A text as the model's numbers: characters, words between spaces, and byte-pair encoding, as corpus/tokens.py and the
 // library `tokenizers` do it. What a vocabulary lacks is marked, never left out; models/pack.py lists what is read here.
-//
-//   readTokens(layout, shown)   a tokenizer from the content of tokenizer.json; `shown` its tokens as a reader sees them
-//   encode(tokens, text)        -> [{id, text, known}], one for each token; an unknown one has the id that stands for it
-//   nearest(tokens, word, chances)  -> the tokens most like a word which the vocabulary lacks; of two as near the likelier
 
 const BOUNDARY = '<|end|>'; // stands before a text
 // GPT-2's division of a text before its bytes are paired (Radford et al. 2019).
 const BYTE_WORDS = /'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+/gu;
 const WORDS_AND_SIGNS = /[\p{Alphabetic}\p{M}\p{Nd}\p{Pc}]+|[^\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\s]+/gu;
 
+/**
+ * @param {Object} layout  the content of tokenizer.json
+ * @param {string[]} [shown]  the tokens as a reader sees them
+ * @returns {Object} a tokenizer, for the functions below
+ */
 export function readTokens(layout, shown) {
   const { model } = layout, ids = new Map(Object.entries(model.vocab));
   for (const added of layout.added_tokens ?? []) ids.set(added.content, added.id);
@@ -25,6 +26,11 @@ export function readTokens(layout, shown) {
   };
 }
 
+/**
+ * @param {Object} tokens
+ * @param {string} text
+ * @returns {{id: number, text: string, known: boolean}[]} a piece for each token; an unknown one has the id that stands for it
+ */
 export function encode(tokens, text) {
   const words = divided(tokens, tokens.layout.pre_tokenizer, [normalText(tokens.layout.normalizer, text)]);
   return words.flatMap((word) => (tokens.layout.model.type === 'BPE' ? joined(tokens, word) : [wholeToken(tokens, word)]));
@@ -39,17 +45,25 @@ function wholeToken(tokens, word) {
 
 const NEAR = 0.5, OFFERED = 2; // edits for each letter of the longer word at most, and so many words
 
+/**
+ * @param {Object} tokens
+ * @param {string} word  which the vocabulary lacks
+ * @param {Map<number, number>} [chances]  id -> its probability
+ * @returns {string[]} the tokens most like it; of two as near the likelier
+ */
 export function nearest(tokens, word, chances = new Map()) {
   const chance = (name) => chances.get(tokens.ids.get(name)) ?? 0;
   const known = [...tokens.ids.keys()].filter((name) => tokens.ids.get(name) !== tokens.boundary);
   const apart = new Map(known.map((name) => [name, edits(bare(name), bare(word)) / Math.max(name.length, word.length)]));
-  return known.filter((name) => apart.get(name) <= NEAR).sort((a, b) => apart.get(a) - apart.get(b) || chance(b) - chance(a)).slice(0, OFFERED);
+  const near = known.filter((name) => apart.get(name) <= NEAR);
+  return near.sort((a, b) => apart.get(a) - apart.get(b) || chance(b) - chance(a)).slice(0, OFFERED);
 }
 
 // Without capitals and accents: `ella` is nearer to `él` than the letters say.
 function bare(word) { return [...word.toLowerCase().normalize('NFD').replace(/\p{M}/gu, '')]; }
 
-// Letters that must be put in, taken out or changed to make one word of the other (Levenshtein 1966).
+// Letters that must be put in, taken out or changed to make one word of the other (Levenshtein 1966). `row` has the edits
+// from the letters read so far to each beginning of `to`; `corner` is the one above and to the left.
 function edits(from, to) {
   let row = to.map((_, at) => at + 1);
   from.forEach((letter, n) => {

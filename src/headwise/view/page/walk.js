@@ -1,6 +1,6 @@
 // --- The walk: what is chosen, the bar of tokens, going forth and back ---
 
-import { byId, element, language, putWords, readData, say, setWord, worded } from './base.js';
+import { byId, element, isShortcut, language, putWords, readData, say, setWord, worded } from './base.js';
 import { forward, headName, headNames, inputOf, offer, readModel } from './model.js';
 import { DRAW, STEPS } from './walk_steps.js';
 import { origins, tellOf } from './walk_tables.js';
@@ -11,6 +11,11 @@ const begin = { ...readData('start'), ...asked() };
 export const walk = { model: readModel(readData('model')), layer: begin.layer, head: begin.head, at: begin.at, step: 0,
   numbers: false, timer: 0, ids: [], pieces: [], run: null };
 
+/**
+ * A token as it is written, with signs for spaces and the like.
+ * @param {{id?: number, text: string, known?: boolean}} piece
+ * @returns {string}
+ */
 export function visible(piece) {
   const text = piece.known === false || piece.id === undefined ? piece.text : walk.model.tokens.shown[piece.id];
   return text.replace(/[\n\t\r ]/g, (sign) => SIGNS[sign]);
@@ -108,6 +113,10 @@ function goTo(step) {
   draw();
 }
 
+/**
+ * @param {number} layer
+ * @param {number} head
+ */
 export function chooseHead(layer, head) {
   Object.assign(walk, { layer, head });
   byId('head').value = headName(layer, head);
@@ -130,7 +139,7 @@ function play() {
 
 // The arrows go on and back but in the text, among heads and among numbers, where they have a meaning of their own.
 function keys(event) {
-  if (event.altKey || event.ctrlKey || event.metaKey || event.target.closest('[type=text], select, table')) return;
+  if (isShortcut(event) || event.target.closest('[type=text], select, table')) return;
   if (event.key === 'ArrowRight') go(event, 1);
   else if (event.key === 'ArrowLeft') go(event, -1);
   else if (event.key === 'p') play();

@@ -5,6 +5,8 @@ import { dot, forward, headName, probabilities } from './model.js';
 import { MOST_FEATURES, MOST_KEYS, joinedSlices, lengthOf, shown, stripTable } from './walk_tables.js';
 import { visible, walk } from './walk.js';
 
+const LIKELIEST = 4; // tokens that are shown of those that are expected with the head, and as many without it
+
 export const STEPS = ['text', 'vectors', 'products', 'scale', 'softmax', 'values', 'output', 'likelier'];
 
 export const DRAW = { text: drawText, vectors: drawVectors, products: drawProducts, scale: drawScale, softmax: drawSoftmax,
@@ -12,6 +14,7 @@ export const DRAW = { text: drawText, vectors: drawVectors, products: drawProduc
 
 function telling(key, values) { return worded('p', 'telling', `walk.${key}`, values); }
 
+// What is chosen, and its numbers: q and k as they meet, after the last of their stages.
 function facts() {
   const layer = walk.run.layers[walk.layer], head = layer.heads[walk.head], { at } = walk;
   return { layer, head, at, width: head.out[at].length, q: head.queries.at(-1).rows[at], k: head.keys.at(-1).rows };
@@ -80,9 +83,9 @@ function stageTable(stage, kept) {
 function vectorOrigin(name, i) {
   const { head, width } = facts(), stages = head.queries, before = stages.at(-2)?.kind, { kind } = stages.at(-1);
   const half = width / 2;
-  if (kind === 'turned') {
+  if (kind === 'rotated') {
     const partner = i < half ? i + half : i - half;
-    return from('turned', { i, partner }, [`${before} ${name}:${i}`, `${before} ${name}:${partner}`]);
+    return from('rotated', { i, partner }, [`${before} ${name}:${i}`, `${before} ${name}:${partner}`]);
   }
   if (kind === 'normed') return from('normed_head', { i }, [`${before} ${name}:${i}`]);
   return from(name === 'q' ? 'projected_q' : 'projected_k', { i }, []);
@@ -162,7 +165,8 @@ function drawOutput() {
   all.push({ id: 'x', label: 'x', values: x[at] });
   all.push({ id: 'new', label: say('walk.new_x'), values: middle[at], strong: true,
     origin: (c) => from('sum_of_column', { count: parts.length }, parts.map((id) => `${id}:${c}`)) });
-  return [telling('joined_is', { heads: layer.heads.length }), joinedSlices(say('walk.outputs'), 'out', layer.heads.map((each) => each.out[at]), walk.head),
+  const outputs = layer.heads.map((each) => each.out[at]);
+  return [telling('joined_is', { heads: layer.heads.length }), joinedSlices(say('walk.outputs'), 'out', outputs, walk.head),
     telling('through_is', { width }), ...(kept.length < width ? [telling('some_features', { count: width, shown: kept.length })] : []),
     stripTable(say('walk.output'), rows), telling('residual_is', {}), stripTable(say('walk.new_x'), all, { tail: say('walk.length') })];
 }
@@ -170,22 +174,22 @@ function drawOutput() {
 // The model once more without this head: what it makes likelier is the difference.
 function drawLikelier() {
   const { at } = facts(), name = headName(walk.layer, walk.head);
-  const with_ = probabilities(walk.run.logits[at]);
+  const whole = probabilities(walk.run.logits[at]);
   const without = probabilities(forward(walk.model, walk.ids, { silence: [name] }).logits[at]);
-  const ids = Array.from(with_, (_, id) => id), change = (id) => with_[id] - without[id];
+  const ids = Array.from(whole, (_, id) => id), change = (id) => whole[id] - without[id];
   const rise = ids.reduce((best, id) => (change(id) > change(best) ? id : best));
   const fall = ids.reduce((best, id) => (change(id) < change(best) ? id : best));
-  const most = (chances) => [...ids].sort((a, b) => chances[b] - chances[a]).slice(0, 4);
-  const kept = [...new Set([...most(with_), ...most(without), rise, fall])].sort((a, b) => with_[b] - with_[a]);
+  const most = (chances) => [...ids].sort((a, b) => chances[b] - chances[a]).slice(0, LIKELIEST);
+  const kept = [...new Set([...most(whole), ...most(without), rise, fall])].sort((a, b) => whole[b] - whole[a]);
   const word = (id) => visible({ text: walk.model.tokens.shown[id] });
-  const rows = kept.map((id) => ({ id: `p${id}`, label: '', token: word(id), values: [with_[id], without[id], change(id)],
-    bar: [with_[id], without[id]],
+  const rows = kept.map((id) => ({ id: `p${id}`, label: '', token: word(id), values: [whole[id], without[id], change(id)],
+    bar: [whole[id], without[id]],
     origin: (i) => i < 2 ? from(i ? 'chance_without' : 'chance_with', { head: name }, [])
-      : from('difference', { a: with_[id], b: without[id] }, [`p${id}:0`, `p${id}:1`]) }));
+      : from('difference', { a: whole[id], b: without[id] }, [`p${id}:0`, `p${id}:1`]) }));
   const nodes = [telling('likelier_is', { head: name, token: tokenAt(at) }),
     stripTable(say('walk.likelier'), rows, { columns: [say('walk.with'), say('walk.without'), say('walk.change')], figures: true })];
-  if (change(rise) >= 0.0005) {
-    nodes.push(telling('rises', { token: word(rise), before: shown(without[rise], 3), after: shown(with_[rise], 3), head: name }));
+  if (change(rise) >= 0.0005) { // else both have the same three decimals
+    nodes.push(telling('rises', { token: word(rise), before: shown(without[rise], 3), after: shown(whole[rise], 3), head: name }));
   } else nodes.push(telling('no_change', { head: name }));
   return nodes;
 }

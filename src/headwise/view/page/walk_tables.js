@@ -10,8 +10,14 @@ const FEW = 16; // numbers of a vector up to which its cells are large
 
 export const origins = new Map(); // cell -> () => ({key, values, cells}): the sentence, and the cells it speaks of
 
-// A table of vectors. A row: {id, label, token, values, origin(i), tail: {value, origin}, bar, strong}; `columns` names
-// the cells. With `figures` the numbers stand in the cells whatever the reader chose.
+/**
+ * A table of vectors.
+ * @param {string} title
+ * @param {Object[]} rows  {id, label, token, values, origin(i), tail: {value, origin}, bar, strong}
+ * @param {Object} [options]  `columns` names the cells, `tail` the last one; with `figures` the numbers stand in the
+ *   cells whatever the reader chose
+ * @returns {HTMLElement}
+ */
 export function stripTable(title, rows, { columns = null, tail = '', figures = false } = {}) {
   const frame = element('div', 'frame'), table = element('table', figures || walk.numbers ? 'strips numbers' : 'strips');
   table.classList.toggle('few', rows[0].values.length <= FEW);
@@ -19,7 +25,7 @@ export function stripTable(title, rows, { columns = null, tail = '', figures = f
   table.setAttribute('aria-label', title);
   const names = columns ?? (walk.numbers ? Array.from(rows[0].values, (_, i) => String(i)) : null);
   if (names) table.append(headLine([...names, ...(tail ? [tail] : [])]));
-  const top = Math.max(...rows.flatMap((row) => Array.from(row.values, Math.abs)), 1e-30);
+  const top = largest(rows.map((row) => row.values));
   const decimals = decimalsFor(rows.flatMap((row) => [...row.values, ...(row.tail ? [row.tail.value] : [])]));
   const body = table.createTBody();
   rows.forEach((row, place) => body.append(stripRow(row, place, { top, decimals, figures, tail })));
@@ -27,6 +33,9 @@ export function stripTable(title, rows, { columns = null, tail = '', figures = f
   frame.append(table);
   return frame;
 }
+
+// The largest size of a number, which has the last colour; something where all are 0, for shares are made of it.
+function largest(vectors) { return Math.max(...vectors.flatMap((values) => Array.from(values, Math.abs)), 1e-30); }
 
 function headLine(names) {
   const line = element('tr'), head = element('thead');
@@ -37,7 +46,7 @@ function headLine(names) {
 
 function stripRow(row, place, { top, decimals, figures, tail }) {
   const line = element('tr', row.strong ? 'strong arriving' : 'arriving'), label = element('th', '', row.label);
-  line.style.animationDelay = `${Math.min(place, 20) * 90}ms`;
+  line.style.animationDelay = `${Math.min(place, 20) * 90}ms`; // the rows arrive one after the other, the last ones together
   label.scope = 'row';
   if (row.token !== undefined) label.append(' ', element('bdi', '', row.token));
   line.append(label);
@@ -85,9 +94,16 @@ function barOf(shares) {
   return cell;
 }
 
-// The vectors of all heads side by side, as one: slice h is `name[4:8]`, and fills when its turn comes.
+/**
+ * The vectors of all heads side by side, as one: slice h is `name[4:8]`, and fills when its turn comes.
+ * @param {string} title
+ * @param {string} name
+ * @param {Float32Array[]} parts  one for each head
+ * @param {number} chosen  a head
+ * @returns {HTMLElement}
+ */
 export function joinedSlices(title, name, parts, chosen) {
-  const group = element('div', 'slices'), top = Math.max(...parts.flatMap((values) => Array.from(values, Math.abs)), 1e-30);
+  const group = element('div', 'slices'), top = largest(parts);
   const decimals = decimalsFor(parts.flatMap((values) => Array.from(values)));
   group.setAttribute('role', 'group');
   group.setAttribute('aria-label', title);
@@ -139,7 +155,10 @@ function walkCells(event) {
   cells[Math.min(beside[1], beside[0] === line ? Infinity : cells.length - 1)]?.focus();
 }
 
-// Says where a number came from, and marks the numbers it came from.
+/**
+ * Says where a number came from, and marks the numbers it came from.
+ * @param {HTMLElement|null} cell
+ */
 export function tellOf(cell) {
   for (const marked of document.querySelectorAll('.from, .pointed')) marked.classList.remove('from', 'pointed');
   const readout = byId('readout');
@@ -164,9 +183,19 @@ function decimalsFor(values) {
   return top > 0 ? Math.min(8, Math.max(2, Math.ceil(2 - Math.log10(top)))) : 2;
 }
 
+/**
+ * A number without the sign of a zero, and with a minus in place of a hyphen.
+ * @param {number} value
+ * @param {number} [decimals]
+ * @returns {string}
+ */
 export function shown(value, decimals = 4) {
   const text = value.toFixed(decimals);
   return (/[1-9]/.test(text) ? text : text.replace('-', '')).replace('-', '−');
 }
 
+/**
+ * @param {Float32Array} vector
+ * @returns {number}
+ */
 export function lengthOf(vector) { return Math.sqrt(dot(vector, vector)); }
