@@ -37,7 +37,7 @@ def test_phrases(monkeypatch: pytest.MonkeyPatch) -> None:
     text, sections = sources(), {key.split(".")[0] for key in table()}
     named = {key for key in re.findall(r"['\"]([a-z]+\.[\w]+)['\"]", text) if key.split(".")[0] in sections}
     prefixes = tuple(re.findall(r"[`'\"]([a-z]+\.(?:\w+_)?)(?:\$?\{|['\"] \+)", text))  # f"role.{name}", 'step.' + name
-    prefixes += tuple(f"{section}." for section in re.findall(r'(?:key_of|_worded|labelled|translator)\("(\w+)"', text))
+    prefixes += tuple(f"{x}." for x in re.findall(r'(?:(?:key_of|labelled|translator)\W+|\.show\(.*)"(\w+)"', text))
     known = {key for key in named if not key.endswith((".js", ".jsonl", ".css", ".html", ".md", ".toml", ".txt"))}
     assert known - set(table()) == set()
     unused = [key for key in table() if key not in known and not key.startswith(prefixes)]

@@ -5,27 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from typer import Option
 
 from headwise.cli.app import (
+    File,
+    Files,
+    Model,
     Progress,
-    as_options,
+    Seed,
+    SomeCount,
+    check_outputs,
     command,
     err,
-    in_words,
-    language,
+    in_options,
+    model_path,
+    named_path,
     needs_torch,
-    out,
     print_json,
-    running_options,
+    screen,
     wants_json,
 )
 from headwise.cli.early import check_model, check_texts, context_in, shape_of
 from headwise.errors import HeadwiseError
 from headwise.families import check_reads_tokens, is_own
 from headwise.files import check_file, is_stream, write_whole
-from headwise.table import Table, number, say
-from headwise.words import Note, refusal, said, translator
+from headwise.table import Table, number
+from headwise.words import Note, refusal
 
 if TYPE_CHECKING:
     from headwise.gpt.ranks import Ranks
@@ -37,32 +44,34 @@ REPORT = "report.html"
 BENCHES = "grammar", "meaning"
 MOST_PATHS = 20
 SCORES = ("copies", "suppresses", "succeeds")
+KEPT = r"lock|against|tally-.*\.safetensors"  # what lies in the folder of --keep
+NewFolder = Annotated[Path | None, Option(parser=named_path, metavar="DIR")]
 
 
 @command()
 def heads(
-    model: Path,
+    model: Model,
     text: list[str] | None = None,
-    ids: Path | None = None,
-    tokens: int | None = None,
-    documents: int | None = None,
+    ids: File = None,
+    tokens: SomeCount = None,
+    documents: SomeCount = None,
     rows: float | None = None,
     unknown: Literal["refuse", "skip"] = "refuse",
     field: str | None = None,
     ablate: Literal["auto", "zero", "mean", "none"] = "auto",
     controls: bool = True,
     sort: str = "name",
-    against: Path | None = None,
-    html: Path | None = None,
-    out_files: list[Path] | None = None,
-    card: Path | None = None,
-    headvis: Path | None = None,
+    against: Annotated[Path | None, Option(parser=model_path, metavar="OTHER")] = None,
+    html: File = None,
+    out: Files = None,
+    card: File = None,
+    headvis: NewFolder = None,
     relations: str | None = None,
     embed: bool = False,
     circuits: bool = False,
-    keep: Path | None = None,
+    keep: NewFolder = None,
     parallel: Literal["tensor"] | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     stream: bool | None = None,
     dtype: str = "auto",
     device: str = "cpu",
@@ -70,8 +79,10 @@ def heads(
     """Show what each head does, and what breaks without it."""
     from headwise.records import share_note
 
+    files = out or []
+    folders = {"--keep": (keep, KEPT), "--headvis": (headvis, ".*")}
+    check_outputs([model, against, ids, relations, *(text or ())], folders, html=html, out=files, card=card)
     reading = {"stream": stream, "dtype": dtype, "device": device}
-    files = out_files or []
     if circuits:
         texts: dict[str, Any] = {"text": text, "ids": ids, "relations": relations, "embed": embed}
         _circuits(model, reading, **texts, against=against, headvis=headvis, html=html, out=files, card=card)
@@ -156,10 +167,10 @@ def write_tables(paths: Iterable[Path], records: Sequence[Row], draw: Callable[[
 def tell_files(tables: Iterable[Path], **others: Path | None) -> None:
     """Print what was written where; `others` are under their keys in [tell] of the words."""
     for path in tables:
-        out.print(in_words("tell.picture" if path.suffix.lower() == ".png" else "tell.table", path=path))
+        screen.tell("tell.picture" if path.suffix.lower() == ".png" else "tell.table", path=path)
     for what, other in others.items():
         if other is not None:
-            out.print(in_words(f"tell.{what}", path=other))
+            screen.tell(f"tell.{what}", path=other)
 
 
 def _circuits(model: Path, reading: Mapping[str, Any], **options: Any) -> None:
@@ -201,15 +212,15 @@ def _print_circuits(circuits: Mapping[str, Any]) -> None:
         Note.of("circuits.title"),
         Note.of("circuits.note"),
     )
-    table.print(out, speak=translator("circuits", language()))
+    screen.show(table, "circuits")
     paths = circuits["paths"]
-    say(out, "\n" + in_words("circuits.paths", count=len(paths)))
+    screen.say("\n" + screen.phrase("circuits.paths", count=len(paths)))
     for path in paths[:MOST_PATHS]:
-        score, baseline = f"{path['score']:.2f}", f"{path['baseline']:.2f}"
-        way = f"circuits.through_{path['at']}"
-        say(out, "  " + in_words(way, reader=path["receiver"], read=path["sender"], score=score, baseline=baseline))
+        facts = {"reader": path["receiver"], "read": path["sender"]}
+        facts |= {name: f"{path[name]:.2f}" for name in ("score", "baseline")}
+        screen.say("  " + screen.phrase(f"circuits.through_{path['at']}", **facts))
     if len(paths) > MOST_PATHS:
-        say(out, "  " + in_words("circuits.more", count=len(paths) - MOST_PATHS))
+        screen.say("  " + screen.phrase("circuits.more", count=len(paths) - MOST_PATHS))
 
 
 def _print_json(survey: Survey, other: Survey | None, report: Path | None) -> None:
@@ -227,11 +238,11 @@ def _print_survey(survey: Survey, maps: HeadMaps | None, sort: str, other: Surve
     from headwise.view.terminal import print_maps
 
     if maps is not None and len(maps.maps) <= MOST_MAPS:
-        print_maps(out, maps, language())
-    print_survey(out, survey, sort, other, language())
-    print_relations(out, survey, language())
+        print_maps(screen, maps)
+    print_survey(screen, survey, sort, other)
+    print_relations(screen, survey)
     if other is None and len(survey) <= MOST_MAPS:
-        print_sentences(out, survey, language())
+        print_sentences(screen, survey)
 
 
 def _check(
@@ -320,9 +331,9 @@ def surveyed(
         read = read_texts(folder, source, tokens, documents, on, unknown, field, progress, relations)
         if (stream := stream_of(folder.model)) is not None:
             lengths = [len(document) for document in read.documents]
-            err.print(said(stream.forecast(sum(lengths), max(lengths)), language()), soft_wrap=True)
+            err.say(stream.forecast(sum(lengths), max(lengths)))
         elif line := forecast(folder.model, read.documents, options.get("controls", True)):
-            err.print(as_options(said(line, language()), running_options()), soft_wrap=True)
+            err.print(in_options(line))
         result = survey(folder.model, read, progress=progress, ranks=ranks, **options)
         if headvis is not None:
             progress("HeadVis", 0, 0)
@@ -362,7 +373,7 @@ def _write_report(
     from headwise.view.page import walk_html
     from headwise.view.report import write_report
 
-    lang, loaded = language(), load_run(model) if is_own(model) else None
+    lang, loaded = screen.lang, load_run(model) if is_own(model) else None
     packed = {"reason": "foreign"} if loaded is None else pack_model(*loaded, EMBEDDED if embed else MOST)
     run, walk = read_run(model), None
     if loaded is not None and path == model / REPORT and not embed and "reason" not in packed:

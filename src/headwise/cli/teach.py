@@ -11,25 +11,27 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer import Exit
+from typer import Argument, Exit, Option
 
 from headwise.cli.app import (
     COURSE,
     UNITS,
-    as_options,
+    Count,
+    File,
+    Folder,
+    SomeCount,
     asked_language,
     check_outputs,
     command,
     err,
-    in_words,
-    language,
+    in_options,
+    named_path,
     needs_torch,
-    out,
     print_json,
-    running_options,
+    screen,
     speak,
     units_kept_in,
     wants_json,
@@ -52,14 +54,14 @@ if TYPE_CHECKING:
 
 @command()
 def check(
-    target: str,
+    target: Annotated[str, Argument(metavar="FILE[:NAME]")],
     causal: bool | None = None,
     args: str = "",
-    mapping: str = "",
+    mapping: Annotated[str, Option("--map")] = "",
     seconds: float = 20.0,
     watch: bool = False,
-    steps: int | None = None,
-    folder: Path | None = None,
+    steps: SomeCount = None,
+    out: File = None,
 ) -> None:
     """Name the bugs in your own attention, and watch its heads.
 
@@ -72,10 +74,10 @@ def check(
     from headwise.teach.check import read_target
     from headwise.teach.subject import Options
 
-    if not watch and (steps is not None or folder is not None):
-        option = "--steps" if folder is None else "--out"
+    if not watch and (steps is not None or out is not None):
+        option = "--steps" if out is None else "--out"
         raise refusal("with_watch", option=option)
-    lang = language()
+    lang = screen.lang
     pairs = {name: _value(name, text, lang) for name, text in _pairs("--args", args, lang).items()}
     names = _pairs("--map", mapping, lang)
     chosen = None
@@ -92,16 +94,16 @@ def check(
     open_ahead = words(lang)["not_causal"] in verdict.checked
     verdict = replace(_in_options(verdict), others=tuple(map(_in_options, verdict.others)))
     if not wants_json():
-        out.print(str(verdict))
+        screen.print(str(verdict))
     seen = None
     if chosen is not None and verdict.right:
         if not wants_json():
-            out.print("")
+            screen.print("")
         if open_ahead and "mask" not in chosen.source.code:  # refused here, it need not be loaded once more
             raise HeadwiseError(chosen.say("sees_later", name=chosen.name))
-        seen = show_heads(folder or free_folder(Path("runs") / chosen.name.lower()), chosen, steps)
+        seen = show_heads(out or free_folder(Path("runs") / chosen.name.lower()), chosen, steps)
     elif watch:
-        err.print(words(lang)["first_right"], soft_wrap=True)
+        err.print(words(lang)["first_right"])
     if wants_json():
         print_json("check", verdict.to_json() | ({"watched": seen} if watch else {}))
     raise typer.Exit(verdict.exit_code)
@@ -109,9 +111,8 @@ def check(
 
 def _in_options(verdict: Verdict) -> Verdict:
     """A verdict that speaks of options in the place of arguments."""
-    options = running_options()
-    tried, untried = (tuple(as_options(x, options) for x in texts) for texts in (verdict.checked, verdict.not_checked))
-    return replace(verdict, checked=tried, not_checked=untried)
+    checked, not_checked = (tuple(map(in_options, texts)) for texts in (verdict.checked, verdict.not_checked))
+    return replace(verdict, checked=checked, not_checked=not_checked)
 
 
 def show_heads(folder: Path, target: Target, steps: int | None) -> dict[str, Any]:
@@ -119,7 +120,7 @@ def show_heads(folder: Path, target: Target, steps: int | None) -> dict[str, Any
     with needs_torch():
         from headwise.teach.own import train_apart
     with leaving_run(folder), training_progress() as (report, _):
-        err.print(target.say("training", name=target.name), soft_wrap=True)
+        err.print(target.say("training", name=target.name))
         learned = train_apart(folder, target, steps, report)
         page = write_report_of(folder)
     result = learned.run
@@ -127,11 +128,11 @@ def show_heads(folder: Path, target: Target, steps: int | None) -> dict[str, Any
     if not wants_json():
         right, _, count = result.cells
         losses = {"loss": result.summary.held_out_loss, "baseline": result.summary.baseline_loss}
-        out.print(target.say("trained", **losses, right=right, all=count))
-        out.print(target.say("certified", difference=learned.logits))
+        screen.print(target.say("trained", **losses, right=right, all=count))
+        screen.print(target.say("certified", difference=learned.logits))
         key = "unwatched" if learned.maps is None else "watched"
-        out.print(target.say(key, difference=learned.maps, why=learned.unwatched))
-        out.print(target.say("report", path=page, folder=folder))
+        screen.print(target.say(key, difference=learned.maps, why=learned.unwatched))
+        screen.print(target.say("report", path=page, folder=folder))
     differences = {"difference": learned.logits, "maps_difference": learned.maps, "unwatched": learned.unwatched}
     return {**result_json(folder, result, page), **differences}
 
@@ -141,7 +142,7 @@ def tell_unheld(lang: str) -> None:
     from headwise.teach.sandbox import unheld
 
     if lack := unheld(lang):
-        err.print(f"headwise: {lack}", soft_wrap=True)
+        err.print(f"headwise: {lack}")
 
 
 def _pairs(option: str, text: str, lang: str) -> dict[str, str]:
@@ -162,17 +163,18 @@ def _value(name: str, text: str, lang: str) -> Any:
 
 TRAINED = 11  # the number of the exercise whose class --train lets learn the verbs
 LOOK = 0.3  # seconds between two looks at a file that is watched
+ExerciseNumber = Annotated[int | None, Option(metavar="N")]
 
 
 @command()
 def learn(
-    folder: Path | None = None,
+    folder: Annotated[Path | None, Argument(parser=named_path, metavar="[FOLDER]")] = None,
     watch: bool = False,
-    reset: int | None = None,
-    solution: int | None = None,
+    reset: ExerciseNumber = None,
+    solution: ExerciseNumber = None,
     notebook: bool = False,
     train: bool = False,
-    steps: int | None = None,
+    steps: SomeCount = None,
 ) -> None:
     """Learn attention in 18 small exercises, in English or Spanish.
 
@@ -196,7 +198,7 @@ def learn(
         if wants_json():
             print_json("solution", {"exercise": solution, "solution": code})
         else:
-            out.print(code)
+            screen.print(code)
     elif notebook:
         from headwise.teach.notebook import write_notebooks
 
@@ -220,10 +222,10 @@ def _open(folder: Path | None, number: int | None) -> tuple[Course, Exercise | N
     from headwise.teach.course import PROGRESS, open_course
     from headwise.teach.exercises import exercises, find_exercise
 
-    exercise = None if number is None else find_exercise(number, language())
+    exercise = None if number is None else find_exercise(number, screen.lang)
     inside = Path(PROGRESS).exists() and Path(exercises()[0].file).exists()
     place = folder or (Path() if inside else COURSE)
-    of_new = None if (place / PROGRESS).exists() else language()  # a course that is there keeps its own
+    of_new = None if (place / PROGRESS).exists() else screen.lang  # a course that is there keeps its own
     course, new = open_course(place, asked_language() or of_new)
     return course, exercise, new
 
@@ -233,7 +235,7 @@ def _tell(course: Course, kind: str, document: dict[str, Any]) -> None:
     if wants_json():
         print_json(kind, document)
     else:
-        out.print(course.words[kind].format(**document))
+        screen.print(course.words[kind].format(**document))
 
 
 def _command(course: Course, *options: str) -> str:
@@ -250,7 +252,7 @@ def _step(course: Course, new: bool, quiet: bool = False, asked: bool = True) ->
 
     def say(text: str) -> None:
         if not quiet:
-            out.print(text)
+            screen.print(text)
 
     if new:
         say(course.words["welcome"].format(count=len(exercises()), folder=course.folder) + "\n")
@@ -293,7 +295,7 @@ def _watch(course: Course) -> None:
     if course.current is None:
         _step(course, new=False)  # which says so
         return
-    out.print(course.words["watching"].format(folder=course.folder))
+    screen.print(course.words["watching"].format(folder=course.folder))
     seen: bytes | None = None
     while (exercise := course.current) is not None:
         content = _content(course, exercise)
@@ -302,7 +304,7 @@ def _watch(course: Course) -> None:
             continue
         seen = content
         _step(course, new=False, asked=False)
-        out.print("")
+        screen.print("")
         if course.current is not exercise and course.current is not None:  # the next is marked once it is saved
             seen = _content(course, course.current)
 
@@ -335,12 +337,12 @@ FOLDER = Path("runs") / "bugs"
 
 @command()
 def bugs(
-    bug: str | None = None,
-    seeds: int = 3,
-    steps: int = 400,
-    folder: Path = FOLDER,
-    html: Path | None = None,
-    workers: int | None = None,
+    bug: Annotated[str | None, Argument(metavar="[ID]")] = None,
+    seeds: Annotated[int, Option(min=3)] = 3,
+    steps: Count = 400,
+    out: Folder = FOLDER,
+    html: File = None,
+    workers: SomeCount = None,
     train: bool = False,
 ) -> None:
     """List the bugs that learners write, and what training hides.
@@ -350,20 +352,20 @@ def bugs(
     """
     from headwise.teach.bugs import bug_named, catalogue, words
 
-    lang = language()
+    lang = screen.lang
     words(lang)
     if bug is None:
         _list(catalogue().values(), lang)
         return
     names = list(catalogue()) if bug == "all" else [bug_named(bug).id]
-    check_outputs((), {"--out": (folder, UNITS)}, html=html)
+    check_outputs((), {"--out": (out, UNITS)}, html=html)
     if not (train or html or bug == "all"):
         _describe(bug_named(bug), lang)
         return
     with needs_torch():
         from headwise.teach.study import study
-    with units_kept_in(folder) as report:
-        comparison, shown = study(names, folder, seeds, steps, workers or os.cpu_count() or 1, report, lang)
+    with units_kept_in(out) as report:
+        comparison, shown = study(names, out, seeds, steps, workers or os.cpu_count() or 1, report, lang)
     written = html is not None and len(shown) == 1 and shown[0].loss is not None
     if html is not None and written:
         _write_maps(html, shown[0], steps, lang)
@@ -371,10 +373,10 @@ def bugs(
         print_json("hidden", {"bugs": shown, "comparison": comparison})
         return
     if len(shown) == 1:
-        out.print(bug_text(bug_named(shown[0].bug), lang))
-    out.print("\n".join(f"{entry.bug}: {entry.sentence}" for entry in shown))
+        screen.print(bug_text(bug_named(shown[0].bug), lang))
+    screen.print("\n".join(f"{entry.bug}: {entry.sentence}" for entry in shown))
     if written:
-        out.print(in_words("tell.written", path=html))
+        screen.tell("tell.written", path=html)
 
 
 def _list(entries: Iterable[Bug], lang: str) -> None:
@@ -383,7 +385,7 @@ def _list(entries: Iterable[Bug], lang: str) -> None:
     if wants_json():
         print_json("bugs", {"bugs": [{"id": entry.id, **entry.texts[lang]} for entry in entries]})
     else:
-        out.print("\n".join(f"{entry.id:<26} {entry.name(lang)}" for entry in entries))
+        screen.print("\n".join(f"{entry.id:<26} {entry.name(lang)}" for entry in entries))
         err.print("\n" + words(lang)["of_the_list"])
 
 
@@ -393,7 +395,7 @@ def _describe(entry: Bug, lang: str) -> None:
     if wants_json():
         print_json("bugs", {"bugs": [{"id": entry.id, **entry.texts[lang]}]})
         return
-    out.print(bug_text(entry, lang))
+    screen.print(bug_text(entry, lang))
     lack = words(lang)["untrained"].format(why=words(lang)[f"lacks_{entry.untrained}"]) if entry.untrained else ""
     err.print("\n" + (lack or words(lang)["to_train"].format(bug=entry.id)))
 

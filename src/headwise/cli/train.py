@@ -11,16 +11,30 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from headwise.cli.app import Progress, command, err, in_words, language, needs_torch, out, print_json, wants_json
+from typer import Argument, Option
+
+from headwise.cli.app import (
+    Count,
+    File,
+    Port,
+    Progress,
+    command,
+    err,
+    named_path,
+    needs_torch,
+    print_json,
+    screen,
+    wants_json,
+)
 from headwise.cli.heads import write_report_of
 from headwise.cli.interrupt import leaving
 from headwise.corpus.sources import Sources
 from headwise.errors import HeadwiseError
 from headwise.files import STDIN, TEXT, packaged, read_text, text_path
 from headwise.gpt.presets import PRESETS, find_preset
-from headwise.words import known, phrase, refusal, said
+from headwise.words import known, phrase, refusal
 
 if TYPE_CHECKING:
     from headwise.corpus.training import Corpus
@@ -38,11 +52,11 @@ def _presets() -> list[str]:
     return [*PRESETS, LISTED]
 
 
-@command(preset=_presets)
+@command()
 @leaving()
 def train(
-    text: list[Path] | None = None,
-    preset: str | None = None,
+    text: Annotated[list[Path] | None, Argument(parser=named_path, metavar="[TEXT]...")] = None,
+    preset: Annotated[str | None, Option(autocompletion=_presets)] = None,
     heads: int | None = None,
     kv_heads: int | None = None,
     head_dim: int | None = None,
@@ -52,17 +66,17 @@ def train(
     width: int | None = None,
     context: int | None = None,
     steps: int | None = None,
-    seed: int | None = None,
-    tokenizer: Path | None = None,
+    seed: Annotated[int | None, Option(min=0, max=2**63 - 1)] = None,
+    tokenizer: File = None,
     lines: bool | None = None,
     field: str | None = None,
     rung: str | None = None,
-    samples: int | None = None,
-    out_folder: Path | None = None,
+    samples: Annotated[int | None, Option(min=0, max=10000)] = None,
+    out: File = None,
     resume: bool = False,
     live: bool = False,
-    port: int | None = None,
-    accumulate: int = 1,
+    port: Port = None,
+    accumulate: Count = 1,
     shard: bool = False,
 ) -> None:
     """Train a small GPT and write a report.
@@ -79,7 +93,7 @@ def train(
     sizes |= {"d_model": width, "context": context, "latent_dim": latent_dim, "rope_dim": rope_dim}
     if preset is not None:
         find_preset(preset)
-    with _kept_input(text or [], out_folder, resume) as (texts, out_folder):
+    with _kept_input(text or [], out, resume) as (texts, out):
         names = [os.path.realpath(text_path(each)) for each in texts]
         if names:
             Sources(list(map(Path, names)), field)
@@ -94,14 +108,14 @@ def train(
             "shape": {name: value for name, value in sizes.items() if value is not None} or None,
         }
         if rung is not None:
-            folder = out_folder or free_folder(Path("runs") / (texts[0].stem if texts else "microgpt"))
+            folder = out or free_folder(Path("runs") / (texts[0].stem if texts else "microgpt"))
             replay_microgpt(options, rung, 20 if samples is None else samples, resume, folder)
         else:
             with needs_torch():
                 from headwise.gpt.ranks import current
                 from headwise.gpt.run import follow_training
                 from headwise.gpt.train import Division
-            folder, settings = current().agree(lambda: run_settings(options, out_folder, resume))
+            folder, settings = current().agree(lambda: run_settings(options, out, resume))
             division = Division(accumulate, shard)
             if current().rank:
                 follow_training(folder, settings, division)
@@ -146,23 +160,19 @@ def _train(
     with needs_torch():
         from headwise.gpt.run import SAMPLES, run_training
     with leaving_run(folder), training_progress() as (report, reading):
-
-        def say(line: str) -> None:
-            err.print(said(line, language()), soft_wrap=True)
-
         n_samples = SAMPLES if samples is None else samples
         film = first_maps if page is None else partial(filmed, page)
         report = report if page is None else told(page, report)
         result = run_training(
-            folder, settings, report, resume, say, n_samples, film, division=division, reading=reading
+            folder, settings, report, resume, err.say, n_samples, film, division=division, reading=reading
         )
         report_path = write_report_of(folder)
     if wants_json():
         print_json("train", result_json(folder, result, report_path))
     else:
         _print_result(result)
-        out.print("\n" + in_words("tell.report", path=report_path))
-        say(in_words("tell.open", folder=folder))
+        screen.say("\n" + screen.phrase("tell.report", path=report_path))
+        err.tell("tell.open", folder=folder)
     if page is not None:
         show_report(page, report_path)
 
@@ -186,8 +196,8 @@ def _list_presets() -> None:
         print_json("presets", {"presets": rows})
         return
     for row in rows:
-        out.print(f"{row['name']:9} {in_words('preset.' + row['name'])}")
-        out.print(f"{'':9} {in_words('tell.preset', **row | {'steps': format(row['steps'], ',')})}")
+        screen.print(f"{row['name']:9} {screen.phrase('preset.' + row['name'])}")
+        screen.print(f"{'':9} {screen.phrase('tell.preset', **row | {'steps': format(row['steps'], ',')})}")
 
 
 def run_settings(options: dict[str, Any], folder: Path | None, resume: bool) -> tuple[Path, Settings]:
@@ -203,12 +213,12 @@ def run_settings(options: dict[str, Any], folder: Path | None, resume: bool) -> 
         if resume and stopped is None:
             raise refusal("none_stopped", usual=usual)
         if stopped is not None and not resume:
-            err.print(in_words("tell.was_stopped", folder=stopped), soft_wrap=True)
+            err.tell("tell.was_stopped", folder=stopped)
         return stopped if resume and stopped else free, settings
     run = read_run(folder) if resume and folder.is_dir() else None
     if run is None:
         if resume:
-            err.print(in_words("tell.nothing_to_resume", folder=folder))
+            err.tell("tell.nothing_to_resume", folder=folder)
         return folder, Settings(**wanted)
     saved = vars(run.settings) | run.settings.shape
     shape = wanted.pop("shape", {})
@@ -260,24 +270,20 @@ def result_json(folder: Path, result: Run, report: Path) -> dict[str, Any]:
 def _print_result(result: Run) -> None:
     summary = result.summary
     assert summary is not None
-
-    def say(key: str, **facts: Any) -> None:
-        out.print(in_words(f"tell.{key}", **facts))
-
-    say("held_out_loss", loss=f"{summary.held_out_loss:.3f}")
+    screen.tell("tell.held_out_loss", loss=f"{summary.held_out_loss:.3f}")
     if summary.baseline_loss is not None:
         gain, best = summary.baseline_loss - summary.held_out_loss, min(summary.curve, key=lambda x: x.held_out_loss)
         by_heart = best.held_out_loss < summary.held_out_loss - 0.02
         verdict = "better" if gain > 0 else "passed" if by_heart else "worse"
         name = known(summary.baseline_name or "") or summary.baseline_name
         facts = {"loss": f"{summary.baseline_loss:.3f}", "name": name, "gain": f"{abs(gain):.3f}"}
-        say(f"baseline_{verdict}", **facts, best=f"{best.held_out_loss:.3f}", step=best.step)
+        screen.tell(f"tell.baseline_{verdict}", **facts, best=f"{best.held_out_loss:.3f}", step=best.step)
     if result.cells is not None:
         model, ngram, count = result.cells
-        say("cells", right=model, count=count, ngram=ngram)
-    out.print("\n" + in_words("tell.samples"))
+        screen.tell("tell.cells", right=model, count=count, ngram=ngram)
+    screen.say("\n" + screen.phrase("tell.samples"))
     for sample in summary.samples:
-        out.print("  " + sample.replace("\n", "\n  "))
+        screen.print("  " + sample.replace("\n", "\n  "))
 
 
 def leaving_run(folder: Path) -> AbstractContextManager[None]:
@@ -285,7 +291,7 @@ def leaving_run(folder: Path) -> AbstractContextManager[None]:
 
     def tell() -> str:
         begun = (folder / "run.json").exists()
-        return in_words("ended.run_begun" if begun else "ended.nothing", folder=folder)
+        return screen.phrase("ended.run_begun" if begun else "ended.nothing", folder=folder)
 
     return leaving(tell)
 
@@ -302,7 +308,7 @@ def training_progress() -> Iterator[tuple[Callable[[TrainingProgress], None], Pr
                 held_out = state.held_out_loss
             facts = {"loss": f"{state.loss:.3f}", "speed": f"{state.tokens_per_second:,.0f}"}
             key = "tell.loss" if held_out is None else "tell.losses"
-            numbers = in_words(key, **facts, held_out="" if held_out is None else f"{held_out:.3f}")
+            numbers = screen.phrase(key, **facts, held_out="" if held_out is None else f"{held_out:.3f}")
             progress("step", state.step, state.steps, numbers, milestone=state.held_out_loss is not None)
 
         yield report, progress
@@ -333,7 +339,7 @@ def replay_microgpt(options: dict[str, Any], rung: str, n_samples: int, resume: 
 
         def report(step: int, loss: float) -> None:
             if step % every == 0 or step == steps:
-                progress("step", step, steps, in_words("tell.loss_alone", loss=f"{loss:.4f}"))
+                progress("step", step, steps, screen.phrase("tell.loss_alone", loss=f"{loss:.4f}"))
 
         result = replay(read_text(text).splitlines(), rung, steps, seed, n_samples, report, **shape)
     seconds = time.perf_counter() - began
@@ -350,10 +356,10 @@ def replay_microgpt(options: dict[str, Any], rung: str, n_samples: int, resume: 
         return
     for step, loss in enumerate(result.losses, 1):
         if step <= SHOWN or step > steps - SHOWN:
-            out.print(in_words("tell.replayed_step", step=f"{step:4}", loss=f"{loss:.4f}"))
-    out.print("\n".join(["\n" + in_words("tell.samples"), *(f"  {sample}" for sample in result.samples)]))
-    out.print("\n" + in_words("tell.replayed", steps=steps, rung=rung, seconds=f"{seconds:.2f}"))
-    out.print(in_words("tell.replay_folder" if written else "tell.replay_no_folder", folder=folder))
+            screen.print(screen.phrase("tell.replayed_step", step=f"{step:4}", loss=f"{loss:.4f}"))
+    screen.print("\n".join(["\n" + screen.phrase("tell.samples"), *(f"  {sample}" for sample in result.samples)]))
+    screen.print("\n" + screen.phrase("tell.replayed", steps=steps, rung=rung, seconds=f"{seconds:.2f}"))
+    screen.print(screen.phrase("tell.replay_folder" if written else "tell.replay_no_folder", folder=folder))
 
 
 def _check_options(options: dict[str, Any], resume: bool, folder: Path) -> None:
@@ -407,8 +413,8 @@ def first_maps(folder: Path, corpus: Corpus, config: GPTConfig, recipe: Recipe) 
             _, layer, head = parse_head(name)
             maps.append(HeadMap(layer, head, of_lines[0][:FIRST_TOKENS, :FIRST_TOKENS]))
         tokens = tuple(film.header["lines"][0][:FIRST_TOKENS])
-        err.print(in_words("tell.first_maps", step=row["step"], steps=recipe.steps), soft_wrap=True)
-        print_maps(err, HeadMaps(folder.name, tokens, tuple(maps[:FIRST_HEADS])), language())
+        err.tell("tell.first_maps", step=row["step"], steps=recipe.steps)
+        print_maps(err, HeadMaps(folder.name, tokens, tuple(maps[:FIRST_HEADS])))
 
     film = Film(folder, corpus, config, recipe, tell)
     return film
@@ -422,8 +428,8 @@ def live_page(folder: Path, settings: Settings, port: int | None) -> Iterator[tu
         return
     from headwise.view.look import Live, live_html
 
-    live = Live(port, live_html(folder.name, language()))
-    err.print(in_words("tell.watch", address=live.address), soft_wrap=True)
+    live = Live(port, live_html(folder.name, screen.lang))
+    err.tell("tell.watch", address=live.address)
     try:
         yield folder, settings, live
     except BaseException:
@@ -481,7 +487,7 @@ def show_report(live: Live, report: Path) -> None:
     live.document = report.read_text(encoding="utf-8")
     live.tell("state", "finished")
     live.last_request = time.monotonic()  # who has asked for nothing yet has as long as anybody
-    if out.is_terminal:
-        err.print(in_words("tell.stays", address=live.address), soft_wrap=True)
+    if screen.is_terminal:
+        err.tell("tell.stays", address=live.address)
     with suppress(KeyboardInterrupt):
-        live.linger(*((FOREVER, FOREVER) if out.is_terminal else (LINGER, MOST)))
+        live.linger(*((FOREVER, FOREVER) if screen.is_terminal else (LINGER, MOST)))

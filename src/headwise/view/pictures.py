@@ -18,6 +18,7 @@ from headwise.heads.table import Survey, layer_table
 from headwise.plan import SINKS, Windows
 from headwise.records import HeadMaps
 from headwise.table import escaped, picture
+from headwise.view import Screen
 from headwise.view.report import shares_of
 from headwise.view.survey import badges_of, earners
 from headwise.view.terminal import print_maps
@@ -33,10 +34,8 @@ class DrawnMaps(HeadMaps):
 
     def text(self, width: int = 100) -> str:
         """The maps as characters, as many side by side as fit."""
-        from rich.console import Console
-
         file = io.StringIO()
-        print_maps(Console(file=file, width=width), self)
+        print_maps(Screen(file=file, width=width), self)
         return file.getvalue()
 
     def _repr_html_(self) -> str:

@@ -80,7 +80,7 @@ def survey_data(
         "loss": survey.loss,
         "other_loss": None if against is None else against.loss,
         "ablated": survey.ablated,
-        "notes": [*map(sent, survey.notes), *compared_notes(survey, against)],
+        "notes": list(map(sent, (*survey.notes, *compared_notes(survey, against)))),
         "only": only_here(survey, against),
         "columns": columns,
         "roles": roles,
