@@ -32,17 +32,7 @@ from headwise.errors import HeadwiseError
 from headwise.files import check_link, read_json
 from headwise.records import plain_data
 from headwise.view import CONTROL, Screen, harmless
-from headwise.words import (
-    LANGUAGES,
-    Note,
-    check_lang,
-    labelled,
-    refusal,
-    said,
-    system_language,
-    table,
-    unknown,
-)
+from headwise.words import LANGUAGES, Facts, Note, check_lang, labelled, refusal, said, system_language, table, unknown
 
 screen = Screen(highlight=False, markup=False, emoji=False, soft_wrap=True)
 err = Screen(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
@@ -89,7 +79,16 @@ SPANISH = {"aprender": "learn", "revisar": "check", "errores": "bugs", "entrenar
 
 
 class _Worded:
-    """A command whose help is in its language, with the words that typer has in English alone."""
+    """A command whose help is in its language, also the words that typer has in English alone.
+
+    What is off has no option that turns it off.
+    """
+
+    def __init__(self: Any, **options: Any) -> None:
+        super().__init__(**options)
+        for parameter in self.params:
+            if parameter.default is False:
+                parameter.secondary_opts = []
 
     def get_help(self: Any, ctx: Any) -> str:
         text: str = super().get_help(ctx)  # type: ignore[misc]
@@ -294,8 +293,6 @@ def worded() -> Any:
         for parameter in command.params:
             parameter.help = told.get(parameter.name, parameter.help)
             parameter.metavar = metavars.get(parameter.metavar, parameter.metavar)
-            if parameter.default is False:
-                parameter.secondary_opts = []  # what is off has no option to turn it off
     return root
 
 
@@ -346,7 +343,7 @@ def units_kept_in(folder: Path) -> Iterator[Callable[[str, int, int], None]]:
         raise
 
 
-def print_json(kind: str, document: dict[str, Any]) -> None:
+def print_json(kind: str, document: Facts) -> None:
     """One document on standard output; `kind` is its entry in docs/schema.json."""
     if sys.stdout is not None and not screen.quiet:
         encoding = sys.stdout.encoding or "utf-8"  # what is no file, such as io.StringIO, has none and takes all text

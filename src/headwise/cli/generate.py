@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from typer import Option
 
@@ -26,7 +26,7 @@ from headwise.cli.early import check_model
 from headwise.errors import HeadwiseError
 from headwise.families import check_next
 from headwise.plan import Plan
-from headwise.words import refusal
+from headwise.words import Facts, refusal
 
 Number = Annotated[int, Option(min=0)]
 
@@ -60,7 +60,7 @@ def generate(
     folder = open_folder(model, device=device)
     start = prompt_ids(folder.model, prompt or "") if typed is None else typed
     form = decode_form(folder.model, int8, samples + lookup) if int8 else folder.model
-    options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "seed": seed}
+    options: Facts = {"temperature": temperature, "top_k": top_k, "seed": seed}
     stream = steps(form, [start] * samples, tokens, plan=kept, lookup=lookup, **options)
     decode = _numbers if folder.tokens is None else folder.tokens.decode
     texts, began = [list(start) for _ in range(samples)], time.monotonic()

@@ -31,8 +31,9 @@ from headwise.cli.early import check_model, check_texts, context_in, shape_of
 from headwise.errors import HeadwiseError
 from headwise.families import check_reads_tokens, is_own
 from headwise.files import check_file, is_stream, write_whole
+from headwise.records import share_note
 from headwise.table import Table, number
-from headwise.words import Note, refusal
+from headwise.words import LANGUAGES, Facts, Note, refusal
 
 if TYPE_CHECKING:
     from headwise.gpt.ranks import Ranks
@@ -77,26 +78,36 @@ def heads(
     device: str = "cpu",
 ) -> None:
     """Show what each head does, and what breaks without it."""
-    from headwise.records import share_note
+    from headwise.corpus.verbs import RELATIONS
+    from headwise.heads.statistics import all_statistics
+    from headwise.view.survey import check_card, check_order, head_sentence, write_card
 
     files = out or []
     folders = {"--keep": (keep, KEPT), "--headvis": (headvis, ".*")}
     check_outputs([model, against, ids, relations, *(text or ())], folders, html=html, out=files, card=card)
     reading = {"stream": stream, "dtype": dtype, "device": device}
     if circuits:
-        texts: dict[str, Any] = {"text": text, "ids": ids, "relations": relations, "embed": embed}
+        texts: Facts = {"text": text, "ids": ids, "relations": relations, "embed": embed}
         _circuits(model, reading, **texts, against=against, headvis=headvis, html=html, out=files, card=card)
         return
     labels = relations if relations is None or relations in BENCHES else Path(relations)
     share_note(rows, seed)  # refused here, before the model is read
-    check_model(model, dtype)
-    _check(model, text, against, sort, labels, headvis, card)
     check_tables(files)
+    for folder in filter(None, (model, against)):
+        check_model(folder, dtype)
+        check_reads_tokens(folder, text or ())
     _check_text(model, text, ids, tokens, labels, field)
+    if labels is None:  # else its names are known later
+        check_order([*all_statistics(), *RELATIONS], sort)
+    if card is not None:
+        check_card(card)
     if embed and not is_own(model):
         raise refusal("no_embed", model=model)
     with needs_torch():
         from headwise.gpt.ranks import current
+        from headwise.heads.headvis import check_headvis
+    if headvis is not None:
+        check_headvis(headvis)
     ranks = current()
     if parallel is not None:
         ranks.require_many("--parallel tensor spreads the heads of a model over processes")
@@ -105,7 +116,7 @@ def heads(
             raise HeadwiseError(
                 f"--parallel tensor with {', '.join(passed)}: that needs the whole model; leave one out"
             )
-    options: dict[str, Any] = {"text": text, "ids": ids, "tokens": tokens, "documents": documents}
+    options: Facts = {"text": text, "ids": ids, "tokens": tokens, "documents": documents}
     options |= {"unknown": unknown, "field": field, "relations": labels, "rows": rows}
     options |= {"controls": controls, "ablate": ablate, "seed": seed}
     options |= {"ranks": ranks, "parallel": parallel is not None, "reading": reading}
@@ -124,11 +135,11 @@ def heads(
 
         write_tables(files, survey.records(), lambda path: survey_png(path, survey))
     if card is not None:
-        from headwise.view.survey import write_card
-
         write_card(card, survey)
     if wants_json():
-        _print_json(survey, other, report)
+        compared = {} if other is None else {"against": other}
+        sentences = {lang: {name: head_sentence(survey, survey[name], lang) for name in survey} for lang in LANGUAGES}
+        print_json("heads", {**vars(survey), **compared, "sentences": sentences, "report": report})
         return
     _print_survey(survey, maps, sort, other)
     tell_files(files, report=report, card=card, HeadVis=headvis)
@@ -194,24 +205,22 @@ def _circuits(model: Path, reading: Mapping[str, Any], **options: Any) -> None:
         _print_circuits(result.plain())
 
 
-def _print_circuits(circuits: Mapping[str, Any]) -> None:
+def _print_circuits(circuits: Facts) -> None:
     """What `Circuits.plain` gives, as two tables; a share stands beside that of chance."""
-    rows = []
-    for name, head in circuits["heads"].items():
-        row = [name, number(head["qk_rank"], 1), number(head["ov_rank"], 1)]
-        for score in SCORES:
-            scored = head[score]
-            row += ["-", "-"] if scored is None else [number(scored["share"], 2), number(scored["control"], 2)]
-        rows.append(row)
-    heading = ("head", "rank QK", "rank OV", "copies", "chance", "suppresses", "chance", "succeeds", "chance")
+    heads = circuits["heads"]
     # A score that no head has, as without a vocabulary, is no column.
-    chosen = [place for place in range(len(heading)) if any(row[place] != "-" for row in rows)]
-    table = Table(
-        [heading[place] for place in chosen],
-        [[row[place] for place in chosen] for row in rows],
-        Note.of("circuits.title"),
-        Note.of("circuits.note"),
-    )
+    scores = [score for score in SCORES if any(head[score] is not None for head in heads.values())]
+    columns = ["head", "rank QK", "rank OV"]
+    for score in scores:
+        columns += [score, "chance"]
+    rows = []
+    for name, head in heads.items():
+        row = [name, number(head["qk_rank"], 1), number(head["ov_rank"], 1)]
+        for score in scores:
+            share = head[score]
+            row += ["-", "-"] if share is None else [number(share["share"], 2), number(share["control"], 2)]
+        rows.append(row)
+    table = Table(columns, rows, Note.of("circuits.title"), Note.of("circuits.note"))
     screen.show(table, "circuits")
     paths = circuits["paths"]
     screen.say("\n" + screen.phrase("circuits.paths", count=len(paths)))
@@ -221,16 +230,6 @@ def _print_circuits(circuits: Mapping[str, Any]) -> None:
         screen.say("  " + screen.phrase(f"circuits.through_{path['at']}", **facts))
     if len(paths) > MOST_PATHS:
         screen.say("  " + screen.phrase("circuits.more", count=len(paths) - MOST_PATHS))
-
-
-def _print_json(survey: Survey, other: Survey | None, report: Path | None) -> None:
-    from headwise.view.survey import head_sentence
-    from headwise.words import LANGUAGES
-
-    compared = {} if other is None else {"against": other}
-    sentences = {lang: {name: head_sentence(survey, survey[name], lang) for name in survey} for lang in LANGUAGES}
-    written = None if report is None else str(report)
-    print_json("heads", {**vars(survey), **compared, "sentences": sentences, "report": written})
 
 
 def _print_survey(survey: Survey, maps: HeadMaps | None, sort: str, other: Survey | None) -> None:
@@ -243,35 +242,6 @@ def _print_survey(survey: Survey, maps: HeadMaps | None, sort: str, other: Surve
     print_relations(screen, survey)
     if other is None and len(survey) <= MOST_MAPS:
         print_sentences(screen, survey)
-
-
-def _check(
-    model: Path,
-    text: list[str] | None,
-    against: Path | None,
-    sort: str,
-    labels: Path | str | None,
-    headvis: Path | None,
-    card: Path | None,
-) -> None:
-    """Refuse what would fail only after long work."""
-    from headwise.corpus.verbs import RELATIONS
-    from headwise.heads.statistics import all_statistics
-    from headwise.view.survey import check_order
-
-    for folder in filter(None, (model, against)):
-        check_model(folder)
-        check_reads_tokens(folder, text or ())
-    if headvis is not None:
-        with needs_torch():
-            from headwise.heads.headvis import check_headvis
-        check_headvis(headvis)
-    if card is not None:
-        from headwise.view.survey import check_card
-
-        check_card(card)
-    if labels is None:  # else its names are known later
-        check_order([*all_statistics(), *RELATIONS], sort)
 
 
 def _check_text(
@@ -349,7 +319,7 @@ def surveyed(
     return result, maps_of_short(folder.model, shown, read.shown, folder.name)
 
 
-def _compared(model: Path, against: Path, options: dict[str, Any]) -> tuple[Survey, HeadMaps | None]:
+def _compared(model: Path, against: Path, options: Facts) -> tuple[Survey, HeadMaps | None]:
     """The same look at the other model; where one comes from the other, heads have the names of their counterparts."""
     from headwise.models.lineage import counterparts
 

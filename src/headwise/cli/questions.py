@@ -78,7 +78,7 @@ def why(
     if html is not None:
         story_page(html, story, screen.lang)
     if wants_json():
-        print_json("why", {**asdict(story), "html": None if html is None else str(html)})
+        print_json("why", {**asdict(story), "html": html})
         return
     story.print(screen, screen.lang)
     _tell_page(html)
@@ -130,7 +130,7 @@ def trace(
         page = walk_html(packed, shown_text, layer, head, steps.at, name=name, lang=screen.lang, report=report)
         write_whole(html, page)
     if wants_json():
-        print_json("trace", {**vars(steps), "html": None if html is None else str(html)})
+        print_json("trace", {**vars(steps), "html": html})
         return
     print_steps(screen, steps)
     _tell_page(html)
@@ -232,7 +232,7 @@ def windows(
     write_tables(tables, reach.rows(), lambda path: windows_png(path, reach, sinks))
     share = None if chosen is None else chosen.share(reach.longest)
     if wants_json():
-        print_json("windows", {**reach.document(), "plan": None if plan is None else str(plan), "share": share})
+        print_json("windows", {**reach.document(), "plan": plan, "share": share})
         return
     print_windows(screen, reach, sinks)
     if chosen is not None:
@@ -278,7 +278,7 @@ def look(
     address = report.resolve().as_uri()
     opened = _opened(address, browser)
     if wants_json():
-        print_json("look", {"run": str(model), "report": str(report), "address": address, "opened": opened})
+        print_json("look", {"run": model, "report": report, "address": address, "opened": opened})
         return
     screen.tell("tell.report", path=report)
     screen.print(address)
@@ -321,7 +321,7 @@ def _live(model: Path, text: str | None, port: int, browser: bool, dtype: str, d
     try:
         opened = _opened(served.address, browser)
         if wants_json():
-            print_json("live", {"model": str(model), "address": served.address, "opened": opened})
+            print_json("live", {"model": model, "address": served.address, "opened": opened})
             sys.stdout.flush()  # whoever reads it opens the page, while this goes on
         else:
             screen.print(served.address)

@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -40,9 +39,10 @@ from headwise.cli.heads import write_report_of
 from headwise.cli.train import free_folder, leaving_run, result_json, training_progress
 from headwise.errors import HeadwiseError
 from headwise.files import write_whole
+from headwise.records import head_name
 from headwise.table import Markup, Table, escaped, picture
 from headwise.teach.bugs import Verdict, words
-from headwise.words import phrase, refusal
+from headwise.words import Facts, refusal
 
 if TYPE_CHECKING:
     from headwise.teach.bugs import Bug
@@ -115,7 +115,7 @@ def _in_options(verdict: Verdict) -> Verdict:
     return replace(verdict, checked=checked, not_checked=not_checked)
 
 
-def show_heads(folder: Path, target: Target, steps: int | None) -> dict[str, Any]:
+def show_heads(folder: Path, target: Target, steps: int | None) -> Facts:
     """Let a class learn the verbs into a run folder, and write the page of its heads; what a program should know."""
     with needs_torch():
         from headwise.teach.own import train_apart
@@ -191,8 +191,7 @@ def learn(
     if not (new or notebook) and exercise is None:  # else no file of the learner runs
         tell_unheld(course.language)
     if reset is not None and exercise is not None:
-        backup, path = str(course.reset(exercise)), str(course.path(exercise))
-        _tell(course, "reset", {"exercise": reset, "file": path, "backup": backup})
+        _tell(course, "reset", {"exercise": reset, "file": course.path(exercise), "backup": course.reset(exercise)})
     elif solution is not None and exercise is not None:
         code = exercise.code(course.language).rstrip("\n")
         if wants_json():
@@ -203,14 +202,14 @@ def learn(
         from headwise.teach.notebook import write_notebooks
 
         place = course.folder / "notebooks"
-        paths = [str(path) for path in write_notebooks(place, course.language)]
-        _tell(course, "notebooks", {"folder": str(place), "count": len(paths), "notebooks": paths})
+        paths = list(write_notebooks(place, course.language))
+        _tell(course, "notebooks", {"folder": place, "count": len(paths), "notebooks": paths})
     elif train:
         _train(course, steps)
     elif watch:
         _watch(course)
     else:
-        document = _step(course, new, quiet=wants_json())
+        document = _step(course, new)
         if wants_json():
             print_json("learn", document)
         if document["status"] not in ("new", "done"):  # done: what was marked is right, and the next may be open
@@ -230,7 +229,7 @@ def _open(folder: Path | None, number: int | None) -> tuple[Course, Exercise | N
     return course, exercise, new
 
 
-def _tell(course: Course, kind: str, document: dict[str, Any]) -> None:
+def _tell(course: Course, kind: str, document: Facts) -> None:
     """A document as JSON of its kind, or in the phrase of that key."""
     if wants_json():
         print_json(kind, document)
@@ -243,16 +242,21 @@ def _command(course: Course, *options: str) -> str:
     return shlex.join(["headwise", "learn", *folder, *options])
 
 
-def _step(course: Course, new: bool, quiet: bool = False, asked: bool = True) -> dict[str, Any]:
+def _step(course: Course, new: bool, asked: bool = True) -> Facts:
     """Mark from the current exercise on, as far as they are right, and open the next; what a program should know."""
     from headwise.teach.course import told
     from headwise.teach.exercises import exercises
 
-    marked: list[dict[str, Any]] = []
+    marked: list[Facts] = []
 
     def say(text: str) -> None:
-        if not quiet:
+        if not wants_json():
             screen.print(text)
+
+    def document(status: str) -> Facts:
+        following = None if course.current is None else course.path(course.current)
+        state = {"folder": course.folder, "language": course.language, "status": status, "marked": marked}
+        return state | {"passed": course.passed, "next": following}
 
     if new:
         say(course.words["welcome"].format(count=len(exercises()), folder=course.folder) + "\n")
@@ -260,34 +264,19 @@ def _step(course: Course, new: bool, quiet: bool = False, asked: bool = True) ->
         verdict = course.mark(exercise, asked)
         if marked and verdict.status == "open":
             break  # it has just been opened
-        due = course.hint(exercise)
-        lines = told(exercise, verdict, course.language, due, str(course.path(exercise)), _command(course))
+        due, file = course.hint(exercise), course.path(exercise)
         hint = exercise.hint(course.language, due, verdict.evidence) if due else None
-        marked.append(
-            {"exercise": exercise.number, "file": str(course.path(exercise)), **asdict(verdict), "hint": hint}
-        )
-        say("\n".join(lines) + "\n")
+        marked.append({"exercise": exercise.number, "file": file, **asdict(verdict), "hint": hint})
+        say("\n".join(told(exercise, verdict, course.language, due, str(file), _command(course))) + "\n")
         if verdict.status != "passed":
-            return _document(course, marked, verdict.status)
+            return document(verdict.status)
     if (exercise := course.current) is None:
         say(course.words["all_done"].format(count=len(exercises()), command=_command(course, "--train")))
-        return _document(course, marked, "done")
+        return document("done")
     if not new:
         say(course.words["next"].format(title=exercise.heading(course.language)))
     say(course.words["how"].format(file=course.path(exercise), command=_command(course)))
-    return _document(course, marked, "new" if new else "done")
-
-
-def _document(course: Course, marked: list[dict[str, Any]], status: str) -> dict[str, Any]:
-    following = course.current
-    return {
-        "folder": str(course.folder),
-        "language": course.language,
-        "status": status,
-        "marked": marked,
-        "passed": course.passed,
-        "next": None if following is None else str(course.path(following)),
-    }
+    return document("new" if new else "done")
 
 
 def _watch(course: Course) -> None:
@@ -350,17 +339,14 @@ def bugs(
     Without an ID the catalogue; with one, what that bug is and does. With --train or --html the verb model is trained
     with it and without; after Ctrl-C the same command goes on where it was. `all` trains all.
     """
-    from headwise.teach.bugs import bug_named, catalogue, words
+    from headwise.teach.bugs import bug_named, catalogue
 
     lang = screen.lang
-    words(lang)
-    if bug is None:
-        _list(catalogue().values(), lang)
-        return
-    names = list(catalogue()) if bug == "all" else [bug_named(bug).id]
-    check_outputs((), {"--out": (out, UNITS)}, html=html)
-    if not (train or html or bug == "all"):
-        _describe(bug_named(bug), lang)
+    names = list(catalogue()) if bug in (None, "all") else [bug_named(bug).id]
+    if bug is not None:
+        check_outputs((), {"--out": (out, UNITS)}, html=html)
+    if bug is None or not (train or html or bug == "all"):
+        _tell_bugs([bug_named(name) for name in names], bug is None)
         return
     with needs_torch():
         from headwise.teach.study import study
@@ -368,68 +354,58 @@ def bugs(
         comparison, shown = study(names, out, seeds, steps, workers or os.cpu_count() or 1, report, lang)
     written = html is not None and len(shown) == 1 and shown[0].loss is not None
     if html is not None and written:
-        _write_maps(html, shown[0], steps, lang)
+        _write_maps(html, shown[0], steps)
     if wants_json():
         print_json("hidden", {"bugs": shown, "comparison": comparison})
         return
     if len(shown) == 1:
-        screen.print(bug_text(bug_named(shown[0].bug), lang))
+        screen.print(_bug_text(bug_named(shown[0].bug)))
     screen.print("\n".join(f"{entry.bug}: {entry.sentence}" for entry in shown))
     if written:
         screen.tell("tell.written", path=html)
 
 
-def _list(entries: Iterable[Bug], lang: str) -> None:
-    from headwise.teach.bugs import words
-
+def _tell_bugs(bugs: list[Bug], listed: bool) -> None:
+    """The list of bugs, or what one is; and how it can be trained."""
+    lang = screen.lang
     if wants_json():
-        print_json("bugs", {"bugs": [{"id": entry.id, **entry.texts[lang]} for entry in entries]})
-    else:
-        screen.print("\n".join(f"{entry.id:<26} {entry.name(lang)}" for entry in entries))
+        print_json("bugs", {"bugs": [{"id": bug.id, **bug.texts[lang]} for bug in bugs]})
+    elif listed:
+        screen.print("\n".join(f"{bug.id:<26} {bug.name(lang)}" for bug in bugs))
         err.print("\n" + words(lang)["of_the_list"])
+    else:
+        (bug,) = bugs
+        screen.print(_bug_text(bug))
+        lack = words(lang)[f"lacks_{bug.untrained}"] if bug.untrained else ""
+        key, facts = ("untrained", {"why": lack}) if lack else ("to_train", {"bug": bug.id})
+        err.print("\n" + words(lang)[key].format(**facts))
 
 
-def _describe(entry: Bug, lang: str) -> None:
-    from headwise.teach.bugs import words
-
-    if wants_json():
-        print_json("bugs", {"bugs": [{"id": entry.id, **entry.texts[lang]}]})
-        return
-    screen.print(bug_text(entry, lang))
-    lack = words(lang)["untrained"].format(why=words(lang)[f"lacks_{entry.untrained}"]) if entry.untrained else ""
-    err.print("\n" + (lack or words(lang)["to_train"].format(bug=entry.id)))
+def _bug_text(bug: Bug) -> str:
+    """What the catalogue says of one bug."""
+    texts = (bug.text(what, screen.lang) for what in ("wrong", "symptom", "how", "fix"))
+    return "\n  ".join([f"{bug.name(screen.lang)} ({bug.id})", *texts])
 
 
-def _write_maps(path: Path, shown: Shown, steps: int, lang: str) -> None:
-    """The page of the maps with a bug and without."""
+def _write_maps(path: Path, shown: Shown, steps: int) -> None:
+    """A page with the maps of every head, without a bug and with it, side by side."""
     from headwise.lab.experiments import SHAPE
     from headwise.teach.bugs import bug_named
     from headwise.teach.study import trained_maps
-
-    right, tokens = trained_maps(None, steps)
-    wrong, _ = trained_maps(shown.bug, steps)
-    write_whole(path, maps_page(bug_named(shown.bug), shown, (right, wrong), tokens, SHAPE["n_heads"], lang))
-
-
-def bug_text(bug: Any, lang: str) -> str:
-    """What the catalogue says of one bug."""
-    parts = [f"{bug.name(lang)} ({bug.id})", *(bug.text(what, lang) for what in ("wrong", "symptom", "how", "fix"))]
-    return "\n  ".join(parts)
-
-
-def maps_page(bug: Any, shown: Any, maps: tuple[Any, Any], tokens: Sequence[str], n_heads: int, lang: str) -> str:
-    """The maps of every head, without the bug and with it, side by side."""
     from headwise.view.page import page
 
+    lang, bug = screen.lang, bug_named(shown.bug)
+    right, tokens = trained_maps(None, steps)
+    wrong, _ = trained_maps(bug.id, steps)
+    text = " ".join(tokens)
     rows = []
-    for index, pair in enumerate(zip(*maps, strict=True)):
-        name = f"L{index // n_heads}.H{index % n_heads}"
+    for index, pair in enumerate(zip(right, wrong, strict=True)):
+        name = head_name(*divmod(index, SHAPE["n_heads"]))
         # The page's policy allows no style in an element; the sheet has it.
-        drawn = (picture(weights.tolist(), f"{name}: {' '.join(tokens)}", 132) for weights in pair)
-        pictures = [Markup(re.sub(' style="[^"]*"', "", image)) for image in drawn]
-        rows.append((name, *pictures))
-    words = "".join(f"<p>{escaped(bug.text(what, lang))}</p>" for what in ("wrong", "symptom", "fix"))
-    body = f"<main><h1>{escaped(bug.name(lang))}</h1>{words}<p><b>{escaped(shown.sentence)}.</b></p>"
-    heads = (phrase("bugs.head", lang), phrase("bugs.correct", lang), bug.id)
-    body += f"<p>{escaped(' '.join(tokens))}</p>{Table(heads, rows).html()}</main>"
-    return page("bugs", body, title=bug.name(lang), styles=("bugs.css",), lang=lang)
+        drawn = (picture(weights.tolist(), f"{name}: {text}", 132) for weights in pair)
+        rows.append((name, *(Markup(re.sub(' style="[^"]*"', "", image)) for image in drawn)))
+    told = [bug.text(what, lang) for what in ("wrong", "symptom", "fix")]
+    body = f"<main><h1>{escaped(bug.name(lang))}</h1>" + "".join(f"<p>{escaped(line)}</p>" for line in told)
+    headings = screen.phrase("bugs.head"), screen.phrase("bugs.correct"), bug.id
+    body += f"<p><b>{escaped(shown.sentence)}.</b></p><p>{escaped(text)}</p>{Table(headings, rows).html()}</main>"
+    write_whole(path, page("bugs", body, title=bug.name(lang), styles=("bugs.css",), lang=lang))

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from string import Template
-from typing import Any
 
 from headwise.lab.results import Comparison, Ledger, Metric
 from headwise.records import LEAVES, STAGES, Ladder, LadderRung, plain_data
 from headwise.table import Cell, Table, amount, escaped, shown
 from headwise.view import Screen
-from headwise.view.page import json_block, package_text, page, word
-from headwise.words import Note, labelled, said
+from headwise.view.page import frame, json_block, page, word
+from headwise.words import Facts, Note, labelled, said
 
 MISSING = "-"
 
@@ -70,7 +68,7 @@ def metric_table(comparison: Comparison, metric: Metric) -> Table:
 
 def page_html(record: Comparison | Ledger, lang: str = "en") -> str:
     """One comparison, or the ledger with all of its comparisons. What was measured stays as the record says it."""
-    data: dict[str, Any] = {"comparisons": [_comparison_data(record)]} if isinstance(record, Comparison) else {}
+    data: Facts = {"comparisons": [_comparison_data(record)]} if isinstance(record, Comparison) else {}
     if isinstance(record, Comparison):
         title, lede = record.question, str(setting(record))
         heading = f'<h1 lang="en">{escaped(title)}</h1>'
@@ -84,7 +82,7 @@ def page_html(record: Comparison | Ledger, lang: str = "en") -> str:
         }
     return page(
         "compare",
-        Template(package_text("compare.html")).substitute(heading=heading, lede=escaped(lede)),
+        frame("compare.html", heading=heading, lede=escaped(lede)),
         title=title,
         styles=("compare.css",),
         script="compare.js",
@@ -94,7 +92,7 @@ def page_html(record: Comparison | Ledger, lang: str = "en") -> str:
     )
 
 
-def _comparison_data(comparison: Comparison) -> dict[str, Any]:
+def _comparison_data(comparison: Comparison) -> Facts:
     metrics = [
         {"name": metric.name, "words": metric.words, "table": _table_data(metric_table(comparison, metric))}
         for metric in comparison.metrics
@@ -102,7 +100,7 @@ def _comparison_data(comparison: Comparison) -> dict[str, Any]:
     return {**asdict(comparison), "setting": setting(comparison), "metrics": metrics}
 
 
-def _table_data(table: Table) -> dict[str, Any]:
+def _table_data(table: Table) -> Facts:
     return {**asdict(table), "rows": [list(map(shown, row)) for row in table.rows]}
 
 

@@ -23,7 +23,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from math import inf
 from pathlib import Path
 from queue import Empty, Queue
-from string import Template
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -32,9 +31,9 @@ from numpy.typing import NDArray
 
 from headwise.errors import HeadwiseError
 from headwise.table import Markup, escaped
-from headwise.view.page import json_block, package_text, page, word
+from headwise.view.page import frame, json_block, package_text, page, word
 from headwise.view.report import FILM_BODY, FILM_STYLES, FILM_WORDS, quantised
-from headwise.words import LANGUAGES, sent
+from headwise.words import LANGUAGES, Facts, sent
 
 if TYPE_CHECKING:
     from headwise.heads.look import Desk
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 PATIENCE = 5.0  # seconds that a client may take to ask, and to read the answer
 MOST = 16  # clients that are answered at a time
 LONGEST = 2**20  # bytes of a question
-Ask = Callable[[dict[str, Any]], dict[str, Any]]
+Ask = Callable[[Facts], Facts]
 
 
 class Live(ThreadingHTTPServer):
@@ -188,9 +187,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 def live_html(name: str, lang: str = "en") -> str:
     """The page of a training that goes on; it asks its own origin for news, and nobody else."""
-    body = Template(package_text("live.html")).substitute(name=escaped(name), film=package_text(FILM_BODY))
+    body = frame("live.html", name=escaped(name), film=package_text(FILM_BODY))
     title = word("film.live_title", "title", name=name)
-    options: dict[str, Any] = {"styles": FILM_STYLES, "words": FILM_WORDS, "lang": lang, "served": "live"}
+    options: Facts = {"styles": FILM_STYLES, "words": FILM_WORDS, "lang": lang, "served": "live"}
     return page("live", body, title=title, script="live.js", **options)
 
 
@@ -206,15 +205,13 @@ EXAMPLES = {
 TICK = 0.2  # seconds after which a worker sees that it is to end
 
 
-def look_html(about: Mapping[str, Any], example: str | None = None, lang: str = "en") -> str:
+def look_html(about: Facts, example: str | None = None, lang: str = "en") -> str:
     """The page of a model; `about` is what its `Desk` says of it, `example` the text that it opens with."""
     example = example or EXAMPLES[about["predicts"]].format(mask=about["mask"])
     heads = about["heads"]
     layers = {(head["part"], head["layer"]) for head in heads}
     facts = {"family": about["family"], "heads": len(heads), "layers": len(layers)}
-    body = Template(package_text("look.html")).substitute(
-        heading=escaped(about["model"]), lede=word("look.lede", "p", 'class="lede"', **facts)
-    )
+    body = frame("look.html", heading=escaped(about["model"]), lede=word("look.lede", "p", 'class="lede"', **facts))
     return page(
         "report",
         body,
@@ -233,16 +230,16 @@ class Served(Live):
 
     def __init__(self, desk: Desk, port: int = 0, example: str | None = None, lang: str = "en") -> None:
         self.desk = desk
-        self._waiting: Queue[tuple[dict[str, Any], Future[dict[str, Any]]]] = Queue()
+        self._waiting: Queue[tuple[Facts, Future[Facts]]] = Queue()
         self._latest: dict[str, int] = {}  # of each text that may stand side by side, the number of the latest question
         self._over = threading.Event()
         super().__init__(port, look_html(desk.about(), example, lang), self._ask_in_turn)
 
-    def _ask_in_turn(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def _ask_in_turn(self, asked: Facts) -> Facts:
         slot, turn = str(asked.get("slot")), asked.get("turn")
         if asked.get("do") == "read" and type(turn) is int:  # and no bool
             self._latest[slot] = max(turn, self._latest.get(slot, turn))
-        answer: Future[dict[str, Any]] = Future()
+        answer: Future[Facts] = Future()
         self._waiting.put((asked, answer))
         return answer.result()
 
@@ -255,13 +252,13 @@ class Served(Live):
                 continue
             answer.set_result(self._answered(asked))
 
-    def _answered(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def _answered(self, asked: Facts) -> Facts:
         turn = asked.get("turn")
         if type(turn) is int and turn < self._latest.get(str(asked.get("slot")), turn):
             return {"stale": True}
         try:
             if asked.get("do") == "why":
-                return _why(self.desk, asked)
+                return _why(self.desk)
             answer = self.desk.answer(asked)
             if "maps" in answer:  # as rows, columns, and base64 of 16-bit numbers
                 maps: Mapping[int, NDArray[Any]] = answer["maps"]
@@ -277,7 +274,7 @@ class Served(Live):
         super().close()
 
 
-def _why(desk: Desk, asked: Mapping[str, Any]) -> dict[str, Any]:
+def _why(desk: Desk) -> Facts:
     """The story of what the model says next: a sentence for each head that has a place in it, in both languages."""
     from headwise.heads.why import why
 
@@ -403,7 +400,7 @@ def look(model: Any, *inputs: Any, **named: Any) -> Look:
     return Look(folder.name, maps, labels, desk)
 
 
-def _on_inputs(model: Any, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> Look:
+def _on_inputs(model: Any, inputs: tuple[Any, ...], named: Facts) -> Look:
     from headwise.heads.watch import watch
 
     with watch(model, maps=True) as seen:

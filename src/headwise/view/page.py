@@ -31,7 +31,7 @@ from headwise.files import write_whole
 from headwise.plan import Windows
 from headwise.story import Story
 from headwise.table import escaped
-from headwise.words import LANGUAGES, check_lang, phrase, phrase_html, phrases, sent
+from headwise.words import LANGUAGES, Facts, check_lang, phrase, phrase_html, phrases, sent
 
 # An empty element that names a phrase, and an attribute that does.
 _EMPTY = re.compile(r'(?P<start><(?P<tag>[a-z0-9]+)\b[^<>]*? data-word="(?P<key>[\w.]+)"[^<>]*>)(?P<end></(?P=tag)>)')
@@ -45,6 +45,11 @@ def package_text(*names: str) -> str:
     """Files of the room `view`, one after the other; names such as `page/base.css`."""
     room = resources.files("headwise.view")
     return "".join(room.joinpath(name).read_text(encoding="utf-8") for name in names)
+
+
+def frame(name: str, /, **parts: str) -> str:
+    """A file of HTML of the room, with the parts in their places."""
+    return Template(package_text(name)).substitute(parts)
 
 
 def modules(entry: str) -> dict[str, str]:
@@ -109,8 +114,8 @@ def page(
     style = package_text("page/base.css", *styles)
     code = module_script(script)
     blocks = {**(data or {}), "words": json_block(phrases(("page", *words)))}
-    template = Template(package_text("page/base.html"))
-    return template.substitute(
+    return frame(
+        "page/base.html",
         lang=lang,
         policy=policy(style, code) + ("; connect-src 'self'" if served else ""),
         title=filled(title if title.startswith("<title") else f"<title>{escaped(title)}</title>", lang),
@@ -136,7 +141,7 @@ def filled(html: str, lang: str) -> str:
 
     def element(match: re.Match[str]) -> str:
         carried = _VALUES.search(match[0])  # as `word` put them there
-        values: dict[str, Any] = json.loads(unescape(carried[1])) if carried else {}
+        values: Facts = json.loads(unescape(carried[1])) if carried else {}
         return f"{match['start']}{phrase_html(match['key'], lang, values)}{match['end']}"
 
     def attribute(match: re.Match[str]) -> str:
@@ -176,7 +181,7 @@ REASONS = {
 
 
 def walk_html(
-    model: dict[str, Any],
+    model: Facts,
     text: str,
     layer: int,
     head: int,
@@ -206,7 +211,7 @@ def walk_html(
         "parameters": f"{model['parameters']:,}",
     }
     halved = word("walk.halved", "p", 'class="caption"', error=f"{model['error']:.1g}") if model["error"] else ""
-    body = Template(package_text("page/walk.html")).substitute(facts=escaped(json_block(facts)), halved=halved)
+    body = frame("page/walk.html", facts=escaped(json_block(facts)), halved=halved)
     start = {"text": text, "layer": layer, "head": head, "at": at, "report": report}
     return page(
         "walk",
@@ -225,7 +230,7 @@ def windows_html(reach: Windows, lang: str = "en") -> str:
     document = reach.document() | {"notes": list(map(sent, reach.notes))}
     return page(
         "windows",
-        Template(package_text("windows.html")).substitute(heading=word("windows.title", "h1", model=reach.model)),
+        frame("windows.html", heading=word("windows.title", "h1", model=reach.model)),
         title=word("windows.title", "title", model=reach.model),
         styles=("windows.css",),
         script="windows.js",
@@ -252,7 +257,7 @@ def story_page(path: str | File, story: Story, lang: str = "en") -> None:
     answer = story.answer.strip() or story.answer
     document = page(
         "why",
-        Template(package_text("why.html")).substitute(heading=word("why.title", "h1", answer=answer)),
+        frame("why.html", heading=word("why.title", "h1", answer=answer)),
         title=word("why.title", "title", answer=answer),
         styles=("why.css",),
         script="why.js",

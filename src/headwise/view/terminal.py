@@ -173,7 +173,8 @@ STAGE_WIDTH = 18
 TOTALS = {"softmax", "weighted", "gated", "added", "residual"}  # tables whose last line sums up
 
 Part = str | Table | list[str]  # a paragraph, a table, the tokens of the text
-Section = tuple[str, list[Part]]  # with its title
+Parts = list[Part]
+Section = tuple[str, Parts]  # with its title
 
 
 def decimals_for(steps: HeadSteps) -> int:
@@ -262,7 +263,7 @@ class Content:
         """A table of text; `name` is the same in every language."""
         return Table(columns, [list(map(self.number, row)) for row in rows], name)
 
-    def _some(self, features: Features) -> list[Part]:
+    def _some(self, features: Features) -> Parts:
         """A line that says so where not all features are shown."""
         count = len(features.shown)
         return [self.say("some_features", width=features.width, shown=count)] if count < features.width else []
@@ -282,7 +283,7 @@ class Content:
             lines.append([f"{label.format(key.position)} {self.tokens[key.position]}", *cells(key)])
         return lines
 
-    def _text(self) -> list[Part]:
+    def _text(self) -> Parts:
         seen = {key.position for key in self.steps.keys}
         tokens = []
         for place, token in enumerate(self.tokens):
@@ -291,9 +292,9 @@ class Content:
         asked = self.say("asked", seen=len(seen), count=len(tokens))
         return [asked, tokens, self.say("legend_hidden" if len(seen) < len(tokens) else "legend")]
 
-    def _vectors(self) -> list[Part]:
+    def _vectors(self) -> Parts:
         steps, features = self.steps, self.features
-        parts: list[Part] = [self.say("query_is" if steps.keys else "nothing")]
+        parts: Parts = [self.say("query_is" if steps.keys else "nothing")]
         if steps.sharing:
             parts.append(self.say("shared", heads=", ".join(map(str, sorted((steps.head, *steps.sharing))))))
         parts += self._some(features)
@@ -338,11 +339,11 @@ class Content:
             columns += self._sums(self.features, "rest_squares", "r")
         return self._table(kind, columns, rows)
 
-    def _products(self) -> list[Part]:
+    def _products(self) -> Parts:
         rows = self._keys("k{0}", lambda key: self.features.summed(key.products, key.products, key.dot))
         return [self.say("products_are"), self._table("products", self._summed(self.features, "rest", "q·k"), rows)]
 
-    def _scores(self) -> list[Part]:
+    def _scores(self) -> Parts:
         steps = self.steps
         fields = ["score"] if steps.softcap is None else ["score", "capped"]
         biased = any(key.bias for key in steps.keys)
@@ -358,7 +359,7 @@ class Content:
             parts.append(self.say("bias_is", before=words[-3]))
         return [*parts, self._table("scores", ["q·k", *words], self._keys("k{0}", attrgetter("dot", *fields)))]
 
-    def _softmax(self) -> list[Part]:
+    def _softmax(self) -> Parts:
         steps = self.steps
         rows = self._keys("k{0}", attrgetter("logit", "shifted", "exp", "weight"))
         weights = math.fsum(key.weight for key in steps.keys)
@@ -371,7 +372,7 @@ class Content:
         columns = [self.say("logit"), self.say("shifted"), "exp", self.say("weight")]
         return [*parts, self._table("softmax", columns, rows)]
 
-    def _values(self) -> list[Part]:
+    def _values(self) -> Parts:
         steps, features = self.steps, self.values
         columns = features.names()
         values = self._keys("v{0}", lambda key: features.spread(key.value))
@@ -384,7 +385,7 @@ class Content:
             parts += [self.say("gate_is", gate=self.number(steps.gate)), self._table("gated", columns, gated)]
         return parts
 
-    def _output(self) -> list[Part]:
+    def _output(self) -> Parts:
         """W_O line by line; then what each head adds, the bias, and the layer's output, with their lengths."""
         steps = self.steps
         block = []
@@ -407,7 +408,7 @@ class Content:
         columns = self._summed(self.width, "rest_squares", "|·|")
         return [*parts, self.say("added_are"), self._table("added", columns, rows)]
 
-    def _residual(self) -> list[Part]:
+    def _residual(self) -> Parts:
         steps = self.steps
         lines = {"before": steps.x, "layer_out": steps.layer_out, "new": steps.x_new}
         rows = [[self.say(name), *self.width.spread(values)] for name, values in lines.items()]
