@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 AnyArray = TypeVar("AnyArray", list[Any], "NDArray[Any]", "Tensor")  # what the plain, array and tensor rungs take
 
 MOST_ALIGNED = 8  # heads that `align` chooses together, at most: as many as were published of Whisper base
-Vector = tuple[float, ...]
+Vector = tuple[float, ...]  # its numbers, one a feature
 DECIMALS = 6  # of arrays in plain data: float32 has no more that mean anything
 PICTURED = {"documents": 4, "heads": 32, "queries": 96, "keys": 96}  # of a trace in a notebook, at most
 HEAD_NAME = re.compile(r"(?:(?P<part>.+)\.)?L(?P<layer>\d+)\.H(?P<head>\d+)")

@@ -47,13 +47,14 @@ def phrases(sections: Sequence[str]) -> dict[str, dict[str, str]]:
 
 def phrase(key: str, lang: str = "en", /, **facts: Any) -> str:
     """A phrase with its facts, as plain text with its marks of emphasis; notes among the facts are said, too."""
-    return marked(key, lang, {name: said(fact, lang) for name, fact in facts.items()}, ("*", "*"))
+    return marked(key, lang, facts)
 
 
-def marked(key: str, lang: str, facts: Facts, marks: tuple[str, str]) -> str:
+def marked(key: str, lang: str, facts: Facts, marks: tuple[str, str] = ("*", "*")) -> str:
     """A phrase with its facts; what it emphasises stands between the marks."""
     text = re.sub(r"\*([^*]+)\*", lambda mark: f"{marks[0]}{mark[1]}{marks[1]}", table()[key][lang])
-    return re.sub(_PLACE, lambda place: _value(place, facts), text)
+    values = {name: said(fact, lang) for name, fact in facts.items()}
+    return re.sub(_PLACE, lambda place: _value(place, values), text)
 
 
 def key_of(section: str, name: str) -> str:

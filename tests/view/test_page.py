@@ -53,7 +53,7 @@ def test_phrases(monkeypatch: pytest.MonkeyPatch) -> None:
     assert copy.deepcopy(note).key == "note.silent"
     survey = survey_of(notes=(note, "of the user's"), texts=(verbs.NAME, "book.txt"))
     run = RunSummary({"text": str(verbs.NAME), "seed": "3"}, (), 1.0, None, None)
-    data = survey_data(survey, (), None, run, None, None)
+    data = survey_data(survey, None, run, None, None)
     assert data["notes"] == [("note.silent", {"heads": "L0.H1"}), "of the user's"]
     assert data["texts"] == [("source.verb_corpus", {}), "book.txt"]
     assert data["run"]["facts"] == [("text", ("source.verb_corpus", {})), ("seed", "3")]

@@ -32,7 +32,7 @@ from headwise.errors import HeadwiseError
 from headwise.files import check_link, read_json
 from headwise.records import plain_data
 from headwise.view import CONTROL, Screen, harmless
-from headwise.words import LANGUAGES, Facts, Note, check_lang, labelled, refusal, said, system_language, table, unknown
+from headwise.words import LANGUAGES, Facts, Note, check_lang, labelled, refusal, system_language, table, unknown
 
 screen = Screen(highlight=False, markup=False, emoji=False, soft_wrap=True)
 err = Screen(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
@@ -206,7 +206,7 @@ class Progress:
 
     def __call__(self, stage: str, done: int, total: int, numbers: str = "", milestone: bool = False) -> None:
         """The stage has done so many of `total` steps (0: unknown). A milestone has a plain line of its own."""
-        stage, numbers = _stage(stage), said(numbers, screen.lang)
+        stage, numbers = _stage(stage), screen.spoken(numbers)
         if err.is_terminal:
             self._bar.start()  # only now: a bar that runs takes standard output to its own console
             if stage not in self._tasks:
@@ -229,7 +229,7 @@ class Progress:
 
 def _stage(name: str) -> str:
     """What a stage is called, in the language of the command; as it is where the table of words has it not."""
-    return str(said(labelled("stage", name), screen.lang))
+    return screen.spoken(labelled("stage", name))
 
 
 def _print_version(value: bool) -> None:
@@ -370,8 +370,8 @@ def _many() -> Iterator[None]:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # what a lost process does to sockets is told in our line
     word = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
     if word not in MANY:
-        message = f"headwise {word} works in one process; torchrun is for {' and '.join(MANY)}"
-        sys.exit(_failed(HeadwiseError(message), message))
+        error = refusal("one_process", command=word, first=MANY[0], other=MANY[1])
+        sys.exit(_failed(error, str(error)))
     from headwise.gpt.ranks import joined
 
     with joined() as _end_all:
@@ -417,7 +417,7 @@ def _run() -> int:
 
 def in_options(text: str) -> str:
     """What the library says, in the language of the command, with options where the library has arguments."""
-    return as_options(str(said(text, screen.lang)), running_options())
+    return as_options(screen.spoken(text), running_options())
 
 
 def _usage(error: Any) -> str:
@@ -436,7 +436,7 @@ def _usage(error: Any) -> str:
 def _value_message(error: Any) -> str:
     """What is wrong with a value: what our own parser refused, or how the type has it."""
     if error.__cause__ is None:
-        return str(said(error.message, screen.lang))
+        return screen.spoken(error.message)
     first = error.__cause__.errors()[0]
     facts = first.get("ctx", {})
     if isinstance(facts.get("error"), HeadwiseError):

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument
 
 from headwise.cli.app import File, Progress, command, err, needs_torch, print_json, screen, wants_json
-from headwise.errors import HeadwiseError
 from headwise.plan import Plan
 from headwise.words import Note, refusal
 
@@ -66,7 +65,7 @@ def cost(
         shape = shape.noted(Note.of("price.gguf"))
     if plan is not None:
         if variants or choose:
-            raise HeadwiseError("--variants and --choose compare caches that keep all; leave --plan out")
+            raise refusal("plan_of_one")
         shape = shape.with_plan(Plan.read(plan))
     if measure:
         context = min(MEASURED, shape.positions or MEASURED) if context is None else context

@@ -56,10 +56,7 @@ def check_one_count(folder: Path) -> None:
         return
     family = families("reshape").get(str(read_config(folder).get("model_type")))
     if family is not None and family.n_kv_heads is None:
-        raise HeadwiseError(
-            f"{family.name}'s config has no num_key_value_heads, so what shares its heads' keys and values cannot be "
-            f"written; share a Llama-type model, or remove heads with `headwise prune`"
-        )
+        raise refusal("one_count", family=family.name)
 
 
 def shape_of(folder: Path) -> ModelShape | None:
@@ -93,16 +90,19 @@ def check_apart(
     """
     for option, (folder, pattern) in folders.items():
         _check_folder(option, folder, pattern)
-    taken = {_identity(file): f"is {file}, which is read" for path in inputs for file in _read(path)}
+    read = {_identity(file): file for path in inputs for file in _read(path)}
+    written: dict[tuple[int, int, str], str] = {}  # and by which option
     places = [_identity(folder) for folder, _ in folders.values()]
     filled = [(option, folder) for option, (folder, _) in folders.items()]
     for option, path in [*files, *filled]:
         if is_stream(path):
             continue
         file, parent = _identity(path), Path(os.path.realpath(path)).parent
-        if file in taken:
-            raise refusal("taken", option=option, path=path, value=taken[file])
-        taken[file] = f"is {option}, too"
+        if file in read:
+            raise refusal("taken_read", option=option, path=path, file=read[file])
+        if file in written:
+            raise refusal("taken_twice", option=option, path=path, other=written[file])
+        written[file] = option
         if option not in (WRITTEN.get(path.suffix), *folders) and (_identity(parent) in places or _holds_model(parent)):
             raise refusal("among_model", option=option, path=path, parent=parent)
 

@@ -23,7 +23,6 @@ from headwise.cli.app import (
     wants_json,
 )
 from headwise.cli.early import check_model
-from headwise.errors import HeadwiseError
 from headwise.families import check_next
 from headwise.plan import Plan
 from headwise.words import Facts, refusal
@@ -93,7 +92,7 @@ def _read_ids(path: Path) -> list[int]:
     try:
         return [int(word) for word in text.replace(",", " ").split()]
     except ValueError:
-        raise HeadwiseError(f"{path}: token ids are whole numbers separated by spaces") from None
+        raise refusal("no_ids", path=path) from None
 
 
 def _numbers(ids: list[int]) -> str:

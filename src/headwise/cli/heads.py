@@ -28,7 +28,6 @@ from headwise.cli.app import (
     wants_json,
 )
 from headwise.cli.early import check_model, check_texts, context_in, shape_of
-from headwise.errors import HeadwiseError
 from headwise.families import check_reads_tokens, is_own
 from headwise.files import check_file, is_stream, write_whole
 from headwise.records import share_note
@@ -106,6 +105,7 @@ def heads(
     with needs_torch():
         from headwise.gpt.ranks import current
         from headwise.heads.headvis import check_headvis
+        from headwise.models.lineage import counterparts
     if headvis is not None:
         check_headvis(headvis)
     ranks = current()
@@ -113,20 +113,21 @@ def heads(
         ranks.require_many("--parallel tensor spreads the heads of a model over processes")
         whole = {"headvis": headvis, "keep": keep, "against": against, "relations": relations, "embed": embed}
         if passed := [f"--{name}" for name, value in whole.items() if value]:
-            raise HeadwiseError(
-                f"--parallel tensor with {', '.join(passed)}: that needs the whole model; leave one out"
-            )
-    options: Facts = {"text": text, "ids": ids, "tokens": tokens, "documents": documents}
-    options |= {"unknown": unknown, "field": field, "relations": labels, "rows": rows}
-    options |= {"controls": controls, "ablate": ablate, "seed": seed}
+            raise refusal("parallel_whole", options=", ".join(passed))
+    options: Facts = {"text": text, "ids": ids, "tokens": tokens, "documents": documents, "unknown": unknown}
+    options |= {"field": field, "relations": labels, "rows": rows, "controls": controls, "ablate": ablate, "seed": seed}
     options |= {"ranks": ranks, "parallel": parallel is not None, "reading": reading}
     survey, maps = surveyed(model, headvis=None if ranks.rank else headvis, keep=keep, **options)
-    options["keep"] = None if keep is None else keep / "against"
-    other, other_maps = (None, None) if against is None else _compared(model, against, options)
+    other, other_maps = None, None
+    if against is not None:
+        other, other_maps = surveyed(against, on=model, keep=None if keep is None else keep / "against", **options)
+        # Where one comes from the other, heads have the names of their counterparts.
+        if (pairs := counterparts(model, against)) is not None:
+            other = other.renamed(pairs)
     if ranks.rank:
         return
     # The report in a run tells of the run: a look at another text goes where --html says.
-    special = text or ids is not None or not controls or other is not None or options["relations"]
+    special = text or ids is not None or not controls or other is not None or labels
     report = html or (model / REPORT if (model / "run.json").exists() and not special else None)
     if report is not None:
         _write_report(model, report, survey, maps, other, other_maps, embed)
@@ -217,8 +218,8 @@ def _print_circuits(circuits: Facts) -> None:
     for name, head in heads.items():
         row = [name, number(head["qk_rank"], 1), number(head["ov_rank"], 1)]
         for score in scores:
-            share = head[score]
-            row += ["-", "-"] if share is None else [number(share["share"], 2), number(share["control"], 2)]
+            scored = head[score]
+            row += ["-", "-"] if scored is None else [number(scored["share"], 2), number(scored["control"], 2)]
         rows.append(row)
     table = Table(columns, rows, Note.of("circuits.title"), Note.of("circuits.note"))
     screen.show(table, "circuits")
@@ -317,15 +318,6 @@ def surveyed(
         before, after = folder.tokens.frame
         shown = [[*before, *folder.tokens.encode(record.example), *after]]
     return result, maps_of_short(folder.model, shown, read.shown, folder.name)
-
-
-def _compared(model: Path, against: Path, options: Facts) -> tuple[Survey, HeadMaps | None]:
-    """The same look at the other model; where one comes from the other, heads have the names of their counterparts."""
-    from headwise.models.lineage import counterparts
-
-    other, maps = surveyed(against, on=model, **options)
-    pairs = counterparts(model, against)
-    return other if pairs is None else other.renamed(pairs), maps
 
 
 def _write_report(

@@ -35,12 +35,11 @@ from headwise.cli.app import (
 )
 from headwise.cli.early import check_model, check_texts
 from headwise.cli.heads import REPORT, check_tables, tell_files, write_report_of, write_tables
-from headwise.errors import HeadwiseError
 from headwise.families import RUN, check_answers, check_next, check_reads_tokens, is_own, read_config
 from headwise.files import is_stream, write_whole
 from headwise.intervals import held_apart
 from headwise.records import MOST_ALIGNED
-from headwise.words import refusal, said
+from headwise.words import refusal
 
 TOKENIZERS = "tokenizer.json", "tokenizer.model", "tekken.json", "vocab.txt", "vocab.json", "spiece.model"
 
@@ -117,7 +116,7 @@ def trace(
         with Progress("training a small model on names") as progress:
             progress("training a small model on names", 0, 0)
             model, tokens, name = example_model()
-            name = said(name, screen.lang)
+            name = screen.spoken(name)
     else:
         (model, tokens), name = load_run(run), run.resolve().name
     shown_text = text or example_of(run)
@@ -152,7 +151,7 @@ def align(
     check_model(model)
     for file in filter(None, (pairs, judge)):  # before torch is loaded
         if not file.is_file():
-            raise HeadwiseError(f"{file} is no file; pass texts whose alignment is known")
+            raise refusal("no_pairs", path=file)
     with needs_torch():
         from headwise.heads.alignment import align as aligned
         from headwise.heads.texts import read_aligned
@@ -162,7 +161,7 @@ def align(
     if judge is not None:
         others = read_aligned(folder, judge)
     elif len(texts) < 2:
-        raise HeadwiseError(f"{pairs} has one text; heads are chosen by some and judged on others: pass more")
+        raise refusal("one_text", path=pairs)
     else:
         texts, others = held_apart(texts, random.Random(0))
     published = getattr(getattr(folder.model, "generation_config", None), "alignment_heads", None) or []
@@ -205,7 +204,7 @@ def windows(
         raise refusal("plan_needed")
     check_plan(tolerance, cache, sinks)
     check_tables(tables)
-    form = None if plan is None else _format_of(plan)
+    form = "" if plan is None else _format_of(plan)
     check_model(model)
     check_next(model, "next_by_distance")
     check_texts(model, texts)
@@ -224,8 +223,9 @@ def windows(
         if line := forecast(folder.model, read):
             err.print(in_options(line))
         reach = measure(folder.model, read, seed=seed, progress=progress)
-    chosen = None if plan is None else reach.plan(tolerance, cache, sinks)
-    if plan is not None and chosen is not None and form is not None:
+    chosen = None
+    if plan is not None:
+        chosen = reach.plan(tolerance, cache, sinks)
         chosen.export(plan, form)
     if html is not None:
         write_whole(html, windows_html(reach, screen.lang))
@@ -337,7 +337,7 @@ def _check_reads(model: Path, sound: Path | None) -> None:
     """Refuse by its files a model that reads no text, and one that hears and is given no sound."""
     check_reads_tokens(model, [] if sound is None else [str(sound)])
     if {"vision_config", "patch_size"} & read_config(model).keys():
-        raise HeadwiseError(f"{model} reads images; hw.look(hw.open({str(model)!r}), ...) shows its heads on your own")
+        raise refusal("look_images", model=model)
     if not any((model / name).exists() for name in TOKENIZERS):
         raise refusal("look_no_tokenizer", model=model)
 

@@ -75,8 +75,7 @@ def check(
     from headwise.teach.subject import Options
 
     if not watch and (steps is not None or out is not None):
-        option = "--steps" if out is None else "--out"
-        raise refusal("with_watch", option=option)
+        raise refusal("with_watch", option="--steps" if out is None else "--out")
     lang = screen.lang
     pairs = {name: _value(name, text, lang) for name, text in _pairs("--args", args, lang).items()}
     names = _pairs("--map", mapping, lang)
@@ -92,7 +91,7 @@ def check(
     tell_unheld(lang)
     verdict = checked(target, causal=causal, args=pairs, mapping=names, lang=lang, seconds=seconds)
     open_ahead = words(lang)["not_causal"] in verdict.checked
-    verdict = replace(_in_options(verdict), others=tuple(map(_in_options, verdict.others)))
+    verdict = _in_options(verdict)
     if not wants_json():
         screen.print(str(verdict))
     seen = None
@@ -110,9 +109,10 @@ def check(
 
 
 def _in_options(verdict: Verdict) -> Verdict:
-    """A verdict that speaks of options in the place of arguments."""
+    """A verdict that speaks of options in the place of arguments, and those of the other classes of the file."""
     checked, not_checked = (tuple(map(in_options, texts)) for texts in (verdict.checked, verdict.not_checked))
-    return replace(verdict, checked=checked, not_checked=not_checked)
+    others = tuple(map(_in_options, verdict.others))
+    return replace(verdict, checked=checked, not_checked=not_checked, others=others)
 
 
 def show_heads(folder: Path, target: Target, steps: int | None) -> Facts:

@@ -35,7 +35,7 @@ from headwise.corpus.sources import Sources
 from headwise.errors import HeadwiseError
 from headwise.files import STDIN, TEXT, packaged, read_text, text_path
 from headwise.gpt.presets import PRESETS, find_preset
-from headwise.words import Facts, known, phrase, refusal
+from headwise.words import Facts, Note, known, phrase, refusal
 
 if TYPE_CHECKING:
     from headwise.corpus.training import Corpus
@@ -355,7 +355,7 @@ def _check_options(options: Facts, resume: bool, folder: Path) -> None:
     if options["preset"] not in (None, "microgpt"):
         raise refusal("rung_preset", preset=options["preset"])
     if isinstance(options["text"], tuple):
-        raise refusal("rung_exact", option="a second text")
+        raise refusal("rung_exact", option=Note.of("refused.second_text"))
     if resume:
         raise refusal("rung_exact", option="--resume")
     asked = options | (options["shape"] or {})

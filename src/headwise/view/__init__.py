@@ -35,13 +35,17 @@ class Screen(Console):
         """A phrase with its facts, in the language of this screen."""
         return phrase(key, self.lang, **facts)
 
+    def spoken(self, text: str) -> str:
+        """A note in the language of this screen, anything else as it is."""
+        return str(said(text, self.lang))
+
     def tell(self, key: str, /, **facts: Any) -> None:
         """Print a phrase with its facts as a paragraph."""
         self.say(self.phrase(key, **facts))
 
     def say(self, text: str) -> None:
         """Print a paragraph: a note in the language of this screen, anything else as it is."""
-        say(self, said(text, self.lang))
+        say(self, self.spoken(text))
 
     def show(self, table: Table, section: str, left: Iterable[int] = (0,), last: int = 0) -> None:
         """Print a table, whose labels are phrases of a section of the words; `left` and `last` as in `Table.print`."""

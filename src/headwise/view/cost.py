@@ -55,6 +55,7 @@ def print_models(screen: Screen, prices: Sequence[Price]) -> None:
 
 
 def _print_parameters(screen: Screen, price: Price) -> None:
+    """The parts of the model; one without parameters of its own is tied to another (W_U to the embedding)."""
     total, active = price.parameters.total, price.parameters.active
     parts = price.parameters.parts.items()
     rows = [(part, count, f"{count / total:.1%}" if count else "tied") for part, count in parts]
@@ -84,6 +85,7 @@ def _names(names: list[str]) -> str:
 
 
 def _layer_rows(layer: LayerPrice) -> dict[str, Cell]:
+    """What is said of a layer: the label of a row, and the cell."""
     rows = _head_rows(layer.attention)
     if layer.cross:
         across = _head_rows(layer.cross)
@@ -100,6 +102,7 @@ def _layer_rows(layer: LayerPrice) -> dict[str, Cell]:
 
 
 def _head_rows(heads: HeadPrice) -> dict[str, Cell]:
+    """What is said of an attention and of each of its heads."""
     width: Cell = heads.head_dim
     if heads.head_dim != heads.value_dim:
         width = Note.of("price.two_widths", head_dim=heads.head_dim, value_dim=heads.value_dim)

@@ -10,14 +10,14 @@ from headwise.records import LEAVES, STAGES, Ladder, LadderRung, plain_data
 from headwise.table import Cell, Table, amount, escaped, shown
 from headwise.view import Screen
 from headwise.view.page import frame, json_block, page, word
-from headwise.words import Facts, Note, labelled, said
+from headwise.words import Facts, Note, labelled
 
 MISSING = "-"
 
 
 def print_comparison(screen: Screen, comparison: Comparison) -> None:
     """The question, a table for each metric, the verdicts and notes."""
-    screen.say(f"{comparison.name}: {said(comparison.question, screen.lang)}")
+    screen.say(f"{comparison.name}: {screen.spoken(comparison.question)}")
     screen.say(setting(comparison))
     for metric in comparison.metrics:
         screen.say("")

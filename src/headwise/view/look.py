@@ -33,7 +33,7 @@ from headwise.errors import HeadwiseError
 from headwise.table import Markup, escaped
 from headwise.view.page import frame, json_block, package_text, page, word
 from headwise.view.report import FILM_BODY, FILM_STYLES, FILM_WORDS, quantised
-from headwise.words import LANGUAGES, Facts, sent
+from headwise.words import LANGUAGES, Facts, refusal, sent
 
 if TYPE_CHECKING:
     from headwise.heads.look import Desk
@@ -41,6 +41,13 @@ if TYPE_CHECKING:
 PATIENCE = 5.0  # seconds that a client may take to ask, and to read the answer
 MOST = 16  # clients that are answered at a time
 LONGEST = 2**20  # bytes of a question
+# Nothing is kept, guessed, given to another site or shown inside one; what a page may load it says itself.
+ALONE = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Content-Security-Policy": "frame-ancestors 'none'",
+}
 Ask = Callable[[Facts], Facts]
 
 
@@ -63,9 +70,7 @@ class Live(ThreadingHTTPServer):
         try:
             super().__init__(("127.0.0.1", port), _Handler)
         except OSError as error:
-            raise HeadwiseError(
-                f"port={port} of 127.0.0.1 cannot be had ({error.strerror}); pass another, or none for any free one"
-            ) from None
+            raise refusal("no_port", port=port, error=error.strerror) from None
         self.hosts = {f"{name}:{self.server_port}" for name in ("127.0.0.1", "localhost")}
         threading.Thread(target=self.serve_forever, args=(0.1,), daemon=True).start()
 
@@ -124,14 +129,14 @@ class _Handler(BaseHTTPRequestHandler):
             if after < 0:
                 raise ValueError
         except ValueError:
-            self._answer(400, "text/plain", "after must be a whole number of at least 0")
+            self._answer(400, "after must be a whole number of at least 0")
             return
         if address.path == "/news":
-            self._answer(200, "application/json", self.server.news(after))
+            self._answer(200, self.server.news(after), "application/json")
         elif address.path == "/":
-            self._answer(200, "text/html", self.server.document)
+            self._answer(200, self.server.document, "text/html")
         else:
-            self._answer(404, "text/plain", "there are / and /news")
+            self._answer(404, "there are / and /news")
 
     def do_POST(self) -> None:
         if self.server.ask is None:
@@ -142,42 +147,39 @@ class _Handler(BaseHTTPRequestHandler):
             return
         size = self.headers.get("Content-Length", "")
         if path != "/ask":
-            self._answer(404, "text/plain", "there is /ask")
+            self._answer(404, "there is /ask")
         elif origin is not None and origin.removeprefix("http://") not in self.server.hosts:
-            self._answer(403, "text/plain", "another site may not ask")
+            self._answer(403, "another site may not ask")
         elif not (size.isascii() and size.isdigit() and int(size) <= LONGEST):
-            self._answer(413, "text/plain", f"a question has a length of at most {LONGEST} bytes")
+            self._answer(413, f"a question has a length of at most {LONGEST} bytes")
         else:
             try:
                 question = json.loads(self.rfile.read(int(size)))
             except (ValueError, RecursionError):
                 question = None
             if isinstance(question, dict):
-                self._answer(200, "application/json", json.dumps(self.server.ask(question), allow_nan=False))
+                self._answer(200, json.dumps(self.server.ask(question), allow_nan=False), "application/json")
             else:
-                self._answer(400, "text/plain", "a question is a JSON object")
+                self._answer(400, "a question is a JSON object")
 
     def _path(self) -> str | None:
         """The path below the secret; None, once refused, for another host or another secret."""
         base, path = self.server.base, self.path
         if self.headers.get("Host") not in self.server.hosts:
-            self._answer(403, "text/plain", f"ask for http://127.0.0.1:{self.server.server_port}/")
+            self._answer(403, f"ask for http://127.0.0.1:{self.server.server_port}/")
             return None
         if not secrets.compare_digest(path[: len(base)].encode(errors="replace"), base.encode()):
-            self._answer(404, "text/plain", "there is nothing here; open the whole address that was printed")
+            self._answer(404, "there is nothing here; open the whole address that was printed")
             return None
         self.server.last_request = time.monotonic()
         return path[len(base) :] or "/"
 
-    def _answer(self, code: int, kind: str, text: str) -> None:
+    def _answer(self, code: int, text: str, kind: str = "text/plain") -> None:
         content = text.encode()
         self.send_response(code)
-        self.send_header("Content-Type", f"{kind}; charset=utf-8")
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
-        self.send_header("Content-Security-Policy", "frame-ancestors 'none'")  # the page brings the rest itself
+        sizes = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(content))}
+        for name, value in (sizes | ALONE).items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)
 
@@ -280,7 +282,7 @@ def _why(desk: Desk) -> Facts:
 
     reading, other = desk.readings.get("a"), desk.readings.get("b")
     if reading is None:
-        raise HeadwiseError("there is no text yet")
+        raise refusal("no_text_yet")
     story = why(desk.folder.model, reading.text, None if other is None else other.text)
     lines = [[part.head, {lang: story.sentence(part, lang) for lang in LANGUAGES}] for part in story.told]
     return {"why": lines, "answer": story.answer, "other": story.other}

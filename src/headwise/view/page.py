@@ -26,12 +26,11 @@ from pathlib import Path as File
 from string import Template
 from typing import Any
 
-from headwise.errors import HeadwiseError
 from headwise.files import write_whole
 from headwise.plan import Windows
 from headwise.story import Story
 from headwise.table import escaped
-from headwise.words import LANGUAGES, Facts, check_lang, phrase, phrase_html, phrases, sent
+from headwise.words import LANGUAGES, Facts, Note, check_lang, phrase, phrase_html, phrases, refusal, sent
 
 # An empty element that names a phrase, and an attribute that does.
 _EMPTY = re.compile(r'(?P<start><(?P<tag>[a-z0-9]+)\b[^<>]*? data-word="(?P<key>[\w.]+)"[^<>]*>)(?P<end></(?P=tag)>)')
@@ -170,15 +169,6 @@ def _hash(text: str) -> str:
 
 # The guided walk, and the story of a prediction.
 
-REASONS = {
-    "foreign": "it is no model of headwise",
-    "reshaped": "its layers differ from one another",
-    "latent": "its heads make keys and values of a latent, which the page cannot follow",
-    "size": "it has {parameters:,} parameters, and a page carries at most {most:,}",
-    "tokenizer": "its tokenizer has what the page cannot follow: {part}",
-    "range": "it has weights too large for 16 bits",
-}
-
 
 def walk_html(
     model: Facts,
@@ -200,8 +190,8 @@ def walk_html(
     Raises HeadwiseError for a language that is not en or es, and for a model that does not run in a page.
     """
     if "reason" in model:
-        why = REASONS[model["reason"]].format(**model)
-        raise HeadwiseError(f"the walk runs the model in the page, and this one does not: {why}; leave out html=")
+        facts = {name: f"{fact:,}" if isinstance(fact, int) else fact for name, fact in model.items()}
+        raise refusal("no_walk", why=Note.of(f"refused.walk_{model['reason']}", **facts))
     config = model["config"]
     facts = {
         "name": name,

@@ -29,7 +29,7 @@ from headwise.view.survey import (
     badges_of,
     columns_of,
     compared_notes,
-    head_parts,
+    head_notes,
     n_layers,
     only_here,
     paired,
@@ -47,7 +47,6 @@ Shares = NDArray[np.float64]
 
 def survey_data(
     survey: Survey,
-    columns: tuple[Column, ...],
     maps: HeadMaps | None,
     summary: RunSummary | None,
     against: Survey | None,
@@ -55,6 +54,7 @@ def survey_data(
     walk: str | None = None,
 ) -> Facts:
     """The data of the page."""
+    columns = columns_of(survey, against)
     roles = []
     for role, badge in zip(survey.roles, badges_of(survey.roles).values(), strict=True):
         texts = {"meaning": sent(role.meaning), "source": sent(role.source)}
@@ -114,7 +114,7 @@ def _heads(survey: Survey, columns: tuple[Column, ...], against: Survey | None, 
     for profile, other in paired(survey, against):
         head = _numbers(survey, profile, columns, *pictures[profile.name]) | _text_of(profile, survey.passage, wide)
         head |= {"name": profile.name, "part": profile.part, "layer": profile.layer, "head": profile.head}
-        head |= {"says": head_parts(survey, profile), "roles": [roles[role] for role in profile.roles]}
+        head |= {"says": list(map(sent, head_notes(survey, profile))), "roles": [roles[role] for role in profile.roles]}
         if against is not None and other is not None:
             head["other"] = _numbers(against, other, columns, *other_pictures[other.name])
             # The roles here are places in the list of the page; the other model may earn some that it does not have.
@@ -281,7 +281,7 @@ def report_html(
         styles += FILM_STYLES
         words += FILM_WORDS
     body = frame("report.html", heading=heading, film=shown, panes=2 * pane)
-    data = survey_data(survey, columns_of(survey, against), maps, summary, against, against_maps, walk)
+    data = survey_data(survey, maps, summary, against, against_maps, walk)
     return page(
         "report",
         body,

@@ -18,13 +18,12 @@ from pathlib import Path
 from rich.table import Table as Grid
 from rich.text import Text
 
-from headwise.errors import HeadwiseError
 from headwise.files import write_whole
 from headwise.heads.table import ROLES, HeadProfile, Role, Survey
 from headwise.intervals import Interval
-from headwise.table import Table, listed, number
+from headwise.table import Table, number
 from headwise.view import Screen
-from headwise.words import Note, check_lang, key_of, labelled, marked, phrase, said, table, unknown
+from headwise.words import Note, check_lang, key_of, labelled, marked, refusal, said, unknown
 
 MAIN = ("entropy", "confidence", "distance", "first", "previous", "self", "delimiter", "duplicate", "prefix")
 FEW = 10  # so many statistics are all shown at once
@@ -185,62 +184,54 @@ TELLING = (
 )
 CLOSE = 0.0005  # nats; a smaller change rounds to nothing
 
-Part = tuple[str, dict[str, str]]  # key of a phrase and its values
-
 
 def head_sentence(survey: Survey, profile: HeadProfile, lang: str = "en", marks: tuple[str, str] = ("*", "*")) -> str:
     """`At *él* it looks at *write* (0.97; translation, 0.76 on average). Without it the loss rises by 0.67 nats.`
 
-    lang  "en" or "es"; HeadwiseError for another
-
-    Tokens stand between `*`. `head_parts` has the same as keys of phrases with their values.
+    lang   "en" or "es"; HeadwiseError for another
+    marks  what stands before and behind a token
     """
     check_lang(lang)
-    return " ".join(marked(key, lang, _said(values, lang), marks) for key, values in head_parts(survey, profile))
+    return " ".join(marked(note.key, lang, note.facts, marks) for note in head_notes(survey, profile))
 
 
-def head_parts(survey: Survey, profile: HeadProfile) -> list[Part]:
-    """The sentence as phrases of the words table and their values, which are text."""
+def head_notes(survey: Survey, profile: HeadProfile) -> list[Note]:
+    """What is said of a head: where it looks, and what happens without it."""
     if profile.means.get("norm") == 0:
-        return [("sentence.silent", {})]
+        return [Note.of("sentence.silent")]
     return [_look(survey, profile), *_effect(profile.ablation)]
 
 
-def _look(survey: Survey, profile: HeadProfile) -> Part:
+def _look(survey: Survey, profile: HeadProfile) -> Note:
+    """The relation that it follows best; else its most telling role; else its hardest look."""
     followed = [name for name in profile.roles if name in profile.relations]
     if followed:
         role = max(followed, key=lambda name: profile.relations[name].mass.mean)
         score = profile.relations[role]
         looks, at, weight = score.example
-        pair = {"looks": looks, "at": at, "weight": number(weight, 2)}
-        return "sentence.relation", pair | {"role": role, "mean": number(score.mass.mean, 2)}
+        facts = {"looks": looks, "at": at, "weight": number(weight, 2), "role": labelled("role", role)}
+        return Note.of("sentence.relation", **facts, mean=number(score.mass.mean, 2))
     scores = {role.name: role.score for role in survey.roles}
     for role in TELLING:
         if role in profile.roles:
-            return key_of("sentence", role), {"mean": number(profile.means[scores[role]], 2)}
+            return Note.of(key_of("sentence", role), mean=number(profile.means[scores[role]], 2))
     if not profile.examples:
-        return "sentence.nothing", {"mean": number(profile.means.get("confidence"), 2)}
+        return Note.of("sentence.nothing", mean=number(profile.means.get("confidence"), 2))
     hardest = profile.examples[0]
-    pair = {"looks": hardest.looks.strip(), "at": hardest.at.strip()}
-    return "sentence.strongest", pair | {"weight": number(hardest.weight, 2)}
+    tokens = {"looks": hardest.looks.strip(), "at": hardest.at.strip()}
+    return Note.of("sentence.strongest", **tokens, weight=number(hardest.weight, 2))
 
 
-def _effect(change: Interval | None) -> list[Part]:
+def _effect(change: Interval | None) -> list[Note]:
     """What silencing does; a change whose interval holds zero is not said to be one."""
     if change is None or math.isnan(change.mean):
         return []
     known = math.isfinite(change.low) and math.isfinite(change.high)
-    if abs(change.mean) < CLOSE or (known and not change.excludes(0)):
-        return [("sentence.unclear", {"change": number(change.mean, 3, signed=True)})]
     size = abs(change.mean)
+    if size < CLOSE or (known and not change.excludes(0)):
+        return [Note.of("sentence.unclear", change=number(change.mean, 3, signed=True))]
     key = "sentence.rises" if change.mean > 0 else "sentence.falls"
-    return [(key, {"change": number(size, 2 if size >= 0.1 else 3)})]
-
-
-def _said(values: dict[str, str], lang: str) -> dict[str, str]:
-    """The values, a role by its name in that language where it has one."""
-    key = key_of("role", values.get("role", ""))
-    return values | {"role": phrase(key, lang)} if key in table() else values
+    return [Note.of(key, change=number(size, 2 if size >= 0.1 else 3))]
 
 
 # In the terminal.
@@ -263,7 +254,7 @@ def print_survey(screen: Screen, survey: Survey, sort_by: str = "name", against:
     """
     key = check_order(survey.statistics, sort_by)
     if key in EFFECTS and all(value_of(profile, key) is None for profile in survey.profiles):
-        raise HeadwiseError(f"cannot sort by {sort_by!r}: it was not measured for {survey.model}")
+        raise refusal("order_unmeasured", name=repr(sort_by), model=survey.model)
     known = {column.key: column for column in columns_of(survey, against)}
     keys = SHOWN if key in SHOWN else (key, *SHOWN)  # that by which it is sorted is among them
     columns = [known[name] for name in keys if name in known]
@@ -294,9 +285,9 @@ def check_order(statistics: Iterable[str], sort_by: str) -> str:
 
 
 def _print_facts(screen: Screen, survey: Survey) -> None:
-    names = [said(name, screen.lang) for name in survey.texts]
+    names = list(map(screen.spoken, survey.texts))
     names = [name if len(name) <= LONG else f"{name[: LONG - 3]}..." for name in names]  # it may be a whole text
-    facts = {"text": screen.phrase("survey.of", names=listed(names, NAMED)) if names else "", "loss": ""}
+    facts = {"text": screen.phrase("survey.of", names=_some(names)) if names else "", "loss": ""}
     if survey.loss is not None and math.isfinite(survey.loss):
         facts["loss"] = screen.phrase("survey.loss", loss=f"{survey.loss:.3f}")
     counts = {
@@ -319,7 +310,7 @@ def _print_roles(screen: Screen, survey: Survey) -> None:
     grid.add_column()
     for role, names in named.items():
         if names:
-            grid.add_row(Text(said(_role(role), screen.lang)), str(len(names)), Text(listed(names, NAMED)))
+            grid.add_row(Text(screen.spoken(_role(role))), str(len(names)), Text(screen.spoken(_some(names))))
     if grid.row_count:
         screen.print(grid)
     missing = [_role(role) for role, names in named.items() if not names]
@@ -328,6 +319,12 @@ def _print_roles(screen: Screen, survey: Survey) -> None:
 
 
 _role = partial(labelled, "role")
+
+
+def _some(names: list[str]) -> str:
+    """The first names, and how many more there are."""
+    some, more = ", ".join(names[:NAMED]), len(names) - NAMED
+    return Note.of("refused.and_more", some=some, more=f"{more:,}") if more > 0 else some
 
 
 def _print_heads(screen: Screen, survey: Survey, columns: list[Column], key: str, against: Survey | None) -> None:
@@ -345,10 +342,12 @@ def _print_heads(screen: Screen, survey: Survey, columns: list[Column], key: str
     for column in columns:
         # A relation of a text's own has no phrase. Headings are shorter than columns, for 80 columns of a terminal.
         known = labelled("heading", column.key), labelled("column", column.key)
-        heading = next((said(note, screen.lang) for note in known if isinstance(note, Note)), column.label)
+        heading = next((screen.spoken(note) for note in known if isinstance(note, Note)), column.label)
         headings.append(heading)
-        meaning = column.meaning if screen.lang == "en" else labelled("meaning", column.key)
-        meanings.append(f"{heading}: {said(meaning, screen.lang) if isinstance(meaning, Note) else column.meaning}")
+        meaning = labelled("meaning", column.key)
+        if screen.lang == "en" or not isinstance(meaning, Note):
+            meaning = column.meaning
+        meanings.append(f"{heading}: {screen.spoken(meaning)}")
     headings = [screen.phrase("survey.head"), screen.phrase("survey.roles"), *headings]
     Table(headings, rows, note="\n".join(meanings)).print(screen, (0, 1))
 
@@ -425,7 +424,7 @@ SUFFIXES = (".json", ".md")
 def check_card(path: Path) -> None:
     """Raise HeadwiseError for a card that is neither JSON nor Markdown."""
     if path.suffix not in SUFFIXES:
-        raise HeadwiseError(f"{path} is no name of a card: .json is for tools, .md a section for a model card")
+        raise refusal("card_suffix", path=path)
 
 
 def write_card(path: Path, survey: Survey) -> None:

@@ -37,6 +37,7 @@ LABEL_WIDTH = 13  # columns for the tokens at the left of the pictures
 GAP = 3  # columns between two pictures
 MOST_COLUMNS = 6  # windows in the table of `headwise windows`; its page and its files have all
 
+JOINER = "\u200d"  # of two emoji, into one
 SIGNS = {" ": "␣", "\n": "⏎", "\r": "␍", "\t": "⇥"}
 
 # The first level is "less than the second number"; few levels, so the numbers are printed under the pictures.
@@ -55,19 +56,17 @@ def visible(token: str) -> str:
 def _visible_character(character: str) -> str:
     if character in SIGNS:
         return SIGNS[character]
-    # The joiner and the variation selectors (Mn) hold an emoji together; the rest of Cf turns or hides text.
-    is_unseen = unicodedata.category(character) in {"Cc", "Cf", "Cs", "Zl", "Zp", "Zs"}
-    if is_unseen and character != "\u200d":  # the joiner
-        return f"<U+{ord(character):04X}>"
-    return character
+    # The joiner (of Cf) and the variation selectors (Mn) hold an emoji together; the rest of Cf turns or hides text.
+    is_unseen = unicodedata.category(character) in {"Cc", "Cf", "Cs", "Zl", "Zp", "Zs"} and character != JOINER
+    return f"<U+{ord(character):04X}>" if is_unseen else character
 
 
-def block_maximum(weights: NDArray[np.float32], side: int) -> NDArray[np.float32]:
-    """Shrink (T, T) weights to at most (side, side): each cell is the largest weight in its block.
+def block_maximum(weights: NDArray[np.float32], size: int) -> NDArray[np.float32]:
+    """Shrink (T, T) weights: each cell is the largest weight of a block of (size, size), less at the end.
 
     The maximum, not the mean, so that a thin diagonal stays as bright as it is.
     """
-    starts = np.arange(0, len(weights), -(-len(weights) // side))  # -(-a // b) is a / b rounded up
+    starts = np.arange(0, len(weights), size)
     rows = np.maximum.reduceat(weights, starts, axis=0)
     return np.asarray(np.maximum.reduceat(rows, starts, axis=1), dtype=np.float32)
 
@@ -81,9 +80,9 @@ def print_maps(screen: Screen, maps: HeadMaps) -> None:
     count = len(maps.tokens)
     labelled = screen.width >= 2 * LABEL_WIDTH
     room = screen.width - (LABEL_WIDTH + 1 if labelled else 0)
-    size = -(-count // max(1, min(count, LARGEST_SIDE, room)))  # tokens of a cell
+    size = math.ceil(count / max(1, min(LARGEST_SIDE, room)))  # tokens of a cell
     shades = _shades(screen)
-    pictures = [_picture(block_maximum(head.weights, -(-count // size)), shades) for head in maps.maps]
+    pictures = [_picture(block_maximum(head.weights, size), shades) for head in maps.maps]
     width = max(pictures[0][0].cell_len, *(len(head.name) for head in maps.maps))
     labels = Text("\n".join(_row_labels(maps, size, 1 if shades else 2, screen.options.ascii_only)))
     screen.tell("survey.maps", model=maps.model)
@@ -130,6 +129,7 @@ def _row_labels(maps: HeadMaps, size: int, rows_per_line: int, ascii_only: bool)
 
 
 def _picture(cells: NDArray[np.float32], shades: str) -> list[Text]:
+    """The lines of a map; without shades two rows of cells a line, in colours."""
     if not shades:
         return [_half_blocks(cells[row : row + 2]) for row in range(0, len(cells), 2)]
     levels = np.searchsorted(np.array(LEVELS, dtype=np.float32), cells, side="right") - 1
@@ -139,19 +139,20 @@ def _picture(cells: NDArray[np.float32], shades: str) -> list[Text]:
 def _half_blocks(pair: NDArray[np.float32]) -> Text:
     """Two rows of cells in one line; an odd last row keeps the terminal's own background below it."""
     line = Text()
-    for column in pair.T:
-        below = _colour(column[1]) if len(column) == 2 else None
-        line.append("▀", Style(color=_colour(column[0]), bgcolor=below))
+    for above, *below in pair.T:
+        line.append("▀", Style(color=_colour(above), bgcolor=_colour(below[0]) if below else None))
     return line
 
 
 def _colour(weight: float) -> Color:
+    """The place of a weight on `RAMP`."""
     place = np.linspace(0.0, 1.0, len(RAMP))
     red, green, blue = (round(float(np.interp(weight, place, RAMP[:, channel]))) for channel in range(3))
     return Color.from_triplet(ColorTriplet(red, green, blue))
 
 
 def _legend(screen: Screen, shades: str) -> Text:
+    """What colours or shades stand for."""
     if not shades:
         line = Text(f"{screen.phrase('survey.weight')} 0 ")
         for weight in np.linspace(0.0, 1.0, 21):
@@ -284,6 +285,7 @@ class Content:
         return lines
 
     def _text(self) -> Parts:
+        """The tokens with their positions; what the mask hides stands in brackets."""
         seen = {key.position for key in self.steps.keys}
         tokens = []
         for place, token in enumerate(self.tokens):
@@ -293,6 +295,7 @@ class Content:
         return [asked, tokens, self.say("legend_hidden" if len(seen) < len(tokens) else "legend")]
 
     def _vectors(self) -> Parts:
+        """The query and the keys, stage by stage: projected, then normed and turned where the layer does that."""
         steps, features = self.steps, self.features
         parts: Parts = [self.say("query_is" if steps.keys else "nothing")]
         if steps.sharing:
@@ -340,10 +343,12 @@ class Content:
         return self._table(kind, columns, rows)
 
     def _products(self) -> Parts:
+        """q_d * k_d, feature by feature, and the dot product of each key."""
         rows = self._keys("k{0}", lambda key: self.features.summed(key.products, key.products, key.dot))
         return [self.say("products_are"), self._table("products", self._summed(self.features, "rest", "q·k"), rows)]
 
     def _scores(self) -> Parts:
+        """From the dot product to the logit that the softmax reads: scale, softcap, bias."""
         steps = self.steps
         fields = ["score"] if steps.softcap is None else ["score", "capped"]
         biased = any(key.bias for key in steps.keys)
@@ -360,6 +365,7 @@ class Content:
         return [*parts, self._table("scores", ["q·k", *words], self._keys("k{0}", attrgetter("dot", *fields)))]
 
     def _softmax(self) -> Parts:
+        """Each logit less the largest one, its exponential, its weight; a sink has a line as a key has."""
         steps = self.steps
         rows = self._keys("k{0}", attrgetter("logit", "shifted", "exp", "weight"))
         weights = math.fsum(key.weight for key in steps.keys)
@@ -373,6 +379,7 @@ class Content:
         return [*parts, self._table("softmax", columns, rows)]
 
     def _values(self) -> Parts:
+        """The values, the values times their weights, and their sum; times the gate where there is one."""
         steps, features = self.steps, self.values
         columns = features.names()
         values = self._keys("v{0}", lambda key: features.spread(key.value))
@@ -409,6 +416,7 @@ class Content:
         return [*parts, self.say("added_are"), self._table("added", columns, rows)]
 
     def _residual(self) -> Parts:
+        """The stream before the layer, what the layer gives, and their sum."""
         steps = self.steps
         lines = {"before": steps.x, "layer_out": steps.layer_out, "new": steps.x_new}
         rows = [[self.say(name), *self.width.spread(values)] for name, values in lines.items()]
@@ -457,6 +465,7 @@ def _line(screen: Screen, text: str, style: str = "") -> None:
 
 
 def _print_tokens(screen: Screen, tokens: list[str]) -> None:
+    """Tokens with three spaces between them; none is broken at the end of a line."""
     line = ""
     for token in tokens:
         if line and cell_len(line) + cell_len(token) + 3 > _width(screen):
