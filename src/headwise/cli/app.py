@@ -59,6 +59,7 @@ def asked_language() -> str | None:
 
 
 def _usual_language() -> str:
+    """Where --lang says nothing: that of the course in this folder, or around it; else that of the system."""
     for folder in (COURSE, Path()):
         path = folder / "progress.json"  # PROGRESS of `teach.course`, which takes longer to load
         if path.exists():
@@ -69,11 +70,12 @@ def _usual_language() -> str:
     return system_language()
 
 
+# The three doors of the README, with their commands in the order of --help; their words are in [door] of words.toml.
 DOORS = {
     "learn": ("learn", "check", "trace", "ladder", "compare", "bugs"),
     "inspect": ("train", "look", "heads", "why", "align", "generate"),
     "shrink": ("cost", "windows", "share", "prune", "narrow"),
-}  # the three of the README; their words are in [door] of words.toml
+}
 # Commands as a reader in Spanish may try them.
 SPANISH = {"aprender": "learn", "revisar": "check", "errores": "bugs", "entrenar": "train", "cabezas": "heads"}
 
@@ -86,6 +88,7 @@ class _Worded:
 
     def __init__(self: Any, **options: Any) -> None:
         super().__init__(**options)
+        # typer makes --NAME/--no-NAME of every bool; the second is for what is on, or undecided.
         for parameter in self.params:
             if parameter.default is False:
                 parameter.secondary_opts = []
@@ -98,7 +101,7 @@ class _Worded:
 
 
 class _Command(_Worded, typer.core.TyperCommand):
-    pass
+    """One command."""
 
 
 class _Doors(_Worded, typer.core.TyperGroup):
@@ -108,6 +111,7 @@ class _Doors(_Worded, typer.core.TyperGroup):
         return [name for names in DOORS.values() for name in names]
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that a word names; another word is refused with the nearest one, also for a Spanish word."""
         if args[0] not in self.commands and not args[0].startswith("-") and not ctx.resilient_parsing:
             offer = Note.of("refused.commands_listed")
             what = Note.of("refused.no_command", name=repr(args[0]))
@@ -233,6 +237,7 @@ def _stage(name: str) -> str:
 
 
 def _print_version(value: bool) -> None:
+    """For --version, which is heard before anything else in the command line."""
     if value:
         from headwise import __version__
 
@@ -261,11 +266,15 @@ def wants_json() -> bool:
 
 
 def _hoisted(words: list[str]) -> list[str]:
-    """The words of a command line, those of `COMMON` and --lang first: they belong to all commands."""
+    """The words of a command line, those of `COMMON` and --lang first: they belong to all commands.
+
+    To typer an option stands behind the command that has it, and these are options of `headwise` itself.
+    """
     end = words.index("--") if "--" in words else len(words)
     asked = []
     for word in words[:end]:
         asked += word.split("=", 1) if word.startswith(f"{LANG}=") else [word]
+    # Behind `--` all words are names.
     first, rest = list[str](), list[str]()
     for word, before in zip(asked, ["", *asked], strict=False):
         (first if word in COMMON or LANG in (word, before) else rest).append(word)
@@ -274,6 +283,7 @@ def _hoisted(words: list[str]) -> list[str]:
 
 @functools.cache
 def _texts(lang: str) -> dict[str, dict[str, str]]:
+    """Of each command, and of what all have in common, the texts of --help by the names of parameters."""
     name = "commands.toml" if lang == "en" else f"commands.{lang}.toml"
     return tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
 
@@ -496,10 +506,12 @@ def running_options() -> dict[str, str]:
 
 
 def _failed(error: BaseException, message: str, code: int = 2) -> int:
+    """Say in one line what went wrong; gives the exit code, where this is not one of many processes: then all end."""
     if _show_traceback:
         raise error
 
     def say(prefix: str = "") -> None:
+        """`prefix` names a process, which then speaks though it is not the first."""
         err.quiet = err.quiet and not prefix
         err.print(f"headwise: {prefix}{' '.join(message.split())}")
 
@@ -510,6 +522,7 @@ def _failed(error: BaseException, message: str, code: int = 2) -> int:
 
 
 def _os_message(error: OSError) -> str:
+    """What the system refused, and of which file; or that a disk is full."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     reason = error.strerror or str(error)
     where = f" {error.filename}" if error.filename else ""
@@ -517,6 +530,7 @@ def _os_message(error: OSError) -> str:
 
 
 def _interrupt_message(error: BaseException) -> str:
+    """What Ctrl-C left: the step of a training, or what the innermost block of `leaving` noted."""
     step = getattr(error, "step", None)
     if step is None:
         return "; ".join([screen.phrase("ended.interrupted"), *getattr(error, "__notes__", ())[:1]])

@@ -82,6 +82,7 @@ def heads(
     from headwise.view.survey import check_card, check_order, head_sentence, write_card
 
     files = out or []
+    # HeadVis has files by the names of heads, of whatever model lay there before.
     folders = {"--keep": (keep, KEPT), "--headvis": (headvis, ".*")}
     check_outputs([model, against, ids, relations, *(text or ())], folders, html=html, out=files, card=card)
     reading = {"stream": stream, "dtype": dtype, "device": device}
@@ -234,6 +235,7 @@ def _print_circuits(circuits: Facts) -> None:
 
 
 def _print_survey(survey: Survey, maps: HeadMaps | None, sort: str, other: Survey | None) -> None:
+    """Maps and sentences of few heads, roles and the table of however many."""
     from headwise.view.survey import print_relations, print_sentences, print_survey
     from headwise.view.terminal import print_maps
 

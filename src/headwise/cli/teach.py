@@ -90,6 +90,7 @@ def check(
         raise HeadwiseError(chosen.say("no_module", name=chosen.name))
     tell_unheld(lang)
     verdict = checked(target, causal=causal, args=pairs, mapping=names, lang=lang, seconds=seconds)
+    # A GPT whose attention sees later tokens reads what it is to predict; one that takes a mask is given one.
     open_ahead = words(lang)["not_causal"] in verdict.checked
     verdict = _in_options(verdict)
     if not wants_json():
@@ -155,6 +156,7 @@ def _pairs(option: str, text: str, lang: str) -> dict[str, str]:
 
 
 def _value(name: str, text: str, lang: str) -> Any:
+    """What stands behind a name in --args: a number, a text in quotation marks, True, None, a tuple of these."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -238,6 +240,7 @@ def _tell(course: Course, kind: str, document: Facts) -> None:
 
 
 def _command(course: Course, *options: str) -> str:
+    """The call that goes on with a course; its usual folder need not be named."""
     folder = [] if course.folder in (COURSE, Path()) else [str(course.folder)]
     return shlex.join(["headwise", "learn", *folder, *options])
 
@@ -254,6 +257,7 @@ def _step(course: Course, new: bool, asked: bool = True) -> Facts:
             screen.print(text)
 
     def document(status: str) -> Facts:
+        """Where the course stands once all that can be marked is marked."""
         following = None if course.current is None else course.path(course.current)
         state = {"folder": course.folder, "language": course.language, "status": status, "marked": marked}
         return state | {"passed": course.passed, "next": following}
@@ -285,7 +289,7 @@ def _watch(course: Course) -> None:
         _step(course, new=False)  # which says so
         return
     screen.print(course.words["watching"].format(folder=course.folder))
-    seen: bytes | None = None
+    seen: bytes | None = None  # what the file held when it was marked
     while (exercise := course.current) is not None:
         content = _content(course, exercise)
         if content is None or content == seen:
@@ -306,7 +310,10 @@ def _content(course: Course, exercise: Exercise) -> bytes | None:
 
 
 def _train(course: Course, steps: int | None) -> None:
-    """Let the class of exercise 11 learn, and report its heads."""
+    """Let the class of exercise 11 learn, and report its heads.
+
+    It is checked first: what is wrong would learn too, and its heads would show something else.
+    """
     from headwise.teach.check import check, read_target
     from headwise.teach.exercises import find_exercise
     from headwise.teach.subject import Options

@@ -156,7 +156,10 @@ def json_block(value: Any) -> str:
 
 
 def policy(style: str, script: str) -> str:
-    """A content security policy: this style and this script by their hashes, images in the page, nothing loaded."""
+    """A content security policy: this style and this script by their hashes, images in the page, nothing loaded.
+
+    So what a model or a text brings cannot run, whatever it holds, and the page asks nobody for anything.
+    """
     return (
         f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; img-src data:; "
         "base-uri 'none'; form-action 'none'"
@@ -164,6 +167,7 @@ def policy(style: str, script: str) -> str:
 
 
 def _hash(text: str) -> str:
+    """A style or script as a policy names it."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
@@ -190,6 +194,7 @@ def walk_html(
     Raises HeadwiseError for a language that is not en or es, and for a model that does not run in a page.
     """
     if "reason" in model:
+        # The phrase of a reason has places for its numbers.
         facts = {name: f"{fact:,}" if isinstance(fact, int) else fact for name, fact in model.items()}
         raise refusal("no_walk", why=Note.of(f"refused.walk_{model['reason']}", **facts))
     config = model["config"]

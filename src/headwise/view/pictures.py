@@ -40,6 +40,7 @@ class DrawnMaps(HeadMaps):
         return file.getvalue()
 
     def _repr_html_(self) -> str:
+        """The tokens, and below them the maps, a row a layer."""
         cells = []
         for head in self.maps:
             label = f"{head.name}: keys to the right, queries downwards"

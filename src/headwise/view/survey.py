@@ -115,6 +115,7 @@ def short(role: str) -> str:
 
 
 def n_layers(survey: Survey) -> int:
+    """Of all stacks together."""
     return len({(profile.part, profile.layer) for profile in survey.profiles})
 
 
@@ -285,6 +286,7 @@ def check_order(statistics: Iterable[str], sort_by: str) -> str:
 
 
 def _print_facts(screen: Screen, survey: Survey) -> None:
+    """The model, on what it was looked at, and its loss."""
     names = list(map(screen.spoken, survey.texts))
     names = [name if len(name) <= LONG else f"{name[: LONG - 3]}..." for name in names]  # it may be a whole text
     facts = {"text": screen.phrase("survey.of", names=_some(names)) if names else "", "loss": ""}
@@ -311,6 +313,7 @@ def _print_roles(screen: Screen, survey: Survey) -> None:
     for role, names in named.items():
         if names:
             grid.add_row(Text(screen.spoken(_role(role))), str(len(names)), Text(screen.spoken(_some(names))))
+    # rich prints an empty line for a grid without rows.
     if grid.row_count:
         screen.print(grid)
     missing = [_role(role) for role, names in named.items() if not names]
@@ -318,7 +321,7 @@ def _print_roles(screen: Screen, survey: Survey) -> None:
         screen.tell("survey.roles_missing", roles=missing)
 
 
-_role = partial(labelled, "role")
+_role = partial(labelled, "role")  # the note of a role by its name; a relation of a text's own stays as it is
 
 
 def _some(names: list[str]) -> str:
@@ -328,6 +331,7 @@ def _some(names: list[str]) -> str:
 
 
 def _print_heads(screen: Screen, survey: Survey, columns: list[Column], key: str, against: Survey | None) -> None:
+    """A line for each head, in the order of `key`; below them what the columns mean."""
     pairs = [(p, other) for p, other in paired(survey, against) if against is None or other is not None]
     if key != "name":  # the largest first, what has no number last
         numbers = {p.name: _number(p, other, key) for p, other in pairs}
@@ -362,6 +366,7 @@ def _number(profile: HeadProfile, other: HeadProfile | None, key: str) -> float:
 
 
 def _shown_number(number: float, column: Column, compared: bool) -> str:
+    """A number with the decimals of its column; a difference with its sign. No zero has one."""
     if not math.isfinite(number):
         return "-"
     rounded = round(number, column.decimals) or 0.0
