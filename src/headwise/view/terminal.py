@@ -78,9 +78,8 @@ def print_maps(screen: Screen, maps: HeadMaps) -> None:
     in it, and a line says so.
     """
     count = len(maps.tokens)
-    labelled = screen.width >= 2 * LABEL_WIDTH
-    room = screen.width - (LABEL_WIDTH + 1 if labelled else 0)
-    size = math.ceil(count / max(1, min(LARGEST_SIDE, room)))  # tokens of a cell
+    room = max(1, screen.width - LABEL_WIDTH - 1)
+    size = math.ceil(count / min(LARGEST_SIDE, room))  # tokens of a cell
     shades = _shades(screen)
     pictures = [_picture(block_maximum(head.weights, size), shades) for head in maps.maps]
     width = max(pictures[0][0].cell_len, *(len(head.name) for head in maps.maps))
@@ -88,8 +87,8 @@ def print_maps(screen: Screen, maps: HeadMaps) -> None:
     screen.tell("survey.maps", model=maps.model)
     across = max(1, (room + GAP) // (width + GAP))
     for start in range(0, len(pictures), across):
-        # Down each column a name and a picture; those of the labels come first.
-        columns = [(LABEL_WIDTH + 1, Text(), labels)] if labelled else []
+        # Down each column a name and a picture; the labels of the rows come first.
+        columns = [(LABEL_WIDTH + 1, Text(), labels)]
         for head, picture in list(zip(maps.maps, pictures, strict=True))[start : start + across]:
             columns.append((width + GAP, Text(head.name), Text("\n").join(picture)))
         columns[-1] = (width, *columns[-1][1:])  # no gap behind the last one
