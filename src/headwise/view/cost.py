@@ -45,7 +45,7 @@ def print_models(screen: Screen, prices: Sequence[Price]) -> None:
         heads = price.layers[0].attention
         sizes = (price.d_model, heads.n_heads, heads.head_dim, heads.n_kv_heads)
         windows = {layer.attention.window for layer in price.layers}
-        window = "".join(f"{size:,}" for size in windows if size is not None)
+        window = ", ".join(f"{size:,}" for size in windows if size is not None)
         if window and None in windows:
             window = Note.of("price.some_layers", window=window)
         cache = price.cache.bytes_per_token or "none"

@@ -68,10 +68,10 @@ def metric_table(comparison: Comparison, metric: Metric) -> Table:
 
 def page_html(record: Comparison | Ledger, lang: str = "en") -> str:
     """One comparison, or the ledger with all of its comparisons. What was measured stays as the record says it."""
-    data: Facts = {"comparisons": [_comparison_data(record)]} if isinstance(record, Comparison) else {}
     if isinstance(record, Comparison):
         title, lede = record.question, str(setting(record))
         heading = f'<h1 lang="en">{escaped(title)}</h1>'
+        data: Facts = {"comparisons": [_comparison_data(record)]}
     else:
         title, lede, heading = word("compare.ledger", "title"), spent(record), word("compare.ledger", "h1")
         data = {
