@@ -376,12 +376,15 @@ def _shown_number(number: float, column: Column, compared: bool) -> str:
 
 def _roles(profile: HeadProfile, other: HeadProfile | None, lang: str) -> str:
     """The roles of a head; of two, + those that only the first has, and - those that only the second has."""
-    names = {role: short(role) if lang == "en" else said(_role(role), lang) for role in profile.roles}
+
+    def name(role: str) -> str:
+        return short(role) if lang == "en" else str(said(_role(role), lang))
+
     if other is None:
-        return ", ".join(names.values())
-    names |= {role: short(role) if lang == "en" else said(_role(role), lang) for role in other.roles}
-    gained = [f"+{names[role]}" for role in profile.roles if role not in other.roles]
-    return ", ".join(gained + [f"-{names[role]}" for role in other.roles if role not in profile.roles])
+        return ", ".join(map(name, profile.roles))
+    gained = [f"+{name(role)}" for role in profile.roles if role not in other.roles]
+    lost = [f"-{name(role)}" for role in other.roles if role not in profile.roles]
+    return ", ".join(gained + lost)
 
 
 BEST = 2  # heads of a relation that are shown
