@@ -1,22 +1,22 @@
-"""What is printed on a console of rich, as text."""
+"""What is printed on a screen, as text."""
 
 import io
 from collections.abc import Callable
 from typing import Any
 
-from rich.console import Console
+from headwise.view import Screen
 
 
 def printed(draw: Callable[..., object], *arguments: Any, width: int = 80, **options: Any) -> str:
-    """What `draw(console, *arguments)` prints on a console of this width; `options` are rich's."""
+    """What `draw(screen, *arguments)` prints on a screen of this width; `options` are those of `Screen`."""
     file = io.StringIO()
-    draw(Console(file=file, width=width, **options), *arguments)
+    draw(Screen(file=file, width=width, **options), *arguments)
     return file.getvalue()
 
 
-def printed_in_ascii(draw: Callable[..., object], *arguments: Any) -> str:
+def printed_in_ascii(draw: Callable[..., object], *arguments: Any, **options: Any) -> str:
     """The same on 80 columns that have no other letters."""
     file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    draw(Console(file=file, width=80), *arguments)
+    draw(Screen(file=file, width=80, **options), *arguments)
     file.seek(0)
     return file.read()

@@ -15,7 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from headwise.cli import app
-from headwise.cli.app import Progress, as_options, err, harmless, out, print_json
+from headwise.cli.app import Progress, as_options, err, print_json, screen
+from headwise.view import harmless
 from headwise.words import phrase
 
 pytestmark = pytest.mark.clock
@@ -28,8 +29,8 @@ def test_no_control_character_reaches_the_terminal(capsys: pytest.CaptureFixture
     table = Table()
     table.add_column("name")
     table.add_row(Text(HOSTILE.replace("\x07", "")))
-    out.print(HOSTILE)
-    out.print(table)
+    screen.print(HOSTILE)
+    screen.print(table)
     err.print(Text(HOSTILE.replace("\x07", "")), soft_wrap=True)
     printed = capsys.readouterr()
     assert printed.out.splitlines()[0] == SHOWN and printed.err.strip() == SHOWN.removesuffix(r"\x07")
@@ -116,8 +117,7 @@ def test_the_shell_completes_commands_and_presets() -> None:
 
 
 def test_the_help_of_each_command_has_an_example_with_options_that_exist(invoke: Invoke) -> None:
-    names = [name for names in app.DOORS.values() for name in names]
-    for name in names:
+    for name in (name for names in app.DOORS.values() for name in names):
         listed, _, example = invoke(name, "--help").out.partition("Example:")
         options = re.findall(r"--[a-z-]+", example)
         assert example.split()[:2] == ["headwise", name] and "--json" in listed and "--debug" in listed

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, is_dataclass
+from pathlib import Path
 from types import UnionType
 from typing import (
     TYPE_CHECKING,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 AnyArray = TypeVar("AnyArray", list[Any], "NDArray[Any]", "Tensor")  # what the plain, array and tensor rungs take
 
 MOST_ALIGNED = 8  # heads that `align` chooses together, at most: as many as were published of Whisper base
+Vector = tuple[float, ...]  # its numbers, one a feature
 DECIMALS = 6  # of arrays in plain data: float32 has no more that mean anything
 PICTURED = {"documents": 4, "heads": 32, "queries": 96, "keys": 96}  # of a trace in a notebook, at most
 HEAD_NAME = re.compile(r"(?:(?P<part>.+)\.)?L(?P<layer>\d+)\.H(?P<head>\d+)")
@@ -95,7 +97,9 @@ def from_json(kind: Any, value: Any, name: str = "the document") -> Any:
 
 
 def plain_data(value: Any) -> Any:
-    """Records, arrays and tuples as dicts and lists; None for what is not finite, which JSON does not have."""
+    """Records, arrays and tuples as dicts and lists, paths as text; None for what is not finite, which JSON has not."""
+    if isinstance(value, Path):
+        return str(value)
     if hasattr(value, "tolist"):
         return plain_data((value.astype("float64").round(DECIMALS) if value.dtype.kind == "f" else value).tolist())
     if isinstance(value, dict):
@@ -239,10 +243,10 @@ class VectorStage:
     """A query or a key on its way to the scores, with what makes it of the stage before."""
 
     kind: str  # "projected", then "normed" (qk-norm) and "turned" (RoPE) where the layer has them
-    values: tuple[float, ...]  # (D,)
+    values: Vector  # (D,)
     rms: float | None = None  # normed: the stage before is divided by this, then multiplied by the gain
-    cos: tuple[float, ...] | None = None  # turned: one for each pair of features, of this vector's position
-    sin: tuple[float, ...] | None = None
+    cos: Vector | None = None  # turned: one for each pair of features, of this vector's position
+    sin: Vector | None = None
 
 
 @dataclass(frozen=True)
@@ -251,7 +255,7 @@ class KeySteps:
 
     position: int
     stages: tuple[VectorStage, ...]  # the last one is the key k that is scored
-    products: tuple[float, ...]  # (D,) q_d * k_d
+    products: Vector  # (D,) q_d * k_d
     dot: float  # their sum
     score: float  # dot * scale
     capped: float  # after the softcap; the score itself where there is none
@@ -260,8 +264,8 @@ class KeySteps:
     shifted: float  # logit - top
     exp: float
     weight: float  # exp / total
-    value: tuple[float, ...]  # (E,)
-    weighted: tuple[float, ...]  # (E,) weight * value
+    value: Vector  # (E,)
+    weighted: Vector  # (E,) weight * value
 
 
 @dataclass(frozen=True)
@@ -281,8 +285,8 @@ class HeadSteps:
     kv_head: int  # the key/value head that this head reads
     sharing: tuple[int, ...]  # the other query heads that read it
     query: tuple[VectorStage, ...]  # the last one is the query q that is scored
-    q_gain: tuple[float, ...] | None  # (D,) of the qk-norm
-    k_gain: tuple[float, ...] | None
+    q_gain: Vector | None  # (D,) of the qk-norm
+    k_gain: Vector | None
     norm_eps: float | None  # rms = sqrt(mean square + norm_eps)
     pairs: tuple[tuple[int, int], ...]  # features that RoPE rotates together: (a, b) -> (a cos - b sin, b cos + a sin)
     scale: float
@@ -293,16 +297,16 @@ class HeadSteps:
     sink_exp: float | None
     sink_weight: float | None
     total: float  # sum of all exp, the sink's included
-    summed: tuple[float, ...]  # (E,) sum of the weighted values
+    summed: Vector  # (E,) sum of the weighted values
     gate: float | None
-    out: tuple[float, ...]  # (E,) the head's output: summed, times the gate where there is one
-    wo: tuple[tuple[float, ...], ...]  # (C, E) the head's own block of W_O
-    added: tuple[tuple[float, ...], ...]  # (H, C) what each head adds: its out through its block of W_O
-    norms: tuple[float, ...]  # (H,) their lengths
-    out_bias: tuple[float, ...] | None  # (C,) of W_O
-    layer_out: tuple[float, ...]  # (C,) sum of all rows of `added`, and the bias
-    x: tuple[float, ...]  # (C,) before the layer
-    x_new: tuple[float, ...]  # (C,) x + layer_out
+    out: Vector  # (E,) the head's output: summed, times the gate where there is one
+    wo: tuple[Vector, ...]  # (C, E) the head's own block of W_O
+    added: tuple[Vector, ...]  # (H, C) what each head adds: its out through its block of W_O
+    norms: Vector  # (H,) their lengths
+    out_bias: Vector | None  # (C,) of W_O
+    layer_out: Vector  # (C,) sum of all rows of `added`, and the bias
+    x: Vector  # (C,) before the layer
+    x_new: Vector  # (C,) x + layer_out
 
     @property
     def name(self) -> str:

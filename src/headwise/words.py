@@ -12,7 +12,7 @@ import functools
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import resources
 from typing import Any
 
@@ -20,6 +20,7 @@ from headwise.errors import HeadwiseError
 from headwise.table import escaped
 
 LANGUAGES = ("en", "es")
+Facts = dict[str, Any]  # values by their names: of a phrase, of a JSON object
 _PLACE = r"\{(\w+)(?::([^|{}]*)\|([^|{}]*))?\}"
 _MARKUP = re.compile(rf"{_PLACE}|\*(?P<bold>[^*]+)\*|`(?P<kbd>[^`]+)`|\b(?P<letter>[A-Za-z])_(?P<index>[A-Za-z]+)")
 
@@ -46,13 +47,14 @@ def phrases(sections: Sequence[str]) -> dict[str, dict[str, str]]:
 
 def phrase(key: str, lang: str = "en", /, **facts: Any) -> str:
     """A phrase with its facts, as plain text with its marks of emphasis; notes among the facts are said, too."""
-    return marked(key, lang, {name: said(fact, lang) for name, fact in facts.items()}, ("*", "*"))
+    return marked(key, lang, facts)
 
 
-def marked(key: str, lang: str, facts: Mapping[str, Any], marks: tuple[str, str]) -> str:
+def marked(key: str, lang: str, facts: Facts, marks: tuple[str, str] = ("*", "*")) -> str:
     """A phrase with its facts; what it emphasises stands between the marks."""
     text = re.sub(r"\*([^*]+)\*", lambda mark: f"{marks[0]}{mark[1]}{marks[1]}", table()[key][lang])
-    return re.sub(_PLACE, lambda place: _value(place, facts), text)
+    values = {name: said(fact, lang) for name, fact in facts.items()}
+    return re.sub(_PLACE, lambda place: _value(place, values), text)
 
 
 def key_of(section: str, name: str) -> str:
@@ -64,7 +66,7 @@ class Note(str):
     """A phrase in English that remembers its key and its facts: `Note.of("note.silent", heads="L0.H1")`."""
 
     key: str
-    facts: dict[str, Any]
+    facts: Facts
 
     @classmethod
     def of(cls, key: str, **facts: Any) -> Note:
@@ -73,7 +75,7 @@ class Note(str):
         return note
 
 
-def sent(text: str) -> str | tuple[str, dict[str, Any]]:
+def sent(text: str) -> str | tuple[str, Facts]:
     """What a page gets of a text: a note as key and facts, which it says in its language; any other as it is."""
     return (text.key, text.facts) if isinstance(text, Note) else text
 
@@ -154,7 +156,7 @@ def translator(section: str, lang: str) -> Callable[[str], str]:
     return str if lang == "en" else speak
 
 
-def phrase_html(key: str, lang: str, values: Mapping[str, Any]) -> str:
+def phrase_html(key: str, lang: str, values: Facts) -> str:
     """A phrase with its values as HTML, its own marks as elements and the values as text."""
     text, html, done = table()[key][lang], "", 0
     for mark in _MARKUP.finditer(text):
@@ -170,7 +172,7 @@ def phrase_html(key: str, lang: str, values: Mapping[str, Any]) -> str:
     return html + escaped(text[done:])
 
 
-def _value(place: re.Match[str], values: Mapping[str, Any]) -> str:
+def _value(place: re.Match[str], values: Facts) -> str:
     """A value as text; of `{count:head|heads}` the word that goes with it."""
     value, singular, plural = values[place[1]], place[2], place[3]
     if singular is None:

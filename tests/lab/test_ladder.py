@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 from cases import refuses_table
-from rich.console import Console
 
 from headwise import memory
 from headwise.lab import ladder as study
 from headwise.lab.ladder import RUNGS, Certificate, Rung, certificate_sizes, draw_leaves, run_ladder
 from headwise.records import Ladder, LadderRung, LadderSizes
+from headwise.view import Screen
 from headwise.view.lab import print_ladder
 
 NAMES = [
@@ -275,7 +275,7 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
 
 
 def printed(ladder: Ladder, **options: Any) -> str:
-    console = Console(file=io.StringIO(), **options)
+    console = Screen(file=io.StringIO(), **options)
     print_ladder(console, ladder)
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 

@@ -117,7 +117,7 @@ every_case = pytest.mark.parametrize("name", CASES)
 
 
 def printed(steps: HeadSteps, lang: str = "en", width: int = 80, **options: Any) -> str:
-    return printed_on(print_steps, steps, lang, width=width, **options)
+    return printed_on(print_steps, steps, lang=lang, width=width, **options)
 
 
 def read_text(text: str) -> list[Shown]:
@@ -272,7 +272,7 @@ def test_languages_and_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
         text = printed(steps_of(name), "es")
         assert not re.findall(r"\b(the|of|head|keys?|weight|layer|sum|are|at|is|and)\b", text, re.IGNORECASE)
     refuses(lambda: printed(steps_of("example"), "fr"), r"^lang='fr' is not known; one of en, es$")
-    text = printed_in_ascii(print_steps, hostile_steps(), "es")
+    text = printed_in_ascii(print_steps, hostile_steps(), lang="es")
     assert r"\u05e2" in text and "sqrt 6" in text and "posicion" in text
     monkeypatch.setenv("TERM", "xterm-256color")
     text = printed(steps_of("example"), force_terminal=True, no_color=False)

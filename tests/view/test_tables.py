@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from comparisons import comparison
-from rich.console import Console
 from surveys import survey_of
 from terminals import printed
 
@@ -25,20 +24,21 @@ from headwise.records import Ladder
 from headwise.reshape.heal import Damage, HealPoint, Pair, Speed
 from headwise.reshape.job import Reshaped
 from headwise.table import Markup, Table, say
+from headwise.view import Screen
 from headwise.view.cost import print_choice, print_models, print_price, print_variants
 from headwise.view.lab import print_comparison, print_ladder
 from headwise.view.survey import print_survey
 from headwise.words import Note, table
 
-Draw = Callable[[Console], None]
+Draw = Callable[[Screen], None]
 
 
-def price_of(name: str, console: Console, lang: str = "en") -> None:
+def price_of(name: str, screen: Screen) -> None:
     _, shape = cost.read_shape(name)
     setting = cost.make_setting(shape, batch=3, gpu_memory="2TB", bandwidth="900GB/s")
-    print_price(console, cost.price_shape(name, shape, setting), lang)
-    print_variants(console, setting, cost.variants(shape, setting), lang)
-    print_choice(console, cost.choose(shape, setting), lang)
+    print_price(screen, cost.price_shape(name, shape, setting))
+    print_variants(screen, setting, cost.variants(shape, setting))
+    print_choice(screen, cost.choose(shape, setting))
 
 
 @cache
@@ -63,27 +63,27 @@ DAMAGE = Damage(
 )  # fmt: skip
 
 VIEWS: dict[str, Draw] = {
-    "survey": lambda console: print_survey(console, survey_of(3, 5), "norm"),
-    "surveys": lambda console: print_survey(
-        console, survey_of(2, 3), "norm", replace(survey_of(2, 3, seed=5), model="other")
+    "survey": lambda screen: print_survey(screen, survey_of(3, 5), "norm"),
+    "surveys": lambda screen: print_survey(
+        screen, survey_of(2, 3), "norm", replace(survey_of(2, 3, seed=5), model="other")
     ),
-    "price": lambda console: price_of("gemma-3-27b", console),
-    "latent": lambda console: price_of("deepseek-v3", console),
-    "models": lambda console: print_models(console, [cost.price(name) for name in PRESETS]),
-    "comparison": lambda console: print_comparison(
-        console, comparison("heads", {"one head": {"loss": 2.125}, "eleven heads": {"loss": 1.0625}})
+    "price": lambda screen: price_of("gemma-3-27b", screen),
+    "latent": lambda screen: price_of("deepseek-v3", screen),
+    "models": lambda screen: print_models(screen, [cost.price(name) for name in PRESETS]),
+    "comparison": lambda screen: print_comparison(
+        screen, comparison("heads", {"one head": {"loss": 2.125}, "eleven heads": {"loss": 1.0625}})
     ),
-    "ladder": lambda console: print_ladder(console, ladder()),
-    "damage": lambda console: print_damage(console, "Before any training", DAMAGE),
-    "healing": lambda console: print_curve(console, CURVE),
-    "plain": lambda console: Table(
+    "ladder": lambda screen: print_ladder(screen, ladder()),
+    "damage": lambda screen: print_damage(screen, "Before any training", DAMAGE),
+    "healing": lambda screen: print_curve(screen, CURVE),
+    "plain": lambda screen: Table(
         ("", *map(str, range(31))), [[f"row {n}", *(f"{n},{k:03}" for k in range(31))] for n in range(3)], "Many"
-    ).print(console),
+    ).print(screen),
 }
 
 
-def drawn(draw: Draw, width: int) -> list[str]:
-    return printed(draw, width=width).splitlines()
+def drawn(draw: Draw, width: int, lang: str = "en") -> list[str]:
+    return printed(draw, width=width, lang=lang).splitlines()
 
 
 def words(lines: list[str]) -> set[str]:
@@ -129,20 +129,20 @@ def test_every_way_out_escapes_words_and_leaves_markup_as_it_is() -> None:
 
 
 IN_SPANISH: dict[str, tuple[str, Draw]] = {
-    "price": ("price", lambda console: price_of("gemma-3-27b", console, "es")),
-    "latent, experts": ("price", lambda console: price_of("deepseek-v3", console, "es")),
-    "models": ("price", lambda console: print_models(console, [cost.price(name) for name in PRESETS], "es")),
-    "ladder": ("ladder", lambda console: print_ladder(console, ladder(), "es")),
-    "comparison": ("comparison", lambda console: print_comparison(console, untrained_heads(), "es")),
-    "damage": ("reshaped", lambda console: print_damage(console, Note.of("reshaped.healed"), DAMAGE, "es")),
-    "healing": ("reshaped", lambda console: print_curve(console, CURVE, "es")),
+    "price": ("price", lambda screen: price_of("gemma-3-27b", screen)),
+    "latent, experts": ("price", lambda screen: price_of("deepseek-v3", screen)),
+    "models": ("price", lambda screen: print_models(screen, [cost.price(name) for name in PRESETS])),
+    "ladder": ("ladder", lambda screen: print_ladder(screen, ladder())),
+    "comparison": ("comparison", lambda screen: print_comparison(screen, untrained_heads())),
+    "damage": ("reshaped", lambda screen: print_damage(screen, Note.of("reshaped.healed"), DAMAGE)),
+    "healing": ("reshaped", lambda screen: print_curve(screen, CURVE)),
 }
 
 
 @pytest.mark.parametrize("name", IN_SPANISH)
 def test_every_label_of_a_spanish_table_is_a_phrase_of_its_section(name: str) -> None:
     section, draw = IN_SPANISH[name]
-    cells = {cell for line in drawn(draw, 300) for cell in re.split(r"\s{2,}", line.strip())}
+    cells = {cell for line in drawn(draw, 300, "es") for cell in re.split(r"\s{2,}", line.strip())}
     labels = {cell for cell in cells if re.fullmatch(r"[a-z]{4,}[a-z/ ]*", cell) and cell not in PRESETS}
     phrases = [texts for key, texts in table().items() if key.startswith(f"{section}.")]
     assert len(labels) >= 3
@@ -175,7 +175,7 @@ def test_which_weights_were_kept_is_said(distances: tuple[float, ...], sentence:
     curve = tuple(HealPoint(3 * n, 0, None, None, distance) for n, distance in enumerate(distances))
     model: Any = None
     reshaped = Reshaped(model, "a", "b", "what", (), {}, (), DAMAGE, curve, DAMAGE, "read back")
-    text = "\n".join(map(str.rstrip, drawn(lambda console: print_reshaped(console, reshaped), 100)))
+    text = "\n".join(map(str.rstrip, drawn(lambda screen: print_reshaped(screen, reshaped), 100)))
     assert sentence in text
     assert reshaped.document()["damage"]["tokens_per_second"]["told_apart"] is True
     assert "model" not in reshaped.document()

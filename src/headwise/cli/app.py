@@ -1,10 +1,9 @@
-"""What all commands share: the application, consoles, language, progress, common options, errors and exit codes."""
+"""What all commands share: the application, screens, language, progress, kinds of options, errors and exit codes."""
 
 from __future__ import annotations
 
 import errno
 import functools
-import inspect
 import io
 import json
 import os
@@ -18,14 +17,12 @@ from contextlib import contextmanager, nullcontext, suppress
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn
 
 import typer
 import typer.core
 from rich import progress as rich_progress
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.segment import Segment
-from rich.text import Text
+from typer import Argument, Option
 from typer.exceptions import TyperException
 
 from headwise.cli.early import check_apart
@@ -34,58 +31,26 @@ from headwise.corpus.sources import exists
 from headwise.errors import HeadwiseError
 from headwise.files import check_link, read_json
 from headwise.records import plain_data
-from headwise.words import (
-    LANGUAGES,
-    Note,
-    check_lang,
-    labelled,
-    phrase,
-    refusal,
-    said,
-    system_language,
-    table,
-    unknown,
-)
+from headwise.view import CONTROL, Screen, harmless
+from headwise.words import LANGUAGES, Facts, Note, check_lang, labelled, refusal, system_language, table, unknown
 
-# What a terminal obeys instead of showing, what turns the direction of text, and half of a surrogate pair.
-CONTROL = re.compile("\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
-def harmless(text: str) -> str:
-    """The text with each control character as its code: `\\x1b`, `\\u202e`. Line ends and tabs stay."""
-    return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
-
-
-class _SafeConsole(Console):
-    """A console to which no name, sample or quoted value can send a control character."""
-
-    def render_str(self, text: str, **options: Any) -> Text:
-        return super().render_str(harmless(text), **options)  # before rich drops some of them without a trace
-
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        if isinstance(renderable, Text) and CONTROL.search(renderable.plain):
-            renderable = Text(harmless(renderable.plain), renderable.style)
-        return super().render(renderable, options)
-
-    def on_broken_pipe(self) -> None:
-        """Nobody reads on, which is no failure: rich would end with code 1."""
-        raise BrokenPipeError
-
-
-_asked: str | None = None
+screen = Screen(highlight=False, markup=False, emoji=False, soft_wrap=True)
+err = Screen(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
 COURSE = Path("learn")  # the folder of a course, where none is named
+_asked: str | None = None
 
 
 def speak(lang: str | None) -> None:
     """From here on this command speaks the language; None for that of the course in this folder, or of the system.
 
-    Raises HeadwiseError for one that the table of words lacks.
+    Raises HeadwiseError, in that language, for one that the table of words lacks.
     """
     global _asked
-    _asked = None  # so that a refusal of this language is in no other one that was asked for before
+    _asked = None
+    screen.lang = err.lang = _usual_language()
     if lang is not None:
         check_lang(lang)
-    _asked = lang
+        _asked = screen.lang = err.lang = lang
 
 
 def asked_language() -> str | None:
@@ -93,10 +58,8 @@ def asked_language() -> str | None:
     return _asked
 
 
-def language() -> str:
-    """The language that this command speaks: that of --lang, else of the course in this folder, else of the system."""
-    if _asked is not None:
-        return _asked
+def _usual_language() -> str:
+    """Where --lang says nothing: that of the course in this folder, or around it; else that of the system."""
     for folder in (COURSE, Path()):
         path = folder / "progress.json"  # PROGRESS of `teach.course`, which takes longer to load
         if path.exists():
@@ -107,33 +70,38 @@ def language() -> str:
     return system_language()
 
 
-def in_words(key: str, /, **facts: Any) -> str:
-    """A phrase with its facts, in the language that this command speaks."""
-    return phrase(key, language(), **facts)
-
-
-F = TypeVar("F", bound=Callable[..., object])
+# The three doors of the README, with their commands in the order of --help; their words are in [door] of words.toml.
 DOORS = {
     "learn": ("learn", "check", "trace", "ladder", "compare", "bugs"),
     "inspect": ("train", "look", "heads", "why", "align", "generate"),
     "shrink": ("cost", "windows", "share", "prune", "narrow"),
-}  # the three of the README; their words are in [door] of words.toml
+}
 # Commands as a reader in Spanish may try them.
 SPANISH = {"aprender": "learn", "revisar": "check", "errores": "bugs", "entrenar": "train", "cabezas": "heads"}
 
 
 class _Worded:
-    """A command whose help is in its language, with the words that typer has in English alone."""
+    """A command whose help is in its language, also the words that typer has in English alone.
+
+    What is off has no option that turns it off.
+    """
+
+    def __init__(self: Any, **options: Any) -> None:
+        super().__init__(**options)
+        # typer makes --NAME/--no-NAME of every bool; the second is for what is on, or undecided.
+        for parameter in self.params:
+            if parameter.default is False:
+                parameter.secondary_opts = []
 
     def get_help(self: Any, ctx: Any) -> str:
         text: str = super().get_help(ctx)  # type: ignore[misc]
-        for english, word in _commands(language()).get("typer", {}).items():
+        for english, word in _texts(screen.lang)["typer"].items():
             text = text.replace(english, word)
         return text
 
 
 class _Command(_Worded, typer.core.TyperCommand):
-    pass
+    """One command."""
 
 
 class _Doors(_Worded, typer.core.TyperGroup):
@@ -143,6 +111,7 @@ class _Doors(_Worded, typer.core.TyperGroup):
         return [name for names in DOORS.values() for name in names]
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that a word names; another word is refused with the nearest one, also for a Spanish word."""
         if args[0] not in self.commands and not args[0].startswith("-") and not ctx.resilient_parsing:
             offer = Note.of("refused.commands_listed")
             what = Note.of("refused.no_command", name=repr(args[0]))
@@ -152,13 +121,12 @@ class _Doors(_Worded, typer.core.TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         limit = formatter.width - 6 - max(map(len, self.commands))  # 6: what click leaves for indent and gaps
         for door, names in DOORS.items():
-            with formatter.section(in_words(f"door.{door}")):
+            with formatter.section(screen.phrase(f"door.{door}")):
                 formatter.write_dl([(name, self.commands[name].get_short_help_str(limit)) for name in names])
 
 
 app = typer.Typer(cls=_Doors, pretty_exceptions_enable=False, rich_markup_mode=None)
-out = _SafeConsole(highlight=False, markup=False, emoji=False, soft_wrap=True)
-err = _SafeConsole(stderr=True, highlight=False, markup=False, emoji=False)
+command = functools.partial(app.command, cls=_Command)
 _show_traceback = False
 _wants_json = False
 COMMON = ("--json", "--debug")  # options that stand anywhere in a command line, as --lang does with its value
@@ -174,11 +142,35 @@ FIELDS = {
     "n_layers": "layers",
     "d_model": "width",
     "n_tokens": "tokens",
-    "out": "out_folder",
-    "folder": "out_folder",
+    "folder": "out",
 }
 UNITS = r"unit-.*\.json"  # what the folder of a study holds
 COMPLETION = "_HEADWISE_COMPLETE"  # set by the shell that asks for completions
+
+
+def named_path(name: str) -> Path:
+    """A path that has a name: an empty one, as of a variable of the shell without a value, is no folder "."."""
+    if not name:
+        raise typer.BadParameter(Note.of("refused.empty_name"))
+    return Path(name)
+
+
+def model_path(name: str) -> Path:
+    """The folder of a model, which may also be a GGUF file or a name on the hub."""
+    from headwise.models.lineage import located
+
+    return located(named_path(name))
+
+
+# Kinds of options and arguments, where the type alone does not say what is taken.
+Model = Annotated[Path, Argument(parser=model_path, metavar="MODEL")]
+File = Annotated[Path | None, Option(parser=named_path, metavar="<path>")]
+Files = Annotated[list[Path] | None, Option(parser=named_path, metavar="<path>")]
+Folder = Annotated[Path, Option(parser=named_path, metavar="<path>")]
+Count = Annotated[int, Option(min=1)]
+SomeCount = Annotated[int | None, Option(min=1)]
+Seed = Annotated[int, Option(min=0, max=2**63 - 1)]
+Port = Annotated[int | None, Option(min=0, max=2**16 - 1)]
 
 
 class Progress:
@@ -218,7 +210,7 @@ class Progress:
 
     def __call__(self, stage: str, done: int, total: int, numbers: str = "", milestone: bool = False) -> None:
         """The stage has done so many of `total` steps (0: unknown). A milestone has a plain line of its own."""
-        stage, numbers = _stage(stage), str(said(numbers, language()))
+        stage, numbers = _stage(stage), screen.spoken(numbers)
         if err.is_terminal:
             self._bar.start()  # only now: a bar that runs takes standard output to its own console
             if stage not in self._tasks:
@@ -228,7 +220,7 @@ class Progress:
         self._state = f"{stage} {done}/{total}  {numbers}".strip() if total else stage
         if milestone:
             self._printed = time.monotonic()
-            err.print(self._state, soft_wrap=True)
+            err.print(self._state)
 
     def _print_now_and_then(self) -> None:
         gap = self.FIRST
@@ -236,47 +228,36 @@ class Progress:
         while not self._done.wait(self._printed + gap - time.monotonic()):
             if time.monotonic() >= self._printed + gap:
                 self._printed, gap = time.monotonic(), min(2 * gap, self.LONGEST)
-                err.print(f"{self._state}  ({time.monotonic() - self._began:.0f} s)", soft_wrap=True)
+                err.print(f"{self._state}  ({time.monotonic() - self._began:.0f} s)")
 
 
 def _stage(name: str) -> str:
     """What a stage is called, in the language of the command; as it is where the table of words has it not."""
-    return str(said(labelled("stage", name), language()))
-
-
-MODEL_NAMES = ("model", "against")  # parameters of commands that name a model
-JSON = "Print one JSON document; messages go to standard error."
-LANGUAGE = "Language of words and pages, en or es. Default: as the course in this folder (learn), else as the system."
+    return screen.spoken(labelled("stage", name))
 
 
 def _print_version(value: bool) -> None:
+    """For --version, which is heard before anything else in the command line."""
     if value:
         from headwise import __version__
 
-        out.print(f"headwise {__version__}")
+        screen.print(f"headwise {__version__}")
         raise typer.Exit
 
 
-@app.callback(
-    invoke_without_command=True,
-    epilog="Example: headwise train, then headwise heads runs/verbs",
-    context_settings={"help_option_names": ["--help", "-h"]},
-)
+@app.callback(invoke_without_command=True, context_settings={"help_option_names": ["--help", "-h"]})
 def _root(
     context: typer.Context,
-    as_json: Annotated[bool, typer.Option("--json", help=JSON)] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
-    lang: Annotated[str | None, typer.Option("--lang", help=LANGUAGE)] = None,
-    version: Annotated[
-        bool, typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True)
-    ] = False,
+    as_json: Annotated[bool, Option("--json")] = False,
+    debug: bool = False,
+    lang: str | None = None,
+    version: Annotated[bool, Option(callback=_print_version, is_eager=True)] = False,
 ) -> None:
     """Build attention heads, look at them, price them, share them and remove them."""
     global _wants_json, _show_traceback
     _wants_json, _show_traceback = as_json, debug
-    speak(lang)
     if context.invoked_subcommand is None:
-        out.print(context.get_help())
+        screen.print(context.get_help())
 
 
 def wants_json() -> bool:
@@ -285,11 +266,15 @@ def wants_json() -> bool:
 
 
 def _hoisted(words: list[str]) -> list[str]:
-    """The words of a command line, those of `COMMON` and --lang first: they belong to all commands."""
+    """The words of a command line, those of `COMMON` and --lang first: they belong to all commands.
+
+    To typer an option stands behind the command that has it, and these are options of `headwise` itself.
+    """
     end = words.index("--") if "--" in words else len(words)
     asked = []
     for word in words[:end]:
         asked += word.split("=", 1) if word.startswith(f"{LANG}=") else [word]
+    # Behind `--` all words are names.
     first, rest = list[str](), list[str]()
     for word, before in zip(asked, ["", *asked], strict=False):
         (first if word in COMMON or LANG in (word, before) else rest).append(word)
@@ -297,106 +282,28 @@ def _hoisted(words: list[str]) -> list[str]:
 
 
 @functools.cache
-def _commands(lang: str = "en") -> dict[str, dict[str, Any]]:
+def _texts(lang: str) -> dict[str, dict[str, str]]:
+    """Of each command, and of what all have in common, the texts of --help by the names of parameters."""
     name = "commands.toml" if lang == "en" else f"commands.{lang}.toml"
     return tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
 
 
-def retold(root: Any, lang: str) -> Any:
-    """The commands with what they and their parameters say in a language; English is what they are made with."""
-    if lang == "en":
-        return root
-    told, english = _commands(lang), _commands()
-    metavars = told["metavars"]
+def worded() -> Any:
+    """The commands with what they and their parameters say in the language of the screen."""
+    root: Any = typer.main.get_command(app)
+    texts, english = _texts(screen.lang), _texts("en")
+    metavars = texts["metavars"]
+    root.subcommand_metavar = metavars.get(root.subcommand_metavar, root.subcommand_metavar)
     for name, command in {"headwise": root, **root.commands}.items():
-        texts = told["common"] | told[name]
-        example = in_words("help.example", example=texts.get("example") or english[name]["example"])
-        command.help = texts["about"]
-        command.epilog = example if command is root else f"{texts['epilog']} {example}"
-        command.options_metavar = metavars[command.options_metavar]
+        told = texts["common"] | texts[name]
+        example = screen.phrase("help.example", example=told.get("example", english[name]["example"]))
+        command.help = told.get("about", command.help)
+        command.epilog = example if command is root else f"{told['epilog']} {example}"
+        command.options_metavar = metavars.get(command.options_metavar, command.options_metavar)
         for parameter in command.params:
-            parameter.help = texts.get(parameter.name, parameter.help)
+            parameter.help = told.get(parameter.name, parameter.help)
             parameter.metavar = metavars.get(parameter.metavar, parameter.metavar)
-    root.subcommand_metavar = metavars[root.subcommand_metavar]
     return root
-
-
-def _about(name: str) -> dict[str, Any]:
-    """The table of a command: what all have, what its `base` has, its own."""
-    tables = _commands()
-    return tables["common"] | tables.get(tables[name].get("base", ""), {}) | tables[name]
-
-
-def command(**completions: Callable[[], list[str]]) -> Callable[[F], F]:
-    """Adds the function as a command; `commands.toml` has its example and what is said of its parameters.
-
-    A parameter that is not named there carries its option itself. `completions` lists the values of a parameter.
-    """
-
-    def add(function: F) -> F:
-        name = function.__name__.lower()  # a command is a function, or a record of its options
-        about = _about(name)
-        signature = inspect.signature(function, eval_str=True)
-        parameters = [
-            parameter.replace(annotation=_with_option(parameter, about.get(name), completions.get(name)))
-            for name, parameter in signature.parameters.items()
-        ]
-        function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        epilog = f"--json, --lang and --debug go with every command. Example: {about['example']}"
-        return app.command(name, cls=_Command, epilog=epilog)(_checked(function, about))
-
-    return add
-
-
-def _checked(function: F, about: dict[str, Any]) -> F:
-    """The function, which begins once nothing that it `writes` or `fills` can take the place of something else."""
-    writes, fills = about.get("writes", []), about.get("fills", {})
-    if not writes:
-        return function
-
-    @functools.wraps(function)
-    def checked(**values: Any) -> None:
-        rest = [value for name, value in values.items() if name not in (*writes, *fills)]
-        names = [each for value in rest for each in (value if isinstance(value, list) else [value])]
-        texts = values["text"] if isinstance(values.get("text"), list) else []  # paths, or texts themselves
-        texts = [*texts, *(values[name] for name in about.get("reads", []))]  # paths, or names that come with headwise
-        inputs = [Path(name) for name in names if isinstance(name, Path) or (name and name in texts)]
-        folders = {f"--{name}": (values[name], pattern) for name, pattern in fills.items() if values[name] is not None}
-        check_outputs(filter(exists, inputs), folders, **{name: values[name] for name in writes})
-        function(**values)
-
-    return checked  # type: ignore[return-value]
-
-
-def _with_option(parameter: inspect.Parameter, about: Any, values: Callable[[], list[str]] | None) -> Any:
-    if about is None:
-        return parameter.annotation
-    about = dict(about) if isinstance(about, dict) else {"help": about}
-    names = [about.pop("names")] if "names" in about else []
-    if "Path" in str(parameter.annotation):
-        parser = model_path if parameter.name in MODEL_NAMES else path
-        about = {"parser": parser, "metavar": "<path>"} | about
-    if "argument" in about:
-        about["metavar"] = about.pop("argument")
-        info = typer.Argument(autocompletion=values, **about)
-    else:
-        info = typer.Option(*names, autocompletion=values, **about)
-    return Annotated[parameter.annotation, info]
-
-
-def path(name: str) -> Path:
-    """A path that has a name: an empty one, as of a variable of the shell without a value, is no folder "."."""
-    if not name:
-        raise typer.BadParameter(Note.of("refused.empty_name"))
-    return Path(name)
-
-
-def model_path(name: str) -> Path:
-    """The folder of a model, which may also be a GGUF file or a name on the hub."""
-    from headwise.models.lineage import located
-
-    return located(path(name))
 
 
 @contextmanager
@@ -412,26 +319,27 @@ def needs_torch() -> Iterator[None]:
 
 
 def check_outputs(
-    inputs: Iterable[Path] = (),
-    folders: Mapping[str, tuple[Path, str]] = MappingProxyType({}),
+    inputs: Iterable[Path | str | None],
+    folders: Mapping[str, tuple[Path | None, str]] = MappingProxyType({}),
     /,
     **paths: Path | list[Path] | None,
 ) -> None:
     """Refuse, before the work begins, a file that cannot be written; `paths` has each under the name of its option.
 
-    Also one that takes the place of something else: `inputs` is what is read, `folders` what is filled (`check_apart`).
+    Also one that takes the place of something else: `inputs` is what is read, or a text itself, `folders` what is
+    filled, by its option, with a pattern of the names that may lie there (`check_apart`).
     """
     files = []
     for name, value in paths.items():
-        option = f"--{name.partition('_')[0]}"  # `out_files` is --out
         for path in value if isinstance(value, list) else [value] if value else []:
             check_link(path)
             if path.is_dir():
-                raise refusal("output_is_folder", option=option, path=path)
+                raise refusal("output_is_folder", option=f"--{name}", path=path)
             if not path.parent.is_dir():
-                raise refusal("no_parent", option=option, path=path, parent=path.parent)
-            files.append((option, path))
-    check_apart(files, folders, inputs)
+                raise refusal("no_parent", option=f"--{name}", path=path, parent=path.parent)
+            files.append((f"--{name}", path))
+    filled = {option: (folder, pattern) for option, (folder, pattern) in folders.items() if folder is not None}
+    check_apart(files, filled, filter(exists, [Path(name) for name in inputs if name]))
 
 
 @contextmanager
@@ -441,13 +349,13 @@ def units_kept_in(folder: Path) -> Iterator[Callable[[str, int, int], None]]:
         with Progress("the first models are being trained") as progress:
             yield lambda message, done, total: progress("unit", done, total, message, milestone=True)
     except KeyboardInterrupt:
-        err.print(in_words("tell.units_kept", folder=folder), soft_wrap=True)
+        err.tell("tell.units_kept", folder=folder)
         raise
 
 
-def print_json(kind: str, document: dict[str, Any]) -> None:
+def print_json(kind: str, document: Facts) -> None:
     """One document on standard output; `kind` is its entry in docs/schema.json."""
-    if sys.stdout is not None and not out.quiet:
+    if sys.stdout is not None and not screen.quiet:
         encoding = sys.stdout.encoding or "utf-8"  # what is no file, such as io.StringIO, has none and takes all text
         whole = {"schema": f"headwise-{kind}-1", **document}
         text = json.dumps(plain_data(whole), ensure_ascii="utf" not in encoding.lower(), indent=2)
@@ -468,12 +376,12 @@ def main() -> NoReturn:
 def _many() -> Iterator[None]:
     """One of the processes that torchrun started: the first alone prints, and what ends one of them ends all."""
     global _end_all
-    out.quiet = err.quiet = os.environ["RANK"] != "0"
+    screen.quiet = err.quiet = os.environ["RANK"] != "0"
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # what a lost process does to sockets is told in our line
     word = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
     if word not in MANY:
-        message = f"headwise {word} works in one process; torchrun is for {' and '.join(MANY)}"
-        sys.exit(_failed(HeadwiseError(message), message))
+        error = refusal("one_process", command=word, first=MANY[0], other=MANY[1])
+        sys.exit(_failed(error, str(error)))
     from headwise.gpt.ranks import joined
 
     with joined() as _end_all:
@@ -486,8 +394,8 @@ def _run() -> int:
         # Not app(): that turns Ctrl-C and a closed pipe into exit codes before this can say what was saved.
         words = _hoisted(sys.argv[1:])
         speak(next((word for before, word in pairwise(words) if before == LANG), None))
-        WORDS.update({key: table()[f"ended.{key}"][language()] for key in WORDS})
-        command = retold(typer.main.get_command(app), language())
+        WORDS.update({key: screen.phrase(f"ended.{key}") for key in WORDS})
+        command = worded()
         if COMPLETION in os.environ:
             command(prog_name="headwise")  # prints the completions and exits
         with leaving():
@@ -500,10 +408,10 @@ def _run() -> int:
         code = stop.exit_code
     except TyperException as error:
         asked = getattr(error, "ctx", None)
-        helped = "" if asked is None else in_words("usage.example", command=asked.command_path)
+        helped = "" if asked is None else screen.phrase("usage.example", command=asked.command_path)
         code = _failed(error, _usage(error).rstrip(".?") + helped)
     except HeadwiseError as error:
-        code = _failed(error, _told(error))
+        code = _failed(error, in_options(error.args[0] if error.args else ""))
     except BrokenPipeError:
         _drop_output()  # nobody reads on
     except OSError as error:
@@ -513,41 +421,41 @@ def _run() -> int:
         end_of_hearing()
         code = _failed(error, _interrupt_message(error), CODE)
     except Exception as error:
-        code = _failed(error, in_words("ended.bug", error=f"{type(error).__name__}: {error}"), code=1)
+        code = _failed(error, screen.phrase("ended.bug", error=f"{type(error).__name__}: {error}"), code=1)
     return code
 
 
-def _told(error: Exception) -> str:
-    """A refusal in the language of the command, which speaks of options where the library speaks of arguments."""
-    return as_options(str(said(error.args[0] if error.args else "", language())), running_options())
+def in_options(text: str) -> str:
+    """What the library says, in the language of the command, with options where the library has arguments."""
+    return as_options(screen.spoken(text), running_options())
 
 
 def _usage(error: Any) -> str:
     """What is wrong with a command line: the kind of the error and its facts, where typer has English alone."""
     kind, message = type(error).__name__, error.format_message()
-    if language() == "en" and kind not in ("BadParameter", "MissingParameter"):
+    if screen.lang == "en" and kind not in ("BadParameter", "MissingParameter"):
         return str(message)  # typer's own sentence, which also offers the nearest
     names = getattr(error, "option_name", None) or (error.param.get_error_hint() if hasattr(error, "param") else "")
     if kind == "BadParameter":
         message = _value_message(error)
     key = f"usage.{kind}"
     detail = message.rpartition("(")[2].rstrip(")")  # of "Got unexpected extra argument (runs/verbs)"
-    return in_words(key if key in table() else "usage.UsageError", name=names, message=message, detail=detail)
+    return screen.phrase(key if key in table() else "usage.UsageError", name=names, message=message, detail=detail)
 
 
 def _value_message(error: Any) -> str:
     """What is wrong with a value: what our own parser refused, or how the type has it."""
     if error.__cause__ is None:
-        return str(said(error.message, language()))
+        return screen.spoken(error.message)
     first = error.__cause__.errors()[0]
     facts = first.get("ctx", {})
     if isinstance(facts.get("error"), HeadwiseError):
-        return _told(facts["error"])
+        return in_options(facts["error"].args[0])
     key = f"usage.{first['type']}"
     if key in table():
-        return in_words(key, **facts)
+        return screen.phrase(key, **facts)
     sentence: str = first["msg"].removeprefix("Value error, ")  # pydantic's own, in English
-    return sentence if language() == "en" else in_words("usage.any")
+    return sentence if screen.lang == "en" else screen.phrase("usage.any")
 
 
 def _drop_output() -> None:
@@ -598,12 +506,14 @@ def running_options() -> dict[str, str]:
 
 
 def _failed(error: BaseException, message: str, code: int = 2) -> int:
+    """Say in one line what went wrong; gives the exit code, where this is not one of many processes: then all end."""
     if _show_traceback:
         raise error
 
     def say(prefix: str = "") -> None:
+        """`prefix` names a process, which then speaks though it is not the first."""
         err.quiet = err.quiet and not prefix
-        err.print(f"headwise: {prefix}{' '.join(message.split())}", soft_wrap=True)
+        err.print(f"headwise: {prefix}{' '.join(message.split())}")
 
     if _end_all is not None:
         _end_all(say, code)
@@ -612,15 +522,17 @@ def _failed(error: BaseException, message: str, code: int = 2) -> int:
 
 
 def _os_message(error: OSError) -> str:
+    """What the system refused, and of which file; or that a disk is full."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     reason = error.strerror or str(error)
     where = f" {error.filename}" if error.filename else ""
-    return in_words("ended.full" if full else "ended.unusable", where=where, reason=reason)
+    return screen.phrase("ended.full" if full else "ended.unusable", where=where, reason=reason)
 
 
 def _interrupt_message(error: BaseException) -> str:
+    """What Ctrl-C left: the step of a training, or what the innermost block of `leaving` noted."""
     step = getattr(error, "step", None)
     if step is None:
-        return "; ".join([in_words("ended.interrupted"), *getattr(error, "__notes__", ())[:1]])
+        return "; ".join([screen.phrase("ended.interrupted"), *getattr(error, "__notes__", ())[:1]])
     folder = getattr(error, "folder", None)
-    return in_words("ended.stopped" if folder is None else "ended.stopped_in", step=step, folder=folder)
+    return screen.phrase("ended.stopped" if folder is None else "ended.stopped_in", step=step, folder=folder)

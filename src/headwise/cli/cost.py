@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from headwise.cli.app import Progress, command, err, language, needs_torch, out, print_json, wants_json
-from headwise.errors import HeadwiseError
+from typer import Argument
+
+from headwise.cli.app import File, Progress, command, err, needs_torch, print_json, screen, wants_json
 from headwise.plan import Plan
-from headwise.words import Note, refusal, said
+from headwise.words import Note, refusal
 
 if TYPE_CHECKING:
     from headwise.cost import Choice, Price, Variant
@@ -24,9 +25,9 @@ def _presets() -> list[str]:
     return list(PRESETS)
 
 
-@command(model=_presets)
+@command()
 def cost(
-    model: str | None = None,
+    model: Annotated[str | None, Argument(metavar="[MODEL]", autocompletion=_presets)] = None,
     context: int | None = None,
     batch: int = 1,
     source: int | None = None,
@@ -34,7 +35,7 @@ def cost(
     cache_dtype: str | None = None,
     gpu_memory: str | None = None,
     bandwidth: str | None = None,
-    plan: Path | None = None,
+    plan: File = None,
     variants: bool = False,
     choose: bool = False,
     measure: bool = False,
@@ -64,7 +65,7 @@ def cost(
         shape = shape.noted(Note.of("price.gguf"))
     if plan is not None:
         if variants or choose:
-            raise HeadwiseError("--variants and --choose compare caches that keep all; leave --plan out")
+            raise refusal("plan_of_one")
         shape = shape.with_plan(Plan.read(plan))
     if measure:
         context = min(MEASURED, shape.positions or MEASURED) if context is None else context
@@ -88,8 +89,7 @@ def _measured(model: str, price: Price, plan: Path | None, stream: bool | None, 
         opened = meter.open_priced(Path(model), price, stream, device)
         if (streamed := stream_of(opened)) is not None:
             setting = price.setting
-            line = streamed.forecast(setting.batch * setting.context, setting.context)
-            err.print(said(line, language()), soft_wrap=True)
+            err.say(streamed.forecast(setting.batch * setting.context, setting.context))
         return meter.measured(opened, price, progress)
 
 
@@ -99,7 +99,7 @@ def _show_models(names: Iterable[str], dtype: str) -> None:
 
     prices = [price(name, dtype=dtype) for name in names]
     if not wants_json():
-        print_models(out, prices, language())
+        print_models(screen, prices)
         return
     models = []
     for each in prices:
@@ -118,10 +118,10 @@ def _show_price(
     if wants_json():
         print_json("cost", {**vars(price), "variants": rows, "choice": choice, "measured": measured})
         return
-    print_price(out, price, language())
+    print_price(screen, price)
     if measured is not None:
-        print_measured(out, price, measured, language())
+        print_measured(screen, price, measured)
     if rows is not None:
-        print_variants(out, price.setting, rows, language())
+        print_variants(screen, price.setting, rows)
     if choice is not None:
-        print_choice(out, choice, language())
+        print_choice(screen, choice)

@@ -54,12 +54,10 @@ def check_one_count(folder: Path) -> None:
     """Refuse a family whose config has one number for query heads and key/value heads."""
     if is_own(folder):
         return
+    # Of such a family the number of query heads and that of the groups are one field.
     family = families("reshape").get(str(read_config(folder).get("model_type")))
     if family is not None and family.n_kv_heads is None:
-        raise HeadwiseError(
-            f"{family.name}'s config has no num_key_value_heads, so what shares its heads' keys and values cannot be "
-            f"written; share a Llama-type model, or remove heads with `headwise prune`"
-        )
+        raise refusal("one_count", family=family.name)
 
 
 def shape_of(folder: Path) -> ModelShape | None:
@@ -93,21 +91,29 @@ def check_apart(
     """
     for option, (folder, pattern) in folders.items():
         _check_folder(option, folder, pattern)
-    taken = {_identity(file): f"is {file}, which is read" for path in inputs for file in _read(path)}
+    # A file by its identity, and what it is: read, or written by an option that came before.
+    read = {_identity(file): file for path in inputs for file in _read(path)}
+    written: dict[tuple[int, int, str], str] = {}
     places = [_identity(folder) for folder, _ in folders.values()]
     filled = [(option, folder) for option, (folder, _) in folders.items()]
     for option, path in [*files, *filled]:
         if is_stream(path):
             continue
-        file, parent = _identity(path), Path(os.path.realpath(path)).parent
-        if file in taken:
-            raise refusal("taken", option=option, path=path, value=taken[file])
-        taken[file] = f"is {option}, too"
-        if option not in (WRITTEN.get(path.suffix), *folders) and (_identity(parent) in places or _holds_model(parent)):
+        file = _identity(path)
+        parent = Path(os.path.realpath(path)).parent
+        if file in read:
+            raise refusal("taken_read", option=option, path=path, file=read[file])
+        if file in written:
+            raise refusal("taken_twice", option=option, path=path, other=written[file])
+        written[file] = option
+        # A page or a table may lie beside the weights that it is about, a folder that is filled inside another.
+        belongs = option == WRITTEN.get(path.suffix) or option in folders
+        if not belongs and (_identity(parent) in places or _holds_model(parent)):
             raise refusal("among_model", option=option, path=path, parent=parent)
 
 
 def _check_folder(option: str, folder: Path, pattern: str) -> None:
+    """Refuse a folder with anything that the work does not make itself; pages, tables and hidden files harm nobody."""
     if not folder.is_dir():
         return
     for name in sorted(path.name for path in folder.iterdir()):
@@ -124,6 +130,7 @@ def _identity(path: Path) -> tuple[int, int, str]:
 
 
 def _holds_model(folder: Path) -> bool:
+    """Is it the folder of a model?"""
     return any(exists(folder / name) for name in MODEL)
 
 
@@ -136,6 +143,7 @@ def _read(path: Path) -> Iterator[Path]:
 
 
 def _files(path: Path) -> list[Path]:
+    """A file itself; of a model's folder its files, but for pages and tables; of any other folder its texts."""
     if not path.is_dir():
         return [path]
     if _holds_model(path):

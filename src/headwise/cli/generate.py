@@ -5,37 +5,44 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from typer import Option
 
 from headwise.cli.app import (
+    File,
+    Model,
     Progress,
+    Seed,
+    SomeCount,
     command,
     err,
     needs_torch,
-    out,
     print_json,
+    screen,
     wants_json,
 )
 from headwise.cli.early import check_model
-from headwise.errors import HeadwiseError
 from headwise.families import check_next
 from headwise.plan import Plan
-from headwise.words import refusal
+from headwise.words import Facts, refusal
+
+Number = Annotated[int, Option(min=0)]
 
 
 @command()
 def generate(
-    model: Path,
+    model: Model,
     prompt: str | None = None,
-    ids: Path | None = None,
-    tokens: int = 100,
-    temperature: float = 0.8,
-    top_k: int | None = None,
-    seed: int = 0,
-    samples: int = 1,
+    ids: File = None,
+    tokens: Number = 100,
+    temperature: Annotated[float, Option(min=0.0)] = 0.8,
+    top_k: SomeCount = None,
+    seed: Seed = 0,
+    samples: Annotated[int, Option(min=1, max=10000)] = 1,
     int8: bool = False,
-    lookup: int = 0,
-    plan: Path | None = None,
+    lookup: Number = 0,
+    plan: File = None,
     device: str = "cpu",
 ) -> None:
     """Continue a text with a model that predicts the next token."""
@@ -52,7 +59,7 @@ def generate(
     folder = open_folder(model, device=device)
     start = prompt_ids(folder.model, prompt or "") if typed is None else typed
     form = decode_form(folder.model, int8, samples + lookup) if int8 else folder.model
-    options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "seed": seed}
+    options: Facts = {"temperature": temperature, "top_k": top_k, "seed": seed}
     stream = steps(form, [start] * samples, tokens, plan=kept, lookup=lookup, **options)
     decode = _numbers if folder.tokens is None else folder.tokens.decode
     texts, began = [list(start) for _ in range(samples)], time.monotonic()
@@ -72,7 +79,7 @@ def generate(
         print_json("generate", {**document, "tokens_per_second": round(n_new / seconds, 1), **more})
         return
     for text in texts if samples > 1 else ():
-        out.print(decode(text))
+        screen.print(decode(text))
     if loss is not None:
         err.print(f"int8: {loss:.4f} nats a token lost on this text (mean KL from the model in float32)")
 
@@ -85,7 +92,7 @@ def _read_ids(path: Path) -> list[int]:
     try:
         return [int(word) for word in text.replace(",", " ").split()]
     except ValueError:
-        raise HeadwiseError(f"{path}: token ids are whole numbers separated by spaces") from None
+        raise refusal("no_ids", path=path) from None
 
 
 def _numbers(ids: list[int]) -> str:
@@ -96,11 +103,11 @@ def _numbers(ids: list[int]) -> str:
 def _print_text(ids: list[int], stream: Iterator[int], decode: Callable[[list[int]], str]) -> None:
     """The prompt, then each token as it comes."""
     written = decode(ids)
-    out.print(written, end="")
+    screen.print(written, end="")
     for token in stream:
         ids.append(token)
         text = decode(ids)
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):  # half of a character that takes two tokens
-            out.print(text[len(written) :], end="")
+            screen.print(text[len(written) :], end="")
             written = text
-    out.print(decode(ids)[len(written) :])
+    screen.print(decode(ids)[len(written) :])

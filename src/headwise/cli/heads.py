@@ -5,27 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from typer import Option
 
 from headwise.cli.app import (
+    File,
+    Files,
+    Model,
     Progress,
-    as_options,
+    Seed,
+    SomeCount,
+    check_outputs,
     command,
     err,
-    in_words,
-    language,
+    in_options,
+    model_path,
+    named_path,
     needs_torch,
-    out,
     print_json,
-    running_options,
+    screen,
     wants_json,
 )
 from headwise.cli.early import check_model, check_texts, context_in, shape_of
-from headwise.errors import HeadwiseError
 from headwise.families import check_reads_tokens, is_own
 from headwise.files import check_file, is_stream, write_whole
-from headwise.table import Table, number, say
-from headwise.words import Note, refusal, said, translator
+from headwise.records import share_note
+from headwise.table import Table, number
+from headwise.words import LANGUAGES, Facts, Note, refusal
 
 if TYPE_CHECKING:
     from headwise.gpt.ranks import Ranks
@@ -37,74 +44,91 @@ REPORT = "report.html"
 BENCHES = "grammar", "meaning"
 MOST_PATHS = 20
 SCORES = ("copies", "suppresses", "succeeds")
+KEPT = r"lock|against|tally-.*\.safetensors"  # what lies in the folder of --keep
+NewFolder = Annotated[Path | None, Option(parser=named_path, metavar="DIR")]
 
 
 @command()
 def heads(
-    model: Path,
+    model: Model,
     text: list[str] | None = None,
-    ids: Path | None = None,
-    tokens: int | None = None,
-    documents: int | None = None,
+    ids: File = None,
+    tokens: SomeCount = None,
+    documents: SomeCount = None,
     rows: float | None = None,
     unknown: Literal["refuse", "skip"] = "refuse",
     field: str | None = None,
     ablate: Literal["auto", "zero", "mean", "none"] = "auto",
     controls: bool = True,
     sort: str = "name",
-    against: Path | None = None,
-    html: Path | None = None,
-    out_files: list[Path] | None = None,
-    card: Path | None = None,
-    headvis: Path | None = None,
+    against: Annotated[Path | None, Option(parser=model_path, metavar="OTHER")] = None,
+    html: File = None,
+    out: Files = None,
+    card: File = None,
+    headvis: NewFolder = None,
     relations: str | None = None,
     embed: bool = False,
     circuits: bool = False,
-    keep: Path | None = None,
+    keep: NewFolder = None,
     parallel: Literal["tensor"] | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     stream: bool | None = None,
     dtype: str = "auto",
     device: str = "cpu",
 ) -> None:
     """Show what each head does, and what breaks without it."""
-    from headwise.records import share_note
+    from headwise.corpus.verbs import RELATIONS
+    from headwise.heads.statistics import all_statistics
+    from headwise.view.survey import check_card, check_order, head_sentence, write_card
 
+    files = out or []
+    # HeadVis has files by the names of heads, of whatever model lay there before.
+    folders = {"--keep": (keep, KEPT), "--headvis": (headvis, ".*")}
+    check_outputs([model, against, ids, relations, *(text or ())], folders, html=html, out=files, card=card)
     reading = {"stream": stream, "dtype": dtype, "device": device}
-    files = out_files or []
     if circuits:
-        texts: dict[str, Any] = {"text": text, "ids": ids, "relations": relations, "embed": embed}
+        texts: Facts = {"text": text, "ids": ids, "relations": relations, "embed": embed}
         _circuits(model, reading, **texts, against=against, headvis=headvis, html=html, out=files, card=card)
         return
     labels = relations if relations is None or relations in BENCHES else Path(relations)
     share_note(rows, seed)  # refused here, before the model is read
-    check_model(model, dtype)
-    _check(model, text, against, sort, labels, headvis, card)
     check_tables(files)
+    for folder in filter(None, (model, against)):
+        check_model(folder, dtype)
+        check_reads_tokens(folder, text or ())
     _check_text(model, text, ids, tokens, labels, field)
+    if labels is None:  # else its names are known later
+        check_order([*all_statistics(), *RELATIONS], sort)
+    if card is not None:
+        check_card(card)
     if embed and not is_own(model):
         raise refusal("no_embed", model=model)
     with needs_torch():
         from headwise.gpt.ranks import current
+        from headwise.heads.headvis import check_headvis
+        from headwise.models.lineage import counterparts
+    if headvis is not None:
+        check_headvis(headvis)
     ranks = current()
     if parallel is not None:
         ranks.require_many("--parallel tensor spreads the heads of a model over processes")
         whole = {"headvis": headvis, "keep": keep, "against": against, "relations": relations, "embed": embed}
         if passed := [f"--{name}" for name, value in whole.items() if value]:
-            raise HeadwiseError(
-                f"--parallel tensor with {', '.join(passed)}: that needs the whole model; leave one out"
-            )
-    options: dict[str, Any] = {"text": text, "ids": ids, "tokens": tokens, "documents": documents}
-    options |= {"unknown": unknown, "field": field, "relations": labels, "rows": rows}
-    options |= {"controls": controls, "ablate": ablate, "seed": seed}
+            raise refusal("parallel_whole", options=", ".join(passed))
+    options: Facts = {"text": text, "ids": ids, "tokens": tokens, "documents": documents, "unknown": unknown}
+    options |= {"field": field, "relations": labels, "rows": rows, "controls": controls, "ablate": ablate, "seed": seed}
     options |= {"ranks": ranks, "parallel": parallel is not None, "reading": reading}
     survey, maps = surveyed(model, headvis=None if ranks.rank else headvis, keep=keep, **options)
-    options["keep"] = None if keep is None else keep / "against"
-    other, other_maps = (None, None) if against is None else _compared(model, against, options)
+    other, other_maps = None, None
+    if against is not None:
+        other, other_maps = surveyed(against, on=model, keep=None if keep is None else keep / "against", **options)
+        # Where one comes from the other, heads have the names of their counterparts.
+        if (pairs := counterparts(model, against)) is not None:
+            other = other.renamed(pairs)
     if ranks.rank:
         return
     # The report in a run tells of the run: a look at another text goes where --html says.
-    special = text or ids is not None or not controls or other is not None or options["relations"]
+    special = text or ids is not None or not controls or other is not None or labels
     report = html or (model / REPORT if (model / "run.json").exists() and not special else None)
     if report is not None:
         _write_report(model, report, survey, maps, other, other_maps, embed)
@@ -113,11 +137,11 @@ def heads(
 
         write_tables(files, survey.records(), lambda path: survey_png(path, survey))
     if card is not None:
-        from headwise.view.survey import write_card
-
         write_card(card, survey)
     if wants_json():
-        _print_json(survey, other, report)
+        compared = {} if other is None else {"against": other}
+        sentences = {lang: {name: head_sentence(survey, survey[name], lang) for name in survey} for lang in LANGUAGES}
+        print_json("heads", {**vars(survey), **compared, "sentences": sentences, "report": report})
         return
     _print_survey(survey, maps, sort, other)
     tell_files(files, report=report, card=card, HeadVis=headvis)
@@ -156,10 +180,10 @@ def write_tables(paths: Iterable[Path], records: Sequence[Row], draw: Callable[[
 def tell_files(tables: Iterable[Path], **others: Path | None) -> None:
     """Print what was written where; `others` are under their keys in [tell] of the words."""
     for path in tables:
-        out.print(in_words("tell.picture" if path.suffix.lower() == ".png" else "tell.table", path=path))
+        screen.tell("tell.picture" if path.suffix.lower() == ".png" else "tell.table", path=path)
     for what, other in others.items():
         if other is not None:
-            out.print(in_words(f"tell.{what}", path=other))
+            screen.tell(f"tell.{what}", path=other)
 
 
 def _circuits(model: Path, reading: Mapping[str, Any], **options: Any) -> None:
@@ -183,84 +207,44 @@ def _circuits(model: Path, reading: Mapping[str, Any], **options: Any) -> None:
         _print_circuits(result.plain())
 
 
-def _print_circuits(circuits: Mapping[str, Any]) -> None:
+def _print_circuits(circuits: Facts) -> None:
     """What `Circuits.plain` gives, as two tables; a share stands beside that of chance."""
+    heads = circuits["heads"]
+    # A score that no head has, as without a vocabulary, is no column.
+    scores = [score for score in SCORES if any(head[score] is not None for head in heads.values())]
+    columns = ["head", "rank QK", "rank OV"]
+    for score in scores:
+        columns += [score, "chance"]
     rows = []
-    for name, head in circuits["heads"].items():
+    for name, head in heads.items():
         row = [name, number(head["qk_rank"], 1), number(head["ov_rank"], 1)]
-        for score in SCORES:
+        for score in scores:
             scored = head[score]
             row += ["-", "-"] if scored is None else [number(scored["share"], 2), number(scored["control"], 2)]
         rows.append(row)
-    heading = ("head", "rank QK", "rank OV", "copies", "chance", "suppresses", "chance", "succeeds", "chance")
-    # A score that no head has, as without a vocabulary, is no column.
-    chosen = [place for place in range(len(heading)) if any(row[place] != "-" for row in rows)]
-    table = Table(
-        [heading[place] for place in chosen],
-        [[row[place] for place in chosen] for row in rows],
-        Note.of("circuits.title"),
-        Note.of("circuits.note"),
-    )
-    table.print(out, speak=translator("circuits", language()))
+    table = Table(columns, rows, Note.of("circuits.title"), Note.of("circuits.note"))
+    screen.show(table, "circuits")
     paths = circuits["paths"]
-    say(out, "\n" + in_words("circuits.paths", count=len(paths)))
+    screen.say("\n" + screen.phrase("circuits.paths", count=len(paths)))
     for path in paths[:MOST_PATHS]:
-        score, baseline = f"{path['score']:.2f}", f"{path['baseline']:.2f}"
-        way = f"circuits.through_{path['at']}"
-        say(out, "  " + in_words(way, reader=path["receiver"], read=path["sender"], score=score, baseline=baseline))
+        facts = {"reader": path["receiver"], "read": path["sender"]}
+        facts |= {name: f"{path[name]:.2f}" for name in ("score", "baseline")}
+        screen.say("  " + screen.phrase(f"circuits.through_{path['at']}", **facts))
     if len(paths) > MOST_PATHS:
-        say(out, "  " + in_words("circuits.more", count=len(paths) - MOST_PATHS))
-
-
-def _print_json(survey: Survey, other: Survey | None, report: Path | None) -> None:
-    from headwise.view.survey import head_sentence
-    from headwise.words import LANGUAGES
-
-    compared = {} if other is None else {"against": other}
-    sentences = {lang: {name: head_sentence(survey, survey[name], lang) for name in survey} for lang in LANGUAGES}
-    written = None if report is None else str(report)
-    print_json("heads", {**vars(survey), **compared, "sentences": sentences, "report": written})
+        screen.say("  " + screen.phrase("circuits.more", count=len(paths) - MOST_PATHS))
 
 
 def _print_survey(survey: Survey, maps: HeadMaps | None, sort: str, other: Survey | None) -> None:
+    """Maps and sentences of few heads, roles and the table of however many."""
     from headwise.view.survey import print_relations, print_sentences, print_survey
     from headwise.view.terminal import print_maps
 
     if maps is not None and len(maps.maps) <= MOST_MAPS:
-        print_maps(out, maps, language())
-    print_survey(out, survey, sort, other, language())
-    print_relations(out, survey, language())
+        print_maps(screen, maps)
+    print_survey(screen, survey, sort, other)
+    print_relations(screen, survey)
     if other is None and len(survey) <= MOST_MAPS:
-        print_sentences(out, survey, language())
-
-
-def _check(
-    model: Path,
-    text: list[str] | None,
-    against: Path | None,
-    sort: str,
-    labels: Path | str | None,
-    headvis: Path | None,
-    card: Path | None,
-) -> None:
-    """Refuse what would fail only after long work."""
-    from headwise.corpus.verbs import RELATIONS
-    from headwise.heads.statistics import all_statistics
-    from headwise.view.survey import check_order
-
-    for folder in filter(None, (model, against)):
-        check_model(folder)
-        check_reads_tokens(folder, text or ())
-    if headvis is not None:
-        with needs_torch():
-            from headwise.heads.headvis import check_headvis
-        check_headvis(headvis)
-    if card is not None:
-        from headwise.view.survey import check_card
-
-        check_card(card)
-    if labels is None:  # else its names are known later
-        check_order([*all_statistics(), *RELATIONS], sort)
+        print_sentences(screen, survey)
 
 
 def _check_text(
@@ -320,9 +304,9 @@ def surveyed(
         read = read_texts(folder, source, tokens, documents, on, unknown, field, progress, relations)
         if (stream := stream_of(folder.model)) is not None:
             lengths = [len(document) for document in read.documents]
-            err.print(said(stream.forecast(sum(lengths), max(lengths)), language()), soft_wrap=True)
+            err.say(stream.forecast(sum(lengths), max(lengths)))
         elif line := forecast(folder.model, read.documents, options.get("controls", True)):
-            err.print(as_options(said(line, language()), running_options()), soft_wrap=True)
+            err.print(in_options(line))
         result = survey(folder.model, read, progress=progress, ranks=ranks, **options)
         if headvis is not None:
             progress("HeadVis", 0, 0)
@@ -336,15 +320,6 @@ def surveyed(
         before, after = folder.tokens.frame
         shown = [[*before, *folder.tokens.encode(record.example), *after]]
     return result, maps_of_short(folder.model, shown, read.shown, folder.name)
-
-
-def _compared(model: Path, against: Path, options: dict[str, Any]) -> tuple[Survey, HeadMaps | None]:
-    """The same look at the other model; where one comes from the other, heads have the names of their counterparts."""
-    from headwise.models.lineage import counterparts
-
-    other, maps = surveyed(against, on=model, **options)
-    pairs = counterparts(model, against)
-    return other if pairs is None else other.renamed(pairs), maps
 
 
 def _write_report(
@@ -362,7 +337,7 @@ def _write_report(
     from headwise.view.page import walk_html
     from headwise.view.report import write_report
 
-    lang, loaded = language(), load_run(model) if is_own(model) else None
+    lang, loaded = screen.lang, load_run(model) if is_own(model) else None
     packed = {"reason": "foreign"} if loaded is None else pack_model(*loaded, EMBEDDED if embed else MOST)
     run, walk = read_run(model), None
     if loaded is not None and path == model / REPORT and not embed and "reason" not in packed:

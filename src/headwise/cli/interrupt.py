@@ -10,12 +10,18 @@ from contextlib import contextmanager, suppress
 
 CODE = 130
 WORDS = {"interrupted": "interrupted", "nothing": "nothing was written"}  # in the language of the command
-_endings: list[Callable[[], str]] = [lambda: WORDS["nothing"]]
+
+
+def _nothing() -> str:
+    return WORDS["nothing"]
+
+
+_endings: list[Callable[[], str]] = [_nothing]  # of the blocks of `leaving` that run, the innermost last
 
 
 @contextmanager
-def leaving(tell: Callable[[], str] = _endings[0]) -> Iterator[None]:
-    """Ctrl-C within this block says, besides, what `tell` gives then."""
+def leaving(tell: Callable[[], str] = _nothing) -> Iterator[None]:
+    """Ctrl-C within this block says, besides, what `tell` gives then: by default that nothing was written."""
     _endings.append(tell)
     try:
         yield

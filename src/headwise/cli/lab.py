@@ -5,20 +5,23 @@ from __future__ import annotations
 import os
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headwise.cli.app import (
     UNITS,
+    Count,
+    File,
+    Folder,
     Progress,
+    Seed,
+    SomeCount,
     check_outputs,
     command,
-    in_words,
-    language,
     needs_torch,
-    out,
     print_json,
+    screen,
     units_kept_in,
     wants_json,
 )
@@ -35,21 +38,20 @@ SEEDS = 5
 
 @command()
 def compare(
-    experiment: str,
-    text: Path | None = None,
-    seeds: int = SEEDS,
-    steps: int | None = None,
-    folder: Path = FOLDER,
-    workers: int | None = None,
-    html: Path | None = None,
+    experiment: Annotated[str, typer.Argument(metavar="EXPERIMENT")],
+    text: File = None,
+    seeds: Annotated[int, typer.Option(min=2)] = SEEDS,
+    steps: SomeCount = None,
+    out: Folder = FOLDER,
+    workers: SomeCount = None,
+    html: File = None,
 ) -> None:
     """Measure what courses claim about heads, over several seeds.
 
     Each arm of an experiment is trained with each seed; the verdict comes from the interval of the differences. After
     Ctrl-C the same command goes on where it was. `claims` runs everything and judges each claim.
     """
-    check_outputs((), {"--out": (folder, UNITS)}, html=html)
-    lang = language()
+    check_outputs([text], {"--out": (out, UNITS)}, html=html)
     if text is not None:
         Sources([text])
     with needs_torch():
@@ -63,22 +65,22 @@ def compare(
     if chosen is None and text is not None:
         raise refusal("claims_text")
     count = workers if workers is not None else os.cpu_count() or 1
-    with units_kept_in(folder) as report:
+    with units_kept_in(out) as report:
         if chosen is None:
-            record: Comparison | Ledger = run_claims(folder, _command(seeds, steps), seeds, steps, count, report)
+            record: Comparison | Ledger = run_claims(out, _command(seeds, steps), seeds, steps, count, report)
         else:
-            record = compared([chosen], folder, seeds, steps, text, count, report)[0]
+            record = compared([chosen], out, seeds, steps, text, count, report)[0]
     if html is not None:
-        write_whole(html, page_html(record, lang))
+        write_whole(html, page_html(record, screen.lang))
     if wants_json():
         print_json("ledger" if isinstance(record, Ledger) else "compare", vars(record))
         return
     if isinstance(record, Ledger):
-        print_ledger(out, record)
+        print_ledger(screen, record)
     else:
-        print_comparison(out, record, lang)
+        print_comparison(screen, record)
     if html is not None:
-        out.print(in_words("tell.written", path=html))
+        screen.tell("tell.written", path=html)
 
 
 def _command(seeds: int, steps: int | None) -> str:
@@ -93,12 +95,12 @@ def _command(seeds: int, steps: int | None) -> str:
 
 @command()
 def ladder(
-    width: int = 64,
-    heads: int = 4,
-    kv_heads: int | None = None,
-    tokens: int = 16,
-    batch: int = 1,
-    seed: int = 0,
+    width: Count = 64,
+    heads: Count = 4,
+    kv_heads: SomeCount = None,
+    tokens: Count = 16,
+    batch: Count = 1,
+    seed: Seed = 0,
 ) -> None:
     """Compare loop and fast kernel on one draw, then time them.
 
@@ -116,6 +118,6 @@ def ladder(
     if wants_json():
         print_json("ladder", vars(record))
     else:
-        print_ladder(out, record, language())
+        print_ladder(screen, record)
     if not record.agrees:
         raise typer.Exit(1)

@@ -10,40 +10,48 @@ import webbrowser
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
 
 from headwise.cli.app import (
+    Count,
+    File,
+    Files,
+    Model,
+    Port,
     Progress,
-    as_options,
+    Seed,
+    SomeCount,
+    check_outputs,
     command,
     err,
-    in_words,
-    language,
+    in_options,
+    named_path,
     needs_torch,
     print_json,
-    running_options,
+    screen,
     wants_json,
 )
-from headwise.cli.app import out as console
 from headwise.cli.early import check_model, check_texts
 from headwise.cli.heads import REPORT, check_tables, tell_files, write_report_of, write_tables
-from headwise.errors import HeadwiseError
 from headwise.families import RUN, check_answers, check_next, check_reads_tokens, is_own, read_config
 from headwise.files import is_stream, write_whole
 from headwise.intervals import held_apart
 from headwise.records import MOST_ALIGNED
-from headwise.words import refusal, said, translator
+from headwise.words import refusal
 
 TOKENIZERS = "tokenizer.json", "tokenizer.model", "tekken.json", "vocab.txt", "vocab.json", "spiece.model"
 
 
 @command()
 def why(
-    model: Path,
-    prompt: str,
+    model: Model,
+    prompt: Annotated[str, Option()],
     answer: str | None = None,
     other: str | None = None,
     corrupt: str | None = None,
-    html: Path | None = None,
+    html: File = None,
     dtype: str = "auto",
     device: str = "cpu",
 ) -> None:
@@ -51,7 +59,7 @@ def why(
 
     Where they looked, too, and what happens without them.
     """
-    lang = language()
+    check_outputs([model], html=html)
     check_model(model, dtype)
     check_answers(model)
     check_reads_tokens(model)
@@ -63,27 +71,31 @@ def why(
 
     folder = open_folder(model, dtype=dtype, device=device)
     if line := forecast(folder.model, prompt, corrupt):
-        err.print(said(line, lang), soft_wrap=True)
+        err.say(line)
     with Progress("adding up what each head writes") as progress:
         story = story_of(folder.model, prompt, corrupt, answer, other, progress=progress)
     if html is not None:
-        story_page(html, story, lang)
+        story_page(html, story, screen.lang)
     if wants_json():
-        print_json("why", {**asdict(story), "html": None if html is None else str(html)})
+        print_json("why", {**asdict(story), "html": html})
         return
-    story.print(console, lang)
+    story.print(screen, screen.lang)
+    _tell_page(html)
+
+
+def _tell_page(html: Path | None) -> None:
     if html is not None:
-        console.print("\n" + in_words("tell.page", path=html))
+        screen.say("\n" + screen.phrase("tell.page", path=html))
 
 
 @command()
 def trace(
-    run: Path | None = None,
+    run: Annotated[Path | None, Argument(parser=named_path, metavar="[RUN]")] = None,
     text: str | None = None,
     layer: int = 0,
     head: int = 0,
     at: int | None = None,
-    html: Path | None = None,
+    html: File = None,
 ) -> None:
     """Show the arithmetic of one head at one position.
 
@@ -91,20 +103,20 @@ def trace(
     values, what each head adds through the output projection, and the residual. The page of --html holds the model:
     text, token and head can be changed in it, and its last step runs the model without the head.
     """
+    check_outputs([run], html=html)
     with needs_torch():
         from headwise.gpt.run import REPORT, example_of, load_run
         from headwise.heads.steps import example_model, head_steps
         from headwise.models.pack import pack_model
         from headwise.view.page import walk_html
         from headwise.view.terminal import print_steps
-    lang = language()
     if text == "":
         raise refusal("empty_trace")
     if run is None:
         with Progress("training a small model on names") as progress:
             progress("training a small model on names", 0, 0)
             model, tokens, name = example_model()
-            name = said(name, lang)
+            name = screen.spoken(name)
     else:
         (model, tokens), name = load_run(run), run.resolve().name
     shown_text = text or example_of(run)
@@ -114,31 +126,32 @@ def trace(
     if html is not None:
         report = None if run is None or not (run / REPORT).exists() else os.path.relpath(run / REPORT, html.parent)
         packed = pack_model(model, tokens)
-        write_whole(html, walk_html(packed, shown_text, layer, head, steps.at, name=name, lang=lang, report=report))
+        page = walk_html(packed, shown_text, layer, head, steps.at, name=name, lang=screen.lang, report=report)
+        write_whole(html, page)
     if wants_json():
-        print_json("trace", {**vars(steps), "html": None if html is None else str(html)})
+        print_json("trace", {**vars(steps), "html": html})
         return
-    print_steps(console, steps, lang)
-    if html is not None:
-        console.print("\n" + in_words("tell.page", path=html))
+    print_steps(screen, steps)
+    _tell_page(html)
     if run is None:
-        err.print("\n" + in_words("tell.just_now"))
+        err.say("\n" + err.phrase("tell.just_now"))
 
 
 @command()
 def align(
-    model: Path,
-    pairs: Path,
-    judge: Path | None = None,
-    out: Path | None = None,
-    most: int = MOST_ALIGNED,
+    model: Model,
+    pairs: Annotated[Path, Option(parser=named_path, metavar="<path>")],
+    judge: File = None,
+    out: File = None,
+    most: Count = MOST_ALIGNED,
     device: str = "cpu",
 ) -> None:
     """Find the heads that follow the words in time, or in the source."""
+    check_outputs([model, pairs, judge], out=out)
     check_model(model)
     for file in filter(None, (pairs, judge)):  # before torch is loaded
         if not file.is_file():
-            raise HeadwiseError(f"{file} is no file; pass texts whose alignment is known")
+            raise refusal("no_pairs", path=file)
     with needs_torch():
         from headwise.heads.alignment import align as aligned
         from headwise.heads.texts import read_aligned
@@ -148,7 +161,7 @@ def align(
     if judge is not None:
         others = read_aligned(folder, judge)
     elif len(texts) < 2:
-        raise HeadwiseError(f"{pairs} has one text; heads are chosen by some and judged on others: pass more")
+        raise refusal("one_text", path=pairs)
     else:
         texts, others = held_apart(texts, random.Random(0))
     published = getattr(getattr(folder.model, "generation_config", None), "alignment_heads", None) or []
@@ -161,38 +174,40 @@ def align(
     if wants_json():
         print_json("align", {**vars(result), "alignment_heads": result.alignment_heads})
         return
-    result.table().print(console, speak=translator("aligned", language()))
-    console.print(f"alignment_heads: {json.dumps(result.alignment_heads)}")
+    screen.show(result.table(), "aligned")
+    screen.print(f"alignment_heads: {json.dumps(result.alignment_heads)}")
     if out is not None:
-        console.print(in_words("aligned.written", path=out))
+        screen.tell("aligned.written", path=out)
 
 
 @command()
 def windows(
-    model: Path,
+    model: Model,
     text: list[str] | None = None,
-    tokens: int | None = None,
-    documents: int = 32,
+    tokens: SomeCount = None,
+    documents: Count = 32,
     sinks: int = 4,
-    plan: Path | None = None,
+    plan: File = None,
     tolerance: float | None = None,
     cache: float | None = None,
-    html: Path | None = None,
-    out_files: list[Path] | None = None,
-    seed: int = 0,
+    html: File = None,
+    out: Files = None,
+    seed: Seed = 0,
     device: str = "cpu",
 ) -> None:
     """Measure how far back key/value heads look: what to remember."""
     from headwise.plan import check_plan
 
+    tables, texts = out or [], text or []
+    check_outputs([model, *texts], plan=plan, html=html, out=tables)
     if plan is None and (tolerance, cache) != (None, None):
         raise refusal("plan_needed")
     check_plan(tolerance, cache, sinks)
-    check_tables(out_files or [])
-    form = None if plan is None else _format_of(plan)
+    check_tables(tables)
+    form = "" if plan is None else _format_of(plan)
     check_model(model)
     check_next(model, "next_by_distance")
-    check_texts(model, text)
+    check_texts(model, texts)
     with needs_torch():
         from headwise.heads.texts import read_texts
         from headwise.heads.windows import forecast
@@ -204,30 +219,31 @@ def windows(
 
     folder = open_folder(model, device=device)
     with Progress("reading the text") as progress:
-        read = read_texts(folder, text or None, tokens, documents)
+        read = read_texts(folder, texts or None, tokens, documents)
         if line := forecast(folder.model, read):
-            err.print(as_options(said(line, language()), running_options()), soft_wrap=True)
+            err.print(in_options(line))
         reach = measure(folder.model, read, seed=seed, progress=progress)
-    chosen = None if plan is None else reach.plan(tolerance, cache, sinks)
-    if plan is not None and chosen is not None and form is not None:
+    chosen = None
+    if plan is not None:
+        chosen = reach.plan(tolerance, cache, sinks)
         chosen.export(plan, form)
     if html is not None:
-        write_whole(html, windows_html(reach, language()))
-    write_tables(out_files or [], reach.rows(), lambda path: windows_png(path, reach, sinks))
+        write_whole(html, windows_html(reach, screen.lang))
+    write_tables(tables, reach.rows(), lambda path: windows_png(path, reach, sinks))
     share = None if chosen is None else chosen.share(reach.longest)
     if wants_json():
-        print_json("windows", {**reach.document(), "plan": None if plan is None else str(plan), "share": share})
+        print_json("windows", {**reach.document(), "plan": plan, "share": share})
         return
-    print_windows(console, reach, sinks, language())
+    print_windows(screen, reach, sinks)
     if chosen is not None:
         full = sum(layer.count(None) for layer in chosen.keep)
         facts = {"full": full, "count": len(reach.heads), "share": f"{share:.3f}", "tokens": f"{reach.longest:,}"}
-        console.print(in_words("windows.plan", plan=plan, **facts))
+        screen.tell("windows.plan", plan=plan, **facts)
         if full == len(reach.heads):
-            console.print(in_words("windows.nothing_saved"))
+            screen.tell("windows.nothing_saved")
         else:
-            console.print(in_words("windows.try_it", model=model, plan=plan))
-    tell_files(out_files or [], page=html)
+            screen.tell("windows.try_it", model=model, plan=plan)
+    tell_files(tables, page=html)
 
 
 def _format_of(plan: Path) -> str:
@@ -241,11 +257,11 @@ def _format_of(plan: Path) -> str:
 
 @command()
 def look(
-    model: Path,
-    text: str | None = None,
+    model: Model,
+    text: Annotated[str | None, Argument(metavar="[TEXT]")] = None,
     live: bool = False,
-    port: int | None = None,
-    browser: bool = True,
+    port: Port = None,
+    browser: Annotated[bool, Option("--open/--no-open")] = True,
     dtype: str = "auto",
     device: str = "cpu",
 ) -> None:
@@ -262,11 +278,12 @@ def look(
     address = report.resolve().as_uri()
     opened = _opened(address, browser)
     if wants_json():
-        print_json("look", {"run": str(model), "report": str(report), "address": address, "opened": opened})
+        print_json("look", {"run": model, "report": report, "address": address, "opened": opened})
         return
-    console.print(in_words("tell.report", path=report) + f"\n{address}")
+    screen.tell("tell.report", path=report)
+    screen.print(address)
     if browser and not opened:
-        err.print(in_words("tell.no_display"), soft_wrap=True)
+        err.tell("tell.no_display")
 
 
 def _report_of(run: Path) -> Path:
@@ -300,18 +317,18 @@ def _live(model: Path, text: str | None, port: int, browser: bool, dtype: str, d
     with Progress("opening the model"):
         desk = Desk(open_folder(model, dtype=dtype, device=device), sound)
     example = desk.example or text or (example_of(model) if is_own(model) else None)
-    served = Served(desk, port, example, language())
+    served = Served(desk, port, example, screen.lang)
     try:
         opened = _opened(served.address, browser)
         if wants_json():
-            print_json("live", {"model": str(model), "address": served.address, "opened": opened})
+            print_json("live", {"model": model, "address": served.address, "opened": opened})
             sys.stdout.flush()  # whoever reads it opens the page, while this goes on
         else:
-            console.print(served.address)
-        err.print(in_words("tell.at_address", name=desk.folder.name), soft_wrap=True)
+            screen.print(served.address)
+        err.tell("tell.at_address", name=desk.folder.name)
         served.work()
     except KeyboardInterrupt:
-        err.print(in_words("tell.page_closed"), soft_wrap=True)
+        err.tell("tell.page_closed")
     finally:
         served.close()
 
@@ -320,7 +337,7 @@ def _check_reads(model: Path, sound: Path | None) -> None:
     """Refuse by its files a model that reads no text, and one that hears and is given no sound."""
     check_reads_tokens(model, [] if sound is None else [str(sound)])
     if {"vision_config", "patch_size"} & read_config(model).keys():
-        raise HeadwiseError(f"{model} reads images; hw.look(hw.open({str(model)!r}), ...) shows its heads on your own")
+        raise refusal("look_images", model=model)
     if not any((model / name).exists() for name in TOKENIZERS):
         raise refusal("look_no_tokenizer", model=model)
 

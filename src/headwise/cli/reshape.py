@@ -6,21 +6,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
-from rich.console import Console
+from typer import Option
 
 from headwise.cli.app import (
+    File,
+    Model,
     Progress,
-    as_options,
+    SomeCount,
     command,
     err,
-    in_words,
-    language,
+    in_options,
     needs_torch,
-    out,
     print_json,
-    running_options,
+    screen,
     wants_json,
 )
 from headwise.cli.early import check_model, check_one_count, context_in, shape_of
@@ -39,8 +39,9 @@ from headwise.reshape.arguments import (
     recipe_of,
 )
 from headwise.reshape.workplace import STATE, check_free, check_place
-from headwise.table import Cell, Table, say
-from headwise.words import Note, phrase, refusal, said, translator
+from headwise.table import Cell, Table
+from headwise.view import Screen
+from headwise.words import Note, refusal
 
 if TYPE_CHECKING:
     from headwise.cost.shape import ModelShape
@@ -55,11 +56,11 @@ SHOWN_LAYERS = 12  # entropies of more layers are cut
 class Reshape(ABC):
     """What the three commands share: the options of the library, under the same names, and the model."""
 
-    model: Path
-    text: Path | None = None
-    out: Path | None = None
+    model: Model
+    text: File = None
+    out: File = None
     tokens: int | None = None
-    documents: int | None = None
+    documents: SomeCount = None
     heal: int | None = None
     force: bool = False
     device: str = "cpu"
@@ -111,12 +112,12 @@ class Reshape(ABC):
         def damage(what: str, notes: tuple[str, ...], first: Damage) -> None:
             if not wants_json():
                 for line in (what, *notes):
-                    say(out, said(line, language()))
-                print_damage(out, Note.of("reshaped.before_training"), first, language())
+                    screen.say(line)
+                print_damage(screen, Note.of("reshaped.before_training"), first)
 
         def note(line: Note) -> None:
-            text = as_options(said(line, language()), running_options())
-            err.print(text, soft_wrap=True)
+            text = in_options(line)
+            err.print(text)
             if not err.is_terminal:
                 progress(text, 0, 0)  # the lines that follow tell how long it takes
 
@@ -124,15 +125,14 @@ class Reshape(ABC):
             reshaped = Job(self.model, change, options, Listener(note, point, damage)).run()
         if wants_json():
             print_json("reshaped", reshaped.document())
-        else:
-            print_reshaped(out, reshaped, language())
-            if reshaped.out is None:
-                say(out, in_words("reshaped.nothing_written"))
-                return
-            say(out, in_words("reshaped.verified", how=reshaped.verified))
-            say(out, in_words("reshaped.model", folder=reshaped.out))
-            command = f"headwise heads {reshaped.out} --against {reshaped.source}"
-            say(out, in_words("reshaped.compare", command=command))
+            return
+        print_reshaped(screen, reshaped)
+        if reshaped.out is None:
+            screen.tell("reshaped.nothing_written")
+            return
+        screen.tell("reshaped.verified", how=reshaped.verified)
+        screen.tell("reshaped.model", folder=reshaped.out)
+        screen.tell("reshaped.compare", command=f"headwise heads {reshaped.out} --against {reshaped.source}")
 
 
 def _ending(folder: Path | None) -> Callable[[], str]:
@@ -146,9 +146,9 @@ def _ending(folder: Path | None) -> Callable[[], str]:
 
     def tell() -> str:
         if folder is not None and written() != before:
-            return in_words("ended.out_written", folder=folder)
+            return screen.phrase("ended.out_written", folder=folder)
         waiting = folder is not None and (folder.parent / f"{folder.name}.partial" / STATE).exists()
-        return in_words("ended.healing_waits" if waiting else "ended.nothing")
+        return screen.phrase("ended.healing_waits" if waiting else "ended.nothing")
 
     return tell
 
@@ -156,13 +156,13 @@ def _ending(folder: Path | None) -> Callable[[], str]:
 # The options of a command alone are a base of it, to the right of `Reshape`: so --help shows them first.
 @dataclass(kw_only=True)
 class _Sharing:
-    kv_heads: int
+    kv_heads: Annotated[int, Option()]
     method: str = "aligned+norm"
     groups: str = "adjacent"
     stream: bool | None = None
 
 
-@command()
+@command("share")
 @dataclass(kw_only=True)
 class Share(Reshape, _Sharing):
     """Let query heads share key/value heads: a smaller cache.
@@ -194,7 +194,7 @@ class _Pruning:
     stream: bool | None = None
 
 
-@command()
+@command("prune")
 @dataclass(kw_only=True)
 class Prune(Reshape, _Pruning):
     """Remove query heads from a model.
@@ -224,7 +224,7 @@ class _Narrowing:
     window: int | None = None
 
 
-@command()
+@command("narrow")
 @dataclass(kw_only=True)
 class Narrow(Reshape, _Narrowing):
     """Give layers a window: a smaller cache.
@@ -248,10 +248,9 @@ class Narrow(Reshape, _Narrowing):
 # What is printed: the damage as a table, the recovery curve, what was won.
 
 
-def print_damage(console: Console, title: str, damage: Damage, lang: str = "en") -> None:
+def print_damage(screen: Screen, title: str, damage: Damage) -> None:
     """A row for each number, before and after."""
-    table = Table(("", "before", "after", "change"), rows_of(damage), title)
-    table.print(console, speak=translator("reshaped", lang))
+    screen.show(Table(("", "before", "after", "change"), rows_of(damage), title), "reshaped")
 
 
 def rows_of(damage: Damage) -> list[tuple[str, str, str, str]]:
@@ -279,26 +278,26 @@ def rows_of(damage: Damage) -> list[tuple[str, str, str, str]]:
     return rows
 
 
-def print_curve(console: Console, curve: tuple[HealPoint, ...], lang: str = "en") -> None:
+def print_curve(screen: Screen, curve: tuple[HealPoint, ...]) -> None:
     """The distance to the parent at each evaluation, with a bar."""
     largest = max(point.distance for point in curve)
-    sign = "#" if console.options.ascii_only else "█"
+    sign = "#" if screen.options.ascii_only else "█"
     rows: list[list[Cell]] = []
     for point in curve:
         loss = "-" if point.held_out_loss is None else f"{point.held_out_loss:.4f}"
         length = round(BAR * point.distance / largest) if largest else 0
         rows.append([point.step, point.tokens, loss, f"{point.distance:.4f}", sign * length])
     table = Table(("step", "tokens", "held-out loss", "distance", ""), rows, Note.of("reshaped.curve"))
-    table.print(console, left=(4,), speak=translator("reshaped", lang))
+    screen.show(table, "reshaped", (4,))
 
 
-def print_reshaped(console: Console, reshaped: Reshaped, lang: str = "en") -> None:
+def print_reshaped(screen: Screen, reshaped: Reshaped) -> None:
     """What comes after the first damage: healing, and what was won."""
     if reshaped.curve:
-        print_curve(console, reshaped.curve, lang)
+        print_curve(screen, reshaped.curve)
     if reshaped.healed is not None:
-        print_damage(console, _kept(reshaped.curve), reshaped.healed, lang)
-    say(console, phrase("reshaped.in_all", lang, won=reshaped.won_parts))
+        print_damage(screen, _kept(reshaped.curve), reshaped.healed)
+    screen.tell("reshaped.in_all", won=reshaped.won_parts)
 
 
 def _kept(curve: tuple[HealPoint, ...]) -> Note:

@@ -7,29 +7,30 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer import Exit
+from typer import Argument, Exit, Option
 
 from headwise.cli.app import (
     COURSE,
     UNITS,
-    as_options,
+    Count,
+    File,
+    Folder,
+    SomeCount,
     asked_language,
     check_outputs,
     command,
     err,
-    in_words,
-    language,
+    in_options,
+    named_path,
     needs_torch,
-    out,
     print_json,
-    running_options,
+    screen,
     speak,
     units_kept_in,
     wants_json,
@@ -38,9 +39,10 @@ from headwise.cli.heads import write_report_of
 from headwise.cli.train import free_folder, leaving_run, result_json, training_progress
 from headwise.errors import HeadwiseError
 from headwise.files import write_whole
+from headwise.records import head_name
 from headwise.table import Markup, Table, escaped, picture
 from headwise.teach.bugs import Verdict, words
-from headwise.words import phrase, refusal
+from headwise.words import Facts, refusal
 
 if TYPE_CHECKING:
     from headwise.teach.bugs import Bug
@@ -52,14 +54,14 @@ if TYPE_CHECKING:
 
 @command()
 def check(
-    target: str,
+    target: Annotated[str, Argument(metavar="FILE[:NAME]")],
     causal: bool | None = None,
     args: str = "",
-    mapping: str = "",
+    mapping: Annotated[str, Option("--map")] = "",
     seconds: float = 20.0,
     watch: bool = False,
-    steps: int | None = None,
-    folder: Path | None = None,
+    steps: SomeCount = None,
+    out: File = None,
 ) -> None:
     """Name the bugs in your own attention, and watch its heads.
 
@@ -72,10 +74,9 @@ def check(
     from headwise.teach.check import read_target
     from headwise.teach.subject import Options
 
-    if not watch and (steps is not None or folder is not None):
-        option = "--steps" if folder is None else "--out"
-        raise refusal("with_watch", option=option)
-    lang = language()
+    if not watch and (steps is not None or out is not None):
+        raise refusal("with_watch", option="--steps" if out is None else "--out")
+    lang = screen.lang
     pairs = {name: _value(name, text, lang) for name, text in _pairs("--args", args, lang).items()}
     names = _pairs("--map", mapping, lang)
     chosen = None
@@ -89,37 +90,38 @@ def check(
         raise HeadwiseError(chosen.say("no_module", name=chosen.name))
     tell_unheld(lang)
     verdict = checked(target, causal=causal, args=pairs, mapping=names, lang=lang, seconds=seconds)
+    # A GPT whose attention sees later tokens reads what it is to predict; one that takes a mask is given one.
     open_ahead = words(lang)["not_causal"] in verdict.checked
-    verdict = replace(_in_options(verdict), others=tuple(map(_in_options, verdict.others)))
+    verdict = _in_options(verdict)
     if not wants_json():
-        out.print(str(verdict))
+        screen.print(str(verdict))
     seen = None
     if chosen is not None and verdict.right:
         if not wants_json():
-            out.print("")
+            screen.print("")
         if open_ahead and "mask" not in chosen.source.code:  # refused here, it need not be loaded once more
             raise HeadwiseError(chosen.say("sees_later", name=chosen.name))
-        seen = show_heads(folder or free_folder(Path("runs") / chosen.name.lower()), chosen, steps)
+        seen = show_heads(out or free_folder(Path("runs") / chosen.name.lower()), chosen, steps)
     elif watch:
-        err.print(words(lang)["first_right"], soft_wrap=True)
+        err.print(words(lang)["first_right"])
     if wants_json():
         print_json("check", verdict.to_json() | ({"watched": seen} if watch else {}))
     raise typer.Exit(verdict.exit_code)
 
 
 def _in_options(verdict: Verdict) -> Verdict:
-    """A verdict that speaks of options in the place of arguments."""
-    options = running_options()
-    tried, untried = (tuple(as_options(x, options) for x in texts) for texts in (verdict.checked, verdict.not_checked))
-    return replace(verdict, checked=tried, not_checked=untried)
+    """A verdict that speaks of options in the place of arguments, and those of the other classes of the file."""
+    checked, not_checked = (tuple(map(in_options, texts)) for texts in (verdict.checked, verdict.not_checked))
+    others = tuple(map(_in_options, verdict.others))
+    return replace(verdict, checked=checked, not_checked=not_checked, others=others)
 
 
-def show_heads(folder: Path, target: Target, steps: int | None) -> dict[str, Any]:
+def show_heads(folder: Path, target: Target, steps: int | None) -> Facts:
     """Let a class learn the verbs into a run folder, and write the page of its heads; what a program should know."""
     with needs_torch():
         from headwise.teach.own import train_apart
     with leaving_run(folder), training_progress() as (report, _):
-        err.print(target.say("training", name=target.name), soft_wrap=True)
+        err.print(target.say("training", name=target.name))
         learned = train_apart(folder, target, steps, report)
         page = write_report_of(folder)
     result = learned.run
@@ -127,11 +129,11 @@ def show_heads(folder: Path, target: Target, steps: int | None) -> dict[str, Any
     if not wants_json():
         right, _, count = result.cells
         losses = {"loss": result.summary.held_out_loss, "baseline": result.summary.baseline_loss}
-        out.print(target.say("trained", **losses, right=right, all=count))
-        out.print(target.say("certified", difference=learned.logits))
+        screen.print(target.say("trained", **losses, right=right, all=count))
+        screen.print(target.say("certified", difference=learned.logits))
         key = "unwatched" if learned.maps is None else "watched"
-        out.print(target.say(key, difference=learned.maps, why=learned.unwatched))
-        out.print(target.say("report", path=page, folder=folder))
+        screen.print(target.say(key, difference=learned.maps, why=learned.unwatched))
+        screen.print(target.say("report", path=page, folder=folder))
     differences = {"difference": learned.logits, "maps_difference": learned.maps, "unwatched": learned.unwatched}
     return {**result_json(folder, result, page), **differences}
 
@@ -141,7 +143,7 @@ def tell_unheld(lang: str) -> None:
     from headwise.teach.sandbox import unheld
 
     if lack := unheld(lang):
-        err.print(f"headwise: {lack}", soft_wrap=True)
+        err.print(f"headwise: {lack}")
 
 
 def _pairs(option: str, text: str, lang: str) -> dict[str, str]:
@@ -154,6 +156,7 @@ def _pairs(option: str, text: str, lang: str) -> dict[str, str]:
 
 
 def _value(name: str, text: str, lang: str) -> Any:
+    """What stands behind a name in --args: a number, a text in quotation marks, True, None, a tuple of these."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -162,17 +165,18 @@ def _value(name: str, text: str, lang: str) -> Any:
 
 TRAINED = 11  # the number of the exercise whose class --train lets learn the verbs
 LOOK = 0.3  # seconds between two looks at a file that is watched
+ExerciseNumber = Annotated[int | None, Option(metavar="N")]
 
 
 @command()
 def learn(
-    folder: Path | None = None,
+    folder: Annotated[Path | None, Argument(parser=named_path, metavar="[FOLDER]")] = None,
     watch: bool = False,
-    reset: int | None = None,
-    solution: int | None = None,
+    reset: ExerciseNumber = None,
+    solution: ExerciseNumber = None,
     notebook: bool = False,
     train: bool = False,
-    steps: int | None = None,
+    steps: SomeCount = None,
 ) -> None:
     """Learn attention in 18 small exercises, in English or Spanish.
 
@@ -189,26 +193,25 @@ def learn(
     if not (new or notebook) and exercise is None:  # else no file of the learner runs
         tell_unheld(course.language)
     if reset is not None and exercise is not None:
-        backup, path = str(course.reset(exercise)), str(course.path(exercise))
-        _tell(course, "reset", {"exercise": reset, "file": path, "backup": backup})
+        _tell(course, "reset", {"exercise": reset, "file": course.path(exercise), "backup": course.reset(exercise)})
     elif solution is not None and exercise is not None:
         code = exercise.code(course.language).rstrip("\n")
         if wants_json():
             print_json("solution", {"exercise": solution, "solution": code})
         else:
-            out.print(code)
+            screen.print(code)
     elif notebook:
         from headwise.teach.notebook import write_notebooks
 
         place = course.folder / "notebooks"
-        paths = [str(path) for path in write_notebooks(place, course.language)]
-        _tell(course, "notebooks", {"folder": str(place), "count": len(paths), "notebooks": paths})
+        paths = list(write_notebooks(place, course.language))
+        _tell(course, "notebooks", {"folder": place, "count": len(paths), "notebooks": paths})
     elif train:
         _train(course, steps)
     elif watch:
         _watch(course)
     else:
-        document = _step(course, new, quiet=wants_json())
+        document = _step(course, new)
         if wants_json():
             print_json("learn", document)
         if document["status"] not in ("new", "done"):  # done: what was marked is right, and the next may be open
@@ -220,37 +223,44 @@ def _open(folder: Path | None, number: int | None) -> tuple[Course, Exercise | N
     from headwise.teach.course import PROGRESS, open_course
     from headwise.teach.exercises import exercises, find_exercise
 
-    exercise = None if number is None else find_exercise(number, language())
+    exercise = None if number is None else find_exercise(number, screen.lang)
     inside = Path(PROGRESS).exists() and Path(exercises()[0].file).exists()
     place = folder or (Path() if inside else COURSE)
-    of_new = None if (place / PROGRESS).exists() else language()  # a course that is there keeps its own
+    of_new = None if (place / PROGRESS).exists() else screen.lang  # a course that is there keeps its own
     course, new = open_course(place, asked_language() or of_new)
     return course, exercise, new
 
 
-def _tell(course: Course, kind: str, document: dict[str, Any]) -> None:
+def _tell(course: Course, kind: str, document: Facts) -> None:
     """A document as JSON of its kind, or in the phrase of that key."""
     if wants_json():
         print_json(kind, document)
     else:
-        out.print(course.words[kind].format(**document))
+        screen.print(course.words[kind].format(**document))
 
 
 def _command(course: Course, *options: str) -> str:
+    """The call that goes on with a course; its usual folder need not be named."""
     folder = [] if course.folder in (COURSE, Path()) else [str(course.folder)]
     return shlex.join(["headwise", "learn", *folder, *options])
 
 
-def _step(course: Course, new: bool, quiet: bool = False, asked: bool = True) -> dict[str, Any]:
+def _step(course: Course, new: bool, asked: bool = True) -> Facts:
     """Mark from the current exercise on, as far as they are right, and open the next; what a program should know."""
     from headwise.teach.course import told
     from headwise.teach.exercises import exercises
 
-    marked: list[dict[str, Any]] = []
+    marked: list[Facts] = []
 
     def say(text: str) -> None:
-        if not quiet:
-            out.print(text)
+        if not wants_json():
+            screen.print(text)
+
+    def document(status: str) -> Facts:
+        """Where the course stands once all that can be marked is marked."""
+        following = None if course.current is None else course.path(course.current)
+        state = {"folder": course.folder, "language": course.language, "status": status, "marked": marked}
+        return state | {"passed": course.passed, "next": following}
 
     if new:
         say(course.words["welcome"].format(count=len(exercises()), folder=course.folder) + "\n")
@@ -258,34 +268,19 @@ def _step(course: Course, new: bool, quiet: bool = False, asked: bool = True) ->
         verdict = course.mark(exercise, asked)
         if marked and verdict.status == "open":
             break  # it has just been opened
-        due = course.hint(exercise)
-        lines = told(exercise, verdict, course.language, due, str(course.path(exercise)), _command(course))
+        due, file = course.hint(exercise), course.path(exercise)
         hint = exercise.hint(course.language, due, verdict.evidence) if due else None
-        marked.append(
-            {"exercise": exercise.number, "file": str(course.path(exercise)), **asdict(verdict), "hint": hint}
-        )
-        say("\n".join(lines) + "\n")
+        marked.append({"exercise": exercise.number, "file": file, **asdict(verdict), "hint": hint})
+        say("\n".join(told(exercise, verdict, course.language, due, str(file), _command(course))) + "\n")
         if verdict.status != "passed":
-            return _document(course, marked, verdict.status)
+            return document(verdict.status)
     if (exercise := course.current) is None:
         say(course.words["all_done"].format(count=len(exercises()), command=_command(course, "--train")))
-        return _document(course, marked, "done")
+        return document("done")
     if not new:
         say(course.words["next"].format(title=exercise.heading(course.language)))
     say(course.words["how"].format(file=course.path(exercise), command=_command(course)))
-    return _document(course, marked, "new" if new else "done")
-
-
-def _document(course: Course, marked: list[dict[str, Any]], status: str) -> dict[str, Any]:
-    following = course.current
-    return {
-        "folder": str(course.folder),
-        "language": course.language,
-        "status": status,
-        "marked": marked,
-        "passed": course.passed,
-        "next": None if following is None else str(course.path(following)),
-    }
+    return document("new" if new else "done")
 
 
 def _watch(course: Course) -> None:
@@ -293,8 +288,8 @@ def _watch(course: Course) -> None:
     if course.current is None:
         _step(course, new=False)  # which says so
         return
-    out.print(course.words["watching"].format(folder=course.folder))
-    seen: bytes | None = None
+    screen.print(course.words["watching"].format(folder=course.folder))
+    seen: bytes | None = None  # what the file held when it was marked
     while (exercise := course.current) is not None:
         content = _content(course, exercise)
         if content is None or content == seen:
@@ -302,7 +297,7 @@ def _watch(course: Course) -> None:
             continue
         seen = content
         _step(course, new=False, asked=False)
-        out.print("")
+        screen.print("")
         if course.current is not exercise and course.current is not None:  # the next is marked once it is saved
             seen = _content(course, course.current)
 
@@ -315,7 +310,10 @@ def _content(course: Course, exercise: Exercise) -> bytes | None:
 
 
 def _train(course: Course, steps: int | None) -> None:
-    """Let the class of exercise 11 learn, and report its heads."""
+    """Let the class of exercise 11 learn, and report its heads.
+
+    It is checked first: what is wrong would learn too, and its heads would show something else.
+    """
     from headwise.teach.check import check, read_target
     from headwise.teach.exercises import find_exercise
     from headwise.teach.subject import Options
@@ -335,12 +333,12 @@ FOLDER = Path("runs") / "bugs"
 
 @command()
 def bugs(
-    bug: str | None = None,
-    seeds: int = 3,
-    steps: int = 400,
-    folder: Path = FOLDER,
-    html: Path | None = None,
-    workers: int | None = None,
+    bug: Annotated[str | None, Argument(metavar="[ID]")] = None,
+    seeds: Annotated[int, Option(min=3)] = 3,
+    steps: Count = 400,
+    out: Folder = FOLDER,
+    html: File = None,
+    workers: SomeCount = None,
     train: bool = False,
 ) -> None:
     """List the bugs that learners write, and what training hides.
@@ -348,86 +346,73 @@ def bugs(
     Without an ID the catalogue; with one, what that bug is and does. With --train or --html the verb model is trained
     with it and without; after Ctrl-C the same command goes on where it was. `all` trains all.
     """
-    from headwise.teach.bugs import bug_named, catalogue, words
+    from headwise.teach.bugs import bug_named, catalogue
 
-    lang = language()
-    words(lang)
-    if bug is None:
-        _list(catalogue().values(), lang)
-        return
-    names = list(catalogue()) if bug == "all" else [bug_named(bug).id]
-    check_outputs((), {"--out": (folder, UNITS)}, html=html)
-    if not (train or html or bug == "all"):
-        _describe(bug_named(bug), lang)
+    lang = screen.lang
+    names = list(catalogue()) if bug in (None, "all") else [bug_named(bug).id]
+    if bug is not None:
+        check_outputs((), {"--out": (out, UNITS)}, html=html)
+    if bug is None or not (train or html or bug == "all"):
+        _tell_bugs([bug_named(name) for name in names], bug is None)
         return
     with needs_torch():
         from headwise.teach.study import study
-    with units_kept_in(folder) as report:
-        comparison, shown = study(names, folder, seeds, steps, workers or os.cpu_count() or 1, report, lang)
+    with units_kept_in(out) as report:
+        comparison, shown = study(names, out, seeds, steps, workers or os.cpu_count() or 1, report, lang)
     written = html is not None and len(shown) == 1 and shown[0].loss is not None
     if html is not None and written:
-        _write_maps(html, shown[0], steps, lang)
+        _write_maps(html, shown[0], steps)
     if wants_json():
         print_json("hidden", {"bugs": shown, "comparison": comparison})
         return
     if len(shown) == 1:
-        out.print(bug_text(bug_named(shown[0].bug), lang))
-    out.print("\n".join(f"{entry.bug}: {entry.sentence}" for entry in shown))
+        screen.print(_bug_text(bug_named(shown[0].bug)))
+    screen.print("\n".join(f"{entry.bug}: {entry.sentence}" for entry in shown))
     if written:
-        out.print(in_words("tell.written", path=html))
+        screen.tell("tell.written", path=html)
 
 
-def _list(entries: Iterable[Bug], lang: str) -> None:
-    from headwise.teach.bugs import words
-
+def _tell_bugs(bugs: list[Bug], listed: bool) -> None:
+    """The list of bugs, or what one is; and how it can be trained."""
+    lang = screen.lang
     if wants_json():
-        print_json("bugs", {"bugs": [{"id": entry.id, **entry.texts[lang]} for entry in entries]})
-    else:
-        out.print("\n".join(f"{entry.id:<26} {entry.name(lang)}" for entry in entries))
+        print_json("bugs", {"bugs": [{"id": bug.id, **bug.texts[lang]} for bug in bugs]})
+    elif listed:
+        screen.print("\n".join(f"{bug.id:<26} {bug.name(lang)}" for bug in bugs))
         err.print("\n" + words(lang)["of_the_list"])
+    else:
+        (bug,) = bugs
+        screen.print(_bug_text(bug))
+        lack = words(lang)[f"lacks_{bug.untrained}"] if bug.untrained else ""
+        key, facts = ("untrained", {"why": lack}) if lack else ("to_train", {"bug": bug.id})
+        err.print("\n" + words(lang)[key].format(**facts))
 
 
-def _describe(entry: Bug, lang: str) -> None:
-    from headwise.teach.bugs import words
-
-    if wants_json():
-        print_json("bugs", {"bugs": [{"id": entry.id, **entry.texts[lang]}]})
-        return
-    out.print(bug_text(entry, lang))
-    lack = words(lang)["untrained"].format(why=words(lang)[f"lacks_{entry.untrained}"]) if entry.untrained else ""
-    err.print("\n" + (lack or words(lang)["to_train"].format(bug=entry.id)))
+def _bug_text(bug: Bug) -> str:
+    """What the catalogue says of one bug."""
+    texts = (bug.text(what, screen.lang) for what in ("wrong", "symptom", "how", "fix"))
+    return "\n  ".join([f"{bug.name(screen.lang)} ({bug.id})", *texts])
 
 
-def _write_maps(path: Path, shown: Shown, steps: int, lang: str) -> None:
-    """The page of the maps with a bug and without."""
+def _write_maps(path: Path, shown: Shown, steps: int) -> None:
+    """A page with the maps of every head, without a bug and with it, side by side."""
     from headwise.lab.experiments import SHAPE
     from headwise.teach.bugs import bug_named
     from headwise.teach.study import trained_maps
-
-    right, tokens = trained_maps(None, steps)
-    wrong, _ = trained_maps(shown.bug, steps)
-    write_whole(path, maps_page(bug_named(shown.bug), shown, (right, wrong), tokens, SHAPE["n_heads"], lang))
-
-
-def bug_text(bug: Any, lang: str) -> str:
-    """What the catalogue says of one bug."""
-    parts = [f"{bug.name(lang)} ({bug.id})", *(bug.text(what, lang) for what in ("wrong", "symptom", "how", "fix"))]
-    return "\n  ".join(parts)
-
-
-def maps_page(bug: Any, shown: Any, maps: tuple[Any, Any], tokens: Sequence[str], n_heads: int, lang: str) -> str:
-    """The maps of every head, without the bug and with it, side by side."""
     from headwise.view.page import page
 
+    lang, bug = screen.lang, bug_named(shown.bug)
+    right, tokens = trained_maps(None, steps)
+    wrong, _ = trained_maps(bug.id, steps)
+    text = " ".join(tokens)
     rows = []
-    for index, pair in enumerate(zip(*maps, strict=True)):
-        name = f"L{index // n_heads}.H{index % n_heads}"
+    for index, pair in enumerate(zip(right, wrong, strict=True)):
+        name = head_name(*divmod(index, SHAPE["n_heads"]))
         # The page's policy allows no style in an element; the sheet has it.
-        drawn = (picture(weights.tolist(), f"{name}: {' '.join(tokens)}", 132) for weights in pair)
-        pictures = [Markup(re.sub(' style="[^"]*"', "", image)) for image in drawn]
-        rows.append((name, *pictures))
-    words = "".join(f"<p>{escaped(bug.text(what, lang))}</p>" for what in ("wrong", "symptom", "fix"))
-    body = f"<main><h1>{escaped(bug.name(lang))}</h1>{words}<p><b>{escaped(shown.sentence)}.</b></p>"
-    heads = (phrase("bugs.head", lang), phrase("bugs.correct", lang), bug.id)
-    body += f"<p>{escaped(' '.join(tokens))}</p>{Table(heads, rows).html()}</main>"
-    return page("bugs", body, title=bug.name(lang), styles=("bugs.css",), lang=lang)
+        drawn = (picture(weights.tolist(), f"{name}: {text}", 132) for weights in pair)
+        rows.append((name, *(Markup(re.sub(' style="[^"]*"', "", image)) for image in drawn)))
+    told = [bug.text(what, lang) for what in ("wrong", "symptom", "fix")]
+    body = f"<main><h1>{escaped(bug.name(lang))}</h1>" + "".join(f"<p>{escaped(line)}</p>" for line in told)
+    headings = screen.phrase("bugs.head"), screen.phrase("bugs.correct"), bug.id
+    body += f"<p><b>{escaped(shown.sentence)}.</b></p><p>{escaped(text)}</p>{Table(headings, rows).html()}</main>"
+    write_whole(path, page("bugs", body, title=bug.name(lang), styles=("bugs.css",), lang=lang))

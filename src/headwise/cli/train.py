@@ -11,23 +11,38 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
 
-from headwise.cli.app import Progress, command, err, in_words, language, needs_torch, out, print_json, wants_json
+from typer import Argument, Option
+
+from headwise.cli.app import (
+    Count,
+    File,
+    Port,
+    Progress,
+    command,
+    err,
+    named_path,
+    needs_torch,
+    print_json,
+    screen,
+    wants_json,
+)
 from headwise.cli.heads import write_report_of
 from headwise.cli.interrupt import leaving
 from headwise.corpus.sources import Sources
 from headwise.errors import HeadwiseError
 from headwise.files import STDIN, TEXT, packaged, read_text, text_path
 from headwise.gpt.presets import PRESETS, find_preset
-from headwise.words import known, phrase, refusal, said
+from headwise.words import Facts, Note, known, phrase, refusal
 
 if TYPE_CHECKING:
     from headwise.corpus.training import Corpus
     from headwise.gpt.gpt import GPT, GPTConfig
     from headwise.gpt.presets import Recipe
     from headwise.gpt.run import Run, Settings
-    from headwise.gpt.train import Division, Look
+    from headwise.gpt.train import Look
     from headwise.gpt.train import Progress as TrainingProgress
     from headwise.view.look import Live
 
@@ -38,11 +53,11 @@ def _presets() -> list[str]:
     return [*PRESETS, LISTED]
 
 
-@command(preset=_presets)
+@command()
 @leaving()
 def train(
-    text: list[Path] | None = None,
-    preset: str | None = None,
+    text: Annotated[list[Path] | None, Argument(parser=named_path, metavar="[TEXT]...")] = None,
+    preset: Annotated[str | None, Option(autocompletion=_presets)] = None,
     heads: int | None = None,
     kv_heads: int | None = None,
     head_dim: int | None = None,
@@ -52,17 +67,17 @@ def train(
     width: int | None = None,
     context: int | None = None,
     steps: int | None = None,
-    seed: int | None = None,
-    tokenizer: Path | None = None,
+    seed: Annotated[int | None, Option(min=0, max=2**63 - 1)] = None,
+    tokenizer: File = None,
     lines: bool | None = None,
     field: str | None = None,
     rung: str | None = None,
-    samples: int | None = None,
-    out_folder: Path | None = None,
+    samples: Annotated[int | None, Option(min=0, max=10000)] = None,
+    out: File = None,
     resume: bool = False,
     live: bool = False,
-    port: int | None = None,
-    accumulate: int = 1,
+    port: Port = None,
+    accumulate: Count = 1,
     shard: bool = False,
 ) -> None:
     """Train a small GPT and write a report.
@@ -72,14 +87,17 @@ def train(
     if preset == LISTED:
         _list_presets()
         return
-    port = _port(live, port, rung)
+    if port is not None and not live:
+        raise refusal("port_live", port=port)
+    if live and rung is not None:
+        raise refusal("live_rung", rung=rung)
     if shard and (live or rung is not None):
         raise refusal("shard_whole", value="--live" if live else "--rung")
-    sizes = {"n_heads": heads, "n_kv_heads": kv_heads, "head_dim": head_dim, "n_layers": layers}
-    sizes |= {"d_model": width, "context": context, "latent_dim": latent_dim, "rope_dim": rope_dim}
     if preset is not None:
         find_preset(preset)
-    with _kept_input(text or [], out_folder, resume) as (texts, out_folder):
+    sizes = {"n_heads": heads, "n_kv_heads": kv_heads, "head_dim": head_dim, "n_layers": layers}
+    sizes |= {"d_model": width, "context": context, "latent_dim": latent_dim, "rope_dim": rope_dim}
+    with _kept_input(text or [], out, resume, rung) as (texts, out):
         names = [os.path.realpath(text_path(each)) for each in texts]
         if names:
             Sources(list(map(Path, names)), field)
@@ -94,30 +112,54 @@ def train(
             "shape": {name: value for name, value in sizes.items() if value is not None} or None,
         }
         if rung is not None:
-            folder = out_folder or free_folder(Path("runs") / (texts[0].stem if texts else "microgpt"))
+            folder = out or free_folder(Path("runs") / (texts[0].stem if texts else "microgpt"))
             replay_microgpt(options, rung, 20 if samples is None else samples, resume, folder)
-        else:
-            with needs_torch():
-                from headwise.gpt.ranks import current
-                from headwise.gpt.run import follow_training
-                from headwise.gpt.train import Division
-            folder, settings = current().agree(lambda: run_settings(options, out_folder, resume))
-            division = Division(accumulate, shard)
-            if current().rank:
-                follow_training(folder, settings, division)
-                return
-            with live_page(folder, settings, port) as run:
-                _train(*run, resume, samples, division)
+            return
+        with needs_torch():
+            from headwise.gpt.ranks import current
+            from headwise.gpt.run import SAMPLES, follow_training, run_training
+            from headwise.gpt.train import Division
+        folder, settings = current().agree(lambda: run_settings(options, out, resume))
+        division = Division(accumulate, shard)
+        if current().rank:
+            follow_training(folder, settings, division)
+            return
+        with live_page(folder, (port or 0) if live else None) as page:
+            n_samples = SAMPLES if samples is None else samples
+            film = first_maps if page is None else partial(filmed, page)
+            with leaving_run(folder), training_progress(page) as (report, reading):
+                result = run_training(
+                    folder, settings, report, resume, err.say, n_samples, film, division=division, reading=reading
+                )
+                report_path = write_report_of(folder)
+            if wants_json():
+                print_json("train", result_json(folder, result, report_path))
+            else:
+                _print_result(result)
+                screen.say("\n" + screen.phrase("tell.report", path=report_path))
+                err.tell("tell.open", folder=folder)
+            if page is not None:
+                show_report(page, report_path)
 
 
 @contextmanager
-def _kept_input(text: list[Path], folder: Path | None, resume: bool) -> Iterator[tuple[list[Path], Path | None]]:
+def _kept_input(
+    text: list[Path], folder: Path | None, resume: bool, rung: str | None
+) -> Iterator[tuple[list[Path], Path | None]]:
     """The texts, and the folder of the run: it keeps standard input, where that is the text, for --resume."""
-    if Path(STDIN) not in text or (resume and folder is None):
+    if Path(STDIN) not in text:
         yield text, folder
         return
     if len(text) > 1:
         raise refusal("stdin_alone", stdin=STDIN)
+    if resume and folder is None:
+        raise refusal("stdin_resume", stdin=STDIN)
+    if rung is not None and find_spec("torch") is None:  # a replay without torch writes no folder
+        with TemporaryDirectory() as place:
+            path = Path(place) / TEXT
+            path.write_text(read_text(STDIN), encoding="utf-8")
+            yield [path], folder
+        return
     with needs_torch():
         from headwise.gpt.run import kept_text
     folder = folder or free_folder(Path("runs") / "stdin")
@@ -125,72 +167,23 @@ def _kept_input(text: list[Path], folder: Path | None, resume: bool) -> Iterator
         yield [path], folder
 
 
-def _port(live: bool, port: int | None, rung: str | None) -> int | None:
-    """Where the training is shown; 0 is any free port, None nowhere."""
-    if port is not None and not live:
-        raise refusal("port_live", port=port)
-    if live and rung is not None:
-        raise refusal("live_rung", rung=rung)
-    return (port or 0) if live else None
-
-
-def _train(
-    folder: Path,
-    settings: Settings,
-    page: Live | None,
-    resume: bool,
-    samples: int | None,
-    division: Division,
-) -> None:
-    """Train, report, and print what came out."""
-    with needs_torch():
-        from headwise.gpt.run import SAMPLES, run_training
-    with leaving_run(folder), training_progress() as (report, reading):
-
-        def say(line: str) -> None:
-            err.print(said(line, language()), soft_wrap=True)
-
-        n_samples = SAMPLES if samples is None else samples
-        film = first_maps if page is None else partial(filmed, page)
-        report = report if page is None else told(page, report)
-        result = run_training(
-            folder, settings, report, resume, say, n_samples, film, division=division, reading=reading
-        )
-        report_path = write_report_of(folder)
-    if wants_json():
-        print_json("train", result_json(folder, result, report_path))
-    else:
-        _print_result(result)
-        out.print("\n" + in_words("tell.report", path=report_path))
-        say(in_words("tell.open", folder=folder))
-    if page is not None:
-        show_report(page, report_path)
-
-
 def _list_presets() -> None:
     """What each preset is, and its size."""
-    sizes = ("n_layers", "n_heads", "n_kv_heads", "d_model", "context")
     rows = []
     for preset in PRESETS.values():
-        shape = {"n_kv_heads": preset.shape["n_heads"], **preset.shape}
-        recipe = {"steps": preset.recipe.steps, "batch": preset.recipe.batch, "lines": preset.lines}
-        rows.append(
-            {
-                "name": preset.name,
-                "about": phrase(f"preset.{preset.name}"),
-                **{size: shape[size] for size in sizes},
-                **recipe,
-            }
-        )
+        shape, recipe = {"n_kv_heads": preset.shape["n_heads"], **preset.shape}, preset.recipe
+        row: Facts = {"name": preset.name, "about": phrase(f"preset.{preset.name}")}
+        row |= {size: shape[size] for size in ("n_layers", "n_heads", "n_kv_heads", "d_model", "context")}
+        rows.append(row | {"steps": recipe.steps, "batch": recipe.batch, "lines": preset.lines})
     if wants_json():
         print_json("presets", {"presets": rows})
         return
     for row in rows:
-        out.print(f"{row['name']:9} {in_words('preset.' + row['name'])}")
-        out.print(f"{'':9} {in_words('tell.preset', **row | {'steps': format(row['steps'], ',')})}")
+        screen.print(f"{row['name']:9} {screen.phrase('preset.' + row['name'])}")
+        screen.print(f"{'':9} {screen.phrase('tell.preset', **row | {'steps': format(row['steps'], ',')})}")
 
 
-def run_settings(options: dict[str, Any], folder: Path | None, resume: bool) -> tuple[Path, Settings]:
+def run_settings(options: Facts, folder: Path | None, resume: bool) -> tuple[Path, Settings]:
     """The settings of a new run, or those of the run that is resumed, with which these options must agree."""
     with needs_torch():
         from headwise.gpt.run import Settings, read_run
@@ -203,12 +196,12 @@ def run_settings(options: dict[str, Any], folder: Path | None, resume: bool) -> 
         if resume and stopped is None:
             raise refusal("none_stopped", usual=usual)
         if stopped is not None and not resume:
-            err.print(in_words("tell.was_stopped", folder=stopped), soft_wrap=True)
+            err.tell("tell.was_stopped", folder=stopped)
         return stopped if resume and stopped else free, settings
     run = read_run(folder) if resume and folder.is_dir() else None
     if run is None:
         if resume:
-            err.print(in_words("tell.nothing_to_resume", folder=folder))
+            err.tell("tell.nothing_to_resume", folder=folder)
         return folder, Settings(**wanted)
     saved = vars(run.settings) | run.settings.shape
     shape = wanted.pop("shape", {})
@@ -241,13 +234,13 @@ def _beside(folder: Path) -> Iterator[Path]:
     yield from (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(2))
 
 
-def result_json(folder: Path, result: Run, report: Path) -> dict[str, Any]:
+def result_json(folder: Path, result: Run, report: Path) -> Facts:
     summary = result.summary
     assert summary is not None
     cells = None if result.cells is None else dict(zip(("model", "ngram", "all"), result.cells, strict=True))
     return {
-        "run": str(folder),
-        "report": str(report),
+        "run": folder,
+        "report": report,
         "held_out_loss": summary.held_out_loss,
         "baseline_loss": summary.baseline_loss,
         "baseline": summary.baseline_name,
@@ -260,24 +253,20 @@ def result_json(folder: Path, result: Run, report: Path) -> dict[str, Any]:
 def _print_result(result: Run) -> None:
     summary = result.summary
     assert summary is not None
-
-    def say(key: str, **facts: Any) -> None:
-        out.print(in_words(f"tell.{key}", **facts))
-
-    say("held_out_loss", loss=f"{summary.held_out_loss:.3f}")
+    screen.tell("tell.held_out_loss", loss=f"{summary.held_out_loss:.3f}")
     if summary.baseline_loss is not None:
         gain, best = summary.baseline_loss - summary.held_out_loss, min(summary.curve, key=lambda x: x.held_out_loss)
         by_heart = best.held_out_loss < summary.held_out_loss - 0.02
         verdict = "better" if gain > 0 else "passed" if by_heart else "worse"
         name = known(summary.baseline_name or "") or summary.baseline_name
         facts = {"loss": f"{summary.baseline_loss:.3f}", "name": name, "gain": f"{abs(gain):.3f}"}
-        say(f"baseline_{verdict}", **facts, best=f"{best.held_out_loss:.3f}", step=best.step)
+        screen.tell(f"tell.baseline_{verdict}", **facts, best=f"{best.held_out_loss:.3f}", step=best.step)
     if result.cells is not None:
         model, ngram, count = result.cells
-        say("cells", right=model, count=count, ngram=ngram)
-    out.print("\n" + in_words("tell.samples"))
+        screen.tell("tell.cells", right=model, count=count, ngram=ngram)
+    screen.say("\n" + screen.phrase("tell.samples"))
     for sample in summary.samples:
-        out.print("  " + sample.replace("\n", "\n  "))
+        screen.print("  " + sample.replace("\n", "\n  "))
 
 
 def leaving_run(folder: Path) -> AbstractContextManager[None]:
@@ -285,37 +274,42 @@ def leaving_run(folder: Path) -> AbstractContextManager[None]:
 
     def tell() -> str:
         begun = (folder / "run.json").exists()
-        return in_words("ended.run_begun" if begun else "ended.nothing", folder=folder)
+        return screen.phrase("ended.run_begun" if begun else "ended.nothing", folder=folder)
 
     return leaving(tell)
 
 
 @contextmanager
-def training_progress() -> Iterator[tuple[Callable[[TrainingProgress], None], Progress]]:
-    """Of the steps, and of what else takes long. Where there is no terminal, each evaluation has a line."""
+def training_progress(page: Live | None = None) -> Iterator[tuple[Callable[[TrainingProgress], None], Progress]]:
+    """Of the steps, of which a page hears, too, and of what else takes long.
+
+    Where there is no terminal, each evaluation has a line.
+    """
     held_out: float | None = None
     with Progress("preparing the text and the model") as progress:
 
         def report(state: TrainingProgress) -> None:
             nonlocal held_out
+            if page is not None:
+                page.tell("loss", state.row())
+            facts = {"loss": f"{state.loss:.3f}", "speed": f"{state.tokens_per_second:,.0f}"}
             if state.held_out_loss is not None:
                 held_out = state.held_out_loss
-            facts = {"loss": f"{state.loss:.3f}", "speed": f"{state.tokens_per_second:,.0f}"}
-            key = "tell.loss" if held_out is None else "tell.losses"
-            numbers = in_words(key, **facts, held_out="" if held_out is None else f"{held_out:.3f}")
+            if held_out is None:
+                numbers = screen.phrase("tell.loss", **facts)
+            else:
+                numbers = screen.phrase("tell.losses", **facts, held_out=f"{held_out:.3f}")
             progress("step", state.step, state.steps, numbers, milestone=state.held_out_loss is not None)
 
         yield report, progress
 
 
 SHOWN = 5  # losses at either end
-FIXED = {
-    "n_kv_heads": "--kv-heads", "head_dim": "--head-dim", "latent_dim": "--latent-dim", "rope_dim": "--rope-dim",
-    "d_model": "--width", "context": "--context",
-}  # fmt: skip
+# What a replay cannot honour: all of it is what microgpt has.
+FIXED = ("tokenizer", "lines", "field", "n_kv_heads", "head_dim", "latent_dim", "rope_dim", "d_model", "context")
 
 
-def replay_microgpt(options: dict[str, Any], rung: str, n_samples: int, resume: bool, folder: Path) -> None:
+def replay_microgpt(options: Facts, rung: str, n_samples: int, resume: bool, folder: Path) -> None:
     """Train microgpt on the lines of a text, print losses and samples, and write a run folder.
 
     options  those of `headwise train`, by name; what an exact replay cannot honour is refused
@@ -333,7 +327,7 @@ def replay_microgpt(options: dict[str, Any], rung: str, n_samples: int, resume: 
 
         def report(step: int, loss: float) -> None:
             if step % every == 0 or step == steps:
-                progress("step", step, steps, in_words("tell.loss_alone", loss=f"{loss:.4f}"))
+                progress("step", step, steps, screen.phrase("tell.loss_alone", loss=f"{loss:.4f}"))
 
         result = replay(read_text(text).splitlines(), rung, steps, seed, n_samples, report, **shape)
     seconds = time.perf_counter() - began
@@ -346,31 +340,32 @@ def replay_microgpt(options: dict[str, Any], rung: str, n_samples: int, resume: 
         write_folder(folder, result, settings)
     if wants_json():
         document = {"rung": rung, "steps": steps, "seed": seed, "seconds": seconds, "losses": result.losses}
-        print_json("replay", {**document, "samples": result.samples, "run": str(folder) if written else None})
+        print_json("replay", {**document, "samples": result.samples, "run": folder if written else None})
         return
     for step, loss in enumerate(result.losses, 1):
         if step <= SHOWN or step > steps - SHOWN:
-            out.print(in_words("tell.replayed_step", step=f"{step:4}", loss=f"{loss:.4f}"))
-    out.print("\n".join(["\n" + in_words("tell.samples"), *(f"  {sample}" for sample in result.samples)]))
-    out.print("\n" + in_words("tell.replayed", steps=steps, rung=rung, seconds=f"{seconds:.2f}"))
-    out.print(in_words("tell.replay_folder" if written else "tell.replay_no_folder", folder=folder))
+            screen.print(screen.phrase("tell.replayed_step", step=f"{step:4}", loss=f"{loss:.4f}"))
+    screen.print("\n".join(["\n" + screen.phrase("tell.samples"), *(f"  {sample}" for sample in result.samples)]))
+    screen.print("\n" + screen.phrase("tell.replayed", steps=steps, rung=rung, seconds=f"{seconds:.2f}"))
+    screen.print(screen.phrase("tell.replay_folder" if written else "tell.replay_no_folder", folder=folder))
 
 
-def _check_options(options: dict[str, Any], resume: bool, folder: Path) -> None:
+def _check_options(options: Facts, resume: bool, folder: Path) -> None:
     """Refuse what an exact replay cannot honour."""
     if options["preset"] not in (None, "microgpt"):
         raise refusal("rung_preset", preset=options["preset"])
-    shape = options["shape"] or {}
-    refused = {"--tokenizer": options["tokenizer"], "--resume": resume or None}
-    refused["--lines" if options["lines"] else "--no-lines"] = options["lines"]
-    refused |= {"--field": options["field"], "a second text": isinstance(options["text"], tuple) or None}
-    for option, value in (refused | {flag: shape.get(name) for name, flag in FIXED.items()}).items():
-        if value is not None:
-            raise refusal("rung_exact", option=option)
+    if isinstance(options["text"], tuple):
+        raise refusal("rung_exact", option=Note.of("refused.second_text"))
+    if resume:
+        raise refusal("rung_exact", option="--resume")
+    asked = options | (options["shape"] or {})
+    for name in FIXED:
+        if asked.get(name) is not None:
+            raise refusal("rung_exact", option="--no-lines" if asked[name] is False else f"{name}=")
+    if not folder.exists():
+        return
     kept = os.path.realpath(folder / TEXT) == options["text"]  # of standard input
-    if folder.exists() and (
-        not folder.is_dir() or {path.name for path in folder.iterdir()} - ({TEXT} if kept else set())
-    ):
+    if not folder.is_dir() or {path.name for path in folder.iterdir()} - ({TEXT} if kept else set()):
         raise refusal("out_not_empty", folder=folder)
 
 
@@ -387,61 +382,48 @@ FIRST_HEADS, FIRST_TOKENS = 8, 16  # that the terminal shows: two rows of pictur
 def first_maps(folder: Path, corpus: Corpus, config: GPTConfig, recipe: Recipe) -> Look:
     """A film whose first frame after a tenth of the steps is drawn in the terminal."""
     from headwise.heads.film import Film, unpacked
+    from headwise.records import HeadMap, HeadMaps, parse_head
+    from headwise.view.terminal import print_maps
 
     drawn = False
 
-    def tell(row: dict[str, Any]) -> None:
+    def draw(row: Facts) -> None:
         nonlocal drawn
         if drawn or row.get("step", -1) < EARLY * recipe.steps:
             return
         drawn = True
-        if row["step"] < recipe.steps:  # not of a training that is over: its report is next
-            draw(row)
-
-    def draw(row: dict[str, Any]) -> None:
-        from headwise.records import HeadMap, HeadMaps, parse_head
-        from headwise.view.terminal import print_maps
-
+        if row["step"] == recipe.steps:  # of a training that is over: its report is next
+            return
         maps = []
         for name, of_lines in unpacked(film.header, row).items():
             _, layer, head = parse_head(name)
             maps.append(HeadMap(layer, head, of_lines[0][:FIRST_TOKENS, :FIRST_TOKENS]))
         tokens = tuple(film.header["lines"][0][:FIRST_TOKENS])
-        err.print(in_words("tell.first_maps", step=row["step"], steps=recipe.steps), soft_wrap=True)
-        print_maps(err, HeadMaps(folder.name, tokens, tuple(maps[:FIRST_HEADS])), language())
+        err.tell("tell.first_maps", step=row["step"], steps=recipe.steps)
+        print_maps(err, HeadMaps(folder.name, tokens, tuple(maps[:FIRST_HEADS])))
 
-    film = Film(folder, corpus, config, recipe, tell)
+    film = Film(folder, corpus, config, recipe, draw)
     return film
 
 
 @contextmanager
-def live_page(folder: Path, settings: Settings, port: int | None) -> Iterator[tuple[Path, Settings, Live | None]]:
-    """A training with its page from here on; without a port it has none."""
+def live_page(folder: Path, port: int | None) -> Iterator[Live | None]:
+    """The page of a training, from here on; none without a port."""
     if port is None:
-        yield folder, settings, None
+        yield None
         return
     from headwise.view.look import Live, live_html
 
-    live = Live(port, live_html(folder.name, language()))
-    err.print(in_words("tell.watch", address=live.address), soft_wrap=True)
+    live = Live(port, live_html(folder.name, screen.lang))
+    err.tell("tell.watch", address=live.address)
     try:
-        yield folder, settings, live
+        yield live
     except BaseException:
         live.tell("state", "stopped")
         live.linger(LAST_WORD, LAST_WORD)
         raise
     finally:
         live.close()
-
-
-def told(live: Live, report: Callable[[TrainingProgress], None]) -> Callable[[TrainingProgress], None]:
-    """A report that the page hears of, too."""
-
-    def tell(progress: TrainingProgress) -> None:
-        live.tell("loss", progress.row())
-        report(progress)
-
-    return tell
 
 
 def filmed(live: Live, folder: Path, corpus: Corpus, config: GPTConfig, recipe: Recipe) -> Look:
@@ -454,7 +436,7 @@ def filmed(live: Live, folder: Path, corpus: Corpus, config: GPTConfig, recipe: 
 
     tokens, written = corpus.tokens, -recipe.steps
 
-    def tell(row: dict[str, Any]) -> None:
+    def tell(row: Facts) -> None:
         live.tell("frame" if "step" in row else "header", row)
         if "step" not in row:  # what came before, where training goes on
             for line in (folder / METRICS).read_text(encoding="utf-8").splitlines():
@@ -467,10 +449,11 @@ def filmed(live: Live, folder: Path, corpus: Corpus, config: GPTConfig, recipe: 
         film(model, step)
         if step in film.due and step - written >= recipe.steps / LIVE_SAMPLES:
             with evaluating(model):
-                ids = list(
-                    generate(model, tokens.opening(), LIVE_TOKENS, temperature=SAMPLE_TEMPERATURE, stop=tokens.boundary)
+                stream = generate(
+                    model, tokens.opening(), LIVE_TOKENS, temperature=SAMPLE_TEMPERATURE, stop=tokens.boundary
                 )
-            live.tell("sample", {"step": step, "text": tokens.decode(ids).strip()})
+                text = tokens.decode(list(stream)).strip()
+            live.tell("sample", {"step": step, "text": text})
             written = step
 
     return look
@@ -481,7 +464,7 @@ def show_report(live: Live, report: Path) -> None:
     live.document = report.read_text(encoding="utf-8")
     live.tell("state", "finished")
     live.last_request = time.monotonic()  # who has asked for nothing yet has as long as anybody
-    if out.is_terminal:
-        err.print(in_words("tell.stays", address=live.address), soft_wrap=True)
+    if screen.is_terminal:
+        err.tell("tell.stays", address=live.address)
     with suppress(KeyboardInterrupt):
-        live.linger(*((FOREVER, FOREVER) if out.is_terminal else (LINGER, MOST)))
+        live.linger(*((FOREVER, FOREVER) if screen.is_terminal else (LINGER, MOST)))

@@ -7,12 +7,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from headwise.cost import Choice, Price, Setting, Variant
 from headwise.cost.pricing import HeadPrice, LayerPrice
-from headwise.table import DECIMAL, Cell, Table, amount, say, scaled
-from headwise.words import Note, key_of, phrase, said, translator
+from headwise.table import DECIMAL, Cell, Table, amount, scaled
+from headwise.view import Screen
+from headwise.words import Note, key_of, labelled
 
 if TYPE_CHECKING:
     from headwise.models.meter import Measured
@@ -20,26 +19,25 @@ if TYPE_CHECKING:
 _decimal = partial(scaled, base=1000, units=DECIMAL)
 
 
-def print_price(console: Console, price: Price, lang: str = "en") -> None:
+def print_price(screen: Screen, price: Price) -> None:
     """What `headwise cost` says without further options."""
-    say(console, said(price.heading, lang))
-    _print_parameters(console, price, lang)
-    _print_layers(console, price, lang)
-    Table(("", "", ""), price.rows(), "Costs").print(console, speak=translator("price", lang))
+    screen.say(price.heading)
+    _print_parameters(screen, price)
+    _print_layers(screen, price)
+    screen.show(Table(("", "", ""), price.rows(), "Costs"), "price")
     for note in price.notes:
-        say(console, phrase("price.note", lang, note=note))
+        screen.tell("price.note", note=note)
 
 
-def print_measured(console: Console, price: Price, measured: Measured, lang: str = "en") -> None:
+def print_measured(screen: Screen, price: Price, measured: Measured) -> None:
     """What it takes here, beside what it should."""
-    say(console, "")
+    screen.say("")
     is_known = price.setting.bandwidth is not None
     note = Note.of("price.bounds_given" if is_known else "price.bounds_here", conditions=measured.conditions)
-    heading = ("", "computed", "measured")
-    Table(heading, measured.rows(price), "Measured here", note).print(console, speak=translator("price", lang))
+    screen.show(Table(("", "computed", "measured"), measured.rows(price), "Measured here", note), "price")
 
 
-def print_models(console: Console, prices: Sequence[Price], lang: str = "en") -> None:
+def print_models(screen: Screen, prices: Sequence[Price]) -> None:
     """A line for each model, with the sizes of its first layer of text."""
     columns = ("model", "width", "heads", "head width", "kv heads", "variant", "layers", "window")
     rows = []
@@ -47,24 +45,25 @@ def print_models(console: Console, prices: Sequence[Price], lang: str = "en") ->
         heads = price.layers[0].attention
         sizes = (price.d_model, heads.n_heads, heads.head_dim, heads.n_kv_heads)
         windows = {layer.attention.window for layer in price.layers}
-        window = "".join(f"{size:,}" for size in windows if size is not None)
+        window = ", ".join(f"{size:,}" for size in windows if size is not None)
         if window and None in windows:
             window = Note.of("price.some_layers", window=window)
         cache = price.cache.bytes_per_token or "none"
         rows.append([price.model, *sizes, heads.variant, price.n_layers, window, cache])
     title = Note.of("price.models", dtype=prices[0].setting.cache_dtype)
-    Table((*columns, "cache bytes per token"), rows, title).print(console, speak=translator("price", lang))
+    screen.show(Table((*columns, "cache bytes per token"), rows, title), "price")
 
 
-def _print_parameters(console: Console, price: Price, lang: str) -> None:
+def _print_parameters(screen: Screen, price: Price) -> None:
+    """The parts of the model; one without parameters of its own is tied to another (W_U to the embedding)."""
     total, active = price.parameters.total, price.parameters.active
     parts = price.parameters.parts.items()
     rows = [(part, count, f"{count / total:.1%}" if count else "tied") for part, count in parts]
     rows += [("total", total, _decimal(total)), ("active: what one token meets", active, _decimal(active))]
-    Table(("part", "number", "share"), rows, "Parameters").print(console, last=2, speak=translator("price", lang))
+    screen.show(Table(("part", "number", "share"), rows, "Parameters"), "price", last=2)
 
 
-def _print_layers(console: Console, price: Price, lang: str) -> None:
+def _print_layers(screen: Screen, price: Price) -> None:
     """One column for each kind of layer."""
     groups: dict[LayerPrice, list[str]] = {}
     for layer in price.layers:
@@ -72,7 +71,7 @@ def _print_layers(console: Console, price: Price, lang: str) -> None:
     columns = list(map(_layer_rows, groups))
     labels = dict.fromkeys(label for column in columns for label in column)
     rows = [[label, *(column.get(label, "-") for column in columns)] for label in labels]
-    Table(("", *map(_names, groups.values())), rows, "Layers").print(console, speak=translator("price", lang))
+    screen.show(Table(("", *map(_names, groups.values())), rows, "Layers"), "price")
 
 
 def _names(names: list[str]) -> str:
@@ -86,6 +85,7 @@ def _names(names: list[str]) -> str:
 
 
 def _layer_rows(layer: LayerPrice) -> dict[str, Cell]:
+    """What is said of a layer: the label of a row, and the cell."""
     rows = _head_rows(layer.attention)
     if layer.cross:
         across = _head_rows(layer.cross)
@@ -102,6 +102,7 @@ def _layer_rows(layer: LayerPrice) -> dict[str, Cell]:
 
 
 def _head_rows(heads: HeadPrice) -> dict[str, Cell]:
+    """What is said of an attention and of each of its heads."""
     width: Cell = heads.head_dim
     if heads.head_dim != heads.value_dim:
         width = Note.of("price.two_widths", head_dim=heads.head_dim, value_dim=heads.value_dim)
@@ -126,9 +127,9 @@ def _head_rows(heads: HeadPrice) -> dict[str, Cell]:
     return rows
 
 
-def print_variants(console: Console, setting: Setting, rows: Sequence[Variant], lang: str = "en") -> None:
+def print_variants(screen: Screen, setting: Setting, rows: Sequence[Variant]) -> None:
     """One line for each number of key/value heads; the model as it is carries a mark."""
-    say(console, "")
+    screen.say("")
     headings = ["parameters", "cache/token", "cache in all", "moved/token"]
     headings += ["tokens/s"] if setting.bandwidth is not None else []
     headings += ["longest"] if setting.gpu_memory is not None else []
@@ -142,27 +143,23 @@ def print_variants(console: Console, setting: Setting, rows: Sequence[Variant], 
             cells.append(longest if row.fits else Note.of("price.only", longest=longest))
         lines.append([f"{row.name} *" if row.present else row.name, *cells])
     title = Note.of("price.variants", context=f"{setting.context:,}", batch=f"{setting.batch:,}")
-    Table(("", *headings), lines, title, Note.of("price.as_it_is", star="*")).print(
-        console, speak=translator("price", lang)
-    )
+    screen.show(Table(("", *headings), lines, title, Note.of("price.as_it_is", star="*")), "price")
 
 
-def print_choice(console: Console, choice: Choice, lang: str = "en") -> None:
+def print_choice(screen: Screen, choice: Choice) -> None:
     """Each rule with its arithmetic, and what follows for the cache."""
-    speak = translator("price", lang)
-    say(console, "")
-    say(console, phrase("price.rules_of_thumb", lang))
+    screen.say("")
+    screen.tell("price.rules_of_thumb")
     for rule in choice.rules:
         key = "price.keep" if rule.present == rule.advised else "price.instead"
         verdict = Note.of(key, advised=rule.advised, present=rule.present)
-        facts = {"name": speak(rule.name), "verdict": verdict, "arithmetic": rule.arithmetic}
-        say(console, phrase("price.rule", lang, **facts))
-        say(console, phrase("price.guideline", lang, guideline=rule.guideline, source=rule.source))
+        name = labelled("price", rule.name)
+        screen.tell("price.rule", name=name, verdict=verdict, arithmetic=rule.arithmetic)
+        screen.tell("price.guideline", guideline=rule.guideline, source=rule.source)
     before, after = choice.present_cache_bytes_per_token, choice.cache_bytes_per_token
-    sizes = {"n_heads": choice.n_heads, "head_dim": choice.head_dim, "n_kv_heads": choice.n_kv_heads}
-    line = phrase("price.so", lang, **sizes)
+    line = screen.phrase("price.so", n_heads=choice.n_heads, head_dim=choice.head_dim, n_kv_heads=choice.n_kv_heads)
     if before:
-        line += phrase("price.cache_then", lang, after=f"{after:,}", before=f"{before:,}")
+        line += screen.phrase("price.cache_then", after=f"{after:,}", before=f"{before:,}")
     if choice.fits is not None:
-        line += phrase("price.fits" if choice.fits else "price.does_not_fit", lang)
-    say(console, line + ".")
+        line += screen.phrase("price.fits" if choice.fits else "price.does_not_fit")
+    screen.say(f"{line}.")

@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
-from string import Template
-from typing import Any
-
-from rich.console import Console
 
 from headwise.lab.results import Comparison, Ledger, Metric
 from headwise.records import LEAVES, STAGES, Ladder, LadderRung, plain_data
-from headwise.table import Cell, Table, amount, escaped, say, shown
-from headwise.view.page import json_block, package_text, page, word
-from headwise.words import Note, phrase, said, translator
+from headwise.table import Cell, Table, amount, escaped, shown
+from headwise.view import Screen
+from headwise.view.page import frame, json_block, page, word
+from headwise.words import Facts, Note, labelled
 
 MISSING = "-"
-Speak = Callable[[str], str]  # a name in the language of the reader
 
 
-def print_comparison(console: Console, comparison: Comparison, lang: str = "en") -> None:
+def print_comparison(screen: Screen, comparison: Comparison) -> None:
     """The question, a table for each metric, the verdicts and notes."""
-    say(console, f"{comparison.name}: {said(comparison.question, lang)}")
-    say(console, said(setting(comparison), lang))
+    screen.say(f"{comparison.name}: {screen.spoken(comparison.question)}")
+    screen.say(setting(comparison))
     for metric in comparison.metrics:
-        say(console, "")
-        metric_table(comparison, metric).print(console, speak=translator("comparison", lang))
+        screen.say("")
+        screen.show(metric_table(comparison, metric), "comparison")
     for line in (*comparison.verdicts, *comparison.notes):
-        say(console, said(line, lang))
+        screen.say(line)
 
 
-def print_ledger(console: Console, ledger: Ledger) -> None:
+def print_ledger(screen: Screen, ledger: Ledger) -> None:
     """Claim by claim: the verdict, what was measured, and the rule between the two."""
     for claim in ledger.claims:
         for line in (f"{claim.verdict.upper()}: {claim.claim}", f"  {claim.measured}", f"  {claim.rule}", ""):
-            say(console, line)
-    say(console, spent(ledger))
+            screen.say(line)
+    screen.say(spent(ledger))
 
 
 def setting(comparison: Comparison) -> Note:
@@ -72,10 +68,10 @@ def metric_table(comparison: Comparison, metric: Metric) -> Table:
 
 def page_html(record: Comparison | Ledger, lang: str = "en") -> str:
     """One comparison, or the ledger with all of its comparisons. What was measured stays as the record says it."""
-    data: dict[str, Any] = {"comparisons": [_comparison_data(record)]} if isinstance(record, Comparison) else {}
     if isinstance(record, Comparison):
         title, lede = record.question, str(setting(record))
         heading = f'<h1 lang="en">{escaped(title)}</h1>'
+        data: Facts = {"comparisons": [_comparison_data(record)]}
     else:
         title, lede, heading = word("compare.ledger", "title"), spent(record), word("compare.ledger", "h1")
         data = {
@@ -86,7 +82,7 @@ def page_html(record: Comparison | Ledger, lang: str = "en") -> str:
         }
     return page(
         "compare",
-        Template(package_text("compare.html")).substitute(heading=heading, lede=escaped(lede)),
+        frame("compare.html", heading=heading, lede=escaped(lede)),
         title=title,
         styles=("compare.css",),
         script="compare.js",
@@ -96,7 +92,7 @@ def page_html(record: Comparison | Ledger, lang: str = "en") -> str:
     )
 
 
-def _comparison_data(comparison: Comparison) -> dict[str, Any]:
+def _comparison_data(comparison: Comparison) -> Facts:
     metrics = [
         {"name": metric.name, "words": metric.words, "table": _table_data(metric_table(comparison, metric))}
         for metric in comparison.metrics
@@ -104,34 +100,32 @@ def _comparison_data(comparison: Comparison) -> dict[str, Any]:
     return {**asdict(comparison), "setting": setting(comparison), "metrics": metrics}
 
 
-def _table_data(table: Table) -> dict[str, Any]:
+def _table_data(table: Table) -> Facts:
     return {**asdict(table), "rows": [list(map(shown, row)) for row in table.rows]}
 
 
-def print_ladder(console: Console, ladder: Ladder, lang: str = "en") -> None:
+def print_ladder(screen: Screen, ladder: Ladder) -> None:
     """The certificate, of values and of gradients, then the costs; below them why a rung has no number."""
-    sizes = ladder.sizes.note
-    say(console, phrase("ladder.heading", lang, count=len(ladder.rungs), sizes=sizes, seed=ladder.seed))
+    screen.tell("ladder.heading", count=len(ladder.rungs), sizes=ladder.sizes.note, seed=ladder.seed)
     if ladder.note is not None:
-        say(console, said(ladder.note, lang))
-    say(console, "")
-    speak = translator("ladder", lang)
-    _print_values(console, ladder, speak)
-    _print_gradients(console, ladder, speak)
-    _print_costs(console, ladder, speak)
+        screen.say(ladder.note)
+    screen.say("")
+    _print_values(screen, ladder)
+    _print_gradients(screen, ladder)
+    _print_costs(screen, ladder)
     for rung in ladder.rungs:
         if rung.not_timed is not None:
-            say(console, phrase("ladder.not_timed", lang, rung=speak(rung.name), why=rung.not_timed))
-    say(console, phrase("ladder.medians", lang))
-    say(console, phrase("ladder.book", lang))
-    wrong = [speak(rung.name) for rung in ladder.rungs if rung.refused is None and not rung.agrees]
+            screen.tell("ladder.not_timed", rung=labelled("ladder", rung.name), why=rung.not_timed)
+    screen.tell("ladder.medians")
+    screen.tell("ladder.book")
+    wrong = [labelled("ladder", rung.name) for rung in ladder.rungs if rung.refused is None and not rung.agrees]
     if ladder.agrees:
-        say(console, phrase("ladder.all_agree", lang))
+        screen.tell("ladder.all_agree")
     else:
-        say(console, phrase("ladder.differ", lang, rungs=", ".join(wrong)))
+        screen.tell("ladder.differ", rungs=wrong)
 
 
-def _print_values(console: Console, ladder: Ladder, speak: Speak) -> None:
+def _print_values(screen: Screen, ladder: Ladder) -> None:
     def agrees(rung: LadderRung) -> str:
         if rung.refused is not None:
             return MISSING
@@ -141,11 +135,10 @@ def _print_values(console: Console, ladder: Ladder, speak: Speak) -> None:
     for rung in ladder.rungs:
         rows.append([rung.name, *(_far(rung.differences, key) for key in STAGES), agrees(rung)])
     rows.append(["allowed", *(_far(ladder.tolerances, key) for key in STAGES), ""])
-    title = Note.of("ladder.certificate")
-    Table(("rung", *STAGES, "agrees"), rows, title).print(console, last=1, speak=speak)
+    screen.show(Table(("rung", *STAGES, "agrees"), rows, Note.of("ladder.certificate")), "ladder", last=1)
 
 
-def _print_gradients(console: Console, ladder: Ladder, speak: Speak) -> None:
+def _print_gradients(screen: Screen, ladder: Ladder) -> None:
     rows = []
     for rung in ladder.rungs:
         absent, output = "none", f"{_number(rung.timed_difference)} {rung.dtype}"
@@ -157,18 +150,18 @@ def _print_gradients(console: Console, ladder: Ladder, speak: Speak) -> None:
         cells = [_far(ladder.tolerances, key) if dtype == "float64" else "" for key in LEAVES]
         rows.append(["allowed", *cells, f"{_far(ladder.tolerances, f'timed {dtype}')} {dtype}"])
     title = Note.of("ladder.certificate_of_gradients")
-    Table(("rung", *LEAVES, "output as timed"), rows, title).print(console, last=len(formats), speak=speak)
+    screen.show(Table(("rung", *LEAVES, "output as timed"), rows, title), "ladder", last=len(formats))
 
 
-def _print_costs(console: Console, ladder: Ladder, speak: Speak) -> None:
+def _print_costs(screen: Screen, ladder: Ladder) -> None:
     rows: list[list[Cell]] = []
     for rung in ladder.rungs:
-        plain, ms, peak = ladder.rungs[0].ms, rung.ms, rung.peak_bytes
-        speed = MISSING if plain is None or ms is None else f"{_three_digits(plain / ms)}x"
-        memory = MISSING if peak is None else amount(peak)
-        rows.append([rung.name, rung.parameters, _three_digits(ms), speed, memory, rung.how])
+        plain, ms = ladder.rungs[0].ms, rung.ms
+        speed = MISSING if plain is None or ms is None else f"{shown(plain / ms)}x"
+        memory = MISSING if rung.peak_bytes is None else amount(rung.peak_bytes)
+        rows.append([rung.name, rung.parameters, MISSING if ms is None else ms, speed, memory, rung.how])
     title = Note.of("ladder.costs", sizes=ladder.sizes.note, threads=ladder.threads)
-    Table(("rung", "parameters", "ms", "speed", "memory", "how"), rows, title).print(console, (0, 5), speak=speak)
+    screen.show(Table(("rung", "parameters", "ms", "speed", "memory", "how"), rows, title), "ladder", (0, 5))
 
 
 def _far(differences: Mapping[str, float | None], key: str, absent: str = MISSING) -> str:
@@ -180,9 +173,3 @@ def _number(far: float | None) -> str:
     if far is None:
         return "wrong"
     return f"{far:.0e}" if far else "0"
-
-
-def _three_digits(number: float | None) -> str:
-    if number is None:
-        return MISSING
-    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"  # which would write 1,000 as 1e+03

@@ -23,7 +23,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from math import inf
 from pathlib import Path
 from queue import Empty, Queue
-from string import Template
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -32,9 +31,9 @@ from numpy.typing import NDArray
 
 from headwise.errors import HeadwiseError
 from headwise.table import Markup, escaped
-from headwise.view.page import json_block, package_text, page, word
+from headwise.view.page import frame, json_block, package_text, page, word
 from headwise.view.report import FILM_BODY, FILM_STYLES, FILM_WORDS, quantised
-from headwise.words import LANGUAGES, sent
+from headwise.words import LANGUAGES, Facts, refusal, sent
 
 if TYPE_CHECKING:
     from headwise.heads.look import Desk
@@ -42,7 +41,14 @@ if TYPE_CHECKING:
 PATIENCE = 5.0  # seconds that a client may take to ask, and to read the answer
 MOST = 16  # clients that are answered at a time
 LONGEST = 2**20  # bytes of a question
-Ask = Callable[[dict[str, Any]], dict[str, Any]]
+# Nothing is kept, guessed, given to another site or shown inside one; what a page may load it says itself.
+ALONE = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Content-Security-Policy": "frame-ancestors 'none'",
+}
+Ask = Callable[[Facts], Facts]
 
 
 class Live(ThreadingHTTPServer):
@@ -64,9 +70,7 @@ class Live(ThreadingHTTPServer):
         try:
             super().__init__(("127.0.0.1", port), _Handler)
         except OSError as error:
-            raise HeadwiseError(
-                f"port={port} of 127.0.0.1 cannot be had ({error.strerror}); pass another, or none for any free one"
-            ) from None
+            raise refusal("no_port", port=port, error=error.strerror) from None
         self.hosts = {f"{name}:{self.server_port}" for name in ("127.0.0.1", "localhost")}
         threading.Thread(target=self.serve_forever, args=(0.1,), daemon=True).start()
 
@@ -125,14 +129,14 @@ class _Handler(BaseHTTPRequestHandler):
             if after < 0:
                 raise ValueError
         except ValueError:
-            self._answer(400, "text/plain", "after must be a whole number of at least 0")
+            self._answer(400, "after must be a whole number of at least 0")
             return
         if address.path == "/news":
-            self._answer(200, "application/json", self.server.news(after))
+            self._answer(200, self.server.news(after), "application/json")
         elif address.path == "/":
-            self._answer(200, "text/html", self.server.document)
+            self._answer(200, self.server.document, "text/html")
         else:
-            self._answer(404, "text/plain", "there are / and /news")
+            self._answer(404, "there are / and /news")
 
     def do_POST(self) -> None:
         if self.server.ask is None:
@@ -143,42 +147,39 @@ class _Handler(BaseHTTPRequestHandler):
             return
         size = self.headers.get("Content-Length", "")
         if path != "/ask":
-            self._answer(404, "text/plain", "there is /ask")
+            self._answer(404, "there is /ask")
         elif origin is not None and origin.removeprefix("http://") not in self.server.hosts:
-            self._answer(403, "text/plain", "another site may not ask")
+            self._answer(403, "another site may not ask")
         elif not (size.isascii() and size.isdigit() and int(size) <= LONGEST):
-            self._answer(413, "text/plain", f"a question has a length of at most {LONGEST} bytes")
+            self._answer(413, f"a question has a length of at most {LONGEST} bytes")
         else:
             try:
                 question = json.loads(self.rfile.read(int(size)))
             except (ValueError, RecursionError):
                 question = None
             if isinstance(question, dict):
-                self._answer(200, "application/json", json.dumps(self.server.ask(question), allow_nan=False))
+                self._answer(200, json.dumps(self.server.ask(question), allow_nan=False), "application/json")
             else:
-                self._answer(400, "text/plain", "a question is a JSON object")
+                self._answer(400, "a question is a JSON object")
 
     def _path(self) -> str | None:
         """The path below the secret; None, once refused, for another host or another secret."""
         base, path = self.server.base, self.path
         if self.headers.get("Host") not in self.server.hosts:
-            self._answer(403, "text/plain", f"ask for http://127.0.0.1:{self.server.server_port}/")
+            self._answer(403, f"ask for http://127.0.0.1:{self.server.server_port}/")
             return None
         if not secrets.compare_digest(path[: len(base)].encode(errors="replace"), base.encode()):
-            self._answer(404, "text/plain", "there is nothing here; open the whole address that was printed")
+            self._answer(404, "there is nothing here; open the whole address that was printed")
             return None
         self.server.last_request = time.monotonic()
         return path[len(base) :] or "/"
 
-    def _answer(self, code: int, kind: str, text: str) -> None:
+    def _answer(self, code: int, text: str, kind: str = "text/plain") -> None:
         content = text.encode()
         self.send_response(code)
-        self.send_header("Content-Type", f"{kind}; charset=utf-8")
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
-        self.send_header("Content-Security-Policy", "frame-ancestors 'none'")  # the page brings the rest itself
+        sizes = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(content))}
+        for name, value in (sizes | ALONE).items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)
 
@@ -188,9 +189,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 def live_html(name: str, lang: str = "en") -> str:
     """The page of a training that goes on; it asks its own origin for news, and nobody else."""
-    body = Template(package_text("live.html")).substitute(name=escaped(name), film=package_text(FILM_BODY))
+    body = frame("live.html", name=escaped(name), film=package_text(FILM_BODY))
     title = word("film.live_title", "title", name=name)
-    options: dict[str, Any] = {"styles": FILM_STYLES, "words": FILM_WORDS, "lang": lang, "served": "live"}
+    options: Facts = {"styles": FILM_STYLES, "words": FILM_WORDS, "lang": lang, "served": "live"}
     return page("live", body, title=title, script="live.js", **options)
 
 
@@ -206,15 +207,13 @@ EXAMPLES = {
 TICK = 0.2  # seconds after which a worker sees that it is to end
 
 
-def look_html(about: Mapping[str, Any], example: str | None = None, lang: str = "en") -> str:
+def look_html(about: Facts, example: str | None = None, lang: str = "en") -> str:
     """The page of a model; `about` is what its `Desk` says of it, `example` the text that it opens with."""
     example = example or EXAMPLES[about["predicts"]].format(mask=about["mask"])
     heads = about["heads"]
     layers = {(head["part"], head["layer"]) for head in heads}
     facts = {"family": about["family"], "heads": len(heads), "layers": len(layers)}
-    body = Template(package_text("look.html")).substitute(
-        heading=escaped(about["model"]), lede=word("look.lede", "p", 'class="lede"', **facts)
-    )
+    body = frame("look.html", heading=escaped(about["model"]), lede=word("look.lede", "p", 'class="lede"', **facts))
     return page(
         "report",
         body,
@@ -233,16 +232,16 @@ class Served(Live):
 
     def __init__(self, desk: Desk, port: int = 0, example: str | None = None, lang: str = "en") -> None:
         self.desk = desk
-        self._waiting: Queue[tuple[dict[str, Any], Future[dict[str, Any]]]] = Queue()
+        self._waiting: Queue[tuple[Facts, Future[Facts]]] = Queue()
         self._latest: dict[str, int] = {}  # of each text that may stand side by side, the number of the latest question
         self._over = threading.Event()
         super().__init__(port, look_html(desk.about(), example, lang), self._ask_in_turn)
 
-    def _ask_in_turn(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def _ask_in_turn(self, asked: Facts) -> Facts:
         slot, turn = str(asked.get("slot")), asked.get("turn")
         if asked.get("do") == "read" and type(turn) is int:  # and no bool
             self._latest[slot] = max(turn, self._latest.get(slot, turn))
-        answer: Future[dict[str, Any]] = Future()
+        answer: Future[Facts] = Future()
         self._waiting.put((asked, answer))
         return answer.result()
 
@@ -255,13 +254,13 @@ class Served(Live):
                 continue
             answer.set_result(self._answered(asked))
 
-    def _answered(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def _answered(self, asked: Facts) -> Facts:
         turn = asked.get("turn")
         if type(turn) is int and turn < self._latest.get(str(asked.get("slot")), turn):
             return {"stale": True}
         try:
             if asked.get("do") == "why":
-                return _why(self.desk, asked)
+                return _why(self.desk)
             answer = self.desk.answer(asked)
             if "maps" in answer:  # as rows, columns, and base64 of 16-bit numbers
                 maps: Mapping[int, NDArray[Any]] = answer["maps"]
@@ -277,13 +276,13 @@ class Served(Live):
         super().close()
 
 
-def _why(desk: Desk, asked: Mapping[str, Any]) -> dict[str, Any]:
+def _why(desk: Desk) -> Facts:
     """The story of what the model says next: a sentence for each head that has a place in it, in both languages."""
     from headwise.heads.why import why
 
     reading, other = desk.readings.get("a"), desk.readings.get("b")
     if reading is None:
-        raise HeadwiseError("there is no text yet")
+        raise refusal("no_text_yet")
     story = why(desk.folder.model, reading.text, None if other is None else other.text)
     lines = [[part.head, {lang: story.sentence(part, lang) for lang in LANGUAGES}] for part in story.told]
     return {"why": lines, "answer": story.answer, "other": story.other}
@@ -403,7 +402,7 @@ def look(model: Any, *inputs: Any, **named: Any) -> Look:
     return Look(folder.name, maps, labels, desk)
 
 
-def _on_inputs(model: Any, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> Look:
+def _on_inputs(model: Any, inputs: tuple[Any, ...], named: Facts) -> Look:
     from headwise.heads.watch import watch
 
     with watch(model, maps=True) as seen:

@@ -26,12 +26,11 @@ from pathlib import Path as File
 from string import Template
 from typing import Any
 
-from headwise.errors import HeadwiseError
 from headwise.files import write_whole
 from headwise.plan import Windows
 from headwise.story import Story
 from headwise.table import escaped
-from headwise.words import LANGUAGES, check_lang, phrase, phrase_html, phrases, sent
+from headwise.words import LANGUAGES, Facts, Note, check_lang, phrase, phrase_html, phrases, refusal, sent
 
 # An empty element that names a phrase, and an attribute that does.
 _EMPTY = re.compile(r'(?P<start><(?P<tag>[a-z0-9]+)\b[^<>]*? data-word="(?P<key>[\w.]+)"[^<>]*>)(?P<end></(?P=tag)>)')
@@ -45,6 +44,11 @@ def package_text(*names: str) -> str:
     """Files of the room `view`, one after the other; names such as `page/base.css`."""
     room = resources.files("headwise.view")
     return "".join(room.joinpath(name).read_text(encoding="utf-8") for name in names)
+
+
+def frame(name: str, /, **parts: str) -> str:
+    """A file of HTML of the room, with the parts in their places."""
+    return Template(package_text(name)).substitute(parts)
 
 
 def modules(entry: str) -> dict[str, str]:
@@ -109,8 +113,8 @@ def page(
     style = package_text("page/base.css", *styles)
     code = module_script(script)
     blocks = {**(data or {}), "words": json_block(phrases(("page", *words)))}
-    template = Template(package_text("page/base.html"))
-    return template.substitute(
+    return frame(
+        "page/base.html",
         lang=lang,
         policy=policy(style, code) + ("; connect-src 'self'" if served else ""),
         title=filled(title if title.startswith("<title") else f"<title>{escaped(title)}</title>", lang),
@@ -136,7 +140,7 @@ def filled(html: str, lang: str) -> str:
 
     def element(match: re.Match[str]) -> str:
         carried = _VALUES.search(match[0])  # as `word` put them there
-        values: dict[str, Any] = json.loads(unescape(carried[1])) if carried else {}
+        values: Facts = json.loads(unescape(carried[1])) if carried else {}
         return f"{match['start']}{phrase_html(match['key'], lang, values)}{match['end']}"
 
     def attribute(match: re.Match[str]) -> str:
@@ -152,7 +156,10 @@ def json_block(value: Any) -> str:
 
 
 def policy(style: str, script: str) -> str:
-    """A content security policy: this style and this script by their hashes, images in the page, nothing loaded."""
+    """A content security policy: this style and this script by their hashes, images in the page, nothing loaded.
+
+    So what a model or a text brings cannot run, whatever it holds, and the page asks nobody for anything.
+    """
     return (
         f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; img-src data:; "
         "base-uri 'none'; form-action 'none'"
@@ -160,23 +167,15 @@ def policy(style: str, script: str) -> str:
 
 
 def _hash(text: str) -> str:
+    """A style or script as a policy names it."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 # The guided walk, and the story of a prediction.
 
-REASONS = {
-    "foreign": "it is no model of headwise",
-    "reshaped": "its layers differ from one another",
-    "latent": "its heads make keys and values of a latent, which the page cannot follow",
-    "size": "it has {parameters:,} parameters, and a page carries at most {most:,}",
-    "tokenizer": "its tokenizer has what the page cannot follow: {part}",
-    "range": "it has weights too large for 16 bits",
-}
-
 
 def walk_html(
-    model: dict[str, Any],
+    model: Facts,
     text: str,
     layer: int,
     head: int,
@@ -195,8 +194,9 @@ def walk_html(
     Raises HeadwiseError for a language that is not en or es, and for a model that does not run in a page.
     """
     if "reason" in model:
-        why = REASONS[model["reason"]].format(**model)
-        raise HeadwiseError(f"the walk runs the model in the page, and this one does not: {why}; leave out html=")
+        # The phrase of a reason has places for its numbers.
+        facts = {name: f"{fact:,}" if isinstance(fact, int) else fact for name, fact in model.items()}
+        raise refusal("no_walk", why=Note.of(f"refused.walk_{model['reason']}", **facts))
     config = model["config"]
     facts = {
         "name": name,
@@ -206,7 +206,7 @@ def walk_html(
         "parameters": f"{model['parameters']:,}",
     }
     halved = word("walk.halved", "p", 'class="caption"', error=f"{model['error']:.1g}") if model["error"] else ""
-    body = Template(package_text("page/walk.html")).substitute(facts=escaped(json_block(facts)), halved=halved)
+    body = frame("page/walk.html", facts=escaped(json_block(facts)), halved=halved)
     start = {"text": text, "layer": layer, "head": head, "at": at, "report": report}
     return page(
         "walk",
@@ -225,7 +225,7 @@ def windows_html(reach: Windows, lang: str = "en") -> str:
     document = reach.document() | {"notes": list(map(sent, reach.notes))}
     return page(
         "windows",
-        Template(package_text("windows.html")).substitute(heading=word("windows.title", "h1", model=reach.model)),
+        frame("windows.html", heading=word("windows.title", "h1", model=reach.model)),
         title=word("windows.title", "title", model=reach.model),
         styles=("windows.css",),
         script="windows.js",
@@ -252,7 +252,7 @@ def story_page(path: str | File, story: Story, lang: str = "en") -> None:
     answer = story.answer.strip() or story.answer
     document = page(
         "why",
-        Template(package_text("why.html")).substitute(heading=word("why.title", "h1", answer=answer)),
+        frame("why.html", heading=word("why.title", "h1", answer=answer)),
         title=word("why.title", "title", answer=answer),
         styles=("why.css",),
         script="why.js",

@@ -18,9 +18,11 @@ from headwise.heads.table import Survey, layer_table
 from headwise.plan import SINKS, Windows
 from headwise.records import HeadMaps
 from headwise.table import escaped, picture
+from headwise.view import Screen
 from headwise.view.report import shares_of
 from headwise.view.survey import badges_of, earners
 from headwise.view.terminal import print_maps
+from headwise.words import refusal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,13 +35,12 @@ class DrawnMaps(HeadMaps):
 
     def text(self, width: int = 100) -> str:
         """The maps as characters, as many side by side as fit."""
-        from rich.console import Console
-
         file = io.StringIO()
-        print_maps(Console(file=file, width=width), self)
+        print_maps(Screen(file=file, width=width), self)
         return file.getvalue()
 
     def _repr_html_(self) -> str:
+        """The tokens, and below them the maps, a row a layer."""
         cells = []
         for head in self.maps:
             label = f"{head.name}: keys to the right, queries downwards"
@@ -77,7 +78,7 @@ def figure_class() -> type[Figure]:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise HeadwiseError("a PNG needs matplotlib: pip install 'headwise[all]'") from None
+        raise refusal("needs_matplotlib") from None
     return Figure
 
 

@@ -12,7 +12,6 @@ import base64
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import numpy as np
@@ -24,46 +23,44 @@ from headwise.heads.table import TOKENS, HeadProfile, Survey
 from headwise.intervals import Interval
 from headwise.records import HeadMaps, RunSummary, plain_data
 from headwise.table import escaped
-from headwise.view.page import json_block, package_text, page, word
+from headwise.view.page import frame, json_block, package_text, page, word
 from headwise.view.survey import (
     Column,
     badges_of,
     columns_of,
     compared_notes,
-    head_parts,
+    head_notes,
     n_layers,
     only_here,
     paired,
     value_of,
 )
 from headwise.view.terminal import visible
-from headwise.words import known, sent
+from headwise.words import Facts, known, sent
 
 # The page shows three decimals. A step of 1/65535 puts a stored weight at most 0.000008 off, far below the last of
 # them, in half the bytes of a float32.
-LEVELS = 65535
+LEVELS = 2**16 - 1
 
 Shares = NDArray[np.float64]
 
 
 def survey_data(
     survey: Survey,
-    columns: tuple[Column, ...],
     maps: HeadMaps | None,
     summary: RunSummary | None,
     against: Survey | None,
     against_maps: HeadMaps | None,
     walk: str | None = None,
-) -> dict[str, Any]:
+) -> Facts:
     """The data of the page."""
+    columns = columns_of(survey, against)
     roles = []
     for role, badge in zip(survey.roles, badges_of(survey.roles).values(), strict=True):
         texts = {"meaning": sent(role.meaning), "source": sent(role.source)}
         roles.append({**vars(badge), **vars(role), **texts})
-    # Do some key numbers not fit into 16 bits?
-    wide = any(
-        profile.top_keys.size and profile.top_keys.max() > np.iinfo(np.uint16).max for profile in survey.profiles
-    )
+    # Do some numbers of keys not fit into 16 bits?
+    wide = any(profile.top_keys.max(initial=0) > LEVELS for profile in survey.profiles)
     other_maps = None
     if against is not None and maps is not None and against_maps is not None and against_maps.tokens == maps.tokens:
         names = {profile.was: profile.name for profile in against.profiles if profile.was}
@@ -72,7 +69,10 @@ def survey_data(
         "model": survey.model,
         "against": None if against is None else against.model,
         "extent": {
-            **{name: getattr(survey, name) for name in ("family", "n_documents", "n_tokens", "longest")},
+            "family": survey.family,
+            "n_documents": survey.n_documents,
+            "n_tokens": survey.n_tokens,
+            "longest": survey.longest,
             "n_heads": len(survey),
             "n_layers": n_layers(survey),
         },
@@ -80,7 +80,7 @@ def survey_data(
         "loss": survey.loss,
         "other_loss": None if against is None else against.loss,
         "ablated": survey.ablated,
-        "notes": [*map(sent, survey.notes), *compared_notes(survey, against)],
+        "notes": list(map(sent, (*survey.notes, *compared_notes(survey, against)))),
         "only": only_here(survey, against),
         "columns": columns,
         "roles": roles,
@@ -98,14 +98,14 @@ def survey_data(
     }
 
 
-def _run(summary: RunSummary) -> dict[str, Any]:
+def _run(summary: RunSummary) -> Facts:
     """The run; facts are by the keys of their labels, which its files have in English."""
     facts = [(name, sent(known(value) or value)) for name, value in summary.facts.items()]
     name = summary.baseline_name and sent(known(summary.baseline_name) or summary.baseline_name)  # None stays None
     return {**vars(summary), "facts": facts, "baseline_name": name, "has_baseline": summary.baseline_loss is not None}
 
 
-def _heads(survey: Survey, columns: tuple[Column, ...], against: Survey | None, wide: bool) -> list[dict[str, Any]]:
+def _heads(survey: Survey, columns: tuple[Column, ...], against: Survey | None, wide: bool) -> list[Facts]:
     """Every head: numbers, pictures, the sentence about it, and the same of the head it is compared with."""
     pictures = shares_of(survey)
     other_pictures = {} if against is None else shares_of(against)
@@ -113,8 +113,8 @@ def _heads(survey: Survey, columns: tuple[Column, ...], against: Survey | None, 
     heads = []
     for profile, other in paired(survey, against):
         head = _numbers(survey, profile, columns, *pictures[profile.name]) | _text_of(profile, survey.passage, wide)
-        head |= {name: getattr(profile, name) for name in ("name", "part", "layer", "head")}
-        head |= {"says": head_parts(survey, profile), "roles": [roles[role] for role in profile.roles]}
+        head |= {"name": profile.name, "part": profile.part, "layer": profile.layer, "head": profile.head}
+        head |= {"says": list(map(sent, head_notes(survey, profile))), "roles": [roles[role] for role in profile.roles]}
         if against is not None and other is not None:
             head["other"] = _numbers(against, other, columns, *other_pictures[other.name])
             # The roles here are places in the list of the page; the other model may earn some that it does not have.
@@ -123,9 +123,7 @@ def _heads(survey: Survey, columns: tuple[Column, ...], against: Survey | None, 
     return heads
 
 
-def _numbers(
-    survey: Survey, profile: HeadProfile, columns: tuple[Column, ...], shares: Shares, first: Shares
-) -> dict[str, Any]:
+def _numbers(survey: Survey, profile: HeadProfile, columns: tuple[Column, ...], shares: Shares, first: Shares) -> Facts:
     """Statistics and picture of a head."""
     return {
         "values": [_interval(value_of(profile, column.key)) for column in columns],
@@ -139,7 +137,7 @@ def _numbers(
     }
 
 
-def _text_of(profile: HeadProfile, passage: int, wide: bool) -> dict[str, Any]:
+def _text_of(profile: HeadProfile, passage: int, wide: bool) -> Facts:
     """Where each token of the passage looks, and what it receives; received weights are parts of the largest."""
     received = np.nan_to_num(profile.received[:passage].astype(np.float64))
     largest = float(received.max(initial=0.0)) or 1.0
@@ -189,7 +187,7 @@ def quantised(weights: NDArray[Any]) -> str:
     return base64.b64encode(levels.tobytes()).decode("ascii")
 
 
-def _maps(maps: HeadMaps, names: dict[str, str]) -> dict[str, Any]:
+def _maps(maps: HeadMaps, names: dict[str, str]) -> Facts:
     """Every head's map under its name, or under the one that `names` has for it."""
     # Zeros above every diagonal are left out, which halves the file; the script is told by `causal`.
     causal = not any(np.triu(head.weights, 1).any() for head in maps.maps)
@@ -228,8 +226,7 @@ WORDS = ("report", "sentence", "column", "meaning", "role", "job", "source", "sa
 FILM_BODY, FILM_STYLES, FILM_WORDS = "film.html", ("film.css",), ("film", "role")
 LOSSES = 400  # points of the curve in a page, about; evaluations on held-out text all stay
 
-Row = dict[str, Any]
-Film = tuple[Row, Sequence[Row], Sequence[Row]]  # header, frames, rows of the losses
+Film = tuple[Facts, Sequence[Facts], Sequence[Facts]]  # header, frames, rows of the losses
 
 
 def film_data(film: Film, awarded: Mapping[str, Sequence[str]]) -> str:
@@ -255,7 +252,7 @@ def report_html(
     summary: RunSummary | None = None,
     against: Survey | None = None,
     against_maps: HeadMaps | None = None,
-    model: Mapping[str, Any] | None = None,
+    model: Facts | None = None,
     lang: str = "en",
     film: Film | None = None,
     walk: str | None = None,
@@ -283,8 +280,8 @@ def report_html(
         shown = package_text(FILM_BODY)
         styles += FILM_STYLES
         words += FILM_WORDS
-    body = Template(package_text("report.html")).substitute(heading=heading, film=shown, panes=2 * pane)
-    data = survey_data(survey, columns_of(survey, against), maps, summary, against, against_maps, walk)
+    body = frame("report.html", heading=heading, film=shown, panes=2 * pane)
+    data = survey_data(survey, maps, summary, against, against_maps, walk)
     return page(
         "report",
         body,

@@ -15,16 +15,15 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from headwise.errors import HeadwiseError
 from headwise.files import write_whole
 from headwise.heads.table import ROLES, HeadProfile, Role, Survey
 from headwise.intervals import Interval
-from headwise.table import Table, listed, number, say
-from headwise.words import Note, check_lang, key_of, labelled, marked, phrase, said, table, unknown
+from headwise.table import Table, number
+from headwise.view import Screen
+from headwise.words import Note, check_lang, key_of, labelled, marked, refusal, said, unknown
 
 MAIN = ("entropy", "confidence", "distance", "first", "previous", "self", "delimiter", "duplicate", "prefix")
 FEW = 10  # so many statistics are all shown at once
@@ -116,6 +115,7 @@ def short(role: str) -> str:
 
 
 def n_layers(survey: Survey) -> int:
+    """Of all stacks together."""
     return len({(profile.part, profile.layer) for profile in survey.profiles})
 
 
@@ -147,31 +147,26 @@ def both_names(profile: HeadProfile, other: HeadProfile | None) -> str:
     return profile.name if was in ("", profile.name) else f"{profile.name} ({was})"
 
 
-def notes_of(survey: Survey, against: Survey | None) -> list[str]:
-    """The notes of a survey, and those of a comparison in English."""
-    return [*survey.notes, *(phrase(key, **values) for key, values in compared_notes(survey, against))]
-
-
-def compared_notes(survey: Survey, against: Survey | None) -> list[tuple[str, dict[str, str]]]:
-    """What keeps two surveys from being compared number by number, and which heads are compared: phrases, values."""
+def compared_notes(survey: Survey, against: Survey | None) -> list[Note]:
+    """What keeps two surveys from being compared number by number, and which heads are compared."""
     if against is None:
         return []
     notes = []
     models = {"model": survey.model, "other": against.model}
     if set(survey) != set(against) and not any(profile.was for profile in against.profiles):
-        notes.append(("against.sizes", models))
+        notes.append(Note.of("against.sizes", **models))
     if any(both_names(profile, other) != profile.name for profile, other in paired(survey, against)):
-        notes.append(("against.brackets", models))
+        notes.append(Note.of("against.brackets", **models))
     for first, second in ((survey, against), (against, survey)):
         extra = ", ".join(label(key) for key in first.statistics if key not in second.statistics)
         if extra:
-            notes.append(("against.statistics", {"model": first.model, "names": extra}))
+            notes.append(Note.of("against.statistics", model=first.model, names=extra))
     if survey.tokens != against.tokens or survey.n_tokens != against.n_tokens:
         counts = {"count": f"{survey.n_tokens:,}", "other_count": f"{against.n_tokens:,}"}
-        notes.append(("against.tokens", models | counts))
+        notes.append(Note.of("against.tokens", **models, **counts))
     if survey.ablated != against.ablated:
         ways = {"how": survey.ablated or "nothing", "other_how": against.ablated or "nothing"}
-        notes.append(("against.ablated", models | ways))
+        notes.append(Note.of("against.ablated", **models, **ways))
     return notes
 
 
@@ -190,62 +185,54 @@ TELLING = (
 )
 CLOSE = 0.0005  # nats; a smaller change rounds to nothing
 
-Part = tuple[str, dict[str, str]]  # key of a phrase and its values
-
 
 def head_sentence(survey: Survey, profile: HeadProfile, lang: str = "en", marks: tuple[str, str] = ("*", "*")) -> str:
     """`At *él* it looks at *write* (0.97; translation, 0.76 on average). Without it the loss rises by 0.67 nats.`
 
-    lang  "en" or "es"; HeadwiseError for another
-
-    Tokens stand between `*`. `head_parts` has the same as keys of phrases with their values.
+    lang   "en" or "es"; HeadwiseError for another
+    marks  what stands before and behind a token
     """
     check_lang(lang)
-    return " ".join(marked(key, lang, _said(values, lang), marks) for key, values in head_parts(survey, profile))
+    return " ".join(marked(note.key, lang, note.facts, marks) for note in head_notes(survey, profile))
 
 
-def head_parts(survey: Survey, profile: HeadProfile) -> list[Part]:
-    """The sentence as phrases of the words table and their values, which are text."""
+def head_notes(survey: Survey, profile: HeadProfile) -> list[Note]:
+    """What is said of a head: where it looks, and what happens without it."""
     if profile.means.get("norm") == 0:
-        return [("sentence.silent", {})]
+        return [Note.of("sentence.silent")]
     return [_look(survey, profile), *_effect(profile.ablation)]
 
 
-def _look(survey: Survey, profile: HeadProfile) -> Part:
+def _look(survey: Survey, profile: HeadProfile) -> Note:
+    """The relation that it follows best; else its most telling role; else its hardest look."""
     followed = [name for name in profile.roles if name in profile.relations]
     if followed:
         role = max(followed, key=lambda name: profile.relations[name].mass.mean)
         score = profile.relations[role]
         looks, at, weight = score.example
-        pair = {"looks": looks, "at": at, "weight": number(weight, 2)}
-        return "sentence.relation", pair | {"role": role, "mean": number(score.mass.mean, 2)}
+        facts = {"looks": looks, "at": at, "weight": number(weight, 2), "role": labelled("role", role)}
+        return Note.of("sentence.relation", **facts, mean=number(score.mass.mean, 2))
     scores = {role.name: role.score for role in survey.roles}
     for role in TELLING:
         if role in profile.roles:
-            return key_of("sentence", role), {"mean": number(profile.means[scores[role]], 2)}
+            return Note.of(key_of("sentence", role), mean=number(profile.means[scores[role]], 2))
     if not profile.examples:
-        return "sentence.nothing", {"mean": number(profile.means.get("confidence"), 2)}
+        return Note.of("sentence.nothing", mean=number(profile.means.get("confidence"), 2))
     hardest = profile.examples[0]
-    pair = {"looks": hardest.looks.strip(), "at": hardest.at.strip()}
-    return "sentence.strongest", pair | {"weight": number(hardest.weight, 2)}
+    tokens = {"looks": hardest.looks.strip(), "at": hardest.at.strip()}
+    return Note.of("sentence.strongest", **tokens, weight=number(hardest.weight, 2))
 
 
-def _effect(change: Interval | None) -> list[Part]:
+def _effect(change: Interval | None) -> list[Note]:
     """What silencing does; a change whose interval holds zero is not said to be one."""
     if change is None or math.isnan(change.mean):
         return []
     known = math.isfinite(change.low) and math.isfinite(change.high)
-    if abs(change.mean) < CLOSE or (known and not change.excludes(0)):
-        return [("sentence.unclear", {"change": number(change.mean, 3, signed=True)})]
     size = abs(change.mean)
+    if size < CLOSE or (known and not change.excludes(0)):
+        return [Note.of("sentence.unclear", change=number(change.mean, 3, signed=True))]
     key = "sentence.rises" if change.mean > 0 else "sentence.falls"
-    return [(key, {"change": number(size, 2 if size >= 0.1 else 3)})]
-
-
-def _said(values: dict[str, str], lang: str) -> dict[str, str]:
-    """The values, a role by its name in that language where it has one."""
-    key = key_of("role", values.get("role", ""))
-    return values | {"role": phrase(key, lang)} if key in table() else values
+    return [Note.of(key, change=number(size, 2 if size >= 0.1 else 3))]
 
 
 # In the terminal.
@@ -256,9 +243,7 @@ LONG = 40  # characters of the name of a text, at most
 EFFECTS = ("importance", "ablation")
 
 
-def print_survey(
-    console: Console, survey: Survey, sort_by: str = "name", against: Survey | None = None, lang: str = "en"
-) -> None:
+def print_survey(screen: Screen, survey: Survey, sort_by: str = "name", against: Survey | None = None) -> None:
     """The roles with their heads, then a table with a line for each head.
 
     sort_by  "name" for the order of the model; or "importance", "ablation" or a statistic, the largest first and what
@@ -270,21 +255,21 @@ def print_survey(
     """
     key = check_order(survey.statistics, sort_by)
     if key in EFFECTS and all(value_of(profile, key) is None for profile in survey.profiles):
-        raise HeadwiseError(f"cannot sort by {sort_by!r}: it was not measured for {survey.model}")
+        raise refusal("order_unmeasured", name=repr(sort_by), model=survey.model)
     known = {column.key: column for column in columns_of(survey, against)}
     keys = SHOWN if key in SHOWN else (key, *SHOWN)  # that by which it is sorted is among them
     columns = [known[name] for name in keys if name in known]
-    say(console, _facts(survey, lang))
+    _print_facts(screen, survey)
     if against is not None:
-        say(console, _facts(against, lang))
-    for note in notes_of(survey, against):
-        say(console, said(note, lang))
-    _print_roles(console, survey, lang)
+        _print_facts(screen, against)
+    for note in (*survey.notes, *compared_notes(survey, against)):
+        screen.say(note)
+    _print_roles(screen, survey)
     if against is not None:
-        say(console, "\n" + phrase("survey.minus", lang, model=survey.model, other=against.model))
-    _print_heads(console, survey, columns, key, against, lang)
+        screen.say("\n" + screen.phrase("survey.minus", model=survey.model, other=against.model))
+    _print_heads(screen, survey, columns, key, against)
     for model, names in only_here(survey, against):
-        say(console, phrase("survey.only_in", lang, model=model, names=names))
+        screen.tell("survey.only_in", model=model, names=names)
 
 
 def check_order(statistics: Iterable[str], sort_by: str) -> str:
@@ -300,12 +285,13 @@ def check_order(statistics: Iterable[str], sort_by: str) -> str:
     return keys[sort_by]
 
 
-def _facts(survey: Survey, lang: str) -> str:
-    names = [said(name, lang) for name in survey.texts]
+def _print_facts(screen: Screen, survey: Survey) -> None:
+    """The model, on what it was looked at, and its loss."""
+    names = list(map(screen.spoken, survey.texts))
     names = [name if len(name) <= LONG else f"{name[: LONG - 3]}..." for name in names]  # it may be a whole text
-    facts = {"text": phrase("survey.of", lang, names=listed(names, NAMED)) if names else "", "loss": ""}
+    facts = {"text": screen.phrase("survey.of", names=_some(names)) if names else "", "loss": ""}
     if survey.loss is not None and math.isfinite(survey.loss):
-        facts["loss"] = phrase("survey.loss", lang, loss=f"{survey.loss:.3f}")
+        facts["loss"] = screen.phrase("survey.loss", loss=f"{survey.loss:.3f}")
     counts = {
         "heads": len(survey),
         "layers": n_layers(survey),
@@ -313,60 +299,61 @@ def _facts(survey: Survey, lang: str) -> str:
         "documents": survey.n_documents,
     }
     facts |= {name: f"{count:,}" for name, count in counts.items()}
-    return phrase("survey.facts", lang, model=survey.model, **facts)
+    screen.tell("survey.facts", model=survey.model, **facts)
 
 
-def _print_roles(console: Console, survey: Survey, lang: str) -> None:
+def _print_roles(screen: Screen, survey: Survey) -> None:
     """A line for each role that heads have: how many, and which; then the others."""
     named = earners(survey)
-    say(console, "")
+    screen.say("")
     grid = Grid.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     grid.add_column(justify="right", no_wrap=True)
     grid.add_column()
     for role, names in named.items():
         if names:
-            grid.add_row(Text(_role(role, lang)), str(len(names)), Text(listed(names, NAMED)))
+            grid.add_row(Text(screen.spoken(_role(role))), str(len(names)), Text(screen.spoken(_some(names))))
+    # rich prints an empty line for a grid without rows.
     if grid.row_count:
-        console.print(grid)
-    missing = [role for role, names in named.items() if not names]
+        screen.print(grid)
+    missing = [_role(role) for role, names in named.items() if not names]
     if missing:
-        say(console, phrase("survey.roles_missing", lang, roles=", ".join(_role(role, lang) for role in missing)))
+        screen.tell("survey.roles_missing", roles=missing)
 
 
-def _role(name: str, lang: str) -> str:
-    return str(said(labelled("role", name), lang))
+_role = partial(labelled, "role")  # the note of a role by its name; a relation of a text's own stays as it is
 
 
-def _worded(section: str, column: Column, lang: str, otherwise: str) -> str:
-    """What a section of the phrases says of a column; a relation of a text's own has none there."""
-    note = labelled(section, column.key)
-    return str(said(note, lang)) if isinstance(note, Note) else otherwise
+def _some(names: list[str]) -> str:
+    """The first names, and how many more there are."""
+    some, more = ", ".join(names[:NAMED]), len(names) - NAMED
+    return Note.of("refused.and_more", some=some, more=f"{more:,}") if more > 0 else some
 
 
-def _print_heads(
-    console: Console, survey: Survey, columns: list[Column], key: str, against: Survey | None, lang: str
-) -> None:
+def _print_heads(screen: Screen, survey: Survey, columns: list[Column], key: str, against: Survey | None) -> None:
+    """A line for each head, in the order of `key`; below them what the columns mean."""
     pairs = [(p, other) for p, other in paired(survey, against) if against is None or other is not None]
     if key != "name":  # the largest first, what has no number last
         numbers = {p.name: _number(p, other, key) for p, other in pairs}
         pairs.sort(key=lambda pair: (math.isnan(numbers[pair[0].name]), -numbers[pair[0].name]))
     rows = []
     for p, other in pairs:
-        row = [both_names(p, other), _roles(p, other, lang)]
+        row = [both_names(p, other), _roles(p, other, screen.lang)]
         for column in columns:
             row.append(_shown_number(_number(p, other, column.key), column, against is not None))
         rows.append(row)
-    shown = []
+    headings, meanings = [], []
     for column in columns:
-        whole = _worded("column", column, lang, column.label)
-        shown.append(_worded("heading", column, lang, whole))  # shorter, for 80 columns
-    headings = (phrase("survey.head", lang), phrase("survey.roles", lang), *shown)
-    meanings = []
-    for name, column in zip(shown, columns, strict=True):
-        meaning = column.meaning if lang == "en" else _worded("meaning", column, lang, column.meaning)
-        meanings.append(f"{name}: {meaning}")
-    Table(headings, rows, note="\n".join(meanings)).print(console, (0, 1))
+        # A relation of a text's own has no phrase. Headings are shorter than columns, for 80 columns of a terminal.
+        known = labelled("heading", column.key), labelled("column", column.key)
+        heading = next((screen.spoken(note) for note in known if isinstance(note, Note)), column.label)
+        headings.append(heading)
+        meaning = labelled("meaning", column.key)
+        if screen.lang == "en" or not isinstance(meaning, Note):
+            meaning = column.meaning
+        meanings.append(f"{heading}: {screen.spoken(meaning)}")
+    headings = [screen.phrase("survey.head"), screen.phrase("survey.roles"), *headings]
+    Table(headings, rows, note="\n".join(meanings)).print(screen, (0, 1))
 
 
 def _number(profile: HeadProfile, other: HeadProfile | None, key: str) -> float:
@@ -379,6 +366,7 @@ def _number(profile: HeadProfile, other: HeadProfile | None, key: str) -> float:
 
 
 def _shown_number(number: float, column: Column, compared: bool) -> str:
+    """A number with the decimals of its column; a difference with its sign. No zero has one."""
     if not math.isfinite(number):
         return "-"
     rounded = round(number, column.decimals) or 0.0
@@ -388,13 +376,15 @@ def _shown_number(number: float, column: Column, compared: bool) -> str:
 
 def _roles(profile: HeadProfile, other: HeadProfile | None, lang: str) -> str:
     """The roles of a head; of two, + those that only the first has, and - those that only the second has."""
-    names = {
-        role: short(role) if lang == "en" else _role(role, lang) for role in (*profile.roles, *(other or profile).roles)
-    }
+
+    def name(role: str) -> str:
+        return short(role) if lang == "en" else str(said(_role(role), lang))
+
     if other is None:
-        return ", ".join(names[role] for role in profile.roles)
-    gained = [f"+{names[role]}" for role in profile.roles if role not in other.roles]
-    return ", ".join(gained + [f"-{names[role]}" for role in other.roles if role not in profile.roles])
+        return ", ".join(map(name, profile.roles))
+    gained = [f"+{name(role)}" for role in profile.roles if role not in other.roles]
+    lost = [f"-{name(role)}" for role in other.roles if role not in profile.roles]
+    return ", ".join(gained + lost)
 
 
 BEST = 2  # heads of a relation that are shown
@@ -408,34 +398,30 @@ def relation_rows(survey: Survey) -> list[list[str]]:
         for head in sorted(heads, key=lambda head: -head.relations[relation.name].lead)[:BEST]:
             score = head.relations[relation.name]
             star = "*" if relation.name in head.roles else ""
-            controls = [number(value, 2) for value in (score.even, score.untrained, score.elsewhere)]
-            offset = f"{relation.offset}: {number(relation.offset_accuracy, 2)}"
             low, high = score.mass.low, score.mass.high
             # Of one document the interval has no end.
             span = f"{number(low, 2)}-{number(high, 2)}" if math.isfinite(high - low) else "-"
-            mass = [number(score.mass.mean, 2), span]
-            rows.append(
-                [relation.name, head.name + star, *mass, *controls, number(score.accuracy.mean, 2), offset],
-            )
+            values = (score.even, score.untrained, score.elsewhere, score.accuracy.mean)
+            offset = f"{relation.offset}: {number(relation.offset_accuracy, 2)}"
+            numbers = [number(value, 2) for value in values]
+            rows.append([relation.name, head.name + star, number(score.mass.mean, 2), span, *numbers, offset])
     return rows
 
 
-def print_relations(console: Console, survey: Survey, lang: str = "en") -> None:
+def print_relations(screen: Screen, survey: Survey) -> None:
     """The best heads of each relation, and what the columns mean; nothing where no relation is known."""
     if not survey.relations:
         return
-    headings = phrase("survey.relation_headings", lang).split(" | ")
-    rows = [[_role(row[0], lang), *row[1:]] for row in relation_rows(survey)]
-    told = Table(headings, rows, phrase("survey.relations", lang), phrase("survey.relation_meanings", lang))
-    told.print(console, (0, 1))
+    headings = screen.phrase("survey.relation_headings").split(" | ")
+    notes = Note.of("survey.relations"), Note.of("survey.relation_meanings")
+    screen.show(Table(headings, relation_rows(survey), *notes), "role", (0, 1))
 
 
-def print_sentences(console: Console, survey: Survey, lang: str = "en") -> None:
+def print_sentences(screen: Screen, survey: Survey) -> None:
     """A line for each head, its tokens in quotation marks."""
-    say(console, "")
+    screen.say("")
     for profile in survey.profiles:
-        sentence = head_sentence(survey, profile, lang, ("“", "”"))
-        say(console, f"{profile.name}: {sentence}")
+        screen.say(f"{profile.name}: {head_sentence(survey, profile, screen.lang, ('“', '”'))}")
 
 
 # Head cards.
@@ -446,7 +432,7 @@ SUFFIXES = (".json", ".md")
 def check_card(path: Path) -> None:
     """Raise HeadwiseError for a card that is neither JSON nor Markdown."""
     if path.suffix not in SUFFIXES:
-        raise HeadwiseError(f"{path} is no name of a card: .json is for tools, .md a section for a model card")
+        raise refusal("card_suffix", path=path)
 
 
 def write_card(path: Path, survey: Survey) -> None:

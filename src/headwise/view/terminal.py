@@ -22,21 +22,22 @@ from numpy.typing import NDArray
 from rich.cells import cell_len, set_cell_size
 from rich.color import Color
 from rich.color_triplet import ColorTriplet
-from rich.console import Console
 from rich.style import Style
 from rich.table import Table as Grid
 from rich.text import Text
 
 from headwise.plan import SHARES, SINKS, Windows
 from headwise.records import HeadMaps, HeadSteps, KeySteps
-from headwise.table import Cell, Table, number, say
-from headwise.words import check_lang, phrase, said
+from headwise.table import Cell, Table, number
+from headwise.view import Screen
+from headwise.words import Note, phrase
 
 LARGEST_SIDE = 40  # cells; a longer text is drawn in blocks
 LABEL_WIDTH = 13  # columns for the tokens at the left of the pictures
 GAP = 3  # columns between two pictures
 MOST_COLUMNS = 6  # windows in the table of `headwise windows`; its page and its files have all
 
+JOINER = "\u200d"  # of two emoji, into one
 SIGNS = {" ": "␣", "\n": "⏎", "\r": "␍", "\t": "⇥"}
 
 # The first level is "less than the second number"; few levels, so the numbers are printed under the pictures.
@@ -55,43 +56,39 @@ def visible(token: str) -> str:
 def _visible_character(character: str) -> str:
     if character in SIGNS:
         return SIGNS[character]
-    # The joiner and the variation selectors (Mn) hold an emoji together; the rest of Cf turns or hides text.
-    is_unseen = unicodedata.category(character) in {"Cc", "Cf", "Cs", "Zl", "Zp", "Zs"}
-    if is_unseen and character != "\u200d":  # the joiner
-        return f"<U+{ord(character):04X}>"
-    return character
+    # The joiner (of Cf) and the variation selectors (Mn) hold an emoji together; the rest of Cf turns or hides text.
+    is_unseen = unicodedata.category(character) in {"Cc", "Cf", "Cs", "Zl", "Zp", "Zs"} and character != JOINER
+    return f"<U+{ord(character):04X}>" if is_unseen else character
 
 
-def block_maximum(weights: NDArray[np.float32], side: int) -> NDArray[np.float32]:
-    """Shrink (T, T) weights to at most (side, side): each cell is the largest weight in its block.
+def block_maximum(weights: NDArray[np.float32], size: int) -> NDArray[np.float32]:
+    """Shrink (T, T) weights: each cell is the largest weight of a block of (size, size), less at the end.
 
     The maximum, not the mean, so that a thin diagonal stays as bright as it is.
     """
-    starts = np.arange(0, len(weights), -(-len(weights) // side))  # -(-a // b) is a / b rounded up
+    starts = np.arange(0, len(weights), size)
     rows = np.maximum.reduceat(weights, starts, axis=0)
     return np.asarray(np.maximum.reduceat(rows, starts, axis=1), dtype=np.float32)
 
 
-def print_maps(console: Console, maps: HeadMaps, lang: str = "en") -> None:
-    """Draw every head's (T, T) map, as many side by side as the console is wide.
+def print_maps(screen: Screen, maps: HeadMaps) -> None:
+    """Draw every head's (T, T) map, as many side by side as the screen is wide.
 
-    A text of more than 40 tokens, or wider than the console, is drawn in blocks, each as bright as the largest weight
+    A text of more than 40 tokens, or wider than the screen, is drawn in blocks, each as bright as the largest weight
     in it, and a line says so.
     """
     count = len(maps.tokens)
-    labelled = console.width >= 2 * LABEL_WIDTH
-    room = console.width - (LABEL_WIDTH + 1 if labelled else 0)
-    size = -(-count // max(1, min(count, LARGEST_SIDE, room)))  # tokens of a cell
-    shades = _shades(console)
-    pictures = [_picture(block_maximum(head.weights, -(-count // size)), shades) for head in maps.maps]
+    room = max(1, screen.width - LABEL_WIDTH - 1)
+    size = math.ceil(count / min(LARGEST_SIDE, room))  # tokens of a cell
+    shades = _shades(screen)
+    pictures = [_picture(block_maximum(head.weights, size), shades) for head in maps.maps]
     width = max(pictures[0][0].cell_len, *(len(head.name) for head in maps.maps))
-    rows_per_line = 1 if shades else 2
-    labels = Text("\n".join(_row_labels(maps, size, rows_per_line, console.options.ascii_only)))
-    say(console, phrase("survey.maps", lang, model=maps.model))
+    labels = Text("\n".join(_row_labels(maps, size, 1 if shades else 2, screen.options.ascii_only)))
+    screen.tell("survey.maps", model=maps.model)
     across = max(1, (room + GAP) // (width + GAP))
     for start in range(0, len(pictures), across):
-        # Down each column a name and a picture; those of the labels come first.
-        columns = [(LABEL_WIDTH + 1, Text(), labels)] if labelled else []
+        # Down each column a name and a picture; the labels of the rows come first.
+        columns = [(LABEL_WIDTH + 1, Text(), labels)]
         for head, picture in list(zip(maps.maps, pictures, strict=True))[start : start + across]:
             columns.append((width + GAP, Text(head.name), Text("\n").join(picture)))
         columns[-1] = (width, *columns[-1][1:])  # no gap behind the last one
@@ -101,18 +98,18 @@ def print_maps(console: Console, maps: HeadMaps, lang: str = "en") -> None:
             grid.add_column(width=column, no_wrap=True, overflow="crop")
         grid.add_row(*names)
         grid.add_row(*drawn)
-        console.print(grid, "", crop=True)
+        screen.print(grid, "", crop=True)
     if size > 1:
-        say(console, phrase("survey.blocks", lang, count=count, size=size))
-    console.print(_legend(shades, lang), highlight=False, markup=False)
+        screen.tell("survey.blocks", count=count, size=size)
+    screen.print(_legend(screen, shades), highlight=False, markup=False)
 
 
-def _shades(console: Console) -> str:
+def _shades(screen: Screen) -> str:
     """The characters of a map, one for each of LEVELS; none where it is drawn in colours."""
-    if console.options.ascii_only:
+    if screen.options.ascii_only:
         return ASCII_SHADES
-    enough = console.color_system in ("256", "truecolor")  # sixteen cannot make a ramp: there the shades say more
-    return "" if console.is_terminal and enough and not console.no_color else SHADES
+    enough = screen.color_system in ("256", "truecolor")  # sixteen cannot make a ramp: there the shades say more
+    return "" if screen.is_terminal and enough and not screen.no_color else SHADES
 
 
 def _row_labels(maps: HeadMaps, size: int, rows_per_line: int, ascii_only: bool) -> list[str]:
@@ -120,10 +117,8 @@ def _row_labels(maps: HeadMaps, size: int, rows_per_line: int, ascii_only: bool)
     step = size * rows_per_line
     labels = []
     for start in range(0, len(maps.tokens), step):
-        stop = min(start + step, len(maps.tokens))
-        text = f"{start}-{stop - 1}"
-        if size == 1:
-            text = " ".join(map(visible, maps.tokens[start:stop]))
+        tokens = maps.tokens[start : start + step]
+        text = " ".join(map(visible, tokens)) if size == 1 else f"{start}-{start + len(tokens) - 1}"
         if ascii_only:
             text = text.encode("ascii", "backslashreplace").decode()
         if cell_len(text) > LABEL_WIDTH:
@@ -133,6 +128,7 @@ def _row_labels(maps: HeadMaps, size: int, rows_per_line: int, ascii_only: bool)
 
 
 def _picture(cells: NDArray[np.float32], shades: str) -> list[Text]:
+    """The lines of a map; without shades two rows of cells a line, in colours."""
     if not shades:
         return [_half_blocks(cells[row : row + 2]) for row in range(0, len(cells), 2)]
     levels = np.searchsorted(np.array(LEVELS, dtype=np.float32), cells, side="right") - 1
@@ -142,27 +138,29 @@ def _picture(cells: NDArray[np.float32], shades: str) -> list[Text]:
 def _half_blocks(pair: NDArray[np.float32]) -> Text:
     """Two rows of cells in one line; an odd last row keeps the terminal's own background below it."""
     line = Text()
-    for column in pair.T:
-        below = _colour(column[1]) if len(column) == 2 else None
-        line.append("▀", Style(color=_colour(column[0]), bgcolor=below))
+    for above, *below in pair.T:
+        line.append("▀", Style(color=_colour(above), bgcolor=_colour(below[0]) if below else None))
     return line
 
 
 def _colour(weight: float) -> Color:
+    """The place of a weight on `RAMP`."""
     place = np.linspace(0.0, 1.0, len(RAMP))
     red, green, blue = (round(float(np.interp(weight, place, RAMP[:, channel]))) for channel in range(3))
     return Color.from_triplet(ColorTriplet(red, green, blue))
 
 
-def _legend(shades: str, lang: str) -> Text:
+def _legend(screen: Screen, shades: str) -> Text:
+    """What colours or shades stand for."""
     if not shades:
-        line = Text(f"{phrase('survey.weight', lang)} 0 ")
+        line = Text(f"{screen.phrase('survey.weight')} 0 ")
         for weight in np.linspace(0.0, 1.0, 21):
             line.append("█", Style(color=_colour(float(weight))))
         return line.append(" 1")
-    steps = zip(shades[1:], LEVELS[1:], strict=True)
-    parts = [phrase("survey.from", lang, shade=shade, level=level) for shade, level in steps]
-    return Text(", ".join([phrase("survey.blank", lang, level=LEVELS[1]), *parts]))
+    parts = [screen.phrase("survey.blank", level=LEVELS[1])]
+    for shade, level in zip(shades[1:], LEVELS[1:], strict=True):
+        parts.append(screen.phrase("survey.from", shade=shade, level=level))
+    return Text(", ".join(parts))
 
 
 # One head at one position, number by number.
@@ -175,69 +173,65 @@ STAGE_WIDTH = 18
 TOTALS = {"softmax", "weighted", "gated", "added", "residual"}  # tables whose last line sums up
 
 Part = str | Table | list[str]  # a paragraph, a table, the tokens of the text
-Section = tuple[str, list[Part]]  # with its title
+Parts = list[Part]
+Section = tuple[str, Parts]  # with its title
 
 
 def decimals_for(steps: HeadSteps) -> int:
     """4, or as many, up to 8, as the largest number of every group of numbers needs to show three digits."""
-    groups = [stage.values for stage in steps.query]
-    values: list[float] = []
-    for key in steps.keys:
-        groups += [stage.values for stage in key.stages]
-        groups.append(key.products)
-        values += key.value
-    groups += [tuple(values), tuple(chain(*steps.wo)), *steps.added]
-    groups += [steps.summed, steps.out, steps.layer_out, steps.x]
-    needed = [4]
-    for group in groups:
-        largest = max(map(abs, group), default=0.0)
-        if largest > 0:
-            needed.append(math.ceil(2 - math.log10(largest)))  # 0.0123 has three digits at 4 decimals
-    return min(8, max(needed))
+    groups = [steps.summed, steps.out, steps.layer_out, steps.x, *steps.added, chain(*steps.wo)]
+    groups += [chain(*(key.value for key in steps.keys)), *(key.products for key in steps.keys)]
+    for stages in (steps.query, *(key.stages for key in steps.keys)):
+        groups += [stage.values for stage in stages]
+    largest = [max(map(abs, group), default=0.0) for group in groups]
+    smallest = min(filter(None, largest), default=1.0)
+    return min(8, max(4, math.ceil(2 - math.log10(smallest))))  # 0.0123 has three digits at 4 decimals
 
 
-def shown_features(width: int, pairs: Sequence[tuple[int, int]] = ()) -> list[int]:
-    """All of up to 16 features; of more, the first and the last four, or the first four pairs that turn together."""
-    if width <= ALL_SHOWN:
-        return list(range(width))
-    if pairs:
-        return sorted(chain(*pairs[:4]))
-    return [*range(4), *range(width - 4, width)]
+class Features:
+    """Which numbers of a vector are shown: all of up to 16; of more the first and the last four, or four pairs."""
 
+    def __init__(self, width: int, pairs: Sequence[tuple[int, int]] = ()) -> None:
+        """`pairs` turn together, so that a feature is shown beside the one with which it turns."""
+        self.width = width
+        if width <= ALL_SHOWN:
+            self.shown = list(range(width))
+        elif pairs:
+            self.shown = sorted(chain(*pairs[:4]))
+        else:
+            self.shown = [*range(4), *range(width - 4, width)]
 
-def spread(values: Sequence[Any], shown: Sequence[int]) -> list[Any]:
-    """The shown values, with a sign in each gap between them."""
-    cells: list[Any] = []
-    for before, place in pairwise([-1, *shown, len(values)]):
-        if place > before + 1:
-            cells.append(LEFT_OUT)
-        cells += values[place : place + 1]  # none at the end, where no value stands
-    return cells
+    def spread(self, values: Sequence[Any]) -> list[Any]:
+        """The shown values, with a sign in each gap between them."""
+        cells: list[Any] = []
+        for before, place in pairwise([-1, *self.shown, self.width]):
+            if place > before + 1:
+                cells.append(LEFT_OUT)
+            cells += values[place : place + 1]  # none at the end, where no value stands
+        return cells
 
+    def names(self) -> list[str]:
+        return list(map(str, self.spread(range(self.width))))
 
-def names(shown: Sequence[int], width: int) -> list[str]:
-    return list(map(str, spread(range(width), shown)))
+    def summed(self, values: Sequence[float], terms: Sequence[float], total: float) -> list[Cell]:
+        """The shown values, then `sums`."""
+        return [*(values[place] for place in self.shown), *self.sums(terms, total)]
 
-
-def summed(values: Sequence[float], shown: list[int], terms: Sequence[float], total: float) -> list[Cell]:
-    """The shown values, the terms of the others summed up where there are others, and what all terms make."""
-    hidden = [term for place, term in enumerate(terms) if place not in shown]
-    rest = [math.fsum(hidden)] if hidden else []
-    return [*(values[place] for place in shown), *rest, total]
+    def sums(self, terms: Sequence[float], total: float) -> list[Cell]:
+        """What the terms of features that are not shown make, where there are such, and what all terms make."""
+        hidden = [term for place, term in enumerate(terms) if place not in self.shown]
+        return [math.fsum(hidden), total] if hidden else [total]
 
 
 class Content:
     """The sections of a trace, in one language."""
 
     def __init__(self, steps: HeadSteps, lang: str) -> None:
-        check_lang(lang)
         self.steps, self.lang, self.decimals = steps, lang, decimals_for(steps)
-        self.head_dim = len(steps.query[0].values)
-        self.features = shown_features(self.head_dim, steps.pairs)
-        self.values = shown_features(len(steps.out))
-        self.width = shown_features(len(steps.x))
+        self.features = Features(len(steps.query[0].values), steps.pairs)
+        self.values = Features(len(steps.out))
+        self.width = Features(len(steps.x))
         self.tokens = tuple(map(visible, steps.tokens))
-        self.heading = self.say("heading", head=steps.name, token=self.tokens[steps.at])
 
     def say(self, key: str, /, **facts: object) -> str:
         """A phrase of the table with its facts; those that many phrases share are at hand."""
@@ -269,13 +263,18 @@ class Content:
         """A table of text; `name` is the same in every language."""
         return Table(columns, [list(map(self.number, row)) for row in rows], name)
 
-    def _some(self, shown: list[int], width: int) -> list[Part]:
-        return [self.say("some_features", width=width, shown=len(shown))] if len(shown) < width else []
+    def _some(self, features: Features) -> Parts:
+        """A line that says so where not all features are shown."""
+        count = len(features.shown)
+        return [self.say("some_features", width=features.width, shown=count)] if count < features.width else []
 
-    def _sums(self, shown: list[int], width: int, rest: str, total: str) -> list[str]:
-        """The columns of `summed`."""
-        others = [self.say(rest)] if len(shown) < width else []
-        return [*map(str, shown), *others, total]
+    def _sums(self, features: Features, rest: str, total: str) -> list[str]:
+        """The headings of `Features.sums`."""
+        return [self.say(rest), total] if len(features.shown) < features.width else [total]
+
+    def _summed(self, features: Features, rest: str, total: str) -> list[str]:
+        """The headings of `Features.summed`."""
+        return [*map(str, features.shown), *self._sums(features, rest, total)]
 
     def _keys(self, label: str, cells: Callable[[KeySteps], Sequence[Cell]]) -> list[list[Cell]]:
         """A line for each key that may be seen, labelled by its position and its token."""
@@ -284,31 +283,31 @@ class Content:
             lines.append([f"{label.format(key.position)} {self.tokens[key.position]}", *cells(key)])
         return lines
 
-    def _text(self) -> list[Part]:
-        at, seen = self.steps.at, {key.position for key in self.steps.keys}
+    def _text(self) -> Parts:
+        """The tokens with their positions; what the mask hides stands in brackets."""
+        seen = {key.position for key in self.steps.keys}
         tokens = []
         for place, token in enumerate(self.tokens):
-            numbered = f"{place} {token}"
-            if place == at:
-                numbered = f"→{numbered}"
+            numbered = f"→{place} {token}" if place == self.steps.at else f"{place} {token}"
             tokens.append(numbered if place in seen else f"({numbered})")
         asked = self.say("asked", seen=len(seen), count=len(tokens))
         return [asked, tokens, self.say("legend_hidden" if len(seen) < len(tokens) else "legend")]
 
-    def _vectors(self) -> list[Part]:
-        steps, shown = self.steps, self.features
-        parts: list[Part] = [self.say("query_is" if steps.keys else "nothing")]
+    def _vectors(self) -> Parts:
+        """The query and the keys, stage by stage: projected, then normed and turned where the layer does that."""
+        steps, features = self.steps, self.features
+        parts: Parts = [self.say("query_is" if steps.keys else "nothing")]
         if steps.sharing:
             parts.append(self.say("shared", heads=", ".join(map(str, sorted((steps.head, *steps.sharing))))))
-        parts += self._some(shown, self.head_dim)
+        parts += self._some(features)
         for n, stage in enumerate(steps.query):
             if stage.kind == "normed":
-                gains = [[self.say("gain_q"), *spread(steps.q_gain or (), shown)]]
-                gains.append([self.say("gain_k"), *spread(steps.k_gain or (), shown)])
-                parts.append(self.say("normed", width=self.head_dim, eps=steps.norm_eps))
-                parts.append(self._table("gains", names(shown, self.head_dim), gains))
+                gains = [[self.say("gain_q"), *features.spread(steps.q_gain or ())]]
+                gains.append([self.say("gain_k"), *features.spread(steps.k_gain or ())])
+                parts.append(self.say("normed", width=features.width, eps=steps.norm_eps))
+                parts.append(self._table("gains", features.names(), gains))
             elif stage.kind == "turned":
-                pairs = [pair for pair in steps.pairs if pair[0] in shown]
+                pairs = [pair for pair in steps.pairs if pair[0] in features.shown]
                 parts += [self.say("turned", pairs=", ".join(map(str, pairs))), self._angles(n, len(pairs))]
             elif len(steps.query) > 1:
                 parts.append(self.say("projected"))
@@ -320,49 +319,52 @@ class Content:
         stages = {self.steps.at: self.steps.query[n]}
         for key in self.steps.keys:
             stages[key.position] = key.stages[n]
-        rows = [
-            [f"{position} {self.tokens[position]}", *(stage.cos or ())[:n_pairs], *(stage.sin or ())[:n_pairs]]
-            for position, stage in sorted(stages.items())
-        ]
+        rows = []
+        for position, stage in sorted(stages.items()):
+            angles = [*(stage.cos or ())[:n_pairs], *(stage.sin or ())[:n_pairs]]
+            rows.append([f"{position} {self.tokens[position]}", *angles])
         return self._table("angles", [f"{name}{m}" for name in ("cos", "sin") for m in range(n_pairs)], rows)
 
     def _stage(self, n: int) -> Table:
         """The query and the shown keys as they are at one stage."""
-        columns = names(self.features, self.head_dim)
+        columns = self.features.names()
         vectors = [("q", self.steps.at, self.steps.query)]
         vectors += [(f"k{key.position}", key.position, key.stages) for key in self.steps.keys]
         rows = []
         for sign, position, stages in vectors:
-            cells = spread(stages[n].values, self.features)
+            cells = self.features.spread(stages[n].values)
             if (rms := stages[n].rms) is not None:  # beside what is shown, the squares of the others, and r
-                squares = [value * value for value in stages[n - 1].values]
-                cells += summed(squares, self.features, squares, rms)[len(self.features) :]
+                cells += self.features.sums([value * value for value in stages[n - 1].values], rms)
             rows.append([f"{sign} {self.tokens[position]}", *cells])
-        if self.steps.query[n].kind == "normed":
-            columns += self._sums(self.features, self.head_dim, "rest_squares", "r")[len(self.features) :]
-        return self._table(self.steps.query[n].kind, columns, rows)
+        kind = self.steps.query[n].kind
+        if kind == "normed":
+            columns += self._sums(self.features, "rest_squares", "r")
+        return self._table(kind, columns, rows)
 
-    def _products(self) -> list[Part]:
-        rows = self._keys("k{0}", lambda key: summed(key.products, self.features, key.products, key.dot))
-        columns = self._sums(self.features, self.head_dim, "rest", "q·k")
-        return [self.say("products_are"), self._table("products", columns, rows)]
+    def _products(self) -> Parts:
+        """q_d * k_d, feature by feature, and the dot product of each key."""
+        rows = self._keys("k{0}", lambda key: self.features.summed(key.products, key.products, key.dot))
+        return [self.say("products_are"), self._table("products", self._summed(self.features, "rest", "q·k"), rows)]
 
-    def _scores(self) -> list[Part]:
+    def _scores(self) -> Parts:
+        """From the dot product to the logit that the softmax reads: scale, softcap, bias."""
         steps = self.steps
         fields = ["score"] if steps.softcap is None else ["score", "capped"]
         biased = any(key.bias for key in steps.keys)
         # Without a bias the last of them is the logit, and is called so.
         fields = [*fields, "bias", "logit"] if biased else [*fields[:-1], "logit"]
         words = list(map(self.say, fields))
-        scaled = "scaled" if math.isclose(steps.scale, 1 / math.sqrt(self.head_dim)) else "scaled_by"
-        parts = [self.say(scaled, name=words[0], width=self.head_dim, scale=self.number(steps.scale))]
+        width = self.features.width
+        scaled = "scaled" if math.isclose(steps.scale, 1 / math.sqrt(width)) else "scaled_by"
+        parts = [self.say(scaled, name=words[0], width=width, scale=self.number(steps.scale))]
         if steps.softcap is not None:
             parts.append(self.say("softcap", name=words[1], cap=f"{steps.softcap:g}"))
         if biased:
             parts.append(self.say("bias_is", before=words[-3]))
         return [*parts, self._table("scores", ["q·k", *words], self._keys("k{0}", attrgetter("dot", *fields)))]
 
-    def _softmax(self) -> list[Part]:
+    def _softmax(self) -> Parts:
+        """Each logit less the largest one, its exponential, its weight; a sink has a line as a key has."""
         steps = self.steps
         rows = self._keys("k{0}", attrgetter("logit", "shifted", "exp", "weight"))
         weights = math.fsum(key.weight for key in steps.keys)
@@ -375,27 +377,27 @@ class Content:
         columns = [self.say("logit"), self.say("shifted"), "exp", self.say("weight")]
         return [*parts, self._table("softmax", columns, rows)]
 
-    def _values(self) -> list[Part]:
-        steps, shown = self.steps, self.values
-        columns = names(shown, len(steps.out))
-        values = self._keys("v{0}", lambda key: spread(key.value, shown))
-        rows = self._keys("w{0} v{0}", lambda key: spread(key.weighted, shown))
-        rows.append([self.say("sum"), *spread(steps.summed, shown)])
-        parts = [*self._some(shown, len(steps.out)), self.say("values_are"), self._table("values", columns, values)]
+    def _values(self) -> Parts:
+        """The values, the values times their weights, and their sum; times the gate where there is one."""
+        steps, features = self.steps, self.values
+        columns = features.names()
+        values = self._keys("v{0}", lambda key: features.spread(key.value))
+        rows = self._keys("w{0} v{0}", lambda key: features.spread(key.weighted))
+        rows.append([self.say("sum"), *features.spread(steps.summed)])
+        parts = [*self._some(features), self.say("values_are"), self._table("values", columns, values)]
         parts += [self.say("weighted_are"), self._table("weighted", columns, rows)]
         if steps.gate is not None:
-            gated = [[self.say("sum"), *spread(steps.out, shown)]]
+            gated = [[self.say("sum"), *features.spread(steps.out)]]
             parts += [self.say("gate_is", gate=self.number(steps.gate)), self._table("gated", columns, gated)]
         return parts
 
-    def _output(self) -> list[Part]:
+    def _output(self) -> Parts:
         """W_O line by line; then what each head adds, the bias, and the layer's output, with their lengths."""
         steps = self.steps
         block = []
-        for c in self.width:
+        for c in self.width.shown:
             products = [weight * out for weight, out in zip(steps.wo[c], steps.out, strict=True)]
-            total = steps.added[steps.head][c]
-            block.append([f"c={c}", *summed(steps.wo[c], self.values, products, total)])
+            block.append([f"c={c}", *self.values.summed(steps.wo[c], products, steps.added[steps.head][c])])
         lines = {}
         for h, added in enumerate(steps.added):
             name = self.say("head", number=h)
@@ -406,83 +408,85 @@ class Content:
         rows = []
         for label, values in lines.items():
             squares = [value * value for value in values]
-            rows.append([label, *summed(values, self.width, squares, math.sqrt(math.fsum(squares)))])
-        columns = self._sums(self.values, len(steps.out), "rest", self.say("added"))
-        parts = [*self._some(self.width, len(steps.x)), self.say("wo_is"), self._table("wo", columns, block)]
-        columns = self._sums(self.width, len(steps.x), "rest_squares", "|·|")
+            rows.append([label, *self.width.summed(values, squares, math.sqrt(math.fsum(squares)))])
+        columns = self._summed(self.values, "rest", self.say("added"))
+        parts = [*self._some(self.width), self.say("wo_is"), self._table("wo", columns, block)]
+        columns = self._summed(self.width, "rest_squares", "|·|")
         return [*parts, self.say("added_are"), self._table("added", columns, rows)]
 
-    def _residual(self) -> list[Part]:
+    def _residual(self) -> Parts:
+        """The stream before the layer, what the layer gives, and their sum."""
         steps = self.steps
         lines = {"before": steps.x, "layer_out": steps.layer_out, "new": steps.x_new}
-        rows = [[self.say(name), *spread(values, self.width)] for name, values in lines.items()]
+        rows = [[self.say(name), *self.width.spread(values)] for name, values in lines.items()]
         rows[1][0] = f"+ {rows[1][0]}"
-        return [self.say("residual_is"), self._table("residual", names(self.width, len(steps.x)), rows)]
+        return [self.say("residual_is"), self._table("residual", self.width.names(), rows)]
 
 
-def print_steps(console: Console, steps: HeadSteps, lang: str = "en") -> None:
-    """Print every step, at most 100 columns wide; a wider table goes on in further bands below.
-
-    Raises HeadwiseError for a language that is not en or es.
-    """
-    if console.options.ascii_only:
+def print_steps(screen: Screen, steps: HeadSteps) -> None:
+    """Print every step, at most 100 columns wide; a wider table goes on in further bands below."""
+    if screen.options.ascii_only:
         plain = tuple(visible(token).encode("ascii", "backslashreplace").decode() for token in steps.tokens)
         steps = replace(steps, tokens=plain)
-    content = Content(steps, lang)
-    _say(console, content.heading, "bold")
-    _say(console, content.say("lede"))
+    content = Content(steps, screen.lang)
+    _paragraph(screen, content.say("heading", head=steps.name, token=content.tokens[steps.at]), "bold")
+    _paragraph(screen, content.say("lede"))
     for section, (title, parts) in enumerate(content.sections(), 1):
-        _say(console, "")
-        _say(console, f"{section}. {title}", "bold")
+        _line(screen, "")
+        _paragraph(screen, f"{section}. {title}", "bold")
         for part in parts:
             if isinstance(part, Table):
-                _print_table(console, part)
+                _print_table(screen, part)
             elif isinstance(part, str):
-                _say(console, part)
+                _paragraph(screen, part)
             else:
-                _print_tokens(console, part)
-    _say(console, "")
-    _say(console, content.say("rounding"), "dim")
+                _print_tokens(screen, part)
+    _line(screen, "")
+    _paragraph(screen, content.say("rounding"), "dim")
 
 
-def _width(console: Console) -> int:
-    return min(console.width, WIDEST)
+def _width(screen: Screen) -> int:
+    return min(screen.width, WIDEST)
 
 
-def _say(console: Console, text: str, style: str = "") -> None:
-    """A paragraph, wrapped here: the console may be one that does not wrap."""
-    for line in Text(text).wrap(console, _width(console)) or [Text()]:
-        _line(console, line.plain.rstrip(), style)
+def _paragraph(screen: Screen, text: str, style: str = "") -> None:
+    """A paragraph, wrapped here: the screen may be one that does not wrap."""
+    for line in Text(text).wrap(screen, _width(screen)):
+        _line(screen, line.plain.rstrip(), style)
 
 
-def _line(console: Console, text: str, style: str = "") -> None:
-    if console.options.ascii_only:  # this module's own signs and accents; tokens are escaped before
+def _line(screen: Screen, text: str, style: str = "") -> None:
+    if screen.options.ascii_only:  # this module's own signs and accents; tokens are escaped before
         for sign, plain in {"√": "sqrt ", "·": ".", "→": ">", "…": "~", "²": "2"}.items():
             text = text.replace(sign, plain)
         text = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
-    console.print(Text(text, style), highlight=False, markup=False, soft_wrap=True)
+    screen.print(Text(text, style), highlight=False, markup=False, soft_wrap=True)
 
 
-def _print_tokens(console: Console, tokens: list[str]) -> None:
+def _print_tokens(screen: Screen, tokens: list[str]) -> None:
+    """Tokens with three spaces between them; none is broken at the end of a line."""
     line = ""
     for token in tokens:
-        if line and cell_len(line) + cell_len(token) + 3 > _width(console):
-            _line(console, line)
+        if line and cell_len(line) + cell_len(token) + 3 > _width(screen):
+            _line(screen, line)
             line = ""
         line += ("   " if line else "") + token
-    _line(console, line)
+    _line(screen, line)
 
 
-def _print_table(console: Console, table: Table) -> None:
+def _print_table(screen: Screen, table: Table) -> None:
     """Columns side by side as far as they fit, the others in further bands, each with the labels at its left."""
     labels, *columns = zip(["", *table.columns], *table.rows, strict=True)
     labels = tuple(label.rstrip() for label in labels)
     side = min(STAGE_WIDTH, max(map(cell_len, labels)))
     widths = [max(map(cell_len, column)) + 2 for column in columns]
+    styles = {0: "dim"}  # of the headings
+    if table.title in TOTALS:
+        styles[len(labels) - 1] = "bold"
     start = 0
     while start < len(columns):
         end = start + 1
-        while end < len(columns) and side + 2 + sum(widths[start : end + 1]) <= _width(console):
+        while end < len(columns) and side + 2 + sum(widths[start : end + 1]) <= _width(screen):
             end += 1
         for at, label in enumerate(labels):
             if cell_len(label) > side:
@@ -490,36 +494,29 @@ def _print_table(console: Console, table: Table) -> None:
             line = set_cell_size(label, side)
             for width, column in zip(widths[start:end], columns[start:end], strict=True):
                 line += " " * (width - cell_len(column[at])) + column[at]
-            style = ""
-            if at == 0:  # the headings
-                style = "dim"
-            elif at == len(labels) - 1 and table.title in TOTALS:
-                style = "bold"
-            _line(console, f"  {line}", style)
+            _line(screen, f"  {line}", styles.get(at, ""))
         start = end
 
 
-def print_windows(console: Console, reach: Windows, sinks: int, lang: str = "en") -> None:
+def print_windows(screen: Screen, reach: Windows, sinks: int) -> None:
     """A row a head: mass outside each window, how far most of the mass reaches, the needle."""
     sizes = reach.windows[:-1]  # the longest drops nothing
-    every = -(-len(sizes) // MOST_COLUMNS)
-    shown = [n for n in range(len(sizes)) if n % every == 0]
-    head = [phrase("windows.head", lang)]
-    head += [phrase("windows.outside", lang, size=f"{sizes[n]:,}") for n in shown]
-    head += [phrase("windows.within", lang, share=f"{100 * share:.0f}") for share in SHARES]
-    head += [phrase("windows.needle", lang)]
-    retrieves = " " + phrase("windows.retrieves", lang)
+    shown = range(0, len(sizes), max(1, math.ceil(len(sizes) / MOST_COLUMNS)))
+    headings = [screen.phrase("windows.head")]
+    headings += [screen.phrase("windows.outside", size=f"{sizes[n]:,}") for n in shown]
+    headings += [screen.phrase("windows.within", share=f"{100 * share:.0f}") for share in SHARES]
+    headings.append(screen.phrase("windows.needle"))
     rows = []
-    for kv_head in reach.heads:
-        outside = kv_head.outside[SINKS.index(sinks)]
-        row = [kv_head.name]
-        row += [number(outside[n].mean, 3) for n in shown]
-        row += [f"{distance.mean:,.0f}" for distance in kv_head.reached]
-        row += [number(kv_head.needle.mean, 2) + (retrieves if kv_head.retrieves else "")]
-        rows.append(row)
-    title = phrase("windows.table", lang, model=reach.model, sinks=sinks, documents=f"{reach.n_documents:,}")
-    Table(head, rows, title).print(console, (0, len(head) - 1))
+    for head in reach.heads:
+        outside = head.outside[SINKS.index(sinks)]
+        needle = number(head.needle.mean, 2)
+        if head.retrieves:
+            needle += f" {screen.phrase('windows.retrieves')}"
+        masses = [number(outside[n].mean, 3) for n in shown]
+        rows.append([head.name, *masses, *(f"{distance.mean:,.0f}" for distance in head.reached), needle])
+    title = Note.of("windows.table", model=reach.model, sinks=sinks, documents=f"{reach.n_documents:,}")
+    screen.show(Table(headings, rows, title), "windows", (0, len(headings) - 1))
     for note in reach.notes:
-        say(console, said(note, lang))
+        screen.say(note)
     if lifts := [f"{head.name} (x {math.exp(head.lift.mean):.0f})" for head in reach.heads if head.retrieves]:
-        say(console, phrase("windows.lifts", lang, heads=", ".join(lifts)))
+        screen.tell("windows.lifts", heads=", ".join(lifts))
