@@ -128,10 +128,12 @@ def run_documents(
     take: Callable[[int, Site, Call, int, Document], None],
     marker: Marker | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    begin: int = 0,
 ) -> None:
     """Run documents of ids through the model and hand each to `take`: its number, and that in the call of a site.
 
-    Neighbours of equal length run together. `progress` counts tokens, of a streamed model those of each layer.
+    Numbers count from `begin`. Neighbours of equal length run together. `progress` counts tokens, of a streamed model
+    those of each layer.
     """
     if not documents:
         return  # no head would be reached, and a block says so
@@ -149,7 +151,7 @@ def run_documents(
             ids_of_batches = list(side_by_side(part) if stream is None else batches(part, stream.at_once))
             for turn in sweep(model, ids_of_batches):  # one turn; of a streamed model one for each layer
                 for first, ids in turn:
-                    number = start + first
+                    number = begin + start + first
                     run_body(model, ids)
                     done += ids.numel()
                     progress(done, total)

@@ -219,9 +219,9 @@ class _Study:
         first = list(documents[0])
         frequent = [token for token, _ in self.text.counts.most_common(FREQUENT)]
         vocabulary = None if self.parts > 1 else vocabulary_product(self.model)
-        wanted = {"tokens": frequent, "seed": self.seed, "rows": rows, "by_document": by_document}
+        settings = CONTROLS, self.second_half, frequent, rows, self.seed, by_document, vocabulary
         stages = "running the model", "repeated tokens"
-        tally = self._tally(self.model, documents, stages, CONTROLS, ranks, keep, vocabulary=vocabulary, **wanted)
+        tally = self._tally(partial(Tally, self.model, *settings), documents, stages, ranks, keep)
         self.notes += [f"{line}." for line in [*missing(self.model), *tally.notes]]
         # MLA: values come out of a latent, so no matrix of the head's own tells what it copies.
         latent = [site.name for site in tally.sites.values() if site.w_v is None and site.w_o is not None]
@@ -274,41 +274,33 @@ class _Study:
 
     def _tally(
         self,
-        model: nn.Module,
+        blank: Callable[[], Tally],
         documents: Sequence[Sequence[int]],
         stages: Sequence[str],
-        uniform_on: int,
         ranks: Ranks = ALONE,
         keep: Path | None = None,
-        **wanted: Any,
     ) -> Tally:
-        """What the heads do on the documents, on the repeated tokens, and by their weights.
-
-        wanted  fields of the tally of the documents
-        """
-        probe = Tally(model, uniform_on, first_row=self.second_half)
-        blank = partial(Tally, model, uniform_on, probe=probe, **wanted)  # a new tally that has seen no document
-        progress, marks = partial(self.progress, stages[0]), self.text.marks
+        """What the heads do on documents, on repeated tokens, and by their weights; `blank` makes an empty tally."""
+        tally, marks = blank(), self.text.marks
+        progress, progress_repeated = (partial(self.progress, stage) for stage in stages)
         # Processes that hold some heads each read every document; others share the documents out.
         readers = ALONE if self.parts > 1 else ranks
         if readers.world > 1 or keep is not None:
             tally = read_corpus(blank, documents, marks, progress, readers, keep)
-        elif stream_of(model) is not None:  # its weights are read once for the documents and the repeated tokens
-            tally = blank()
+        elif stream_of(tally.model) is not None:  # its weights are read once for the documents and the repeated tokens
 
             def take(number: int, *seen: Any) -> None:
                 if number < len(documents):
                     tally.take(number, *seen)
                 else:
-                    probe.take(number - len(documents), *seen)
+                    tally.take_repeated(number - len(documents), *seen)
 
-            run_documents(model, [*documents, *self.probes], take, marks, progress)
+            run_documents(tally.model, [*documents, *self.probes], take, marks, progress)
             return tally
         else:
-            tally = blank()
-            run_documents(model, documents, tally.take, marks, progress)
+            run_documents(tally.model, documents, tally.take, marks, progress)
         with ask.encoded():  # of a model that hears, random words say nothing of the encoder
-            run_documents(model, self.probes, probe.take, None, partial(self.progress, stages[1]))
+            run_documents(tally.model, self.probes, tally.take_repeated, None, progress_repeated)
         return gather_heads(tally, ranks) if self.parts > 1 else tally
 
     def _untrained(self, vocabulary: Tensor | None) -> dict[str, float] | None:
@@ -322,7 +314,8 @@ class _Study:
             self._note("note.sampled", layers=SAMPLE, most=f"{WHOLE:,}")
         else:
             vocabulary = vocabulary_product(fresh)
-        tally = self._tally(fresh, self.text.documents[:CONTROLS], (stage, stage), 0, vocabulary=vocabulary)
+        blank = partial(Tally, fresh, 0, self.second_half, vocabulary=vocabulary)
+        tally = self._tally(blank, self.text.documents[:CONTROLS], (stage, stage))
         largest: dict[str, float] = {}
         for site, h in tally.heads():
             for key, score in tally.of_head(site, h).items():
@@ -372,10 +365,8 @@ class _Study:
         name = site.head(h)
         scores, even = tally.of_head(site, h), tally.even(site)
         pictures: dict[str, Any] = {key: of_site[h].numpy() for key, of_site in tally.first[site.name].items()}
-        by_document = {}
-        for key, score_of_site in tally.of("scores", site).items():
-            if score_of_site.kept:
-                by_document[key] = np.array(score_of_site.kept)[:, h]
+        kept = tally.means[site.name]
+        by_document = {key: np.array([means[key][h] for means in kept]) for key in (kept[0] if kept else ())}
         part, layer, _ = parse_head(name)
         relations, elsewhere = {}, {}
         for relation, by_head in followed.items():
