@@ -64,7 +64,7 @@ RARE = 0.1  # the rarest tenth of a document's keys are its rare tokens
 
 Ints = npt.NDArray[np.int64]
 # Documents in pieces, the size of the vocabulary, facts.
-Contents = tuple[Iterable[Iterable[Sequence[int] | Ints]], int, dict[str, Any]]
+Contents = tuple[Iterable[Iterable[Sequence[int]]], int, dict[str, Any]]
 
 
 class TokenFile(Sequence[list[int]]):
