@@ -44,6 +44,7 @@ from headwise.corpus import verbs
 from headwise.corpus.sources import Progress, Sources, contents
 from headwise.corpus.tokens import (
     LARGEST_ID,
+    Ids,
     Reader,
     TextTokens,
     Tokens,
@@ -64,7 +65,7 @@ RARE = 0.1  # the rarest tenth of a document's keys are its rare tokens
 
 Ints = npt.NDArray[np.int64]
 # Documents in pieces, the size of the vocabulary, facts.
-Contents = tuple[Iterable[Iterable[Sequence[int]]], int, dict[str, Any]]
+Contents = tuple[Iterable[Iterable[Ids]], int, dict[str, Any]]
 
 
 class TokenFile(Sequence[list[int]]):
@@ -174,8 +175,8 @@ def _parts(contents: Contents) -> Iterator[bytes]:
 class Text:
     """Documents as ids, and what is known about their tokens."""
 
-    documents: Sequence[Sequence[int]]  # at first any iterable; then they lie on the disk
-    shown: Callable[[Sequence[int]], tuple[str, ...]]  # ids as a reader should see them
+    documents: Sequence[Ids]  # at first any iterable; then they lie on the disk
+    shown: Callable[[Ids], tuple[str, ...]]  # ids as a reader should see them
     specials: frozenset[int] = frozenset()  # ids that stand for no text
     frame: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
     sources: tuple[str, ...] = ()
@@ -212,7 +213,7 @@ class Text:
         return {"delimiter": delimiter, "rare": rare}
 
 
-def text_of(reader: Reader, documents: Sequence[Sequence[int]], sources: Sequence[str] = ()) -> Text:
+def text_of(reader: Reader, documents: Sequence[Ids], sources: Sequence[str] = ()) -> Text:
     """Documents of ids, with what a tokenizer knows of them."""
     tokens = reader.tokens
     if tokens is None:
@@ -290,7 +291,7 @@ def encoded(reader: Reader, text: str, facts: dict[str, int], unknown: str = "re
     return ids
 
 
-def cut(pieces: Iterable[Sequence[int]], size: int) -> Iterator[list[int]]:
+def cut(pieces: Iterable[Ids], size: int) -> Iterator[list[int]]:
     """Ids that come in pieces of any length, in pieces of one size; the last may be shorter."""
     rest: list[int] = []
     for piece in pieces:
@@ -331,9 +332,7 @@ def check_ids(reader: Reader, documents: dict[str, list[int]], sources: Sequence
     return text_of(reader, list(documents.values()), sources)
 
 
-def batches(
-    documents: Iterable[Sequence[int] | Tensor], most: int | None = None, size: int | None = None
-) -> Iterator[Tensor]:
+def batches(documents: Iterable[Ids | Tensor], most: int | None = None, size: int | None = None) -> Iterator[Tensor]:
     """Neighbours of equal length as (B,T) ids, `size` of them or up to `most` tokens, default BATCH: no padding."""
     for length, group in itertools.groupby(documents, key=len):
         while chunk := list(itertools.islice(group, size or max(1, (most or BATCH) // length))):
@@ -447,7 +446,7 @@ def _document(reader: Reader, item: Any, where: str) -> Labelled:
 
 
 def _positions(
-    span: Any, item: Mapping[str, Any], ids: Sequence[int], places: Sequence[tuple[int, int]], where: str
+    span: Any, item: Mapping[str, Any], ids: Ids, places: Sequence[tuple[int, int]], where: str
 ) -> tuple[int, ...]:
     """The tokens of a span, at least one."""
     text = item.get("text")

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from headwise.corpus.documents import batches
+from headwise.corpus.tokens import Ids
 from headwise.masks import BroadcastGrid, resolve
 from headwise.models.ask import cache_in, evaluating, run_body
 from headwise.models.hook import Hook, attach, hooked
@@ -117,14 +118,14 @@ def _noted(call: Call, site: Site, line: str) -> Call:
     return call._replace(note=f"{told}{line}")
 
 
-def side_by_side(documents: Iterable[Sequence[int]]) -> Iterator[Tensor]:
+def side_by_side(documents: Iterable[Ids]) -> Iterator[Tensor]:
     """Neighbours of equal length as (B,T) ids, as many as run at once."""
     return batches(documents, TOGETHER)
 
 
 def run_documents(
     model: nn.Module,
-    documents: Sequence[Sequence[int]],
+    documents: Sequence[Ids],
     take: Callable[[int, Site, Call, int, Document], None],
     marker: Marker | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,

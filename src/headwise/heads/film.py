@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headwise.corpus.documents import Relations, Text, verb_relations
+from headwise.corpus.tokens import Ids
 from headwise.corpus.training import Corpus
 from headwise.errors import HeadwiseError
 from headwise.files import StepLog, read_bytes, text_path
@@ -100,7 +101,7 @@ class Glance:
     maps. On the same texts the scores are those of a survey.
     """
 
-    def __init__(self, lines: Sequence[Sequence[int]], text: Text, context: int, probes: int) -> None:
+    def __init__(self, lines: Sequence[Ids], text: Text, context: int, probes: int) -> None:
         labelled = [] if text.relations is None else text.relations.documents
         more = [document.ids for document in labelled if document.ids not in text.documents]
         texts = [*lines, *text.documents, *more]
@@ -285,13 +286,13 @@ def _even_maps(ids: Tensor) -> Tensor:
     return F.normalize(torch.ones(1, B, T, T).tril(), p=1, dim=-1)
 
 
-def _padded(rows: Sequence[Sequence[int]]) -> Tensor:
+def _padded(rows: Sequence[Ids]) -> Tensor:
     """Rows of numbers as one tensor, zeros behind."""
     columns = list(zip_longest(*rows, fillvalue=0))
     return torch.tensor(columns, dtype=torch.long).reshape(len(columns), len(rows)).mT
 
 
-def _rows(texts: Sequence[Sequence[int]], T: int, first: int = 0) -> Tensor:
+def _rows(texts: Sequence[Ids], T: int, first: int = 0) -> Tensor:
     """What each row counts for, (B,T): each text alike, and in it alike each row from `first` on."""
     row = torch.arange(T)
     lengths = torch.tensor([[len(text)] for text in texts]).reshape(-1, 1)

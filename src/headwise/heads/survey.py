@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.corpus.documents import Relations, Text, batches
-from headwise.corpus.tokens import TextTokens
+from headwise.corpus.tokens import Ids, TextTokens
 from headwise.errors import HeadwiseError
 from headwise.gpt.presets import check_seed
 from headwise.gpt.ranks import ALONE, Ranks
@@ -161,7 +161,7 @@ def _digest(folder: Folder) -> Callable[[], str]:
 @torch.no_grad()
 def forecast(
     model: nn.Module,
-    documents: Sequence[Sequence[int]],
+    documents: Sequence[Ids],
     controls: bool = False,
     reading: Callable[[nn.Module], AbstractContextManager[Any]] = watch,
 ) -> str:
@@ -268,7 +268,7 @@ class _Study:
     def _tally(
         self,
         blank: Callable[[], Tally],
-        documents: Sequence[Sequence[int]],
+        documents: Sequence[Ids],
         stages: Sequence[str],
         ranks: Ranks = ALONE,
         keep: Path | None = None,

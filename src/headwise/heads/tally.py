@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headwise.corpus.documents import Text
+from headwise.corpus.tokens import Ids
 from headwise.errors import HeadwiseError
 from headwise.files import Kept
 from headwise.gpt.checkpoint import read_metadata, read_tensors, write_tensors
@@ -92,7 +93,7 @@ class Gleaning:
     An example is the row of a document with the largest weight on another token than the first and itself.
     """
 
-    def __init__(self, n_heads: int, tokens: Sequence[int]) -> None:
+    def __init__(self, n_heads: int, tokens: Ids) -> None:
         self.tokens = torch.tensor(sorted(tokens))
         self.distances = torch.zeros(n_heads, len(DISTANCES), dtype=torch.long)  # rows by how far they look
         self.attended = torch.zeros(n_heads, len(tokens), dtype=torch.float64)  # weight that each token received
@@ -160,7 +161,7 @@ class Tally:
     model: nn.Module
     uniform_on: int  # the first documents, on which the even control is measured
     second_half: int = 0  # of random tokens that are repeated: the row from which on each has a copy before it
-    tokens: Sequence[int] | None = None  # whose share of the attention is noted, with examples and the first document
+    tokens: Ids | None = None  # whose share of the attention is noted, with examples and the first document
     rows: float | None = None  # the share of them that is measured, drawn by `seed`
     seed: int = 0
     by_document: bool = False  # keep the value of each document, which takes memory
@@ -364,13 +365,12 @@ def copying(site: Site, vocabulary: Tensor | None) -> list[float] | None:
 
 SAVE_SECONDS = 10.0  # of work that a kill may cost
 KEPT = "tally-*.safetensors"
-Documents = Sequence[Sequence[int]]
 
 
-class Part(Sequence[Sequence[int]]):
+class Part(Sequence[Ids]):
     """Neighbouring documents, read when they are asked for."""
 
-    def __init__(self, documents: Documents, numbers: range) -> None:
+    def __init__(self, documents: Sequence[Ids], numbers: range) -> None:
         self.documents, self.numbers = documents, numbers
 
     def __len__(self) -> int:
@@ -380,7 +380,7 @@ class Part(Sequence[Sequence[int]]):
         return self.documents[self.numbers[number]]
 
 
-def shares(documents: Documents, done: Collection[int], world: int) -> list[list[range]]:
+def shares(documents: Sequence[Ids], done: Collection[int], world: int) -> list[list[range]]:
     """The documents that are not done, for each process, as ranges of whole batches and alike in tokens."""
     is_left = [n not in done for n in range(len(documents))]
     edges = np.flatnonzero(np.diff(is_left, prepend=False, append=False))  # where some are left, and where they end
@@ -403,7 +403,7 @@ def shares(documents: Documents, done: Collection[int], world: int) -> list[list
 class Tallies:
     """What each process has tallied, in the folder of a survey that can be killed; None keeps nothing."""
 
-    def __init__(self, folder: Path | None, tally: Tally, documents: Documents, ranks: Ranks) -> None:
+    def __init__(self, folder: Path | None, tally: Tally, documents: Sequence[Ids], ranks: Ranks) -> None:
         self.path, self.ranks, self.due = folder, ranks, time.monotonic() + SAVE_SECONDS
         self.earlier: list[Path] = []
         if folder is None:
@@ -445,7 +445,7 @@ class Tallies:
 
 def read_corpus(
     blank: Callable[[], Tally],
-    documents: Documents,
+    documents: Sequence[Ids],
     marker: Marker,
     progress: Callable[[int, int], None],
     ranks: Ranks,

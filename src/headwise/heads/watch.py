@@ -15,11 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from headwise.corpus.tokens import Ids
 from headwise.errors import HeadwiseError, MissingError
 from headwise.heads.blocks import THUMBNAIL, Factors, Measured, measure, row_weights
 from headwise.heads.documents import Document, Marker, listening, some_rows
 from headwise.heads.statistics import Statistics, all_statistics, unknown_head, unknown_statistic
-from headwise.heads.table import HeadRow, HeadTable, Row, token_map
+from headwise.heads.table import Array, HeadRow, HeadTable, Places, Row, token_map
 from headwise.intervals import Interval, interval_of
 from headwise.models.ask import context_of, evaluating, run_body
 from headwise.models.open import described, row_of
@@ -31,8 +32,7 @@ MOST_WEIGHTS = 2**20  # of a head that are kept on request: 4 MiB, of all heads 
 LONGEST = 400  # tokens of a text whose maps are drawn; every head keeps a T x T map
 CELLS = 2**20  # numbers of all maps that are drawn beside a survey: they all stand in one page
 
-Array = NDArray[np.float32]
-Shown = Callable[[Sequence[int]], Sequence[str]]  # ids as a reader should see them, one by one
+Shown = Callable[[Ids], Sequence[str]]  # ids as a reader should see them, one by one
 
 
 class _SeenSite:
@@ -177,7 +177,7 @@ class SeenHead(HeadRow[float]):
         rows, keys = self._site.ids
         return self._words(rows), self._words(keys)
 
-    def _words(self, ids: Sequence[int]) -> tuple[str, ...]:
+    def _words(self, ids: Ids) -> tuple[str, ...]:
         """Tokens as a reader should see them; a place that an image or a sound fills is a dot."""
         of_text = [i for i in ids if i >= 0]  # together: a character may be spread over several tokens
         words = iter(map(str, of_text) if self._shown is None else self._shown(of_text))
@@ -202,7 +202,7 @@ class Seen(HeadTable[SeenHead]):
         sites: Sequence[Site],
         shown: Shown | None,
         notes: Sequence[str],
-        places: Mapping[str, tuple[str, int]],
+        places: Places,
     ) -> None:
         self.places = places
         self._heads = {site.name: site.heads for site in sites}  # of some no head is known before it has run
@@ -388,7 +388,7 @@ def _are_whole(numbers: object) -> bool:
 
 
 @torch.no_grad()
-def head_maps(model: nn.Module, ids: Sequence[int], tokens: Sequence[str], name: str) -> HeadMaps:
+def head_maps(model: nn.Module, ids: Ids, tokens: Sequence[str], name: str) -> HeadMaps:
     """Run a model that reads ids (T,) and keep the weights (T,T) of each head; `tokens` are the ids as text.
 
     Models of a single stack only: the maps are named by layer and head. Raises HeadwiseError for an empty text, one
@@ -411,7 +411,7 @@ def head_maps(model: nn.Module, ids: Sequence[int], tokens: Sequence[str], name:
     return HeadMaps(name, tuple(tokens), tuple(maps))
 
 
-def require_text(ids: Sequence[int], longest: int, why: str) -> None:
+def require_text(ids: Ids, longest: int, why: str) -> None:
     """Raise HeadwiseError for a text without tokens, or with more than the longest."""
     if not ids:
         raise refusal("no_tokens")
@@ -419,7 +419,7 @@ def require_text(ids: Sequence[int], longest: int, why: str) -> None:
         raise HeadwiseError(f"the text has {len(ids)} tokens, and {why} is {longest}; pass a shorter one")
 
 
-def maps_of_short(model: nn.Module, documents: Sequence[Sequence[int]], shown: Shown, name: str) -> HeadMaps | None:
+def maps_of_short(model: nn.Module, documents: Sequence[Ids], shown: Shown, name: str) -> HeadMaps | None:
     """The maps of a single short document, in a model of a single stack; else None."""
     n_tokens, sites = len(documents[0]), sites_of(model)
     several = any(parse_head(site.head(0))[0] for site in sites)
