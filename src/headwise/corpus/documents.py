@@ -94,13 +94,13 @@ class TokenFile(Sequence[list[int]]):
         if isinstance(number, slice):
             return [self[n] for n in range(*number.indices(len(self)))]
         place = range(len(self))[number]  # which counts negative ones from the end, and refuses what is outside
-        (start,), (length,) = self.spans([place])
-        return self.take(slice(start, start + length)).tolist()
+        return self.take(slice(*self._ends[place : place + 2])).tolist()
 
     def spans(self, numbers: Sequence[int] | Ints) -> tuple[Ints, Ints]:
         """Of documents the places of their first ids in the whole file, and their lengths."""
         places = np.asarray(numbers, np.int64)
-        return self._ends[places], self._ends[places + 1] - self._ends[places]
+        starts: Ints = self._ends[places]
+        return starts, self._ends[places + 1] - starts
 
     def take(self, places: Ints | slice) -> Ints:
         """The ids at these places of the whole file, in the shape of the places."""
@@ -436,10 +436,10 @@ def _document(reader: Reader, item: Any, where: str) -> Labelled:
     pairs: dict[str, list[Pair]] = {}
     for n, pair in enumerate(item.get("pairs", ())):
         match pair:
-            case {"name": str(name), "from": looks, "to": at}:
-                place = f"{where}, pair {n}"
-                queries = _positions(looks, item, ids, places, f"{place}, from")
-                pairs.setdefault(name, []).append((queries, _positions(at, item, ids, places, f"{place}, to")))
+            case {"name": str(name), "from": _, "to": _}:
+                sides = ("from", "to")
+                looks, at = (_positions(pair[side], item, ids, places, f"{where}, pair {n}, {side}") for side in sides)
+                pairs.setdefault(name, []).append((looks, at))
             case _:
                 raise HeadwiseError(f'{where}, pair {n}: a pair has "name", "from" and "to"')
     return Labelled(ids, pairs)
@@ -449,9 +449,9 @@ def _positions(
     span: Any, item: Mapping[str, Any], ids: Ids, places: Sequence[tuple[int, int]], where: str
 ) -> tuple[int, ...]:
     """The tokens of a span, at least one."""
-    text = item.get("text")
+    text: Any = item.get("text")
     in_tokens = text is None or item.get("unit") == "tokens"
-    length = len(ids) if in_tokens or text is None else len(text)
+    length = len(ids if in_tokens else text)
     if isinstance(span, str) and text is not None:
         if text.count(span) != 1 or not span:
             raise HeadwiseError(f"{where}: {span!r} stands {text.count(span)} times in {text!r}; pass [start, end)")
@@ -464,5 +464,5 @@ def _positions(
         return tuple(range(*span))
     positions = tuple(n for n, (start, end) in enumerate(places) if start < span[1] and end > span[0])
     if not positions:
-        raise HeadwiseError(f"{where}: no token stands for {str(text)[slice(*span)]!r}")
+        raise HeadwiseError(f"{where}: no token stands for {text[slice(*span)]!r}")
     return positions

@@ -50,7 +50,7 @@ from headwise.heads.blocks import Dense
 from headwise.heads.relation import Plan, described
 from headwise.heads.statistics import all_statistics, formula_of
 from headwise.heads.survey import repeated_tokens
-from headwise.heads.table import ROLES, relation_role
+from headwise.heads.table import ROLES, Row, relation_role
 from headwise.heads.tally import REACH, copying, vocabulary_product
 from headwise.models.ask import evaluating, run_body
 from headwise.models.hook import attach
@@ -70,7 +70,6 @@ DIGITS = 4  # of a number
 
 
 Scores = dict[str, Tensor]  # name -> (N,), one for each head
-Row = dict[str, Any]
 Words = tuple[str, ...]
 # The fields of a line of the file, and what each must be.
 HEADER: Row = {
@@ -95,13 +94,13 @@ READ = ("previous", "self", "first", "delimiter")  # statistics that a survey ta
 
 
 class Glance:
-    """Lines to look at, and documents to score, beside `probes` texts of random tokens that are repeated.
+    """Lines to look at, and documents to score, beside PROBES texts of random tokens that are repeated.
 
     All go through the model at once, padded at their ends, which a causal model does not see, and are read off whole
     maps. On the same texts the scores are those of a survey.
     """
 
-    def __init__(self, lines: Sequence[Ids], text: Text, context: int, probes: int) -> None:
+    def __init__(self, lines: Sequence[Ids], text: Text, context: int) -> None:
         labelled = [] if text.relations is None else text.relations.documents
         more = [document.ids for document in labelled if document.ids not in text.documents]
         texts = [*lines, *text.documents, *more]
@@ -125,8 +124,9 @@ class Glance:
         self.offsets = (1 / able.clamp(min=1) / len(text.documents)).where(enough, 0)
         self.plans = [(texts.index(document.ids, len(lines)), Plan(document)) for document in labelled]
         repeated, first_known = repeated_tokens(text, context, seed=0)
-        self.probes = _padded(repeated[:probes])
-        self.probe_rows = _rows(repeated[:probes], self.probes.shape[1], first_known)
+        probes = repeated[:PROBES]
+        self.probes = _padded(probes)
+        self.probe_rows = _rows(probes, self.probes.shape[1], first_known)
 
     @torch.no_grad()
     def look(self, model: nn.Module, sites: Sequence[Site]) -> tuple[Tensor, Scores, Scores]:
@@ -221,7 +221,7 @@ class Film:
         # The example comes first, and is filmed once.
         others = (list(ids) for ids in self.text.documents if ids[:LONGEST] != example[:LONGEST])
         self.lines = fitting([example, *others], cells)
-        self.glance = Glance(self.lines, self.text, config.context, PROBES)
+        self.glance = Glance(self.lines, self.text, config.context)
         self.header: Row = {
             "heads": names,
             "lines": [list(tokens.shown(line)) for line in self.lines],
@@ -259,10 +259,8 @@ class Film:
             for n, score in enumerate(scores.get(role.score, ())):
                 if role.threshold <= score > max(limit, at_distance[n]):  # nan, of no distance, is no limit
                     earned[n].append(role.name)
-        cut = []
-        for of_head in maps.numpy():
-            for weights, line in zip(of_head, self.lines, strict=True):
-                cut.append(weights[: len(line), : len(line)])
+        lengths = [len(line) for line in self.lines]
+        cut = [weights[:n, :n] for of_head in maps.numpy() for weights, n in zip(of_head, lengths, strict=True)]
         return {"step": step, "alike": layers, "scores": scores, "roles": earned, "maps": packed(cut)}
 
 
