@@ -182,10 +182,12 @@ class Pass:
         n = len(self.at)
         with torch.inference_mode(inference), torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             empty = partial(torch.empty, dtype=self.dtype, device=self.device)
-            # The same buffers for every block: they stay in the cache, and no page is asked for anew.
-            width, block = _whole_runs(self.S), BLOCK * min(2, n_threads)  # weights of a block
+            width = _whole_runs(self.S)
+            block = BLOCK * min(2, n_threads)  # weights of a block
             if n_threads == torch.get_num_threads() == 1:  # half as many stay near a single core, if a head fits
                 block = max(BLOCK // 2, min(BLOCK, ROWS * width))
+            # The same buffers for every block: they stay in the cache, and no page is asked for anew. The first one
+            # holds the scores of a head's whole strip, also where e is made of fewer rows at a time.
             buffers = empty(max(block, min(n, ROWS) * width)), empty(max(block, width))
             totals = self.totals()
             for i, start in enumerate(range(0, n, ROWS)):

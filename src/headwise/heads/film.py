@@ -286,7 +286,7 @@ def _even_maps(ids: Tensor) -> Tensor:
 
 def _padded(rows: Sequence[Ids]) -> Tensor:
     """Rows of numbers as one tensor, zeros behind."""
-    columns = list(zip_longest(*rows, fillvalue=0))
+    columns = list(zip_longest(*rows, fillvalue=0))  # all first numbers, all second ones, ...
     return torch.tensor(columns, dtype=torch.long).reshape(len(columns), len(rows)).mT
 
 

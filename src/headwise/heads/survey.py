@@ -207,7 +207,9 @@ class _Study:
         self, controls: bool, how: str, ranks: Ranks, keep: Path | None, by_document: bool, rows: float | None
     ) -> Survey:
         self.notes += filter(None, [*self.text.about, share_note(rows, self.seed)])
-        weights_digest = _digest(self.folder)
+        weights_digest = _digest(self.folder)  # is read while the model runs, and asked for at the end
+
+        # The documents, and the repeated tokens.
         documents = self.text.documents
         first = list(documents[0])
         frequent = [token for token, _ in self.text.counts.most_common(FREQUENT)]
@@ -224,10 +226,14 @@ class _Study:
             self._note("note.few_tokens")
         if len(documents) == 1:
             self._note("note.one_document")
+
+        # What needs further passes: relations, controls, effects.
         self.followed = self._follow(self.model, "relations")
         if controls and self.parts == 1:  # a part has no fresh twin
             self.untrained = self._untrained(vocabulary)
         self._weigh(how)
+
+        # Now all is known of each head that its roles hang on.
         profiles = tuple(self._profile(tally, site, h) for site, h in tally.heads())
         silent = [profile.name for profile in profiles if profile.means.get("norm") == 0]  # as `headwise prune` leaves
         if silent:
@@ -326,11 +332,14 @@ class _Study:
     def _weigh(self, how: str) -> None:
         """Importance and the change in loss, on the first documents; nothing where there is no loss."""
         if self.parts > 1:
-            return self._note("note.parallel", parts=self.parts)
+            self._note("note.parallel", parts=self.parts)
+            return
         if stream_of(self.model) is not None:
-            return self._note("note.streamed")
+            self._note("note.streamed")
+            return
         if ask.predicts(self.model) != "next":
-            return self._note("note.no_loss", kind=type(self.model).__name__)
+            self._note("note.no_loss", kind=type(self.model).__name__)
+            return
         documents, after = self.text.documents, self.text.scored_after
         count = bisect_right(list(accumulate(map(len, documents))), EFFECTS)  # documents that fit into EFFECTS tokens
         ended = [[*ids, *self.text.end] for ids in documents[: max(2, count)]]
@@ -339,14 +348,13 @@ class _Study:
         self.importance = importance(self.model, groups, after)
         self.progress("importance", 1, 1)
         if how == "none":
-            return None
+            return
         with torch.no_grad(), ask.evaluating(self.model):
             losses = [ask.next_token_losses(self.model, ids, after) for ids in groups]
         self.loss, size = float(torch.cat(losses).mean()), self.folder.vocab_size
         if size is not None and self.loss > GUESS * math.log(size):  # log V is the loss of an even guess
             self._note("note.guess", loss=f"{self.loss:.2f}", size=f"{size:,}", guess=f"{math.log(size):.2f}")
         self.ablation = ablation(self.model, groups, how, partial(self.progress, "ablation"), after, losses)
-        return None
 
     def _profile(self, tally: Tally, site: Site, h: int) -> HeadProfile:
         """The row of a head: its numbers, what they are held against, and the roles that it earns by that."""

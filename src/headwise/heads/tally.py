@@ -107,6 +107,7 @@ class Gleaning:
         argmax = measured.argmax.cpu()
         if not len(rows):
             return
+        # The bin of a distance is the last one whose lower edge it reaches.
         bins = torch.bucketize((rows - argmax).abs(), torch.tensor(DISTANCES), right=True) - 1
         self.distances.scatter_add_(1, bins, torch.ones_like(bins))
         if document.k_ids is not None:
@@ -197,7 +198,7 @@ class Tally:
         if self.by_document:
             self.means[site.name].append(means)
         if document.start is not None:
-            self._add("offsets", site, {"all": _shares(measured, document.start, call.n_keys).numpy()})
+            self._add("offsets", site, {"all": _offset_fractions(measured, document.start, call.n_keys).numpy()})
             # The frames of a sound are no tokens of a text.
             if self.tokens is not None and (document.k_ids is not None or not hears(self.model)):
                 gleaning = self.gleanings.setdefault(site.name, Gleaning(site.n_heads, self.tokens))
@@ -299,8 +300,8 @@ def _means(measured: Measured) -> Means:
     return {key: rows.cpu().double().mean(1).numpy() for key, rows in measured.rows.items()}
 
 
-def _shares(measured: Measured, start: int, n_keys: int) -> Tensor:
-    """For each offset the share of the rows that have a key there and look hardest at it, (H, 2 REACH + 1).
+def _offset_fractions(measured: Measured, start: int, n_keys: int) -> Tensor:
+    """For each offset the fraction of the rows that have a key there and look hardest at it, (H, 2 REACH + 1).
 
     An offset that less than half of the rows have says too little, and counts as none.
     """

@@ -45,7 +45,6 @@ class _SeenSite:
     def __init__(self, measured: Measured) -> None:
         self.names = list(measured.rows)  # the statistics that every document has
         self._rows = np.empty((len(self.names), len(measured.received), 0), np.float32)  # (statistics,H,N or more)
-        self._means: dict[str, NDArray[np.float64]] = {}  # statistic -> (H,)
         self.documents: list[int] = []  # rows of each
         self.maps: Array | None = None  # (H,T,S) of the last document that had such rows, or some rows of it
         self.image: Tensor | None = None  # (S,) bool, which of its keys are of an image
@@ -63,7 +62,6 @@ class _SeenSite:
             self._rows[..., :start] = before
         for name, rows in zip(self.names, self._rows, strict=True):
             rows[:, start : start + n_rows] = as_numpy(measured.rows[name])
-        self._means = {}  # those so far hold no longer
         self.documents.append(n_rows)
         self.out_sum = self.out_sum + as_numpy(measured.mean_out).astype(np.float64) * n_rows
         self.received = list(as_numpy(measured.received))  # (S,) of each head
@@ -80,13 +78,6 @@ class _SeenSite:
         if name not in self.names:
             raise unknown_statistic(name, self.names)
         return self._rows[self.names.index(name), :, : self.n_rows]
-
-    def means(self, name: str) -> NDArray[np.float64]:
-        """The mean over the rows of each head, (H,)."""
-        if name not in self._means:
-            rows = self.rows(name)
-            self._means[name] = rows.mean(1, dtype=np.float64) if self.n_rows else np.full(len(rows), np.nan)
-        return self._means[name]
 
 
 class Rows(Statistics[Array]):
@@ -117,7 +108,8 @@ class SeenHead(HeadRow[float]):
 
     def __getitem__(self, name: str) -> float:
         """The mean of a statistic, of a set of keys named in `marks`, or of a distance such as `offset_2`."""
-        return float(self._site.means(name)[self._head])
+        rows = self.rows[name]
+        return float(rows.mean(dtype=np.float64)) if len(rows) else math.nan
 
     @property
     def means(self) -> dict[str, float]:
