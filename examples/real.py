@@ -212,11 +212,11 @@ def watched(name: str, model: Any, tokens: Any) -> dict[str, Any]:
     inputs: dict[str, Any] = {"input_ids": torch.tensor([tokens.prompt(PROMPT)])}
     if name.startswith("whisper"):
         inputs = speech(tokens)
-    rows = range(inputs.get("decoder_input_ids", inputs.get("input_ids")).shape[1])
-    with hw.watch(model, top_rows=rows, top_k=1) as seen, torch.no_grad():
+    n_rows = inputs.get("decoder_input_ids", inputs.get("input_ids")).shape[1]
+    with hw.watch(model, maps=list(range(n_rows))) as seen, torch.no_grad():  # of Whisper's encoder its first ones
         model(**inputs)
     heads = [head for head in seen if not name.startswith("whisper") or head.startswith("cross.")]
-    forward = {head: steady([seen.top[head][row][0][0] for row in rows[4:]]) for head in heads}
+    forward = {head: steady(seen[head].map[4:].argmax(1).tolist()) for head in heads}
     return {"heads": len(list(seen)), "in order": dict(sorted(forward.items(), key=lambda x: -x[1])[:16])}
 
 

@@ -286,7 +286,7 @@ def spied_kernel() -> Iterator[list[dict[str, Any]]]:
         yield calls
 
 
-WATCHING = {"maps", "offsets", "marks", "top_rows", "top_k", "rows", "seed"}
+WATCHING = {"maps", "offsets", "marks", "rows", "seed"}
 
 
 def watch_call(model: Any, *inputs: Any, **named: Any) -> Seen:

@@ -41,7 +41,7 @@ def test_lines_and_words() -> None:
     assert Cell("work", "future", "he").line == "he will work = él trabajará"
     assert Cell("open", "perfect", "you").line == "you have opened = tú has abierto"
     assert Cell("sleep", "past", "they").line == "they slept = ellos durmieron"
-    for line in corpus(held_out=0).train_lines:
+    for line in [*(cell.line for cell in cells()), *conjugation_lines()]:
         assert line == " ".join(line.split())
         assert line == unicodedata.normalize("NFC", line)  # é is one character, never e and an accent
     halves: dict[bool, set[str]] = {True: set(), False: set()}
@@ -84,7 +84,8 @@ def test_the_cells_stand_in_their_order() -> None:
 
 
 def vocabulary(core: bool = False) -> set[str]:
-    return {word for line in corpus(0, 0, core).train_lines for word in line.split()} - {"=", ","}
+    lines = [*(cell.line for cell in cells(core)), *conjugation_lines(core)]
+    return {word for line in lines for word in line.split()} - {"=", ","}
 
 
 def test_the_persons_of_a_line_stand_in_any_order() -> None:
@@ -94,21 +95,19 @@ def test_the_persons_of_a_line_stand_in_any_order() -> None:
     assert orders[0] == "I go , you go , he goes" and orders[-1] == "he goes , you go , I go"
 
 
-@pytest.mark.parametrize("held_out", [0, 1, 19, 36, 97, 720])
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_split_loses_and_repeats_nothing(seed: int, held_out: int) -> None:
-    split = corpus(seed, held_out)
-    assert len(split.held_out_cells) == len(set(split.held_out_cells)) == held_out
+def test_the_split_loses_and_repeats_nothing(seed: int) -> None:
+    split = corpus(seed)
+    assert len(split.held_out_cells) == len(set(split.held_out_cells)) == 36
     assert split.held_out_lines == tuple(cell.line for cell in split.held_out_cells)
     assert set(split.train_lines).isdisjoint(split.held_out_lines)
     everything = [cell.line for cell in cells()] + list(conjugation_lines())
     assert Counter(split.train_lines) + Counter(split.held_out_lines) == Counter(everything)
 
 
-@pytest.mark.parametrize("held_out", [36, 720])
-def test_every_held_out_word_and_half_line_was_seen(held_out: int) -> None:
+def test_every_held_out_word_and_half_line_was_seen() -> None:
     for seed in range(3):
-        split = corpus(seed, held_out)
+        split = corpus(seed)
         seen = {word for line in split.train_lines for word in line.split()}
         assert {word for line in split.held_out_lines for word in line.split()} <= seen
         clauses = {clause for line in split.train_lines if "=" not in line for clause in line.split(" , ")}
@@ -126,23 +125,16 @@ def test_the_default_split_is_spread_evenly(core: bool) -> None:
         assert set(slots.values()) == ({2} if core else {1}) and len(slots) == (18 if core else 36)
 
 
-@pytest.mark.slow
 def test_splits() -> None:
-    for seed in range(3):
-        chosen = corpus(seed, 720).held_out_cells
-        assert max(Counter(cell.verb for cell in chosen).values()) == 18  # of 36
-        assert max(Counter(cell.tense for cell in chosen).values()) < 240
-        assert max(Counter((cell.tense, cell.person) for cell in chosen).values()) < 40
     assert corpus(5) == corpus(5)
     assert len({frozenset(corpus(seed).held_out_cells) for seed in range(13)}) == 13
     expected = ("he works = él trabaja", "I would talk = yo hablaría", "we walked = nosotros caminamos")
     assert corpus(0).held_out_lines[:3] == expected
 
 
-@pytest.mark.parametrize("held_out", [36, 720])
-def test_the_example_of_the_courses_is_always_for_training(held_out: int) -> None:
+def test_the_example_of_the_courses_is_always_for_training() -> None:
     for seed in (6, 14):  # without the rule these draw it
-        assert "I work = yo trabajo" in corpus(seed, held_out).train_lines
+        assert "I work = yo trabajo" in corpus(seed).train_lines
 
 
 def test_what_is_not_in_the_corpus_is_refused() -> None:

@@ -392,11 +392,11 @@ def test_blocks_end_in_any_order_and_copies_are_nobodys_business() -> None:
 def test_a_fixed_offset_is_judged_on_the_rows_that_have_it() -> None:
     """A head that always looks 5 back is positional, though the first rows of a short text have no such key."""
     from headwise.heads.blocks import Measured
-    from headwise.heads.tally import REACH, _shares
+    from headwise.heads.tally import REACH, _offset_fractions
 
     argmax = (torch.arange(11) - 5).clamp(min=0)[None]
     nothing = torch.zeros(1, 1)
-    shares = _shares(Measured({}, torch.arange(11), argmax, nothing, nothing, nothing, nothing), 0, 11)
+    shares = _offset_fractions(Measured({}, torch.arange(11), argmax, nothing, nothing, nothing, nothing), 0, 11)
     assert shares[0, REACH + 5] == 1.0
     assert shares[0, REACH + 6 :].max() == 0  # too few rows reach further back
 

@@ -63,18 +63,18 @@ def test_whole_batches_are_shared_and_each_document_once(text: Text, monkeypatch
     monkeypatch.setattr("headwise.heads.documents.TOGETHER", 46)
     documents = text.documents
     for world in (1, 2, 3, 19):
-        for done in ([], [range(0, 2), range(9, 10)]):
-            parts = shares(documents, done, world)
-            numbers = [n for ranges in (*parts, done) for each in ranges for n in each]
-            assert sorted(numbers) == list(range(len(documents))), (world, done)
+        for ends in ([], [range(0, 2), range(9, 10)]):
+            parts = shares(documents, {n for each in ends for n in each}, world)
+            numbers = [n for ranges in (*parts, ends) for each in ranges for n in each]
+            assert sorted(numbers) == list(range(len(documents))), (world, ends)
             together = [ids.shape for ids in side_by_side(documents)]
             apart = []
-            for each in sorted((r for some in (*parts, done) for r in some), key=lambda r: r.start):
+            for each in sorted((r for some in (*parts, ends) for r in some), key=lambda r: r.start):
                 apart += [ids.shape for ids in side_by_side(Part(documents, each))]
             assert together == apart
     # What was kept with other batches may end within one of today's.
-    assert shares([[0] * 5] * 19, [range(2, 7), range(11, 13)], 1) == [[range(2), range(7, 11), range(13, 19)]]
-    sizes = [sum(len(documents[n]) for each in part for n in each) for part in shares(documents, [], 2)]
+    assert shares([[0] * 5] * 19, {2, 3, 4, 5, 6, 11, 12}, 1) == [[range(2), range(7, 11), range(13, 19)]]
+    sizes = [sum(len(documents[n]) for each in part for n in each) for part in shares(documents, (), 2)]
     assert max(sizes) - min(sizes) <= 2 * 46
 
 
@@ -101,7 +101,7 @@ def test_progress_counts_each_layer_where_they_pass_in_turn(model: GPT, text: Te
         told.append(counts)
 
     read_corpus(lambda: Tally(streamed, 0), documents, text.marks, progress, Pair(0, 2), None)
-    mine = sum(len(documents[n]) for numbers in shares(documents, [], 2)[0] for n in numbers)
+    mine = sum(len(documents[n]) for numbers in shares(documents, (), 2)[0] for n in numbers)
     assert told[-1] == (2 * mine, 2 * sum(map(len, documents)))
 
 
@@ -129,8 +129,8 @@ def test_a_survey_goes_on_from_what_is_kept(
         with pytest.raises(KeyboardInterrupt):
             survey(model, text, keep=tmp_path, progress=until(limit), **options)
     same(survey(model, text, keep=tmp_path, progress=until(10**9), **options), expected)
-    kept = [json.loads(read_tensors(path)[1]["documents"]) for path in sorted(tmp_path.glob("tally-*"))]
-    numbers = [n for ranges in kept for ends in ranges for n in range(*ends)]
+    kept = [json.loads(read_tensors(path)[1]["numbers"]) for path in sorted(tmp_path.glob("tally-*"))]
+    numbers = [n for of_file in kept for n in of_file]
     assert sorted(numbers) == list(range(len(text.documents))) and len(kept) == 3
     count = len(read)
     half = tmp_path / ".tally-9-0.safetensors.17.tmp"

@@ -84,12 +84,13 @@ def test_facts_of_a_survey(found: Survey, text: Text, model: GPT, monkeypatch: p
 
 
 def test_the_passage_holds_the_top_keys_of_the_first_document(model: GPT, text: Text, found: Survey) -> None:
-    seen = watch_call(model, torch.tensor([list(text.documents[0])]), top_rows=range(31), top_k=8)
+    seen = watch_call(model, torch.tensor([list(text.documents[0])]), maps=True)
     for profile in found.profiles:
-        for row, keys in seen.top[profile.name].items():
-            kept = dict(zip(profile.top_keys[row].tolist(), profile.top_weights[row].tolist(), strict=True))
-            real = {key: weight for key, weight in keys if weight > 0}
-            assert {key: kept[key] for key in real} == pytest.approx(real, abs=1e-6)
+        weights = seen[profile.name].map
+        assert profile.top_weights == pytest.approx(-np.sort(-weights)[:, :8], abs=1e-6)
+        real = profile.top_weights > 0
+        kept = np.take_along_axis(weights, profile.top_keys, 1)
+        assert kept[real] == pytest.approx(profile.top_weights[real], abs=1e-6)
     assert np.allclose(found.profiles[3].thumbnail.sum(1), 1, atol=1e-5)  # 31 tokens: each cell is one weight
     assert np.allclose(found.profiles[3].received * 31, found.profiles[3].thumbnail.sum(0), atol=1e-5)
 

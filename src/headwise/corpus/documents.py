@@ -44,6 +44,7 @@ from headwise.corpus import verbs
 from headwise.corpus.sources import Progress, Sources, contents
 from headwise.corpus.tokens import (
     LARGEST_ID,
+    Ids,
     Reader,
     TextTokens,
     Tokens,
@@ -64,7 +65,7 @@ RARE = 0.1  # the rarest tenth of a document's keys are its rare tokens
 
 Ints = npt.NDArray[np.int64]
 # Documents in pieces, the size of the vocabulary, facts.
-Contents = tuple[Iterable[Iterable[Sequence[int] | Ints]], int, dict[str, Any]]
+Contents = tuple[Iterable[Iterable[Ids]], int, dict[str, Any]]
 
 
 class TokenFile(Sequence[list[int]]):
@@ -93,13 +94,13 @@ class TokenFile(Sequence[list[int]]):
         if isinstance(number, slice):
             return [self[n] for n in range(*number.indices(len(self)))]
         place = range(len(self))[number]  # which counts negative ones from the end, and refuses what is outside
-        (start,), (length,) = self.spans([place])
-        return self.take(slice(start, start + length)).tolist()
+        return self.take(slice(*self._ends[place : place + 2])).tolist()
 
     def spans(self, numbers: Sequence[int] | Ints) -> tuple[Ints, Ints]:
         """Of documents the places of their first ids in the whole file, and their lengths."""
         places = np.asarray(numbers, np.int64)
-        return self._ends[places], self._ends[places + 1] - self._ends[places]
+        starts: Ints = self._ends[places]
+        return starts, self._ends[places + 1] - starts
 
     def take(self, places: Ints | slice) -> Ints:
         """The ids at these places of the whole file, in the shape of the places."""
@@ -174,8 +175,8 @@ def _parts(contents: Contents) -> Iterator[bytes]:
 class Text:
     """Documents as ids, and what is known about their tokens."""
 
-    documents: Sequence[Sequence[int]]  # at first any iterable; then they lie on the disk
-    shown: Callable[[Sequence[int]], tuple[str, ...]]  # ids as a reader should see them
+    documents: Sequence[Ids]  # at first any iterable; then they lie on the disk
+    shown: Callable[[Ids], tuple[str, ...]]  # ids as a reader should see them
     specials: frozenset[int] = frozenset()  # ids that stand for no text
     frame: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
     sources: tuple[str, ...] = ()
@@ -212,7 +213,7 @@ class Text:
         return {"delimiter": delimiter, "rare": rare}
 
 
-def text_of(reader: Reader, documents: Sequence[Sequence[int]], sources: Sequence[str] = ()) -> Text:
+def text_of(reader: Reader, documents: Sequence[Ids], sources: Sequence[str] = ()) -> Text:
     """Documents of ids, with what a tokenizer knows of them."""
     tokens = reader.tokens
     if tokens is None:
@@ -290,7 +291,7 @@ def encoded(reader: Reader, text: str, facts: dict[str, int], unknown: str = "re
     return ids
 
 
-def cut(pieces: Iterable[Sequence[int]], size: int) -> Iterator[list[int]]:
+def cut(pieces: Iterable[Ids], size: int) -> Iterator[list[int]]:
     """Ids that come in pieces of any length, in pieces of one size; the last may be shorter."""
     rest: list[int] = []
     for piece in pieces:
@@ -331,9 +332,7 @@ def check_ids(reader: Reader, documents: dict[str, list[int]], sources: Sequence
     return text_of(reader, list(documents.values()), sources)
 
 
-def batches(
-    documents: Iterable[Sequence[int] | Tensor], most: int | None = None, size: int | None = None
-) -> Iterator[Tensor]:
+def batches(documents: Iterable[Ids | Tensor], most: int | None = None, size: int | None = None) -> Iterator[Tensor]:
     """Neighbours of equal length as (B,T) ids, `size` of them or up to `most` tokens, default BATCH: no padding."""
     for length, group in itertools.groupby(documents, key=len):
         while chunk := list(itertools.islice(group, size or max(1, (most or BATCH) // length))):
@@ -437,22 +436,22 @@ def _document(reader: Reader, item: Any, where: str) -> Labelled:
     pairs: dict[str, list[Pair]] = {}
     for n, pair in enumerate(item.get("pairs", ())):
         match pair:
-            case {"name": str(name), "from": looks, "to": at}:
-                place = f"{where}, pair {n}"
-                queries = _positions(looks, item, ids, places, f"{place}, from")
-                pairs.setdefault(name, []).append((queries, _positions(at, item, ids, places, f"{place}, to")))
+            case {"name": str(name), "from": _, "to": _}:
+                sides = ("from", "to")
+                looks, at = (_positions(pair[side], item, ids, places, f"{where}, pair {n}, {side}") for side in sides)
+                pairs.setdefault(name, []).append((looks, at))
             case _:
                 raise HeadwiseError(f'{where}, pair {n}: a pair has "name", "from" and "to"')
     return Labelled(ids, pairs)
 
 
 def _positions(
-    span: Any, item: Mapping[str, Any], ids: Sequence[int], places: Sequence[tuple[int, int]], where: str
+    span: Any, item: Mapping[str, Any], ids: Ids, places: Sequence[tuple[int, int]], where: str
 ) -> tuple[int, ...]:
     """The tokens of a span, at least one."""
-    text = item.get("text")
+    text: Any = item.get("text")
     in_tokens = text is None or item.get("unit") == "tokens"
-    length = len(ids) if in_tokens or text is None else len(text)
+    length = len(ids if in_tokens else text)
     if isinstance(span, str) and text is not None:
         if text.count(span) != 1 or not span:
             raise HeadwiseError(f"{where}: {span!r} stands {text.count(span)} times in {text!r}; pass [start, end)")
@@ -465,5 +464,5 @@ def _positions(
         return tuple(range(*span))
     positions = tuple(n for n, (start, end) in enumerate(places) if start < span[1] and end > span[0])
     if not positions:
-        raise HeadwiseError(f"{where}: no token stands for {str(text)[slice(*span)]!r}")
+        raise HeadwiseError(f"{where}: no token stands for {text[slice(*span)]!r}")
     return positions

@@ -20,6 +20,7 @@ MOST_GROWTH = 1000  # times that a tokenizer may lengthen a text
 MOST_GROWN = 1 << 22  # characters that may come of a text where it does; the library takes some 400 bytes for each
 LARGEST_ID = 10**7  # of a token
 LARGE = re.compile(rb":\s*\d{8}")  # how one above it is written
+Ids = Sequence[int]  # tokens of a text, by their numbers
 _ANY = r"[\s\S]"
 _WORDS = {"type": "WhitespaceSplit"}
 _COMMAS = {"type": "Split", "pattern": {"String": ","}, "behavior": "Isolated", "invert": False}
@@ -48,10 +49,10 @@ class TextTokens(Protocol):
     def prompt(self, text: str) -> list[int]:
         """Ids that a model continues: the text after what the model expects before every document."""
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Ids) -> str:
         """The text of ids; special tokens leave no trace."""
 
-    def shown(self, ids: Sequence[int]) -> tuple[str, ...]:
+    def shown(self, ids: Ids) -> tuple[str, ...]:
         """Each id as a reader should see it, one by one."""
 
     def digest(self) -> str:
@@ -82,7 +83,7 @@ def require_tokens(reader: Reader) -> TextTokens:
     return reader.tokens
 
 
-def unknown_characters(tokens: TextTokens, text: str, ids: Sequence[int]) -> int:
+def unknown_characters(tokens: TextTokens, text: str, ids: Ids) -> int:
     """How many characters of a text, whose ids these are, the tokenizer has no other token for than the unknown."""
     if tokens.unknown is None or tokens.unknown not in ids:
         return 0
@@ -227,11 +228,11 @@ class Tokens:
         """What a text begins with when nothing is given: the boundary, else a new line, else the first token."""
         return self.prompt("") or [self.vocabulary.get("\n", 0)]
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Ids) -> str:
         """The text of ids; boundaries leave no trace."""
         return str(self._tokenizer.decode([i for i in ids if i != self.boundary], skip_special_tokens=False))
 
-    def shown(self, ids: Sequence[int]) -> tuple[str, ...]:
+    def shown(self, ids: Ids) -> tuple[str, ...]:
         """Each id as a reader should see it, one by one."""
         return tuple(BOUNDARY if i == self.boundary else self.decode([i]) for i in ids)
 

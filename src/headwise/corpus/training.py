@@ -241,16 +241,11 @@ def _stored(text: Sources, lines: bool, known: Tokens | None) -> TokenFile:
             characters.update(piece)
         tokens = known or Tokens.characters("".join(characters), boundary=lines)
         facts = {"characters": "".join(characters)}
-        codes = np.zeros(max(map(ord, characters), default=0) + 1, np.int64)
-        codes[[ord(c) for c in characters]] = [tokens.vocabulary[c] for c in characters]
 
-        def encoded() -> Iterator[Sequence[int] | Ints]:
+        def encoded() -> Iterator[list[int]]:
             for piece in texts():
                 digest.update(piece.encode() + b"\n" * lines)
-                if lines:
-                    yield tokens.document(piece)
-                else:  # many characters are looked up at once
-                    yield tokens.encode(piece) if known else codes[np.frombuffer(piece.encode("utf-32-le"), "<u4")]
+                yield tokens.document(piece) if lines else tokens.encode(piece)
             facts["digest"] = digest.hexdigest()
 
         return ([ids] for ids in encoded()) if lines else [encoded()], len(tokens), facts

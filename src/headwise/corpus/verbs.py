@@ -44,6 +44,7 @@ TENSES = ("present", "past", "future", "conditional", "progressive", "perfect")
 
 VERBS = tuple(_DATA["verbs"])
 CORE_VERBS, CORE_PERSONS = 20, 3
+HELD_OUT = 36  # cells, of the core as of the whole
 
 
 @dataclass(frozen=True)
@@ -128,37 +129,29 @@ def related(line: str) -> dict[str, list[tuple[int, int]]]:
     return {name: pairs[name] for name in RELATIONS if pairs.get(name)}
 
 
-def corpus(seed: int = 0, held_out: int = 36, core: bool = False) -> VerbCorpus:
-    """Split the corpus, or its core: `held_out` bilingual lines are kept back, all other lines are for training.
+def corpus(seed: int = 0, core: bool = False) -> VerbCorpus:
+    """Split the corpus, or its core: HELD_OUT bilingual lines are kept back, all other lines are for training.
 
     The held-out set tests composition. Every word of a held-out line has been seen, and so has each half of it, in the
     conjugation lines; what has never been seen is that these two halves belong together. To finish `he works =` a
     model must read the person from `he`, the verb and the tense from `works`, and find a Spanish form that it has met
     only among other Spanish forms. Copying a remembered line cannot do it.
 
-    The choice is drawn with `random.Random(seed)` and spread evenly over verbs, tenses and persons. At most half of the
-    cells may be held out. `I work = yo trabajo`, the example of the courses, is always for training. Cells and lines
-    stand in a fixed order; shuffle the lines before training.
+    The choice is drawn with `random.Random(seed)` and spread evenly over verbs, tenses and persons: each cell from the
+    verb, then the tense and person, drawn from least so far. `I work = yo trabajo`, the example of the courses, is
+    always for training. Cells and lines stand in a fixed order; shuffle the lines before training.
     """
     everything = cells(core)
-    if not 0 <= held_out <= len(everything) // 2:
-        raise HeadwiseError(f"held_out={held_out} of {len(everything)} cells; choose 0 to {len(everything) // 2}")
-    chosen = _spread(everything, held_out, random.Random(seed))
-    kept = tuple(cell.line for cell in everything if cell not in chosen)
-    return VerbCorpus(kept + conjugation_lines(core), tuple(cell for cell in everything if cell in chosen))
-
-
-def _spread(everything: tuple[Cell, ...], count: int, rng: random.Random) -> set[Cell]:
-    """Draw cells, each from the verb, then the tense and person, drawn from least so far."""
-    left = rng.sample(everything, len(everything))  # in random order, so that ties fall at random
+    left = random.Random(seed).sample(everything, len(everything))  # in random order, so that ties fall at random
     left.remove(Cell("work", "present", "I"))
     of_verb: Counter[str] = Counter()
     of_slot: Counter[tuple[str, str]] = Counter()
     chosen = set()
-    for _ in range(count):
+    for _ in range(HELD_OUT):
         cell = min(left, key=lambda cell: (of_verb[cell.verb], of_slot[cell.tense, cell.person]))
         left.remove(cell)
         chosen.add(cell)
         of_verb[cell.verb] += 1
         of_slot[cell.tense, cell.person] += 1
-    return chosen
+    kept = tuple(cell.line for cell in everything if cell not in chosen)
+    return VerbCorpus(kept + conjugation_lines(core), tuple(cell for cell in everything if cell in chosen))

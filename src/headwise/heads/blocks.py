@@ -60,40 +60,11 @@ FORBIDDEN = -(2.0**127)  # the score of a key that may not be attended; finite, 
 LOWEST = -(2.0**126)  # the least bias of a key that may be attended: it stays above FORBIDDEN, and counts when alone
 
 
-class Layout(NamedTuple):
-    """Where the blocks of the thumbnail lie among T queries and S keys."""
-
-    row_block: Tensor  # (T,) number of the block, -1 for what is not real
-    key_block: Tensor  # (S,)
-    n_row_blocks: int
-    n_key_blocks: int
-    first: int | None  # the key of the first token
-
-    @classmethod
-    def of(cls, document: Document, T: int, S: int, device: torch.device) -> Layout:
-        row_block, n_row_blocks = _blocks(document.real_rows, T, device)
-        key_block, n_key_blocks = _blocks(document.real_keys, S, device)
-        first = document.first
-        if first == -1:  # the first real key: block 0 begins with it
-            first = int((key_block == 0).int().argmax())
-        return cls(row_block, key_block, n_row_blocks, n_key_blocks, first)
-
-    def thumbnail(self, sums: Tensor) -> tuple[Tensor, Tensor]:
-        """Means over blocks of queries x keys, and the share of the first key in the first column."""
-        inside = self.key_block[:, None] == torch.arange(self.n_key_blocks, device=sums.device)
-        rows = torch.bincount(self.row_block[self.row_block >= 0], minlength=self.n_row_blocks)
-        result = sums @ inside.to(sums.dtype)
-        area = rows[:, None] * inside.sum(0)  # pairs of a query and a key in each block
-        if not self.n_key_blocks or self.first is None:
-            return result / area, sums.new_zeros(sums.shape[:2])
-        return result / area, sums[..., self.first] / area[:, 0]
-
-
 class Strip(NamedTuple):
     """A block of queries: what its heads share. Keys are counted from the first that one of them may see."""
 
     rows: slice  # which of the rows that are measured
-    queries: slice | Tensor  # their numbers among the T queries
+    queries: Tensor  # (t,) their numbers among the T queries
     keys: slice  # those that they may see, among S
     width: int  # of the block: as many keys in whole runs; the last ones may be none, and have no weight
     masked_from: int  # the keys before this one every query of the block may see
@@ -117,27 +88,24 @@ class Strip(NamedTuple):
     def parts(self, n: int) -> list[tuple[slice, slice, Strip]]:
         """The block, once it has scores, as blocks of n queries: which of them, which of its pairs, what they share."""
         t = len(self.at)
+        if n >= t:
+            return [(slice(0, t), slice(None), self)]
         parts = []
         for start in range(0, t, n):
             rows = slice(start, min(start + n, t))
-            queries: slice | Tensor
-            if isinstance(self.queries, slice):
-                queries = slice(self.queries.start + rows.start, self.queries.start + rows.stop)
-            else:
-                queries = self.queries[rows]
             # The pairs stand in the order of their queries, of which `pair_rows % t` is the number.
             ends = self.at.new_tensor([rows.start, rows.stop])
-            first, last = torch.searchsorted(self.pair_rows % t, ends).tolist()
+            pairs = slice(*torch.searchsorted(self.pair_rows % t, ends).tolist())
             part = self._replace(
-                queries=queries,
                 rows=slice(self.rows.start + rows.start, self.rows.start + rows.stop),
+                queries=self.queries[rows],
+                at=self.at[rows],
                 near=self.near[rows],
-                pairs=self.pairs[first:last] - start * self.width,
+                pairs=self.pairs[pairs] - start * self.width,
                 dense=tuple(is_copy[rows] for is_copy in self.dense),
                 member=self.member[:, rows],
-                at=self.at[rows],
             )
-            parts.append((rows, slice(first, last), part))
+            parts.append((rows, pairs, part))
         return parts
 
 
@@ -157,7 +125,6 @@ class Pass:
         self.H, self.T = call.q.shape[1:3]
         self.S = call.n_keys
         self.device = call.q.device
-        self.layout = Layout.of(document, self.T, self.S, self.device)
         self.dtype = torch.promote_types((call.q if call.weights is None else call.weights).dtype, torch.float32)
         options: Options = call.options
         width = max(1, call.q.shape[3])  # of queries without features every score is 0
@@ -176,8 +143,13 @@ class Pass:
         self.formulas = formulas([name for name, is_known in known.items() if is_known], offsets, self.marks)
         self.offsets = [] if document.start is None else sorted({-1, 0, 1, *offsets})
         # What is not real, padding or rows that were not drawn, is never read: NaN may stand there.
-        self.picked = None if document.real_rows is None else document.real_rows.to(self.device).nonzero()[:, 0]
-        n = self.T if self.picked is None else len(self.picked)
+        self.picked = _places(document.real_rows, self.T, self.device)  # (n,) the queries that are measured
+        n = len(self.picked)
+        self.row_block = _even_blocks(self.picked)  # (n,) that of the thumbnail in which each of them is
+        self.real_keys = _places(document.real_keys, self.S, self.device)
+        self.first = document.first  # the key of the first token; None where it is gone
+        if document.first == -1:
+            self.first = int(self.real_keys[0]) if len(self.real_keys) else 0
         self.names = [*(f"on {name}" for name in self.marks), "share", "total", "shifted"]
         if document.start is not None:
             self.names += ["places", "squares"]
@@ -210,10 +182,12 @@ class Pass:
         n = len(self.at)
         with torch.inference_mode(inference), torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             empty = partial(torch.empty, dtype=self.dtype, device=self.device)
-            # The same buffers for every block: they stay in the cache, and no page is asked for anew.
-            width, block = _whole_runs(self.S), BLOCK * min(2, n_threads)  # weights of a block
+            width = _whole_runs(self.S)
+            block = BLOCK * min(2, n_threads)  # weights of a block
             if n_threads == torch.get_num_threads() == 1:  # half as many stay near a single core, if a head fits
                 block = max(BLOCK // 2, min(BLOCK, ROWS * width))
+            # The same buffers for every block: they stay in the cache, and no page is asked for anew. The first one
+            # holds the scores of a head's whole strip, also where e is made of fewer rows at a time.
             buffers = empty(max(block, min(n, ROWS) * width)), empty(max(block, width))
             totals = self.totals()
             for i, start in enumerate(range(0, n, ROWS)):
@@ -225,11 +199,27 @@ class Pass:
 
     def totals(self) -> Tensor:
         """What a thread adds up over its blocks: here what each key receives, (H,b,S)."""
-        return torch.zeros(self.H, self.layout.n_row_blocks, self.S, dtype=self.dtype, device=self.device)
+        return torch.zeros(self.H, min(THUMBNAIL, len(self.at)), self.S, dtype=self.dtype, device=self.device)
 
     def _add(self, totals: Tensor, e: Tensor, share: Tensor, heads: slice, strip: Strip) -> None:
         """Add what each key receives from each block of the thumbnail's queries; weights are e * share."""
         totals[heads, strip.blocks, strip.keys] += torch.bmm(strip.member * share[:, None], e)
+
+    def thumbnail(self, sums: Tensor) -> tuple[Tensor, Tensor]:
+        """Of `totals` the means over blocks of queries x keys, and the share of the first key in the first column."""
+        n_blocks = min(THUMBNAIL, len(self.real_keys))
+        inside = sums.new_zeros(self.S, n_blocks)  # 1 where a key is in a block
+        inside[self.real_keys, _even_blocks(self.real_keys)] = 1
+        rows = torch.bincount(self.row_block, minlength=sums.shape[1])
+        area = rows[:, None] * inside.sum(0)  # pairs of a query and a key in each block
+        is_there = n_blocks and self.first is not None
+        first_key = sums[..., self.first] / area[:, 0] if is_there else sums.new_zeros(sums.shape[:2])
+        return sums @ inside / area, first_key
+
+    def out(self, queries: Tensor) -> Tensor:
+        """What the heads give for these queries, (H,n,E)."""
+        out = self.call.out[self.b]
+        return (out if len(queries) == self.T else out[:, queries]).to(self.dtype)  # all of them are not copied
 
     def weights(self, rows: slice) -> tuple[slice, Tensor]:
         """The keys that some queries may see, and their weights (H,t,s)."""
@@ -253,10 +243,7 @@ class Pass:
         """
         t, s, block = len(strip.at), strip.width, len(buffers[1])
         n_heads = _whole_groups(max(1, min(self.H, block // (t * s))), self.index)
-        if n_heads == 1:  # not even one may fit: then its queries are split
-            parts = strip.parts(max(1, block // s))
-        else:
-            parts = [(slice(0, t), slice(None), strip)]
+        parts = strip.parts(max(1, block // s))  # one, or several of a single head where not even one fits
         empty = partial(torch.empty, dtype=self.dtype, device=self.device)
         sums = empty(len(self.names), self.H * t)
         near = empty(self.H, *strip.near.shape)
@@ -342,9 +329,8 @@ class Pass:
 
     def _strip(self, rows: slice) -> Strip:
         """What the heads share in a block of queries."""
-        queries = rows if self.picked is None else self.picked[rows]  # their numbers among the T queries
-        numbers = torch.arange(self.T, device=self.device)[queries]
-        keys, masked_from = self._keys(int(numbers[0]), int(numbers[-1]))
+        queries = self.picked[rows]
+        keys, masked_from = self._keys(int(queries[0]), int(queries[-1]))
         grid = BroadcastGrid(
             (self.call.q.shape[0], self.H, self.T, self.S),
             array=partial(as_tensor, device=self.device),
@@ -354,13 +340,13 @@ class Pass:
             documents=slice(self.b, self.b + 1),
         )
         allowed, bias = resolve(self.masks, grid, torch.where, lambda x: x.to(self.dtype))
-        at = numbers + (self.document.start or 0) - keys.start
+        at = queries + (self.document.start or 0) - keys.start
         n_keys = keys.stop - keys.start
         width = _whole_runs(n_keys)
-        place = -1 if self.layout.first is None else self.layout.first - keys.start
+        place = -1 if self.first is None else self.first - keys.start
         first_key = at.new_full((len(at), 1), place)
         near = torch.cat([first_key, at[:, None] - at.new_tensor(self.offsets)], 1)
-        blocks = self.layout.row_block[queries]
+        blocks = self.row_block[rows]
         first, last = int(blocks[0]), int(blocks[-1]) + 1
         pairs, pair_rows, dense = self._copies(queries, at, keys, width)
         return Strip(
@@ -440,7 +426,7 @@ class Pass:
         return buffer
 
     def _copies(
-        self, queries: slice | Tensor, at: Tensor, keys: slice, width: int
+        self, queries: Tensor, at: Tensor, keys: slice, width: int
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         """`Strip.pairs`, `pair_rows` and `dense`: where there are copies of the queries' tokens."""
         nothing = at.new_empty(0)
@@ -528,10 +514,7 @@ class Sums:
     def added(self) -> Tensor:
         work = self._work
         assert work.w_o is not None
-        out = work.call.out[work.b]  # (H,T,E)
-        if work.picked is not None:
-            out = out[:, work.picked]
-        return torch.linalg.vector_norm(out.to(work.dtype) @ work.w_o.mT, dim=-1)
+        return torch.linalg.vector_norm(work.out(work.picked) @ work.w_o.mT, dim=-1)
 
 
 class Dense:
@@ -638,9 +621,9 @@ def measure(
     with torch.no_grad(), torch.autocast(work.device.type, enabled=False):
         sums = Sums(work)
         seen = sums.seen.any(0)
-        places = torch.nonzero(seen)[:, 0] if work.picked is None else work.picked[seen]
-        out_hte = call.out[b, :, slice(None) if len(places) == work.T else places].to(work.dtype)
-        thumbnail, first_key = work.layout.thumbnail(by_block)
+        places = work.picked[seen]
+        out_hne = work.out(places)
+        thumbnail, first_key = work.thumbnail(by_block)
         return Measured(
             rows={name: formula(sums)[:, seen] for name, formula in work.formulas.items()},
             places=places,
@@ -648,7 +631,7 @@ def measure(
             received=by_block.sum(1),
             thumbnail=thumbnail,
             first_key=first_key,
-            mean_out=out_hte.mean(1) if len(places) else out_hte.sum(1),  # of no rows it is 0
+            mean_out=out_hne.mean(1) if len(places) else out_hne.sum(1),  # of no rows it is 0
         )
 
 
@@ -734,20 +717,22 @@ class Factors:
             return None
         # torch counts the changes of a tensor, but not those of one that was made for inference.
         state = w_o.data_ptr(), 0 if w_o.is_inference() else w_o._version
-        if site not in self._factors or self._factors[site][0] != state:
-            self._factors[site] = state, output_factors(w_o, site.n_heads)
-        return self._factors[site][1]
+        known, factors = self._factors.get(site, (None, None))
+        if known != state:
+            factors = output_factors(w_o, site.n_heads)
+            self._factors[site] = state, factors
+        return factors
 
 
-def _blocks(real: Tensor | None, length: int, device: torch.device) -> tuple[Tensor, int]:
-    """For each of `length` positions the number of its even block, -1 for what is not real; and the count of blocks."""
-    places = torch.arange(length, device=device)
-    places = places if real is None else places[real.to(device)]
-    count = min(THUMBNAIL, len(places))
-    result = torch.full((length,), -1, device=device)
-    if count:
-        result[places] = torch.arange(len(places), device=device) * count // len(places)
-    return result, count
+def _places(is_real: Tensor | None, length: int, device: torch.device) -> Tensor:
+    """The places, of `length`, that are real."""
+    return torch.arange(length, device=device) if is_real is None else is_real.to(device).nonzero()[:, 0]
+
+
+def _even_blocks(places: Tensor) -> Tensor:
+    """For each of these places the number of its block of the thumbnail: neighbours, as many in each."""
+    n = len(places)
+    return torch.arange(n, device=places.device) * min(THUMBNAIL, n) // max(1, n)
 
 
 def _whole_runs(keys: int) -> int:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from headwise.corpus.documents import batches
+from headwise.corpus.tokens import Ids
 from headwise.masks import BroadcastGrid, resolve
 from headwise.models.ask import cache_in, evaluating, run_body
 from headwise.models.hook import Hook, attach, hooked
@@ -117,21 +118,23 @@ def _noted(call: Call, site: Site, line: str) -> Call:
     return call._replace(note=f"{told}{line}")
 
 
-def side_by_side(documents: Iterable[Sequence[int]]) -> Iterator[Tensor]:
+def side_by_side(documents: Iterable[Ids]) -> Iterator[Tensor]:
     """Neighbours of equal length as (B,T) ids, as many as run at once."""
     return batches(documents, TOGETHER)
 
 
 def run_documents(
     model: nn.Module,
-    documents: Sequence[Sequence[int]],
+    documents: Sequence[Ids],
     take: Callable[[int, Site, Call, int, Document], None],
     marker: Marker | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    begin: int = 0,
 ) -> None:
     """Run documents of ids through the model and hand each to `take`: its number, and that in the call of a site.
 
-    Neighbours of equal length run together. `progress` counts tokens, of a streamed model those of each layer.
+    Numbers count from `begin`. Neighbours of equal length run together. `progress` counts tokens, of a streamed model
+    those of each layer.
     """
     if not documents:
         return  # no head would be reached, and a block says so
@@ -149,7 +152,7 @@ def run_documents(
             ids_of_batches = list(side_by_side(part) if stream is None else batches(part, stream.at_once))
             for turn in sweep(model, ids_of_batches):  # one turn; of a streamed model one for each layer
                 for first, ids in turn:
-                    number = start + first
+                    number = begin + start + first
                     run_body(model, ids)
                     done += ids.numel()
                     progress(done, total)

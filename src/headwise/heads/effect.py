@@ -169,7 +169,7 @@ def ablation(
     model: nn.Module,
     batches: Sequence[Tensor],
     how: str = "zero",
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
     after: int | None = None,
     whole: Sequence[Tensor] | None = None,
 ) -> dict[str, Interval]:
@@ -189,8 +189,7 @@ def ablation(
     with evaluating(model):
         for n, ids in enumerate(batches):
             base = next_token_losses(model, ids, after) if whole is None else whole[n]
-            n_logits = ids.numel() * (vocabulary_of(model) or 1)
-            n_variants = max(1, LARGEST // n_logits)  # that run at once
+            n_variants = max(1, LARGEST // (ids.numel() * (vocabulary_of(model) or 1)))  # that run at once
             for site in sites:
                 for start in range(0, site.n_heads, n_variants):
                     chunk = range(start, min(start + n_variants, site.n_heads))
@@ -198,8 +197,7 @@ def ablation(
                     for h, loss in zip(chunk, losses, strict=True):
                         changes[site.head(h)].extend((loss - base).tolist())
                     done += len(chunk)
-                    if progress is not None:
-                        progress(done, total)
+                    progress(done, total)
     return {name: interval_of(values) for name, values in changes.items()}
 
 

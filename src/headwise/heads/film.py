@@ -26,7 +26,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, zip_longest
 from math import inf, isqrt, nan
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headwise.corpus.documents import Relations, Text, verb_relations
+from headwise.corpus.tokens import Ids
 from headwise.corpus.training import Corpus
 from headwise.errors import HeadwiseError
 from headwise.files import StepLog, read_bytes, text_path
@@ -49,7 +50,7 @@ from headwise.heads.blocks import Dense
 from headwise.heads.relation import Plan, described
 from headwise.heads.statistics import all_statistics, formula_of
 from headwise.heads.survey import repeated_tokens
-from headwise.heads.table import ROLES, relation_role
+from headwise.heads.table import ROLES, Row, relation_role
 from headwise.heads.tally import REACH, copying, vocabulary_product
 from headwise.models.ask import evaluating, run_body
 from headwise.models.hook import attach
@@ -69,7 +70,6 @@ DIGITS = 4  # of a number
 
 
 Scores = dict[str, Tensor]  # name -> (N,), one for each head
-Row = dict[str, Any]
 Words = tuple[str, ...]
 # The fields of a line of the file, and what each must be.
 HEADER: Row = {
@@ -94,26 +94,27 @@ READ = ("previous", "self", "first", "delimiter")  # statistics that a survey ta
 
 
 class Glance:
-    """Lines to look at, and documents to score, beside `probes` texts of random tokens that are repeated.
+    """Lines to look at, and documents to score, beside PROBES texts of random tokens that are repeated.
 
     All go through the model at once, padded at their ends, which a causal model does not see, and are read off whole
     maps. On the same texts the scores are those of a survey.
     """
 
-    def __init__(self, lines: Sequence[Sequence[int]], text: Text, context: int, probes: int) -> None:
+    def __init__(self, lines: Sequence[Ids], text: Text, context: int) -> None:
         labelled = [] if text.relations is None else text.relations.documents
         more = [document.ids for document in labelled if document.ids not in text.documents]
-        documents = [*text.documents, *more]
+        texts = [*lines, *text.documents, *more]
         self.n_lines, self.longest = len(lines), max(map(len, lines))
-        self.ids = _padded([*lines, *documents])
+        self.ids = _padded(texts)
         T = self.ids.shape[1]
         self.line_rows = _rows(lines, self.longest, 1)
-        self.rows = F.pad(_rows(text.documents, T), (0, 0, 0, len(more)))
-        marks: dict[str, list[list[int]]] = defaultdict(list)  # name -> for each document which of its keys have it
-        for ids in documents:
+        # Of lines, and of documents that only have relations, no row counts.
+        self.rows = F.pad(_rows(text.documents, T), (0, 0, len(lines), len(more)))
+        marks: dict[str, list[list[int]]] = defaultdict(list)  # name -> for each text which of its keys have it
+        for ids in texts:
             for name, mark in text.marks(torch.tensor(ids)).items():
                 marks[name].append(mark.tolist())
-        self.marks = {name: _padded(marked, T).float() for name, marked in marks.items()}
+        self.marks = {name: _padded(marked).float() for name, marked in marks.items()}
         n_rows = (self.rows > 0).sum(1, keepdim=True)  # (B,1)
         able = n_rows - torch.arange(REACH + 2)  # rows that have a key at each offset
         enough = (able > 0) & (2 * able >= n_rows)  # as in a survey: half of the rows
@@ -121,10 +122,11 @@ class Glance:
         enough[:, [0, 1, -1]] = False
         # What a row that looks hardest at an offset counts for: a share of its document's rows, then of the documents.
         self.offsets = (1 / able.clamp(min=1) / len(text.documents)).where(enough, 0)
-        self.plans = [(documents.index(document.ids), Plan(document)) for document in labelled]
+        self.plans = [(texts.index(document.ids, len(lines)), Plan(document)) for document in labelled]
         repeated, first_known = repeated_tokens(text, context, seed=0)
-        self.probes = _padded(repeated[:probes])
-        self.probe_rows = _rows(repeated[:probes], self.probes.shape[1], first_known)
+        probes = repeated[:PROBES]
+        self.probes = _padded(probes)
+        self.probe_rows = _rows(probes, self.probes.shape[1], first_known)
 
     @torch.no_grad()
     def look(self, model: nn.Module, sites: Sequence[Site]) -> tuple[Tensor, Scores, Scores]:
@@ -134,29 +136,26 @@ class Glance:
         """
         with evaluating(model):
             maps = _maps(model, sites, self.ids)
-            probes = _maps(model, sites, self.probes)
-        scores, elsewhere = self._scores(maps[:, self.n_lines :], probes)
+            scores = self._scores(maps, _maps(model, sites, self.probes))
         vocabulary = vocabulary_product(model)
         copied = [copying(site, vocabulary) for site in sites]
         if None not in copied:
             scores["copying"] = torch.tensor(copied).flatten()
-        return maps[:, : self.n_lines, : self.longest, : self.longest], scores, elsewhere
+        lines = maps[:, : self.n_lines, : self.longest, : self.longest]
+        return lines, scores, self._related(maps, elsewhere=True)
 
     def even(self) -> dict[str, float]:
         """The control: the scores of attention that is spread evenly."""
-        maps = _even_maps(self.ids[self.n_lines :])
-        scores, _ = self._scores(maps, _even_maps(self.probes))
-        dense = Dense(maps, marks=self.marks)
+        maps = _even_maps(self.ids)
+        scores = self._scores(maps, _even_maps(self.probes))
         for name in ("rare_top", "positional"):
-            scores[name] = self._mean(all_statistics()[name].even, dense)
+            scores[name] = self._mean(all_statistics()[name].even, Dense(maps, marks=self.marks))
         return {name: float(score) for name, score in scores.items()}
 
-    def _scores(self, maps: Tensor, probes: Tensor) -> tuple[Scores, Scores]:
-        """What maps (N,B,T,T) of the documents and of the repeated tokens decide; and of each relation elsewhere."""
+    def _scores(self, maps: Tensor, probes: Tensor) -> Scores:
+        """What the maps (N,B,T,T) of the texts and of the repeated tokens decide."""
         dense = Dense(maps, marks=self.marks)
-        scores = {name: self._mean(name, dense) for name in READ}
-        right, elsewhere = self._related(maps)
-        scores |= right
+        scores = {name: self._mean(name, dense) for name in READ} | self._related(maps)
         if len(self.probes):
             of_probes = Dense(probes, ids=self.probes)
             for name in ("duplicate", "prefix"):
@@ -167,19 +166,17 @@ class Glance:
         counts = torch.zeros(N, B, REACH + 2).scatter_add_(2, behind, is_row)
         scores["positional"] = (counts * self.offsets).sum(1).amax(1)
         scores["rare_top"] = self._mean("rare_top", dense)
-        return scores, elsewhere
+        return scores
 
-    def _related(self, maps: Tensor) -> tuple[Scores, Scores]:
-        """Of each relation the weight on the right tokens, and elsewhere: means over pairs, then over documents."""
-        means: tuple[dict[str, list[Tensor]], ...] = (defaultdict(list), defaultdict(list))
+    def _related(self, maps: Tensor, elsewhere: bool = False) -> Scores:
+        """Of each relation the weight on the right tokens, or elsewhere: the mean over pairs, then over documents."""
+        means: dict[str, list[Tensor]] = defaultdict(list)
         for n, plan in self.plans:
-            weights = maps[:, n].double()
-            for cells, of_relation in zip((plan.right, plan.elsewhere), means, strict=True):
-                sums = cells.of(weights).masked_fill(cells.empty, nan)
-                for name, pairs in plan.of.items():
-                    of_relation[name].append(sums[:, pairs].nanmean(-1))
-        over_documents = [{name: torch.stack(x).nanmean(0) for name, x in each.items()} for each in means]
-        return over_documents[0], over_documents[1]
+            cells = plan.elsewhere if elsewhere else plan.right
+            sums = cells.of(maps[:, n].double()).masked_fill(cells.empty, nan)
+            for name, pairs in plan.of.items():
+                means[name].append(sums[:, pairs].nanmean(-1))
+        return {name: torch.stack(of_documents).nanmean(0) for name, of_documents in means.items()}
 
     def _mean(self, name: str, dense: Dense) -> Tensor:
         """The mean of a statistic over the rows of the documents, (N,)."""
@@ -224,7 +221,7 @@ class Film:
         # The example comes first, and is filmed once.
         others = (list(ids) for ids in self.text.documents if ids[:LONGEST] != example[:LONGEST])
         self.lines = fitting([example, *others], cells)
-        self.glance = Glance(self.lines, self.text, config.context, PROBES)
+        self.glance = Glance(self.lines, self.text, config.context)
         self.header: Row = {
             "heads": names,
             "lines": [list(tokens.shown(line)) for line in self.lines],
@@ -256,16 +253,14 @@ class Film:
         scores = {name: [round(score, DIGITS) for score in tensor.tolist()] for name, tensor in tensors.items()}
         earned: list[list[str]] = [[] for _ in maps]
         for role in self.roles:
-            largest = max(untrained[role.score]) if role.score in untrained else inf  # the first frame has no roles
-            limit = max(self.header["even"].get(role.score, -inf), largest)
-            at_distance = elsewhere[role.score].tolist() if role.score in elsewhere else [limit] * len(maps)
+            # The first frame, which has nothing to hold its scores against, has no roles.
+            limit = max(self.header["even"].get(role.score, -inf), *untrained.get(role.score, [inf]))
+            at_distance = elsewhere.get(role.score, torch.full((len(maps),), -inf)).tolist()
             for n, score in enumerate(scores.get(role.score, ())):
                 if role.threshold <= score > max(limit, at_distance[n]):  # nan, of no distance, is no limit
                     earned[n].append(role.name)
-        cut = []
-        for of_head in maps.numpy():
-            for weights, line in zip(of_head, self.lines, strict=True):
-                cut.append(weights[: len(line), : len(line)])
+        lengths = [len(line) for line in self.lines]
+        cut = [weights[:n, :n] for of_head in maps.numpy() for weights, n in zip(of_head, lengths, strict=True)]
         return {"step": step, "alike": layers, "scores": scores, "roles": earned, "maps": packed(cut)}
 
 
@@ -289,19 +284,17 @@ def _even_maps(ids: Tensor) -> Tensor:
     return F.normalize(torch.ones(1, B, T, T).tril(), p=1, dim=-1)
 
 
-def _padded(rows: Sequence[Sequence[int]], length: int | None = None) -> Tensor:
+def _padded(rows: Sequence[Ids]) -> Tensor:
     """Rows of numbers as one tensor, zeros behind."""
-    length = max(map(len, rows), default=0) if length is None else length
-    padded = torch.zeros(len(rows), length, dtype=torch.long)
-    for n, row in enumerate(rows):
-        padded[n, : len(row)] = torch.tensor(row)
-    return padded
+    columns = list(zip_longest(*rows, fillvalue=0))  # all first numbers, all second ones, ...
+    return torch.tensor(columns, dtype=torch.long).reshape(len(columns), len(rows)).mT
 
 
-def _rows(texts: Sequence[Sequence[int]], T: int, first: int = 0) -> Tensor:
+def _rows(texts: Sequence[Ids], T: int, first: int = 0) -> Tensor:
     """What each row counts for, (B,T): each text alike, and in it alike each row from `first` on."""
-    counted = [[0] * first + [1] * (len(text) - first) for text in texts]
-    counts = _padded(counted, T).float()
+    row = torch.arange(T)
+    lengths = torch.tensor([[len(text)] for text in texts]).reshape(-1, 1)
+    counts = ((row >= first) & (row < lengths)).float()
     return counts / counts.sum(1, keepdim=True) / max(1, len(texts))
 
 

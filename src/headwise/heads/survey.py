@@ -21,14 +21,14 @@ from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from headwise.corpus.documents import Relations, Text, batches
-from headwise.corpus.tokens import TextTokens
+from headwise.corpus.tokens import Ids, TextTokens
 from headwise.errors import HeadwiseError
 from headwise.gpt.presets import check_seed
 from headwise.gpt.ranks import ALONE, Ranks
@@ -117,6 +117,8 @@ def survey(
             f"ablate={ablate!r} runs the model once for each head, and this one reads its weights from files each time;"
             f" pass ablate='none'"
         )
+    if by_document and (ranks.world > 1 or keep is not None):
+        raise HeadwiseError("by_document=True keeps what one process reads in one go; leave out ranks= and keep=")
     if is_streamed and keep is not None:
         raise HeadwiseError("keep= needs the whole model in memory, and this one is read layer by layer; leave it out")
     if not (ask.reads_tokens(folder.model) or are_sounds(texts)):
@@ -127,33 +129,28 @@ def survey(
         size = sum(parameter.numel() for parameter in folder.model.parameters())
         ablate = "zero" if size <= ABLATE_UP_TO else "none"
     study = _Study(folder, text, seed, progress or (lambda *counts: None))
-    return study.survey(controls, ablate, ranks, keep, by_document=by_document, rows=rows)
+    return study.survey(controls, ablate, ranks, keep, by_document, rows)
 
 
 def _digest(folder: Folder) -> Callable[[], str]:
     """What names the weights: a digest of their files, or of the tensors of a model that was made in memory.
 
-    The result is a function that waits for it. Files are read in a thread of their own, while the model runs: for those
-    of a model larger than memory it takes a tenth of the survey, and what was read for it need not come from the disk
-    again for its layer.
+    The result is a function that waits for it. Files are read in a thread of their own, for which no process waits at
+    its end, while the model runs: for those of a model larger than memory it takes a tenth of the survey, and what was
+    read for it need not come from the disk again for its layer.
     """
-    if described(folder.model) is not None and any(folder.path.glob(WEIGHTS)):
-        return _begun(partial(digest, folder.path))
-    spread = any(site.parts > 1 for site in sites_of(folder.model))
-    if spread or stream_of(folder.model) is not None:  # the tensors are not here as a whole: no digest
-        return str  # called without arguments it gives ""
-    return partial(digest_of, folder.model)
-
-
-def _begun(work: Callable[[], str]) -> Callable[[], str]:
-    """Begin some work in a thread that no process waits for at its end; the result is a function that waits for it."""
+    if described(folder.model) is None or not any(folder.path.glob(WEIGHTS)):
+        spread = any(site.parts > 1 for site in sites_of(folder.model))
+        if spread or stream_of(folder.model) is not None:  # the tensors are not here as a whole: no digest
+            return str  # called without arguments it gives ""
+        return partial(digest_of, folder.model)
     outcome = Future[str]()
 
     def run() -> None:
         try:
             if sys.platform == "linux":
                 os.nice(19)  # there of this thread alone: it takes the time that the model leaves
-            outcome.set_result(work())
+            outcome.set_result(digest(folder.path))
         except BaseException as error:  # whoever waits would wait for ever
             outcome.set_exception(error)
 
@@ -164,7 +161,7 @@ def _begun(work: Callable[[], str]) -> Callable[[], str]:
 @torch.no_grad()
 def forecast(
     model: nn.Module,
-    documents: Sequence[Sequence[int]],
+    documents: Sequence[Ids],
     controls: bool = False,
     reading: Callable[[nn.Module], AbstractContextManager[Any]] = watch,
 ) -> str:
@@ -187,16 +184,8 @@ def forecast(
     return Note.of("tell.forecast_control" if controls else "tell.forecast", **facts)
 
 
-class _Effects(NamedTuple):
-    """What the loss says of the heads, by name; empty where there is none."""
-
-    importance: Mapping[str, float] = {}
-    ablation: Mapping[str, Interval] = {}
-    loss: float | None = None
-
-
 class _Study:
-    """One survey on its way."""
+    """One survey on its way: what is asked, and what has been measured so far."""
 
     def __init__(self, folder: Folder, text: Text, seed: int, progress: Progress) -> None:
         self.folder, self.model = folder, folder.model
@@ -207,21 +196,27 @@ class _Study:
         self.notes: list[str] = []
         self.relations = () if self.known_pairs is None else described_relations(self.known_pairs)
         self.roles = (*map(relation_role, self.relations), *ROLES)
+        self.followed: Scores = {}
+        self.untrained: dict[str, float] | None = None
+        # What the loss says of the heads, by name; nothing where there is none.
+        self.importance: Mapping[str, float] = {}
+        self.ablation: Mapping[str, Interval] = {}
+        self.loss: float | None = None
 
     def survey(
         self, controls: bool, how: str, ranks: Ranks, keep: Path | None, by_document: bool, rows: float | None
     ) -> Survey:
-        if by_document and (ranks.world > 1 or keep is not None):
-            raise HeadwiseError("by_document=True keeps what one process reads in one go; leave out ranks= and keep=")
         self.notes += filter(None, [*self.text.about, share_note(rows, self.seed)])
-        weights_digest = _digest(self.folder)
+        weights_digest = _digest(self.folder)  # is read while the model runs, and asked for at the end
+
+        # The documents, and the repeated tokens.
         documents = self.text.documents
         first = list(documents[0])
         frequent = [token for token, _ in self.text.counts.most_common(FREQUENT)]
         vocabulary = None if self.parts > 1 else vocabulary_product(self.model)
-        wanted = {"tokens": frequent, "seed": self.seed, "rows": rows, "by_document": by_document}
+        settings = CONTROLS, self.second_half, frequent, rows, self.seed, by_document, vocabulary
         stages = "running the model", "repeated tokens"
-        tally = self._tally(self.model, documents, stages, CONTROLS, ranks, keep, vocabulary=vocabulary, **wanted)
+        tally = self._tally(partial(Tally, self.model, *settings), documents, stages, ranks, keep)
         self.notes += [f"{line}." for line in [*missing(self.model), *tally.notes]]
         # MLA: values come out of a latent, so no matrix of the head's own tells what it copies.
         latent = [site.name for site in tally.sites.values() if site.w_v is None and site.w_o is not None]
@@ -231,15 +226,19 @@ class _Study:
             self._note("note.few_tokens")
         if len(documents) == 1:
             self._note("note.one_document")
-        followed = self._follow(self.model, "relations")
-        untrained = self._untrained(vocabulary) if controls and self.parts == 1 else None  # a part has no fresh twin
-        effects = self._effects(how)
-        profile_of = partial(self._profile, tally=tally, followed=followed, untrained=untrained or {}, effects=effects)
-        profiles = tuple(profile_of(site, h) for site, h in tally.heads())
+
+        # What needs further passes: relations, controls, effects.
+        self.followed = self._follow(self.model, "relations")
+        if controls and self.parts == 1:  # a part has no fresh twin
+            self.untrained = self._untrained(vocabulary)
+        self._weigh(how)
+
+        # Now all is known of each head that its roles hang on.
+        profiles = tuple(self._profile(tally, site, h) for site, h in tally.heads())
         silent = [profile.name for profile in profiles if profile.means.get("norm") == 0]  # as `headwise prune` leaves
         if silent:
             self._note("note.silent", heads=", ".join(silent))
-        if self.text.note and effects.loss is not None:
+        if self.text.note and self.loss is not None:
             self.notes.append(self.text.note)
         present: set[str] = set().union(*(profile.scores for profile in profiles))
         # A mask may hide all keys of a role from all heads: even attention has 0 there. The role is then not said to be
@@ -257,9 +256,9 @@ class _Study:
             longest=max(map(len, documents)),
             statistics=statistics,
             roles=tuple(role for role in self.roles if role.score in possible),
-            untrained=untrained,
-            loss=effects.loss,
-            ablated=None if effects.loss is None else how,
+            untrained=self.untrained,
+            loss=self.loss,
+            ablated=None if self.loss is None else how,
             tokens=self.text.shown(first[:TOKENS]),
             passage=min(PASSAGE, len(first)),
             profiles=profiles,
@@ -274,41 +273,33 @@ class _Study:
 
     def _tally(
         self,
-        model: nn.Module,
-        documents: Sequence[Sequence[int]],
+        blank: Callable[[], Tally],
+        documents: Sequence[Ids],
         stages: Sequence[str],
-        uniform_on: int,
         ranks: Ranks = ALONE,
         keep: Path | None = None,
-        **wanted: Any,
     ) -> Tally:
-        """What the heads do on the documents, on the repeated tokens, and by their weights.
-
-        wanted  fields of the tally of the documents
-        """
-        probe = Tally(model, uniform_on, first_row=self.second_half)
-        blank = partial(Tally, model, uniform_on, probe=probe, **wanted)  # a new tally that has seen no document
-        progress, marks = partial(self.progress, stages[0]), self.text.marks
+        """What the heads do on documents, on repeated tokens, and by their weights; `blank` makes an empty tally."""
+        tally, marks = blank(), self.text.marks
+        progress, progress_repeated = (partial(self.progress, stage) for stage in stages)
         # Processes that hold some heads each read every document; others share the documents out.
         readers = ALONE if self.parts > 1 else ranks
         if readers.world > 1 or keep is not None:
             tally = read_corpus(blank, documents, marks, progress, readers, keep)
-        elif stream_of(model) is not None:  # its weights are read once for the documents and the repeated tokens
-            tally = blank()
+        elif stream_of(tally.model) is not None:  # its weights are read once for the documents and the repeated tokens
 
             def take(number: int, *seen: Any) -> None:
                 if number < len(documents):
                     tally.take(number, *seen)
                 else:
-                    probe.take(number - len(documents), *seen)
+                    tally.take_repeated(number - len(documents), *seen)
 
-            run_documents(model, [*documents, *self.probes], take, marks, progress)
+            run_documents(tally.model, [*documents, *self.probes], take, marks, progress)
             return tally
         else:
-            tally = blank()
-            run_documents(model, documents, tally.take, marks, progress)
+            run_documents(tally.model, documents, tally.take, marks, progress)
         with ask.encoded():  # of a model that hears, random words say nothing of the encoder
-            run_documents(model, self.probes, probe.take, None, partial(self.progress, stages[1]))
+            run_documents(tally.model, self.probes, tally.take_repeated, None, progress_repeated)
         return gather_heads(tally, ranks) if self.parts > 1 else tally
 
     def _untrained(self, vocabulary: Tensor | None) -> dict[str, float] | None:
@@ -322,7 +313,8 @@ class _Study:
             self._note("note.sampled", layers=SAMPLE, most=f"{WHOLE:,}")
         else:
             vocabulary = vocabulary_product(fresh)
-        tally = self._tally(fresh, self.text.documents[:CONTROLS], (stage, stage), 0, vocabulary=vocabulary)
+        blank = partial(Tally, fresh, 0, self.second_half, vocabulary=vocabulary)
+        tally = self._tally(blank, self.text.documents[:CONTROLS], (stage, stage))
         largest: dict[str, float] = {}
         for site, h in tally.heads():
             for key, score in tally.of_head(site, h).items():
@@ -337,48 +329,40 @@ class _Study:
             return {}
         return follow(model, self.known_pairs, self.text.shown, partial(self.progress, stage))
 
-    def _effects(self, how: str) -> _Effects:
+    def _weigh(self, how: str) -> None:
         """Importance and the change in loss, on the first documents; nothing where there is no loss."""
         if self.parts > 1:
             self._note("note.parallel", parts=self.parts)
-            return _Effects()
+            return
         if stream_of(self.model) is not None:
             self._note("note.streamed")
-            return _Effects()
+            return
         if ask.predicts(self.model) != "next":
             self._note("note.no_loss", kind=type(self.model).__name__)
-            return _Effects()
+            return
         documents, after = self.text.documents, self.text.scored_after
         count = bisect_right(list(accumulate(map(len, documents))), EFFECTS)  # documents that fit into EFFECTS tokens
         ended = [[*ids, *self.text.end] for ids in documents[: max(2, count)]]
         groups = list(batches([ids[: self.folder.context] for ids in ended]))
         self.progress("importance", 0, 1)
-        slopes = importance(self.model, groups, after)
+        self.importance = importance(self.model, groups, after)
         self.progress("importance", 1, 1)
         if how == "none":
-            return _Effects(slopes)
+            return
         with torch.no_grad(), ask.evaluating(self.model):
             losses = [ask.next_token_losses(self.model, ids, after) for ids in groups]
-        loss, size = float(torch.cat(losses).mean()), self.folder.vocab_size
-        if size is not None and loss > GUESS * math.log(size):  # log V is the loss of an even guess
-            self._note("note.guess", loss=f"{loss:.2f}", size=f"{size:,}", guess=f"{math.log(size):.2f}")
-        progress = partial(self.progress, "ablation")
-        return _Effects(slopes, ablation(self.model, groups, how, progress, after, losses), loss)
+        self.loss, size = float(torch.cat(losses).mean()), self.folder.vocab_size
+        if size is not None and self.loss > GUESS * math.log(size):  # log V is the loss of an even guess
+            self._note("note.guess", loss=f"{self.loss:.2f}", size=f"{size:,}", guess=f"{math.log(size):.2f}")
+        self.ablation = ablation(self.model, groups, how, partial(self.progress, "ablation"), after, losses)
 
-    def _profile(
-        self, site: Site, h: int, tally: Tally, followed: Scores, untrained: Mapping[str, float], effects: _Effects
-    ) -> HeadProfile:
+    def _profile(self, tally: Tally, site: Site, h: int) -> HeadProfile:
         """The row of a head: its numbers, what they are held against, and the roles that it earns by that."""
         name = site.head(h)
-        scores, even = tally.of_head(site, h), tally.even(site)
-        pictures: dict[str, Any] = {key: of_site[h].numpy() for key, of_site in tally.first[site.name].items()}
-        by_document = {}
-        for key, score_of_site in tally.of("scores", site).items():
-            if score_of_site.kept:
-                by_document[key] = np.array(score_of_site.kept)[:, h]
         part, layer, _ = parse_head(name)
+        scores, even, untrained = tally.of_head(site, h), tally.even(site), self.untrained or {}
         relations, elsewhere = {}, {}
-        for relation, by_head in followed.items():
+        for relation, by_head in self.followed.items():
             if name in by_head:
                 score = replace(by_head[name], untrained=untrained.get(relation, math.nan))
                 relations[relation] = score
@@ -386,6 +370,10 @@ class _Study:
                 even[relation] = score.even
                 if math.isfinite(score.elsewhere):
                     elsewhere[relation] = score.elsewhere
+        kept = tally.means[site.name]
+        fields: dict[str, Any] = {key: of_site[h].numpy() for key, of_site in tally.first[site.name].items()}
+        if site.name in tally.gleanings:
+            fields |= tally.gleanings[site.name].fields(h, self.text)
         return HeadProfile(
             name=name,
             part=part,
@@ -394,12 +382,11 @@ class _Study:
             scores=scores,
             uniform={key: even[key] for key in scores if key in even},
             roles=tuple(role.name for role in self.roles if role.earned(scores, even, untrained, elsewhere)),
-            importance=effects.importance.get(name),
-            ablation=effects.ablation.get(name),
+            importance=self.importance.get(name),
+            ablation=self.ablation.get(name),
             relations=relations,
-            by_document=by_document,
-            **pictures,
-            **tally.gleanings[site.name].fields(h, self.text) if site.name in tally.gleanings else {},
+            by_document={key: np.array([means[key][h] for means in kept]) for key in (kept[0] if kept else ())},
+            **fields,
         )
 
 

@@ -46,6 +46,8 @@ BLUE = "30,90,200"  # red, green and blue of a weight of 1 in a notebook
 TOKENS = 1024  # of the first document that a survey keeps as text
 
 Row = dict[str, Any]
+Array = NDArray[np.float32]
+Places = Mapping[str, tuple[str, int]]  # of a site the module of its W_O, and a head's width there, where known
 
 
 class HeadRow(Statistics[V]):
@@ -56,7 +58,7 @@ class HeadRow(Statistics[V]):
         @property
         def name(self) -> str: ...
         @property
-        def thumbnail(self) -> NDArray[np.float32]: ...
+        def thumbnail(self) -> Array: ...
 
     @property
     @abstractmethod
@@ -101,7 +103,7 @@ LENS = {
 class HeadTable(Mapping[str, H]):
     """Heads by name: `table["L3.H5"].entropy`."""
 
-    places: Mapping[str, tuple[str, int]]  # of a site the module of its W_O, and a head's width there, where known
+    places: Places
 
     def alias(self, name: str, tool: str) -> str:
         """What another tool calls what a head gives to W_O.
@@ -206,7 +208,7 @@ def parquet(records: Sequence[Row]) -> bytes:
     return file.getvalue()
 
 
-def token_map(weights: NDArray[np.float32], rows: Sequence[str], keys: Sequence[str]) -> str:
+def token_map(weights: Array, rows: Sequence[str], keys: Sequence[str]) -> str:
     """The weights (T,S) as a table whose lines are the tokens that look, and whose columns those that are looked at."""
     style = "width:1.4em;height:1.4em"
     lines = []
@@ -322,11 +324,11 @@ class HeadProfile(HeadRow[Interval]):
     roles: tuple[str, ...]  # names of `Survey.roles`
     importance: float | None  # Michel et al. 2019; None where the model has no loss
     ablation: Interval | None  # change in loss, nats a token, without this head; None where it was not measured
-    thumbnail: NDArray[np.float32]  # (b,b) exact means of the weights over blocks of the first document
-    first_key: NDArray[np.float32]  # (b,) what of the thumbnail's first column the first key alone accounts for
-    received: NDArray[np.float32]  # (n,) mean weight that each token of the passage receives from a query
+    thumbnail: Array  # (b,b) exact means of the weights over blocks of the first document
+    first_key: Array  # (b,) what of the thumbnail's first column the first key alone accounts for
+    received: Array  # (n,) mean weight that each token of the passage receives from a query
     top_keys: NDArray[np.int64]  # (n,k) for each token of the passage the keys with the largest weights ...
-    top_weights: NDArray[np.float32]  # (n,k) ... and those weights, largest first; 0 where there are fewer keys
+    top_weights: Array  # (n,k) ... and those weights, largest first; 0 where there are fewer keys
     was: str = ""  # its name in its own model, where it has got that of the head that it is compared with
     relations: dict[str, Followed] = field(default_factory=dict)  # by name of `Survey.relations`
     distances: tuple[int, ...] = ()  # rows by how far away their largest weight is, in bins from `DISTANCES` on
@@ -378,9 +380,7 @@ class Survey(HeadTable[HeadProfile]):
     notes: tuple[str, ...]  # what was left out and why, in full sentences
     relations: tuple[Relation, ...] = ()  # those whose pairs are known; their masses are among the scores of a head
     digest: str = ""  # SHA-256 of the files of the weights, or of the tensors of a model that was made in memory
-    places: Mapping[str, tuple[str, int]] = field(
-        default_factory=dict
-    )  # of each site W_O's module, a head's width there
+    places: Places = field(default_factory=dict)  # of each site W_O's module, a head's width there
 
     def card(self) -> dict[str, Any]:
         """What was measured of every head, with its controls and its names in other tools, as plain data.

@@ -15,12 +15,10 @@ import json
 import math
 import time
 from array import array
-from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headwise.corpus.documents import Text
+from headwise.corpus.tokens import Ids
 from headwise.errors import HeadwiseError
 from headwise.files import Kept
 from headwise.gpt.checkpoint import read_tensors, write_tensors
@@ -53,37 +52,31 @@ EXAMPLES, ATTENDED = 5, 10  # of each head: examples, and tokens that it looks a
 PRODUCTS, ROWS = 2**38, 4096  # of `vocabulary_product`: multiplications at most, tokens at a time
 FREQUENT = 8192  # the most frequent tokens, for which is noted how much attention they receive
 
-Floats = NDArray[np.float64]
+Means = dict[str, NDArray[np.float64]]  # of a document: statistic -> its mean over the rows, (H,)
 
 
 class Running:
     """Mean and spread of arrays that come one after another, cell by cell, NaNs left out (Welford 1962)."""
 
-    def __init__(self, keep: bool = False) -> None:
-        self.n: NDArray[np.int64] = np.zeros((), np.int64)
-        self.mean: Floats = np.zeros(())
-        self.squares: Floats = np.zeros(())  # around the mean
-        self.kept: list[Floats] | None = [] if keep else None  # the arrays themselves
+    def __init__(self) -> None:
+        self.n = self.mean = self.squares = np.zeros(())  # how many; of squares those around the mean
 
-    def add(self, values: Floats) -> None:
+    def add(self, values: NDArray[np.float64]) -> None:
         is_number = ~np.isnan(values)
         self.n = self.n + is_number
         off_old_mean = np.where(is_number, values - self.mean, 0.0)
         self.mean = self.mean + off_old_mean / np.maximum(self.n, 1)
         off_new_mean = np.where(is_number, values - self.mean, 0.0)
         self.squares = self.squares + off_old_mean * off_new_mean
-        if self.kept is not None:
-            self.kept.append(values)
 
     def state(self) -> Tensor:
         """Number, mean and squares of each cell, side by side in the last axis."""
-        parts = np.broadcast_arrays(self.n, self.mean, self.squares)
-        return torch.from_numpy(np.stack(parts, -1).astype(np.float64))
+        return torch.from_numpy(np.stack(np.broadcast_arrays(self.n, self.mean, self.squares), -1))
 
     def join(self, state: Tensor) -> None:
         """Add what another one has seen (Chan, Golub & LeVeque 1979, formula 2.1)."""
         n, mean, squares = np.moveaxis(state.numpy(), -1, 0)
-        total = self.n + n.astype(np.int64)
+        total = self.n + n
         apart = mean - self.mean
         fraction = n / np.maximum(total, 1)  # what of all is the other's
         self.squares = self.squares + squares + apart**2 * self.n * fraction
@@ -100,13 +93,13 @@ class Gleaning:
     An example is the row of a document with the largest weight on another token than the first and itself.
     """
 
-    def __init__(self, n_heads: int, tokens: Sequence[int]) -> None:
-        self.distances = np.zeros((n_heads, len(DISTANCES)), np.int64)  # rows by how far back their largest weight is
+    def __init__(self, n_heads: int, tokens: Ids) -> None:
+        self.tokens = torch.tensor(sorted(tokens))
+        self.distances = torch.zeros(n_heads, len(DISTANCES), dtype=torch.long)  # rows by how far they look
         self.attended = torch.zeros(n_heads, len(tokens), dtype=torch.float64)  # weight that each token received
         self.total = torch.zeros(n_heads, dtype=torch.float64)  # and all tokens, also those that are not counted
-        self.tokens = torch.tensor(sorted(tokens))
-        self.weights = np.full((n_heads, EXAMPLES), -1.0)  # of the examples, the largest first; -1: there is none
-        self.places = np.zeros((n_heads, EXAMPLES, 3), np.int64)  # document, row, key
+        self.weights = torch.full((n_heads, EXAMPLES), -1.0, dtype=torch.float64)  # of examples; -1: there is none
+        self.places = torch.zeros(n_heads, EXAMPLES, 3, dtype=torch.long)  # document, row, key
 
     def add(self, number: int, measured: Measured, document: Document) -> None:
         """Document `number` of the corpus."""
@@ -114,11 +107,9 @@ class Gleaning:
         argmax = measured.argmax.cpu()
         if not len(rows):
             return
-        behind = (rows - argmax).abs().clamp(max=DISTANCES[-1])
-        # Bin 0 is the token itself, 1 its neighbour; from there on a bin begins at each power of two.
-        bins = torch.where(behind > 0, behind.double().log2().floor().long() + 1, 0)
-        for counts, of_head in zip(self.distances, bins, strict=True):
-            counts += torch.bincount(of_head, minlength=len(DISTANCES)).numpy()
+        # The bin of a distance is the last one whose lower edge it reaches.
+        bins = torch.bucketize((rows - argmax).abs(), torch.tensor(DISTANCES), right=True) - 1
+        self.distances.scatter_add_(1, bins, torch.ones_like(bins))
         if document.k_ids is not None:
             received, ids = measured.received.cpu().double(), document.k_ids.cpu()
             place = torch.searchsorted(self.tokens, ids).clamp(max=len(self.tokens) - 1)
@@ -128,27 +119,25 @@ class Gleaning:
         is_trivial = (argmax == 0) | (argmax == rows)  # there most heads rest
         weights = measured.rows["confidence"].cpu().double().masked_fill(is_trivial, -1)
         best, at = weights.max(1, keepdim=True)  # (H,1) each
-        place = torch.stack([torch.full_like(at, number), rows[at], argmax.gather(1, at)], -1)  # (H,1,3)
-        self._keep_best(best.numpy(), place.numpy())
+        self._keep_best(best, torch.stack([torch.full_like(at, number), rows[at], argmax.gather(1, at)], -1))
 
-    def _keep_best(self, weights: Floats, places: NDArray[np.int64]) -> None:
+    def _keep_best(self, weights: Tensor, places: Tensor) -> None:
         """Of these examples, (H,n) and (H,n,3), and those so far the best; of equal weights the first document's."""
-        weights = np.concatenate([self.weights, weights], 1)
-        places = np.concatenate([self.places, places], 1)
-        best = np.lexsort((places[..., 0], -weights))[:, :EXAMPLES]  # the last key of a lexsort counts first
-        self.weights = np.take_along_axis(weights, best, 1)
-        self.places = np.take_along_axis(places, best[..., None], 1)
+        weights, places = torch.cat([self.weights, weights], 1), torch.cat([self.places, places], 1)
+        order = np.lexsort((places[..., 0], -weights))  # the last key of a lexsort counts first
+        best = torch.from_numpy(order[:, :EXAMPLES])
+        self.weights = weights.gather(1, best)
+        self.places = places.take_along_dim(best[..., None], 1)
 
     def state(self) -> dict[str, Tensor]:
-        arrays = {name: torch.from_numpy(getattr(self, name)) for name in ("distances", "weights", "places")}
-        return {**arrays, "attended": self.attended, "total": self.total}
+        return {name: values for name, values in vars(self).items() if name != "tokens"}
 
     def join(self, state: Mapping[str, Tensor]) -> None:
         """Add what another one has seen of other documents."""
-        self.distances = self.distances + state["distances"].numpy()
+        self.distances = self.distances + state["distances"]
         self.attended = self.attended + state["attended"]
         self.total = self.total + state["total"]
-        self._keep_best(state["weights"].numpy(), state["places"].numpy())
+        self._keep_best(state["weights"], state["places"])
 
     def fields(self, h: int, text: Text) -> dict[str, Any]:
         """`HeadProfile.distances`, `attended` and `examples` of a head."""
@@ -172,9 +161,8 @@ class Tally:
 
     model: nn.Module
     uniform_on: int  # the first documents, on which the even control is measured
-    first_row: int = 0  # rows before this one do not count
-    probe: Tally | None = None  # that of random tokens that are repeated
-    tokens: Sequence[int] | None = None  # whose share of the attention is noted, with examples and the first document
+    second_half: int = 0  # of random tokens that are repeated: the row from which on each has a copy before it
+    tokens: Ids | None = None  # whose share of the attention is noted, with examples and the first document
     rows: float | None = None  # the share of them that is measured, drawn by `seed`
     seed: int = 0
     by_document: bool = False  # keep the value of each document, which takes memory
@@ -184,29 +172,33 @@ class Tally:
         self.sites: dict[str, Site] = {}
         # By kind and site, then statistic: "scores" (H,), "uniform" (1,) of even attention, and "offsets": fractions of
         # the rows that look hardest at each offset, (H, 2 REACH + 1).
-        self.running: dict[tuple[str, str], dict[str, Running]] = defaultdict(dict)
+        self.running: dict[tuple[str, str], dict[str, Running]] = defaultdict(lambda: defaultdict(Running))
+        self.means: dict[str, list[Means]] = defaultdict(list)  # site -> those of each document, where they are kept
         self.gleanings: dict[str, Gleaning] = {}
-        self.first: dict[str, dict[str, Tensor]] = {}  # site -> fields of its heads' profiles, of the first document
-        self.factors: Factors = Factors() if self.probe is None else self.probe.factors  # of each W_O once for both
+        self.first: dict[str, dict[str, Tensor]] = defaultdict(dict)  # site -> pictures of the first document, by head
+        self.factors = Factors()
         self.notes: dict[str, None] = {}  # what calls say of their numbers, each once
         self.copied: dict[str, list[float] | None] = {}  # site -> copying score of each head
-        self.evens: dict[object, dict[str, Floats]] = {}  # what `_even` has measured
+        self.evens: dict[object, Means] = {}  # what `_even` has measured
+        self.numbers: set[int] = set()  # documents that are tallied
 
     def take(self, number: int, site: Site, call: Call, b: int, document: Document) -> None:
         """Tally document `number`, which is document b of a call."""
+        self.numbers.add(number)
         self.sites.setdefault(site.name, site)
         if call.note:
             self.notes.setdefault(call.note)
         T = call.n_queries
-        if self.first_row:  # of repeated tokens: each row of the second half has a copy before it
-            document = replace(document, real_rows=torch.arange(T) >= self.first_row)
         document = some_rows(document, T, self.rows, self.seed)
         if site.name not in self.copied and self.vocabulary is not None:  # a streamed layer has its weights now
             self.copied[site.name] = copying(site, self.vocabulary)
         measured = measure(call, b, document, w_o=self.factors.of(site, call))
-        self._add("scores", site, _means(measured))
+        means = _means(measured)
+        self._add("scores", site, means)
+        if self.by_document:
+            self.means[site.name].append(means)
         if document.start is not None:
-            self._add("offsets", site, {"all": _shares(measured, document.start, call.n_keys).numpy()})
+            self._add("offsets", site, {"all": _offset_fractions(measured, document.start, call.n_keys).numpy()})
             # The frames of a sound are no tokens of a text.
             if self.tokens is not None and (document.k_ids is not None or not hears(self.model)):
                 gleaning = self.gleanings.setdefault(site.name, Gleaning(site.n_heads, self.tokens))
@@ -214,26 +206,47 @@ class Tally:
         if number < self.uniform_on:
             self._add("uniform", site, self._even(number, site, call, b, document))
         if number == 0 and self.tokens is not None:
-            self.first[site.name] = _pictures(measured, *top_keys(call, b, range(min(PASSAGE, T)), TOP))
+            keys, weights = top_keys(call, b, range(min(PASSAGE, T)), TOP)
+            pictures = {
+                "thumbnail": measured.thumbnail,
+                "first_key": measured.first_key,
+                "received": measured.received[:, : keys.shape[1]] / max(1, len(measured.places)),
+                "top_weights": weights,
+            }
+            self.first[site.name] = {name: picture.float().cpu() for name, picture in pictures.items()}
+            self.first[site.name]["top_keys"] = keys.cpu()
 
-    def _even(self, number: int, site: Site, call: Call, b: int, document: Document) -> dict[str, Floats]:
+    def take_repeated(self, number: int, site: Site, call: Call, b: int, document: Document) -> None:
+        """Tally a text of random tokens that are repeated: the statistics that are measured on them alone."""
+        document = replace(document, real_rows=torch.arange(call.n_queries) >= self.second_half)
+        kinds = {"scores": _means(measure(call, b, document, top=False))}
+        if number < self.uniform_on:
+            kinds["uniform"] = self._even(f"repeated {number}", site, call, b, document)
+        for kind, means in kinds.items():
+            repeated = {key: item.repeated for key, item in all_statistics().items() if item.repeated in means}
+            self._add(kind, site, {key: means[name] for key, name in repeated.items()})
+
+    def _even(self, text: int | str, site: Site, call: Call, b: int, document: Document) -> Means:
         """The statistics of even attention, which layers share whose masks are the same bounds on distances."""
         T, S = call.n_queries, call.n_keys
         band = (None, None) if call.options.mask is None else call.options.mask.band(T, S)
         stack, _, _ = parse_head(site.head(0))
-        key: object = number, stack, T, S, band, document.start
+        key: object = text, stack, T, S, band, document.start
         if band is None or call.weights is not None:  # what another layer may attend is not known to be the same
             key = object()  # equal to no other key
         if key not in self.evens:
             self.evens[key] = _means(measure(uniform(call), b, document))
         return self.evens[key]
 
+    def _add(self, kind: str, site: Site, means: Means) -> None:
+        for key, values in means.items():
+            self.running[kind, site.name][key].add(values)
+
     def state(self) -> dict[str, Tensor]:
         """All that was seen of the documents, by names such as "scores L3 entropy"; heads are the first axis."""
-        state = {}
+        state: dict[str, Tensor] = {}
         for (kind, site), by_name in self.running.items():
-            for key, running in by_name.items():
-                state[f"{kind} {site} {key}"] = running.state()
+            state |= {f"{kind} {site} {key}": running.state() for key, running in by_name.items()}
         for site, gleaning in self.gleanings.items():
             state |= {f"gleanings {site} {key}": values for key, values in gleaning.state().items()}
         for site, pictures in self.first.items():
@@ -243,44 +256,29 @@ class Tally:
     def join(self, state: Mapping[str, Tensor]) -> None:
         """Add what another one has seen of other documents."""
         gleaned: dict[str, dict[str, Tensor]] = defaultdict(dict)
+        seen = {*self.sites}
         for name, values in state.items():
-            kind, place, key = name.split(" ")
+            kind, site, key = name.split(" ")
+            seen.add(site)
             if kind == "gleanings":
-                gleaned[place][key] = values
+                gleaned[site][key] = values
             elif kind == "first":
-                self.first.setdefault(place, {})[key] = values
+                self.first[site][key] = values
             else:
-                self._running(kind, place, key).join(values)
-        for place, parts in gleaned.items():
+                self.running[kind, site][key].join(values)
+        for site, parts in gleaned.items():
             assert self.tokens is not None
-            self.gleanings.setdefault(place, Gleaning(len(parts["total"]), self.tokens)).join(parts)
-        seen = {*self.sites, *(place for _, place in self.running)}
+            self.gleanings.setdefault(site, Gleaning(len(parts["total"]), self.tokens)).join(parts)
         self.sites = {site.name: site for site in sites_of(self.model) if site.name in seen}
 
-    def _running(self, kind: str, site: str, key: str) -> Running:
-        return self.running[kind, site].setdefault(key, Running(self.by_document and kind == "scores"))
-
-    def _add(self, kind: str, site: Site, values: Mapping[str, Floats]) -> None:
-        for key, each in values.items():
-            self._running(kind, site.name, key).add(each)
-
-    def of(self, kind: str, site: Site) -> dict[str, Running]:
-        """The statistics of a site; those of random tokens that are repeated among them, under names of their own."""
-        values = self.running.get((kind, site.name), {})
-        of_probe = {} if self.probe is None else self.probe.of(kind, site)
-        repeated = {key: item.repeated for key, item in all_statistics().items() if item.repeated in of_probe}
-        return values | {key: of_probe[name] for key, name in repeated.items()}
-
-    def heads(self) -> Iterator[tuple[Site, int]]:
+    def heads(self) -> list[tuple[Site, int]]:
         """Every head, in the order of the model."""
-        for site in self.sites.values():
-            for h in range(site.n_heads):
-                yield site, h
+        return [(site, h) for site in self.sites.values() for h in range(site.n_heads)]
 
     def of_head(self, site: Site, h: int) -> dict[str, Interval]:
         """Every score of a head with its interval over documents."""
-        scores = {key: value.interval(h) for key, value in self.of("scores", site).items()}
-        for offsets in self.of("offsets", site).values():  # none in cross attention, else those of "all"
+        scores = {key: running.interval(h) for key, running in self.running["scores", site.name].items()}
+        for offsets in self.running["offsets", site.name].values():  # none in cross attention, else those of "all"
             fractions = offsets.mean[h].copy()
             fractions[REACH - 1 : REACH + 2] = 0  # the token itself and its neighbours have roles of their own
             scores["positional"] = offsets.interval(h, int(fractions.argmax()))
@@ -294,40 +292,27 @@ class Tally:
 
     def even(self, site: Site) -> dict[str, float]:
         """The control: the same statistics of attention that is spread evenly."""
-        values = self.of("uniform", site)
-        values |= {key: values[item.even] for key, item in all_statistics().items() if item.even in values}
-        return {key: float(value.mean[0]) for key, value in values.items()}
+        values = {key: float(running.mean[0]) for key, running in self.running["uniform", site.name].items()}
+        return values | {key: values[item.even] for key, item in all_statistics().items() if item.even in values}
 
 
-def _means(measured: Measured) -> dict[str, Floats]:
-    """The mean over the rows of each statistic, (H,)."""
+def _means(measured: Measured) -> Means:
     return {key: rows.cpu().double().mean(1).numpy() for key, rows in measured.rows.items()}
 
 
-def _pictures(measured: Measured, keys: Tensor, weights: Tensor) -> dict[str, Tensor]:
-    """The fields of `HeadProfile` that are pictures of one document."""
-    pictures = {
-        "thumbnail": measured.thumbnail,
-        "first_key": measured.first_key,
-        "received": measured.received[:, : keys.shape[1]] / max(1, len(measured.places)),
-        "top_weights": weights,
-    }
-    return {"top_keys": keys.cpu()} | {name: picture.float().cpu() for name, picture in pictures.items()}
-
-
-def _shares(measured: Measured, start: int, n_keys: int) -> Tensor:
-    """For each offset the share of the rows that have a key there and look hardest at it, (H, 2 REACH + 1).
+def _offset_fractions(measured: Measured, start: int, n_keys: int) -> Tensor:
+    """For each offset the fraction of the rows that have a key there and look hardest at it, (H, 2 REACH + 1).
 
     An offset that less than half of the rows have says too little, and counts as none.
     """
-    offsets = torch.arange(-REACH, REACH + 1)
     at = measured.places.cpu() + start
-    behind = at - measured.argmax.cpu()  # (H,n)
-    target = at[:, None] - offsets  # (n,offsets) the key at each offset
-    able = ((target >= 0) & (target < n_keys)).sum(0)  # rows that have it
-    bins = (behind + REACH + 1).clamp(0, 2 * REACH + 2)  # the first and the last one, beyond reach, are cut off
-    counts = torch.stack([torch.bincount(of_head, minlength=2 * REACH + 3)[1:-1] for of_head in bins]).double()
-    return torch.where(2 * able >= len(at), counts / able.clamp(min=1), 0)
+    key = at[:, None] - torch.arange(-REACH, REACH + 1)  # (n,offsets) the one at each offset
+    able = ((key >= 0) & (key < n_keys)).sum(0)  # rows that have it
+    bins = (at - measured.argmax.cpu() + REACH + 1).clamp(0, 2 * REACH + 2)  # (H,n) the offset at which each row looks
+    counts = torch.zeros(len(bins), 2 * REACH + 3, dtype=torch.float64)
+    counts.scatter_add_(1, bins, counts.new_ones(bins.shape))
+    within = counts[:, 1:-1]  # the first and the last bin have what lies beyond reach
+    return torch.where(2 * able >= len(at), within / able.clamp(min=1), 0)
 
 
 @torch.no_grad()
@@ -380,13 +365,13 @@ def copying(site: Site, vocabulary: Tensor | None) -> list[float] | None:
 # A corpus shared out among processes.
 
 SAVE_SECONDS = 10.0  # of work that a kill may cost
-Documents = Sequence[Sequence[int]]
+KEPT = "tally-*.safetensors"
 
 
-class Part(Sequence[Sequence[int]]):
+class Part(Sequence[Ids]):
     """Neighbouring documents, read when they are asked for."""
 
-    def __init__(self, documents: Documents, numbers: range) -> None:
+    def __init__(self, documents: Sequence[Ids], numbers: range) -> None:
         self.documents, self.numbers = documents, numbers
 
     def __len__(self) -> int:
@@ -396,48 +381,34 @@ class Part(Sequence[Sequence[int]]):
         return self.documents[self.numbers[number]]
 
 
-def shares(documents: Documents, done: Sequence[range], world: int) -> list[list[range]]:
+def shares(documents: Sequence[Ids], done: Collection[int], world: int) -> list[list[range]]:
     """The documents that are not done, for each process, as ranges of whole batches and alike in tokens."""
-    todo = []  # of each batch its first document, the one behind its last, its tokens
-    for gap in _gaps(len(documents), done):
-        start = gap.start
-        for ids in side_by_side(Part(documents, gap)):
-            todo.append((start, start + len(ids), ids.numel()))
-            start += len(ids)
+    is_left = [n not in done for n in range(len(documents))]
+    edges = np.flatnonzero(np.diff(is_left, prepend=False, append=False))  # where some are left, and where they end
+    todo = []  # of each batch its documents and its tokens
+    for first, end in edges.reshape(-1, 2).tolist():
+        for ids in side_by_side(Part(documents, range(first, end))):
+            todo.append((range(first, first + len(ids)), ids.numel()))
+            first += len(ids)
     parts: list[list[range]] = [[] for _ in range(world)]
-    ends = list(accumulate(n_tokens for *_, n_tokens in todo))
-    for (first, last, n_tokens), end in zip(todo, ends, strict=True):
-        part = parts[(end - n_tokens) * world // ends[-1]]  # that of the process in whose tokens the batch begins
-        if part and part[-1].stop == first:  # it goes on where the last range ends: one range
-            first = part.pop().start
-        part.append(range(first, last))
+    before, total = 0, sum(n_tokens for _, n_tokens in todo)
+    for batch, n_tokens in todo:
+        part = parts[before * world // total]  # that of the process in whose tokens the batch begins
+        before += n_tokens
+        if part and part[-1].stop == batch.start:  # it goes on where the last range ends: one range
+            batch = range(part.pop().start, batch.stop)
+        part.append(batch)
     return parts
-
-
-def _gaps(count: int, done: Sequence[range]) -> Iterator[range]:
-    """What lies between ranges of `count` numbers."""
-    start = 0
-    for numbers in sorted(done, key=lambda numbers: numbers.start):
-        if start < numbers.start:
-            yield range(start, numbers.start)
-        start = max(start, numbers.stop)
-    if start < count:
-        yield range(start, count)
 
 
 class Tallies:
     """What each process has tallied, in the folder of a survey that can be killed; None keeps nothing."""
 
-    def __init__(self, folder: Path | None, tally: Tally, documents: Documents, ranks: Ranks) -> None:
-        self.ranks, self.due, self.key = ranks, time.monotonic() + SAVE_SECONDS, ""
-        self.path: Path | None = None
+    def __init__(self, folder: Path | None, tally: Tally, documents: Sequence[Ids], ranks: Ranks) -> None:
+        self.path, self.ranks, self.due = folder, ranks, time.monotonic() + SAVE_SECONDS
         self.earlier: list[Path] = []
-        self.kept: AbstractContextManager[object] = nullcontext()
         if folder is None:
             return
-        if ranks.rank == 0:
-            busy = f"another survey is at work in {folder}; pass another keep="
-            self.kept = Kept(folder, ["tally-*.safetensors"], busy=busy)
         # The first numbers of each matrix tell a model from another one; a digest of all would take its time.
         weights = [(name, each.shape, each.flatten()[:9].tolist()) for name, each in tally.model.named_parameters()]
         drawn = tally.rows and (tally.rows, tally.seed)  # of the documents the seed draws rows, and nothing else
@@ -445,69 +416,66 @@ class Tallies:
         for document in documents:
             digest.update(array("q", document).tobytes() + b"|")  # the ends of documents count, too
         self.key = digest.hexdigest()
-        self.earlier = ranks.agree(lambda: sorted(folder.glob("tally-*.safetensors")))
+        self.earlier = ranks.agree(lambda: sorted(folder.glob(KEPT)))
         # A file is tally-ATTEMPT-RANK: what goes on writes beside those of the processes that were killed.
         attempt = max((int(path.stem.split("-")[1]) for path in self.earlier), default=0) + 1
         self.path = folder / f"tally-{attempt}-{ranks.rank}.safetensors"
 
-    def read(self, tally: Tally) -> list[range]:
+    def read(self, tally: Tally) -> set[int]:
         """Add to a tally this rank's part of what is kept; returns the documents of all that is."""
-        numbers = []
         for path in self.earlier[self.ranks.rank :: self.ranks.world]:  # each file is one process's to read
             state, fields = read_tensors(path)
-            if fields.keys() != {"key", "documents", "notes"}:
+            if fields.keys() != {"key", "numbers", "notes"}:
                 raise HeadwiseError(f"{path} is damaged: it is no tally of headwise; remove it, and it is read again")
             if fields["key"] != self.key:
                 raise HeadwiseError(f"{path} is of another model or text; go on with those, or pass another keep=")
             tally.join(state)
             tally.notes |= json.loads(fields["notes"])
-            numbers += [range(*ends) for ends in json.loads(fields["documents"])]
-        return [each for of_process in self.ranks.gathered(numbers) for each in of_process]
+            tally.numbers.update(json.loads(fields["numbers"]))
+        return set().union(*self.ranks.gathered(tally.numbers))
 
-    def write(self, tally: Tally, numbers: Sequence[range], now: bool = False) -> None:
-        """Keep what is tallied of these documents, every ten seconds or now."""
-        if self.path is not None and (now or time.monotonic() > self.due):
-            ends = json.dumps([[each.start, each.stop] for each in numbers if each])
-            fields = {"key": self.key, "documents": ends, "notes": json.dumps(tally.notes)}
+    def write(self, tally: Tally) -> None:
+        """Keep what is tallied."""
+        if self.path is not None:
+            facts = {"numbers": sorted(tally.numbers), "notes": tally.notes}
+            fields = {"key": self.key} | {name: json.dumps(fact) for name, fact in facts.items()}
             write_tensors(self.path, tally.state(), fields)
             self.due = time.monotonic() + SAVE_SECONDS
 
 
 def read_corpus(
     blank: Callable[[], Tally],
-    documents: Documents,
+    documents: Sequence[Ids],
     marker: Marker,
     progress: Callable[[int, int], None],
     ranks: Ranks,
     folder: Path | None,
 ) -> Tally:
-    """Tally documents, each in one of the processes, and hand the tally of all of them to all."""
+    """Tally documents, each in one of the processes, and hand the tally of all of them to all.
+
+    A model that is read layer by layer keeps nothing: between two batches no document of it is whole.
+    """
     tally, before = blank(), blank()  # `before` has what earlier files say, and stays out of the file of this process
-    kept = Tallies(folder, tally, documents, ranks)
-    with kept.kept:
-        done, tallied = kept.read(before), list[range]()
+    busy = f"another survey is at work in {folder}; pass another keep="
+    with nullcontext() if folder is None or ranks.rank else Kept(folder, [KEPT], busy=busy):
+        kept = Tallies(folder, tally, documents, ranks)
+        done = kept.read(before)
         times = turns(tally.model)  # that a token passes: once, and of a streamed model through each layer
         count, total = ranks.counter(), sum(map(len, documents)) * times
-        n_done = sum(len(documents[n]) for numbers in done for n in numbers)
-        count(0 if ranks.rank else n_done * times)  # all processes know them, and the first one counts them
+        if ranks.rank == 0:  # all processes know what is done, and one counts it
+            count(sum(len(documents[n]) for n in done) * times)
         for numbers in shares(documents, done, ranks.world)[ranks.rank]:
-            part = Part(documents, numbers)
-            ends, last = list(accumulate(map(len, part))), 0
+            last = 0  # tokens of this range that are counted
 
-            # Defaults hold the range of this turn of the loop.
-            def passed(n_tokens: int, in_all: int, numbers: range = numbers, ends: list[int] = ends) -> None:
+            def passed(n_tokens: int, _: int) -> None:
                 nonlocal last
                 progress(count(n_tokens - last), total)
                 last = n_tokens
-                if in_all == ends[-1]:  # a streamed model counts its tokens once a layer: nothing of it is kept
-                    kept.write(tally, [*tallied, numbers[: bisect_right(ends, n_tokens)]])
+                if time.monotonic() > kept.due:
+                    kept.write(tally)
 
-            def take(n: int, *seen: Any, first: int = numbers.start) -> None:
-                tally.take(first + n, *seen)
-
-            run_documents(tally.model, part, take, marker, passed)
-            tallied.append(numbers)
-        kept.write(tally, tallied, now=True)
+            run_documents(tally.model, Part(documents, numbers), tally.take, marker, passed, numbers.start)
+        kept.write(tally)
     tally.join(before.state())
 
     def join(state: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -517,8 +485,7 @@ def read_corpus(
         return joined.state()
 
     merged = blank()
-    state = tally.state()
-    merged.join(ranks.merged(state, join))
+    merged.join(ranks.merged(tally.state(), join))
     merged.notes = {note: None for notes in ranks.gathered({**before.notes, **tally.notes}) for note in notes}
     return merged
 
@@ -530,7 +497,7 @@ def gather_heads(tally: Tally, ranks: Ranks) -> Tally:
     for name in state:
         if not name.startswith("uniform "):  # even attention is that of one head, the same in each process
             state[name] = torch.cat([each[name] for each in states])
-    gathered = replace(tally, probe=None if tally.probe is None else gather_heads(tally.probe, ranks))
+    gathered = replace(tally)  # with its settings, and nothing of what it saw
     gathered.join(state)
     for name, site in gathered.sites.items():
         n_heads = site.n_heads * site.parts

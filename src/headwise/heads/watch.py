@@ -8,31 +8,31 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from headwise.corpus.tokens import Ids
 from headwise.errors import HeadwiseError, MissingError
-from headwise.heads.blocks import THUMBNAIL, Factors, Measured, measure, row_weights, top_keys
+from headwise.heads.blocks import THUMBNAIL, Factors, Measured, measure, row_weights
 from headwise.heads.documents import Document, Marker, listening, some_rows
 from headwise.heads.statistics import Statistics, all_statistics, unknown_head, unknown_statistic
-from headwise.heads.table import HeadRow, HeadTable, Row, token_map
+from headwise.heads.table import Array, HeadRow, HeadTable, Places, Row, token_map
 from headwise.intervals import Interval, interval_of
 from headwise.models.ask import context_of, evaluating, run_body
 from headwise.models.open import described, row_of
 from headwise.models.sites import Site, missing, sites_of, w_o_places
 from headwise.records import Call, HeadMap, HeadMaps, parse_head, share_note
-from headwise.spec import require_size
 from headwise.words import Note, refusal
 
 MOST_WEIGHTS = 2**20  # of a head that are kept on request: 4 MiB, of all heads of a large model some GiB
 LONGEST = 400  # tokens of a text whose maps are drawn; every head keeps a T x T map
 CELLS = 2**20  # numbers of all maps that are drawn beside a survey: they all stand in one page
 
-Array = NDArray[np.float32]
-Shown = Callable[[Sequence[int]], Sequence[str]]  # ids as a reader should see them, one by one
+Shown = Callable[[Ids], Sequence[str]]  # ids as a reader should see them, one by one
 
 
 class _SeenSite:
@@ -45,7 +45,6 @@ class _SeenSite:
     def __init__(self, measured: Measured) -> None:
         self.names = list(measured.rows)  # the statistics that every document has
         self._rows = np.empty((len(self.names), len(measured.received), 0), np.float32)  # (statistics,H,N or more)
-        self._means: dict[str, NDArray[np.float64]] = {}  # statistic -> (H,)
         self.documents: list[int] = []  # rows of each
         self.maps: Array | None = None  # (H,T,S) of the last document that had such rows, or some rows of it
         self.image: Tensor | None = None  # (S,) bool, which of its keys are of an image
@@ -59,12 +58,10 @@ class _SeenSite:
         start, n_rows = self.n_rows, len(measured.places)
         if start + n_rows > self._rows.shape[2]:
             before = self._rows[..., :start]
-            size = max(2 * start, start + n_rows)
-            self._rows = np.empty((*before.shape[:2], size), np.float32)
+            self._rows = np.empty((*before.shape[:2], max(2 * start, start + n_rows)), np.float32)
             self._rows[..., :start] = before
         for name, rows in zip(self.names, self._rows, strict=True):
             rows[:, start : start + n_rows] = as_numpy(measured.rows[name])
-        self._means = {}  # those so far hold no longer
         self.documents.append(n_rows)
         self.out_sum = self.out_sum + as_numpy(measured.mean_out).astype(np.float64) * n_rows
         self.received = list(as_numpy(measured.received))  # (S,) of each head
@@ -81,13 +78,6 @@ class _SeenSite:
         if name not in self.names:
             raise unknown_statistic(name, self.names)
         return self._rows[self.names.index(name), :, : self.n_rows]
-
-    def means(self, name: str) -> NDArray[np.float64]:
-        """The mean over the rows of each head, (H,)."""
-        if name not in self._means:
-            rows = self.rows(name)
-            self._means[name] = rows.mean(1, dtype=np.float64) if self.n_rows else np.full(len(rows), np.nan)
-        return self._means[name]
 
 
 class Rows(Statistics[Array]):
@@ -118,7 +108,8 @@ class SeenHead(HeadRow[float]):
 
     def __getitem__(self, name: str) -> float:
         """The mean of a statistic, of a set of keys named in `marks`, or of a distance such as `offset_2`."""
-        return float(self._site.means(name)[self._head])
+        rows = self.rows[name]
+        return float(rows.mean(dtype=np.float64)) if len(rows) else math.nan
 
     @property
     def means(self) -> dict[str, float]:
@@ -178,7 +169,7 @@ class SeenHead(HeadRow[float]):
         rows, keys = self._site.ids
         return self._words(rows), self._words(keys)
 
-    def _words(self, ids: Sequence[int]) -> tuple[str, ...]:
+    def _words(self, ids: Ids) -> tuple[str, ...]:
         """Tokens as a reader should see them; a place that an image or a sound fills is a dot."""
         of_text = [i for i in ids if i >= 0]  # together: a character may be spread over several tokens
         words = iter(map(str, of_text) if self._shown is None else self._shown(of_text))
@@ -203,7 +194,7 @@ class Seen(HeadTable[SeenHead]):
         sites: Sequence[Site],
         shown: Shown | None,
         notes: Sequence[str],
-        places: Mapping[str, tuple[str, int]],
+        places: Places,
     ) -> None:
         self.places = places
         self._heads = {site.name: site.heads for site in sites}  # of some no head is known before it has run
@@ -211,7 +202,6 @@ class Seen(HeadTable[SeenHead]):
         self.notes: list[str] = list(notes)  # what has no map, and what a number does not say, in lines
         self._sites: dict[str, _SeenSite] = {}
         self._places: dict[str, tuple[_SeenSite, int]] = {}  # of the heads that ran
-        self.top: dict[str, dict[int, list[tuple[int, float]]]] = {}  # head -> row -> (key, weight), largest first
 
     def add(self, site: Site, measured: Measured, document: Document) -> None:
         """The numbers of one document of a call."""
@@ -238,14 +228,6 @@ class Seen(HeadTable[SeenHead]):
         of_site = self._sites[site.name]
         of_site.maps, of_site.image = as_numpy(weights), (document.marks or {}).get("image")
 
-    def add_top(self, site: Site, rows: Sequence[int], keys: Tensor, weights: Tensor) -> None:
-        """The keys (H,n,k) with the largest weights of n rows; where fewer are attended, the rest have weight 0."""
-        for name, head_keys, head_weights in zip(site.heads, keys.tolist(), weights.tolist(), strict=True):
-            self.top[name] = {}
-            for row, *keys_and_weights in zip(rows, head_keys, head_weights, strict=True):
-                pairs = zip(*keys_and_weights, strict=True)
-                self.top[name][row] = [(key, weight) for key, weight in pairs if weight > 0]
-
     def __getitem__(self, name: str) -> SeenHead:
         if name in self._places:
             return SeenHead(name, *self._places[name], self._shown)
@@ -266,14 +248,11 @@ class Seen(HeadTable[SeenHead]):
         """Documents in the order in which they ran."""
         records = []
         for name, head in self.items():
-            end = 0
-            for n, size in enumerate(head.documents):
-                end += size
-                record = {"name": name, "document": n, "rows": size}
-                for key in head.rows:
-                    rows = head.rows[key][end - size : end]
-                    record[key] = float(rows.mean()) if size else math.nan
-                records.append(record)
+            ends = accumulate(head.documents)
+            for n, (size, end) in enumerate(zip(head.documents, ends, strict=True)):
+                of_head = {key: head.rows[key][end - size : end] for key in head.rows}
+                means = {key: float(rows.mean()) if size else math.nan for key, rows in of_head.items()}
+                records.append({"name": name, "document": n, "rows": size} | means)
         return records
 
     def __repr__(self) -> str:
@@ -303,8 +282,6 @@ def watch(
     *,
     offsets: Sequence[int] = (1,),
     marks: Mapping[str, Sequence[int]] | None = None,
-    top_rows: Sequence[int] = (),
-    top_k: int = 5,
     maps: bool | Sequence[int] = False,
     rows: float | None = None,
     seed: int = 0,
@@ -331,8 +308,6 @@ def watch(
         offsets: distances k whose mass is noted: seen["L3.H5"]["offset_2"]; that of 1 is `previous`, always there
         marks: named sets of token ids whose mass is noted, such as {"delimiter": [11, 13]}:
             seen["L3.H5"]["delimiter"]
-        top_rows: queries whose most attended keys are noted, under `.top`; a row that a text lacks is left out
-        top_k: how many of them at most: a key that is not attended is none
         maps: also keep each head's map (T,S), `.map`, of the last call's last document, or the rows listed, of the
             last document that has one of them; up to 2^20 weights a head
         rows: a share of the rows, such as 0.125, one drawn of each 8: seen["L3.H5"].interval("entropy")
@@ -342,8 +317,7 @@ def watch(
         HeadwiseError: with the names of what is no such model, where our reading of a call does not give the output
             of the model, and at the end of a block in which no head was reached.
     """
-    _check(offsets, marks or {}, maps, top_rows)
-    require_size("top_k", top_k)
+    _check(offsets, marks or {}, maps)
     sites = sites_of(model)
     folder = described(model)
     shown = None if folder is None or folder.tokens is None else folder.tokens.shown
@@ -354,15 +328,12 @@ def watch(
     def note(site: Site, call: Call, documents: Sequence[Document]) -> None:
         T = call.n_queries
         seen.note(call.note)
-        tops = [row for row in top_rows if -T <= row < T]
         kept = range(T) if maps is True else [row for row in maps or () if -T <= row < T]  # of False none
         for b, document in enumerate(documents):
             document = some_rows(document, T, rows, seed)
             seen.add(site, measure(call, b, document, offsets, factors.of(site, call), top=False), document)
             if kept:
                 seen.add_maps(site, _maps(call, b, kept), document)
-            if tops:
-                seen.add_top(site, tops, *top_keys(call, b, [row % T for row in tops], top_k))
 
     with listening(model, note, _marker(marks) if marks else None, sites):
         if text is not None:
@@ -392,15 +363,11 @@ def _maps(call: Call, b: int, rows: Sequence[int]) -> Tensor:
     return row_weights(call, b, [row % call.n_queries for row in rows])
 
 
-def _check(
-    offsets: Sequence[int], marks: Mapping[str, Sequence[int]], maps: bool | Sequence[int], top_rows: Sequence[int]
-) -> None:
+def _check(offsets: Sequence[int], marks: Mapping[str, Sequence[int]], maps: bool | Sequence[int]) -> None:
     if not _are_whole(offsets) or min(offsets, default=1) < 1:
         raise HeadwiseError(f"offsets={offsets!r} must be distances of at least 1, such as (1, 2)")
     if not isinstance(maps, bool) and not (_are_whole(maps) and maps):
         raise HeadwiseError(f"maps={maps!r} must be True, False or a list of rows, such as [-1]")
-    if not _are_whole(top_rows):
-        raise HeadwiseError(f"top_rows={top_rows!r} must be a list of rows, such as [-1]")
     table = all_statistics()
     for name in marks:
         # "delimiter" and "rare" are statistics of a marked set of that name, and may be marked here.
@@ -413,7 +380,7 @@ def _are_whole(numbers: object) -> bool:
 
 
 @torch.no_grad()
-def head_maps(model: nn.Module, ids: Sequence[int], tokens: Sequence[str], name: str) -> HeadMaps:
+def head_maps(model: nn.Module, ids: Ids, tokens: Sequence[str], name: str) -> HeadMaps:
     """Run a model that reads ids (T,) and keep the weights (T,T) of each head; `tokens` are the ids as text.
 
     Models of a single stack only: the maps are named by layer and head. Raises HeadwiseError for an empty text, one
@@ -436,7 +403,7 @@ def head_maps(model: nn.Module, ids: Sequence[int], tokens: Sequence[str], name:
     return HeadMaps(name, tuple(tokens), tuple(maps))
 
 
-def require_text(ids: Sequence[int], longest: int, why: str) -> None:
+def require_text(ids: Ids, longest: int, why: str) -> None:
     """Raise HeadwiseError for a text without tokens, or with more than the longest."""
     if not ids:
         raise refusal("no_tokens")
@@ -444,7 +411,7 @@ def require_text(ids: Sequence[int], longest: int, why: str) -> None:
         raise HeadwiseError(f"the text has {len(ids)} tokens, and {why} is {longest}; pass a shorter one")
 
 
-def maps_of_short(model: nn.Module, documents: Sequence[Sequence[int]], shown: Shown, name: str) -> HeadMaps | None:
+def maps_of_short(model: nn.Module, documents: Sequence[Ids], shown: Shown, name: str) -> HeadMaps | None:
     """The maps of a single short document, in a model of a single stack; else None."""
     n_tokens, sites = len(documents[0]), sites_of(model)
     several = any(parse_head(site.head(0))[0] for site in sites)
