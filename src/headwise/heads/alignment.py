@@ -184,7 +184,7 @@ def align(
 
 def _scored(heads: Heads, names: Sequence[str], figures: Numbers) -> Scored:
     error, *within = map(interval_of, figures.tolist())
-    return Scored(tuple(names[h] for h in heads or ()), error, tuple(within))
+    return Scored(tuple(names[h] for h in heads or ()), error, tuple(share.of_fraction() for share in within))
 
 
 def _aligning(model: nn.Module, text: Known) -> list[Site]:

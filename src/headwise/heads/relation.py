@@ -177,7 +177,7 @@ def _followed(
     result = []
     opening = [place for place, (n, _) in enumerate(pairs) if n == first]
     for of_head, of_pairs in zip(means[:-1], masses[:-1], strict=True):
-        mass, accuracy, elsewhere = map(interval_of, of_head.tolist())
+        mass, accuracy, elsewhere = (interval_of(values).of_fraction() for values in of_head.tolist())
         best = max(opening, key=lambda place: float(of_pairs[place]), default=-1)
         if best < 0 or of_pairs[best] < mass.mean:
             best = int(of_pairs.argmax())

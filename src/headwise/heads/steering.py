@@ -44,7 +44,7 @@ class Direction:
     strength: float  # by which the vectors were multiplied for what follows
     n_pairs: int  # from which the vectors were made
     success: Interval  # share of held-out corrupted texts that get the clean answer; unsteered none does
-    control: Interval  # the same with random directions of the same lengths, in other heads where enough are left
+    control: Interval  # the same, a mean of each text, with random directions of the same lengths, in other heads where enough are left
     elsewhere: Interval  # KL(plain || steered) in nats at the other tokens, the mean of each text
     moved: dict[int, float]  # tokens behind which the prediction moved most, with their mean KL in nats
 
@@ -145,6 +145,8 @@ def direction(
             no head carries a tenth.
     """
     require_next(model)
+    if not 0 <= held_out <= 1:
+        raise HeadwiseError(f"held_out={held_out} must lie between 0 and 1: a fraction of the pairs")
     if heads is not None:
         heads = heads if isinstance(heads, str) else list(heads)  # a generator is read once
         if not by_site(sites_of(model), heads):
@@ -168,8 +170,8 @@ def direction(
             vectors=vectors,
             strength=strength,
             n_pairs=len(made_from),
-            success=interval_of(successes(vectors)),
-            control=interval_of([sum(draws) / DRAWS for draws in zip(*controls, strict=True)]),  # of each text one
+            success=interval_of(successes(vectors)).of_fraction(),
+            control=interval_of([sum(draws) / DRAWS for draws in zip(*controls, strict=True)]).of_fraction(),
             elsewhere=interval_of(elsewhere),
             moved=moved,
         )

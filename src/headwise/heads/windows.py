@@ -244,14 +244,14 @@ def _heads(site: str, values: dict[str, Running], n_windows: int) -> list[KVReac
     for g in range(len(values["outside"].mean)):
         outside = []
         for s in range(len(SINKS)):
-            outside.append(tuple(values["outside"].interval(g, s, w) for w in range(n_windows)))
+            outside.append(tuple(values["outside"].interval(g, s, w).of_fraction() for w in range(n_windows)))
         head = KVReach(
             name=f"{site}.KV{g}",
             layer=layer,
             kv_head=g,
             outside=tuple(outside),
             reached=tuple(values["reached"].interval(g, n) for n in range(len(SHARES))),
-            needle=of_needle("needle", g),
+            needle=of_needle("needle", g).of_fraction(),
             lift=of_needle("lift", g),
         )
         heads.append(head)
