@@ -44,7 +44,8 @@ class Direction:
     strength: float  # by which the vectors were multiplied for what follows
     n_pairs: int  # from which the vectors were made
     success: Interval  # share of held-out corrupted texts that get the clean answer; unsteered none does
-    control: Interval  # the same, a mean of each text, with random directions of the same lengths, in other heads where enough are left
+    # The same of random directions of these lengths, a mean of each text; in other heads where enough are left.
+    control: Interval
     elsewhere: Interval  # KL(plain || steered) in nats at the other tokens, the mean of each text
     moved: dict[int, float]  # tokens behind which the prediction moved most, with their mean KL in nats
 

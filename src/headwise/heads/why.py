@@ -327,7 +327,7 @@ class _Telling:
             size = self.parts.heads
         ranked = sorted(names, key=lambda name: -abs(size.get(name, 0.0)))
         first = ranked[: Story.MOST] if size else names
-        variants = self._silenced([name for name in names if name in first], target[0])
+        variants = self._silenced(first, target[0])
         places = {name: self._places(name) for name in first}
         readers: dict[Receiver, str] = {}
         refused = ""  # why what keys and values carry is not known
@@ -400,8 +400,9 @@ class _Telling:
         def nothing(site: str) -> Tensor:
             return torch.zeros_like(self.text.calls[site].out)
 
+        order = list(self.text.calls)
         variants: dict[Any, Variant] = {}
-        for name in names:
+        for name in sorted(names, key=lambda name: order.index(place_of(name)[0])):  # those that run together first
             site, h = place_of(name)
             variants["without", name] = self.passes.variant(self.text, {site: [h]}, nothing, change)
         return variants
