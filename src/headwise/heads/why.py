@@ -375,8 +375,8 @@ class _Telling:
             raise HeadwiseError(f"{type(model).__name__} turns the last hidden state into logits in more than one step")
         if self.question.way == "first":
             raise HeadwiseError("what an encoder adds reaches the logits through the decoder alone")
-        run = self.recorder.run(self.text.calls, self.text.answer)
-        self.adding = Parts(model, run, target, len(self.question.ids) - 1)
+        last = len(self.question.ids) - 1
+        self.adding = Parts(model, self.recorder, self.text.calls, self.text.answer, target, last)
 
     def _add(self, layer: int) -> None:
         self._go_on(lambda: self.adding.add(layer))
