@@ -118,18 +118,17 @@ class Circuits:
 
 
 @torch.no_grad()
-def circuits(model: nn.Module, tokens: Sequence[int] | None = None, orders: Sequence[Sequence[int]] = ()) -> Circuits:
+def circuits(model: nn.Module, *, orders: Sequence[Sequence[int]] = ()) -> Circuits:
     """Spectra, composition and the scores of copying, suppression and succession, of every head; from the weights.
 
     A token enters as what the first layer makes of it when it stands alone (Wang et al. 2022 and Gould et al. 2023
-    take the first feed-forward). "Among the highest" is the first 5, "among the lowest" the last 10 (the papers'),
+    take the first feed-forward). Tokens evenly spaced in the vocabulary are tried, 64 of a large one. "Among the highest" is the first 5, "among the lowest" the last 10 (the papers'),
     but never more than a twentieth of the vocabulary (ours). The control is another token's logit; for an order,
     blind choice.
 
     Args:
         model: a GPT of ours, or a model of transformers
-        tokens: on which copying and suppression are tried; default 64, evenly spaced in the vocabulary
-        orders: tokens in an order, such as those of the days of the week, for `succeeds`
+        orders: ids in an order, such as those of the days of the week, for `succeeds`; two or more each
 
     Raises:
         HeadwiseError: for an attention whose W_Q, W_K, W_V or W_O is not one matrix.
@@ -139,7 +138,7 @@ def circuits(model: nn.Module, tokens: Sequence[int] | None = None, orders: Sequ
     layers = [_Factors.of(site) for site in sites_of(model) if not site.cross]
     if not layers:
         raise HeadwiseError(f"{type(model).__name__} has no self attention, and so no paths from head to head")
-    probe = _Probe.of(model, tokens)
+    probe = _Probe.of(model, orders)
     heads = {}
     for number, layer in enumerate(layers):
         for h, name in enumerate(layer.site.heads):
@@ -261,19 +260,16 @@ class _Probe:
     unembed: Tensor  # (V,C) float32
 
     @classmethod
-    def of(cls, model: nn.Module, tokens: Sequence[int] | None) -> _Probe | None:
+    def of(cls, model: nn.Module, orders: Sequence[Sequence[int]]) -> _Probe | None:
         pair = embeddings(model)
         if pair is None or pair[0].shape[1] != pair[1].shape[1]:
             return None
         V = len(pair[1])
-        if tokens is None:
-            chosen = torch.arange(0, V, -(-V // PROBED))
-        else:
-            chosen = torch.tensor(list(tokens))
-        if len(chosen) < 2 or not 0 <= int(chosen.min()) <= int(chosen.max()) < V:
-            raise HeadwiseError(f"tokens={chosen.tolist()} must be two or more ids below {V}")
-        chosen = chosen.to(pair[1].device)
-        return cls(model, chosen, _alone(model, chosen), pair[1].float())
+        for order in orders:
+            if len(order) < 2 or not 0 <= min(order) <= max(order) < V:
+                raise HeadwiseError(f"the order {list(order)} must be two or more ids below {V}")
+        tokens = torch.arange(0, V, math.ceil(V / PROBED), device=pair[1].device)
+        return cls(model, tokens, _alone(model, tokens), pair[1].float())
 
     def shares(self, v: Tensor, o: Tensor, first: bool) -> tuple[Scored, Scored]:
         """Of one head, v (E,C) and o (C,E): how often a token's own logit comes out on top, and at the bottom."""

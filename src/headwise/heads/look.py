@@ -346,11 +346,8 @@ class Desk:
             best[n] = looks.max(1)
         hardest = []
         for t in range(T):
-            order = np.argsort(-best[:, t], kind="stable")[:HARDEST]
-            keys_of, weights_of = keys[order, t].tolist(), best[order, t].tolist()
-            hardest.append(
-                [(n, key, round(p, 4)) for n, key, p in zip(order.tolist(), keys_of, weights_of, strict=True)]
-            )
+            order = np.argsort(-best[:, t], kind="stable")[:HARDEST].tolist()
+            hardest.append([(n, int(keys[n, t]), round(float(best[n, t]), 4)) for n in order])
         return hardest
 
     def _maps(self, slot: str, heads: list[Any]) -> dict[str, Any]:

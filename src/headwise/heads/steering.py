@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -178,8 +179,7 @@ def direction(
         )
 
 
-@dataclass(frozen=True)
-class _Pair:
+class _Pair(NamedTuple):
     clean: list[int]
     corrupted: list[int]
     answer: int  # to the clean text
@@ -219,12 +219,8 @@ def _likeliest(model: nn.Module, ids: Sequence[int]) -> int:
 
 def _carriers(model: nn.Module, pairs: Sequence[_Pair]) -> list[str]:
     """The heads that carry a clear share of the difference, those with the largest first."""
-    effects: dict[str, list[float]] = defaultdict(list)
-    for pair in pairs:
-        patching = patch(model, pair.clean, pair.corrupted)
-        for name, effect in patching.effects.items():
-            effects[name].append(effect.mean)
-    means = {name: sum(values) / len(values) for name, values in effects.items()}
+    effects = [patch(model, pair.clean, pair.corrupted).effects for pair in pairs]
+    means = {name: sum(each[name].mean for each in effects) / len(pairs) for name in effects[0]}
     ordered = sorted(means, key=lambda name: -means[name])
     clear = [name for name in ordered if means[name] >= CLEAR]
     if not clear:
@@ -237,14 +233,13 @@ def _carriers(model: nn.Module, pairs: Sequence[_Pair]) -> list[str]:
 
 def _differences(model: nn.Module, pairs: Sequence[_Pair]) -> dict[str, Tensor]:
     """What each head gives more of at the last token of the clean texts, the mean over pairs, (E,)."""
-    sums: dict[str, Tensor] = {}
+    sums: dict[str, Any] = defaultdict(float)
     sites = sites_of(model)
 
     def add(site: Site, call: Call) -> None:
         clean_he, corrupted_he = call.out[:, :, -1].float().cpu()  # the two documents of the call
         for h, change in enumerate(clean_he - corrupted_he):
-            name = site.head(h)
-            sums[name] = sums[name] + change if name in sums else change
+            sums[site.head(h)] += change
 
     with attach({site: partial(add, site) for site in sites}):
         for pair in pairs:
