@@ -60,7 +60,7 @@ class Plan:
     keep: tuple[tuple[HeadPlan, ...], ...]
 
     def __post_init__(self) -> None:
-        layers: list[tuple[HeadPlan, ...]] = []
+        layers = []
         try:
             for layer in self.keep:
                 layers.append(tuple(kept if kept is None or isinstance(kept, Keep) else Keep(*kept) for kept in layer))
@@ -318,8 +318,7 @@ class Windows:
     def document(self) -> dict[str, Any]:
         """All of it, as JSON has it; what is not finite is null."""
         heads = [{**vars(head), "retrieves": head.retrieves} for head in self.heads]
-        fields: dict[str, Any] = plain_data({**vars(self), "sinks": SINKS, "shares": SHARES, "heads": heads})
-        return fields
+        return plain_data({**vars(self), "sinks": SINKS, "shares": SHARES, "heads": heads})
 
     def rows(self) -> list[dict[str, Any]]:
         """A row a head: `outside_s4_w64` and the like, `reached_90`, `needle`, each with low and high."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -228,5 +227,5 @@ def _percent(share: float) -> str:
 
 
 def _strong(line: str) -> str:
-    pieces: Sequence[str] = escaped(line).split("*")
+    pieces = escaped(line).split("*")
     return "".join(f"<b>{piece}</b>" if place % 2 else piece for place, piece in enumerate(pieces))

@@ -145,7 +145,7 @@ def align(
     n_spoken = sum(isinstance(text, Spoken) for text in (*texts, *judged))
     if n_spoken not in (0, len(texts) + len(judged)):
         raise HeadwiseError("some texts are spoken and some linked; align each kind in a call of its own")
-    maps: list[Maps] = []
+    maps = []
     with evaluating(model):
         sites = _aligning(model, texts[0])
         names = [head for site in sites for head in site.heads]

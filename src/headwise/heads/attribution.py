@@ -103,7 +103,7 @@ def attribute(
     if len(answer) == 2 and answer[0] == answer[1]:
         raise refusal("same_answer", token=repr(words[0]))
     recorder = Recorder(layers_of(model))
-    calls: dict[str, Call] = {}
+    calls = {}
 
     def remember(site: Site, call: Call) -> None:
         calls[site.name] = call
@@ -361,7 +361,7 @@ class _Frozen:
         twin = _wide_twin(norm)
 
         def normed(x: Tensor) -> Tensor:
-            answer: Tensor = twin(x)
+            answer = twin(x)
             return answer.double()
 
         x, y = row.read, normed(row.read)

@@ -122,9 +122,9 @@ def circuits(model: nn.Module, *, orders: Sequence[Sequence[int]] = ()) -> Circu
     """Spectra, composition and the scores of copying, suppression and succession, of every head; from the weights.
 
     A token enters as what the first layer makes of it when it stands alone (Wang et al. 2022 and Gould et al. 2023
-    take the first feed-forward). Tokens evenly spaced in the vocabulary are tried, 64 of a large one. "Among the highest" is the first 5, "among the lowest" the last 10 (the papers'),
-    but never more than a twentieth of the vocabulary (ours). The control is another token's logit; for an order,
-    blind choice.
+    take the first feed-forward). Tokens evenly spaced in the vocabulary are tried, 64 of a large one. "Among the
+    highest" is the first 5, "among the lowest" the last 10 (the papers'), but never more than a twentieth of the
+    vocabulary (ours). The control is another token's logit; for an order, blind choice.
 
     Args:
         model: a GPT of ours, or a model of transformers

@@ -83,7 +83,7 @@ def _rows(call: Call, b: int) -> tuple[Tensor, Tensor]:
 
 def _strongest(model: nn.Module, text: Text) -> dict[str, list[float]]:
     """Of each head the largest weight in each document, without the first row and column, as HeadVis counts."""
-    strongest: dict[str, list[float]] = defaultdict(list)
+    strongest = defaultdict(list)
 
     def take(number: int, site: Site, call: Call, b: int, document: Document) -> None:
         keys, weights = _rows(call, b)
@@ -98,7 +98,7 @@ def _strongest(model: nn.Module, text: Text) -> dict[str, list[float]]:
 def _choose(values: Sequence[float], draw: random.Random) -> dict[int, int]:
     """Documents that a head shows, and the band of each, 1 to 10 by rank; the strongest of the last, others by lot."""
     strongest_first = sorted(range(len(values)), key=lambda n: -values[n])
-    bands: dict[int, list[int]] = defaultdict(list)
+    bands = defaultdict(list)
     for rank, number in enumerate(strongest_first):
         bands[INTERVALS - rank * INTERVALS // len(values)].append(number)
     chosen: dict[int, int] = {}

@@ -132,8 +132,8 @@ def patch(
         require_slopes(model)
     pairs = _pairs(model, clean, corrupted, target)
     passes = Passes(model, layers_of(model))
-    effects: dict[str, list[float]] = defaultdict(list)  # of each head what every pair of texts gave
-    by_position: dict[str, list[float]] = defaultdict(list)  # of each head pair after pair, token after token
+    effects = defaultdict(list)  # of each head what every pair of texts gave
+    by_position = defaultdict(list)  # of each head pair after pair, token after token
     ends = []  # of each pair the difference that its clean text has, and its corrupted one
     with evaluating(model):
         for number, pair in enumerate(pairs, 1):
@@ -188,7 +188,7 @@ def path_effects(
     if at not in READ:
         raise unknown(f"at={at!r} is nothing that a head reads from another", at, READ)
     passes = Passes(model, layers_of(model))
-    effects: dict[str, list[float]] = defaultdict(list)
+    effects = defaultdict(list)
     with evaluating(model):
         for pair in _pairs(model, clean, corrupted, target):
             study = Study(passes, *pair)
@@ -209,7 +209,7 @@ def _pairs(model: nn.Module, clean: Ids, corrupted: Ids, target: Target | None) 
     if good.ndim not in (1, 2) or good.numel() == 0:
         raise HeadwiseError(f"clean is {tuple(good.shape)}; pass ids (T,) or (N,T)")
     good, bad = (ids.reshape(-1, ids.shape[-1]) for ids in (good, bad))  # of one pair, too, (N,T)
-    targets: list[list[int] | None] = [None] * len(good)
+    targets = [None] * len(good)
     if target is not None:
         ids = target.tolist() if isinstance(target, Tensor) else target
         rows = torch.as_tensor([token_of(model, x) if isinstance(x, str) else x for x in ids])
@@ -441,13 +441,12 @@ class Passes:
 
 def _hidden(output: Any) -> Tensor:
     """The hidden states among what a block gives."""
-    state: Tensor = output[0] if isinstance(output, tuple) else output
-    return state
+    return output[0] if isinstance(output, tuple) else output
 
 
 def _in_turn(joined: Sequence[Variant], site: Site, call: Call) -> Tensor | None:
     """What takes the place of `out` in a call of several variants, each of which changes, or keeps, its own part."""
-    out: Tensor | None = None
+    out = None
     for n, each in enumerate(joined):
         if site in each.handlers:
             # q, k, v, out and the weights, where the model made them, have the batch as their first axis.
@@ -637,7 +636,7 @@ class Study:
         order = [layer.site.name for layer in self.layers]
         heads = self.names("out")
         places = {(at, name): self.names(at)[name] for at, name in receivers}
-        earlier: dict[Receiver, list[str]] = {}
+        earlier = {}
         for receiver, (site, _) in places.items():
             below = {head: place for head, place in heads.items() if order.index(place[0]) < order.index(site)}
             earlier[receiver] = chosen_heads(below, senders, "out") if below else []
@@ -646,7 +645,7 @@ class Study:
         arrived: dict[tuple[Receiver, str], Tensor] = {}
         every_sender = set().union(*earlier.values())
         # Those that send come first: where they run beside one that receives, they are asked before it.
-        variants: dict[Any, Variant] = self._sent(filter(every_sender.__contains__, heads), places, arrived)
+        variants = self._sent(filter(every_sender.__contains__, heads), places, arrived)
         for receiver, from_senders in earlier.items():
             for sender in from_senders:
                 variants[receiver, sender] = self._received(receiver, places[receiver], sender, arrived)

@@ -266,7 +266,7 @@ def _divergence(
 ) -> tuple[list[float], dict[int, float]]:
     """KL(plain || steered) in nats: the mean of each text, and of the tokens behind which it is largest."""
     of_text = []
-    of_token: dict[int, list[float]] = defaultdict(list)
+    of_token = defaultdict(list)
     for text in texts:
         if not text:  # a corrupted text of one token, without it
             continue

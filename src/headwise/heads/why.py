@@ -401,7 +401,7 @@ class _Telling:
             return torch.zeros_like(self.text.calls[site].out)
 
         order = list(self.text.calls)
-        variants: dict[Any, Variant] = {}
+        variants = {}
         for name in sorted(names, key=lambda name: order.index(place_of(name)[0])):  # those that run together first
             site, h = place_of(name)
             variants["without", name] = self.passes.variant(self.text, {site: [h]}, nothing, change)
@@ -419,7 +419,7 @@ class _Telling:
     def _readers(self, study: Study, names: Sequence[str]) -> dict[Receiver, str]:
         """The queries, keys and values that heads which carry something read, and of these heads the strongest."""
         carriers = [name for name in names if abs(self.effects[name]) >= Story.CLEAR]
-        readers: dict[Receiver, str] = {}
+        readers = {}
         for at in READ:
             for name, (site, members) in study.names(at).items():
                 heads = [head_name(site, h) for h in members]
