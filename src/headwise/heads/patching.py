@@ -46,6 +46,7 @@ PLACES = ("q", "k", "v", "out", "weights")
 
 Ids = Tensor | Sequence[int] | Sequence[Sequence[int]] | str
 Target = Sequence[int | str] | Sequence[Sequence[int]] | Tensor
+ALL = slice(None)  # tokens
 LARGEST = 2**19  # numbers of the residual stream that run as one batch: more leave the processor's cache
 SHARED = ("k", "v")  # places that belong to key/value heads, L3.KV1
 READ = ("q", *SHARED)  # what a head makes of the residual stream
@@ -54,6 +55,7 @@ Pair = tuple[Tensor, Tensor, list[int] | None]  # a clean and a corrupted text (
 Place = tuple[str, tuple[int, ...]]  # the name of a site, and the query heads whose output changes there
 Receiver = tuple[str, str]  # what reads, q, k or v, and the head, or key/value head, whose it is
 Key = TypeVar("Key", bound=Hashable)
+Rows = slice | list[int]  # the tokens at which something is changed
 Beside = Callable[[], AbstractContextManager[Any]]  # what else listens to a pass
 Choice = Callable[[Tensor, Tensor | None], tuple[int, int | None]]  # logits (V,) of the texts -> the answer, the other
 Progress = Callable[[int, int], None]  # steps done, and of all
@@ -222,15 +224,15 @@ def _pairs(model: nn.Module, clean: Ids, corrupted: Ids, target: Target | None) 
     return list(zip(good, bad, targets, strict=True))
 
 
-def _positions(positions: Sequence[int] | str | None, T: int) -> list[int] | None:
+def _positions(positions: Sequence[int] | str | None, T: int) -> Rows:
     if positions is None or positions == "each":
-        return None
+        return ALL
     if isinstance(positions, str) or not len(positions):
         raise HeadwiseError(f"positions={positions!r} names no token; pass a list, or 'each'")
     for position in positions:
         if not -T <= position < T:
             raise HeadwiseError(f"position {position} is not among the {T} tokens")
-    return [position % T for position in positions]
+    return list(positions)
 
 
 # Passes of one model
@@ -314,21 +316,20 @@ class Passes:
         heads: Mapping[str, Sequence[int]],
         given: Callable[[str], Tensor],
         ask: Callable[[Tensor], float],
-        rows: Sequence[int] | None = None,
+        rows: Rows = ALL,
     ) -> Variant:
         """A text in which some heads give something else.
 
         heads  of sites by their names, the numbers of these heads
         given  what all heads of a site give then, (1,H,T,E); it is asked when the variant passes: the text may not have
                been read before
-        rows   at which tokens; None: at all
+        rows   at which tokens
         """
 
         def change(name: str, call: Call) -> Tensor:
             out, new = call.out.clone(), given(name).to(call.out)
-            places = slice(None) if rows is None else list(rows)
             for h in heads[name]:
-                out[:, h, places] = new[:, h, places]
+                out[:, h, rows] = new[:, h, rows]
             return out
 
         first = min((self.blocks.index(self.layer_of[name].block) for name in heads), default=0)
@@ -540,18 +541,15 @@ class Study:
         self,
         at: str,
         sets: Mapping[Key, Iterable[str]],
-        positions: Sequence[int] | None = None,
+        rows: Rows = ALL,
         progress: Progress = no_progress,
     ) -> dict[Key, float]:
         """The effect of each of these sets of heads."""
-        return self.passes.asked(self.variants(at, sets, positions), progress)
+        return self.passes.asked(self.variants(at, sets, rows), progress)
 
-    def variants(
-        self, at: str, sets: Mapping[Key, Iterable[str]], positions: Sequence[int] | None = None
-    ) -> dict[Key, Variant]:
+    def variants(self, at: str, sets: Mapping[Key, Iterable[str]], rows: Rows = ALL) -> dict[Key, Variant]:
         """The corrupted text with each of these sets of heads, or key/value heads, as it was in the clean run."""
         places = self.names(at)
-        rows = None if at in SHARED else positions  # other keys and values change what is read at every token
         heads_of: dict[Key, dict[str, list[int]]] = {}
         for key, names in sets.items():
             heads_of[key] = defaultdict(list)
@@ -559,12 +557,15 @@ class Study:
                 site, members = places[name]
                 heads_of[key][site] += members
         sites = set().union(*heads_of.values())
-        outs = {} if at == "out" else {site: self._given(site, at, positions) for site in sites}
+        outs = {} if at == "out" else {site: self._given(site, at, rows) for site in sites}
+        reading = ALL if at in SHARED else rows  # other keys and values change what is read at every token
 
         def given(site: str) -> Tensor:
             return outs[site] if outs else self.clean_text.calls[site].out
 
-        return {key: self.passes.variant(self.text, heads, given, self._share, rows) for key, heads in heads_of.items()}
+        return {
+            key: self.passes.variant(self.text, heads, given, self._share, reading) for key, heads in heads_of.items()
+        }
 
     def carried(self, contexts: int = 0) -> dict[str, float]:
         """What each head carries of the difference: the largest of what it brings, takes, and does in random contexts.
@@ -588,7 +589,7 @@ class Study:
             tables.append({name: (shares[name] - shares[""]) * (-1 if name in half else 1) for name in names})
         return {name: max((table[name] for table in tables), key=abs) for name in names}
 
-    def _given(self, site: str, at: str, positions: Sequence[int] | None) -> Tensor:
+    def _given(self, site: str, at: str, rows: Rows) -> Tensor:
         """What the heads of a site give, (1,H,T,E), with this part of the clean run."""
         call, clean = self.text.calls[site], self.clean_text.calls[site]
         _require_scores(call, at)
@@ -603,19 +604,17 @@ class Study:
             return _attend(clean._replace(options=call.options), call.v)
         if at == "q":
             return _attend(call._replace(q=clean.q), call.v)
-        chosen = slice(None) if positions is None else list(positions)
         changed = getattr(call, at).clone()
-        changed[:, :, chosen] = getattr(clean, at)[:, :, chosen]
+        changed[:, :, rows] = getattr(clean, at)[:, :, rows]
         return _attend(call._replace(k=changed), call.v) if at == "k" else _attend(call, changed)
 
-    def estimate(self, names: Iterable[str], positions: Sequence[int] | None) -> dict[str, float]:
+    def estimate(self, names: Iterable[str], rows: Rows) -> dict[str, float]:
         """What one backward pass says of the effect of each head's output."""
 
         def answer() -> Tensor:
             return self._difference(answer_logits(self.passes.model, self.text.ids, self.passes.position)[0])
 
         slopes = {site.name: slope for site, _, slope in slopes_of([layer.site for layer in self.layers], answer)}
-        rows = slice(None) if positions is None else list(positions)
         effects = {}
         for name in names:
             site, h = place_of(name)
