@@ -182,10 +182,8 @@ class Story:
 
     def print(self, console: Console, lang: str = "en") -> None:
         """One screen: the prediction, the heads that matter in words, then in a table, and the paths."""
-        for line in self.opening(lang):
+        for line in (*self.opening(lang), *(f"  {self.sentence(part, lang)}" for part in self.told)):
             say(console, line.replace("*", ""))
-        for part in self.told:
-            say(console, f"  {self.sentence(part, lang)}".replace("*", ""))
         self.table(lang).print(console, left=(0, 3))  # heads, and where they look
         for line in self.closing(lang):
             say(console, line.replace("*", ""))

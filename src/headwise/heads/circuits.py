@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +32,7 @@ from headwise.models.ask import embeddings, evaluating, run_body
 from headwise.models.hook import hooked
 from headwise.models.sites import Site, layers_of, sites_of
 from headwise.models.stream import stream_of
+from headwise.spec import resolve_kv_index
 from headwise.table import plural
 
 Numbers = NDArray[np.float64]
@@ -97,8 +98,8 @@ class Circuits:
         clear = []
         for at, chances in self.chances.items():
             for r, s in np.argwhere(chances < CLEAR):
-                score, chance = float(self.scores[at][r, s]), float(chances[r, s])
-                clear.append(Path(names[s], names[r], at, score, self.baseline, chance))
+                score = float(self.scores[at][r, s])
+                clear.append(Path(names[s], names[r], at, score, self.baseline, float(chances[r, s])))
         return sorted(clear, key=lambda path: -path.score)
 
     def plain(self) -> dict[str, Any]:
@@ -189,10 +190,8 @@ class _Factors:
                 f"whole number of heads of one width for {H} heads of {E} values"
             )
         spec = getattr(site.module, "spec", None)  # of layers of ours
-        index = getattr(spec, "kv_index", None) or [h // (H // G) for h in range(H)]
-        q = _by_head(w_q, H)
-        k = _by_head(w_k, G)[list(index)]
-        v = _by_head(w_v, G)[list(index)]
+        index = list(resolve_kv_index(H, G, getattr(spec, "kv_index", None)))
+        q, k, v = _by_head(w_q, H), _by_head(w_k, G)[index], _by_head(w_v, G)[index]
         o = w_o.double().reshape(-1, H, E).transpose(0, 1)
         with one_thread():  # two wait for each other more than they work in matrices as small as these
             r_q, r_k, r_v, r_o = (torch.linalg.qr(columns, mode="r").R for columns in (q.mT, k.mT, v.mT, o))
@@ -211,12 +210,11 @@ def _composition(layers: Sequence[_Factors]) -> tuple[dict[str, Numbers], dict[s
     """Scores, and how many as strong chance would bring forth among all of them."""
     starts = list(accumulate((layer.site.n_heads for layer in layers), initial=0))
     N, C = starts[-1], layers[0].o.shape[1]
-    scores = {at: np.full((N, N), np.nan) for at in "qkv"}
-    chances = {at: np.full((N, N), np.nan) for at in "qkv"}
+    rows = [slice(*ends) for ends in pairwise(starts)]  # of each layer, those of its heads
+    scores, chances = ({at: np.full((N, N), np.nan) for at in "qkv"} for _ in range(2))
     for b, later in enumerate(layers):
-        receivers = slice(starts[b], starts[b + 1])
         for a, earlier in enumerate(layers[:b]):
-            place = receivers, slice(starts[a], starts[a + 1])
+            place = rows[b], rows[a]
             writes = earlier.writes.transpose(0, 1).flatten(1)  # (C,S*E)
             for at, reads in later.reads.items():
                 spectrum = later.ov if at == "v" else later.qk

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -48,7 +48,7 @@ LISTED, HARDEST = 6, 8  # likeliest tokens of each column; heads that are named 
 CLEAR = 0.3  # of its weight, from which a head is said to follow a repeated token
 SLOTS = ("a", "b")  # the text, and the other one beside it
 LARGEST = 10.0  # size of a factor on a head
-# The fields of each question and their types.
+# The fields of each question and their types: the arguments of `Desk._read` and so on.
 QUESTIONS: dict[str, dict[str, type]] = {
     "read": {"slot": str, "text": str, "changes": dict, "at": int, "follow": int},
     "maps": {"slot": str, "heads": list},
@@ -158,10 +158,8 @@ class Desk:
         values = {key: asked.get(key) for key in kinds}
         if not kinds or any(type(values[key]) is not kind for key, kind in kinds.items()):
             raise HeadwiseError("this is no question of the page's")
-        ways: dict[str, Callable[..., dict[str, Any]]]
-        ways = {"read": self._read, "maps": self._maps, "each": self._each}
         with encoded():  # a sound was read once
-            return ways[name](**values)
+            return getattr(self, f"_{name}")(**values)
 
     # A text
 
@@ -398,8 +396,7 @@ class Desk:
             if next(runs) != silenced.run:
                 return None
             out = call.out.clone()
-            for n in range(n_heads):
-                out[n, n] = 0
+            out[range(n_heads), range(n_heads)] = 0  # of text n head n
             return out
 
         with torch.no_grad(), attach({silenced.site: silence}), evaluating(self.folder.model):
