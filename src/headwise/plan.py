@@ -301,13 +301,15 @@ class Windows:
             plan = self._plan(step, sinks)
             if plan.share(self.longest) <= cache:
                 return plan
+        fact = f"cache={cache} cannot be had at {self.longest:,} tokens"
         if len(self.windows) == 1:
-            reason = "no window that is measured is shorter; measure longer texts"
-        else:
-            keeps_all = "heads that retrieve keep all, which makes " if any(h.retrieves for h in self.heads) else ""
-            least = f"{self._plan(1.0, sinks).share(self.longest):.3f} with {sinks} first tokens"
-            reason = f"{keeps_all}{least} and windows of {self.windows[0]}; pass a larger share"
-        raise HeadwiseError(f"cache={cache} cannot be had at {self.longest:,} tokens: {reason}")
+            raise HeadwiseError(f"{fact}: no window that is measured is shorter; measure longer texts")
+        n_full = sum(head.retrieves for head in self.heads)
+        least = self._plan(1.0, sinks).share(self.longest)
+        raise HeadwiseError(
+            f"{fact}: heads that retrieve, {n_full} of {len(self.heads)}, keep all, which makes {least:.3f} with "
+            f"{sinks} first tokens and windows of {self.windows[0]}; pass a larger share"
+        )
 
     def _plan(self, tolerance: float, sinks: int) -> Plan:
         layers: dict[int, list[Keep | None]] = {}

@@ -141,9 +141,17 @@ def _head(profile: HeadProfile, strongest: Sequence[float], chosen: dict[int, in
         indices, values = rows[profile.name, number]
         for index, value in zip(indices, values, strict=True):
             looking[tokens[index // len(tokens)]] += value
-        sequence = {"sequence_id": number, "interval": chosen[number], "tokens": tokens, "seq_len": len(tokens)}
-        sequence |= {"attention_indices": indices, "attention_values": values}
-        sequences.append(sequence | {"max_activation": round(strongest[number], 4)})
+        sequences.append(
+            {
+                "sequence_id": number,
+                "interval": chosen[number],
+                "tokens": tokens,
+                "seq_len": len(tokens),
+                "attention_indices": indices,
+                "attention_values": values,
+                "max_activation": round(strongest[number], 4),
+            }
+        )
     queries = sorted(looking.items(), key=lambda item: -item[1])[:BINS]
     counts, edges = np.histogram(strongest, BINS, (0, 1))
     last = max((n for n, count in enumerate(profile.distances) if count), default=0) + 1

@@ -223,13 +223,14 @@ class Desk:
             places = []
         words = []
         done = 0  # characters of the text that are shown already
+        place_of = dict(enumerate(places, n_before))
         for n, (i, piece) in enumerate(zip(ids, shown, strict=True)):
-            if not n_before <= n < n_before + len(places):  # it frames the text, or its place is not known
+            if n not in place_of:  # it frames the text, or its place is not known
                 is_sign = i in self.signs
                 has_gap = is_sign or piece[:1].isspace()
                 words.append((piece.strip() or piece, has_gap, piece.count("\n"), is_sign))
                 continue
-            start, end = places[n - n_before]
+            start, end = place_of[n]
             between, written = text[done:start], text[start:end]
             has_gap = bool(re.match(r"\s", between + written)) or done == 0
             is_shown = end <= done < len(text) or not written  # one more token of a character that is shown already
@@ -253,10 +254,8 @@ class Desk:
         self, ids: list[int], at: int, changes: Mapping[str, float], maps: dict[str, Array] | None = None
     ) -> Tensor:
         """What comes of the text at a place, the named heads scaled; `maps` gets the maps of all heads."""
-        layers = {}  # those that are listened to, which costs time
-        for layer in self.layers:
-            if maps is not None or not changes.keys().isdisjoint(layer.heads):
-                layers[layer.site, layer.run] = layer
+        listened = [each for each in self.layers if maps is not None or not changes.keys().isdisjoint(each.heads)]
+        layers = {(layer.site, layer.run): layer for layer in listened}  # no others, since listening costs time
         runs = Counter[Site]()
 
         def take(site: Site, call: Call) -> Tensor | None:

@@ -333,10 +333,9 @@ class Passes:
             return out
 
         first = min((self.blocks.index(self.layer_of[name].block) for name in heads), default=0)
+        # Only the states of the block below are handed on, and a block that reads an encoder takes more than these.
         if any(call.cross for call in reading.calls.values()):
-            first = (
-                0  # what is handed on are the states of the block below, and a block that reads an encoder takes more
-            )
+            first = 0
         handlers = {self.layer_of[name].site: partial(change, name) for name in heads}
         return Variant(reading, range(first, len(self.blocks)), handlers, ask)
 
@@ -351,10 +350,10 @@ class Passes:
         groups, depth = self._groups([*variants.values()]), len(self.blocks)
         for number, group in enumerate(groups):
             states: dict[Variant, Tensor] = {}  # what the last block that it has passed gave
-            # A streamed model has the weights of one block at a time; one in memory goes on to the end as soon as the
+            # A streamed model has the weights of one block at a time; one in memory goes on to the end at once when the
             # last variant has joined.
-            steps = depth - 1 if self.stream is not None else max(each.turns.start for each in group)
-            for turns in (*(range(n, n + 1) for n in range(steps)), range(steps, depth)):
+            n_single = depth - 1 if self.stream is not None else max(each.turns.start for each in group)
+            for turns in (*(range(n, n + 1) for n in range(n_single)), range(n_single, depth)):
                 with loaded(self.model, turns.start):
                     passing = [each for each in group if not set(turns).isdisjoint(each.turns)]
                     for joined in self._joined(passing):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ def why(
         tokens_of(model)  # raises where words cannot become ids
 
     def asked(text: str | Sequence[int]) -> _Question:
-        return _question(folder.name, way, folder.tokens, text, row_of(model, text)[0].tolist())
+        return _Question(way, folder.tokens, text, row_of(model, text)[0].tolist())
 
     question = asked(prompt)
     twin = None if corrupt is None else _twin(question, asked(corrupt))
@@ -151,7 +151,7 @@ def check_question(
     way, end = ("next", []) if is_sure else ("first", tokens.frame[1])
 
     def asked(text: str) -> _Question:
-        return _question(folder.name, way, tokens, text, [*tokens.prompt(text), *end])
+        return _Question(way, tokens, text, [*tokens.prompt(text), *end])
 
     question = asked(prompt)
     if corrupt is not None:
@@ -174,30 +174,29 @@ class _Question:
 
     way: str  # "next", "masked", "first"
     tokens: TextTokens | None  # of the model, where they are known
-    text: str | None
+    source: str | Sequence[int]  # the text as it was passed
     ids: list[int]
-    position: int  # of a masked word; -1: the answer comes at the end
+
+    @cached_property
+    def position(self) -> int:
+        """Of a masked word; -1: the answer comes at the end."""
+        if self.way != "masked":
+            return -1
+        sign = getattr(self.tokens, "mask", None)
+        if self.tokens is None or sign is None:
+            raise HeadwiseError("no tokenizer that names a mask is known of the model, so no word of a text is hidden")
+        (mask,) = self.tokens.encode(sign)
+        count = self.ids.count(mask)
+        if count != 1:
+            raise HeadwiseError(f"the text has {count} masked words; write {sign} once, for the word to explain")
+        return self.ids.index(mask)
 
     def shown(self, ids: Sequence[int]) -> tuple[str, ...]:
         return tuple(map(str, ids)) if self.tokens is None else self.tokens.shown(ids)
 
     @property
     def written(self) -> str:
-        return " ".join(self.shown(self.ids)) if self.text is None else self.text
-
-
-def _question(name: str, way: str, tokens: TextTokens | None, text: str | Sequence[int], ids: list[int]) -> _Question:
-    position = -1
-    if way == "masked":
-        sign = getattr(tokens, "mask", None)
-        if tokens is None or sign is None:
-            raise HeadwiseError(f"{name} has no tokenizer that names a mask, so no word of a text is hidden")
-        (mask,) = tokens.encode(sign)
-        count = ids.count(mask)
-        if count != 1:
-            raise HeadwiseError(f"the text has {count} masked words; write {sign} once, for the word to explain")
-        position = ids.index(mask)
-    return _Question(way, tokens, text if isinstance(text, str) else None, ids, position)
+        return self.source if isinstance(self.source, str) else " ".join(self.shown(self.ids))
 
 
 def _twin(question: _Question, twin: _Question) -> _Question:
@@ -243,11 +242,11 @@ def _single(question: _Question, word: str, notes: list[str]) -> list[int]:
 
 def _pieces(question: _Question, word: str) -> list[list[int]]:
     """The ids that a word becomes in the place of the answer, written in two ways."""
-    tokens, ids, text, place = question.tokens, question.ids, question.text, question.position
+    tokens, ids, text, place = question.tokens, question.ids, question.source, question.position
     assert tokens is not None  # else a word was refused
     bare = word.strip()
     encode, before, after = tokens.prompt, ids, list[int]()
-    if text is None or question.way == "first":  # the answer stands in no text
+    if not isinstance(text, str) or question.way == "first":  # the answer stands in no text
         texts = word, f" {bare}"
         encode, before = tokens.encode, []
     elif question.way == "next":
@@ -328,10 +327,11 @@ class _Telling:
         ranked = sorted(names, key=lambda name: -abs(size.get(name, 0.0)))
         first = ranked[: Story.MOST] if size else names
         variants = self._silenced(first, target[0])
-        places = {name: self._places(name) for name in first}
+        places: dict[str, list[int]] = {}  # of the first heads, the positions at which they are patched alone
         readers: dict[Receiver, str] = {}
         refused = ""  # why what keys and values carry is not known
         if self.study is not None:
+            places = {name: self._places(self.study, name) for name in first}
             for name, positions in places.items():
                 for t in positions:
                     variants |= self.study.variants("out", {(name, t): [name]}, [t])
@@ -407,12 +407,12 @@ class _Telling:
             variants["without", name] = self.passes.variant(self.text, {site: [h]}, nothing, change)
         return variants
 
-    def _places(self, name: str) -> list[int]:
+    def _places(self, study: Study, name: str) -> list[int]:
         """Where what a head gives differs most between the two texts."""
         site, h = place_of(name)
-        if self.study is None or (self.question.way == "first" and not site.startswith("encoder.")):
-            return []
-        clean, corrupted = self.text.calls[site].out, self.study.text.calls[site].out
+        if self.question.way == "first" and not site.startswith("encoder."):
+            return []  # of a head of the decoder, which has its own text
+        clean, corrupted = self.text.calls[site].out, study.text.calls[site].out
         distance = (clean[0, h] - corrupted[0, h]).float().norm(dim=-1)  # (T,)
         return [t for t in distance.argsort(descending=True)[:PLACES].tolist() if distance[t] > 0]
 
