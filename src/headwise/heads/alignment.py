@@ -283,22 +283,21 @@ def path_starts(scores_knm: Maps) -> NDArray[np.int64]:
     K, N, M = scores_knm.shape
     best = np.full((K, N + 1, M + 1), -np.inf)
     best[:, 0, 0] = 0  # before the first cell: no other path begins
-    step = np.zeros((K, N + 1, M + 1), np.int8)  # 0: both, 1: a row down, 2: a column on
+
+    def ways(k: Any, i: Any, j: Any) -> Any:
+        """Of cells the sums with which a path comes there: from both, a row above, a column before."""
+        return np.stack([best[k, i - 1, j - 1], best[k, i - 1, j], best[k, i, j - 1]])
+
     for diagonal in range(2, N + M + 1):
         i = np.arange(max(1, diagonal - M), min(N, diagonal - 1) + 1)
         j = diagonal - i
-        both = best[:, i - 1, j - 1]
-        down = best[:, i - 1, j]
-        on = best[:, i, j - 1]
-        ways = np.stack([both, down, on])
-        step[:, i, j] = ways.argmax(0)
-        best[:, i, j] = scores_knm[:, i - 1, j - 1] + ways.max(0)
+        best[:, i, j] = scores_knm[:, i - 1, j - 1] + ways(slice(None), i, j).max(0)
     starts = np.zeros((K, N), np.int64)
     k, i, j = np.arange(K), np.full(K, N), np.full(K, M)
     while (i > 0).any():
         is_open = i > 0  # paths that have not left their first cell
         starts[k[is_open], i[is_open] - 1] = j[is_open] - 1  # the last one that is written is the first column
-        way = step[k, i, j]
+        way = ways(k, i, j).argmax(0)
         i = np.where(is_open & (way != 2), i - 1, i)
         j = np.where(is_open & (way != 1), j - 1, j)
     return starts

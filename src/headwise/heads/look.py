@@ -360,9 +360,9 @@ class Desk:
         reading, other = self.readings.get("a"), self.readings.get("b")
         if reading is None:
             return {}
-        if self.kind is None or reading.at < 0:
+        if not self._predicts(reading):
             state: dict[str, Any] = {"kept": _cosine(reading.plain, reading.now)}
-            if other is not None and (self.kind is None or other.at < 0):
+            if other is not None and not self._predicts(other):
                 state["alike"] = _cosine(reading.plain, other.plain), _cosine(reading.now, other.now)
             return {"state": state}
         columns = [reading.plain, reading.now]
@@ -377,6 +377,10 @@ class Desk:
         # What a token adds to a text shows only behind it: its space, its part of a character.
         longer = self.tokens.decode([*reading.ids, int(reading.now.argmax())])
         return {"next": rows, "follow": follow, "goes_on": longer[len(self.tokens.decode(reading.ids)) :]}
+
+    def _predicts(self, reading: Reading) -> bool:
+        """Is a token predicted in this text? Else what counts is the direction of the mean last state."""
+        return self.kind is not None and reading.at >= 0
 
     def _token(self, i: int) -> str:
         """A token as its text, without the gap before it; a line end as its sign."""
@@ -402,7 +406,7 @@ class Desk:
             outcomes = self._outcome(torch.tensor([reading.ids] * n_heads), reading.at)
         rows = []  # of each head its name, and the chance of the followed token and the likeliest without it
         for name, outcome in zip(silenced.heads, outcomes, strict=True):
-            if self.kind is None or reading.at < 0:
+            if not self._predicts(reading):
                 rows.append((name, _cosine(reading.plain, outcome), ""))
             else:
                 rows.append((name, float(outcome[follow]), self._token(int(outcome.argmax()))))

@@ -353,7 +353,8 @@ class Passes:
             # A streamed model has the weights of one block at a time; one in memory goes on to the end at once when the
             # last variant has joined.
             n_single = depth - 1 if self.stream is not None else max(each.turns.start for each in group)
-            for turns in (*(range(n, n + 1) for n in range(n_single)), range(n_single, depth)):
+            singles = [range(n, n + 1) for n in range(n_single)]
+            for turns in [*singles, range(n_single, depth)]:
                 with loaded(self.model, turns.start):
                     passing = [each for each in group if not set(turns).isdisjoint(each.turns)]
                     for joined in self._joined(passing):
