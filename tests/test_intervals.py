@@ -26,5 +26,7 @@ def test_intervals() -> None:
     assert interval_of([1.0, math.nan, 3.0]) == interval_of([1.0, 3.0])
     found = interval_of([2.0])
     assert (found.mean, found.low, found.high, found.n) == (2.0, -math.inf, math.inf, 1)
+    found = interval_of([0.0, 0.0, 1.0]).of_fraction()
+    assert (found.low, found.high) == (0.0, 1.0) and interval_of([1.0]).of_fraction().high == math.inf
     found = interval_of([])
     assert math.isnan(found.mean) and found.n == 0

@@ -75,7 +75,7 @@ def test_plans_of_duo(tmp_path: Path) -> None:
         plan.export(tmp_path / "duo", "duo")
         assert hw.Plan.read(tmp_path / "duo") == hw.Plan(back)
     # As DuoAttention's own optimisation writes it, with all of its settings beside the two sizes.
-    (tmp_path / "full_attention_heads.tsv").write_text("1.000e+00\t4.9e-01\n-2e-3\t0.51\n")
+    (tmp_path / "full_attention_heads.tsv").write_text("1.000e+00\t4.9e-01\n-2e-3\t0.51\n\n")
     (tmp_path / "config.json").write_text('{"sink_size": 128, "recent_size": 256, "lr": 0.02, "rope_theta": null}')
     keep = hw.Keep(128, 256)
     assert hw.Plan.read(tmp_path) == hw.Plan(((None, keep), (keep, None)))

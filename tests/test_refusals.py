@@ -52,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the command lines name: folders of models without weights, a run, texts."""
     folder = tmp_path_factory.mktemp("refusals") / "here"
     configs = {"llama": LLAMA, "bloom": LLAMA | {"model_type": "bloom"}, "pickled": LLAMA}
-    configs |= {"inside/llama": LLAMA, "../away": LLAMA}
+    configs |= {"inside/llama": LLAMA, "../away": LLAMA, "unread": LLAMA}
     configs |= {"bert": LLAMA | {"model_type": "bert", "architectures": ["BertModel"]}}
     configs |= {"gemma": LLAMA | {"model_type": "gemma3_text", "architectures": None, "num_key_value_heads": 1}}
     configs |= {
@@ -73,6 +73,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "latin.json").write_bytes(b"\xff\xfe")
     (folder / "loop.csv").symlink_to("loop.csv")
     hw.train(folder / "book.txt", out=folder / "run", steps=3, n_layers=2, n_heads=2, d_model=8, context=8)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(folder / "run" / file, folder / "unread")
     for name, file in (("cut", "model.safetensors"), ("torn", "run.json")):
         shutil.copytree(folder / "run", folder / name)
         (folder / name / file).write_bytes((folder / name / file).read_bytes()[:-5])

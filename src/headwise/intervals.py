@@ -25,6 +25,10 @@ class Interval:
     def half_width(self) -> float:
         return (self.high - self.low) / 2
 
+    def of_fraction(self) -> Interval:
+        """The same with its bounds between 0 and 1, where a fraction lies; of a single value they stay open."""
+        return self if self.n < 2 else Interval(self.mean, max(self.low, 0.0), min(self.high, 1.0), self.n)
+
     def excludes(self, value: float) -> bool:
         """Does the interval lie on one side of `value`?"""
         return not self.low <= value <= self.high

@@ -11,6 +11,7 @@ beside it (Wu et al. 2024, arXiv 2404.15574). Of the query heads that read a key
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -21,12 +22,13 @@ from headwise.errors import HeadwiseError
 from headwise.files import read_json, read_text, write_whole
 from headwise.intervals import Interval
 from headwise.masks import LARGEST_POSITION, Causal, Mask, Streaming
-from headwise.records import from_json
+from headwise.records import from_json, plain_data
 from headwise.words import unknown
 
 MOST_HEADS = 2**20  # of a file: no model has as many
 FORMATS = ("headwise", "duo")
 DUO_HEADS, DUO_THRESHOLD = "full_attention_heads.tsv", 0.5  # from there on a head keeps all
+DUO_BEYOND = 0.1  # so far beyond 0 and 1 its optimisation may have stepped; DuoAttention takes that for 0 and 1
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Plan:
     keep: tuple[tuple[HeadPlan, ...], ...]
 
     def __post_init__(self) -> None:
-        layers: list[tuple[HeadPlan, ...]] = []
+        layers = []
         try:
             for layer in self.keep:
                 layers.append(tuple(kept if kept is None or isinstance(kept, Keep) else Keep(*kept) for kept in layer))
@@ -98,15 +100,15 @@ class Plan:
             n: the layer, from 0
             n_heads: query heads of the layer; default: as many as key/value heads
         """
+        n_heads = self.n_kv_heads if n_heads is None else n_heads
+        if n_heads < 1 or n_heads % self.n_kv_heads:
+            raise HeadwiseError(f"n_heads={n_heads} is no multiple of the plan's {self.n_kv_heads} key/value heads")
         if not any(self.layer(n)):
             return Causal()
-        group = (n_heads or self.n_kv_heads) // self.n_kv_heads  # query heads that read one key/value head
-        sinks: list[int] = []
-        windows: list[int] = []
-        for kept in self.layer(n):
-            sinks += [kept.sinks if kept else 0] * group
-            windows += [kept.window if kept else LARGEST_POSITION] * group
-        return Streaming(tuple(sinks), tuple(windows))
+        everything = Keep(0, LARGEST_POSITION)
+        readers = range(n_heads // self.n_kv_heads)  # of each key/value head
+        of_heads = [kept or everything for kept in self.layer(n) for _ in readers]
+        return Streaming(tuple(kept.sinks for kept in of_heads), tuple(kept.window for kept in of_heads))
 
     def check(self, n_layers: int, n_kv_heads: int) -> None:
         """Raise HeadwiseError for a model of other sizes."""
@@ -179,14 +181,14 @@ def _of_duo(text: str, sizes: Any) -> Plan:
     """Of the matrix of a folder of DuoAttention, layers x key/value heads of 0 to 1, and its config.json."""
     config = sizes if isinstance(sizes, dict) else {}
     keep = from_json(Keep, {"sinks": config.get("sink_size"), "window": config.get("recent_size")}, "config.json")
-    layers: list[tuple[HeadPlan, ...]] = []
     try:
-        for line in text.splitlines():
-            numbers = map(float, line.split("\t"))
-            layers.append(tuple(None if number >= DUO_THRESHOLD else keep for number in numbers))
+        layers = [[float(number) for number in line.split("\t")] for line in text.splitlines() if line.strip()]
     except ValueError:
         raise HeadwiseError(f"{DUO_HEADS} has no numbers between tabs") from None
-    return Plan(tuple(layers))
+    for number in itertools.chain(*layers):
+        if not -DUO_BEYOND <= number <= 1 + DUO_BEYOND:
+            raise HeadwiseError(f"{DUO_HEADS} has {number}; give each key/value head a number from 0 to 1")
+    return Plan(tuple(tuple(None if number >= DUO_THRESHOLD else keep for number in layer) for layer in layers))
 
 
 def _write(path: str | Path, document: Any) -> None:
@@ -299,10 +301,14 @@ class Windows:
             plan = self._plan(step, sinks)
             if plan.share(self.longest) <= cache:
                 return plan
+        fact = f"cache={cache} cannot be had at {self.longest:,} tokens"
+        if len(self.windows) == 1:
+            raise HeadwiseError(f"{fact}: no window that is measured is shorter; measure longer texts")
+        n_full = sum(head.retrieves for head in self.heads)
         least = self._plan(1.0, sinks).share(self.longest)
         raise HeadwiseError(
-            f"cache={cache} cannot be had at {self.longest:,} tokens: heads that retrieve keep all, which makes "
-            f"{least:.3f} with {sinks} first tokens and windows of {self.windows[0]}; pass a larger share"
+            f"{fact}: heads that retrieve, {n_full} of {len(self.heads)}, keep all, which makes {least:.3f} with "
+            f"{sinks} first tokens and windows of {self.windows[0]}; pass a larger share"
         )
 
     def _plan(self, tolerance: float, sinks: int) -> Plan:
@@ -313,9 +319,8 @@ class Windows:
 
     def document(self) -> dict[str, Any]:
         """All of it, as JSON has it; what is not finite is null."""
-        fields = asdict(self) | {"sinks": SINKS, "shares": SHARES}
-        fields["heads"] = [asdict(head) | {"retrieves": head.retrieves} for head in self.heads]
-        return json.loads(json.dumps(fields), parse_constant=lambda constant: None)
+        heads = [{**vars(head), "retrieves": head.retrieves} for head in self.heads]
+        return plain_data({**vars(self), "sinks": SINKS, "shares": SHARES, "heads": heads})
 
     def rows(self) -> list[dict[str, Any]]:
         """A row a head: `outside_s4_w64` and the like, `reached_90`, `needle`, each with low and high."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -183,10 +182,8 @@ class Story:
 
     def print(self, console: Console, lang: str = "en") -> None:
         """One screen: the prediction, the heads that matter in words, then in a table, and the paths."""
-        for line in self.opening(lang):
+        for line in (*self.opening(lang), *(f"  {self.sentence(part, lang)}" for part in self.told)):
             say(console, line.replace("*", ""))
-        for part in self.told:
-            say(console, f"  {self.sentence(part, lang)}".replace("*", ""))
         self.table(lang).print(console, left=(0, 3))  # heads, and where they look
         for line in self.closing(lang):
             say(console, line.replace("*", ""))
@@ -228,5 +225,5 @@ def _percent(share: float) -> str:
 
 
 def _strong(line: str) -> str:
-    pieces: Sequence[str] = escaped(line).split("*")
+    pieces = escaped(line).split("*")
     return "".join(f"<b>{piece}</b>" if place % 2 else piece for place, piece in enumerate(pieces))

@@ -140,7 +140,7 @@ def test_a_plan_takes_the_smallest_windows_or_fits_a_share(reach: Windows) -> No
     shares = [wide.plan(cache=share).share(131) for share in (0.2, 0.5, 0.9, 1.0)]
     assert all(got <= share for got, share in zip(shares, (0.2, 0.5, 0.9, 1.0), strict=True))
     assert shares == sorted(shares) and shares[2] > 0.5
-    refuses_table("reach", {"plan": wide.plan})
+    refuses_table("reach", {"plan": wide.plan, "short": replace(wide, longest=7, windows=(7,))})
 
 
 def test_what_has_no_room_for_a_needle_or_predicts_nothing_says_so(model: hw.GPT) -> None:

@@ -64,12 +64,13 @@ def why(
     check_answers(model)
     check_reads_tokens(model)
     with needs_torch():
-        from headwise.heads.why import forecast
+        from headwise.heads.why import check_question, forecast
         from headwise.heads.why import why as story_of
         from headwise.models.open import open_folder
     from headwise.view.page import story_page
 
-    folder = open_folder(model, dtype=dtype, device=device)
+    check = partial(check_question, model, prompt, corrupt, (answer, other))
+    folder = open_folder(model, dtype=dtype, device=device, check=check)
     if line := forecast(folder.model, prompt, corrupt):
         err.say(line)
     with Progress("adding up what each head writes") as progress:

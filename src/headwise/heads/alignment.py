@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,8 +35,6 @@ BATCH = 2**22  # cells of maps that are aligned at a time: some 50 MB
 Maps = NDArray[np.float32]  # (H,N,S): heads, rows that are aligned, keys
 Numbers = NDArray[np.float64]
 Heads = Sequence[int] | None  # None: a straight line in the place of heads
-# Of sets of heads the error of each in each text, and what `Scored.within` has: (sets, 1 + fractions, texts).
-Figures = Callable[[Sequence[Heads]], NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
@@ -148,7 +145,7 @@ def align(
     n_spoken = sum(isinstance(text, Spoken) for text in (*texts, *judged))
     if n_spoken not in (0, len(texts) + len(judged)):
         raise HeadwiseError("some texts are spoken and some linked; align each kind in a call of its own")
-    maps: list[Maps] = []
+    maps = []
     with evaluating(model):
         sites = _aligning(model, texts[0])
         names = [head for site in sites for head in site.heads]
@@ -158,33 +155,31 @@ def align(
         for number, text in enumerate((*texts, *judged), 1):
             maps.append(_maps(model, sites, text))
             progress(number, len(texts) + len(judged))
-    kind, figures_of = ("spoken", _spoken_figures) if n_spoken else ("linked", _linked_figures)
     if n_spoken:
         maps = [prepared(maps_hns) for maps_hns in maps]
-    figures_to_choose: Figures = partial(figures_of, texts, maps[: len(texts)])
-    figures_to_judge: Figures = partial(figures_of, judged, maps[len(texts) :])
-    alone = figures_to_choose([[h] for h in range(len(names))])
-    errors = alone[:, 0].mean(1)  # of each head, the mean over texts
+    alone = _figures(texts, maps, [[h] for h in range(len(names))])
+    errors = _mean_errors(alone)
     order = np.argsort(errors, kind="stable")
     best = int(order[0])
-    chosen = _greedy(figures_to_choose, best, float(errors[best]), len(names), most)
+    chosen = _greedy(texts, maps, best, float(errors[best]), most)
     sets: dict[str, Heads] = {Note.of("aligned.straight_line"): None}
     sets[Note.of("aligned.best_alone", head=names[best])] = [best]
     if named:
         sets[Note.of("aligned.named", heads=" ".join(named))] = [names.index(name) for name in named]
-    of_chosen, *of_controls = figures_to_judge([chosen, *sets.values()])
+    of_chosen, *of_controls = _figures(judged, maps[len(texts) :], [chosen, *sets.values()])
     controls: dict[str, Scored] = {}
     gains: dict[str, tuple[Interval, ...]] = {}
     for (name, heads), figures in zip(sets.items(), of_controls, strict=True):
         controls[name] = _scored(heads, names, figures)
         gains[name] = tuple(map(interval_of, (of_chosen - figures)[1:].tolist()))  # without the error
     ranking = tuple(_scored([h], names, alone[h]) for h in order)
+    kind = "spoken" if n_spoken else "linked"
     return Alignment(ranking, _scored(chosen, names, of_chosen), controls, gains, kind, (len(texts), len(judged)))
 
 
 def _scored(heads: Heads, names: Sequence[str], figures: Numbers) -> Scored:
     error, *within = map(interval_of, figures.tolist())
-    return Scored(tuple(names[h] for h in heads or ()), error, tuple(within))
+    return Scored(tuple(names[h] for h in heads or ()), error, tuple(share.of_fraction() for share in within))
 
 
 def _aligning(model: nn.Module, text: Known) -> list[Site]:
@@ -223,12 +218,32 @@ def _maps(model: nn.Module, sites: Sequence[Site], text: Known) -> Maps:
     return np.concatenate([maps_of[site] for site in sites])
 
 
-def _greedy(figures_of: Figures, first: int, error: float, n_heads: int, most: int) -> list[int]:
-    """Heads that are added one by one, as long as the error of their mean map falls."""
-    chosen = [first]
-    while len(chosen) < min(most, n_heads):
-        rest = [h for h in range(n_heads) if h not in chosen]
-        errors = figures_of([[*chosen, h] for h in rest])[:, 0].mean(1)
+def _figures(texts: Sequence[Known], maps: Sequence[Maps], sets: Sequence[Heads]) -> Numbers:
+    """Of sets of heads the error of each in each text, and what `Scored.within` has: (sets, 1 + fractions, texts)."""
+    of_texts = []
+    for text, maps_hns in zip(texts, maps, strict=False):  # the maps of texts to be judged come behind
+        _, n, n_keys = maps_hns.shape
+        line = np.zeros((n, n_keys), np.float32)  # the map of a straight line: 1 along the diagonal
+        line[np.arange(n), np.arange(n) * n_keys // n] = 1
+        mean_maps = [line if heads is None else maps_hns[list(heads)].mean(0) for heads in sets]
+        if isinstance(text, Spoken):
+            of_texts.append(_spoken_figures(text, mean_maps))
+        else:
+            of_texts.append(_linked_figures(text, mean_maps))
+    return np.array(of_texts).transpose(1, 2, 0)
+
+
+def _mean_errors(figures: Numbers) -> Numbers:
+    """Of each set its mean error over texts."""
+    return np.asarray(figures[:, 0].mean(1))
+
+
+def _greedy(texts: Sequence[Known], maps: Sequence[Maps], best: int, error: float, most: int) -> list[int]:
+    """Heads that are added one by one to the best, as long as the error of their mean map falls."""
+    chosen = [best]
+    while len(chosen) < min(most, len(maps[0])):
+        rest = [h for h in range(len(maps[0])) if h not in chosen]
+        errors = _mean_errors(_figures(texts, maps, [[*chosen, h] for h in rest]))
         if errors.min() >= error:
             break
         error = float(errors.min())
@@ -239,27 +254,14 @@ def _greedy(figures_of: Figures, first: int, error: float, n_heads: int, most: i
 # Speech
 
 
-def _spoken_figures(texts: Sequence[Any], maps: Sequence[Maps], sets: Sequence[Heads]) -> Numbers:
+def _spoken_figures(text: Spoken, mean_maps: Sequence[Maps]) -> Numbers:
     """The mean of the seconds between known and found beginnings, and the fractions found within 50 and 100 ms."""
-    of_texts = []
-    for text, maps_hns in zip(texts, maps, strict=True):
-        off = _seconds_off(text, maps_hns, sets)
-        # What rounding alone puts beyond a limit is within.
-        of_texts.append([off.mean(1), *((off <= limit + 1e-9).mean(1) for limit in WITHIN)])
-    return np.array(of_texts).transpose(2, 1, 0)
-
-
-def _seconds_off(text: Spoken, maps_hns: Maps, sets: Sequence[Heads]) -> Numbers:
-    """How far found beginnings lie from the known ones, for each set, (sets, words)."""
-    _, n, m = maps_hns.shape
-    line = np.zeros((n, m), np.float32)  # the map of a straight line: 1 along the diagonal
-    line[np.arange(n), np.arange(n) * m // n] = 1
-    columns = np.empty((len(sets), n))  # the first of each row
-    size = max(1, BATCH // (n * m))
-    for at in range(0, len(sets), size):
-        part = [line if heads is None else maps_hns[list(heads)].mean(0) for heads in sets[at : at + size]]
-        columns[at : at + size] = path_starts(np.stack(part))
-    return np.abs(columns[:, list(text.starts)] * text.seconds_per_key - np.array(text.begins))
+    size = max(1, BATCH // mean_maps[0].size)
+    parts = [mean_maps[at : at + size] for at in range(0, len(mean_maps), size)]
+    columns = np.concatenate([path_starts(np.stack(part)) for part in parts])  # the first of each row, (sets, rows)
+    off = np.abs(columns[:, list(text.starts)] * text.seconds_per_key - np.array(text.begins))  # (sets, words)
+    # What rounding alone puts beyond a limit is within.
+    return np.stack([off.mean(1), *((off <= limit + 1e-9).mean(1) for limit in WITHIN)], 1)
 
 
 def prepared(maps_hns: Maps) -> Maps:
@@ -281,22 +283,21 @@ def path_starts(scores_knm: Maps) -> NDArray[np.int64]:
     K, N, M = scores_knm.shape
     best = np.full((K, N + 1, M + 1), -np.inf)
     best[:, 0, 0] = 0  # before the first cell: no other path begins
-    step = np.zeros((K, N + 1, M + 1), np.int8)  # 0: both, 1: a row down, 2: a column on
+
+    def ways(k: Any, i: Any, j: Any) -> Any:
+        """Of cells the sums with which a path comes there: from both, a row above, a column before."""
+        return np.stack([best[k, i - 1, j - 1], best[k, i - 1, j], best[k, i, j - 1]])
+
     for diagonal in range(2, N + M + 1):
         i = np.arange(max(1, diagonal - M), min(N, diagonal - 1) + 1)
         j = diagonal - i
-        both = best[:, i - 1, j - 1]
-        down = best[:, i - 1, j]
-        on = best[:, i, j - 1]
-        ways = np.stack([both, down, on])
-        step[:, i, j] = ways.argmax(0)
-        best[:, i, j] = scores_knm[:, i - 1, j - 1] + ways.max(0)
+        best[:, i, j] = scores_knm[:, i - 1, j - 1] + ways(slice(None), i, j).max(0)
     starts = np.zeros((K, N), np.int64)
     k, i, j = np.arange(K), np.full(K, N), np.full(K, M)
     while (i > 0).any():
         is_open = i > 0  # paths that have not left their first cell
         starts[k[is_open], i[is_open] - 1] = j[is_open] - 1  # the last one that is written is the first column
-        way = step[k, i, j]
+        way = ways(k, i, j).argmax(0)
         i = np.where(is_open & (way != 2), i - 1, i)
         j = np.where(is_open & (way != 1), j - 1, j)
     return starts
@@ -305,21 +306,15 @@ def path_starts(scores_knm: Maps) -> NDArray[np.int64]:
 # Text
 
 
-def _linked_figures(texts: Sequence[Any], maps: Sequence[Maps], sets: Sequence[Heads]) -> Numbers:
+def _linked_figures(text: Linked, mean_maps: Sequence[Maps]) -> Numbers:
     """1 - (|found and sure| + |found and right|) / (|found| + |sure|), and the fraction of the links that are found."""
-    of_texts = []
-    for text, maps_hns in zip(texts, maps, strict=True):
-        sure = set(text.links)
-        right = sure | set(text.possible)
-        _, n, n_keys = maps_hns.shape
-        figures = []
-        for heads in sets:
-            if heads is None:
-                keys = np.arange(n) * n_keys // n  # a straight line
-            else:
-                keys = maps_hns[list(heads)].mean(0).argmax(-1)  # the strongest key of each row that has a link
-            pairs = set(zip(text.rows, keys.tolist(), strict=True))
-            error = 1 - (len(sure & pairs) + len(right & pairs)) / (len(sure) + len(pairs))
-            figures.append((error, len(sure & pairs) / len(text.links)))
-        of_texts.append(figures)
-    return np.array(of_texts).transpose(1, 2, 0)
+    sure = set(text.links)
+    right = sure | set(text.possible)
+    figures = []
+    for map_ns in mean_maps:
+        found = set(
+            zip(text.rows, map_ns.argmax(-1).tolist(), strict=True)
+        )  # the strongest key of each row with a link
+        error = 1 - (len(sure & found) + len(right & found)) / (len(sure) + len(found))
+        figures.append((error, len(sure & found) / len(text.links)))
+    return np.array(figures)

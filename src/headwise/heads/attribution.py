@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -102,77 +102,71 @@ def attribute(
         raise HeadwiseError(f"target has {len(answer)} tokens; pass one, or two whose logits are compared")
     if len(answer) == 2 and answer[0] == answer[1]:
         raise refusal("same_answer", token=repr(words[0]))
-    layers = layers_of(model)
-    calls: dict[str, Call] = {}
-    recorder = Recorder(layers)
+    recorder = Recorder(layers_of(model))
+    calls = {}
 
     def remember(site: Site, call: Call) -> None:
         calls[site.name] = call
 
-    handlers = {layer.site: partial(remember, layer.site) for layer in layers}
+    handlers = {layer.site: partial(remember, layer.site) for layer in recorder.layers}
     with evaluating(model), attach(handlers), recorder.listening():
         last = logits(model, row[:, : position + 1], last=True)[0, -1]  # what comes later changes nothing here
-    parts = Parts(model, recorder.run(calls, last), answer, position)
-    for number in range(len(layers)):
+    parts = Parts(model, recorder, calls, last, answer, position)
+    for number in range(len(recorder.layers)):
         with loaded(model, number):
             parts.add(number)
     return parts.summed()
 
 
-def _logit_scale(model: nn.Module, matrix: Tensor, bias: Tensor | None, run: _Run) -> float:
-    """What logits are multiplied with after W_U; a softcap on them is left out. Refused where neither explains them."""
-    # Float32 is enough here; a copy of a large vocabulary's matrix is not held as a whole.
-    wide = torch.promote_types(matrix.dtype, torch.float32)
-    normed = run.normed.to(matrix.device, wide)
-    products = [rows.to(wide) @ normed for rows in torch.split(matrix, ROWS)]
-    raw = torch.cat(products).cpu().double()
-    if bias is not None:
-        raw = raw + bias.cpu().double()
-    # The factor that fits best, by least squares; of zeros it is 0.
-    scale = float(run.logits @ raw / (raw @ raw).clamp(min=1e-30))
-    if _apart(scale * raw, run.logits) <= run.close:
-        is_rounding = abs(scale - 1) <= run.close
-        return 1.0 if is_rounding else scale
-    cap = getattr(getattr(model, "config", None), "final_logit_softcapping", None)
-    if cap and _apart(cap * torch.tanh(raw / cap), run.logits) <= run.close:
-        return 1.0
-    raise HeadwiseError(
-        f"{type(model).__name__} makes its logits in a way that is not known: its output matrix gives "
-        f"{float(raw.max()):.4g} at most, the model says {float(run.logits.max()):.4g}"
-    )
-
-
 class Parts:
     """What each part of a model adds to a logit, layer by layer: a layer must have its weights when it is added.
 
-    answer  the token, or the token and the one that its logit is compared with
+    recorder  what it heard of a pass over the text up to the position
+    calls     of the attention of each layer, "L0", in that pass
+    logits    (V,) that came of it
+    answer    the token, or the token and the one that its logit is compared with
     """
 
-    def __init__(self, model: nn.Module, run: _Run, answer: tuple[int, ...], position: int) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        recorder: Recorder,
+        calls: Mapping[str, Call],
+        logits: Tensor,
+        answer: tuple[int, ...],
+        position: int,
+    ) -> None:
+        self.model, self.layers, self.rows, self.calls = model, recorder.layers, recorder.rows, calls
+        # Relative: how far what is read may lie from what the model computed in its number format.
+        self.close = max(CLOSE, *recorder.digits)
         matrix, bias = output_matrix(model)
         if max(answer) >= len(matrix) or min(answer) < 0:
             raise HeadwiseError(f"target {max(answer)} is outside the vocabulary of {len(matrix)} tokens")
-        scale = _logit_scale(model, matrix, bias, run)
+        last = self.rows[self.layers[-1].block].gave
+        # The last norm is the module that read what the last layer gave.
+        candidates = (module for module in self.layers[-1].around if module in self.rows)
+        norm = next((module for module in candidates if self.rows[module].read.equal(last)), None)
+        normed = last if norm is None else self.rows[norm].gave  # (C,) what the output matrix reads
+        scale = self._logit_scale(matrix, bias, normed, logits.cpu().double())
         rows = matrix[list(answer)].cpu().double()  # (answers,C)
-        self.model, self.run = model, run
         self.direction = scale * (rows[0] - rows[1] if len(answer) == 2 else rows[0])  # (C,)
         offsets = [0.0 if bias is None else scale * float(bias[token]) for token in answer]
         constant = offsets[0] - sum(offsets[1:])
-        logit = float(self.direction @ run.normed) + constant
+        logit = float(self.direction @ normed) + constant
         # Numbers that the model rounded, as parts of the logit: their rounding bounds how far the parts may miss it.
-        self.rounded = [self.direction * run.normed]
-        if run.norm is not None:
-            frozen = _Frozen.of(run.norm, run.rows[run.norm])
+        self.rounded = [self.direction * normed]
+        if norm is not None:
+            frozen = _Frozen.of(norm, self.rows[norm])
             constant += float(self.direction @ frozen.bias)
             self.direction = frozen.back(self.direction)
-        embedding = float(self.direction @ run.rows[run.layers[0].block].read)  # what the first layer reads
+        embedding = float(self.direction @ self.rows[self.layers[0].block].read)  # what the first layer reads
         self.constant = constant
         self.parts = Attribution(answer, position, {}, {}, embedding, 0.0, logit, {}, {})
 
     def add(self, number: int) -> None:
         """The heads and the feed-forward of a layer."""
-        layer, rows = self.run.layers[number], self.run.rows
-        writer = _writer_of(self.model, layer, self.run)
+        layer, rows = self.layers[number], self.rows
+        writer = self._writer_of(layer)
         bias = getattr(layer.projection, "bias", None)
         at_w_o = writer.factor * self.direction  # what is read of W_O's output
         self.rounded.append(at_w_o * rows[writer.module].gave)
@@ -183,7 +177,7 @@ class Parts:
             self.rounded.append(at_w_o * rows[layer.projection].gave)
         if bias is not None:
             self.constant += float(at_w_o @ bias.cpu().double())
-        by_head, by_token, weights_hs = _heads_of(self.run.calls[layer.site.name], layer.projection, rows, at_w_o)
+        by_head, by_token, weights_hs = _heads_of(self.calls[layer.site.name], layer.projection, rows, at_w_o)
         self.parts.heads.update(zip(layer.site.heads, by_head.tolist(), strict=True))
         self.parts.tokens.update(zip(layer.site.heads, by_token.numpy(), strict=True))
         self.parts.weights.update(zip(layer.site.heads, weights_hs.numpy(), strict=True))
@@ -196,7 +190,7 @@ class Parts:
     def summed(self) -> Attribution:
         """All parts. Raises HeadwiseError where they do not sum to the logit."""
         # Roundings fall to either side: what is left of those of many numbers grows as a norm does, not as a sum.
-        rounding = 2 * self.run.close * float(torch.cat(self.rounded).norm())
+        rounding = 2 * self.close * float(torch.cat(self.rounded).norm())
         parts = replace(self.parts, bias=self.constant)
         if abs(parts.total - parts.logit) > CLOSE * max(abs(parts.logit), 1.0) + rounding:
             raise HeadwiseError(
@@ -204,6 +198,68 @@ class Parts:
                 f"what its layers add up is not known well enough"
             )
         return parts
+
+    def _logit_scale(self, matrix: Tensor, bias: Tensor | None, normed: Tensor, logits: Tensor) -> float:
+        """What logits are multiplied with after W_U; a softcap on them is left out. Refused where neither explains
+        them."""
+        # Float32 is enough here; a copy of a large vocabulary's matrix is not held as a whole.
+        wide = torch.promote_types(matrix.dtype, torch.float32)
+        narrow = normed.to(matrix.device, wide)
+        products = [rows.to(wide) @ narrow for rows in torch.split(matrix, ROWS)]
+        raw = torch.cat(products).cpu().double()
+        if bias is not None:
+            raw = raw + bias.cpu().double()
+        # The factor that fits best, by least squares; of zeros it is 0.
+        scale = float(logits @ raw / (raw @ raw).clamp(min=1e-30))
+        if _apart(scale * raw, logits) <= self.close:
+            is_rounding = abs(scale - 1) <= self.close
+            return 1.0 if is_rounding else scale
+        cap = getattr(getattr(self.model, "config", None), "final_logit_softcapping", None)
+        if cap and _apart(cap * torch.tanh(raw / cap), logits) <= self.close:
+            return 1.0
+        raise HeadwiseError(
+            f"{type(self.model).__name__} makes its logits in a way that is not known: its output matrix gives "
+            f"{float(raw.max()):.4g} at most, the model says {float(logits.max()):.4g}"
+        )
+
+    def _writer_of(self, layer: Layer) -> _Writer:
+        """The writer of a layer, found by what it must explain: what the next module reads, or the layer's output.
+
+        The one that explains it best, each number beside its own size: next to a large residual stream, or to a few
+        large numbers in it, all are close. Raises HeadwiseError where none is.
+        """
+        rows, gave = self.rows, self.rows[layer.projection].gave
+        children = [child for child in layer.block.children() if child in rows]
+        # What reads W_O's output and gives it back as it is, a dropout for instance, is no norm.
+        readers = [child for child in children if rows[child].read.equal(gave)]
+        norms = [child for child in readers if not rows[child].gave.equal(gave)]
+        factor = getattr(layer.block, "residual_multiplier", 1.0)  # Granite
+        before, after = rows[layer.block]
+
+        def unexplained(writer: _Writer) -> tuple[float, float]:
+            state = before + writer.factor * rows[writer.module].gave  # the residual stream, if this is the writer
+            by_number, by_norm = 1.0, 1.0  # the most that two tensors can be apart
+            for child in children:
+                row = rows[child]
+                if row.gave.shape != state.shape:
+                    continue
+                # Either the child reads the state, or what it gives is added to the state and makes the layer's output.
+                for x, y in ((row.read, state), (state + row.gave, after)):
+                    if x.shape == y.shape:
+                        apart = (x - y).abs() / (x.abs() + y.abs()).clamp(min=1e-30)
+                        by_number = min(by_number, float(apart.mean()))
+                        by_norm = min(by_norm, _apart(x, y))
+            return by_number, by_norm
+
+        # A tie goes to the first: W_O as it is. Granite, which has the factor, has no norm there.
+        writers = [_Writer(layer.projection, 1.0), *(_Writer(norm, 1.0) for norm in norms)]
+        writer = min([*writers, _Writer(layer.projection, factor)], key=unexplained)
+        if unexplained(writer)[1] <= self.close:
+            return writer
+        raise HeadwiseError(
+            f"{type(self.model).__name__}: it is not known how the attention of {layer.site.name} enters the residual "
+            f"stream"
+        )
 
 
 def _heads_of(
@@ -229,24 +285,18 @@ def _ratio(x: Tensor, y: Tensor) -> Tensor:
     return torch.where(y == 0, 0, x / torch.where(y == 0, 1, y))
 
 
+class _Writer(NamedTuple):
+    """Whose output, times a factor, an attention adds to the residual stream: W_O, or a norm after it."""
+
+    module: nn.Module
+    factor: float
+
+
 class _Row(NamedTuple):
     """A module's input and output at the last position, float64, on the processor."""
 
     read: Tensor
     gave: Tensor
-
-
-@dataclass(frozen=True)
-class _Run:
-    """A pass over a text, as it is read at the last position."""
-
-    layers: Sequence[Layer]
-    rows: dict[nn.Module, _Row]
-    calls: dict[str, Call]  # of each layer's attention, "L0"
-    norm: nn.Module | None  # the last one
-    normed: Tensor  # (C,) what the output matrix reads
-    logits: Tensor  # (V,)
-    close: float  # relative: how far what is read may lie from what the model computed in its number format
 
 
 class Recorder:
@@ -276,15 +326,6 @@ class Recorder:
             self.digits.extend(torch.finfo(x.dtype).eps for x in tensors)
             last = [x.flatten(0, -2)[-1].cpu().double() for x in tensors]  # of (1,T,C), or (T,C), the last row
             self.rows[module] = _Row(*last)
-
-    def run(self, calls: dict[str, Call], answer: Tensor) -> _Run:
-        """The pass that was recorded, with the call of each attention and the logits (V,) that came of it."""
-        rows, last = self.rows, self.rows[self.layers[-1].block].gave
-        # The last norm is the module that read what the last layer gave.
-        candidates = (module for module in self.layers[-1].around if module in rows)
-        norm = next((module for module in candidates if rows[module].read.equal(last)), None)
-        normed = last if norm is None else rows[norm].gave
-        return _Run(self.layers, rows, calls, norm, normed, answer.cpu().double(), max(CLOSE, *self.digits))
 
 
 def _apart(x: Tensor, y: Tensor) -> float:
@@ -320,7 +361,7 @@ class _Frozen:
         twin = _wide_twin(norm)
 
         def normed(x: Tensor) -> Tensor:
-            answer: Tensor = twin(x)
+            answer = twin(x)
             return answer.double()
 
         x, y = row.read, normed(row.read)
@@ -333,50 +374,3 @@ class _Frozen:
         """u with u.x = direction.(y - bias)"""
         u = self.factor * direction
         return u - u.mean() if self.centres else u
-
-
-@dataclass(frozen=True)
-class _Writer:
-    """Whose output, times a factor, an attention adds to the residual stream: W_O, or a norm after it."""
-
-    module: nn.Module
-    factor: float
-
-
-def _writer_of(model: nn.Module, layer: Layer, run: _Run) -> _Writer:
-    """The writer of a layer, found by what it must explain: what the next module reads, or the layer's output.
-
-    The one that explains it best, each number beside its own size: next to a large residual stream, or to a few large
-    numbers in it, all are close. Raises HeadwiseError where none is.
-    """
-    rows, gave = run.rows, run.rows[layer.projection].gave
-    children = [child for child in layer.block.children() if child in rows]
-    # What reads W_O's output and gives it back as it is, a dropout for instance, is no norm.
-    readers = [child for child in children if rows[child].read.equal(gave)]
-    norms = [child for child in readers if not rows[child].gave.equal(gave)]
-    factor = getattr(layer.block, "residual_multiplier", 1.0)  # Granite
-    before, after = rows[layer.block]
-
-    def unexplained(writer: _Writer) -> tuple[float, float]:
-        state = before + writer.factor * rows[writer.module].gave  # the residual stream, if this is the writer
-        by_number, by_norm = 1.0, 1.0  # the most that two tensors can be apart
-        for child in children:
-            row = rows[child]
-            if row.gave.shape != state.shape:
-                continue
-            # Either the child reads the state, or what it gives is added to the state and makes the layer's output.
-            for x, y in ((row.read, state), (state + row.gave, after)):
-                if x.shape == y.shape:
-                    apart = (x - y).abs() / (x.abs() + y.abs()).clamp(min=1e-30)
-                    by_number = min(by_number, float(apart.mean()))
-                    by_norm = min(by_norm, _apart(x, y))
-        return by_number, by_norm
-
-    # A tie goes to the first: W_O as it is. Granite, which has the factor, has no norm there.
-    writers = [_Writer(layer.projection, 1.0), *(_Writer(norm, 1.0) for norm in norms)]
-    writer = min([*writers, _Writer(layer.projection, factor)], key=unexplained)
-    if unexplained(writer)[1] <= run.close:
-        return writer
-    raise HeadwiseError(
-        f"{type(model).__name__}: it is not known how the attention of {layer.site.name} enters the residual stream"
-    )

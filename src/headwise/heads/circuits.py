@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +32,7 @@ from headwise.models.ask import embeddings, evaluating, run_body
 from headwise.models.hook import hooked
 from headwise.models.sites import Site, layers_of, sites_of
 from headwise.models.stream import stream_of
+from headwise.spec import resolve_kv_index
 from headwise.table import plural
 
 Numbers = NDArray[np.float64]
@@ -97,8 +98,8 @@ class Circuits:
         clear = []
         for at, chances in self.chances.items():
             for r, s in np.argwhere(chances < CLEAR):
-                score, chance = float(self.scores[at][r, s]), float(chances[r, s])
-                clear.append(Path(names[s], names[r], at, score, self.baseline, chance))
+                score = float(self.scores[at][r, s])
+                clear.append(Path(names[s], names[r], at, score, self.baseline, float(chances[r, s])))
         return sorted(clear, key=lambda path: -path.score)
 
     def plain(self) -> dict[str, Any]:
@@ -118,18 +119,17 @@ class Circuits:
 
 
 @torch.no_grad()
-def circuits(model: nn.Module, tokens: Sequence[int] | None = None, orders: Sequence[Sequence[int]] = ()) -> Circuits:
+def circuits(model: nn.Module, *, orders: Sequence[Sequence[int]] = ()) -> Circuits:
     """Spectra, composition and the scores of copying, suppression and succession, of every head; from the weights.
 
     A token enters as what the first layer makes of it when it stands alone (Wang et al. 2022 and Gould et al. 2023
-    take the first feed-forward). "Among the highest" is the first 5, "among the lowest" the last 10 (the papers'),
-    but never more than a twentieth of the vocabulary (ours). The control is another token's logit; for an order,
-    blind choice.
+    take the first feed-forward). Tokens evenly spaced in the vocabulary are tried, 64 of a large one. "Among the
+    highest" is the first 5, "among the lowest" the last 10 (the papers'), but never more than a twentieth of the
+    vocabulary (ours). The control is another token's logit; for an order, blind choice.
 
     Args:
         model: a GPT of ours, or a model of transformers
-        tokens: on which copying and suppression are tried; default 64, evenly spaced in the vocabulary
-        orders: tokens in an order, such as those of the days of the week, for `succeeds`
+        orders: ids in an order, such as those of the days of the week, for `succeeds`; two or more each
 
     Raises:
         HeadwiseError: for an attention whose W_Q, W_K, W_V or W_O is not one matrix.
@@ -139,7 +139,7 @@ def circuits(model: nn.Module, tokens: Sequence[int] | None = None, orders: Sequ
     layers = [_Factors.of(site) for site in sites_of(model) if not site.cross]
     if not layers:
         raise HeadwiseError(f"{type(model).__name__} has no self attention, and so no paths from head to head")
-    probe = _Probe.of(model, tokens)
+    probe = _Probe.of(model, orders)
     heads = {}
     for number, layer in enumerate(layers):
         for h, name in enumerate(layer.site.heads):
@@ -190,10 +190,8 @@ class _Factors:
                 f"whole number of heads of one width for {H} heads of {E} values"
             )
         spec = getattr(site.module, "spec", None)  # of layers of ours
-        index = getattr(spec, "kv_index", None) or [h // (H // G) for h in range(H)]
-        q = _by_head(w_q, H)
-        k = _by_head(w_k, G)[list(index)]
-        v = _by_head(w_v, G)[list(index)]
+        index = list(resolve_kv_index(H, G, getattr(spec, "kv_index", None)))
+        q, k, v = _by_head(w_q, H), _by_head(w_k, G)[index], _by_head(w_v, G)[index]
         o = w_o.double().reshape(-1, H, E).transpose(0, 1)
         with one_thread():  # two wait for each other more than they work in matrices as small as these
             r_q, r_k, r_v, r_o = (torch.linalg.qr(columns, mode="r").R for columns in (q.mT, k.mT, v.mT, o))
@@ -212,12 +210,11 @@ def _composition(layers: Sequence[_Factors]) -> tuple[dict[str, Numbers], dict[s
     """Scores, and how many as strong chance would bring forth among all of them."""
     starts = list(accumulate((layer.site.n_heads for layer in layers), initial=0))
     N, C = starts[-1], layers[0].o.shape[1]
-    scores = {at: np.full((N, N), np.nan) for at in "qkv"}
-    chances = {at: np.full((N, N), np.nan) for at in "qkv"}
+    rows = [slice(*ends) for ends in pairwise(starts)]  # of each layer, those of its heads
+    scores, chances = ({at: np.full((N, N), np.nan) for at in "qkv"} for _ in range(2))
     for b, later in enumerate(layers):
-        receivers = slice(starts[b], starts[b + 1])
         for a, earlier in enumerate(layers[:b]):
-            place = receivers, slice(starts[a], starts[a + 1])
+            place = rows[b], rows[a]
             writes = earlier.writes.transpose(0, 1).flatten(1)  # (C,S*E)
             for at, reads in later.reads.items():
                 spectrum = later.ov if at == "v" else later.qk
@@ -261,19 +258,16 @@ class _Probe:
     unembed: Tensor  # (V,C) float32
 
     @classmethod
-    def of(cls, model: nn.Module, tokens: Sequence[int] | None) -> _Probe | None:
+    def of(cls, model: nn.Module, orders: Sequence[Sequence[int]]) -> _Probe | None:
         pair = embeddings(model)
         if pair is None or pair[0].shape[1] != pair[1].shape[1]:
             return None
         V = len(pair[1])
-        if tokens is None:
-            chosen = torch.arange(0, V, -(-V // PROBED))
-        else:
-            chosen = torch.tensor(list(tokens))
-        if len(chosen) < 2 or not 0 <= int(chosen.min()) <= int(chosen.max()) < V:
-            raise HeadwiseError(f"tokens={chosen.tolist()} must be two or more ids below {V}")
-        chosen = chosen.to(pair[1].device)
-        return cls(model, chosen, _alone(model, chosen), pair[1].float())
+        for order in orders:
+            if len(order) < 2 or not 0 <= min(order) <= max(order) < V:
+                raise HeadwiseError(f"the order {list(order)} must be two or more ids below {V}")
+        tokens = torch.arange(0, V, math.ceil(V / PROBED), device=pair[1].device)
+        return cls(model, tokens, _alone(model, tokens), pair[1].float())
 
     def shares(self, v: Tensor, o: Tensor, first: bool) -> tuple[Scored, Scored]:
         """Of one head, v (E,C) and o (C,E): how often a token's own logit comes out on top, and at the bottom."""

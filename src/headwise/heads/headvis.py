@@ -83,7 +83,7 @@ def _rows(call: Call, b: int) -> tuple[Tensor, Tensor]:
 
 def _strongest(model: nn.Module, text: Text) -> dict[str, list[float]]:
     """Of each head the largest weight in each document, without the first row and column, as HeadVis counts."""
-    strongest: dict[str, list[float]] = defaultdict(list)
+    strongest = defaultdict(list)
 
     def take(number: int, site: Site, call: Call, b: int, document: Document) -> None:
         keys, weights = _rows(call, b)
@@ -98,7 +98,7 @@ def _strongest(model: nn.Module, text: Text) -> dict[str, list[float]]:
 def _choose(values: Sequence[float], draw: random.Random) -> dict[int, int]:
     """Documents that a head shows, and the band of each, 1 to 10 by rank; the strongest of the last, others by lot."""
     strongest_first = sorted(range(len(values)), key=lambda n: -values[n])
-    bands: dict[int, list[int]] = defaultdict(list)
+    bands = defaultdict(list)
     for rank, number in enumerate(strongest_first):
         bands[INTERVALS - rank * INTERVALS // len(values)].append(number)
     chosen: dict[int, int] = {}
@@ -141,9 +141,17 @@ def _head(profile: HeadProfile, strongest: Sequence[float], chosen: dict[int, in
         indices, values = rows[profile.name, number]
         for index, value in zip(indices, values, strict=True):
             looking[tokens[index // len(tokens)]] += value
-        sequence = {"sequence_id": number, "interval": chosen[number], "tokens": tokens, "seq_len": len(tokens)}
-        sequence |= {"attention_indices": indices, "attention_values": values}
-        sequences.append(sequence | {"max_activation": round(strongest[number], 4)})
+        sequences.append(
+            {
+                "sequence_id": number,
+                "interval": chosen[number],
+                "tokens": tokens,
+                "seq_len": len(tokens),
+                "attention_indices": indices,
+                "attention_values": values,
+                "max_activation": round(strongest[number], 4),
+            }
+        )
     queries = sorted(looking.items(), key=lambda item: -item[1])[:BINS]
     counts, edges = np.histogram(strongest, BINS, (0, 1))
     last = max((n for n, count in enumerate(profile.distances) if count), default=0) + 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -48,7 +48,7 @@ LISTED, HARDEST = 6, 8  # likeliest tokens of each column; heads that are named 
 CLEAR = 0.3  # of its weight, from which a head is said to follow a repeated token
 SLOTS = ("a", "b")  # the text, and the other one beside it
 LARGEST = 10.0  # size of a factor on a head
-# The fields of each question and their types.
+# The fields of each question and their types: the arguments of `Desk._read` and so on.
 QUESTIONS: dict[str, dict[str, type]] = {
     "read": {"slot": str, "text": str, "changes": dict, "at": int, "follow": int},
     "maps": {"slot": str, "heads": list},
@@ -148,7 +148,7 @@ class Desk:
     @property
     def mask_text(self) -> str | None:
         """What is typed where a word is to be hidden; None for a model that fills in none."""
-        mask: str | None = getattr(self.tokens, "mask", None)
+        mask = getattr(self.tokens, "mask", None)
         return mask if self.kind == "masked" else None
 
     def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,10 +158,8 @@ class Desk:
         values = {key: asked.get(key) for key in kinds}
         if not kinds or any(type(values[key]) is not kind for key, kind in kinds.items()):
             raise HeadwiseError("this is no question of the page's")
-        ways: dict[str, Callable[..., dict[str, Any]]]
-        ways = {"read": self._read, "maps": self._maps, "each": self._each}
         with encoded():  # a sound was read once
-            return ways[name](**values)
+            return getattr(self, f"_{name}")(**values)
 
     # A text
 
@@ -225,13 +223,14 @@ class Desk:
             places = []
         words = []
         done = 0  # characters of the text that are shown already
+        place_of = dict(enumerate(places, n_before))
         for n, (i, piece) in enumerate(zip(ids, shown, strict=True)):
-            if not n_before <= n < n_before + len(places):  # it frames the text, or its place is not known
+            if n not in place_of:  # it frames the text, or its place is not known
                 is_sign = i in self.signs
                 has_gap = is_sign or piece[:1].isspace()
                 words.append((piece.strip() or piece, has_gap, piece.count("\n"), is_sign))
                 continue
-            start, end = places[n - n_before]
+            start, end = place_of[n]
             between, written = text[done:start], text[start:end]
             has_gap = bool(re.match(r"\s", between + written)) or done == 0
             is_shown = end <= done < len(text) or not written  # one more token of a character that is shown already
@@ -255,10 +254,8 @@ class Desk:
         self, ids: list[int], at: int, changes: Mapping[str, float], maps: dict[str, Array] | None = None
     ) -> Tensor:
         """What comes of the text at a place, the named heads scaled; `maps` gets the maps of all heads."""
-        layers = {}  # those that are listened to, which costs time
-        for layer in self.layers:
-            if maps is not None or not changes.keys().isdisjoint(layer.heads):
-                layers[layer.site, layer.run] = layer
+        listened = [each for each in self.layers if maps is not None or not changes.keys().isdisjoint(each.heads)]
+        layers = {(layer.site, layer.run): layer for layer in listened}  # no others, since listening costs time
         runs = Counter[Site]()
 
         def take(site: Site, call: Call) -> Tensor | None:
@@ -346,11 +343,8 @@ class Desk:
             best[n] = looks.max(1)
         hardest = []
         for t in range(T):
-            order = np.argsort(-best[:, t], kind="stable")[:HARDEST]
-            keys_of, weights_of = keys[order, t].tolist(), best[order, t].tolist()
-            hardest.append(
-                [(n, key, round(p, 4)) for n, key, p in zip(order.tolist(), keys_of, weights_of, strict=True)]
-            )
+            order = np.argsort(-best[:, t], kind="stable")[:HARDEST].tolist()
+            hardest.append([(n, int(keys[n, t]), round(float(best[n, t]), 4)) for n in order])
         return hardest
 
     def _maps(self, slot: str, heads: list[Any]) -> dict[str, Any]:
@@ -366,9 +360,9 @@ class Desk:
         reading, other = self.readings.get("a"), self.readings.get("b")
         if reading is None:
             return {}
-        if self.kind is None or reading.at < 0:
+        if not self._predicts(reading):
             state: dict[str, Any] = {"kept": _cosine(reading.plain, reading.now)}
-            if other is not None and (self.kind is None or other.at < 0):
+            if other is not None and not self._predicts(other):
                 state["alike"] = _cosine(reading.plain, other.plain), _cosine(reading.now, other.now)
             return {"state": state}
         columns = [reading.plain, reading.now]
@@ -383,6 +377,10 @@ class Desk:
         # What a token adds to a text shows only behind it: its space, its part of a character.
         longer = self.tokens.decode([*reading.ids, int(reading.now.argmax())])
         return {"next": rows, "follow": follow, "goes_on": longer[len(self.tokens.decode(reading.ids)) :]}
+
+    def _predicts(self, reading: Reading) -> bool:
+        """Is a token predicted in this text? Else what counts is the direction of the mean last state."""
+        return self.kind is not None and reading.at >= 0
 
     def _token(self, i: int) -> str:
         """A token as its text, without the gap before it; a line end as its sign."""
@@ -401,15 +399,14 @@ class Desk:
             if next(runs) != silenced.run:
                 return None
             out = call.out.clone()
-            for n in range(n_heads):
-                out[n, n] = 0
+            out[range(n_heads), range(n_heads)] = 0  # of text n head n
             return out
 
         with torch.no_grad(), attach({silenced.site: silence}), evaluating(self.folder.model):
             outcomes = self._outcome(torch.tensor([reading.ids] * n_heads), reading.at)
         rows = []  # of each head its name, and the chance of the followed token and the likeliest without it
         for name, outcome in zip(silenced.heads, outcomes, strict=True):
-            if self.kind is None or reading.at < 0:
+            if not self._predicts(reading):
                 rows.append((name, _cosine(reading.plain, outcome), ""))
             else:
                 rows.append((name, float(outcome[follow]), self._token(int(outcome.argmax()))))

@@ -8,13 +8,14 @@ Heimersheim & Nanda 2024, arXiv 2404.15255). Effects are shares: 0 changes nothi
 from __future__ import annotations
 
 import copy
+import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Lock
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -46,16 +47,18 @@ PLACES = ("q", "k", "v", "out", "weights")
 
 Ids = Tensor | Sequence[int] | Sequence[Sequence[int]] | str
 Target = Sequence[int | str] | Sequence[Sequence[int]] | Tensor
+ALL = slice(None)  # tokens
 LARGEST = 2**19  # numbers of the residual stream that run as one batch: more leave the processor's cache
 SHARED = ("k", "v")  # places that belong to key/value heads, L3.KV1
+READ = ("q", *SHARED)  # what a head makes of the residual stream
 
+Pair = tuple[Tensor, Tensor, list[int] | None]  # a clean and a corrupted text (T,), and two targets
 Place = tuple[str, tuple[int, ...]]  # the name of a site, and the query heads whose output changes there
 Receiver = tuple[str, str]  # what reads, q, k or v, and the head, or key/value head, whose it is
-Heads = tuple[str, ...]  # a place of heads, "out" or "q", and their names
-Source = Callable[[slice], Tensor]  # for some of the variants what heads give: (1,H,T,E) for all alike, or (n,H,T,E)
-Rows = Sequence[Sequence[int]] | None  # of each variant tokens
 Key = TypeVar("Key", bound=Hashable)
-Choice = Callable[[Tensor, Tensor], tuple[int, int | None]]  # logits (V,) of both texts -> the answer and the other
+Rows = slice | list[int]  # the tokens at which something is changed
+Beside = Callable[[], AbstractContextManager[Any]]  # what else listens to a pass
+Choice = Callable[[Tensor, Tensor | None], tuple[int, int | None]]  # logits (V,) of the texts -> the answer, the other
 Progress = Callable[[int, int], None]  # steps done, and of all
 
 
@@ -132,28 +135,27 @@ def patch(
         require_slopes(model)
     pairs = _pairs(model, clean, corrupted, target)
     passes = Passes(model, layers_of(model))
-    effects: dict[str, list[float]] = defaultdict(list)  # of each head what every pair of texts gave
-    by_position: dict[str, list[float]] = defaultdict(list)  # of each head pair after pair, token after token
+    effects = defaultdict(list)  # of each head what every pair of texts gave
+    by_position = defaultdict(list)  # of each head pair after pair, token after token
     ends = []  # of each pair the difference that its clean text has, and its corrupted one
     with evaluating(model):
         for number, pair in enumerate(pairs, 1):
-            study = Study(passes, pair.clean, pair.corrupted)
-            study.read(pair.target)
+            study = Study(passes, *pair)
+            study.read()
             names = chosen_heads(study.names(at), heads, at)
             ends.append((study.clean, study.corrupted))
+            T = study.text.ids.numel()
             if positions == "each":
-                for t in range(len(pair.clean)):
-                    for name, effect in study.effects(at, names, [t]).items():
+                for t in range(T):
+                    for name, effect in study.effects(at, alone(names), [t]).items():
                         by_position[name].append(effect)
-            rows = _positions(positions, len(pair.clean))
+            rows = _positions(positions, T)
             if contexts is not None:
                 table = study.carried(contexts)
             elif fast:
                 table = study.estimate(names, rows)
-            elif together:
-                table = {"together": study.together(at, names, rows)}
             else:
-                table = study.effects(at, names, rows)
+                table = study.effects(at, {"together": names} if together else alone(names), rows)
             for name, effect in table.items():
                 effects[name].append(effect)
             if progress is not None:
@@ -186,29 +188,21 @@ def path_effects(
     arXiv 2304.05969).
     """
     require_next(model)
-    if at not in ("q", *SHARED):
-        raise unknown(f"at={at!r} is nothing that a head reads from another", at, ("q", *SHARED))
+    if at not in READ:
+        raise unknown(f"at={at!r} is nothing that a head reads from another", at, READ)
     passes = Passes(model, layers_of(model))
-    effects: dict[str, list[float]] = defaultdict(list)
+    effects = defaultdict(list)
     with evaluating(model):
         for pair in _pairs(model, clean, corrupted, target):
-            study = Study(passes, pair.clean, pair.corrupted)
-            study.read(pair.target)
+            study = Study(passes, *pair)
+            study.read()
             chosen_heads(study.names(at), [receiver], at)
             for name, effect in study.paths([(at, receiver)], senders)[at, receiver].items():
                 effects[name].append(effect)
     return {name: interval_of(values) for name, values in effects.items()}
 
 
-class _Pair(NamedTuple):
-    """Two texts (T,), and their two targets; None: what the model likes best after each."""
-
-    clean: Tensor
-    corrupted: Tensor
-    target: list[int] | None
-
-
-def _pairs(model: nn.Module, clean: Ids, corrupted: Ids, target: Target | None) -> list[_Pair]:
+def _pairs(model: nn.Module, clean: Ids, corrupted: Ids, target: Target | None) -> list[Pair]:
     # A copy is no tensor of torch.inference_mode, which a backward pass could not keep.
     good, bad = (torch.as_tensor(ids_of(model, ids)).clone() for ids in (clean, corrupted))
     if good.shape != bad.shape:
@@ -218,7 +212,7 @@ def _pairs(model: nn.Module, clean: Ids, corrupted: Ids, target: Target | None) 
     if good.ndim not in (1, 2) or good.numel() == 0:
         raise HeadwiseError(f"clean is {tuple(good.shape)}; pass ids (T,) or (N,T)")
     good, bad = (ids.reshape(-1, ids.shape[-1]) for ids in (good, bad))  # of one pair, too, (N,T)
-    targets: list[list[int] | None] = [None] * len(good)
+    targets = [None] * len(good)
     if target is not None:
         ids = target.tolist() if isinstance(target, Tensor) else target
         rows = torch.as_tensor([token_of(model, x) if isinstance(x, str) else x for x in ids])
@@ -228,18 +222,18 @@ def _pairs(model: nn.Module, clean: Ids, corrupted: Ids, target: Target | None) 
         if size and not 0 <= int(rows.min()) <= int(rows.max()) < size:
             raise HeadwiseError(f"target {rows.tolist()} is outside the vocabulary of {size} tokens")
         targets = rows.expand(len(good), 2).tolist()
-    return [_Pair(*pair) for pair in zip(good, bad, targets, strict=True)]
+    return list(zip(good, bad, targets, strict=True))
 
 
-def _positions(positions: Sequence[int] | str | None, T: int) -> list[int] | None:
+def _positions(positions: Sequence[int] | str | None, T: int) -> Rows:
     if positions is None or positions == "each":
-        return None
+        return ALL
     if isinstance(positions, str) or not len(positions):
         raise HeadwiseError(f"positions={positions!r} names no token; pass a list, or 'each'")
     for position in positions:
         if not -T <= position < T:
             raise HeadwiseError(f"position {position} is not among the {T} tokens")
-    return [position % T for position in positions]
+    return list(positions)
 
 
 # Passes of one model
@@ -256,16 +250,14 @@ class Reading:
 
 
 @dataclass(frozen=True, eq=False)
-class Variants:
-    """A batch of variants of a text, which all leave it in one layer; what lies below is not computed again."""
+class Variant:
+    """A text in which something changes from one block on; what lies below is not computed again."""
 
     reading: Reading
-    start: Layer | None  # None: the text itself, from the first layer on
-    n: int
-    handlers: Mapping[Site, Handler]  # what they change, or keep, of calls with n texts
-    ask: Callable[[Tensor], list[float]]  # of the logits (n,V) of their answers
-    beside: Callable[[], AbstractContextManager[Any]] = nullcontext  # what else listens while they pass
-    last: Layer | None = None  # behind it nobody asks for them any more
+    turns: range  # the numbers of the blocks that it passes; where the last is not among them, it is asked nothing
+    handlers: Mapping[Site, Handler]  # what it changes, or keeps, of calls
+    ask: Callable[[Tensor], float]  # of the logits (V,) of its answer
+    beside: Beside | None = None  # of a text itself, which runs alone: what else listens to it
 
 
 class Passes:
@@ -290,8 +282,10 @@ class Passes:
         self.blocks = list(dict.fromkeys(blocks))
         self.layer_of = {layer.site.name: layer for layer in layers}
 
-    def text(self, reading: Reading, beside: Callable[[], AbstractContextManager[Any]] = nullcontext) -> Variants:
-        """The pass of a text itself, which fills its `reading`."""
+    def text(
+        self, reading: Reading, beside: Beside = nullcontext, answered: Callable[[], None] = lambda: None
+    ) -> Variant:
+        """The pass of a text itself, which fills its `reading`; then `answered` is called."""
 
         def keep(site: Site, call: Call) -> None:
             if site.name in reading.calls:
@@ -309,267 +303,205 @@ class Passes:
             with hooked((block.register_forward_hook, record) for block in self.blocks), beside():
                 yield
 
-        def answered(logits_nv: Tensor) -> list[float]:
-            reading.answer = logits_nv[0]
-            return []  # a text itself has no share of a difference
+        def ask(logits_v: Tensor) -> float:
+            reading.answer = logits_v
+            answered()
+            return math.nan  # nobody asks what a text itself has of a difference
 
         handlers = {layer.site: partial(keep, layer.site) for layer in self.layers}
-        return Variants(reading, None, 1, handlers, answered, listening)
+        return Variant(reading, range(len(self.blocks)), handlers, ask, listening)
 
-    def parts(self, reading: Reading, count: int) -> list[slice]:
-        """So many variants of a text as batches that run at once."""
-        size = max(1, self._most(reading))
-        return [slice(start, min(start + size, count)) for start in range(0, count, size)]
-
-    def giving(
+    def variant(
         self,
         reading: Reading,
-        site: str,
-        heads: Sequence[Sequence[int]],
-        source: Source,
-        ask: Callable[[Tensor], list[float]],
-        rows: Rows = None,
-    ) -> list[Variants]:
-        """Variants of a text, in each of which some heads of a site give something else.
+        heads: Mapping[str, Sequence[int]],
+        given: Callable[[str], Tensor],
+        ask: Callable[[Tensor], float],
+        rows: Rows = ALL,
+    ) -> Variant:
+        """A text in which some heads give something else.
 
-        heads   of each variant, which heads
-        source  what they give then; it is asked when the variants pass: the text may not have been read before
-        rows    of each variant, at which tokens; None: at all
+        heads  of sites by their names, the numbers of these heads
+        given  what all heads of a site give then, (1,H,T,E); it is asked when the variant passes: the text may not have
+               been read before
+        rows   at which tokens
         """
-        layer = self.layer_of[site]
-        batches = []
-        for part in self.parts(reading, len(heads)):
 
-            def change(call: Call, part: slice = part) -> Tensor:  # a default: the loop goes on before the call comes
-                return _replaced(call.out, heads[part], source(part), None if rows is None else rows[part])
+        def change(name: str, call: Call) -> Tensor:
+            out, new = call.out.clone(), given(name).to(call.out)
+            for h in heads[name]:
+                out[:, h, rows] = new[:, h, rows]
+            return out
 
-            batches.append(Variants(reading, layer, len(heads[part]), {layer.site: change}, ask))
-        return batches
-
-    def _most(self, reading: Reading) -> int:
-        """How many variants of a text run together at most; where a single one is more than that, 0."""
-        if self.stream is not None:
-            return self.stream.at_once // reading.ids.numel()
-        first_block, *_ = reading.outputs.values()
-        return LARGEST // _hidden(first_block).numel()
+        first = min((self.blocks.index(self.layer_of[name].block) for name in heads), default=0)
+        # Only the states of the block below are handed on, and a block that reads an encoder takes more than these.
+        if any(call.cross for call in reading.calls.values()):
+            first = 0
+        handlers = {self.layer_of[name].site: partial(change, name) for name in heads}
+        return Variant(reading, range(first, len(self.blocks)), handlers, ask)
 
     def asked(
         self,
-        batches: Sequence[Variants],
+        variants: Mapping[Key, Variant],
         progress: Progress = no_progress,
         beside: Callable[[int], None] = lambda layer: None,
-    ) -> Iterator[list[float]]:
-        """What each batch was to be asked. `beside` is called with each layer's number, while it has its weights."""
-        groups, depth = self._groups(batches), len(self.blocks)
+    ) -> dict[Key, float]:
+        """What each variant was to be asked. `beside` is called with each layer's number, while it has its weights."""
+        answers: dict[Variant, float] = {}
+        groups, depth = self._groups([*variants.values()]), len(self.blocks)
         for number, group in enumerate(groups):
-            states: dict[Variants, Tensor] = {}
-            # Once all have joined, a model in memory goes through the rest at once, in `_finish`; a streamed one, which
-            # has not read the weights of the rest, goes on block by block.
-            steps = depth if self.stream is not None else max(self._turns(each).start for each in group)
-            for n in range(depth):
-                with loaded(self.model, n):
-                    passing = [each for each in group if n < steps and n in self._turns(each)]
+            states: dict[Variant, Tensor] = {}  # what the last block that it has passed gave
+            # A streamed model has the weights of one block at a time; one in memory goes on to the end at once when the
+            # last variant has joined.
+            n_single = depth - 1 if self.stream is not None else max(each.turns.start for each in group)
+            singles = [range(n, n + 1) for n in range(n_single)]
+            for turns in [*singles, range(n_single, depth)]:
+                with loaded(self.model, turns.start):
+                    passing = [each for each in group if not set(turns).isdisjoint(each.turns)]
                     for joined in self._joined(passing):
-                        self._advance(joined, range(n, n + 1), states)
+                        self._advance(joined, turns, states, answers)
                     if number == 0:
-                        beside(n)
-                progress(number * depth + n + 1, len(groups) * depth)
-            for joined in self._joined(group):
-                yield from self._finish(joined, steps, states)
+                        for n in turns:
+                            beside(n)
+                progress(number * depth + turns.stop, len(groups) * depth)
+        return {key: answers[each] for key, each in variants.items() if each in answers}
 
-    def measured(
-        self,
-        groups: Mapping[Key, Sequence[Variants]],
-        progress: Progress = no_progress,
-        beside: Callable[[int], None] = lambda layer: None,
-    ) -> dict[Key, list[float]]:
-        """What the batches of each group were to be asked, one after another."""
-        answers = self.asked(_flat(groups), progress, beside)
-        return _grouped(groups, answers)
-
-    def _groups(self, batches: Sequence[Variants]) -> Sequence[Sequence[Variants]]:
-        """Batches that go up together: as many as run at once; of a streamed model all whose states fit into memory."""
+    def _groups(self, variants: Sequence[Variant]) -> Sequence[Sequence[Variant]]:
+        """Those that go up together: as many as run at once; of a streamed model all whose states fit into memory."""
         if self.stream is None:
-            return self._joined(batches)
-        sizes = [range(each.n * each.reading.ids.numel()) for each in batches]
-        return [batches[start : start + len(part)] for start, part in portions(self.model, sizes)]
+            return self._joined(variants)
+        sizes = [range(each.reading.ids.numel()) for each in variants]
+        return [variants[start : start + len(part)] for start, part in portions(self.model, sizes)]
 
-    def _joined(self, batches: Iterable[Variants]) -> list[list[Variants]]:
-        """Neighbours that run together: few large products take less time than many small ones."""
-        joined: list[list[Variants]] = []
-        for each in batches:
+    def _joined(self, variants: Iterable[Variant]) -> list[list[Variant]]:
+        """Neighbours that run as one batch: few large products take less time than many small ones."""
+        joined: list[list[Variant]] = []
+        for each in variants:
             if not joined or not self._fits(joined[-1], each):
                 joined.append([])
             joined[-1].append(each)
         return joined
 
-    def _fits(self, before: Sequence[Variants], each: Variants) -> bool:
-        """May a batch run together with those? A text runs alone, and variants that end early among their like."""
-        if None in (before[0].start, each.start) or before[0].reading is not each.reading:
+    def _fits(self, before: Sequence[Variant], each: Variant) -> bool:
+        """May a variant run together with those? A text runs alone, and variants that end early among their like."""
+        first, reading = before[0], each.reading
+        if first.reading is not reading or first.turns.stop != each.turns.stop or first.beside or each.beside:
             return False
-        if (before[0].last is None) is not (each.last is None):
-            return False
-        return sum(other.n for other in before) + each.n <= self._most(each.reading)
-
-    def _turns(self, each: Variants) -> range:
-        """The numbers of the blocks through which a batch goes up."""
-        first, last = 0, len(self.blocks) - 1
-        # Only the states of the block below are handed on, and a block that reads an encoder takes more than these.
-        reads_encoder = any(call.cross for call in each.reading.calls.values())
-        if each.start is not None and not reads_encoder:
-            first = self.blocks.index(each.start.block)
-        if each.last is not None:
-            last = self.blocks.index(each.last.block)
-        return range(first, last + 1)
-
-    def _advance(self, joined: Sequence[Variants], turns: range, states: dict[Variants, Tensor]) -> None:
-        """Take batches through some blocks, as one batch."""
-        outputs = []
-
-        def halt(block: nn.Module, args: Any, gave: Any) -> None:
-            outputs.append(gave)
-            raise _StopError
-
-        with self._running(joined, turns, states) as ids:
-            stops = hooked([(self.blocks[turns[-1]].register_forward_hook, halt)])
-            with stops, suppress(_StopError):
-                answer_logits(self.model, ids, self.position)
-        state = _hidden(outputs[0])
         if self.stream is not None:
-            state = state.cpu()  # the memory of the machine is larger than that of a device
-        states |= zip(joined, torch.split(state, [each.n for each in joined]), strict=True)
+            most = self.stream.at_once // reading.ids.numel()
+        else:
+            most = LARGEST // _hidden(next(iter(reading.outputs.values()))).numel()
+        return len(before) < most
 
-    def _finish(self, joined: Sequence[Variants], start: int, states: dict[Variants, Tensor]) -> Iterator[list[float]]:
-        """Take batches through the blocks from `start` on, and ask what they were to be asked."""
-        depth = len(self.blocks)
-        if joined[0].last is not None:
-            rest = range(start, self._turns(joined[0]).stop)
-            if rest:
-                self._advance(joined, rest, states)
-            yield from ([] for _ in joined)
-            return
-        with self._running(joined, range(start, depth), states) as ids:
-            logits_nv = answer_logits(self.model, ids, self.position)
-        rows = torch.split(logits_nv, [each.n for each in joined])
-        for each, of_each in zip(joined, rows, strict=True):
-            yield each.ask(of_each)
-
-    @contextmanager
-    def _running(self, joined: Sequence[Variants], turns: range, states: Mapping[Variants, Tensor]) -> Iterator[Tensor]:
-        """The ids to run so that batches pass these blocks, with what they change there; those below are replayed."""
-        reading = joined[0].reading
-        blocks = [self.blocks[n] for n in turns]
+    def _advance(
+        self,
+        joined: Sequence[Variant],
+        turns: range,
+        states: dict[Variant, Tensor],
+        answers: dict[Variant, float],
+    ) -> None:
+        """Take variants through some blocks as one batch, and where these are the last ones ask them."""
+        reading, beside = joined[0].reading, joined[0].beside
+        passed = self.blocks[turns.start : min(turns.stop, joined[0].turns.stop)]
+        is_end = passed[-1] is self.blocks[-1]
         # Not all blocks have run: a text without a picture passes by those that read pictures.
-        below = [block for block in self.blocks[: turns.start] if block in reading.outputs]
+        outputs = {block: reading.outputs[block] for block in self.blocks[: turns.start] if block in reading.outputs}
+        if outputs:  # what the nearest block gives goes on, so that it gives the states of these variants
+            nearest, gave = list(outputs.items())[-1]
+            unchanged = _hidden(gave)  # what is still the state of those that begin here
+            state = torch.cat([states.get(each, unchanged).to(unchanged) for each in joined])
+            outputs[nearest] = (state, *gave[1:]) if isinstance(gave, tuple) else state
         handlers = {}
         for layer in self.layers:
-            if layer.block in blocks and any(layer.site in each.handlers for each in joined):
+            if layer.block in passed and any(layer.site in each.handlers for each in joined):
                 handlers[layer.site] = partial(_in_turn, joined, layer.site)
+        stopped = []
+
+        def halt(block: nn.Module, args: Any, gave: Any) -> None:
+            stopped.append(_hidden(gave))
+            raise _StopError
+
         with ExitStack() as stack:
             is_inside = stack.enter_context(inside())
-            outputs = {block: reading.outputs[block] for block in below}
-            if below:  # what the nearest block gives goes on, so that it gives the states of these batches
-                given_before = outputs[below[-1]]
-                state = _states_of(joined, _hidden(given_before), states)
-                is_tuple = isinstance(given_before, tuple)
-                outputs[below[-1]] = (state, *given_before[1:]) if is_tuple else state
             for block, output in outputs.items():
                 stack.enter_context(_replayed(block, is_inside, output))
             stack.enter_context(attach(handlers))
-            stack.enter_context(joined[0].beside())
-            yield reading.ids.expand(sum(each.n for each in joined), -1)
-
-
-def _flat(groups: Mapping[Key, Sequence[Variants]]) -> list[Variants]:
-    """The batches of all groups."""
-    return [each for group in groups.values() for each in group]
-
-
-def _grouped(groups: Mapping[Key, Sequence[Variants]], answers: Iterator[list[float]]) -> dict[Key, list[float]]:
-    """Answers that come batch by batch, group by group."""
-    values: dict[Key, list[float]] = {key: [] for key in groups}
-    for key, group in groups.items():
-        for _ in group:
-            values[key] += next(answers)
-    return values
+            if beside is not None:
+                stack.enter_context(beside())
+            if not is_end:
+                stack.enter_context(hooked([(passed[-1].register_forward_hook, halt)]))
+            stack.enter_context(suppress(_StopError))
+            logits_nv = answer_logits(self.model, reading.ids.expand(len(joined), -1), self.position)
+        if is_end:
+            for each, logits_v in zip(joined, logits_nv, strict=True):
+                answers[each] = each.ask(logits_v)
+        else:
+            # The memory of the machine is larger than that of a device.
+            state = stopped[0] if self.stream is None else stopped[0].cpu()
+            states |= zip(joined, torch.split(state, 1), strict=True)
 
 
 def _hidden(output: Any) -> Tensor:
     """The hidden states among what a block gives."""
-    state: Tensor = output[0] if isinstance(output, tuple) else output
-    return state
+    return output[0] if isinstance(output, tuple) else output
 
 
-def _states_of(joined: Sequence[Variants], unchanged: Tensor, states: Mapping[Variants, Tensor]) -> Tensor:
-    """What batches are where they go on, (n,T,C): those that begin here are still what a block gave of the text."""
-    rows = []
-    for each in joined:
-        if each in states:
-            rows.append(states[each].to(unchanged))
-        else:
-            rows.append(unchanged.expand(each.n, -1, -1))
-    return torch.cat(rows)
-
-
-def _in_turn(joined: Sequence[Variants], site: Site, call: Call) -> Tensor | None:
-    """What takes the place of `out` in a call of several batches, each of which changes, or keeps, its own part."""
-    outs = []
-    is_changed, start = False, 0
-    for each in joined:
-        rows = slice(start, start + each.n)
-        start = rows.stop
-        out: Tensor | None = None
+def _in_turn(joined: Sequence[Variant], site: Site, call: Call) -> Tensor | None:
+    """What takes the place of `out` in a call of several variants, each of which changes, or keeps, its own part."""
+    out = None
+    for n, each in enumerate(joined):
         if site in each.handlers:
             # q, k, v, out and the weights, where the model made them, have the batch as their first axis.
-            parts = {name: x[rows] for name in PLACES if (x := getattr(call, name)) is not None}
-            out = each.handlers[site](call._replace(**parts))
-        is_changed |= out is not None
-        outs.append(call.out[rows] if out is None else out)
-    return torch.cat(outs) if is_changed else None
+            parts = {name: x[n : n + 1] for name in PLACES if (x := getattr(call, name)) is not None}
+            changed = each.handlers[site](call._replace(**parts))
+            if changed is not None:
+                out = call.out.clone() if out is None else out
+                out[n : n + 1] = changed
+    return out
 
 
 # One pair of texts
 
 
 class Study:
-    """One pair of texts in a model, and variants of the corrupted one. Effects are shares of the difference."""
+    """One pair of texts in a model, and variants of the corrupted one. Effects are shares of the difference.
 
-    def __init__(self, passes: Passes, clean: Tensor, corrupted: Tensor) -> None:
-        self.passes, self.layers = passes, passes.layers
+    target  the two tokens that are compared, or what chooses them by the logits (V,) that both texts are answered with;
+            None: what the model likes best after each
+    """
+
+    def __init__(self, passes: Passes, clean: Tensor, corrupted: Tensor, target: Sequence[int] | Choice | None) -> None:
+        self.passes, self.layers, self.wanted = passes, passes.layers, target
         device = device_of(passes.model)
         self.clean_text, self.text = (Reading(ids[None].to(device)) for ids in (clean, corrupted))
-        self.target: tuple[int, int | None] = (0, None)
-        self.clean, self.corrupted = 0.0, 0.0
+        self.target: tuple[int, int | None] = (0, None)  # until both texts are read
+        self.clean, self.corrupted = 0.0, 0.0  # the difference that each text has
 
     def read(
-        self,
-        target: Sequence[int] | Choice | None,
-        beside: Callable[[], AbstractContextManager[Any]] = nullcontext,
-        effects: bool = False,
-        progress: Progress = no_progress,
+        self, beside: Beside = nullcontext, effects: bool = False, progress: Progress = no_progress
     ) -> dict[str, float]:
         """Read both texts, and, where `effects` are asked for, what each head brings; of a streamed model in one read.
 
-        target  two tokens, or what makes them of the logits (V,) that both texts are answered with
         beside  what else listens to the clean text
         """
-        texts = [self.passes.text(self.clean_text, beside), self.passes.text(self.text)]
+        texts = {
+            "clean": self.passes.text(self.clean_text, beside),
+            "corrupted": self.passes.text(self.text, answered=self._aim),
+        }
         streamed = self.passes.stream is not None
-        groups = self.variants("out") if effects and streamed else {}
-        answers = self.passes.asked([*texts, *_flat(groups)], progress)
-        next(answers), next(answers)  # of the two texts, which fills their readings
-        self._aim(target)  # what variants are asked for needs it
+        variants = self.variants("out", alone(self.names("out"))) if effects and streamed else {}
+        answers = self.passes.asked({**texts, **variants}, progress)
         if effects and not streamed:  # the calls of the texts tell how many heads there are
-            return self.effects("out", list(self.names("out")), None, progress=progress)
-        return self.by_head(_grouped(groups, answers))
+            return self.effects("out", alone(self.names("out")), progress=progress)
+        return {name: answers[name] for name in variants}
 
-    def _aim(self, target: Sequence[int] | Choice | None) -> None:
+    def _aim(self) -> None:
         """Note which two tokens are compared, and their difference after each text."""
         good, bad = self.clean_text.answer, self.text.answer
-        if callable(target):
-            self.target = target(good, bad)
+        if callable(self.wanted):
+            self.target = self.wanted(good, bad)
         else:
-            first, second = target or (int(good.argmax()), int(bad.argmax()))
+            first, second = self.wanted or (int(good.argmax()), int(bad.argmax()))
             self.target = first, second
         if self.target[0] == self.target[1]:
             raise HeadwiseError(
@@ -584,13 +516,12 @@ class Study:
         """The logit of the answer minus that of the other; where there is none, the answer's log-probability."""
         answer, other = self.target
         if other is None:
-            return logits_v.cpu().double().log_softmax(-1)[..., answer]  # some devices have no float64
-        return logits_v[..., answer].cpu().double() - logits_v[..., other].cpu().double()
+            return logits_v.cpu().double().log_softmax(-1)[answer]  # some devices have no float64
+        return logits_v[answer].cpu().double() - logits_v[other].cpu().double()
 
-    def _shares(self, logits_nv: Tensor) -> list[float]:
-        """How far answers have come from the corrupted one to the clean one."""
-        differences = self._difference(logits_nv).tolist()
-        return [(difference - self.corrupted) / (self.clean - self.corrupted) for difference in differences]
+    def _share(self, logits_v: Tensor) -> float:
+        """How far an answer has come from the corrupted one to the clean one."""
+        return (float(self._difference(logits_v)) - self.corrupted) / (self.clean - self.corrupted)
 
     def names(self, at: str) -> dict[str, Place]:
         """Every head, or key/value head, of the model by name."""
@@ -610,44 +541,32 @@ class Study:
     def effects(
         self,
         at: str,
-        names: Sequence[str],
-        positions: Sequence[int] | None,
+        sets: Mapping[Key, Iterable[str]],
+        rows: Rows = ALL,
         progress: Progress = no_progress,
-    ) -> dict[str, float]:
-        """The effect of each of these heads alone."""
-        return self.by_head(self.passes.measured(self.variants(at, names, positions), progress))
+    ) -> dict[Key, float]:
+        """The effect of each of these sets of heads."""
+        return self.passes.asked(self.variants(at, sets, rows), progress)
 
-    @staticmethod
-    def by_head(values: Mapping[Heads, Sequence[float]]) -> dict[str, float]:
-        """What was measured of `variants`, head by head."""
-        by_head: dict[str, float] = {}
-        for (_, *names), of_variants in values.items():
-            by_head |= zip(names, of_variants, strict=True)
-        return by_head
-
-    def variants(
-        self, at: str, names: Iterable[str] | None = None, positions: Sequence[int] | None = None
-    ) -> dict[Heads, list[Variants]]:
-        """Of each layer the variants in which one head after another has what it had in the clean run."""
+    def variants(self, at: str, sets: Mapping[Key, Iterable[str]], rows: Rows = ALL) -> dict[Key, Variant]:
+        """The corrupted text with each of these sets of heads, or key/value heads, as it was in the clean run."""
         places = self.names(at)
-        wanted = set(places if names is None else names)
-        groups = {}
-        for layer in self.layers:
-            in_layer = {}
-            for name, (site, members) in places.items():
-                if name in wanted and site == layer.site.name:
-                    in_layer[name] = members
-            if in_layer:
-                source, rows = self._source(layer.site, at, positions)
-                rows_of_each = None if rows is None else [rows] * len(in_layer)
-                groups[at, *in_layer] = self._giving(layer.site.name, [*in_layer.values()], source, rows_of_each)
-        return groups
+        heads_of: dict[Key, dict[str, list[int]]] = {}
+        for key, names in sets.items():
+            heads_of[key] = defaultdict(list)
+            for name in names:
+                site, members = places[name]
+                heads_of[key][site] += members
+        sites = set().union(*heads_of.values())
+        outs = {} if at == "out" else {site: self._given(site, at, rows) for site in sites}
+        reading = ALL if at in SHARED else rows  # other keys and values change what is read at every token
 
-    def at_each(self, name: str, positions: Sequence[int]) -> list[Variants]:
-        """Variants in which what a head gives is clean at one of these positions after another."""
-        site, h = place_of(name)
-        clean = self.clean_text.calls[site].out
-        return self._giving(site, [[h]] * len(positions), always(clean), [[t] for t in positions])
+        def given(site: str) -> Tensor:
+            return outs[site] if outs else self.clean_text.calls[site].out
+
+        return {
+            key: self.passes.variant(self.text, heads, given, self._share, reading) for key, heads in heads_of.items()
+        }
 
     def carried(self, contexts: int = 0) -> dict[str, float]:
         """What each head carries of the difference: the largest of what it brings, takes, and does in random contexts.
@@ -661,185 +580,130 @@ class Study:
         reverse = copy.copy(self)  # the same pair with its texts exchanged: there heads take, and do not bring
         reverse.clean_text, reverse.text = self.text, self.clean_text
         reverse.clean, reverse.corrupted = self.corrupted, self.clean
-        tables = [self.effects("out", names, None), reverse.effects("out", names, None)]
+        tables = [self.effects("out", alone(names)), reverse.effects("out", alone(names))]
         generator = torch.Generator().manual_seed(0)
         for _ in range(contexts):
             drawn = torch.rand(len(names), generator=generator) < 0.5
-            tables.append(self._joining({name for name, chosen in zip(names, drawn, strict=True) if chosen}))
+            half = {name for name, chosen in zip(names, drawn, strict=True) if chosen}
+            shares = self.effects("out", {"": half, **{name: half ^ {name} for name in names}})
+            # Leaving is joining undone.
+            tables.append({name: (shares[name] - shares[""]) * (-1 if name in half else 1) for name in names})
         return {name: max((table[name] for table in tables), key=abs) for name in names}
 
-    def _joining(self, half: set[str]) -> dict[str, float]:
-        """What each head does beside these, which give their clean output: by joining them, or by leaving them."""
-        names = list(self.names("out"))
-        joined = torch.tensor([name in half for name in names])
-        # (1+heads, heads) First the half itself; then for each head the half with it, or without it where it is in it.
-        clean = torch.cat([joined[None], joined ^ torch.eye(len(names), dtype=torch.bool)])
-
-        def change(site: Site, rows: Tensor, call: Call) -> Tensor:
-            is_clean = rows[:, [names.index(head) for head in site.heads]].to(call.out.device)
-            return torch.where(is_clean[:, :, None, None], self.clean_text.calls[site.name].out, call.out)
-
-        batches = []
-        for part in self.passes.parts(self.text, len(clean)):
-            rows = clean[part]
-            handlers = {x.site: partial(change, x.site, rows) for x in self.layers}
-            batches.append(Variants(self.text, self.layers[0], len(rows), handlers, self._shares))
-        shares = self.passes.measured({"half": batches})["half"]
-        moved = {name: share - shares[0] for name, share in zip(names, shares[1:], strict=True)}
-        return {name: -more if name in half else more for name, more in moved.items()}  # leaving is joining undone
-
-    def _source(self, site: Site, at: str, positions: Sequence[int] | None) -> tuple[Source, Sequence[int] | None]:
-        """What the heads of a site give, (1,H,T,E), with this part of the clean run; and the rows that take it, or all.
-
-        What they give in the clean run is looked up when a variant passes: the text may not have been read yet.
-        """
-        if at == "out":
-            return lambda part: self.clean_text.calls[site.name].out, positions
-        call, clean = self.text.calls[site.name], self.clean_text.calls[site.name]
+    def _given(self, site: str, at: str, rows: Rows) -> Tensor:
+        """What the heads of a site give, (1,H,T,E), with this part of the clean run."""
+        call, clean = self.text.calls[site], self.clean_text.calls[site]
         _require_scores(call, at)
         plain = _attend(call, call.v)
         # The tolerances are what half precision leaves between two orders of summing; a gate or a norm changes more.
         if not torch.allclose(plain, call.out, rtol=1e-2, atol=1e-3 * float(plain.abs().max())):
             raise HeadwiseError(
-                f"at={at!r}: {site.name} gates or norms what its heads give before W_O, so other queries, keys or "
+                f"at={at!r}: {site} gates or norms what its heads give before W_O, so other queries, keys or "
                 f"values do not say what W_O reads; pass at='out'"
             )
         if at == "weights":
-            out = _attend(clean._replace(options=call.options), call.v)
-        elif at == "q":
-            out = _attend(call._replace(q=clean.q), call.v)
-        else:
-            chosen = slice(None) if positions is None else list(positions)
-            changed = getattr(call, at).clone()
-            changed[:, :, chosen] = getattr(clean, at)[:, :, chosen]
-            out = _attend(call._replace(k=changed), call.v) if at == "k" else _attend(call, changed)
-        return always(out), None if at in SHARED else positions
+            return _attend(clean._replace(options=call.options), call.v)
+        if at == "q":
+            return _attend(call._replace(q=clean.q), call.v)
+        changed = getattr(call, at).clone()
+        changed[:, :, rows] = getattr(clean, at)[:, :, rows]
+        return _attend(call._replace(k=changed), call.v) if at == "k" else _attend(call, changed)
 
-    def _giving(self, site: str, heads: Sequence[Sequence[int]], source: Source, rows: Rows = None) -> list[Variants]:
-        """Variants of the corrupted text, which are asked for their share of the difference."""
-        return self.passes.giving(self.text, site, heads, source, self._shares, rows)
-
-    def together(self, at: str, names: Sequence[str], positions: Sequence[int] | None) -> float:
-        """The effect of all these heads at once."""
-        places = self.names(at)
-        chosen: dict[str, list[int]] = {}
-        for name in names:
-            chosen.setdefault(places[name][0], []).extend(places[name][1])
-
-        def change(site: Site, call: Call) -> Tensor:
-            source, rows = self._source(site, at, positions)
-            return _replaced(call.out, [chosen[site.name]], source(slice(0, 1)), None if rows is None else [rows])
-
-        layers = [layer for layer in self.layers if layer.site.name in chosen]
-        handlers = {layer.site: partial(change, layer.site) for layer in layers}
-        variant = Variants(self.text, layers[0], 1, handlers, self._shares)
-        return self.passes.measured({"together": [variant]})["together"][0]
-
-    def estimate(self, names: Sequence[str], positions: Sequence[int] | None) -> dict[str, float]:
+    def estimate(self, names: Iterable[str], rows: Rows) -> dict[str, float]:
         """What one backward pass says of the effect of each head's output."""
-        sites = [layer.site for layer in self.layers]
 
         def answer() -> Tensor:
-            return self._difference(answer_logits(self.passes.model, self.text.ids, self.passes.position))
+            return self._difference(answer_logits(self.passes.model, self.text.ids, self.passes.position)[0])
 
-        slopes = {site.name: slope for site, _, slope in slopes_of(sites, answer)}
-        rows = slice(None) if positions is None else list(positions)
+        slopes = {site.name: slope for site, _, slope in slopes_of([layer.site for layer in self.layers], answer)}
         effects = {}
-        for name, (site, (h,)) in self.names("out").items():
-            if name in names:
-                clean, corrupted = self.clean_text.calls[site].out, self.text.calls[site].out
-                moved = clean[0, h, rows] - corrupted[0, h, rows]
-                gained = float((moved * slopes[site][0, h, rows]).sum())  # to first order
-                effects[name] = gained / (self.clean - self.corrupted)
+        for name in names:
+            site, h = place_of(name)
+            clean, corrupted = self.clean_text.calls[site].out, self.text.calls[site].out
+            moved = clean[0, h, rows] - corrupted[0, h, rows]
+            gained = float((moved * slopes[site][0, h, rows]).sum())  # to first order
+            effects[name] = gained / (self.clean - self.corrupted)
         return effects
 
     def paths(
-        self, receivers: Sequence[Receiver], senders: Iterable[str] | None = None, progress: Progress = no_progress
+        self, receivers: Iterable[Receiver], senders: Iterable[str] | None = None, progress: Progress = no_progress
     ) -> dict[Receiver, dict[str, float]]:
         """Of each receiver, such as ("q", "L3.H5"), the effect of each earlier head through what it reads.
 
-        The variants that take what a head gives to the layers above it serve all receivers.
+        First each sender gives its clean output, and what all receivers make of that is kept; then each receiver has
+        it, from one sender after another.
         """
         order = [layer.site.name for layer in self.layers]
+        heads = self.names("out")
         places = {(at, name): self.names(at)[name] for at, name in receivers}
         earlier = {}
-        for (at, name), (site, _) in places.items():
-            below = set(order[: order.index(site)])
-            heads_below = {head: place for head, place in self.names("out").items() if place[0] in below}
-            chosen = set(chosen_heads(heads_below, senders, "out")) if heads_below else set()
-            earlier[at, name] = [head for head in heads_below if head in chosen]
-            if chosen:
-                _require_scores(self.text.calls[site], at)
-        arrived: dict[Receiver, list[Tensor]] = {receiver: [] for receiver in earlier}
-        sites = {receiver: site for receiver, (site, _) in places.items() if earlier[receiver]}
+        for receiver, (site, _) in places.items():
+            below = {head: place for head, place in heads.items() if order.index(place[0]) < order.index(site)}
+            earlier[receiver] = chosen_heads(below, senders, "out") if below else []
+            if earlier[receiver]:
+                _require_scores(self.text.calls[site], receiver[0])
+        arrived: dict[tuple[Receiver, str], Tensor] = {}
         every_sender = set().union(*earlier.values())
-        sent = "", ""  # the key of the variants that serve all receivers; it is no receiver's
-        groups = {sent: self._sent(every_sender, sites, arrived)}  # before the others, which read what has arrived
-        for receiver, heads in earlier.items():
-            groups[receiver] = self._received(receiver, places[receiver], len(heads), arrived[receiver])
-        values = self.passes.measured(groups, progress)
-        return {receiver: dict(zip(heads, values[receiver], strict=True)) for receiver, heads in earlier.items()}
+        # Those that send come first: where they run beside one that receives, they are asked before it.
+        variants = self._sent(filter(every_sender.__contains__, heads), places, arrived)
+        for receiver, from_senders in earlier.items():
+            for sender in from_senders:
+                variants[receiver, sender] = self._received(receiver, places[receiver], sender, arrived)
+        shares = self.passes.asked(variants, progress)
+        return {receiver: {sender: shares[receiver, sender] for sender in of} for receiver, of in earlier.items()}
 
     def _sent(
-        self, senders: set[str], sites: Mapping[Receiver, str], arrived: Mapping[Receiver, list[Tensor]]
-    ) -> list[Variants]:
-        """Variants in which a sender gives its clean output, up to the last site of a receiver.
+        self, senders: Iterable[str], receivers: Mapping[Receiver, Place], arrived: dict[tuple[Receiver, str], Tensor]
+    ) -> dict[Any, Variant]:
+        """Variants in which a sender gives its clean output, up to the last layer with a receiver.
 
-        The queries, keys or values (n,T,D) that a receiver makes then are put to `arrived`. Heads above the sender are
+        The queries, keys or values (T,D) that receivers make then are put to `arrived`. Heads above the sender are
         frozen, feed-forwards run.
         """
+
+        def freeze(sender: str, site: str, call: Call) -> Tensor:
+            for (at, name), place in receivers.items():
+                if place[0] == site:
+                    arrived[(at, name), sender] = getattr(call, at)[0, place_of(name)[1]].clone()
+            return self.text.calls[site].out
+
         order = [layer.site.name for layer in self.layers]
-        last = max((order.index(site) for site in sites.values()), default=0)
-        batches = []
+        last = max(order.index(site) for site, _ in receivers.values())
+        stop = self.passes.blocks.index(self.layers[last].block) + 1
+        variants = {}
+        for sender, variant in self.variants("out", alone(senders)).items():
+            above = self.layers[order.index(place_of(sender)[0]) + 1 : last + 1]
+            frozen = {layer.site: partial(freeze, sender, layer.site.name) for layer in above}
+            turns = range(variant.turns.start, stop)
+            variants[sender] = replace(variant, turns=turns, handlers={**variant.handlers, **frozen})
+        return variants
 
-        def freeze(site: Site, call: Call) -> Tensor:
-            for at, name in (receiver for receiver, place in sites.items() if place == site.name):
-                arrived[at, name].append(getattr(call, at)[:, place_of(name)[1]].clone())
-            return self.text.calls[site.name].out.expand_as(call.out)
-
-        for number, layer in enumerate(self.layers[:last]):
-            site = layer.site.name
-            heads = []
-            for name, (place, members) in self.names("out").items():
-                if place == site and name in senders:
-                    heads.append(members)
-            if not heads:
-                continue
-            clean = self.clean_text.calls[site].out
-            above = self.layers[number + 1 : last + 1]
-            frozen = {frozen_layer.site: partial(freeze, frozen_layer.site) for frozen_layer in above}
-            # Nobody asks them for an answer: what they bring is put to `arrived` on the way.
-            for each in self.passes.giving(self.text, site, heads, always(clean), lambda answers: []):
-                batches.append(replace(each, handlers={**each.handlers, **frozen}, last=self.layers[last]))
-        return batches
-
-    def _received(self, receiver: Receiver, place: Place, count: int, arrived: Sequence[Tensor]) -> list[Variants]:
-        """Variants in which the receiver has what has arrived there from one sender after another."""
+    def _received(
+        self, receiver: Receiver, place: Place, sender: str, arrived: Mapping[tuple[Receiver, str], Tensor]
+    ) -> Variant:
+        """The variant in which a receiver has what has arrived there from a sender."""
         at, name = receiver
         site, members = place
-        call = self.text.calls[site]
 
-        def source(part: slice) -> Tensor:
-            outs = []
-            for each in torch.cat([*arrived])[part]:
-                changed = getattr(call, at).clone()
-                changed[0, place_of(name)[1]] = each
-                made = call._replace(**{at: changed})
-                outs.append(_attend(made, made.v))
-            return torch.cat(outs)
+        def given(site: str) -> Tensor:
+            call = self.text.calls[site]
+            changed = getattr(call, at).clone()
+            changed[0, place_of(name)[1]] = arrived[receiver, sender]
+            made = call._replace(**{at: changed})
+            return _attend(made, made.v)
 
-        return self._giving(site, [members] * count, source)
-
-
-def always(out: Tensor) -> Source:
-    """What heads give, (1,H,T,E), in all variants alike."""
-    return lambda part: out
+        return self.passes.variant(self.text, {site: members}, given, self._share)
 
 
 def place_of(name: str) -> tuple[str, int]:
     """The site of a head, or key/value head, and its number there: ("L3", 5) of L3.H5."""
     site, _, last = name.rpartition(".")
     return site, int(last.lstrip("HKV"))
+
+
+def alone(names: Iterable[str]) -> dict[str, list[str]]:
+    """Each head as a set of its own."""
+    return {name: [name] for name in names}
 
 
 def _attend(call: Call, v: Tensor) -> Tensor:
@@ -856,16 +720,6 @@ def _require_scores(call: Call, at: str) -> None:
             f"at={at!r}: {type(call.layer).__name__} makes its weights itself, and what it makes them of is not known; "
             f"pass at='out', 'weights' or 'v'"
         )
-
-
-def _replaced(out: Tensor, heads: Sequence[Sequence[int]], source: Tensor, rows: Rows) -> Tensor:
-    """Outputs (n,H,T,E) in which heads[i] of variant i give source[0], or source[i], at rows[i]; None: at all."""
-    out = out.clone()
-    for i, members in enumerate(heads):
-        places = slice(None) if rows is None else list(rows[i])
-        for h in members:
-            out[i, h, places] = source[i % len(source), h, places].to(out)
-    return out
 
 
 class _StopError(Exception):
@@ -910,13 +764,16 @@ def _replayed(block: nn.Module, is_inside: Callable[[], bool], output: Any) -> I
 _lock = Lock()
 
 
-def chosen_heads(places: dict[str, Place], heads: Iterable[str] | None, at: str) -> list[str]:
+def chosen_heads(places: Mapping[str, Place], heads: Iterable[str] | None, at: str) -> list[str]:
+    """The named heads, or all, in the order of the model."""
     if isinstance(heads, str):
         raise HeadwiseError(f"heads={heads!r} must be a list of names, such as [{heads!r}]")
-    names = list(places) if heads is None else list(heads)
+    names = list(places if heads is None else heads)
+    if not names:
+        raise HeadwiseError("heads=[] leaves no head to patch; name some, or leave it out")
     for name in names:
         if name not in places:
             if at in SHARED and ".KV" not in name:
                 raise HeadwiseError(f"{name}: keys and values belong to key/value heads, such as {next(iter(places))}")
             raise unknown_head(name, list(places))
-    return names
+    return [name for name in places if name in names]

@@ -46,7 +46,7 @@ def follow(
     documents = sorted(relations.documents, key=lambda document: len(document.ids))  # those of one length run together
     plans = [Plan(document) for document in documents]
     first = documents.index(relations.documents[0])
-    numbers_of: dict[Site, list[Tensor]] = defaultdict(list)  # of each document (H+1, 3, pairs)
+    numbers_of = defaultdict(list)  # of each document (H+1, 3, pairs)
 
     def take(number: int, site: Site, call: Call, b: int, document: Document) -> None:
         if not (site.cross or call.cross):
@@ -87,7 +87,7 @@ class Plan:
         self.ids = document.ids
         T = len(document.ids)
         self.pairs: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = []  # relation, rows that look, right keys
-        self.of: dict[str, list[int]] = defaultdict(list)  # relation -> its places among the pairs
+        self.of = defaultdict(list)  # relation -> its places among the pairs
         looking: dict[str, set[int]] = defaultdict(set)
         right = []
         for name, pairs in document.pairs.items():
@@ -177,7 +177,7 @@ def _followed(
     result = []
     opening = [place for place, (n, _) in enumerate(pairs) if n == first]
     for of_head, of_pairs in zip(means[:-1], masses[:-1], strict=True):
-        mass, accuracy, elsewhere = map(interval_of, of_head.tolist())
+        mass, accuracy, elsewhere = (interval_of(values).of_fraction() for values in of_head.tolist())
         best = max(opening, key=lambda place: float(of_pairs[place]), default=-1)
         if best < 0 or of_pairs[best] < mass.mean:
             best = int(of_pairs.argmax())

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +45,8 @@ class Direction:
     strength: float  # by which the vectors were multiplied for what follows
     n_pairs: int  # from which the vectors were made
     success: Interval  # share of held-out corrupted texts that get the clean answer; unsteered none does
-    control: Interval  # the same with random directions of the same lengths, in other heads where enough are left
+    # The same of random directions of these lengths, a mean of each text; in other heads where enough are left.
+    control: Interval
     elsewhere: Interval  # KL(plain || steered) in nats at the other tokens, the mean of each text
     moved: dict[int, float]  # tokens behind which the prediction moved most, with their mean KL in nats
 
@@ -145,6 +147,8 @@ def direction(
             no head carries a tenth.
     """
     require_next(model)
+    if not 0 <= held_out <= 1:
+        raise HeadwiseError(f"held_out={held_out} must lie between 0 and 1: a fraction of the pairs")
     if heads is not None:
         heads = heads if isinstance(heads, str) else list(heads)  # a generator is read once
         if not by_site(sites_of(model), heads):
@@ -168,15 +172,14 @@ def direction(
             vectors=vectors,
             strength=strength,
             n_pairs=len(made_from),
-            success=interval_of(successes(vectors)),
-            control=interval_of([sum(draws) / DRAWS for draws in zip(*controls, strict=True)]),  # of each text one
+            success=interval_of(successes(vectors)).of_fraction(),
+            control=interval_of([sum(draws) / DRAWS for draws in zip(*controls, strict=True)]).of_fraction(),
             elsewhere=interval_of(elsewhere),
             moved=moved,
         )
 
 
-@dataclass(frozen=True)
-class _Pair:
+class _Pair(NamedTuple):
     clean: list[int]
     corrupted: list[int]
     answer: int  # to the clean text
@@ -216,12 +219,8 @@ def _likeliest(model: nn.Module, ids: Sequence[int]) -> int:
 
 def _carriers(model: nn.Module, pairs: Sequence[_Pair]) -> list[str]:
     """The heads that carry a clear share of the difference, those with the largest first."""
-    effects: dict[str, list[float]] = defaultdict(list)
-    for pair in pairs:
-        patching = patch(model, pair.clean, pair.corrupted)
-        for name, effect in patching.effects.items():
-            effects[name].append(effect.mean)
-    means = {name: sum(values) / len(values) for name, values in effects.items()}
+    effects = [patch(model, pair.clean, pair.corrupted).effects for pair in pairs]
+    means = {name: sum(each[name].mean for each in effects) / len(pairs) for name in effects[0]}
     ordered = sorted(means, key=lambda name: -means[name])
     clear = [name for name in ordered if means[name] >= CLEAR]
     if not clear:
@@ -234,14 +233,13 @@ def _carriers(model: nn.Module, pairs: Sequence[_Pair]) -> list[str]:
 
 def _differences(model: nn.Module, pairs: Sequence[_Pair]) -> dict[str, Tensor]:
     """What each head gives more of at the last token of the clean texts, the mean over pairs, (E,)."""
-    sums: dict[str, Tensor] = {}
+    sums: dict[str, Any] = defaultdict(float)
     sites = sites_of(model)
 
     def add(site: Site, call: Call) -> None:
         clean_he, corrupted_he = call.out[:, :, -1].float().cpu()  # the two documents of the call
         for h, change in enumerate(clean_he - corrupted_he):
-            name = site.head(h)
-            sums[name] = sums[name] + change if name in sums else change
+            sums[site.head(h)] += change
 
     with attach({site: partial(add, site) for site in sites}):
         for pair in pairs:
@@ -268,7 +266,7 @@ def _divergence(
 ) -> tuple[list[float], dict[int, float]]:
     """KL(plain || steered) in nats: the mean of each text, and of the tokens behind which it is largest."""
     of_text = []
-    of_token: dict[int, list[float]] = defaultdict(list)
+    of_token = defaultdict(list)
     for text in texts:
         if not text:  # a corrupted text of one token, without it
             continue

@@ -5,21 +5,24 @@ The answer is the next token, that of a masked word, or the first that the decod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from headwise.corpus.tokens import TextTokens
 from headwise.errors import HeadwiseError
+from headwise.families import read_config
 from headwise.heads.attribution import Attribution, Parts, Recorder
 from headwise.heads.blocks import row_weights
-from headwise.heads.patching import SHARED, Heads, Passes, Reading, Receiver, Study, Variants, always, place_of
+from headwise.heads.patching import READ, Choice, Passes, Reading, Receiver, Study, Variant, place_of
 from headwise.models.ask import answering, device_of, evaluating
-from headwise.models.open import Folder, folder_of, row_of, tokens_of
+from headwise.models.open import folder_of, row_of, tokens_of
 from headwise.models.sites import layers_of, sites_of
 from headwise.models.stream import loaded, stream_of
 from headwise.records import head_name
@@ -29,6 +32,8 @@ from headwise.words import Note, refusal
 Progress = Callable[[str, int, int], None]
 
 PLACES = 8  # positions at which a head is patched alone: those where it gave most else in the other text
+# Ends of the names of classes that predict the next token; of an encoder by its config they may say something else.
+PREDICTING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
 @torch.inference_mode(False)
@@ -58,42 +63,47 @@ def why(
         progress: is called with the name of a stage, the steps done and of all
     """
     way, folder = answering(model), folder_of(model)
-    question = _Question.of(folder, way, prompt)
-    twin = None if corrupt is None else _twin(folder, question, corrupt)
+    if isinstance(answer, str) or isinstance(other, str):
+        tokens_of(model)  # raises where words cannot become ids
+
+    def asked(text: str | Sequence[int]) -> _Question:
+        return _Question(way, folder.tokens, text, row_of(model, text)[0].tolist())
+
+    question = asked(prompt)
+    twin = None if corrupt is None else _twin(question, asked(corrupt))
     notes: list[str] = []
 
     def choose(good: Tensor, bad: Tensor | None) -> tuple[int, int | None]:
         """The token that is explained, and what it is compared with; None: with nothing."""
         row = good.double()
-        token = int(row.argmax()) if answer is None else _token(folder, question, answer, row, notes)
+        token = int(row.argmax()) if answer is None else _token(question, answer, row, notes)
         if other is not None:
-            return token, _token(folder, question, other, row, notes)
-        if bad is not None:
-            second = int(bad.argmax())
-            return token, None if second == token else second
-        return token, _likeliest(row, token)
+            second = _token(question, other, row, notes)
+            if second == token:
+                raise refusal("same_answer", token=repr(other))
+            return token, second
+        if bad is None:
+            return token, _likeliest(row, token)
+        second = int(bad.argmax())
+        return token, None if second == token else second
 
     with evaluating(model):
-        specials = frozenset[int]() if folder.tokens is None else folder.tokens.specials
-        passes = Passes(model, layers_of(model), question.position)
-        telling = _Telling(passes, question, twin, specials, progress)
-        token, second = telling.read(choose)
-        if second == token:
-            raise refusal("same_answer", token=repr(other))
-        compared = second is not None  # else the probability of the one token counts
+        telling = _Telling(Passes(model, layers_of(model), question.position), question, twin, choose, progress)
+        token, second = telling.read()
         study, row = telling.study, telling.text.answer.double()
+        compared = second is not None  # else the probability of the one token counts
         second = _likeliest(row, token) if second is None else second  # for what parts add, which needs two
         heads, keys, paths = telling.tell((token, second), notes)
     parts = telling.parts
-    shown = _shown(folder)
+    shown = question.shown
     chances = row.softmax(-1)
     difference = float(row[token] - row[second])
     return Story(
         model=folder.name,
         asks=way,
-        prompt=_text(folder, prompt),
+        prompt=question.written,
         tokens=shown(question.ids),
-        corrupt=None if corrupt is None else _text(folder, corrupt),
+        corrupt=None if twin is None else twin.written,
         corrupted=None if twin is None else shown(twin.ids),
         answer=shown([token])[0],
         other=shown([second])[0],
@@ -128,6 +138,28 @@ def forecast(model: nn.Module, prompt: str | Sequence[int], corrupt: str | Seque
     return stream.forecast(n_tokens * passes, n_tokens, 2)  # the weights are read twice
 
 
+def check_question(
+    folder: Path, prompt: str, corrupt: str | None, words: Iterable[str | None], tokens: TextTokens | None
+) -> None:
+    """Refuse before weights are read what the tokenizer tells: texts of other lengths, an answer of several tokens."""
+    if tokens is None or not prompt.strip():  # `why` says so
+        return
+    config = read_config(folder)
+    kind = str((config.get("architectures") or [""])[0])
+    # What is not sure to go on with the next token is taken for an encoder-decoder, whose answer may be of any length.
+    is_sure = kind.endswith(PREDICTING) and not config.get("is_encoder_decoder")
+    way, end = ("next", []) if is_sure else ("first", tokens.frame[1])
+
+    def asked(text: str) -> _Question:
+        return _Question(way, tokens, text, [*tokens.prompt(text), *end])
+
+    question = asked(prompt)
+    if corrupt is not None:
+        _twin(question, asked(corrupt))
+    for word in filter(None, words):
+        _single(question, word, [])
+
+
 def _likeliest(row: Tensor, token: int) -> int:
     """The likeliest other token."""
     return int(row.index_fill(0, torch.tensor([token], device=row.device), -torch.inf).argmax())
@@ -141,34 +173,36 @@ class _Question:
     """A text as ids, and where its answer stands."""
 
     way: str  # "next", "masked", "first"
-    text: str | None
+    tokens: TextTokens | None  # of the model, where they are known
+    source: str | Sequence[int]  # the text as it was passed
     ids: list[int]
-    position: int  # of a masked word; -1: the answer comes at the end
 
-    @classmethod
-    def of(cls, folder: Folder, way: str, text: str | Sequence[int]) -> _Question:
-        ids = row_of(folder.model, text)[0].tolist()
-        position = -1
-        if way == "masked":
-            sign = getattr(folder.tokens, "mask", None)
-            if folder.tokens is None or sign is None:
-                raise HeadwiseError(f"{folder.name} has no tokenizer that names a mask, so no word of a text is hidden")
-            (mask,) = folder.tokens.encode(sign)
-            places = [t for t, i in enumerate(ids) if i == mask]
-            if len(places) != 1:
-                raise HeadwiseError(
-                    f"the text has {len(places)} masked words; write {sign} once, for the word to explain"
-                )
-            position = places[0]
-        return cls(way, text if isinstance(text, str) else None, ids, position)
+    @cached_property
+    def position(self) -> int:
+        """Of a masked word; -1: the answer comes at the end."""
+        if self.way != "masked":
+            return -1
+        sign = getattr(self.tokens, "mask", None)
+        if self.tokens is None or sign is None:
+            raise HeadwiseError("no tokenizer that names a mask is known of the model, so no word of a text is hidden")
+        (mask,) = self.tokens.encode(sign)
+        count = self.ids.count(mask)
+        if count != 1:
+            raise HeadwiseError(f"the text has {count} masked words; write {sign} once, for the word to explain")
+        return self.ids.index(mask)
+
+    def shown(self, ids: Sequence[int]) -> tuple[str, ...]:
+        return tuple(map(str, ids)) if self.tokens is None else self.tokens.shown(ids)
+
+    @property
+    def written(self) -> str:
+        return self.source if isinstance(self.source, str) else " ".join(self.shown(self.ids))
 
 
-def _twin(folder: Folder, question: _Question, corrupt: str | Sequence[int]) -> _Question:
+def _twin(question: _Question, twin: _Question) -> _Question:
     """The corrupted text, which has as many tokens and its masked word at the same place."""
-    twin = _Question.of(folder, question.way, corrupt)
     if len(twin.ids) != len(question.ids):
-        shown = _shown(folder)
-        first, second = (f"{len(text.ids)} tokens ({' '.join(shown(text.ids))})" for text in (question, twin))
+        first, second = (f"{len(each.ids)} tokens ({' '.join(each.shown(each.ids))})" for each in (question, twin))
         raise refusal("lengths_differ", first=first, second=second)
     if twin.position != question.position:
         places = f"token {question.position} of the prompt and token {twin.position} of the corrupted one"
@@ -180,45 +214,52 @@ def _twin(folder: Folder, question: _Question, corrupt: str | Sequence[int]) -> 
     return twin
 
 
-def _token(folder: Folder, question: _Question, word: str | int, row: Tensor, notes: list[str]) -> int:
+def _token(question: _Question, word: str | int, row: Tensor, notes: list[str]) -> int:
     """The token of an answer as it stands in its place, with a space before it or without: the likelier of the two."""
     if not isinstance(word, str):
         if not 0 <= word < len(row):
             raise HeadwiseError(f"the token {word} is outside the vocabulary of {len(row)} tokens")
         return word
-    tokens = tokens_of(folder.model)
-    choices = _pieces(tokens, question, word)
-    single = [ids[0] for ids in choices if len(ids) == 1]
-    if not single and question.way == "first":  # a decoder that begins the word begins with its first token
-        notes.append(Note.of("why.first_of", word=repr(word), count=len(choices[0])))
-        single = [choices[0][0]]
-    if not single:
-        shown = tokens.shown(choices[0])
-        facts = {"word": repr(word), "count": len(shown), "tokens": " ".join(map(repr, shown)), "first": repr(shown[0])}
-        raise refusal("long_answer", **facts)
-    token = max(single, key=lambda i: float(row[i]))
-    notes.append(Note.of("why.token", word=repr(word), token=repr(tokens.shown([token])[0]), id=token))
+    token = max(_single(question, word, notes), key=lambda i: float(row[i]))
+    notes.append(Note.of("why.token", word=repr(word), token=repr(question.shown([token])[0]), id=token))
     return token
 
 
-def _pieces(tokens: TextTokens, question: _Question, word: str) -> list[list[int]]:
+def _single(question: _Question, word: str, notes: list[str]) -> list[int]:
+    """The single tokens that a word can be in the place of the answer."""
+    choices = _pieces(question, word)
+    single = [ids[0] for ids in choices if len(ids) == 1]
+    if single:
+        return single
+    first = choices[0]
+    if question.way == "first":  # a decoder that begins the word begins with its first token
+        notes.append(Note.of("why.first_of", word=repr(word), count=len(first)))
+        return [first[0]]
+    shown = list(map(repr, question.shown(first)))
+    facts = {"word": repr(word), "count": len(shown), "tokens": " ".join(shown), "first": shown[0]}
+    raise refusal("long_answer", **facts)
+
+
+def _pieces(question: _Question, word: str) -> list[list[int]]:
     """The ids that a word becomes in the place of the answer, written in two ways."""
-    ids, text = question.ids, question.text
-    if text is None or question.way == "first":
-        return [ids for written in (word, f" {word.strip()}") if (ids := tokens.encode(written))]
-    if question.way == "next":
-        texts = f"{text.rstrip()} {word.strip()}", text + word
-        before, after = ids, list[int]()
+    tokens, ids, text, place = question.tokens, question.ids, question.source, question.position
+    assert tokens is not None  # else a word was refused
+    bare = word.strip()
+    encode, before, after = tokens.prompt, ids, list[int]()
+    if not isinstance(text, str) or question.way == "first":  # the answer stands in no text
+        texts = word, f" {bare}"
+        encode, before = tokens.encode, []
+    elif question.way == "next":
+        texts = f"{text.rstrip()} {bare}", text + word
     else:
-        place = question.position
-        before, after = ids[:place], ids[place + 1 :]
         sign = tokens.shown([ids[place]])[0]
-        texts = text.replace(sign, word.strip(), 1), text.replace(sign, f" {word.strip()}", 1)
+        texts = text.replace(sign, bare, 1), text.replace(sign, f" {bare}", 1)
+        before, after = ids[:place], ids[place + 1 :]
     choices = []
     unknown = None  # why the first way of writing it cannot be encoded
     for written in texts:
         try:
-            ids_with_word = [*tokens.prompt(written), *(tokens.frame[1] if question.way == "masked" else [])]
+            ids_with_word = encode(written) + (tokens.frame[1] if after else [])
         except HeadwiseError as error:  # a vocabulary of characters may have no space
             unknown = unknown or error
             continue
@@ -232,15 +273,6 @@ def _pieces(tokens: TextTokens, question: _Question, word: str) -> list[list[int
     return choices
 
 
-def _shown(folder: Folder) -> Callable[[Sequence[int]], tuple[str, ...]]:
-    tokens = folder.tokens
-    return tokens.shown if tokens is not None else lambda ids: tuple(map(str, ids))
-
-
-def _text(folder: Folder, text: str | Sequence[int]) -> str:
-    return text if isinstance(text, str) else " ".join(_shown(folder)(torch.as_tensor(text).flatten().tolist()))
-
-
 # What the heads do
 
 
@@ -252,35 +284,35 @@ class _Telling:
     """
 
     def __init__(
-        self, passes: Passes, question: _Question, twin: _Question | None, specials: frozenset[int], progress: Progress
+        self, passes: Passes, question: _Question, twin: _Question | None, choose: Choice, progress: Progress
     ) -> None:
-        self.passes, self.question, self.specials, self.progress = passes, question, specials, progress
+        self.passes, self.question, self.choose, self.progress = passes, question, choose, progress
         ids = torch.tensor(question.ids)  # (T,)
-        self.study = None if twin is None else Study(passes, ids, torch.tensor(twin.ids))  # None: no corrupted text
+        self.study = None if twin is None else Study(passes, ids, torch.tensor(twin.ids), choose)
         self.text = Reading(ids[None].to(device_of(passes.model))) if self.study is None else self.study.clean_text
         self.recorder = Recorder(passes.layers)
-        self.adding: Parts | None = None  # as long as layers are added up, and nothing was refused
+        self.adding: Parts  # while layers are added up
         self.parts: Attribution | None = None  # the outcome
-        self.effects: dict[str, float] = {}
-        self.refused = ""  # why what parts add is not known
+        self.refused = ""  # why it is not known
+        self.effects: dict[str, float] = {}  # what each head carries of the difference to the corrupted text
         # (H,S) Where the heads of a site look from a position; many of them look from the same one.
         self.weights = cache(lambda site, t: row_weights(self.text.calls[site], 0, [t])[:, 0])
 
-    def read(self, choose: Callable[[Tensor, Tensor | None], tuple[int, int | None]]) -> tuple[int, int | None]:
+    def read(self) -> tuple[int, int | None]:
         """Read the texts; the token that is explained, and what it is compared with."""
         listening = self.recorder.listening if self.question.way == "next" else nullcontext
         if self.study is not None:
             progress = partial(self.progress, "patching heads")
-            self.effects = self.study.read(choose, listening, effects=True, progress=progress)
+            self.effects = self.study.read(listening, effects=True, progress=progress)
             return self.study.target
-        list(self.passes.asked([self.passes.text(self.text, listening)]))
-        return choose(self.text.answer, None)
+        self.passes.asked({"text": self.passes.text(self.text, listening)})
+        return self.choose(self.text.answer, None)
 
     def tell(
         self, target: tuple[int, int], notes: list[str]
     ) -> tuple[list[StoryHead], list[StoryKeys], list[StoryPath]]:
         """All heads, those first that carry most, or that add most, or without which most changes; keys; paths."""
-        self._attribute(target)
+        self._go_on(lambda: self._begin(target))
         names = []
         for site, call in self.text.calls.items():
             names += [head_name(site, h) for h in range(call.q.shape[1])]
@@ -288,126 +320,120 @@ class _Telling:
             for number in range(len(self.passes.layers)):
                 with loaded(self.passes.model, number):
                     self._add(number)
-            self._sum()
+            self._go_on(self._sum)
         size = self.effects  # what ranks the heads: what they carry, or else what they add
         if not size and self.parts is not None:
             size = self.parts.heads
-        names.sort(key=lambda name: -abs(size.get(name, 0.0)))
-        first = names[: Story.MOST] if size else names
-        silenced = self._silenced(first, target[0])
-        moved: dict[Heads, list[Variants]] = {}  # variants in which a head is clean at one place after another
-        if self.study is not None:
-            moved = {("at", name): self.study.at_each(name, self._places(name)) for name in first}
-        carried: dict[Heads, list[Variants]] = {}
+        ranked = sorted(names, key=lambda name: -abs(size.get(name, 0.0)))
+        first = ranked[: Story.MOST] if size else names
+        variants = self._silenced(first, target[0])
+        places: dict[str, list[int]] = {}  # of the first heads, the positions at which they are patched alone
+        readers: dict[Receiver, str] = {}
         refused = ""  # why what keys and values carry is not known
-        try:
-            carried = self._carried(first)
-        except HeadwiseError as error:
-            refused = str(error)
-        groups = {**silenced, **moved, **carried}
+        if self.study is not None:
+            places = {name: self._places(self.study, name) for name in first}
+            for name, positions in places.items():
+                for t in positions:
+                    variants |= self.study.variants("out", {(name, t): [name]}, [t])
+            readers = self._readers(self.study, first)
+            read: dict[Any, Variant] = {}
+            try:
+                for at in READ:
+                    sets = {(at, name): [name] for of, name in readers if of == at}
+                    read |= self.study.variants(at, sets)
+            except HeadwiseError as error:
+                refused, readers, read = str(error), {}, {}
+            variants |= read
         # A streamed model has the weights of a layer while variants pass it: there its parts are added, too.
-        values = self.passes.measured(groups, partial(self.progress, "silencing heads"), self._add)
-        self._sum()
+        values = self.passes.asked(variants, partial(self.progress, "silencing heads"), self._add)
+        self._go_on(self._sum)
         if self.refused:
             notes.append(Note.of("why.no_parts", reason=self.refused))
         if refused:
             notes.append(Note.of("why.no_keys", reason=refused))
-        without = Study.by_head({key: values[key] for key in silenced})
         if not size:
-            names.sort(key=lambda name: -abs(without[name]))
-        places = {}  # head -> position -> what it carries there alone
-        for at, name in moved:
-            places[name] = dict(zip(self._places(name), values[at, name], strict=True))
-        heads = [self._head(name, without.get(name), places.get(name)) for name in names]
-        keys, paths = self._through(first, {key: values[key] for key in carried})
-        return heads, keys, paths
+            ranked.sort(key=lambda name: -abs(values["without", name]))
+        heads = []
+        for name in ranked:
+            there = {t: values[name, t] for t in places.get(name, ())}
+            heads.append(self._head(name, values.get(("without", name)), there))
+        return heads, *self._through(readers, values)
 
     # What each part adds
 
-    def _attribute(self, target: tuple[int, int]) -> None:
-        """Get ready to add up what each part adds to the difference of two logits."""
-        model = self.passes.model
-        if self.question.way != "next":
-            self.refused = f"{type(model).__name__} turns the last hidden state into logits in more than one step"
-            if self.question.way == "first":
-                self.refused = "what an encoder adds reaches the logits through the decoder alone"
-            return
-        with self._refusing():
-            run = self.recorder.run(self.text.calls, self.text.answer)
-            self.adding = Parts(model, run, target, len(self.question.ids) - 1)
+    def _go_on(self, step: Callable[[], None]) -> None:
+        """A step of adding up what each part adds; the first that is refused ends it, and nothing else."""
+        if self.parts is None and not self.refused:
+            try:
+                step()
+            except HeadwiseError as error:
+                self.refused = str(error)
 
-    @contextmanager
-    def _refusing(self) -> Iterator[None]:
-        """What is refused inside this block ends the adding up, and nothing else."""
-        try:
-            yield
-        except HeadwiseError as error:
-            self.adding, self.refused = None, str(error)
+    def _begin(self, target: tuple[int, int]) -> None:
+        model = self.passes.model
+        if self.question.way == "masked":
+            raise HeadwiseError(f"{type(model).__name__} turns the last hidden state into logits in more than one step")
+        if self.question.way == "first":
+            raise HeadwiseError("what an encoder adds reaches the logits through the decoder alone")
+        last = len(self.question.ids) - 1
+        self.adding = Parts(model, self.recorder, self.text.calls, self.text.answer, target, last)
 
     def _add(self, layer: int) -> None:
-        with self._refusing():
-            if self.adding is not None:
-                self.adding.add(layer)
+        self._go_on(lambda: self.adding.add(layer))
 
     def _sum(self) -> None:
-        with self._refusing():
-            if self.adding is not None:
-                self.parts, self.adding = self.adding.summed(), None
+        self.parts = self.adding.summed()
 
     # What is asked of the first heads
 
-    def _silenced(self, names: Sequence[str], token: int) -> dict[Heads, list[Variants]]:
-        """The change of the answer's log-probability without each of these heads, in nats."""
+    def _silenced(self, names: Iterable[str], token: int) -> dict[Any, Variant]:
+        """The text without each of these heads, for the change of the answer's log-probability in nats."""
 
-        def chance(logits_nv: Tensor) -> Tensor:
-            return logits_nv.cpu().double().log_softmax(-1)[..., token]
+        def chance(logits_v: Tensor) -> Tensor:
+            return logits_v.cpu().double().log_softmax(-1)[token]
 
-        def changes(logits_nv: Tensor) -> list[float]:
-            return [float(value) for value in chance(logits_nv) - chance(self.text.answer)]
+        before = chance(self.text.answer)
 
-        groups = {}
-        for site, call in self.text.calls.items():
-            in_site = [name for name in names if place_of(name)[0] == site]
-            if in_site:
-                heads = [[place_of(name)[1]] for name in in_site]
-                silence = always(torch.zeros_like(call.out))
-                groups["without", *in_site] = self.passes.giving(self.text, site, heads, silence, changes)
-        return groups
+        def change(logits_v: Tensor) -> float:
+            return float(chance(logits_v) - before)
 
-    def _places(self, name: str) -> list[int]:
+        def nothing(site: str) -> Tensor:
+            return torch.zeros_like(self.text.calls[site].out)
+
+        order = list(self.text.calls)
+        variants = {}
+        for name in sorted(names, key=lambda name: order.index(place_of(name)[0])):  # those that run together first
+            site, h = place_of(name)
+            variants["without", name] = self.passes.variant(self.text, {site: [h]}, nothing, change)
+        return variants
+
+    def _places(self, study: Study, name: str) -> list[int]:
         """Where what a head gives differs most between the two texts."""
         site, h = place_of(name)
-        if self.study is None or (self.question.way == "first" and not site.startswith("encoder.")):
-            return []
-        clean, corrupted = self.text.calls[site].out, self.study.text.calls[site].out
+        if self.question.way == "first" and not site.startswith("encoder."):
+            return []  # of a head of the decoder, which has its own text
+        clean, corrupted = self.text.calls[site].out, study.text.calls[site].out
         distance = (clean[0, h] - corrupted[0, h]).float().norm(dim=-1)  # (T,)
         return [t for t in distance.argsort(descending=True)[:PLACES].tolist() if distance[t] > 0]
 
-    def _carried(self, names: Sequence[str]) -> dict[Heads, list[Variants]]:
-        """What the queries of heads that carry something, and the keys and values that they read, carry each alone."""
-        groups: dict[Heads, list[Variants]] = {}
-        if self.study is not None:
-            carriers = self._carriers(names)
-            for at in ("q", *SHARED):
-                read = [name for name in self.study.names(at) if self._readers(name, at) & carriers]
-                groups |= self.study.variants(at, read)
-        return groups
+    def _readers(self, study: Study, names: Sequence[str]) -> dict[Receiver, str]:
+        """The queries, keys and values that heads which carry something read, and of these heads the strongest."""
+        carriers = [name for name in names if abs(self.effects[name]) >= Story.CLEAR]
+        readers = {}
+        for at in READ:
+            for name, (site, members) in study.names(at).items():
+                heads = [head_name(site, h) for h in members]
+                reading = [carrier for carrier in carriers if carrier in heads]
+                if reading:
+                    readers[at, name] = reading[0]
+        return readers
 
-    def _carriers(self, names: Sequence[str]) -> set[str]:
-        return {name for name in names if abs(self.effects[name]) >= Story.CLEAR}
-
-    def _readers(self, name: str, at: str) -> set[str]:
-        """The heads that read what a key/value head has; of a head itself."""
-        assert self.study is not None
-        site, members = self.study.names(at)[name]
-        return {head_name(site, h) for h in members}
-
-    def _head(self, name: str, without: float | None, places: Mapping[int, float] | None) -> StoryHead:
+    def _head(self, name: str, without: float | None, places: Mapping[int, float]) -> StoryHead:
         """A head with where it acts: where it carries most alone, or where the answer stands; and the three places that
         it looks at most from there."""
         # An answer that a decoder begins with stands nowhere in the text.
         end = None if self.question.way == "first" else self.question.position % len(self.question.ids)
-        at = max(places, key=lambda t: abs(places[t])) if places else end
+        at = max(places, key=lambda t: abs(places[t]), default=end)
         site, h = place_of(name)
         call = self.text.calls[site]
         looks: tuple[tuple[int, float], ...] = ()
@@ -416,7 +442,8 @@ class _Telling:
             weights = self.weights(site, row)[h]
             order = weights.argsort(descending=True, stable=True).tolist()
             # Special tokens, on which attention rests, have no place.
-            words = [t for t in order if self.question.ids[t] not in self.specials]
+            specials = frozenset() if self.question.tokens is None else self.question.tokens.specials
+            words = [t for t in order if self.question.ids[t] not in specials]
             looks = tuple((t, float(weights[t])) for t in words[:3])
         adds = None if self.parts is None else self.parts.heads[name]
         return StoryHead(name, adds, at, looks, without, self.effects.get(name))
@@ -424,29 +451,18 @@ class _Telling:
     # What they read
 
     def _through(
-        self, names: Sequence[str], values: Mapping[Heads, Sequence[float]]
+        self, readers: Mapping[Receiver, str], values: Mapping[Any, float]
     ) -> tuple[list[StoryKeys], list[StoryPath]]:
         """What keys and values carry, and the clear paths to the heads that carry something, the strongest first."""
-        if self.study is None:
-            return [], []
-        effects: dict[Receiver, float] = {}
-        for (at, *heads), of_variants in values.items():
-            effects |= zip(((at, name) for name in heads), of_variants, strict=True)
-        keys = []
-        for at, name in effects:
-            if at == "k":
-                keys.append(StoryKeys(name, effects["k", name], effects["v", name]))
+        keys = [StoryKeys(name, values["k", name], values["v", name]) for at, name in readers if at == "k"]
         # Where all that arrives there together changes little, no single path is followed.
-        receivers = [receiver for receiver, effect in effects.items() if abs(effect) >= Story.CLEAR]
-        if not receivers:
+        receivers = [receiver for receiver in readers if abs(values[receiver]) >= Story.CLEAR]
+        if self.study is None or not receivers:
             return keys, []
-        carriers = self._carriers(names)
         paths = []
         brought = self.study.paths(receivers, progress=partial(self.progress, "following paths"))
         for (at, receiver), senders in brought.items():
-            readers = self._readers(receiver, at) & carriers
-            reader = next(name for name in names if name in readers)  # the strongest that reads this key/value head
             for sender, effect in senders.items():
                 if abs(effect) >= Story.CLEAR:
-                    paths.append(StoryPath(sender, receiver, reader, at, effect))
+                    paths.append(StoryPath(sender, receiver, readers[at, receiver], at, effect))
         return keys, sorted(paths, key=lambda path: -abs(path.effect))

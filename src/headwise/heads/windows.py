@@ -24,7 +24,6 @@ from headwise.heads.survey import Progress
 from headwise.heads.survey import forecast as reading_time
 from headwise.heads.tally import Running
 from headwise.heads.texts import Texts, read_texts
-from headwise.intervals import Interval
 from headwise.models import ask
 from headwise.models.open import folder_of, open_model
 from headwise.models.sites import Site
@@ -66,16 +65,18 @@ def windows(
     ask.require_next(folder.model)
     text = read_texts(folder, texts, tokens, documents)
     longest = max(map(len, text.documents))
-    sizes = [longest]
-    window = SMALLEST
+    sizes, window = [], SMALLEST
     while window < longest:
-        sizes.insert(-1, window)
+        sizes.append(window)
         window *= 2
+    sizes.append(longest)
     seen: Gathered = defaultdict(lambda: defaultdict(Running))
 
     def take(number: int, site: Site, call: Call, b: int, document: Document) -> None:
-        for name, values in zip(("outside", "reached"), distances(call, b, document, sizes), strict=True):
-            seen[site.name][name].add(_largest(call, values).numpy())
+        outside, reached = distances(call, b, document, sizes)
+        # A text without a needle says nothing of one: `Running` leaves NaNs out.
+        unknown = torch.full((call.q.shape[1],), math.nan)
+        _add(seen, site, call, outside=outside, reached=reached, needle=unknown, lift=unknown)
 
     run_documents(folder.model, text.documents, take, None, partial(progress, "running the model"))
     share = _find_needles(folder.model, plant_needles(text, longest, seed), seen, partial(progress, "needles"))
@@ -216,8 +217,7 @@ def _find_needles(
         answers = at_needle.diagonal(dim1=1, dim2=2).sum(1)
         others = (at_needle.sum((1, 2)) - answers) / (n - 1)
         lift = ((answers + n / length) / (others + n / length)).log()  # what is below an even share counts as none
-        for name, values in (("needle", answers / n), ("lift", lift)):
-            seen[site.name][name].add(_largest(call, values).numpy())
+        _add(seen, site, call, needle=answers / n, lift=lift)
 
     for n, (ids, place, last) in enumerate(planted):
         with torch.no_grad(), listening(model, partial(note, place, len(ids))), ask.evaluating(model):
@@ -227,32 +227,22 @@ def _find_needles(
     return right / len(planted) if planted else None
 
 
-def _largest(call: Call, values: Tensor) -> Tensor:
-    """Of numbers of the query heads (H,...) the largest of each key/value head, (G,...)."""
+def _add(seen: Gathered, site: Site, call: Call, **of_heads: Tensor) -> None:
+    """Of numbers of the query heads (H,...) the largest of each key/value head counts, (G,...)."""
     H, G = call.q.shape[1], call.k.shape[1]
     index = torch.tensor(resolve_kv_index(H, G, call.options.kv_index))
-    return torch.stack([values[index == g].amax(0) for g in range(G)])
+    for name, values in of_heads.items():
+        seen[site.name][name].add(torch.stack([values[index == g].amax(0) for g in range(G)]).numpy())
 
 
 def _heads(site: str, values: dict[str, Running], n_windows: int) -> list[KVReach]:
     layer = parse_head(f"{site}.H0")[1]
-
-    def of_needle(name: str, g: int) -> Interval:
-        return values[name].interval(g) if name in values else Interval(math.nan, math.nan, math.nan, 0)
-
     heads = []
     for g in range(len(values["outside"].mean)):
         outside = []
         for s in range(len(SINKS)):
-            outside.append(tuple(values["outside"].interval(g, s, w) for w in range(n_windows)))
-        head = KVReach(
-            name=f"{site}.KV{g}",
-            layer=layer,
-            kv_head=g,
-            outside=tuple(outside),
-            reached=tuple(values["reached"].interval(g, n) for n in range(len(SHARES))),
-            needle=of_needle("needle", g),
-            lift=of_needle("lift", g),
-        )
-        heads.append(head)
+            outside.append(tuple(values["outside"].interval(g, s, w).of_fraction() for w in range(n_windows)))
+        reached = tuple(values["reached"].interval(g, n) for n in range(len(SHARES)))
+        needle, lift = values["needle"].interval(g).of_fraction(), values["lift"].interval(g)
+        heads.append(KVReach(f"{site}.KV{g}", layer, g, tuple(outside), reached, needle, lift))
     return heads

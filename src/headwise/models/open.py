@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -168,11 +169,18 @@ def _folder(model: nn.Module, path: Path, tokens: TextTokens | None, family: str
 
 
 def open_folder(
-    path: Path, ranks: Ranks = ALONE, *, stream: bool | None = None, dtype: str = "auto", device: str = "cpu"
+    path: Path,
+    ranks: Ranks = ALONE,
+    *,
+    stream: bool | None = None,
+    dtype: str = "auto",
+    device: str = "cpu",
+    check: Callable[[TextTokens | None], None] = lambda tokens: None,
 ) -> Folder:
     """Read a model folder, with our own model where it is one of ours, else through transformers; see `open_model`.
 
     ranks  processes of which each holds some of the heads; all must call
+    check  is called with the tokenizer of a model of others before its weights are read
     """
     path = located(path)
     if ranks.world > 1 and stream:
@@ -200,13 +208,15 @@ def open_folder(
         if error.name != "transformers":
             raise
         raise HeadwiseError(f"{path} is no run of headwise; to read other models: pip install 'headwise[hf]'") from None
+    folder_tokens = FolderTokens(path) if has_tokenizer(path) else None
+    check(folder_tokens)
     if stream or (stream is None and ranks.world == 1 and _is_too_large(path, place)):
         model = stream_folder(path, numbers, place)
     else:
         model = load_folder(path, ranks, numbers)
         if place != CPU:
             nn.Module.to(model, place)
-    return remember(model, path, FolderTokens(path) if has_tokenizer(path) else None, model.config.model_type)
+    return remember(model, path, folder_tokens, model.config.model_type)
 
 
 def _is_too_large(path: Path, device: torch.device) -> bool:
