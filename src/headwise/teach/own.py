@@ -38,9 +38,8 @@ from headwise.rungs.cache import KVCache
 from headwise.teach.bugs import Settings as Sizes
 from headwise.teach.bugs import UncheckedError
 from headwise.teach.check import explained, read_request, request_of
-from headwise.teach.examine import Examiner
 from headwise.teach.form import CORRECT, Masks, compute, output, project
-from headwise.teach.reading import Reading, arrays_of, parts_of, renew
+from headwise.teach.reading import Reading, arrays_of, parts_of, readings, renew
 from headwise.teach.sandbox import alone, run_apart
 from headwise.teach.search import close
 from headwise.teach.source import ENCODINGS, meanings_of
@@ -208,11 +207,11 @@ def _masks(target: Target) -> list[MaskForm | None]:
 @torch.no_grad()
 def reading_of(layer: LearnerAttention, target: Target, n_tokens: int) -> Reading:
     """The reading of its weights by which the correct form gives what it gives. UncheckedError where none does."""
-    readings = Examiner(target).readings(layer.module, folded=True)
-    x = np.random.default_rng(1).normal(size=(2, n_tokens, readings[0].weights.matrices["q"].shape[0]))
+    choices = readings(target, layer.module, folded=True)
+    x = np.random.default_rng(1).normal(size=(2, n_tokens, choices[0].weights.matrices["q"].shape[0]))
     out = layer(torch.from_numpy(x).float()).numpy()
     for causal in (True, False):
-        for reading in readings:
+        for reading in choices:
             if close(out, compute(reading.weights, (x, x, x), Masks(causal), reading.settings).out):
                 if not causal:
                     raise UncheckedError("sees_later", name=target.name)

@@ -11,7 +11,7 @@ import inspect
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,16 @@ ROLES = {
     role: re.compile(f"{NAMES['weights']['stem']}(?:{NAMES['weights'][role]}){NAMES['weights']['tail']}")
     for role in ("qkv", "kv", "q", "k", "v", "o")
 }
+# Rotary positions that are used; a parameter `cos` alone may be left aside.
+ROTATES = (
+    r"(rope|rotary|rotat)\w*\(|\bcos\w*\(|\* ?\(?\w*(cos|freqs)|(cos|freqs)\w*(\[[^]]*\])? \*|"
+    r"view_as_complex|1j|inv_freq"
+)
+ROTATES_PART = (
+    r"partial|pct|percent|(rotary|rope|rot)_?(n?dims?|fraction|width)|\[\.\.\., :self\.\w+\]"  # of a head's features
+)
+FRACTIONS = (1, 0.5, 0.25)  # of its features that models rotate: all, half as GLM, a quarter as GPT-NeoX
+RESIDUAL = r"residual|return [^\n]*\+|\+ ?(x|inputs?|queries|q|hidden_states)\b"  # it may add its input
 _BIAS = re.compile(r"(^|_|\.)b(ias)?(_|$|\.)|^b[qkvo]$|bias|sesgo", re.I)
 
 
@@ -147,20 +157,39 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
     return parts
 
 
-def readings(parts: Parts, n_heads: int | None, n_kv_heads: int | None, width: int) -> Iterator[Reading]:
-    """Every reading of the weights, the usual ones first. UncheckedError where none fits."""
-    fused = {"qkv", "kv"} & set(parts.weights)
-    square = any(_is_square(array) for arrays in parts.weights.values() for array in arrays)
-    fits = False
-    for order in ("blocks", "heads", "features", "kqv", "vqk", "qvk") if fused else ("blocks",):
-        for side in ("in-out", "out-in") if square else ("in-out",):
-            with contextlib.suppress(ValueError, KeyError, IndexError):  # the shapes do not allow it
-                reading = _read(parts, n_heads, n_kv_heads, width, order, side)
-                fits = True
-                yield reading
-    if not fits:
+def readings(target: Target, instance: Any, folded: bool = False) -> list[Reading]:
+    """How correct code may use the weights of an object, the usual readings first. UncheckedError where none fits.
+
+    folded  is the scale in a weight, perhaps?
+    """
+    parts = parts_of(instance, target.options.mapping)
+    width = width_of(parts, target.options.args)
+    counts = [heads_of(instance, target)]
+    kept = {x for x in getattr(instance, "__dict__", {}).values() if type(x) is int and 1 < x < width}
+    if counts[0][0] not in kept:  # where no name tells, any number that the object keeps may be theirs
+        counts += [(n, None) for n in sorted(kept) if width % n == 0]
+    is_fused = {"qkv", "kv"} & set(parts.weights)
+    is_open = any(_is_square(array) for arrays in parts.weights.values() for array in arrays)
+    orders = ("blocks", "heads", "features", "kqv", "vqk", "qvk") if is_fused else ("blocks",)
+    sides = ("in-out", "out-in") if is_open else ("in-out",)
+    fitting = []
+    for (heads, groups), order, side in itertools.product(counts, orders, sides):
+        with contextlib.suppress(ValueError, KeyError, IndexError):  # the shapes do not allow it
+            fitting.append(_read(parts, heads, groups, width, order, side))
+    if not fitting:
         shapes = ", ".join(f"{role} {arrays[0].value.shape}" for role, arrays in parts.weights.items())
         raise UncheckedError("no_fit", shapes=shapes)
+    bases = []  # of rotary angles: the usual one, then a few numbers of the file that may be one
+    if target.scope.says(ROTATES):
+        bases = [10000.0, *[n for n in target.source.numbers if 100 <= n < 1e7 and n != 10000.0][:3]]
+    fractions = FRACTIONS if target.scope.says(ROTATES_PART) else (1,)
+    scales: list[Settings] = [{}, {"scale": "none"}] if folded else [{}]
+    residuals: list[Settings] = [{}, {"residual": True}] if target.scope.says(RESIDUAL) else [{}]
+    choices: list[Reading] = []
+    for residual, scale, reading in itertools.product(residuals, scales, fitting):
+        settings = {**reading.settings, **scale, **residual}
+        choices += styles(replace(reading, settings=settings), bases, fractions)
+    return choices
 
 
 def _is_square(array: Array) -> bool:
