@@ -249,7 +249,7 @@ def cache_bug(subject: Subject, x: Any, whole: Any, target: Target) -> dict[str,
 def cache_arguments(subject: Subject) -> dict[str, str]:
     """Which arguments of a call have to do with a cache: the `cache`, `use` of it, and where a piece `start`s."""
     names = {}
-    for name in inspect.signature(subject.call).parameters:
+    for name in arguments_of(subject.call):
         if re.fullmatch(r"use_?(kv_?)?cache", name):
             names[name] = "use"
         elif re.search(r"^(?!use).*(cache|past)", name) and "cache" not in names.values():
@@ -347,16 +347,16 @@ def _fill(target: Target, to: Way) -> Problem | None:
     k, v = rng.normal(size=(2, BATCH, HEADS, total, HEAD_DIM))
     whole = [to(k), to(v)]
     axis = whole[0].shape.index(total)
-    given, past = whole, []
+    inputs, past = whole, []
     pieces: tuple[int, ...] = PIECES
     attends = any(map(QUERY.match, arguments_of(call)))
     if attends:  # it is given the last token alone, and what is held of those before it
         q = rng.normal(size=k.shape)
-        given, pieces = [to(q), *whole], (1,)
+        inputs, pieces = [to(q), *whole], (1,)
         past = [to_kind(np.take(x, range(total - 1), axis), kind) for x in whole]
     start = total - sum(pieces)
     for n in pieces:
-        new = [to_kind(np.take(x, range(start, start + n), axis), kind) for x in given]
+        new = [to_kind(np.take(x, range(start, start + n), axis), kind) for x in inputs]
         past = _parts(call(**_arguments_of_update(call, new, past, start)), whole[0].ndim)
         start += n
     if reader and past == [None]:

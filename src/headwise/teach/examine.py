@@ -155,8 +155,8 @@ class Examiner:
             subject_of(self.target, call_of(instance), instance)((whole_context,) * 3)
             facts = {"context": size.CONTEXT, "tokens": size.TOKENS, "error": evidence}
             evidence, bug = self.target.say("fits_whole", **facts), "length-fixed"
-        finding = replace(self.target.finding(bug, evidence), line=source.number_of(line))
-        return self.target.verdict(False, (replace(finding, quote=source.lines[line - 1].strip()),))
+        finding, quote = self.target.finding(bug, evidence), source.lines[line - 1].strip()
+        return self.target.verdict(False, (replace(finding, line=source.number_of(line), quote=quote),))
 
     def _with_weights(self, instance: Any, call: Any, module: Any) -> Verdict:
         """The verdict on what has weights, called by `call`."""
@@ -188,8 +188,9 @@ class Examiner:
                         subject.fresh[name] = None
         # A batch, a document or, where it gathers what came before, a token at a time. Where all fail, the error of
         # the call that got furthest is shown.
+        ranks = (3, 2, 1) if subject.gathers else (3, 2)
         errors = []
-        for rank in (3, 2, 1)[: 2 + subject.gathers]:
+        for rank in ranks:
             if (error := self._failure(subject, inputs, rank)) is None:
                 break
             errors.append(error)
@@ -278,7 +279,7 @@ class Examiner:
         names = [node for node in ast.walk(self.scope.tree) if isinstance(node, ast.Name)]
         used = {node.id for node in names}
         variables = {node.id for node in names if isinstance(node.ctx, ast.Store)}
-        defaults = {name: p.default for name, p in inspect.signature(subject.call).parameters.items()}
+        defaults = {name: p.default for name, p in arguments_of(subject.call).items()}
         theirs = {}
         for place in (self.target.namespace, defaults, self.options.args):
             for name, value in place.items():
@@ -314,7 +315,7 @@ class Examiner:
 
         narrow  matrices (C,d), d other than C: for one head without W_O, none for other code
         """
-        names = list(inspect.signature(self.target.thing).parameters)
+        names = list(arguments_of(self.target.thing))
         table = next((name for name in names if re.fullmatch(TABLE, name)), None)
         wanted = [name for name in names if re.match(r"(attn_)?(w|b)", name, re.I)]
         if table:  # a dictionary, whose keys stand in the code as texts
@@ -399,7 +400,8 @@ class Examiner:
         # Single bugs first, since the pairs take all the time there is.
         rounds = [(pairs, guess) for pairs in (False, True) for guess in versions]
         is_narrow = self.scope.says(r"half\(|float16|autocast")
-        # No pair of bugs gives the numbers of documents that meet, and roundings are looked at below.
+        # No pair of bugs gives the numbers of documents that meet, and roundings are looked at below: only the first
+        # rounds are gone through, those of single bugs.
         if "batch-mixed" in self.shown or is_narrow:
             rounds = rounds[: len(versions)]
         fills = [x for x in self.scope.numbers if x < 1e-3]  # that may stand for a forbidden score

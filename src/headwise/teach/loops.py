@@ -166,10 +166,15 @@ def _extent(block: list[ast.stmt], defined: set[str]) -> tuple[list[ast.stmt], s
     bound = _names([node for node in inside if isinstance(node, ast.Assign) and not _grown(node)], ast.Store)
     grown = [name for name in map(_grown, inside) if name and name not in bound]
     read = {*_names([loop], ast.Load), *grown} - defined
+    # It begins at the first projection; where nothing is projected, at the first statement that makes what is read.
     projections = [i for i in range(place) if _is_weighted(block[i])]
-    makers = [i for i in range(place) if read & {*_names([block[i]], ast.Store), _grown(block[i])}]
+    makers = []
+    for i, statement in enumerate(block[:place]):
+        if read & {*_names([statement], ast.Store), _grown(statement)}:
+            makers.append(i)
     start = min(projections or makers, default=place)
-    # Where no list grows, the last head is all that is left of what was begun before the loop.
+    # The result is the list that grows last. Where none grows, the last head is all that is left of what was begun
+    # before the loop.
     before = _names(block[:place], ast.Store)
     result = ["None", *(name for name in bound if name in before), *grown][-1]
     # Forwards from the loop to W_O: what reads the result makes a new one.

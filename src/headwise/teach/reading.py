@@ -7,7 +7,6 @@ side on which a matrix is multiplied, q and k exchanged. Code that any reading r
 from __future__ import annotations
 
 import contextlib
-import inspect
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ import numpy as np
 
 from headwise.teach.bugs import Settings, UncheckedError
 from headwise.teach.form import Weights
-from headwise.teach.subject import HEAD_DIM, HEADS, NAMES, VALUES, WIDTH, Target, meaning_of
+from headwise.teach.subject import HEAD_DIM, HEADS, NAMES, VALUES, WIDTH, Target, arguments_of, meaning_of
 
 ROLES = {
     role: re.compile(f"{NAMES['weights']['stem']}(?:{NAMES['weights'][role]}){NAMES['weights']['tail']}")
@@ -160,18 +159,21 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
 def readings(target: Target, instance: Any, folded: bool = False) -> list[Reading]:
     """How correct code may use the weights of an object, the usual readings first. UncheckedError where none fits.
 
-    folded  is the scale in a weight, perhaps?
+    folded  may the scale be in a weight?
     """
     parts = parts_of(instance, target.options.mapping)
     width = width_of(parts, target.options.args)
     counts = [heads_of(instance, target)]
-    kept = {x for x in getattr(instance, "__dict__", {}).values() if type(x) is int and 1 < x < width}
+    attributes = getattr(instance, "__dict__", {}).values()
+    kept = {x for x in attributes if type(x) is int and 1 < x < width}
     if counts[0][0] not in kept:  # where no name tells, any number that the object keeps may be theirs
         counts += [(n, None) for n in sorted(kept) if width % n == 0]
-    is_fused = {"qkv", "kv"} & set(parts.weights)
-    is_open = any(_is_square(array) for arrays in parts.weights.values() for array in arrays)
-    orders = ("blocks", "heads", "features", "kqv", "vqk", "qvk") if is_fused else ("blocks",)
-    sides = ("in-out", "out-in") if is_open else ("in-out",)
+    orders: tuple[str, ...] = ("blocks",)  # of what one fused matrix holds
+    if {"qkv", "kv"} & set(parts.weights):
+        orders = ("blocks", "heads", "features", "kqv", "vqk", "qvk")
+    sides: tuple[str, ...] = ("in-out",)  # of a matrix: which of its axes is summed over
+    if any(_is_square(array) for arrays in parts.weights.values() for array in arrays):
+        sides = ("in-out", "out-in")
     fitting = []
     for (heads, groups), order, side in itertools.product(counts, orders, sides):
         with contextlib.suppress(ValueError, KeyError, IndexError):  # the shapes do not allow it
@@ -179,13 +181,17 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
     if not fitting:
         shapes = ", ".join(f"{role} {arrays[0].value.shape}" for role, arrays in parts.weights.items())
         raise UncheckedError("no_fit", shapes=shapes)
-    bases = []  # of rotary angles: the usual one, then a few numbers of the file that may be one
+    bases = []  # of rotary angles
     if target.scope.says(ROTATES):
-        bases = [10000.0, *[n for n in target.source.numbers if 100 <= n < 1e7 and n != 10000.0][:3]]
+        # The usual one, then a few numbers of the file that may be one.
+        others = [n for n in target.source.numbers if 100 <= n < 1e7 and n != 10000.0]
+        bases = [10000.0, *others[:3]]
     fractions = FRACTIONS if target.scope.says(ROTATES_PART) else (1,)
     scales: list[Settings] = [{}, {"scale": "none"}] if folded else [{}]
     residuals: list[Settings] = [{}, {"residual": True}] if target.scope.says(RESIDUAL) else [{}]
     choices: list[Reading] = []
+    # Of readings that give the same numbers the first one counts, so the usual ones come before a scale that is folded
+    # into a weight, and before an input that is added.
     for residual, scale, reading in itertools.product(residuals, scales, fitting):
         settings = {**reading.settings, **scale, **residual}
         choices += styles(replace(reading, settings=settings), bases, fractions)
@@ -316,9 +322,9 @@ def heads_of(instance: Any, target: Target) -> tuple[int | None, int | None]:
     sizes = target.options.args
     heads = kept_as("HEADS", instance, sizes)
     if heads is None:
-        for name in inspect.signature(target.thing).parameters:
-            if re.search(r"^(?!.*(dim|size)).*(head|cabeza|^h$|config|cfg)", name, re.I):
-                heads = sizes.get("HEADS", HEADS)
+        counts = r"(?i)^(?!.*(dim|size)).*(head|cabeza|^h$|config|cfg)"  # as an argument; the object need not keep it
+        if any(re.search(counts, name) for name in arguments_of(target.thing)):
+            heads = sizes.get("HEADS", HEADS)
     return heads, kept_as("KV_HEADS", instance, sizes)
 
 

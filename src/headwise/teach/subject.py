@@ -145,7 +145,7 @@ class Config:
     """A config object of any course: attributes and items, by what their names mean, else as the defaults say."""
 
     def __init__(self, sizes: Settings, defaults: Any = None, theirs: bool = False) -> None:
-        self.__dict__.update(_sizes=dict(sizes), _defaults=defaults, _theirs=theirs)
+        self._sizes, self._defaults, self._theirs = sizes, defaults, theirs
 
     def get(self, name: str, default: Any = None) -> Any:
         kept = getattr(self._defaults, name, default)
@@ -159,9 +159,6 @@ class Config:
         return value
 
     __getitem__ = __getattr__
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._sizes[name] = value
 
     def __contains__(self, name: str) -> bool:
         return True
@@ -308,13 +305,8 @@ def arrays_in(result: Any) -> Iterator[Any]:
 
 def pick(result: Any, shape: tuple[int, ...]) -> Any:
     """That array of a result which has the axes of an output; the width may be another. None where there is none."""
-    fitting = None
-    for array in arrays_in(result):
-        if array.shape == shape:
-            return array
-        if fitting is None and array.ndim == len(shape) and array.shape[:-1] == shape[:-1]:
-            fitting = array
-    return fitting
+    fitting = [x for x in arrays_in(result) if x.ndim == len(shape) and x.shape[:-1] == shape[:-1]]
+    return min(fitting, key=lambda x: x.shape != shape, default=None)  # the first of the same width, if one has it
 
 
 def angle_tables(kind: str, sizes: Settings) -> list[Any]:
