@@ -209,7 +209,8 @@ def cache_bug(subject: Subject, x: Any, whole: Any, target: Target) -> dict[str,
     used = {role for name, role in names.items() if len(re.findall(rf"\b{name}\b", code)) > 1}
     if not used or (used == {"start"} and "cache" not in code):
         return None  # there is none, or a parameter that the code leaves aside
-    subject.new_cache = partial(_cache_object, target)
+    if target.scope.says(rf"(cache|past\w*)\.({UPDATES})\("):
+        subject.new_cache = partial(_cache_object, target)
     text = np.random.default_rng(1).normal(size=(len(x), LONG, x.shape[2]))
     with contextlib.suppress(Exception):  # its context may be shorter, or tables of another length were passed
         x, whole = text, subject((text,) * 3)
@@ -279,8 +280,12 @@ def _step_by_step(subject: Subject, x: Any, steps: tuple[int, ...], names: dict[
         arguments = {subject.inputs[0]: to_kind(piece, subject.kind)}
         result = subject.result(arguments | {name: of_cache[role] for name, role in names.items()}, n)
         outs.append(pick(result, piece.shape))
-        if isinstance(result, tuple) and result[-1] is not None:
-            state = result[-1]
+        if isinstance(result, tuple):
+            later = [part for part in result[1:] if part is not None]
+            if len(later) > 1 and hasattr(later[-1], "shape"):  # keys and values, one after the other
+                state = tuple(later)
+            elif later:
+                state = later[-1]
         start += n
     kept = {**vars(subject.module), **getattr(subject.module, "_buffers", {})}
     inside = [value for name, value in kept.items() if re.search("cache|past", name)]
