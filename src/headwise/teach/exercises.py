@@ -91,7 +91,9 @@ class Exercise:
             code = self.code()
             pairs = [pair for place in chosen for pair in self.bugs[place]["replace"]]
             for before, after in pairs:
-                if before not in code:  # the first bug of the two has changed it
+                # The first of two bugs may have changed the text that the second one would change: then the pair is no
+                # variant.
+                if before not in code:
                     break
                 code = code.replace(before, after)
             else:
