@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 import headwise as hw
 from headwise.errors import HeadwiseError
-from headwise.teach.examine import Examiner
 from headwise.teach.form import Masks, Stages, compute
-from headwise.teach.reading import arrays_of, parts_of, renew, width_of
+from headwise.teach.reading import arrays_of, parts_of, readings, renew, width_of
 from headwise.teach.search import close
 from headwise.teach.source import ENCODINGS, meanings_of
 from headwise.teach.subject import Subject, Target, build, subject_of
@@ -37,9 +36,9 @@ def called(target: Target) -> tuple[hw.Seen, Stages]:
 
 def watched(target: Target, module: Any) -> tuple[hw.Seen, Stages]:
     renew(arrays_of(module), np.random.default_rng(3))
-    examiner, subject = Examiner(target), subject_of(target, module.forward, module)
+    subject = subject_of(target, module.forward, module)
     subject.call = module  # with its hooks, which `forward` does not call
-    readings = examiner.readings(module, folded=True)
+    choices = readings(target, module, folded=True)
     width = width_of(parts_of(module, {}), {})
     x = np.random.default_rng(5).normal(size=(BATCH, TOKENS, width))
     for rank, mask in ((rank, mask) for rank in (3, 2) for mask in masks(target, subject)):
@@ -52,7 +51,7 @@ def watched(target: Target, module: Any) -> tuple[hw.Seen, Stages]:
         except Exception:  # a form of the input, or of the mask, that this code does not take
             continue
         for causal in (True, False):
-            for reading in readings:
+            for reading in choices:
                 stages = compute(reading.weights, (x, x, x), Masks(causal), reading.settings)
                 if close(out, stages.out):
                     return seen, stages

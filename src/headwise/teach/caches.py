@@ -7,7 +7,6 @@ what the whole text gives, and stand in its order.
 from __future__ import annotations
 
 import contextlib
-import copy
 import inspect
 import itertools
 import re
@@ -20,19 +19,18 @@ import numpy as np
 
 from headwise.teach.bugs import UNKNOWN, UncheckedError, Verdict, in_one_line
 from headwise.teach.form import CORRECT, Masks, attend
-from headwise.teach.reading import arrays_of, kept_as
+from headwise.teach.reading import arrays_of
 from headwise.teach.search import close
+from headwise.teach.source import QUERY
 from headwise.teach.subject import (
     BATCH,
     HEAD_DIM,
     HEADS,
-    QUERY,
     TOKENS,
     Subject,
     Target,
     angle_tables,
     arguments_of,
-    arrays_in,
     build,
     kind_of_arrays,
     pick,
@@ -48,6 +46,7 @@ LENGTHS = {"CONTEXT": TOKENS, "end": TOKENS, "length": TOKENS}
 POSITIONS = r"pos\w*|position\w*|m|t|p|idx|offset|start\w*|input_pos|token_positions"
 VECTORS = r"_?x?_?(q|k|v|x|quer\w+|keys?|values?)\w?|vec\w*|t?ensor|inputs?|hidden\w*"
 TABLES = r"cos|sin|freq|angle|table|cis|rot"
+ROTATORS = r"^(forward|__call__)$|^(?!_).*(rotate|apply)"  # methods of a class that rotates
 MAKERS = r"freq|cos|sin|table|param|precomp|angle|build|cache|make"
 Way = Callable[[Any], Any]
 # The axes of an input, as a learner's code may want them, and the way back to (B,H,T,d).
@@ -58,6 +57,7 @@ LAYOUTS: tuple[tuple[Way, Way], ...] = (
     (lambda x: x[0, 0], lambda y: y[None, None]),  # of one document
 )
 Problem = tuple[Any, str]  # the id of a bug, None for none, and what shows it
+RIGHT: Problem = (None, "")
 Attempt = Callable[[], Problem | None]  # None where what came of it says nothing
 
 
@@ -69,21 +69,23 @@ def examine_rotation(target: Target) -> Verdict:
 
 def first_right(target: Target, attempts: Iterator[Attempt]) -> Verdict:
     """Right where one way of calling the code shows no problem, else the first problem; each way is a guess."""
-    worst, shown = None, ""
+    problems: list[Problem] = []
+    failure = ""
     for attempt in attempts:
         try:
             problem = attempt()
         except UncheckedError:
             raise
         except Exception as error:
-            shown = shown or f": {error}"
+            failure = failure or f": {error}"
             continue
-        if problem and problem[0] is None:
+        if problem:
+            problems.append(problem)
+        if problem == RIGHT:
             return target.verdict(True)
-        worst = worst or problem
-    if worst is None:
-        raise UncheckedError(f"no_{target.kind}", name=target.name, failure=shown)
-    return target.verdict(False, (target.finding(*worst),))
+    if not problems:
+        raise UncheckedError(f"no_{target.kind}", name=target.name, failure=failure)
+    return target.verdict(False, (target.finding(*problems[0]),))
 
 
 def _attempts(target: Target) -> Iterator[Attempt]:
@@ -91,9 +93,7 @@ def _attempts(target: Target) -> Iterator[Attempt]:
     calls = [target.thing]
     if isinstance(target.thing, type):
         instance = build(target, {**WIDTHS, **target.options.args})
-        methods = ["forward", "__call__"]
-        methods += [name for name in vars(target.thing) if re.search(r"^(?!_).*(rotate|apply)", name)]
-        calls = [getattr(instance, name) for name in methods if hasattr(instance, name)]
+        calls = [getattr(instance, name) for name in vars(target.thing) if re.search(ROTATORS, name)]
     kind = kind_of_arrays(None, target.source.code)
     for call in calls:
         arguments = arguments_of(call)
@@ -106,28 +106,23 @@ def _attempts(target: Target) -> Iterator[Attempt]:
 
 def _tables(target: Target, arguments: Mapping[str, Any], kind: str) -> Iterator[dict[str, Any]]:
     """What to pass besides the vectors: the tables of the learner's own builder, or the usual ones, and positions."""
-    wanted = [name for name in arguments if re.search(TABLES, name)]
     asked = {name: p for name, p in [*arguments.items()][1:] if re.fullmatch(POSITIONS, name)}
     # Positions one a token, or a number at which the text starts; one that has a default is left at it.
     numbers = {name: 0 for name, parameter in asked.items() if parameter.default is parameter.empty}
     places = [dict.fromkeys(asked, to_kind(np.arange(TOKENS), kind)), numbers]
+    wanted = [name for name in arguments if re.search(TABLES, name)]
     if not wanted:
         yield from ({}, *places)
         return
     sizes = {**WIDTHS, **LENGTHS, **target.options.args}
     made = []
     for name, maker in target.namespace.items():
-        if inspect.isfunction(maker) and name != target.name and re.search(MAKERS, name):
+        if inspect.isfunction(maker) and re.search(MAKERS, name):
             with contextlib.suppress(Exception):  # no builder, or one that wants something else
                 made.append(maker(**{argument: value_of(argument, sizes) for argument in required_of(maker)}))
-    for table in made or angle_tables(kind, {}):
-        pair = table if isinstance(table, tuple) else (table,)
-        if len(pair) != len(wanted):
-            continue
-        # With heads after the tokens a table (T,d) wants an axis for them.
-        wide = [x[:, None] if getattr(x, "ndim", 0) == 2 else x for x in pair]
-        for part, place in itertools.product((pair, wide), places):
-            yield dict(zip(wanted, part, strict=True)) | place
+    for table, place in itertools.product(made or angle_tables(kind, {}), places):
+        tables = table if isinstance(table, tuple) else (table,)
+        yield dict(zip(wanted, tables, strict=False)) | place
 
 
 def _problem(
@@ -150,7 +145,7 @@ def _problem(
     for vectors in calls:
         arrays = {name: to_kind(to_layout(x).copy(), kind) for name, x in zip(data, vectors, strict=True)}
         rotated += map(to_array, _parts(call(**arrays, **tables), wanted.ndim))
-    if any(getattr(array, "shape", None) != wanted.shape for array in rotated):
+    if any(np.shape(array) != wanted.shape for array in rotated):
         return None
     # The tolerances: float32 rounds these products far less, a wrong rotation changes them far more.
     if len(rotated) > 2 and not np.allclose(rotated[2], wanted, atol=1e-4):
@@ -173,7 +168,7 @@ def _problem(
         return UNKNOWN, target.say("by_property")
     if left := [name for name in arguments_of(call) if name not in (*data, *tables)]:
         target.left_out("untried", names=", ".join(left))
-    return None, ""
+    return RIGHT
 
 
 def _parts(result: Any, rank: int) -> list[Any]:
@@ -190,12 +185,11 @@ ONE_TOKEN = (  # what says that code takes a single token after a cache
     r"(one|single)[- ](new[- ])?token|token by token|one at a time|un (solo |nuevo )?token|token (a|por) token|"
     r"(?<!rep )(==|>|!=) 1\b"
 )
-START = r"(start|offset|pos|position|length|cur|input|cache)_?(pos|position|len|start|ition)?s?"
+START = r"start|offset|pos(ition)?s?|length|(start|cur|input|cache)_?(pos(ition)?s?|len|start)"
 HELD = r"past|cache|old|prev"
 # Of shapes and names; of other errors a call of ours may be the cause.
 FAILS = (RuntimeError, IndexError, NameError, KeyError)
 UPDATES = r"update|append|add|extend|forward|put|push|write|store|step|__call__"
-RESETS = r"(reset|clear|empty)(_(?!param|weight)\w*)?"  # of a cache; `reset_parameters` draws new weights
 READERS = r"get|read|fetch|all|kv|stack|keys_values"
 
 
@@ -217,9 +211,8 @@ def cache_bug(subject: Subject, x: Any, whole: Any, target: Target) -> dict[str,
         return None  # there is none, or a parameter that the code leaves aside
     if target.scope.says(rf"(cache|past\w*)\.({UPDATES})\("):
         subject.new_cache = partial(_cache_object, target)
-    most = kept_as("CONTEXT", subject.module, target.options.args) or LONG
-    text = np.random.default_rng(1).normal(size=(len(x), max(min(LONG, most), x.shape[1]), x.shape[2]))
-    with contextlib.suppress(Exception):  # tables of another length were passed
+    text = np.random.default_rng(1).normal(size=(len(x), LONG, x.shape[2]))
+    with contextlib.suppress(Exception):  # its context may be shorter, or tables of another length were passed
         x, whole = text, subject((text,) * 3)
     tokens = x.shape[1]
     worst: dict[str, str] = {}
@@ -257,7 +250,7 @@ def cache_bug(subject: Subject, x: Any, whole: Any, target: Target) -> dict[str,
 def cache_arguments(subject: Subject) -> dict[str, str]:
     """Which arguments of a call have to do with a cache: the `cache`, `use` of it, and where a piece `start`s."""
     names = {}
-    for name in inspect.signature(subject.call).parameters:
+    for name in arguments_of(subject.call):
         if re.fullmatch(r"use_?(kv_?)?cache", name):
             names[name] = "use"
         elif re.search(r"^(?!use).*(cache|past)", name) and "cache" not in names.values():
@@ -277,7 +270,7 @@ def _cache_object(target: Target) -> Any:
 
 def _step_by_step(subject: Subject, x: Any, steps: tuple[int, ...], names: dict[str, str]) -> tuple[Any, list[Any]]:
     """Output (B,T,C) of the pieces joined, and the arrays that the cache holds at the end."""
-    _empty(subject)
+    subject.restart()
     state = subject.new_cache()
     outs = []
     start = 0
@@ -289,7 +282,7 @@ def _step_by_step(subject: Subject, x: Any, steps: tuple[int, ...], names: dict[
         outs.append(pick(result, piece.shape))
         if isinstance(result, tuple):
             later = [part for part in result[1:] if part is not None]
-            if len(later) > 1 and hasattr(later[-1], "shape"):
+            if len(later) > 1 and hasattr(later[-1], "shape"):  # keys and values, one after the other
                 state = tuple(later)
             elif later:
                 state = later[-1]
@@ -297,7 +290,7 @@ def _step_by_step(subject: Subject, x: Any, steps: tuple[int, ...], names: dict[
     kept = {**vars(subject.module), **getattr(subject.module, "_buffers", {})}
     inside = [value for name, value in kept.items() if re.search("cache|past", name)]
     held = [array.value for array in arrays_of([state, inside]) if array.value.ndim >= 3]
-    _empty(subject)
+    subject.restart()
     return np.concatenate(outs, 1), held
 
 
@@ -311,26 +304,14 @@ def _out_of_order(held: list[Any], x: Any, subject: Subject, names: dict[str, st
     pairs = [
         [np.moveaxis(array, right.shape.index(total), 0) for array in (part, right)]
         for part, right in zip(held, whole, strict=False)
-        if part.shape == right.shape and total in right.shape
+        if total in right.shape
     ]
     if any(_misplaced(array, right, 0) == "cache-order" for array, right in pairs):
         return "cache-order"
     for (array, _), (_, other) in itertools.permutations(pairs, 2):
-        if array.shape == other.shape and close(array[0], other[0]):
+        if close(array[0], other[0]):
             return "values-from-keys"
     return None
-
-
-def _empty(subject: Subject) -> None:
-    """Put the layer back to what it was before its first call, its cache emptied if it can do that itself."""
-    module = subject.module
-    fresh = copy.deepcopy(subject.fresh, {id(module): module})  # what refers to the layer goes on to do so
-    vars(module).clear()
-    vars(module).update(fresh)
-    for name in dir(module):
-        if re.fullmatch(RESETS, name) and callable(reset := getattr(module, name)):
-            reset(**{argument: value_of(argument, {}) for argument in required_of(reset)})
-            return
 
 
 # A cache by itself, and a function that attends with one.
@@ -339,8 +320,6 @@ def _empty(subject: Subject) -> None:
 def examine_cache(target: Target) -> Verdict:
     """The verdict on a cache, or on a function that attends with new tokens to those held."""
     target.did("pieces")
-    if any(map(QUERY.match, inspect.signature(target.thing).parameters)):
-        return first_right(target, iter([partial(_decoding, target)]))
     return first_right(target, (partial(_fill, target, to) for to, _ in LAYOUTS))
 
 
@@ -348,7 +327,7 @@ def _misplaced(array: Any, whole: Any, axis: int) -> str | None:
     """None where the cache holds the tokens in order; else which bug."""
     total = whole.shape[axis]
     if array.shape[axis] < total:
-        return "cache-order" if array.size == whole.size else "cache-offset"
+        return "cache-offset"
     tokens, right = (np.moveaxis(x, axis, 0)[:total].reshape(total, -1) for x in (array, whole))
     if close(tokens, right):
         return None
@@ -356,81 +335,70 @@ def _misplaced(array: Any, whole: Any, axis: int) -> str | None:
     return "cache-order" if close(np.sort(tokens, 0), np.sort(right, 0)) else "cache-offset"
 
 
-def _out_of_place(target: Target, arrays: list[Any], whole: list[Any], axis: int) -> Problem | None:
-    """What is wrong with the order of keys, or of values, and which token stands first; None where it is right."""
-    for array, right in zip(arrays, whole, strict=False):
-        bug = _misplaced(array, right, axis)
-        if bug is not None:
-            tokens = np.moveaxis(right, axis, 0).reshape(right.shape[axis], -1)[:, :HEAD_DIM]
-            first = np.take(array, 0, axis).ravel()[:HEAD_DIM]
-            key = int(np.abs(first - tokens).sum(-1).argmin())
-            return bug, target.say("by_property_cache-order", key=key)
-    return None
-
-
 def _fill(target: Target, to: Way) -> Problem | None:
-    """What is wrong with keys and values that the cache holds after all pieces; None where it holds none."""
-    total = sum(PIECES)
-    whole = [to(x) for x in np.random.default_rng(0).normal(size=(2, BATCH, HEADS, total, HEAD_DIM))]
-    axis = whole[0].shape.index(total)
-    kind = kind_of_arrays(None, target.source.code)
-    state, call, reader = None, target.thing, None
-    if isinstance(target.thing, type):
+    """What is wrong with keys and values that are held after all pieces, or with what a function attends to in them.
+
+    None where nothing comes out.
+    """
+    thing, kind = target.thing, kind_of_arrays(None, target.source.code)
+    state, call, reader = None, thing, None
+    if isinstance(thing, type):
         state = build(target, {**WIDTHS, **target.options.args})
-        methods = [name for name in sorted(vars(target.thing)) if callable(getattr(state, name))]
+        methods = sorted(vars(thing))
         call = getattr(state, [name for name in methods if re.match(UPDATES, name)][-1])
         reader = next((getattr(state, name) for name in methods if re.match(READERS, name)), None)
-    past: list[Any] = []
-    for start, end in itertools.pairwise(itertools.accumulate(PIECES, initial=0)):
-        new = [to_kind(np.take(x, range(start, end), axis), kind) for x in whole]
-        result = call(**_arguments_of_update(call, new, past, start))
-        past = _parts(result, whole[0].ndim)
-    if past == [None] and reader:
+    total = sum(PIECES)
+    rng = np.random.default_rng(0)
+    k, v = rng.normal(size=(2, BATCH, HEADS, total, HEAD_DIM))
+    whole = [to(k), to(v)]
+    axis = whole[0].shape.index(total)
+    inputs, past = whole, []
+    pieces: tuple[int, ...] = PIECES
+    attends = any(map(QUERY.match, arguments_of(call)))
+    if attends:  # it is given the last token alone, and what is held of those before it
+        q = rng.normal(size=k.shape)
+        inputs, pieces = [to(q), *whole], (1,)
+        past = [to_kind(np.take(x, range(total - 1), axis), kind) for x in whole]
+    start = total - sum(pieces)
+    for n in pieces:
+        new = [to_kind(np.take(x, range(start, start + n), axis), kind) for x in inputs]
+        past = _parts(call(**_arguments_of_update(call, new, past, start)), whole[0].ndim)
+        start += n
+    if reader and past == [None]:
         past = list(reader())
-    for held in (past, vars(state).values() if state else ()):
-        arrays = [array for array in map(to_array, held) if array is not None and array.ndim == whole[0].ndim]
-        if len(arrays) > 1:
-            return _out_of_place(target, arrays, whole, axis) or (None, "")
+    for kept in (past, vars(state).values() if state else ()):
+        arrays = [array for array in map(to_array, kept) if np.ndim(array) == whole[0].ndim]
+        held = [array for array in arrays if not attends or array.shape == whole[0].shape]
+        for array, right in zip(held, whole, strict=False):
+            if bug := _misplaced(array, right, axis):
+                tokens = np.moveaxis(right, axis, 0).reshape(total, -1)[:, :HEAD_DIM]
+                first = np.take(array, 0, axis).ravel()[:HEAD_DIM]
+                key = int(np.abs(first - tokens).sum(-1).argmin())
+                return bug, target.say("by_property_cache-order", key=key)
+        if attends and arrays:
+            right = to(attend(q[:, :, -1:], k, v, Masks(), CORRECT)[2])
+            if any(close(array, right) for array in arrays):
+                return RIGHT
+            gap = max(np.abs(array - right).max() for array in arrays if array.shape == right.shape)
+            return "cache-offset", target.say("by_property_cache-offset", gap=gap)
+        if len(held) > 1:
+            return RIGHT
     return None
 
 
 def _arguments_of_update(call: Any, new: list[Any], past: list[Any], start: int) -> dict[str, Any]:
     """Arguments of one update: what was held, what is new, and how much was held."""
     arguments: dict[str, Any] = {}
-    olds, news = iter(past), iter(new)
-    for name in inspect.signature(call).parameters:
+    names = list(arguments_of(call))
+    held = [name for name in names if re.search(HELD, name)]
+    olds, news = iter(past if len(held) > 1 else [tuple(past) or None]), iter(new)
+    for name in names:
         if re.search(r"layer|idx", name):
             arguments[name] = 0
-        elif re.fullmatch(START, name) and name != "cache":
+        elif re.fullmatch(START, name):
             arguments[name] = start
-        elif re.search(HELD, name):
-            part_alone = re.search(r"_?(k|v|keys?|values?)$", name)
-            arguments[name] = next(olds, None) if part_alone else tuple(past) or None
+        elif name in held:
+            arguments[name] = next(olds, None)
         elif (value := next(news, None)) is not None:
             arguments[name] = value
     return arguments
-
-
-def _decoding(target: Target) -> Problem:
-    """What is wrong with a function that attends with new tokens to those held: f(q, k, v, past_k, past_v)."""
-    kind = kind_of_arrays(None, target.source.code)
-    q, k, v = np.random.default_rng(0).normal(size=(3, BATCH, HEADS, TOKENS, HEAD_DIM))
-    names = list(inspect.signature(target.thing).parameters)
-    old = [name for name in names if re.search(HELD, name)]
-    fresh = [name for name in names if name not in old][:3]
-    if len(old) not in (1, 2) or len(fresh) != 3:
-        raise UncheckedError("asks_past", name=target.name, names=", ".join(names))
-    past = [to_kind(x[:, :, :-1], kind) for x in (k, v)]
-    arguments = dict(zip(old, past if len(old) == 2 else [tuple(past)], strict=True))
-    for name, x in zip(fresh, (q, k, v), strict=True):
-        arguments[name] = to_kind(x[:, :, -1:], kind)
-    arrays = list(arrays_in(target.thing(**arguments)))
-    held = [array for array in arrays if array.shape == k.shape]
-    problem = _out_of_place(target, held, [k, v], 2)
-    if problem is not None:
-        return problem
-    right = attend(q[:, :, -1:], k, v, Masks(), CORRECT)[2]
-    output = next((array for array in arrays if array.shape == right.shape), right + np.nan)
-    if close(output, right):
-        return None, ""
-    return "cache-offset", target.say("by_property_cache-offset", gap=np.abs(output - right).max())

@@ -250,7 +250,6 @@ def read_targets(spec: str, options: Options) -> list[Target]:
     names = [NAME] if source.numbers_of_lines else [name] if name else list(candidates(source))
     if not names:
         raise HeadwiseError(say("no_candidate", file=path.name, name="NAME"))
-    rest = [] if name or source.numbers_of_lines else passed_over(source)
     targets = []
     for each in names:
         if each not in source.definitions:
@@ -258,7 +257,7 @@ def read_targets(spec: str, options: Options) -> list[Target]:
         node = source.definitions[each]
         kind = kind_of(node) or ("layer" if isinstance(node, ast.ClassDef) else "function")
         targets.append(Target(None, each, kind, source, options))
-    if rest:
+    if not (name or source.numbers_of_lines) and (rest := passed_over(source)):
         targets[0].lent.append(say("passed_over", names=listed(rest, 6), file=path.name, name=rest[0]))
     return targets
 

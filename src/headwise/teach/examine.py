@@ -8,7 +8,6 @@ import copy
 import functools
 import inspect
 import re
-import time
 import traceback
 import types
 from collections.abc import Iterator
@@ -25,7 +24,6 @@ from headwise.teach.loops import OUTPUTS
 from headwise.teach.reading import (
     Reading,
     arrays_of,
-    heads_of,
     parts_of,
     readings,
     renew,
@@ -35,11 +33,8 @@ from headwise.teach.reading import (
     width_of,
 )
 from headwise.teach.search import Case, Explanation, Search, close, evidence_of, stage_of
-from headwise.teach.source import ENCODINGS, MASK, meanings_of
+from headwise.teach.source import DATA, ENCODINGS, MASK, meanings_of
 from headwise.teach.subject import (
-    KEY,
-    QUERY,
-    VALUE,
     Subject,
     Target,
     arguments_of,
@@ -57,15 +52,6 @@ LENGTHS = np.array([7, 4, 6, 3, 5])  # real tokens of the five documents
 # Words of the learner's code, as regular expressions, and what they tell.
 CAUSAL = r"causal|tril|triu|context_?length|block_?size|autoregress|look_?ahead|no_?peek|subsequent"
 CAUSAL_NAME = r"causal|masked|gpt|llama|mistral|decoder|autoregress|qwen|gemma"
-# Rotary positions that are used; a parameter `cos` alone may be left aside.
-ROTATES = (
-    r"(rope|rotary|rotat)\w*\(|\bcos\w*\(|\* ?\(?\w*(cos|freqs)|(cos|freqs)\w*(\[[^]]*\])? \*|"
-    r"view_as_complex|1j|inv_freq"
-)
-ROTATES_PART = (
-    r"partial|pct|percent|(rotary|rope|rot)_?(n?dims?|fraction|width)|\[\.\.\., :self\.\w+\]"  # of a head's features
-)
-FRACTIONS = (1, 0.5, 0.25)  # of its features that models rotate: all, half as GLM, a quarter as GPT-NeoX
 # A softmax in 32 bits: of what is made wide before it, or is nowhere made narrow; its result alone may be rounded.
 WIDENED = r"(\.float\(\)|float32).*"
 NEVER_NARROWED = r"\A((?!half\(|float16|autocast).)*"
@@ -73,7 +59,6 @@ NOT_OF_16_BITS = r"(?!\(((?!dim|axis|-1)[^\n])*(half|16)|\([^\n]*dtype=\w+\.b?fl
 WIDE = rf"(?s)({WIDENED}|{NEVER_NARROWED})(?<!def )softmax{NOT_OF_16_BITS}"
 # Axes in which tokens come before the documents of a batch, as an unpacked shape or a comment has them.
 TOKENS_FIRST = r"(?m)(^\s*|\()(s|t|l|(n_)?tokens|seq\w*|\w*len\w*), ?(b|n|bs|bsz|(n_)?batch\w*), ?\w+"
-RESIDUAL = r"residual|return [^\n]*\+|\+ ?(x|inputs?|queries|q|hidden_states)\b"  # it may add its input
 LENGTH = r"(valid|seq|key|x|src|input)?_?(lens?|lengths?)"  # an argument with the lengths of documents
 CONTEXTS = r"context|memory|enc\w*|key_value_states|kv|source|other|cond|cross\w*"  # with another text
 NOT_MODELLED = (  # what the correct form here cannot compute: code with it is not called wrong for it
@@ -118,14 +103,13 @@ class Examiner:
         if not isinstance(thing, type):
             thing = copy.deepcopy(thing)  # it gets other weights, and gradients
             return self._with_weights(thing, call_of(thing), thing)
-        args = self.options.args
+        args, names = self.options.args, set(arguments_of(thing))
+        attempts = [(args, False), (args, True)]  # where our sizes do not fit, the learner's defaults stay
+        if {"d_in", "d_out"} <= names and "HEADS" not in map(meaning_of, names):
+            # A single head comes out narrower than its input first, so that a scale by the wrong width shows.
+            attempts.insert(0, ({"d_out": size.HEAD_DIM, **args}, False))
         errors = []
-        # A single head comes out narrower than its input first, so that a scale by the wrong width shows. Where our
-        # sizes do not fit, the learner's defaults stay.
-        narrow = {"d_out": size.HEAD_DIM, **args}
-        for sizes, theirs in ((narrow, False), (args, False), (args, True)):
-            if sizes is narrow and not self._is_one_head(thing):
-                continue
+        for sizes, theirs in attempts:
             self._clear()
             try:
                 instance = build(self.target, sizes, theirs)
@@ -134,11 +118,6 @@ class Examiner:
                 errors.append(error)
         self._clear()
         return self._stopped(errors[0], thing)
-
-    def _is_one_head(self, thing: Any) -> bool:
-        """Does a class take the widths of what comes in and out, and no number of heads?"""
-        names = set(arguments_of(thing))
-        return {"d_in", "d_out"} <= names and "HEADS" not in set(map(meaning_of, names))
 
     def _clear(self) -> None:
         """Nothing has been tried yet."""
@@ -163,8 +142,8 @@ class Examiner:
             raise error
         call = call_of(thing)
         asked = [name for name in required_of(call) if meaning_of(name) is None and not MASK.search(name)]
-        of_data = [pattern.match(name) for name, pattern in zip(asked, (QUERY, KEY, VALUE), strict=False)]
-        if len(asked) > 3 or (len(asked) > 1 and not all(of_data)):
+        are_data = [any(pattern.match(name) for pattern in DATA) for name in asked]
+        if len(asked) > 1 and not all(are_data):
             raise error  # what a call was given beside the data was a guess
         # A helper is right most often, and what it is given is not.
         line = next((f for f in reversed(frames) if not re.search(HELPERS, f.name)), frames[-1]).lineno or 1
@@ -176,8 +155,8 @@ class Examiner:
             subject_of(self.target, call_of(instance), instance)((whole_context,) * 3)
             facts = {"context": size.CONTEXT, "tokens": size.TOKENS, "error": evidence}
             evidence, bug = self.target.say("fits_whole", **facts), "length-fixed"
-        finding = replace(self.target.finding(bug, evidence), line=source.number_of(line))
-        return self.target.verdict(False, (replace(finding, quote=source.lines[line - 1].strip()),))
+        finding, quote = self.target.finding(bug, evidence), source.lines[line - 1].strip()
+        return self.target.verdict(False, (replace(finding, line=source.number_of(line), quote=quote),))
 
     def _with_weights(self, instance: Any, call: Any, module: Any) -> Verdict:
         """The verdict on what has weights, called by `call`."""
@@ -192,25 +171,26 @@ class Examiner:
         renew(arrays_of(instance), self.rng)
         if not {"q", "qkv"} & set(parts.weights) and self._is_apart(call, module):
             raise UncheckedError("is_mlp", name=self.target.name)
-        choices = self.readings(instance, folded)
+        choices = readings(self.target, instance, folded)
         subject = subject_of(self.target, call, module)
-        if module is not None and cache_arguments(subject):
-            subject.fresh = copy.deepcopy(vars(module), {id(module): module})
-            if not isinstance(self.target.thing, type):  # an object may have been used
-                kept = [name for name, x in vars(module).items() if isinstance(x, tuple) or hasattr(x, "shape")]
-                subject.fresh |= dict.fromkeys(name for name in kept if "cache" in name)
         inputs = self._inputs(subject, (size.BATCH, size.TOKENS, width_of(parts, self.options.args)))
-        if module is not None and re.search(TOKENS_FIRST, f"{self.scope.code}\n{self.scope.text.lower()}"):
-            subject.tokens_first = True
-            self.target.did("tokens_first")
-        if subject.kind != "torch" and module is not None:
-            for name, kept in vars(module).items():
-                if isinstance(kept, list | dict) and not any(kept):  # empty, or a list of empty ones
-                    subject.held[name] = kept
+        if module is not None:
+            if re.search(TOKENS_FIRST, f"{self.scope.code}\n{self.scope.text.lower()}"):
+                subject.tokens_first = True
+                self.target.did("tokens_first")
+            if subject.kind != "torch":  # a list, or a list for each head, is empty until the first token is there
+                subject.gathers = any(isinstance(kept, list | dict) and not any(kept) for kept in vars(module).values())
+            if subject.gathers or cache_arguments(subject):
+                subject.fresh = copy.deepcopy(vars(module), {id(module): module})
+            if not isinstance(self.target.thing, type):  # an object may have been used, and hold tokens
+                for name, kept in subject.fresh.items():
+                    if "cache" in name and (isinstance(kept, tuple) or hasattr(kept, "shape")):
+                        subject.fresh[name] = None
         # A batch, a document or, where it gathers what came before, a token at a time. Where all fail, the error of
         # the call that got furthest is shown.
+        ranks = (3, 2, 1) if subject.gathers else (3, 2)
         errors = []
-        for rank in (3, 2, 1)[: 2 + bool(subject.held)]:
+        for rank in ranks:
             if (error := self._failure(subject, inputs, rank)) is None:
                 break
             errors.append(error)
@@ -223,31 +203,6 @@ class Examiner:
         """Did the call come to its end, and else in which line did it stop?"""
         frames = self._frames(error)
         return isinstance(error, UncheckedError), (frames[0].lineno or 0) if frames else 0
-
-    def readings(self, instance: Any, folded: bool = False) -> list[Reading]:
-        """How correct code may use the weights of an object, the usual readings first; `folded`: a scale is in them."""
-        parts = parts_of(instance, self.options.mapping)
-        width = width_of(parts, self.options.args)
-        counts = [heads_of(instance, self.target)]
-        kept = {x for x in getattr(instance, "__dict__", {}).values() if type(x) is int and 1 < x < width}
-        if counts[0][0] not in kept:  # where no name tells, any number that the object keeps may be theirs
-            counts += [(n, None) for n in sorted(kept) if width % n == 0]
-        choices: list[Reading] = []
-        for heads, groups in counts:
-            with contextlib.suppress(UncheckedError):
-                choices += readings(parts, heads, groups, width)
-        if not choices:
-            list(readings(parts, *counts[0], width))  # which says why none fits
-        if folded:
-            choices += [replace(r, settings={**r.settings, "scale": "none"}) for r in choices]
-        bases = []  # of rotary angles: the usual one, then a few numbers of the file that may be one
-        if self.scope.says(ROTATES):
-            bases = [10000.0, *[n for n in self.target.source.numbers if 100 <= n < 1e7 and n != 10000.0][:3]]
-        fractions = FRACTIONS if self.scope.says(ROTATES_PART) else (1,)
-        choices = [style for reading in choices for style in styles(reading, bases, fractions)]
-        if self.scope.says(RESIDUAL):
-            choices += [replace(r, settings={**r.settings, "residual": True}) for r in choices]
-        return choices
 
     def _is_apart(self, call: Any, module: Any) -> bool:
         """Does no token change what comes out for another?"""
@@ -324,7 +279,7 @@ class Examiner:
         names = [node for node in ast.walk(self.scope.tree) if isinstance(node, ast.Name)]
         used = {node.id for node in names}
         variables = {node.id for node in names if isinstance(node.ctx, ast.Store)}
-        defaults = {name: p.default for name, p in inspect.signature(subject.call).parameters.items()}
+        defaults = {name: p.default for name, p in arguments_of(subject.call).items()}
         theirs = {}
         for place in (self.target.namespace, defaults, self.options.args):
             for name, value in place.items():
@@ -360,7 +315,7 @@ class Examiner:
 
         narrow  matrices (C,d), d other than C: for one head without W_O, none for other code
         """
-        names = list(inspect.signature(self.target.thing).parameters)
+        names = list(arguments_of(self.target.thing))
         table = next((name for name in names if re.fullmatch(TABLE, name)), None)
         wanted = [name for name in names if re.match(r"(attn_)?(w|b)", name, re.I)]
         if table:  # a dictionary, whose keys stand in the code as texts
@@ -379,7 +334,7 @@ class Examiner:
         listed = any(self.scope.says(rf"\b{name.lower()}\[[a-z]\w*\]") for name in three)
         if listed and heads == 1:
             heads, d = size.HEADS, size.HEAD_DIM
-        if narrow and (heads > 1 or "o" in roles.values() or d != size.WIDTH):
+        if narrow and ("o" in roles.values() or d != size.WIDTH):
             return {}, 1
         width = heads * d
         inner = size.HEAD_DIM if narrow else width
@@ -432,7 +387,7 @@ class Examiner:
 
     def _judge(self, subject: Subject, choices: list[Reading], inputs: Inputs) -> Verdict:
         """Run the cases and look for the bugs that explain their numbers, read in one of these ways."""
-        one_query = subject.rank == 1 and subject.mask is None and not subject.held
+        one_query = subject.rank == 1 and subject.mask is None and not subject.gathers
         causal = False if one_query else self._causal(subject)
         cases = list(self._cases(subject, inputs, bool(causal)))
         if not cases:
@@ -445,7 +400,8 @@ class Examiner:
         # Single bugs first, since the pairs take all the time there is.
         rounds = [(pairs, guess) for pairs in (False, True) for guess in versions]
         is_narrow = self.scope.says(r"half\(|float16|autocast")
-        # No pair of bugs gives the numbers of documents that meet, and roundings are looked at below.
+        # No pair of bugs gives the numbers of documents that meet, and roundings are looked at below: only the first
+        # rounds are gone through, those of single bugs.
         if "batch-mixed" in self.shown or is_narrow:
             rounds = rounds[: len(versions)]
         fills = [x for x in self.scope.numbers if x < 1e-3]  # that may stand for a forbidden score
@@ -457,7 +413,6 @@ class Examiner:
                 break
         if explanation.unexplained and is_narrow:
             search.tolerance, search.pairs = TOLERANCE_OF_16_BITS, False
-            search.until = time.process_time() + self.options.seconds / 2  # a shorter second look
             close_by = search.explain(choices, cases)
             if not close_by.unexplained:
                 explanation = close_by
@@ -537,8 +492,6 @@ class Examiner:
         whole = np.repeat(allowed, len(inputs[0]) // len(allowed), 0)  # (B,1,T,S)
         if real is None:
             shapes = {"(T,S)": allowed[0, 0], "(B,1,T,S)": whole, "(B,T,S)": whole[:, 0]}
-        elif subject.rank < inputs[0].ndim:  # one document at a time
-            shapes = {"(T,S)": whole, "(1,S)": real[:, None, None]}
         else:
             shapes = {"(B,1,T,S)": whole, "(B,T,S)": whole[:, 0], "(B,1,1,S)": real[:, None, None], "(B,S)": real}
         outputs = {}

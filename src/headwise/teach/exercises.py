@@ -52,9 +52,8 @@ class Exercise:
     figure: str | None = None
     name_of_class: str | None = None  # that `headwise.check` reads as a whole
     causal: bool = True  # ought that class to be causal by itself?
-    bugs: tuple[
-        dict[str, Any], ...
-    ] = ()  # id, replace (pairs of texts), a sentence for each language; `told`: no failure
+    # Each has an id, `replace` (pairs of texts) and a sentence for each language; with `told` it is no failure.
+    bugs: tuple[dict[str, Any], ...] = ()
 
     @property
     def file(self) -> str:
@@ -89,10 +88,15 @@ class Exercise:
         places = range(len(self.bugs))
         variants = {}
         for chosen in (*combinations(places, 1), *combinations(places, 2)):
-            code: str | None = self.code()
-            for place in chosen:
-                code = replaced(code, self.bugs[place]["replace"])
-            if code is not None:
+            code = self.code()
+            pairs = [pair for place in chosen for pair in self.bugs[place]["replace"]]
+            for before, after in pairs:
+                # The first of two bugs may have changed the text that the second one would change: then the pair is no
+                # variant.
+                if before not in code:
+                    break
+                code = code.replace(before, after)
+            else:
                 variants[" ".join(map(str, chosen))] = code
         return variants
 
@@ -110,15 +114,6 @@ class Exercise:
 
     def figure_file(self, language: str) -> str:
         return f"figures/{self.figure}.{language}.svg"
-
-
-def replaced(code: str | None, pairs: list[list[str]]) -> str | None:
-    """The code with each first text of a pair replaced by the second; None where one of them is not there."""
-    for before, after in pairs:
-        if code is None or before not in code:
-            return None
-        code = code.replace(before, after)
-    return code
 
 
 def wrapped(text: str) -> str:

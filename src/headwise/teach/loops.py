@@ -15,8 +15,8 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from headwise.teach.source import Source
-from headwise.teach.subject import KEY, VALUE, meaning_of
+from headwise.teach.source import KEY, VALUE, Source
+from headwise.teach.subject import meaning_of
 
 NAME, OUTPUTS = "head_loop", "outputs_of_tokens"
 LAYERS = r"li|layer|layer_idx"  # names of the layer's number: a loop is checked alone, so it is the first
@@ -165,27 +165,23 @@ def _extent(block: list[ast.stmt], defined: set[str]) -> tuple[list[ast.stmt], s
     inside = [node for node in ast.walk(loop) if isinstance(node, ast.stmt)]
     bound = _names([node for node in inside if isinstance(node, ast.Assign) and not _grown(node)], ast.Store)
     grown = [name for name in map(_grown, inside) if name and name not in bound]
-    needed = {*_names([loop], ast.Load), *grown} - defined
-    # Backwards from the loop to the first projection: what makes something that is needed after it.
+    read = {*_names([loop], ast.Load), *grown} - defined
+    # It begins at the first projection; where nothing is projected, at the first statement that makes what is read.
     projections = [i for i in range(place) if _is_weighted(block[i])]
-    start = place
-    for i in reversed(range(min(projections, default=0), place)):
-        statement = block[i]
-        makes = {*_names([statement], ast.Store), _grown(statement)}
-        if makes & needed and isinstance(statement, ast.Assign | ast.AugAssign | ast.Expr):
-            start = i
-            if _grown(statement):  # `keys.append(k)`: then k is needed, too
-                needed.update(_names([statement], ast.Load))
-    # Where no list grows, the last head is all that is left of what was begun before the loop.
+    makers = []
+    for i, statement in enumerate(block[:place]):
+        if read & {*_names([statement], ast.Store), _grown(statement)}:
+            makers.append(i)
+    start = min(projections or makers, default=place)
+    # The result is the list that grows last. Where none grows, the last head is all that is left of what was begun
+    # before the loop.
     before = _names(block[:place], ast.Store)
     result = ["None", *(name for name in bound if name in before), *grown][-1]
     # Forwards from the loop to W_O: what reads the result makes a new one.
     end = place + 1
     for i, statement in enumerate(block[end:], end):
         weighted = _is_weighted(statement)
-        if _grown(statement) in needed - {result}:
-            end = i + 1
-        elif result in _names([statement], ast.Load):
+        if result in _names([statement], ast.Load):
             reads_more = set(_free(block[start : i + 1], defined)) > set(_free(block[start:i], defined))
             if (weighted and not projections) or (reads_more and not weighted):  # W_O alone, or a residual
                 break
@@ -201,9 +197,8 @@ def _extent(block: list[ast.stmt], defined: set[str]) -> tuple[list[ast.stmt], s
 def _free(taken: Sequence[ast.stmt], defined: set[str]) -> list[str]:
     """Names that are read before they are bound, and that neither Python nor the file defines."""
     bound = {*defined, *vars(builtins), *MODULES, *CALLED}
-    for statement in taken:
-        targets = [node.target for node in ast.walk(statement) if isinstance(node, ast.comprehension)]
-        bound.update(_names(targets, ast.Store))
+    parts = [node for statement in taken for node in ast.walk(statement)]
+    bound.update(_names([node.target for node in parts if isinstance(node, ast.comprehension)], ast.Store))
     free = []
     for statement in taken:
         stored = _names([statement], ast.Store)

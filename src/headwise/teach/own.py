@@ -10,7 +10,6 @@ reads it, and the heads in its report are the learner's. All of it happens in a 
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import json
 import math
@@ -38,12 +37,11 @@ from headwise.rungs.cache import KVCache
 from headwise.teach.bugs import Settings as Sizes
 from headwise.teach.bugs import UncheckedError
 from headwise.teach.check import explained, read_request, request_of
-from headwise.teach.examine import Examiner
 from headwise.teach.form import CORRECT, Masks, compute, output, project
-from headwise.teach.reading import Reading, arrays_of, parts_of, renew
+from headwise.teach.reading import Reading, arrays_of, parts_of, readings, renew
 from headwise.teach.sandbox import alone, run_apart
 from headwise.teach.search import close
-from headwise.teach.source import ENCODINGS, meanings_of
+from headwise.teach.source import ENCODINGS, MASK, meanings_of
 from headwise.teach.subject import Target, arguments_of, build, meaning_of, subject_of, to_kind
 
 LARGEST_DIFFERENCE = 1e-3  # of logits, which are of the order of 10: float32, two layers, sums in another order
@@ -178,9 +176,15 @@ def _fitted(target: Target, sizes: Sizes, theirs: bool, mask: MaskForm | None, c
 
 def _attempts(target: Target, config: GPTConfig) -> Iterator[tuple[Sizes, bool]]:
     """Sizes to build it with, and whether its own defaults stay: first the sizes of the GPT, everywhere in the file."""
-    sizes: dict[str, Any] = {"WIDTH": config.d_model, "HEADS": config.n_heads, "KV_HEADS": config.n_heads // 2}
-    sizes |= {"HEAD_DIM": config.d_model // config.n_heads, "CONTEXT": config.context, "DROPOUT": config.dropout}
-    sizes["TOKENS"] = config.context
+    sizes: dict[str, Any] = {
+        "WIDTH": config.d_model,
+        "HEADS": config.n_heads,
+        "KV_HEADS": config.n_heads // 2,
+        "HEAD_DIM": config.d_model // config.n_heads,
+        "CONTEXT": config.context,
+        "TOKENS": config.context,
+        "DROPOUT": config.dropout,
+    }
     sizes |= {name: value for name, value in target.options.args.items() if meaning_of(name) not in sizes}
     # Constants of the file are sizes, too.
     theirs = {n: x for n, x in target.namespace.items() if type(x) in (int, float) and meaning_of(n) in sizes}
@@ -197,22 +201,19 @@ def _attempts(target: Target, config: GPTConfig) -> Iterator[tuple[Sizes, bool]]
 def _masks(target: Target) -> list[MaskForm | None]:
     """The ways in which it may be kept from looking ahead: by itself first, then by its argument."""
     ways: list[MaskForm | None] = [None]
-    for name in inspect.signature(target.thing.forward).parameters:
-        if "mask" in name.lower():
-            meanings = meanings_of(target.scope, target.source, name)
-            ways += itertools.product(meanings, AXES)
-            break
+    if name := next(filter(MASK.search, arguments_of(target.thing.forward)), None):
+        ways += itertools.product(meanings_of(target.scope, target.source, name), AXES)
     return ways
 
 
 @torch.no_grad()
 def reading_of(layer: LearnerAttention, target: Target, n_tokens: int) -> Reading:
     """The reading of its weights by which the correct form gives what it gives. UncheckedError where none does."""
-    readings = Examiner(target).readings(layer.module, folded=True)
-    x = np.random.default_rng(1).normal(size=(2, n_tokens, readings[0].weights.matrices["q"].shape[0]))
+    choices = readings(target, layer.module, folded=True)
+    x = np.random.default_rng(1).normal(size=(2, n_tokens, choices[0].weights.matrices["q"].shape[0]))
     out = layer(torch.from_numpy(x).float()).numpy()
     for causal in (True, False):
-        for reading in readings:
+        for reading in choices:
             if close(out, compute(reading.weights, (x, x, x), Masks(causal), reading.settings).out):
                 if not causal:
                     raise UncheckedError("sees_later", name=target.name)

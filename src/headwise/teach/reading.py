@@ -7,23 +7,32 @@ side on which a matrix is multiplied, q and k exchanged. Code that any reading r
 from __future__ import annotations
 
 import contextlib
-import inspect
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from headwise.teach.bugs import Settings, UncheckedError
 from headwise.teach.form import Weights
-from headwise.teach.subject import HEAD_DIM, HEADS, NAMES, VALUES, WIDTH, Target, meaning_of
+from headwise.teach.subject import HEAD_DIM, HEADS, NAMES, VALUES, WIDTH, Target, arguments_of, meaning_of
 
 ROLES = {
     role: re.compile(f"{NAMES['weights']['stem']}(?:{NAMES['weights'][role]}){NAMES['weights']['tail']}")
     for role in ("qkv", "kv", "q", "k", "v", "o")
 }
+# Rotary positions that are used; a parameter `cos` alone may be left aside.
+ROTATES = (
+    r"(rope|rotary|rotat)\w*\(|\bcos\w*\(|\* ?\(?\w*(cos|freqs)|(cos|freqs)\w*(\[[^]]*\])? \*|"
+    r"view_as_complex|1j|inv_freq"
+)
+ROTATES_PART = (
+    r"partial|pct|percent|(rotary|rope|rot)_?(n?dims?|fraction|width)|\[\.\.\., :self\.\w+\]"  # of a head's features
+)
+FRACTIONS = (1, 0.5, 0.25)  # of its features that models rotate: all, half as GLM, a quarter as GPT-NeoX
+RESIDUAL = r"residual|return [^\n]*\+|\+ ?(x|inputs?|queries|q|hidden_states)\b"  # it may add its input
 _BIAS = re.compile(r"(^|_|\.)b(ias)?(_|$|\.)|^b[qkvo]$|bias|sesgo", re.I)
 
 
@@ -147,20 +156,46 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
     return parts
 
 
-def readings(parts: Parts, n_heads: int | None, n_kv_heads: int | None, width: int) -> Iterator[Reading]:
-    """Every reading of the weights, the usual ones first. UncheckedError where none fits."""
-    fused = {"qkv", "kv"} & set(parts.weights)
-    square = any(_is_square(array) for arrays in parts.weights.values() for array in arrays)
-    fits = False
-    for order in ("blocks", "heads", "features", "kqv", "vqk", "qvk") if fused else ("blocks",):
-        for side in ("in-out", "out-in") if square else ("in-out",):
-            with contextlib.suppress(ValueError, KeyError, IndexError):  # the shapes do not allow it
-                reading = _read(parts, n_heads, n_kv_heads, width, order, side)
-                fits = True
-                yield reading
-    if not fits:
+def readings(target: Target, instance: Any, folded: bool = False) -> list[Reading]:
+    """How correct code may use the weights of an object, the usual readings first. UncheckedError where none fits.
+
+    folded  may the scale be in a weight?
+    """
+    parts = parts_of(instance, target.options.mapping)
+    width = width_of(parts, target.options.args)
+    counts = [heads_of(instance, target)]
+    attributes = getattr(instance, "__dict__", {}).values()
+    kept = {x for x in attributes if type(x) is int and 1 < x < width}
+    if counts[0][0] not in kept:  # where no name tells, any number that the object keeps may be theirs
+        counts += [(n, None) for n in sorted(kept) if width % n == 0]
+    orders: tuple[str, ...] = ("blocks",)  # of what one fused matrix holds
+    if {"qkv", "kv"} & set(parts.weights):
+        orders = ("blocks", "heads", "features", "kqv", "vqk", "qvk")
+    sides: tuple[str, ...] = ("in-out",)  # of a matrix: which of its axes is summed over
+    if any(_is_square(array) for arrays in parts.weights.values() for array in arrays):
+        sides = ("in-out", "out-in")
+    fitting = []
+    for (heads, groups), order, side in itertools.product(counts, orders, sides):
+        with contextlib.suppress(ValueError, KeyError, IndexError):  # the shapes do not allow it
+            fitting.append(_read(parts, heads, groups, width, order, side))
+    if not fitting:
         shapes = ", ".join(f"{role} {arrays[0].value.shape}" for role, arrays in parts.weights.items())
         raise UncheckedError("no_fit", shapes=shapes)
+    bases = []  # of rotary angles
+    if target.scope.says(ROTATES):
+        # The usual one, then a few numbers of the file that may be one.
+        others = [n for n in target.source.numbers if 100 <= n < 1e7 and n != 10000.0]
+        bases = [10000.0, *others[:3]]
+    fractions = FRACTIONS if target.scope.says(ROTATES_PART) else (1,)
+    scales: list[Settings] = [{}, {"scale": "none"}] if folded else [{}]
+    residuals: list[Settings] = [{}, {"residual": True}] if target.scope.says(RESIDUAL) else [{}]
+    choices: list[Reading] = []
+    # Of readings that give the same numbers the first one counts, so the usual ones come before a scale that is folded
+    # into a weight, and before an input that is added.
+    for residual, scale, reading in itertools.product(residuals, scales, fitting):
+        settings = {**reading.settings, **scale, **residual}
+        choices += styles(replace(reading, settings=settings), bases, fractions)
+    return choices
 
 
 def _is_square(array: Array) -> bool:
@@ -287,9 +322,9 @@ def heads_of(instance: Any, target: Target) -> tuple[int | None, int | None]:
     sizes = target.options.args
     heads = kept_as("HEADS", instance, sizes)
     if heads is None:
-        for name in inspect.signature(target.thing).parameters:
-            if re.search(r"^(?!.*(dim|size)).*(head|cabeza|^h$|config|cfg)", name, re.I):
-                heads = sizes.get("HEADS", HEADS)
+        counts = r"(?i)^(?!.*(dim|size)).*(head|cabeza|^h$|config|cfg)"  # as an argument; the object need not keep it
+        if any(re.search(counts, name) for name in arguments_of(target.thing)):
+            heads = sizes.get("HEADS", HEADS)
     return heads, kept_as("KV_HEADS", instance, sizes)
 
 

@@ -22,7 +22,12 @@ MASK = re.compile(r"mask|m[aá]scara", re.I)  # an argument of such a name is a 
 CALLS = ("forward", "__call__", "call", "attend", "attention", "step")
 HELPER = re.compile(r"mask|split|join|merge|combin|softmax|repeat|config|block|transformer|norm|test|main|demo", re.I)
 QUERIES = r"\b(w_?q\w*|q|q_\w+|to_q\w*|quer\w+|c_attn|consultas?)\b"  # what code that attends makes
-QKV = re.compile(r"^_*(q|k|v|quer(y|ies)|keys?|values?)(_?(new|in|input|states?|heads?))?_?\w?$", re.I)
+_END = r"(_?(new|in|input|states?|heads?|x))?\w?$"
+# Names of what attention takes: q, k_new, x_v, values, consultas.
+QUERY, KEY, VALUE = DATA = tuple(
+    re.compile(rf"^_*(x_?)?({words}){_END}", re.I)
+    for words in ("q|query|queries|consultas?", "k|keys?|claves?", "v|values?|val|valor(es)?")
+)
 
 
 @dataclass(frozen=True)
@@ -151,9 +156,9 @@ def kind_of(node: ast.AST | None) -> str | None:
         return "cache"
     if turns and names and not re.search(r"half|freq|table|param|precomp|angles|build|cos", node.name):
         return "rotary"
-    roles = {name.strip("_").lower()[:1] for name in names if QKV.match(name)}
+    takes_all_three = all(any(map(pattern.match, names)) for pattern in DATA)
     takes_heads = attends and len(names) > 1 and not HELPER.search(node.name)
-    return "function" if roles >= {"q", "k", "v"} or takes_heads else None
+    return "function" if takes_all_three or takes_heads else None
 
 
 def candidates(source: Source) -> dict[str, str]:
@@ -221,6 +226,7 @@ def _fits(rule: Mapping[str, str], texts: Mapping[str, str], name: str) -> bool:
 def _told(text: str) -> str | None:
     """What a text says in so many words, such as "1 = may attend"."""
     for number, other in (("1s?|true|ones?", "may attend"), ("0s?|false|zeros?", "forbidden")):
+        # The number, a sign or a space, and what stands behind it, as far as the next number.
         for match in re.finditer(rf"\b(?:{number})\b(?:['\"`:=)]|\s)([^.;,\n]{{3,60}})", text, re.I):
             window = re.split(r"\b(0|1|true|false)\b", match[1], flags=re.I)[0]
             if re.search(_NOT, window, re.I):

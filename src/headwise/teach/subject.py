@@ -31,7 +31,7 @@ from headwise.teach.bugs import (
     speaker,
 )
 from headwise.teach.form import Inputs
-from headwise.teach.source import CALLS, MASK, Source
+from headwise.teach.source import CALLS, DATA, MASK, Source
 
 # No two of these sizes are equal, so that no axis can be taken for another.
 BATCH, TOKENS, HEADS, KV_HEADS, HEAD_DIM, CONTEXT = 5, 7, 6, 2, 8, 16
@@ -48,11 +48,6 @@ VALUES: dict[str, Any] = {
     "rng": np.random.default_rng(0),
 }
 NAMES = read_toml("names.toml")
-_END = r"(_?(new|in|input|states?|heads?|x))?\w?$"
-QUERY, KEY, VALUE = (
-    re.compile(rf"^_*(x_?)?({words}){_END}", re.I)
-    for words in ("q|query|queries|consultas?", "k|keys?|claves?", "v|values?|val|valor(es)?")
-)
 # Parameters of the learner's code by their names: a config, what a call can do without, what keys are made of.
 CONFIG = r"(config|cfg|args|conf|c|params|hparams|configuration|opts?|settings)"
 FREE = re.compile(
@@ -150,7 +145,7 @@ class Config:
     """A config object of any course: attributes and items, by what their names mean, else as the defaults say."""
 
     def __init__(self, sizes: Settings, defaults: Any = None, theirs: bool = False) -> None:
-        self.__dict__.update(_sizes=dict(sizes), _defaults=defaults, _theirs=theirs)
+        self._sizes, self._defaults, self._theirs = sizes, defaults, theirs
 
     def get(self, name: str, default: Any = None) -> Any:
         kept = getattr(self._defaults, name, default)
@@ -164,9 +159,6 @@ class Config:
         return value
 
     __getitem__ = __getattr__
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._sizes[name] = value
 
     def __contains__(self, name: str) -> bool:
         return True
@@ -313,13 +305,8 @@ def arrays_in(result: Any) -> Iterator[Any]:
 
 def pick(result: Any, shape: tuple[int, ...]) -> Any:
     """That array of a result which has the axes of an output; the width may be another. None where there is none."""
-    fitting = None
-    for array in arrays_in(result):
-        if array.shape == shape:
-            return array
-        if fitting is None and array.ndim == len(shape) and array.shape[:-1] == shape[:-1]:
-            fitting = array
-    return fitting
+    fitting = [x for x in arrays_in(result) if x.ndim == len(shape) and x.shape[:-1] == shape[:-1]]
+    return min(fitting, key=lambda x: x.shape != shape, default=None)  # the first of the same width, if one has it
 
 
 def angle_tables(kind: str, sizes: Settings) -> list[Any]:
@@ -351,9 +338,9 @@ class Subject:
     passed: set[str] = field(default_factory=set)  # names of the arguments that some call was given, and took
     module: Any = None
     learns: bool = False  # does a call find the gradients of the weights, too?
-    held: dict[str, Any] = field(default_factory=dict)  # what the object gathers from token to token, empty
+    gathers: bool = False  # does the object gather the keys and values of one token after another?
     tokens_first: bool = False  # does the code take (T,B,C)?
-    fresh: dict[str, Any] = field(default_factory=dict)  # of one with a cache, all its attributes before the first call
+    fresh: dict[str, Any] = field(default_factory=dict)  # of one that keeps tokens: its attributes before any call
     new_cache: Callable[[], Any] = lambda: None  # what the code wants in its argument of a cache before the first token
 
     @property
@@ -369,8 +356,8 @@ class Subject:
         axes = inputs[0].shape[:lead]
         rows = []
         for index in np.ndindex(*axes):
-            if self.held and index[-1] == 0:
-                vars(self.module).update(copy.deepcopy(self.held))
+            if self.gathers and index[-1] == 0:
+                self.restart()
             q, k, v = inputs
             document = index if self.rank > 1 else index[:-1]  # a single query, and all keys of its document
             row_mask = mask
@@ -381,6 +368,13 @@ class Subject:
             rows.append(self._output((q[index], k[document], v[document]), row_mask))
         stacked = np.array(rows)
         return stacked.reshape(*axes, *stacked.shape[1:])
+
+    def restart(self) -> None:
+        """Let the object forget what it keeps of a text: it is what it was before any call."""
+        attributes = vars(self.module)
+        fresh = copy.deepcopy(self.fresh, {id(self.module): self.module})  # what refers to the object goes on to do so
+        attributes.clear()
+        attributes.update(fresh)
 
     def result(self, arguments: dict[str, Any], tokens: int) -> Any:
         """What the code hands back; `seen` learns of its dropout, which changes nothing."""
@@ -430,7 +424,7 @@ def subject_of(target: Target, call: Callable[..., Any], module: Any) -> Subject
     names, required = list(arguments_of(call)), required_of(call)
     mask = next(filter(MASK.search, names), None)
     rest = [name for name in names if name != mask]
-    inputs = [name for pattern in (QUERY, KEY, VALUE) for name in [*filter(pattern.match, rest)][:1]]
+    inputs = [name for pattern in DATA for name in [*filter(pattern.match, rest)][:1]]
     if len(inputs) < 3:
         data = [name for name in rest if name in required and not FREE.search(name)]
         inputs = data[:1] or rest[:1]
