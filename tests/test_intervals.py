@@ -5,7 +5,7 @@ import math
 import pytest
 from cases import rows
 
-from headwise.intervals import interval_of, t_quantile
+from headwise.intervals import Interval, interval_of, t_quantile
 
 
 # Two-sided 95 %, as printed in every table of Student's t.
@@ -24,9 +24,7 @@ def test_intervals() -> None:
     assert found.half_width == pytest.approx(found.high - 3.0)
     assert found.excludes(0.5) and not found.excludes(2.0)
     assert interval_of([1.0, math.nan, 3.0]) == interval_of([1.0, 3.0])
-    found = interval_of([2.0])
-    assert (found.mean, found.low, found.high, found.n) == (2.0, -math.inf, math.inf, 1)
-    found = interval_of([0.0, 0.0, 1.0]).of_fraction()
-    assert (found.low, found.high) == (0.0, 1.0) and interval_of([1.0]).of_fraction().high == math.inf
+    assert interval_of([2.0]) == interval_of([2.0]).of_fraction() == Interval(2.0, -math.inf, math.inf, 1)
+    assert interval_of([0.0, 0.0, 1.0]).of_fraction() == Interval(1 / 3, 0.0, 1.0, 3)
     found = interval_of([])
     assert math.isnan(found.mean) and found.n == 0

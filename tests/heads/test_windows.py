@@ -20,7 +20,7 @@ from headwise.gpt.checkpoint import save_model
 from headwise.heads import blocks
 from headwise.heads.documents import Document
 from headwise.heads.windows import distances
-from headwise.plan import DUO_HEADS, SHARES, SINKS, KVReach, Windows
+from headwise.plan import DUO_HEADS, SHARES, SINKS, Windows
 from headwise.records import Call
 from headwise.rungs.tensor import trace
 from headwise.spec import Options
@@ -184,6 +184,5 @@ def test_the_command_writes_what_it_measured(
 
 
 def test_the_page_escapes_names(reach: Windows) -> None:
-    head: KVReach = reach.heads[0]
-    page = windows_html(replace(reach, model="<img src=x>", heads=(head,)))
+    page = windows_html(replace(reach, model="<img src=x>", heads=reach.heads[:1]))
     assert "<img" not in page

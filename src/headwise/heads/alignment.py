@@ -312,9 +312,9 @@ def _linked_figures(text: Linked, mean_maps: Sequence[Maps]) -> Numbers:
     right = sure | set(text.possible)
     figures = []
     for map_ns in mean_maps:
-        found = set(
+        pairs = set(
             zip(text.rows, map_ns.argmax(-1).tolist(), strict=True)
         )  # the strongest key of each row with a link
-        error = 1 - (len(sure & found) + len(right & found)) / (len(sure) + len(found))
-        figures.append((error, len(sure & found) / len(text.links)))
+        error = 1 - (len(sure & pairs) + len(right & pairs)) / (len(sure) + len(pairs))
+        figures.append((error, len(sure & pairs) / len(text.links)))
     return np.array(figures)

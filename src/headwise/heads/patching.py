@@ -315,20 +315,20 @@ class Passes:
         self,
         reading: Reading,
         heads: Mapping[str, Sequence[int]],
-        given: Callable[[str], Tensor],
+        new_outs: Callable[[str], Tensor],
         ask: Callable[[Tensor], float],
         rows: Rows = ALL,
     ) -> Variant:
         """A text in which some heads give something else.
 
-        heads  of sites by their names, the numbers of these heads
-        given  what all heads of a site give then, (1,H,T,E); it is asked when the variant passes: the text may not have
-               been read before
-        rows   at which tokens
+        heads     of sites by their names, the numbers of these heads
+        new_outs  what all heads of a site give then, (1,H,T,E); it is asked when the variant passes: the text may not
+                  have been read before
+        rows      at which tokens
         """
 
         def change(name: str, call: Call) -> Tensor:
-            out, new = call.out.clone(), given(name).to(call.out)
+            out, new = call.out.clone(), new_outs(name).to(call.out)
             for h in heads[name]:
                 out[:, h, rows] = new[:, h, rows]
             return out
@@ -561,11 +561,12 @@ class Study:
         outs = {} if at == "out" else {site: self._given(site, at, rows) for site in sites}
         reading = ALL if at in SHARED else rows  # other keys and values change what is read at every token
 
-        def given(site: str) -> Tensor:
+        def new_outs(site: str) -> Tensor:
             return outs[site] if outs else self.clean_text.calls[site].out
 
         return {
-            key: self.passes.variant(self.text, heads, given, self._share, reading) for key, heads in heads_of.items()
+            key: self.passes.variant(self.text, heads, new_outs, self._share, reading)
+            for key, heads in heads_of.items()
         }
 
     def carried(self, contexts: int = 0) -> dict[str, float]:
@@ -685,14 +686,14 @@ class Study:
         at, name = receiver
         site, members = place
 
-        def given(site: str) -> Tensor:
+        def new_outs(site: str) -> Tensor:
             call = self.text.calls[site]
             changed = getattr(call, at).clone()
             changed[0, place_of(name)[1]] = arrived[receiver, sender]
             made = call._replace(**{at: changed})
             return _attend(made, made.v)
 
-        return self.passes.variant(self.text, {site: members}, given, self._share)
+        return self.passes.variant(self.text, {site: members}, new_outs, self._share)
 
 
 def place_of(name: str) -> tuple[str, int]:

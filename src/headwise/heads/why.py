@@ -69,9 +69,8 @@ def why(
     def asked(text: str | Sequence[int]) -> _Question:
         return _Question(way, folder.tokens, text, row_of(model, text)[0].tolist())
 
-    question = asked(prompt)
+    question, notes = asked(prompt), list[str]()
     twin = None if corrupt is None else _twin(question, asked(corrupt))
-    notes: list[str] = []
 
     def choose(good: Tensor, bad: Tensor | None) -> tuple[int, int | None]:
         """The token that is explained, and what it is compared with; None: with nothing."""
@@ -82,9 +81,7 @@ def why(
             if second == token:
                 raise refusal("same_answer", token=repr(other))
             return token, second
-        if bad is None:
-            return token, _likeliest(row, token)
-        second = int(bad.argmax())
+        second = _likeliest(row, token) if bad is None else int(bad.argmax())
         return token, None if second == token else second
 
     with evaluating(model):
@@ -94,9 +91,7 @@ def why(
         compared = second is not None  # else the probability of the one token counts
         second = _likeliest(row, token) if second is None else second  # for what parts add, which needs two
         heads, keys, paths = telling.tell((token, second), notes)
-    parts = telling.parts
-    shown = question.shown
-    chances = row.softmax(-1)
+    shown, parts, chances = question.shown, telling.parts, row.softmax(-1)
     difference = float(row[token] - row[second])
     return Story(
         model=folder.name,
