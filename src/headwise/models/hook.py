@@ -82,7 +82,9 @@ class Within:
         return self.act(*args) if self.here() else None
 
     def __reduce__(self) -> Any:
-        return Within, (bool, bool)  # a `here` that can be pickled and always says no: bool() is False
+        # Pickle and deepcopy ask this. The copy's `here` is the type `bool`, which can be pickled and, called with
+        # nothing, gives False: so its `act`, the second one, is never called and may be anything.
+        return Within, (bool, bool)
 
 
 @contextmanager
@@ -275,6 +277,8 @@ class Tap:
         replaced = torch.cat(parts).reshape(rows.shape)
         if rows is not joined:
             replaced = replaced.transpose(0, 1)
+        # The next block's `at_w_o` gets `replaced`, and must still find the heads in it: see `compared`. Where an
+        # earlier block has changed `joined` itself, what stood there first is handed on.
         _before[replaced] = _before.get(joined, joined)
         return (replaced, *args[1:])
 
@@ -345,7 +349,8 @@ class Tap:
         return None
 
 
-_before: Any = WeakIdKeyDictionary()  # what W_O was to read before a block changed it
+# What a block made W_O read -> what W_O was to read before any block changed it.
+_before: Any = WeakIdKeyDictionary()
 _elsewhere: WeakSet[nn.Module] = WeakSet()  # attentions whose W_O has been seen to read something else
 
 

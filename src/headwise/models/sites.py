@@ -406,7 +406,7 @@ def _words(kind: type, model: nn.Module) -> str:
 def _ranges(prefix: str, numbers: Sequence[int]) -> str:
     """Layers 0, 1, 2, 4 as "L0 to L2, L4"."""
     ranges = []
-    # In a run of neighbours, number and place in the list grow together.
+    # In a run of neighbours, number and place in the list grow together, so their difference stays: 0, 0, 0, 1 here.
     for _, run in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
         layers = [f"{prefix}L{number}" for _, number in run]
         ranges.append(layers[0] if len(layers) == 1 else f"{layers[0]} to {layers[-1]}")
@@ -420,6 +420,7 @@ def _names(model: nn.Module, attentions: Sequence[str]) -> dict[str, str]:
     orders: Counter[Stack] = Counter()  # attentions of a stack so far
     names, numbers = {}, {}
     for path, stack in stacks.items():
+        # The first number of a path is its layer's. A path without one counts the attentions of its stack.
         number = NUMBER.search(path)
         numbers[path] = orders[stack] if number is None else int(number[1])
         names[path] = f"{prefixes[stack]}L{numbers[path]}"
@@ -428,6 +429,7 @@ def _names(model: nn.Module, attentions: Sequence[str]) -> dict[str, str]:
         parts_of = {path: _parts(path) for path in attentions if names[path] == name}
         shared = set.intersection(*map(set, parts_of.values()))  # what all of them have tells none from another
         for path, parts in parts_of.items():
+            # layers.3.attn.0 and layers.3.attn.1 would both be L3: they become attn0.L3 and attn1.L3.
             telling = [part for part in parts if part not in shared] or parts
             prefix = name.rpartition(".")[0]
             before = [prefix] if prefix and prefix not in telling else []
@@ -462,6 +464,7 @@ def _stack(path: str) -> Stack:
 def _stack_names(model: nn.Module, stacks: Sequence[Stack]) -> dict[Stack, str]:
     """What stands before `L3`: nothing for the one stack of self attention, else what tells the stacks apart."""
     of_self = [place for place, cross in stacks if not cross]
+    # The config is asked, too: `missing` asks for one stack at a time, which may not be the model's only one.
     is_alone = len(of_self) == 1 and not getattr(getattr(model, "config", None), "is_encoder_decoder", False)
     names = {}
     for place, cross in stacks:

@@ -88,7 +88,7 @@ def attends(module: nn.Module) -> bool:
 def _names_in(kind: type[nn.Module]) -> tuple[bool, bool, bool]:
     """Does the code of a class name a fused attention, a product, a softmax?
 
-    That is its `forward`, and the functions and methods that this calls.
+    That is its `forward` and its `__init__`, and the functions and methods that these call.
     """
     names: set[str] = set()
     read = set()
@@ -111,7 +111,9 @@ def _names_in(kind: type[nn.Module]) -> tuple[bool, bool, bool]:
         for code in codes:  # the list grows by functions inside of functions
             codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
             names.update(code.co_names)
-            operations, arguments = code.co_code[::2], code.co_code[1::2]  # a byte each, one after the other
+            # Bytecode is pairs of bytes, operation and argument: 0, 2, 4, ... are operations, 1, 3, 5, ... arguments.
+            # What CPython keeps room for behind an instruction takes whole pairs, too, so none is read askew.
+            operations, arguments = code.co_code[::2], code.co_code[1::2]
             if MATMULS & set(zip(operations, arguments, strict=True)):
                 names.add("@")
             # What a name stands for: a global of the function's file, a method, or a function of a module named here.
@@ -337,16 +339,19 @@ class Listener(TorchFunctionMode):
         elif name in JOINS:
             is_sink = len(operands) == 2 and source.shape[-1] + 1 == result.shape[-1]  # one more column of scores
             trail = trail._replace(joined=trail.joined or not is_sink)
-        elif undropped is not None:
+        elif undropped is not None:  # this call is the dropout itself
             trail = trail._replace(undropped=undropped)
         elif trail.weights:
-            if trail.undropped is not None:  # the same is done to what dropout has not changed
+            # After a dropout there are two forms of the weights. What is done to the dropped one (a view, a cast) is
+            # done to the other one, too, so that both keep the same shape.
+            if trail.undropped is not None:
                 again = func(*map(self._undropped, args), **keywords)
                 undropped = again if isinstance(again, Tensor) else None
             # Heads may be folded into documents, or taken out: the last axis is the last one all the same.
             last_stays = trail.axis == -1 and source.shape[-1:] == result.shape[-1:]
             same_axes = source.shape == result.shape or last_stays
             axis = trail.axis if same_axes and name not in TRANSPOSES else None
+            # Once a function came that may change the sum of a row (a product with a gate), `whole` stays False.
             trail = Trail(True, axis, trail.whole and name in KEEPS_ROWS, undropped, trail.joined)
         self.trails[result] = trail
 
@@ -487,21 +492,23 @@ def _heads(x: Tensor, n_heads: int) -> Tensor:
 def _n_heads(running: Running, shape: Sequence[int]) -> tuple[int, bool]:
     """How many heads a call of weights of this shape has, and is their order sure? Raises UnreadError where unknown."""
     name, n_stated = type(running.module).__name__, running.n_heads
-    if len(shape) == 5 and n_stated == shape[1] * shape[2]:  # query heads by the key/value head that they read
+    if len(shape) == 5 and n_stated == shape[1] * shape[2]:  # (B,G,r,T,S): query heads by the key/value head they read
         return n_stated, True
-    if len(shape) > 4:  # there are windows or chunks, too
+    # (B,W,H,T,S): there are windows or chunks, too. The heads are taken for the third axis from the end, if that is as
+    # long as the module says, and no axis between it and the documents is as long.
+    if len(shape) > 4:
         if shape[-3] != n_stated or (n_stated > 1 and n_stated in shape[1:-3]):
             raise UnreadError(
                 f"{name} makes maps of {tuple(shape)} and says that it has {n_stated} heads: which of the first axes "
                 f"they are cannot be told"
             )
         return shape[-3], True
-    if len(shape) != 3:
+    if len(shape) != 3:  # (T,S) is one head; (B,H,T,S)
         return (1 if len(shape) == 2 else shape[-3]), True
     N = shape[0]  # documents, heads, or both in one axis
-    if running.packed:
+    if running.packed:  # torch's own: (B*H,T,S), the heads of a document side by side
         return running.packed["num_heads"], True
-    if n_stated <= 1:
+    if n_stated <= 1:  # (B,T,S), if one of the axes of its input is as long
         if N in running.sizes:
             return 1, True
         raise UnreadError(

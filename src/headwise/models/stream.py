@@ -249,6 +249,8 @@ class Stream:
         layer = max(sum(slot.hollow.nbytes for slot in slots) for slots in self._slots)  # bytes of the largest
         # What lies beside the running layer: states of the text on the processor, on a device the layer's own weights.
         beside = min(tokens * self.state_size, free.size // 4) if self.device == CPU else layer
+        # A quarter is the most that `portions` lets states take. Beside them a batch fills the layer: `at_once` tokens,
+        # or one document, which is not cut.
         needed = beside + max(longest, min(tokens, self.at_once)) * self._active
         if needed > free.size:
             fits = max(1, int(longest * free.size / needed) // 2)  # half of it: `needed` is an estimate
@@ -264,6 +266,7 @@ class Stream:
             return F.linear(x, matrix)[0, 0].item()  # the number is there when the device is done
 
         product()  # in the first call the pages of the matrix come from the disk
+        # FLOPs: each number of a matrix is multiplied and added once for each row, here and for each token below.
         speed = 2 * PROBE * matrix.numel() / seconds_of(product)
         products = 2 * tokens * sum(slot.hollow.numel() for slots in self._slots for slot in slots)
         return Note.of(
@@ -285,6 +288,11 @@ class Stream:
         return sum(weights.nbytes for module in attentions(self.model) for weights in module.parameters())
 
     def _in_turn(self, layer: int, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """The `forward` of a layer, which runs only where it is the layer's turn.
+
+        In turn n, layer n runs; layer n - 1 gives what it made a turn ago, which is what layer n reads; each other one
+        hands its input on. In a turn after the last layer none runs, and what the last one made goes to the final norm.
+        """
         first = next(iter(inspect.signature(forward).parameters))
 
         @functools.wraps(forward)
@@ -297,7 +305,8 @@ class Stream:
                 out = forward(hidden, *args[1:], **keywords)
                 self.states[self.number] = out.detach().cpu()
                 return out
-            if layer == self.layer - 1:  # what it gave in its own turn, for the next one, or at the end, to read
+            # The one before the layer of this turn: `states` holds what it gave in its own turn.
+            if layer == self.layer - 1:
                 return self.states[self.number].to(self.device)
             return hidden  # another one's turn
 

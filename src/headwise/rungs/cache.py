@@ -332,14 +332,18 @@ class _Stream(KVCache):
             # What is held after the step is all that the token may see, so no mask is left to say.
             return attend(q, *self._step(k, v), options._replace(mask=None))
         keys, values = (torch.cat(pair, 2) for pair in zip(self._held(k, v), (k, v), strict=True))
-        # Positions count tokens of the text, slots are rows of the buffers, rows those of `keys`: held ones, then new.
+        # Three numbers of one token: its position in the text; its slot, the row of the buffers where it stands between
+        # calls (see `_slot`); its row in `keys`, where the held tokens come first, in the order of their slots, then
+        # the new ones, in the order of the text.
         row_of = {position: row for row, position in enumerate([*self._by_slot(n), *range(n, n + T)])}
+        # The rows of what is held after this call, in the order of the slots that it will have.
         later = [row_of[position] for position in self._by_slot(n + T)]
         self._offered = Offer((keys[:, :, later], values[:, :, later]), 0, len(later), T)
         parts = []
         for start in range(0, max(T, 1), CHUNK):  # once even where there is no query, for the shape of nothing
             stop = min(start + CHUNK, T)
             seen = self._seen(n + start, n + stop)
+            # The rows of the mask for these queries; of its columns, one for each token, `Part` takes those seen.
             mask = (options.mask & Streaming(self._sinks, self._window)).for_queries(slice(start, stop), T)
             rows = [row_of[position] for position in seen]
             chunk = q[:, :, start:stop], keys[:, :, rows], values[:, :, rows]

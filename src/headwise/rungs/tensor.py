@@ -223,10 +223,12 @@ def _kernel(
 
 
 def _zero_or_nan(q: Tensor, k: Tensor, causal: bool) -> Tensor:
-    """(B,H,T,1): NaN for each query that holds NaN or sees a key that does, 0 for the others."""
-    of_queries = (q * 0).sum(-1, keepdim=True)  # NaN times 0 is NaN
+    """(B,H,T,1): NaN for each query that holds NaN or inf, or sees a key that holds NaN; 0 for the others."""
+    of_queries = (q * 0).sum(-1, keepdim=True)  # NaN or inf times 0 is NaN
     nan_keys = k.isnan().any(-1)  # (B,G,S)
-    sees_nan = nan_keys.cumsum(-1) > 0 if causal else nan_keys.any(-1, keepdim=True)  # under the causal flag T is S
+    # Under the causal flag T is S and query i sees keys 0 to i: place i of the running count is for query i, (B,G,T).
+    # Without the flag (and without a mask, see the caller) each query sees all keys: (B,G,1).
+    sees_nan = nan_keys.cumsum(-1) > 0 if causal else nan_keys.any(-1, keepdim=True)
     sees_nan = sees_nan.repeat_interleave(q.shape[1] // k.shape[1], 1)
     return of_queries.masked_fill(sees_nan[..., None], math.nan)
 
@@ -239,6 +241,13 @@ def _sink_as_key(
     q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, bias: Tensor | None, sink_h: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """The sink as a last key: queries get features whose products with this key's numbers add up to sink / scale.
+
+    With n features, D being the width before:
+
+                        D              n
+        queries     q           |  features     the sum of features * factors is sink / scale
+        keys        k           |  0
+        the sink    0           |  factors      the last key; its value is 0
 
     The other keys have zeros there. Half precision takes several features, so that the sum keeps the 24 bits of the
     sink (three times the 8 of bfloat16), and float16, which ends at 65504, two that count 2^15 times. A feature times
