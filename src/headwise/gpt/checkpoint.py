@@ -91,7 +91,8 @@ def load_model(folder: str | Path) -> tuple[GPT, Tokens]:
     if bad:
         raise HeadwiseError(f"{weights} has NaN or inf in {bad[0]}; the model is not usable")
     _check_sizes(folder, config, tensors)
-    with torch.random.fork_rng(devices=[]):  # the first weights are drawn, and thrown away
+    # A new GPT draws weights, which are replaced below: the caller's random numbers must not move for it.
+    with torch.random.fork_rng(devices=[]):
         model = GPT(config)
     try:
         model.load_state_dict(from_hf(config, tensors))
@@ -104,10 +105,11 @@ def load_model(folder: str | Path) -> tuple[GPT, Tokens]:
             f"{folder / 'tokenizer.json'} has {len(tokens)} tokens and the model knows {config.vocab_size}: "
             f"they do not belong together"
         )
+    # The weights carry digests of both, so that files of two models are not taken for one.
     sealed = {"config.json": section, "tokenizer": read_json(folder / "tokenizer.json")}
     for name, content in sealed.items():
         expected = digest(content)
-        if written.get(name, expected) != expected:  # a file that others wrote has none
+        if written.get(name, expected) != expected:  # weights that others wrote carry no digest: nothing to compare
             path = folder / Path(name).with_suffix(".json")
             raise HeadwiseError(f"{path} is not the one that {weights.name} was written with; bring that back")
     return model.eval(), tokens
@@ -137,7 +139,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         tensors = load(data)
     except (SafetensorError, KeyError, ValueError, RuntimeError) as error:  # KeyError: a type that torch does not have
-        # The length of a header may begin as a pickle (0x80) or a zip archive (PK) does, but goes on with zeros.
+        # A safetensors file begins with the length of its header, 8 bytes, the lowest first. That may begin as a pickle
+        # (0x80) or a zip archive (PK) does, but below 2^24 bytes, 16 MiB, it goes on with zeros.
         if (data[:1] == b"\x80" or data[:2] == b"PK") and any(data[3:8]):
             raise _pickle(path, "a pickle under another name", "safetensors") from None
         raise refusal("cut_short", path=path, count=len(data), error=error) from None
@@ -188,7 +191,7 @@ class Place(NamedTuple):
             raise HeadwiseError(f"{self.path} holds numbers of type {self.dtype}; known are {', '.join(FORMATS)}")
         if not self.size:
             return torch.empty(self.shape, dtype=FORMATS[self.dtype])
-        before = self.start % mmap.ALLOCATIONGRANULARITY
+        before = self.start % mmap.ALLOCATIONGRANULARITY  # a mapping begins at a whole page: some bytes too early
         with self.path.open("rb") as file:
             pages = mmap.mmap(file.fileno(), before + self.size, access=mmap.ACCESS_COPY, offset=self.start - before)
         return torch.frombuffer(pages, dtype=FORMATS[self.dtype], offset=before).view(self.shape)
@@ -293,8 +296,9 @@ def _stacks(config: GPTConfig) -> dict[str, list[str]]:
     form, names = hf_form(config), list(_meta_state(config))
     record = {} if form is None else _record(form)
     parts = record.get("names", {})
+    # With a query latent its second matrix, which is our q_proj, has this name in DeepSeek.
     parts = parts | {"q_proj": "q_b_proj"} if config.q_latent_dim else parts
-    if "biases" in record:  # with or without biases in our own
+    if "biases" in record:  # the form has these biases always, also for a model of ours that has none: then as zeros
         all_names = _meta_state(replace(config, bias=True))
         names = [name for name in all_names if name in names or re.search(record["biases"], name)]
     stacks: dict[str, list[str]] = {}
@@ -307,7 +311,7 @@ def _stacks(config: GPTConfig) -> dict[str, list[str]]:
 
 
 def _transposed(name: str, tensor: Tensor) -> Tensor:
-    """GPT-2's matrices hold y = x W instead of y = W x."""
+    """GPT-2's matrices, whose names alone have `.c_`, hold y = x W instead of y = W x."""
     return tensor.T if ".c_" in name and tensor.ndim == 2 else tensor
 
 
@@ -341,7 +345,8 @@ def from_hf(config: GPTConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     state: dict[str, Tensor] = {}
     for name, ours in stacks.items():
         tensor = _transposed(name, tensors[name])
-        sizes = [len(wanted[part]) if part in wanted else 0 for part in ours]  # 0: a bias that ours has not
+        # Rows of each of ours in a stack; 0: a bias that the form has and ours has not.
+        sizes = [len(wanted[part]) if part in wanted else 0 for part in ours]
         if any(sizes):
             state |= dict(zip(ours, torch.split(tensor, sizes), strict=True))
         elif tensor.any():  # a bias that only the form has

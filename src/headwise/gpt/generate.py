@@ -30,8 +30,8 @@ from headwise.rungs.tensor import FEW_KEYS, Rotation, attend
 from headwise.spec import Options
 from headwise.words import refusal
 
-WORTH = 16  # tokens from which on the decode form, which takes about as long as that many steps, is made
-MOST = 2**31  # bytes of weights of which a second copy is made unasked
+WORTH = 16  # new tokens from which on a decode form pays: to make it takes about as long as so many steps of the model
+MOST = 2**31  # bytes of weights, at most, of which `models.generate` makes a second copy unasked
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,9 @@ def continued(
                         texts[n] = text[-1:]  # nobody reads it on; something has to stand in its row
                     elif len(text) > limit:
                         texts[n] = text[-max(1, limit // 2) :]
-            # Read what is new; all of it at first, and where somebody begins to watch, who is to see the model itself.
-            # That is the latest token: what was guessed and accepted is in the cache.
+            # Normally only the latest token is unread: guesses that were accepted are in the cache already.
+            # The whole text is read at first, after older tokens were forgotten, and without a cache. It also is when
+            # somebody begins to watch the model: the decode form shows a watcher nothing, so the model takes over.
             unread = [[] if end else text[-1:] for text, end in zip(texts, ended, strict=True)]
             if reading is None or not cache or (form is None and isinstance(reading, Texts)):
                 room = min(limit, max(map(len, texts)) + n_tokens - written)
@@ -127,7 +128,8 @@ def continued(
             room_for_guess = min(lookup, n_tokens - written - 1, limit - len(texts[0]))
             guess = looked_up(texts[0], room_for_guess) if isinstance(reading, Texts) else []
             logits = reading([[*ids, *guess] for ids in unread], 1 + len(guess))
-            # Write a token, and what was guessed as long as it is what the model writes.
+            # Choose a token at each guessed place, and one behind the last (None: nothing was guessed there). The first
+            # token that differs from its guess ends this: the logits behind it belong to a text that was not written.
             for place, guessed in enumerate([*guess, None]):
                 step: list[int | None] = [None] * len(texts)
                 for n, text in enumerate(texts):
@@ -141,7 +143,7 @@ def continued(
                     yield step
                 if step != [guessed]:
                     break
-            if isinstance(reading, Texts):  # the guesses after the last one that was right are taken back
+            if isinstance(reading, Texts):  # `place` guesses were right; the cache forgets the rest
                 reading.length -= len(guess) - place
 
     return steps()
@@ -182,7 +184,7 @@ def _choose(logits: Tensor, generator: torch.Generator, temperature: float, top_
     ids, rows = None, logits.cpu().double()
     if top_k is not None and top_k < len(rows):
         rows, ids = rows.topk(top_k)
-    bounds = ((rows - rows.max()) / temperature).exp().cumsum(0)  # 1 at best: nothing overflows
+    bounds = ((rows - rows.max()) / temperature).exp().cumsum(0)  # the largest term is exp(0): no overflow
     point = torch.rand((), generator=generator, dtype=torch.float64) * bounds[-1]
     place = min(int(torch.searchsorted(bounds, point, right=True)), len(rows) - 1)  # rounding may reach the last bound
     return place if ids is None else int(ids[place])
@@ -206,24 +208,26 @@ def product(
 
     gain   (in) is multiplied into W; `order` rearranges the outputs
     int8   W in 8 bits with a scale for each output, x in 8 bits with one scale: torch's dynamic quantised product
-    rows   how many rows x will mostly have: for one, W is stored by columns, for a few in oneDNN's own layout
+    rows   how many rows x will mostly have: for one, W is stored transposed, for more in oneDNN's own layout
     """
     weight = torch.cat([part.weight for part in parts])[order] * (1 if gain is None else gain)
     bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])[order]
     rest: tuple[Any, ...]  # what the operation takes behind x
     if int8:
-        scales = weight.abs().amax(1).clamp(min=1e-12).double() / 127  # the largest of a row becomes 127
+        # The largest weight of a row becomes 127; the bound keeps the scale of a row of zeros from being 0.
+        scales = weight.abs().amax(1).clamp(min=1e-12).double() / 127
         zeros = torch.zeros(len(weight)).long()
         with warnings.catch_warnings():  # torch means to drop such tensors, and has no product as fast without them
             warnings.simplefilter("ignore", UserWarning)
             quantised = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
         packed = torch.ops.quantized.linear_prepack(quantised, bias)
-        # Without these instructions sums have but 16 bits, so x has to do with 7.
+        # Without these instructions two products of 8 bits are summed in 16 bits, which 8 bits of x could overflow.
+        # This is `reduce_range` of the operation: x then has 7 bits.
         seven_bits = not torch.cpu.get_capabilities().get("avx512_vnni")
         operation, rest = torch.ops.quantized.linear_dynamic, (packed, seven_bits)
     elif rows > 1 and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
-        operation, rest = torch.ops.mkldnn._linear_pointwise, (packed, bias, "none", [], "")
+        operation, rest = torch.ops.mkldnn._linear_pointwise, (packed, bias, "none", [], "")  # no activation behind it
     else:
         columns = weight.T.contiguous()
 
@@ -250,17 +254,22 @@ class Layer:
     def __init__(self, block: Block, window: int | None, laid_out: Callable[..., Product]) -> None:
         attention, ff, spec = block.attention, block.feed_forward, block.attention.spec
         H, G, D = spec.n_heads, spec.n_kv_heads, spec.head_dim
-        # (H+2G,D) where each output of the product stands in W_Q, W_K and W_V, one below another.
+        # (H+2G,D): for each output of the product its row in W_Q, W_K and W_V, which stand one below another.
         order = torch.arange((H + 2 * G) * D).view(-1, D)
-        if spec.rope is not None:  # feature m is rotated with m + D/2, which comes to stand behind it
+        # RoPE rotates feature m together with m + D/2. In each query and key they come to stand side by side, as
+        # 0, D/2, 1, D/2 + 1, ..., so that memory holds a pair as one complex number. Values keep their order.
+        if spec.rope is not None:
             order[: H + G] = order[: H + G].view(-1, 2, D // 2).transpose(1, 2).flatten(1)
-        self.gain = None  # (H+G,D) of the qk-norm, times sqrt(D), which `_rms` leaves out
-        self.small = torch.tensor((D * spec.qk_norm_eps) ** 0.5)  # for its sum of squares, where eps is for their mean
+        self.gain = None  # (H+G,D) of the qk-norm, times sqrt(D), which `_rms` leaves out; None: there is no qk-norm
+        # `_rms` adds small^2 to a sum of D squares; RMSNorm adds eps to their mean. So small^2 is D * eps.
+        self.small = torch.tensor((D * spec.qk_norm_eps) ** 0.5)
         if attention.q_norm is not None and attention.k_norm is not None:
             gains = [attention.q_norm.weight.expand(H, D), attention.k_norm.weight.expand(G, D)]
-            self.gain = D**0.5 * torch.cat(gains).gather(1, order[: H + G] % D)  # in the order of the features
+            self.gain = D**0.5 * torch.cat(gains).gather(1, order[: H + G] % D)  # % D: the feature within its head
         assert spec.mask is not None  # or there is no decode form (`why_not`)
-        self.mask, self.window = spec.mask, window  # how many tokens a query sees; None: all before it
+        self.mask = spec.mask  # has the window in it, too
+        self.window = window  # tokens that a query sees, its own too; None: all
+        # The gain of each norm is multiplied into the matrices that read what it gives.
         self.norm, gain = _norm(block.attention_norm)
         self.heads = laid_out(attention.q_proj, attention.k_proj, attention.v_proj, gain=gain, order=order.flatten())
         self.out, self.down = laid_out(attention.o_proj), laid_out(ff.down)
@@ -294,7 +303,7 @@ class Decoder:
         self.head = laid_out(model.lm_head, gain=gain)
 
     def follow(self, source: nn.Module) -> None:
-        """Take this for the model whose form it is."""
+        """Remember whose form this is, and where that model keeps hooks and watchers: `disturbed` asks each step."""
         self.source, modules = source, list(source.modules())
         self._hooks = [hooks for module in modules for hooks in (module._forward_hooks, module._forward_pre_hooks)]
         self._layers = [module for module in modules if isinstance(module, MultiHeadAttention)]
@@ -308,16 +317,20 @@ class Texts:
     """Texts side by side that a decoder reads, with room for the keys and values of so many tokens of each."""
 
     def __init__(self, decoder: Decoder, room: int) -> None:
-        self.decoder, self.room, self.length = decoder, room, 0  # tokens read; fewer, where some shall be forgotten
-        self._sizes = (0, 0)  # texts and tokens of a step, for which `_lay` has made room
+        self.decoder, self.room = decoder, room
+        self.length = 0  # tokens read, padding too; whoever lowers it makes the cache forget the latest ones
+        self._sizes = (0, 0)  # texts and tokens of a step: those for which `_lay` has made its buffers
 
     def _begin(self, ids: Sequence[Sequence[int]], T: int) -> None:
         spec, room = self.decoder.spec, self.room
         # (n,B,2,G,room,D): of each layer and text the keys, then the values.
         self._cache = torch.empty(len(self.decoder.layers), len(ids), 2, spec.n_kv_heads, room, spec.head_dim)
         starts = torch.tensor([[T - len(text)] for text in ids])
-        self._first = starts if starts.any() else None  # (B,1) where each begins: they end together; None: all at 0
-        if self.decoder.rotation is not None:  # (room,1,D/2), what becomes of 1 + 0i: the number to multiply with
+        # Shorter texts are padded at their front, so that all end at the same place.
+        # (B,1): where each begins; None: all at 0.
+        self._first = starts if starts.any() else None
+        # For each position the complex numbers that rotate pairs when multiplied with them: what RoPE makes of 1 + 0i.
+        if self.decoder.rotation is not None:  # (room,1,D/2)
             ones = torch.ones(1, 1, room, spec.head_dim // 2)
             rotated = self.decoder.rotation(torch.cat([ones, 0 * ones], -1), 0)[0, 0]
             self._rotations = torch.complex(*rotated.chunk(2, -1))[:, None]
@@ -328,18 +341,23 @@ class Texts:
         self._begin([[0] * self.length], self.length)
         for cache, (k, v) in zip(self._cache, past, strict=True):
             if self.decoder.rotation is not None:
-                k = k.view(*k.shape[:-1], 2, -1).transpose(-2, -1).flatten(-2)  # as pairs
+                k = k.view(*k.shape[:-1], 2, -1).transpose(-2, -1).flatten(-2)  # pairs side by side, as in `Layer`
             cache[:, 0, :, : self.length], cache[:, 1, :, : self.length] = k, v
 
     def _lay(self, B: int, T: int) -> None:
-        """Where a step lays its results, with the views that it takes of them, each of which costs time to make."""
+        """Make the buffers for the results of a step, and all views of them that it needs.
+
+        Layers and steps of the same (B,T) write into them in turn. A view takes time to make, little but each time, so
+        they are made once here.
+        """
         spec, config, self._sizes = self.decoder.spec, self.decoder.config, (B, T)
         H, G, D, W = spec.n_heads, spec.n_kv_heads, spec.head_dim, config.feed_forward_width
-        heads = torch.empty(B, T, H + 2 * G, D)
+        heads = torch.empty(B, T, H + 2 * G, D)  # queries, then keys, then values
         self._heads = heads.view(B * T, -1)
         self._q, self._kv, self._qk = heads[:, :, :H], heads[:, :, H:], heads[:, :, : H + G]
-        self._pairs = self._qk.view(torch.complex64) if self.decoder.rotation else self._qk
-        self._groups = heads[:, 0, :H].view(B, G, H // G, D)  # of a single token
+        self._pairs = self._qk.view(torch.complex64) if self.decoder.rotation else self._qk  # (B,T,H+G,D/2)
+        # The queries of the first token, for steps of one: by key/value head, as if a group were H/G query positions.
+        self._groups = heads[:, 0, :H].view(B, G, H // G, D)
         self._hidden = torch.empty(B * T, W * (1 + config.gated))
         self._gate, self._up = self._hidden[:, :W], self._hidden[:, W:] if config.gated else None
 
@@ -352,7 +370,8 @@ class Texts:
             self._begin(ids, T)
         if self._sizes != (B, T):
             self._lay(B, T)
-        # The positions of these tokens, of all texts or (B,T) of each; padding before a text has some position, too.
+        # The positions of these tokens: one slice for all texts, or (B,T) where they begin at different places. Padding
+        # before a text gets position 0; no token looks at it.
         where = slice(start, end) if self._first is None else (torch.arange(start, end) - self._first).clamp(min=0)
         padded = [[0] * (T - len(text)) + list(text) for text in ids]
         x = decoder.embedding(torch.tensor(padded))
@@ -364,7 +383,7 @@ class Texts:
         keys, values = (self._cache[:, :, kind, :, :end].unbind(0) for kind in (0, 1))
         places = self._cache.flatten(2, 3)[:, :, :, start:end].transpose(2, 3).unbind(0)
         for layer, k, v, place in zip(decoder.layers, keys, values, places, strict=True):
-            layer.heads(layer.norm(x), self._heads)
+            layer.heads(layer.norm(x), self._heads)  # this also fills _q, _kv, _qk and _pairs, its views
             if layer.gain is not None:
                 self._qk.copy_(_rms(self._qk, layer.small).mul_(layer.gain))
             if rotations is not None:
@@ -385,7 +404,9 @@ class Texts:
         (B, T), S, alive = self._sizes, k.shape[2], None
         if self._first is not None:  # (B,1,1,S) which places hold a token
             alive = (torch.arange(S) >= self._first)[:, None, None]
-        if T > 1 or S < FEW_KEYS:  # a single query of many keys needs no mask but for padding
+        # A single query sees all keys, or those of its window, and needs no mask but for padding. On few keys torch's
+        # own operation would hide NaN in the scores (`FEW_KEYS`), and `attend` does not.
+        if T > 1 or S < FEW_KEYS:
             mask = layer.mask if alive is None else layer.mask & Allowed(alive)
             return attend(self._q.transpose(1, 2), k, v, Options(mask)).transpose(1, 2).reshape(B * T, -1)
         if layer.window is not None and layer.window < S:
@@ -404,7 +425,8 @@ def why_not(model: GPT) -> str | None:
         return "it is made for float32 on the CPU"
     if hooked(model) or (model.training and model.config.dropout) or torch.is_autocast_enabled("cpu"):
         return "somebody watches the model, or it is being trained"
-    # The form knows what a config says, but for latents; a spec that somebody has changed may say more.
+    # The form serves every config but those with latents. Somebody may have changed a layer's spec since, and the form
+    # would not know what it says beyond the config.
     specs = [block.attention.spec for block in cast(list[Block], model.blocks)]
     if model.config.latent_dim is not None or specs != list(map(model.config.attention_of, range(len(specs)))):
         return "its attention has options that the form lacks"

@@ -70,6 +70,7 @@ class GPTConfig:
     windows: tuple[int | None, ...] | None = None  # of each layer the tokens that a query sees, its own too; None: all
 
     def __post_init__(self) -> None:
+        # A frozen record has no assignment to its fields: its sizes, made plain integers, are put in by `vars`.
         for name in ("vocab_size", "context", "n_layers", "n_heads", "d_model"):
             vars(self)[name] = require_size(name, getattr(self, name))
         for name in ("n_kv_heads", "head_dim", "d_ff"):
@@ -240,8 +241,9 @@ class GPT(nn.Module):
         held = {"n_heads": spec.n_heads // ranks.world, "n_kv_heads": spec.n_kv_heads // ranks.world}
         for module in self.modules():
             if isinstance(module, MultiHeadAttention):
+                # head_dim stands in it by itself: its default, d_model / n_heads, would grow as the heads become fewer.
                 module.spec = module.spec.replace(head_dim=spec.head_dim, **held)
-                for norm in filter(None, (module.q_norm, module.k_norm)):  # of all heads, and each rank has some
+                for norm in filter(None, (module.q_norm, module.k_norm)):  # its gain serves heads of all ranks
                     ranks.sum_gradient(norm.weight)
 
     def new_caches(self, plan: Plan | None = None) -> list[KVCache]:

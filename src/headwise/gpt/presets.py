@@ -49,13 +49,13 @@ PRESETS: dict[str, Preset] = {
 def warm_cosine(step: int, steps: int, warmup: int, final: float) -> float:
     """The fraction of the peak learning rate at a step: linear warm-up, then a cosine down to `final`."""
     if step < warmup:
-        return (step + 1) / warmup
+        return (step + 1) / warmup  # + 1: the first step, of number 0, learns already
     progress = (step - warmup) / max(1, steps - warmup)
     return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 def check_seed(seed: int) -> None:
-    """What torch takes as a seed."""
+    """Refuse what is no seed: a whole number from 0 on, below 2^63, which torch's generators take."""
     if not 0 <= seed < 2**63:
         raise refusal("seed", seed=seed)
 

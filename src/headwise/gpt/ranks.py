@@ -39,10 +39,10 @@ from headwise.files import is_running
 T = TypeVar("T")
 TICK, SILENT = 1.0, 15  # seconds between two signs of life; so many ticks without one, and a rank is lost
 ORPHANED = 3  # ticks after which a rank that is told to end does, though none is found lost
-# Seconds, at most, for which the first rank, which may hold the store, waits for the others to go: they hear by it of a
-# lost rank, of an error, and that all are done.
+# Seconds, at most, for which the first rank waits for the others to go. It may hold the store, by which they hear that
+# a rank is lost, that one failed, or that all are done: if it went first, they would lose it.
 WAIT_AFTER_LOSS, WAIT_AFTER_ERROR, WAIT_AFTER_ALL = 10, 100, 60
-LOST, TERMINATED = 1, 143  # exit codes
+LOST, TERMINATED = 1, 143  # exit codes; 143 = 128 + SIGTERM, as a shell has it
 LONGEST = timedelta(days=7)  # one rank may evaluate or write for long while the others wait; the dead are found above
 
 
@@ -104,7 +104,7 @@ class Ranks:
 
     def counter(self) -> Callable[[int], int]:
         """A function that adds to what all ranks have counted, whenever each likes, and returns that."""
-        key, count = f"count/{next(_counters)}", 0
+        key, count = f"count/{next(_counters)}", 0  # the count stands in the store; in `count` for a process alone
 
         def add(n: int) -> int:
             nonlocal count
@@ -285,16 +285,22 @@ class _Watch(threading.Thread):
     def __init__(self, store: Any, rank: int, world: int) -> None:
         super().__init__(daemon=True)
         self.store, self.rank, self.world = store, rank, world
-        self.next = (rank + 1) % world
+        self.next = (rank + 1) % world  # each looks after the next one, so that together they look after all
+        # torchrun numbers the ranks of a host one after another. Those of this one can be looked up by their process,
+        # which shows a loss at once, not only after SILENT ticks.
         first_here = rank - int(os.environ.get("LOCAL_RANK", 0))
         here = range(first_here, first_here + int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
         self.beside = [other for other in here if other != rank]  # on this host
         self.signs = 0  # of life that the next rank has given
         self.silent = 0  # ticks without a new one
-        self.ending = 0  # ticks since this rank was told to end; 0 where it was not
+        # Ticks, counted from 1, since SIGTERM told this rank to end; 0: nobody did. torchrun sends it to all when a
+        # rank is lost, and a few ticks give the watch time to find which, and to say so.
+        self.ending = 0
         self.over = threading.Event()
         store.set(f"at/{rank}", f"{os.getpid()} on {socket.gethostname()}")
-        # A signal wakes the thread also while the main one waits in a collective call, where Python runs no handler.
+        # Python runs handlers of signals in the main thread alone, which may wait in a collective call. But each signal
+        # also writes a byte into this pipe, at once, and `run` waits on its other end. The handler that does nothing
+        # keeps SIGTERM from killing the process.
         self.woken, wake = os.pipe()
         os.set_blocking(wake, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
@@ -308,14 +314,14 @@ class _Watch(threading.Thread):
                 self.ending = max(self.ending, 1)
             try:
                 self._look()
-            except dist.DistError:
+            except dist.DistError:  # the store does not answer
                 self._end("the meeting point, on the host of rank 0, is lost")
 
     def _look(self) -> None:
-        if self.store.check(["over"]) and not self.over.is_set():
+        if self.store.check(["over"]) and not self.over.is_set():  # another rank has failed, and this one has not
             self._follow()
         self.store.add(f"alive/{self.rank}", 1)
-        signs = self.store.add(f"alive/{self.next}", 0)
+        signs = self.store.add(f"alive/{self.next}", 0)  # adding 0 reads a counter
         self.silent = self.silent + 1 if signs == self.signs else 0
         self.signs = signs
         at = {other: self.store.get(f"at/{other}").decode() for other in (*self.beside, self.next)}
@@ -328,9 +334,11 @@ class _Watch(threading.Thread):
         if self.ending:
             self.ending += 1
         if self.ending > ORPHANED:
-            os._exit(TERMINATED)
+            os._exit(TERMINATED)  # not sys.exit, which would end this thread alone; so also in `_go`
 
     def _end(self, message: str) -> None:
+        """End all for a lost rank, unless this one is ending already or all work is done."""
+
         def say() -> None:
             # A bar that was being drawn is wiped off its line, and the cursor shown again.
             clear = "\r\x1b[K\x1b[?25h" if sys.stderr.isatty() else ""
@@ -347,7 +355,7 @@ class _Watch(threading.Thread):
     def fail(self, say: Callable[[], None], code: int) -> NoReturn:
         """End this rank, and tell the others to end, with this code, or with that of the rank that failed before."""
         self.over.set()
-        with suppress(dist.DistError):
+        with suppress(dist.DistError):  # without the store, here and below, this rank ends by itself
             if self.store.add("failures", 1) > 1:
                 self._follow()
         say()
@@ -356,7 +364,7 @@ class _Watch(threading.Thread):
         self._go(code)
 
     def _follow(self) -> NoReturn:
-        """End as the rank that failed first."""
+        """End as the rank that failed first; `get` waits until that has set its code, after its message is out."""
         self._go(int(self.store.get("over")))
 
     def _go(self, code: int) -> NoReturn:

@@ -84,9 +84,10 @@ class Settings:
             if name not in names:
                 raise unknown(f"no field {name!r} of a model's shape", name, names)
         require_size("d_model", shape["d_model"])
-        if "d_model" in self.shape and "d_ff" in preset.shape and "d_ff" not in self.shape:  # as many times the width
+        # Another width than the preset's: d_ff stays as many times the width as it is there.
+        if "d_model" in self.shape and "d_ff" in preset.shape and "d_ff" not in self.shape:
             shape["d_ff"] = max(1, preset.shape["d_ff"] * self.shape["d_model"] // preset.shape["d_model"])
-        if "latent_dim" in self.shape:  # a latent knows neither, whatever the preset has
+        if "latent_dim" in self.shape:  # attention by a latent has neither, whatever the preset says
             shape |= {"n_kv_heads": None, "qk_norm": False} | self.shape
         GPTConfig(vocab_size=1, **shape)  # a wrong shape is said before a long text is read
         if self.text is None:
@@ -137,7 +138,7 @@ def run_training(
     division.check(corpus.data, recipe)
     with shapes_alone():
         size = GPT(config).n_parameters
-    needed, free = 16 * size, free_memory()  # 4 bytes each of a weight, its gradient and two moments
+    needed, free = 16 * size, free_memory()  # 4 bytes for each of a weight, its gradient and AdamW's two moments
     if needed > free.size and not division.apart:
         raise HeadwiseError(
             f"{size:,} parameters take {amount(needed)} to train, and {amount(free.size)} are free ({free.limit}); "
@@ -152,7 +153,7 @@ def run_training(
             write_run(folder, run)
         finished = run.status == "finished"
         if current().agree(lambda: finished):  # the other processes wait for the answer in `follow_training`
-            # A kill may have come between the last two lines of this function.
+            # A kill may have come at the end of this function, after run.json was written, with the state still there.
             (folder / STATE).unlink(missing_ok=True)
             return run
         facts = {"preset": settings.preset, "parameters": f"{size:,}", "text": corpus.name, "folder": folder}
@@ -162,7 +163,8 @@ def run_training(
         if film is not None and not division.apart:
             look = film(folder, corpus, config, recipe)
         device = current().device
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):  # dropout draws from torch's own
+        # Training seeds torch's own generators, from which dropout draws: the caller gets them back as they were.
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
             model, curve = train(
                 folder, config, recipe, corpus.data, settings.seed, report, look=look, build=build, division=division
             )

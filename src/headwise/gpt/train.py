@@ -126,14 +126,16 @@ def train(
     torch.manual_seed(seed)
     model = build(config).to(ranks.device)
     loss_module = ranks.loss_module(model, division.shard)
-    if ranks.world > 1:  # DDP orders its sums by the first backward pass: now, so that a resumed run has the same order
+    # DDP orders its sums of gradients by its first backward pass. That is done here, before the state is read, so that
+    # a resumed run sums in the same order and gives the same bytes.
+    if ranks.world > 1:
         step_loss(loss_module, data.batch(torch.Generator(), recipe.batch), division.accumulate)
         loss_module.zero_grad()
     optimizers = make_optimizers(model, recipe)
     weights = dict(model.named_parameters())
     start, _ = restore_state(folder / STATE, weights, optimizers)
     log = StepLog(folder / METRICS, start) if ranks.rank == 0 else None
-    _curve(log)  # what is damaged is said here, before the work
+    _curve(log)  # raises where the log is damaged: now, before the work
     interval = min(max(1, recipe.steps // EVALUATIONS), LONGEST_WAIT)
     saved_at = reported_at = time.monotonic()
     tokens_read = 0  # since the last report
@@ -141,9 +143,11 @@ def train(
         with interrupts() as interrupted:
             look(model, start)
             for done in range(start + 1, recipe.steps + 1):
-                # A prime keeps the steps of nearby seeds apart; the generator takes 63 bits.
+                # A prime larger than the steps of any run keeps the steps of nearby seeds apart. All seeds are below
+                # 2^63 (`check_seed`).
                 step_seed = (seed * 1_000_003 + done - 1) % 2**63
-                # Of the dropout, which each process draws for itself: ranks differ in other bits than steps do.
+                # The dropout's seed, one for each process, whose rank goes into bits from 40 on. Nearby steps differ in
+                # lower bits, so that no rank draws what another one draws at such a step.
                 torch.manual_seed(step_seed ^ ranks.rank << 40)
                 batch = data.batch(torch.Generator().manual_seed(step_seed), recipe.batch)  # the same on all
                 loss_module.train()
@@ -205,7 +209,7 @@ def step_loss(loss_module: nn.Module, batch: Batch, passes: int) -> float:
     parts = ranks.parts(len(inputs), passes)
     loss = 0.0
     for n, rows in enumerate(parts, 1):
-        weight = (scored[rows].sum() / scored.sum()).item()  # of this part in the mean
+        weight = (scored[rows].sum() / scored.sum()).item()  # of this part in the mean: its fraction of scored targets
         with gradients_kept(loss_module, keep=n < len(parts)):
             weighted = loss_module(inputs[rows].to(ranks.device), targets[rows].to(ranks.device)) * weight
             # Backward gives the mean of the processes' gradients, and their sum is wanted.
@@ -259,14 +263,14 @@ def update(
     require_finite(step + 1, loss=loss, gradient=norm.item())
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = optimizer.defaults["lr"] * rate  # of the peak, which the optimizer was made with
+            group["lr"] = optimizer.defaults["lr"] * rate  # defaults: the peak, with which the optimizer was made
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
 
 _lock = threading.Lock()
-_before: list[int] = []  # threads of torch, once for each thread of Python that is in such a block
-_within = threading.local()
+_before: list[int] = []  # how many threads torch had before, once for each thread of Python in such a block
+_within = threading.local()  # .block: is this thread of Python in one already? An inner block then does nothing
 
 
 @contextmanager
@@ -289,7 +293,7 @@ def one_thread() -> Iterator[None]:
     finally:
         _within.block = False
         with _lock:
-            _before.pop()
+            _before.pop()  # any one: they are all the same number
             torch.set_num_threads(before)
 
 
@@ -313,7 +317,7 @@ def without_compiler(kind: type[Kind]) -> type[Kind]:
     return type(kind.__name__, (kind,), methods)
 
 
-# Under these names, so that pickle finds the class of an optimizer.
+# The names are those that `without_compiler` gives the classes: pickle looks for a class by its name in its module.
 Adam = without_compiler(torch.optim.Adam)
 AdamW = without_compiler(torch.optim.AdamW)
 Muon = without_compiler(torch.optim.Muon)
@@ -325,7 +329,7 @@ def make_optimizers(model: GPT, recipe: Recipe) -> list[Optimizer]:
     for name, p in model.named_parameters():
         if p.ndim < 2:
             vectors.append(p)
-        elif recipe.muon_lr and p.ndim == 2 and name.startswith("blocks."):
+        elif recipe.muon_lr and p.ndim == 2 and name.startswith("blocks."):  # torch's Muon takes nothing but 2 axes
             hidden.append(p)
         else:
             matrices.append(p)
@@ -388,6 +392,7 @@ def restore_state(
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         for index, parameter in enumerate(parameters):
             moments = under(f"optimizer.{n}.{index}.", tensors)
+            # A moment of the parameter's shape is split as it is; a step counter, a single number, stays whole.
             state["state"][index] = {name: parted(moment, parameter) for name, moment in moments.items()}
         optimizer.load_state_dict(state)
     return int(metadata["step"]), under("kept.", tensors)

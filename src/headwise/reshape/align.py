@@ -8,9 +8,11 @@ An alignment leaves the function as it is:
 
     values          v -> M v,   W_O -> W_O M^-1    any invertible M
     keys            k -> M k,   q -> M^-T q        any invertible M, where nothing lies between them and the dot product
-    keys, RoPE      a turn of each pair of features that RoPE turns together, for such turns commute
-    keys, qk-norm   turns alone commute with the division by the norm, and with the gain only turns of features whose
-                    gains are equal. A change of sign always does
+    keys, RoPE      a rotation of each pair of features that RoPE rotates together, for such rotations commute
+    keys, qk-norm   only orthogonal M commute with the division by the norm; with the gain, only those that mix features
+                    of equal gains. A change of sign always does
+
+Orthogonal M are called turns here, to tell them from what RoPE does.
 
 Orthogonal M by Procrustes analysis, for a plane of RoPE in closed form (Jin et al. 2024, arXiv 2412.20677, section 3).
 The target is the mean of the group, found in rounds (generalised Procrustes analysis, Gower 1975).
@@ -50,11 +52,14 @@ def moments(model: nn.Module, batches: Sequence[Tensor]) -> Iterator[Tensor]:
     They come one by one, and of a streamed model one is held at a time.
     """
     n_layers, count = len(attentions(model)), n_tokens(batches)
-    sums: dict[int, list[Tensor]] = {}  # of a short text the inputs themselves: they are a root
+    # Of each layer, by the length of the text: no more tokens than columns, and the inputs themselves, batch by batch,
+    # are the smaller root; more tokens, and the one sum of x x' over all batches, (C+1,C+1), takes less memory.
+    sums: dict[int, list[Tensor]] = {}
 
     def add(layer: int, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         x = inputs[0].detach().flatten(0, -2)
-        # Inputs in half precision have 8 or 11 bits: float32 sums their products as well as they are known.
+        # Inputs in half precision have 8 (bfloat16) or 11 (float16) significant bits: float32, on the device, sums
+        # their products as well as they are known. Others are summed in float64 on the processor.
         x = x.float() if x.dtype.itemsize <= 2 else x.cpu().double()
         x = torch.cat([x, x.new_ones(len(x), 1)], 1)
         if count <= x.shape[1]:
@@ -68,11 +73,13 @@ def moments(model: nn.Module, batches: Sequence[Tensor]) -> Iterator[Tensor]:
         with hooked((input_projection(model, n).register_forward_pre_hook, partial(add, n)) for n in range(n_layers)):
             for _, ids in turn:
                 run_body(model, ids)
+        # A turn has read all batches: in one turn all layers, or of a streamed model one layer each.
         for layer in sorted(sums):
-            x = torch.cat(sums.pop(layer))  # inputs (N,C+1), or the sum of their squares (C+1,C+1)
+            x = torch.cat(sums.pop(layer))  # inputs (N,C+1), or the sum of x x' (C+1,C+1)
             if count <= x.shape[1]:
                 yield x.T / math.sqrt(count)
             else:
+                # The symmetric root: unlike Cholesky's it exists where inputs lie in fewer dimensions than C + 1.
                 values, vectors = torch.linalg.eigh(x / count)
                 yield (vectors * values.clamp(min=0).sqrt()) @ vectors.T  # what rounding made negative counts as 0
 
@@ -179,7 +186,8 @@ def key_maps(heads: Tensor, rule: KeyRule) -> Tensor:
     maps = torch.eye(heads.shape[1], dtype=heads.dtype).repeat(len(heads), 1, 1)
     if rule.planes:
         write_planes(maps, turns(as_complex(heads, rule.planes)), rule.planes)
-    # All features of a set as one row of real numbers: the unit that turns it best is 1 or -1, but for rounding.
+    # A set changes sign as a whole, so its features are laid behind one another as one row of real numbers, and `turns`
+    # finds its unit number. Of real numbers that is 1 or -1, but for rounding.
     for features in rule.signs:
         signs = turns(heads[:, None, list(features)].flatten(2).to(torch.complex128)).real.round()
         maps[:, list(features), list(features)] = signs.to(maps)
@@ -193,18 +201,24 @@ def orthogonal_maps(heads: Tensor) -> Tensor:
     """Of activations (n,E,X) the orthogonal matrices (n,E,E) that bring them closest to the mean (Schönemann 1966)."""
     n, E = heads.shape[:2]
     rows = heads.flatten(0, 1)
-    gram = (rows @ rows.T).view(n, E, n, E).transpose(1, 2)  # (n,n,E,E): the products of heads are all that counts
+    # (n,n,E,E): head_i head_j' for all pairs. The rounds below need nothing else of the heads.
+    gram = (rows @ rows.T).view(n, E, n, E).transpose(1, 2)
     with one_thread():  # two wait for each other more than they work in matrices as small as these
-        products = gram[medoid(torch.linalg.svdvals(gram).sum(-1))]  # of the target and each head
+        # (n,E,E): target times head_i'. Its singular values sum up to how alike the two are, aligned. At first the
+        # target is one head, then the sum of the aligned heads, which points where their mean does.
+        products = gram[medoid(torch.linalg.svdvals(gram).sum(-1))]
         for _ in range(_rounds(n)):
             left, _, right = torch.linalg.svd(products)
-            maps = left @ right
+            maps = left @ right  # the orthogonal matrices closest to these products
             products = torch.einsum("jab,jibc->iac", maps, gram)
     return maps
 
 
 def turns(heads: Tensor) -> Tensor:
-    """For complex activations (n,P,X) the numbers (n,P) of modulus 1 that bring each plane closest to the mean."""
+    """For complex activations (n,P,X) the numbers (n,P) of modulus 1 that bring each plane closest to the mean.
+
+    As `orthogonal_maps`, with numbers in place of matrices; a plane of zeros is left as it is.
+    """
     by_plane = heads.transpose(0, 1)
     gram = (by_plane @ by_plane.mH).permute(1, 2, 0)  # (n,n,P)
     products = gram[medoid(gram.abs().sum(-1))]
@@ -215,7 +229,7 @@ def turns(heads: Tensor) -> Tensor:
 
 
 def _rounds(n: int) -> int:
-    """One for two heads: the first is turned by nothing, the other onto it, and both lie as their mean does."""
+    """Rounds for n heads: one for two, since the target is one of them, and the other turned onto it is optimal."""
     return ROUNDS if n > 2 else 1
 
 

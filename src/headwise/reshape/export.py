@@ -45,7 +45,7 @@ def export(
     A fresh process reads the folder back and compares its logits; a folder that fails is not left behind.
     """
     fresh = workplace.fresh
-    shutil.rmtree(fresh, ignore_errors=True)  # of a process that was killed
+    shutil.rmtree(fresh, ignore_errors=True)  # what a process that was killed has left
     fresh.mkdir()
     say(Note.of("reshaped.writes", folder=workplace.shown))
     write_folder(fresh, model, source)
@@ -58,12 +58,17 @@ def export(
 
 @torch.no_grad()
 def verify(model: nn.Module, folder: Path, probe: Path, context: int | None) -> str:
-    """Compare a folder, read by a fresh process through the file `probe`, with the model in memory; in words."""
+    """Compare a folder with the model in memory; returns the comparison in words.
+
+    A fresh process reads the folder. The file `probe` gives it ids, and what the model answers to them.
+    """
     config: Any = model.config
     streamed = stream_of(model) is not None
-    count = max(PROBE_TOKENS, 2 * max(filter(None, windows_of(model)), default=0))  # beyond every window
+    # Beyond every window, so that a window of another length would show.
+    count = max(PROBE_TOKENS, 2 * max(filter(None, windows_of(model)), default=0))
     count, dtype = min(count, context or count), next(model.parameters()).dtype
-    ids = (torch.arange(count)[None] * 7919 + 1) % int(config.vocab_size)  # a stride that visits the vocabulary
+    # Ids from all over the vocabulary: a prime as stride repeats none before all have been, unless it divides the size.
+    ids = (torch.arange(count)[None] * 7919 + 1) % int(config.vocab_size)
     wanted = answers(model if streamed else cast(model.eval(), torch.float32), ids)
     if not streamed:
         cast(model, dtype)
@@ -71,7 +76,7 @@ def verify(model: nn.Module, folder: Path, probe: Path, context: int | None) -> 
     # -P: modules are not looked for in the folder that this is called from.
     command = [sys.executable, "-P", "-m", "headwise.reshape.export", str(folder), str(probe)]
     if streamed:
-        command += ["streamed", str(device_of(model))]  # half precision rounds otherwise elsewhere
+        command += ["streamed", str(device_of(model))]  # the same device: half precision rounds otherwise on another
     else:
         command += ["stock" if reads_as_stock(model) else "own", "cpu"]
     try:
@@ -93,7 +98,7 @@ def verify(model: nn.Module, folder: Path, probe: Path, context: int | None) -> 
 
 def main(folder: Path, probe: Path, how: str, device: str) -> None:
     tensors, _ = read_tensors(probe)
-    if how == "streamed":  # in the format of the weights, with which those in memory were read
+    if how == "streamed":  # not in float32: the answers in PROBE were computed in the format of the weights, too
         by, model = "headwise, layer by layer", open_folder(folder, stream=True, device=device).model
     elif how == "stock" and find_spec("transformers") is not None:
         from headwise.models.hf import load_folder

@@ -49,10 +49,10 @@ from headwise.reshape.workplace import STATE
 from headwise.words import Note
 
 HeadPairs = Sequence[Sequence[tuple[int, int]]]  # for each layer (head of the parent, the same head of the child)
-WATCHED = 4  # documents whose entropies are taken
+WATCHED = 4  # documents whose entropies are taken, of the first batch
 DECODE_CONTEXT = 2048  # tokens in the cache, at most, while speed is measured
 RUNS = 9  # of each model, in turn; odd, so that the median is one of them
-MEMORY = 24 * 2**30  # bytes of a device, in which is counted how many texts fit
+MEMORY = 24 * 2**30  # bytes of a device, taken as an example: how many texts fit into them beside the weights
 NEW_TOKENS, WARM_UP = 8, 2  # tokens a run, and how many of them are not timed: they grow the cache
 
 
@@ -206,7 +206,7 @@ def decode_speed(parent: nn.Module, child: nn.Module, text: Tensor, length: int)
 
     Each model reads it once; every run begins with a copy of that cache, and gives the median of its tokens.
     """
-    prompt = text.repeat(1, -(-length // text.shape[1]))[:, :length]
+    prompt = text.repeat(1, -(-length // text.shape[1]))[:, :length]  # the number of repeats is rounded up
     readers = reader(parent), reader(child)
     for read in readers:
         read(prompt)
@@ -273,7 +273,7 @@ class Healing:
 
     def __post_init__(self) -> None:
         self.parent.eval()
-        self.model.eval().requires_grad_(False)  # dropout is off
+        self.model.eval().requires_grad_(False)  # dropout is off; the attentions alone learn
         for module in attentions(self.model):
             module.requires_grad_(True)
         self.due = time.monotonic() + self.save_seconds
@@ -290,6 +290,7 @@ class Healing:
                 self.evaluate(0)
                 self.keep(0, interrupted())
             for step, ids in zip(range(start, self.recipe.steps), in_turn, strict=False):
+                # So many evaluations since the best one were no better.
                 if len([point for point in self.curve if point.step > self.best_step]) >= self.recipe.patience:
                     break
                 self.step(step, ids)
@@ -344,7 +345,8 @@ class Healing:
             began = time.monotonic()
             self.save(step)
             ended = time.monotonic()
-            self.due = ended + max(self.save_seconds, 9 * (ended - began))  # a tenth of the time at most
+            # After a save that took s seconds none for 9 s: saving takes a tenth of the time at most.
+            self.due = ended + max(self.save_seconds, 9 * (ended - began))
         if stopping:
             raise Stopped(step)
 
@@ -395,7 +397,8 @@ def silenced(weights: AttentionWeights, heads: Sequence[int]) -> AttentionWeight
 def drawn(documents: Sequence[Tensor], recipe: HealRecipe) -> Iterator[Tensor]:
     """Batches of ids (B,T) without end: an order drawn anew for each pass over the text, from the seed alone."""
     for number in itertools.count():
-        # A prime beyond any number of passes: no two seeds share the order of a pass.
+        # A prime beyond any number of passes, so that no two seeds share the order of a pass; a seed of torch has to be
+        # below 2^63.
         generator = torch.Generator().manual_seed((recipe.seed * 1_000_003 + number) % 2**63)
         shuffled = [documents[i] for i in torch.randperm(len(documents), generator=generator).tolist()]
         in_turn = batches(shuffled, recipe.batch)

@@ -174,7 +174,7 @@ class Job:
     def _check(self, workplace: Workplace | None) -> None:
         """Refuse what cannot be done with this model, before a text is read."""
         model = self.source.model
-        family_of(model)  # refuses one that has no record
+        family_of(model)  # raises for a model whose family has no record
         if next(model.parameters()).is_meta:
             raise HeadwiseError("the model is on the meta device and has no numbers; load its weights first")
         name = type(model).__name__
@@ -183,7 +183,7 @@ class Job:
                 f"{name} answers with something other than tokens, and what sharing or pruning costs is measured on "
                 f"those; save the model without that head, or with its language-model head"
             )
-        cache_bytes(model)  # refuses a config without the sizes that tell it
+        cache_bytes(model)  # raises for a config without the sizes of the cache
         stream = stream_of(model)
         if stream is not None:
             if self.recipe is not None:
@@ -247,7 +247,7 @@ class Job:
             healed = damage_of(model, damage.tokens_per_second)
         model.requires_grad_(stream is None)
         out = None if workplace is None else workplace.shown
-        # Of a streamed model that is not written none are told: a digest of all weights takes as long as reading them.
+        # A streamed model that is not written gets no ancestors: their digest takes as long as reading all weights.
         if stream is not None and out is None:
             weights_folder = None
         report = Reshaped(
@@ -270,7 +270,7 @@ class Job:
             if not curve:
                 raise
             raise Stopped(curve[-1].step) from None  # the state of the healing waits
-        if stream is not None:  # its files have moved
+        if stream is not None:  # its files have moved with the folder that `export` gave its name
             model = open_folder(workplace.shown, stream=True, device=self.device).model
         return replace(report, model=model, verified=verified)
 

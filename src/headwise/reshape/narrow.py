@@ -1,9 +1,9 @@
 """Narrow layers: some of them see, and keep in their cache, only the latest tokens of a text.
 
 A layer in which a head finds needles keeps all (`heads.windows`). Of the others, those get a window whose loss with the
-window in place stays within the tolerance, or those that cost least where a share of the cache is asked for; the length
-of the window is tried, too. A plain window drops the first token, on which many heads rest (Xiao et al. 2023, arXiv
-2309.17453): what that alone costs is measured, and either such a layer is kept full, or it learns to do without.
+window in place stays within the tolerance, or those that cost least where a fraction of the cache is asked for; the
+length of the window is tried, too. A plain window drops the first token, on which many heads rest (Xiao et al. 2023,
+arXiv 2309.17453): what that alone costs is measured, and either such a layer is kept full, or it learns to do without.
 """
 
 from __future__ import annotations
@@ -148,7 +148,8 @@ class _Search:
         self._cost = cache(self._measured)
         self.base = self._loss({})
         self.tied = angles_by_kind(self.model)
-        self.sinks = int(job.recipe is not None and not self.tied)  # healing makes up for the first token
+        # First tokens that stay visible while layers are chosen: 1 before a healing, which teaches to do without it.
+        self.sinks = int(job.recipe is not None and not self.tied)
         self.heads: tuple[KVReach, ...] = ()
         if self.tied:  # layers with a window get a shorter one, all together: a config has one length
             self.open = [n for n, w in enumerate(self.now) if w is not None]
@@ -165,7 +166,8 @@ class _Search:
         choices = [choice for choice in map(self._choice, tried) if choice is not None]
         if not choices:
             raise HeadwiseError(self._refusal(tried))
-        # Where a fraction of the cache was asked for, all choices reach it, and the cheapest is best.
+        # Where a fraction of the cache was asked for, all choices reach it: the cheapest is best.
+        # Within a tolerance the one that leaves the smallest cache is.
         order = ("cost", "fraction") if self.asked.tolerance is None else ("fraction", "cost")
         best = min(choices, key=attrgetter(*order))
         child = with_windows(self.model, [best.window if n in best.layers else w for n, w in enumerate(self.now)])

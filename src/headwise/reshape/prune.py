@@ -161,12 +161,15 @@ def weakest(model: nn.Module, scores: Mapping[str, float], keep: float, uniform:
 
 
 def _n_gone(n: int, keep: float) -> int:
-    """How many of n go: the nearest number, the smaller of two, also where rounding made 1 - keep a little larger."""
+    """How many of n go: the whole number nearest to (1 - keep) n, of two equally near ones the smaller.
+
+    1e-9 is for rounding: it may make 1 - keep a little larger than it is, and a half would then go up.
+    """
     return math.ceil((1 - keep) * n - 0.5 - 1e-9)
 
 
 def _weakest_evenly(scores: Sequence[float], n_kv_heads: int, keep: float) -> tuple[int, ...]:
-    """Of a layer, whole groups where at least one goes, or else as many heads from each."""
+    """Of a layer the heads that go: whole groups if `keep` takes one at least, or as many heads from each group."""
     r = len(scores) // n_kv_heads
     groups = [range(g * r, (g + 1) * r) for g in range(n_kv_heads)]
     n_groups, n_each = (min(_n_gone(n, keep), n - 1) for n in (n_kv_heads, r))

@@ -59,10 +59,10 @@ from headwise.words import Note
 
 Groups = tuple[tuple[int, ...], ...]
 Pair = tuple[Tensor, Tensor]  # what is multiplied, such as queries and keys, one of each for every query head
-EXACT = 200  # groups at most that are priced one by one; above, a group costs the sum of its pairs
+EXACT = 200  # possible groups, at most, for each to be priced by itself; of more, each costs the sum of its pairs
 
 Pool = Callable[[AttentionWeights, Tensor, int], AttentionWeights]  # weights, root of the moments, number of groups
-ROUNDINGS = 4096  # of the largest component: a component that is smaller than so many is rounding itself
+ROUNDINGS = 4096  # a component below so many units of rounding (eps) of the largest one is taken to be rounding itself
 
 
 def share(
@@ -168,14 +168,14 @@ def share_heads(
         sharing = neighbours if groups == "adjacent" else best(weights, root, n_kv_heads, POOLS[method])
         order, r = list(itertools.chain(*sharing)), weights.group_size
         chosen.append(sharing)
-        origins.append([g * r + i for g in order for i in range(r)])
+        origins.append([g * r + i for g in order for i in range(r)])  # head g * r + i reads key/value head g
         if method in ALIGNING:
             notes[key_rule(weights).note] = None
         if sharing != neighbours:
             weights = weights.permuted(order)
         return POOLS[method](weights, root, n_kv_heads)
 
-    roots = roots or itertools.repeat(torch.empty(0))  # which a method of BLIND does not look at
+    roots = roots or itertools.repeat(torch.empty(0))  # one for each layer: a method of BLIND does not look at it
     pairs = zip(layers_in_turn(model), roots, strict=False)
     child = with_layers(model, itertools.starmap(pooled, pairs), n_kv_heads=n_kv_heads)
     if set(chosen) != {neighbours}:
@@ -215,6 +215,7 @@ def cheapest(n_heads: int, n_groups: int, price: Callable[[tuple[int, ...]], flo
     Two heads of different groups are exchanged as long as that helps, once from neighbours and once from heads dealt
     out like cards; the better end wins.
     """
+    # Head h in group h % n_groups.
     dealt = tuple(tuple(range(n, n_heads, n_groups)) for n in range(n_groups))
     ends = [_exchanged(start, price) for start in (adjacent(n_heads, n_groups), dealt)]
     cheaper = min(ends, key=lambda groups: sum(price(group) for group in groups))
@@ -233,20 +234,24 @@ def _exchanged(start: Groups, price: Callable[[tuple[int, ...]], float]) -> Grou
                 first = tuple(sorted({*groups[a], j} - {i}))
                 second = tuple(sorted({*groups[b], i} - {j}))
                 before, after = price(groups[a]) + price(groups[b]), price(first) + price(second)
-                if after < before * (1 - 1e-5):  # more than rounding, that of float32 too
+                # A gain of more than rounding, also in float32: otherwise two heads could be exchanged for ever.
+                if after < before * (1 - 1e-5):
                     groups[a], groups[b], improved = first, second, True
     return tuple(groups)
 
 
 def pooling_error(weights: AttentionWeights, root: Tensor, group: Sequence[int], pool: Pool) -> float:
+    """The squared error that one key/value head made of this group is expected to make in the layer's output."""
     before = weights.permuted(group)
     after = pool(before, root, 1)
     added, error = output_errors(before, after, root)
+    # The scores' error says what fraction of `added`, what a head adds, is lost: all of it from 1 on.
     return float((score_errors(before, after, root).clamp(max=1) * added + error).sum())
 
 
 def output_errors(before: AttentionWeights, after: AttentionWeights, root: Tensor) -> tuple[Tensor, Tensor]:
     """(H,) each: E|W_O v|^2, and E|W_O v - W_O' v'|^2, of every query head."""
+    # Each is a `Pair` for `_products`: (H,E,C) of W_O, and the values (H,E,X), repeated for the heads that read them.
     old, new = (
         (x.wo.permute(1, 2, 0), _for_queries(activations(x.wv, x.bv, root), before.n_heads)) for x in (before, after)
     )
@@ -256,7 +261,8 @@ def output_errors(before: AttentionWeights, after: AttentionWeights, root: Tenso
 def score_errors(before: AttentionWeights, after: AttentionWeights, root: Tensor) -> Tensor:
     """(H,): E(q.k - q'.k')^2 / D of every query head.
 
-    Over all distances RoPE rotates its part of a key through all angles: planes do not mix, and each counts half.
+    Over all distances RoPE rotates its part of a key through all angles. In the mean over the angles nothing is left of
+    products of two planes, and of each plane half of |q|^2 |k|^2.
     """
     old, new = [(queries(x, root), _for_queries(keys(x, root), before.n_heads)) for x in (before, after)]
     head_dim = before.wk.shape[1]
@@ -281,6 +287,8 @@ def _products(first: Pair, second: Pair) -> Tensor:
 
 def _rotated_products(first: Pair, second: Pair) -> Tensor:
     """(H,): the same, of complex queries and keys (H,P,X), where every plane is rotated through all angles."""
+    # A score of one plane is Re(conj(q) k z) with |z| = 1. The product of two such scores is, in the mean over z,
+    # Re(conj(q) q' k conj(k')) / 2.
     (q, k), (q_other, k_other) = first, second
     queries_meet, keys_meet = (q * q_other.conj()).sum(-1), (k * k_other.conj()).sum(-1)
     return (queries_meet.conj() * keys_meet).real.sum(1) / 2
@@ -299,7 +307,7 @@ def _for_queries(heads: Tensor, n_heads: int) -> Tensor:
 
 
 def aligned(weights: AttentionWeights, root: Tensor, n_groups: int, with_norms: bool = False) -> AttentionWeights:
-    """The same function, the key/value heads of each group (neighbours) turned onto their mean.
+    """The same function, with the key/value heads of each group (neighbours) aligned to their mean.
 
     with_norms  another function: what reads a head also gets the norm that the mean of its group will lack
     """
@@ -309,7 +317,7 @@ def aligned(weights: AttentionWeights, root: Tensor, n_groups: int, with_norms: 
     if not with_norms:
         return fold(weights, k_maps, v_maps)
     q_scale: Tensor | float = 1.0
-    if weights.k_gain is None:  # a qk-norm gives the mean its norm by itself
+    if weights.k_gain is None:  # with a qk-norm the mean gets its norm from that, and needs no scale
         q_scale = _shrinkage(k_maps @ k, n_groups, [*rule.planes, rule.free])[..., None]
     o_scale = _shrinkage(v_maps @ v, n_groups, [range(weights.wv.shape[1])])[:, None]
     return fold(weights, k_maps, v_maps, q_scale, o_scale)
@@ -325,13 +333,17 @@ def _aligned_mean(weights: AttentionWeights, root: Tensor, n_groups: int, with_n
     heads = aligned(weights, root, n_groups, with_norms)
     if heads.k_gain is None:
         return _mean(heads, root, n_groups)
-    # A qk-norm makes the size of a key's rows meaningless: each head counts alike.
+    # A qk-norm divides the size of each head's keys out, so that size must not weigh in the mean: each head counts by
+    # 1 / norm, scaled to a mean of 1.
     inverse = grouped(1 / mean_norm(activations(heads.wk, heads.bk, root)), n_groups)
     return _mean(heads, root, n_groups, (inverse / inverse.mean(1, keepdim=True)).view(-1, 1, 1))
 
 
 def _shrinkage(heads: Tensor, n_groups: int, parts: Sequence[Sequence[int]]) -> Tensor:
-    """(G,D): how many times the norm of heads (G,D,X) is that of the mean of their group, in each part of features."""
+    """(G,D): the norm of heads (G,D,X) over that of their group's mean, one factor for all features of a part.
+
+    1 where the mean is 0: nothing brings it back.
+    """
     before, means = heads.square().sum(-1), grouped(heads, n_groups).mean(1)
     after = means.square().sum(-1).repeat_interleave(len(heads) // n_groups, 0)
     factor = torch.ones_like(before)
@@ -343,10 +355,11 @@ def _shrinkage(heads: Tensor, n_groups: int, parts: Sequence[Sequence[int]]) -> 
 
 def _principal(weights: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWeights:
     r = weights.group_size
+    # (G,r*C,E): of each key/value head the W_O of its r query heads, one below another.
     readers = grouped(weights.wo.transpose(0, 1), weights.n_kv_heads).flatten(1, 2)
     v_in, v_out = _components_by_group(activations(weights.wv, weights.bv, root), readers, n_groups)
     wo = torch.einsum("che,hef->chf", weights.wo, v_out.repeat_interleave(r, 0))
-    if weights.k_gain is not None:
+    if weights.k_gain is not None:  # linear maps other than turns do not commute with a qk-norm
         pooled = _aligned_mean(weights, root, n_groups)
         weights = dataclasses.replace(weights, wq=pooled.wq, bq=pooled.bq, wk=pooled.wk, bk=pooled.bk)
     else:
@@ -360,18 +373,22 @@ def _principal(weights: AttentionWeights, root: Tensor, n_groups: int) -> Attent
 def _key_components(weights: AttentionWeights, root: Tensor, n_groups: int) -> tuple[Tensor, Tensor]:
     """The maps of `_components`, (G,D,D) each, for keys that queries read; each RoPE plane as one complex number."""
     rule, heads = key_rule(weights), keys(weights, root)
+    # (G,r*X,D): of each key/value head the queries that read it, one below another.
     readers = grouped(queries(weights, root).mT, weights.n_kv_heads).flatten(1, 2)
     n_heads, D, _ = heads.shape
     inward, outward = torch.zeros(2, n_heads, D, D, dtype=heads.dtype)
-    if rule.planes:  # RoPE rotates a query through all angles, so that a plane is read by the size of its part alone
-        numbers = as_complex(heads, rule.planes)[..., None, :]
+    # RoPE rotates a query through all angles, so that only the size of its part in a plane counts. Each plane is thus a
+    # problem of its own for `_components`: one complex feature (E = 1), read by one row, which is that size.
+    if rule.planes:
+        numbers = as_complex(heads, rule.planes)[..., None, :]  # (G,P,1,X)
+        # (G,P,1,1), complex as the numbers are: a product of a real and a complex matrix is refused.
         sizes = as_complex(readers.mT, rule.planes).norm(dim=-1)[..., None, None].to(numbers.dtype)
         plane_in, plane_out = _components_by_group(numbers, sizes, n_groups)
         write_planes(inward, plane_in[..., 0, 0], rule.planes)
         write_planes(outward, plane_out[..., 0, 0], rule.planes)
     if rule.free:
         free = list(rule.free)
-        block = (slice(None), torch.tensor(free)[:, None], free)
+        block = (slice(None), torch.tensor(free)[:, None], free)  # of each head the rows and columns of free features
         inward[block], outward[block] = _components_by_group(heads[:, free], readers[..., free], n_groups)
     return inward, outward
 
@@ -387,18 +404,24 @@ def _components(heads: Tensor, readers: Tensor) -> tuple[Tensor, Tensor]:
     """Of heads (n,...,E,X) the E features x which readers R_i (n,...,F,E) can best do with instead of their own head.
 
     Returns maps A and B (n,...,E,E): x is the sum of A_i head_i, and |R_i head_i - R_i B_i x|^2 summed is as small as E
-    features allow: the first right singular vectors of all R_i head_i (Eckart & Young 1936), scaled to the heads' mean.
+    features allow. By Eckart & Young (1936): stack all R_i head_i = U S V'; then x is the first E rows of V'. It is
+    scaled to `norm`, the size of the heads, so that the new keys and values have about the size of the old ones. Since
+    V' = S^-1 U' R head, A_i = norm S^-1 U_i' R_i; and B_i = head_i V / norm, the head's part along each row of x.
     """
     E = heads.shape[-2]
-    factors = torch.linalg.qr(readers).R  # the same squares in at most E rows
+    # R = Q T: products with T have the same sizes as with R, in E rows instead of F, where F is larger.
+    factors = torch.linalg.qr(readers).R
     seen = (factors @ heads).movedim(0, -3)  # (...,n,F,X)
     left, sizes, right = torch.linalg.svd(seen.flatten(-3, -2), full_matrices=False)
-    missing = max(0, E - sizes.shape[-1])  # components, where X or all F are fewer than E
+    # The svd has fewer than E components where X, or the rows of all readers together, are fewer. Zeros fill them up.
+    missing = max(0, E - sizes.shape[-1])
     left, right = F.pad(left, (0, missing))[..., :E], F.pad(right, (0, 0, 0, missing))[..., :E, :]
     sizes = F.pad(sizes, (0, missing))[..., :E]
+    # One for each stack of heads, `...`: their root mean square. abs: they may be complex.
     norm = mean_norm(heads.movedim(0, -3).flatten(-3, -2).abs())[..., None]
     rounding = ROUNDINGS * torch.finfo(sizes.dtype).eps * sizes[..., :1]
     inverse = torch.where(sizes > rounding, norm / sizes, torch.zeros_like(sizes))
+    # The rows U_i of each head: U lies (...,n*F,E), and the rows of the n heads are taken apart again.
     back = left.reshape(*left.shape[:-2], *seen.shape[-3:-1], E).movedim(-3, 0).mH  # (n,...,E,F)
     return inverse[..., None] * (back @ factors), heads @ right.mH / norm[..., None]
 

@@ -35,7 +35,7 @@ from headwise.reshape.arguments import check_tokens
 LONGEST = 1024  # tokens of a document, where neither the model nor the user sets a lower bound
 LOGITS = 2**26  # numbers, at most, in the logits of a batch that is only read
 STATISTICS = 50_000  # tokens, at most, that alignment and importance read
-GLANCE = 5_000  # and that an evaluation of a healing reads
+GLANCE = 5_000  # tokens, at most, that an evaluation of a healing reads
 EVALUATION = 20_000  # tokens, at most, that one measurement reads
 
 # One stream (N,), documents (B,T), or documents one by one.
@@ -93,7 +93,7 @@ def read_calibration(
     name, facts = "the text", Counter[str]()
     # What is read: a text, or lines to learn from and held-out ones, or ids.
     lines: Sequence[Sequence[str]] | None = None
-    # A string without a space, a path that is misspelled, is no text either: it is refused as a file that is not there.
+    # A string without a space that names no file is taken for a misspelled path: `read_text` refuses it by that name.
     if isinstance(text, Path) or (isinstance(text, str) and (exists(Path(text)) or not any(map(str.isspace, text)))):
         name = str(text_path(text))
         text = read_text(name)
@@ -111,7 +111,7 @@ def read_calibration(
         else:
             built_in = verbs.corpus(settings.seed, core=find_preset(settings.preset).core)
             lines = built_in.train_lines, built_in.held_out_lines
-    is_built_in = lines is not None
+    is_built_in = lines is not None  # until here a text has no lines, and only the verb corpus has
     if isinstance(text, str) and by_lines:
         lines = _split([line.strip() for line in text.splitlines() if line.strip()])
     # Its documents, those of the last tenth apart.

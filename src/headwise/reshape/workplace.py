@@ -67,6 +67,7 @@ class Workplace:
         check_place(self.source, self.shown)
         if self.path.exists() or self.path.is_symlink():
             is_folder = self.path.is_dir() and not self.path.is_symlink()
+            # A folder with a name in it that no job writes is the user's; so is a file or a link, here as the name "".
             for name in [entry.name for entry in self.path.iterdir()] if is_folder else [""]:
                 if name not in OURS and not name.startswith(SCRATCH) and not is_unfinished(name, OURS):
                     raise HeadwiseError(
@@ -92,7 +93,7 @@ class Workplace:
 
     def claim(self, settings: Mapping[str, Any]) -> None:
         """Note what this healing is, again as more is known; HeadwiseError where the state of another lies here."""
-        self.settings |= json.loads(json.dumps(settings))
+        self.settings |= json.loads(json.dumps(settings))  # as the file gives it back: lists for tuples
         if not self.has_state:
             write_whole(self.path / SETTINGS, json.dumps(self.settings, indent=2) + "\n")
             return
@@ -103,7 +104,7 @@ class Workplace:
                 there = before.get(name, "nothing")  # of another command
                 if there != here:
                     contrast = f"{name}: {there} there, {here} here"
-                    differing.append(contrast if len(contrast) < 60 else name)
+                    differing.append(contrast if len(contrast) < 60 else name)  # a digest, say, is not printed
         except (OSError, ValueError, TypeError, AttributeError):
             raise HeadwiseError(f"{self.path / SETTINGS} is damaged; remove that folder to begin anew") from None
         if differing:
@@ -118,6 +119,7 @@ class Workplace:
         for path in self.fresh.iterdir():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
+        # The order of the moves tells `_settle` how far they came: `fresh` is there until the last one.
         if self.has_state:
             (self.path / STATE).rename(self.path / SPENT)
         if self.out.exists():
@@ -131,7 +133,7 @@ class Workplace:
         A state is spent once the folder that came of it has its name.
         """
         aside, spent = self.path / REPLACED, self.path / SPENT
-        if spent.exists() and self.fresh.exists():
+        if spent.exists() and self.fresh.exists():  # the folder did not get its name: the healing may go on
             spent.rename(self.path / STATE)
         spent.unlink(missing_ok=True)
         if aside.exists() and not self.out.exists():
