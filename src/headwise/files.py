@@ -114,6 +114,8 @@ def take_lock(path: Path, message: str | None) -> int:
             return held
         try:
             fcntl.flock(held, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Who held it before removes the file and closes then: what we have locked may no longer have that name, and
+            # another process may lock a new file there.
             if os.path.samestat(os.fstat(held), path.stat()):
                 return held
         except BlockingIOError:
@@ -124,7 +126,7 @@ def take_lock(path: Path, message: str | None) -> int:
         except OSError:  # no locks on this disk
             os.close(held)
             raise
-        os.close(held)  # it is no longer the file of that name: once more
+        os.close(held)  # not the file of that name any more: try again
 
 
 @contextlib.contextmanager
@@ -207,8 +209,8 @@ def packaged(name: str, kind: str = "txt") -> Path:
     return Path(__file__).with_name("data") / f"{name}.{kind}"
 
 
-MOST_TEXT = 1 << 27  # bytes: a text as Python's list of token ids takes some 16 times its bytes in memory
-MOST_JSON = 1 << 26  # bytes: read into Python's dicts, some ten times as much
+MOST_TEXT = 1 << 27  # bytes, 128 MiB: a text as Python's list of token ids takes some 16 times its bytes in memory
+MOST_JSON = 1 << 26  # bytes, 64 MiB: read into Python's dicts, some ten times as much
 STDIN = "-"  # as the name of a text: standard input
 TEXT = "text.txt"  # where the folder of a run keeps what came from standard input
 

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 from headwise.errors import HeadwiseError
 from headwise.shapes import check_even, flat, kind_of, shape_of
 
-LARGEST_POSITION = 2**60
+LARGEST_POSITION = 2**60  # a sum of a position, an offset and a window, each at most this, stays below 2^63: int64
 
 
 class Grid(Protocol):
@@ -136,7 +136,11 @@ class Mask:
         return True
 
     def counts_from_first(self) -> bool:
-        """Does it count positions from the first key? A rolling cache, which drops that key, cannot serve it."""
+        """Does it count positions from the first key? A rolling cache, which drops that key, cannot serve it.
+
+        Not the opposite of `aligned`, which is about queries: `Streaming` may have its queries at the end of the keys,
+        and yet asks for the first keys; a mask that is an array does neither.
+        """
         return True
 
     def aligned(self) -> bool | None:
@@ -291,7 +295,7 @@ class Part(_Derived):
     """The mask of a larger call, for those of its heads, queries or keys that this call has.
 
     axis     "h", "t" or "s"
-    numbers  which of them; queries are neighbours
+    numbers  which of them, in the order in which this call has them
     length   how many the larger call has
     """
 
@@ -317,18 +321,26 @@ class Part(_Derived):
         band = self.mask.band(self.length if self.axis == "t" else T, S)
         if band is None or self.axis == "s" or (self.axis == "t" and not _neighbours(self.numbers)):
             return None
+        # Query i of this call is query i + first_query of the larger one, so here j - i is larger by first_query.
         low, high = (None if bound is None else bound + self.first_query for bound in band)
         return low, high
 
 
 class _WholeGrid:
-    """The grid of the larger call of a `Part`, at the places that this call has."""
+    """The grid of the larger call of a `Part`, at the places that this call has.
+
+    The mask was made for the larger call: it compares that call's positions, its arrays have that call's lengths, and
+    it checks against these. So B, H, T, S, `i` and `j` are here as the larger call has them, while the arrays that
+    come out have only the places of this call. For example queries 4 and 5 of a call of 6:
+
+        grid of this call    T = 2, i = 0 1        what the mask sees    T = 6, i = 4 5
+    """
 
     def __init__(self, grid: Grid, part: Part) -> None:
         self._grid, self._axis, self._length = grid, part.axis, part.length
         numbers = list(part.numbers)
         neighbours = _neighbours(numbers)
-        # A slice copies nothing.
+        # A slice of an array is a view; picking by a list would copy.
         self._numbers = slice(numbers[0], numbers[0] + len(numbers)) if numbers and neighbours else numbers
         self.B, self.H, self.T, self.S = grid.B, grid.H, grid.T, grid.S
         self.i, self.j, self.read = grid.i, grid.j, grid.read
@@ -336,14 +348,17 @@ class _WholeGrid:
             self.H = part.length
         elif part.axis == "t":
             self.T = part.length
+            # Neighbours need only an addition to the numbers 0, 1, ... that this call's queries have; for any others
+            # `pick` lays their numbers along the axis of queries.
             self.i = grid.i + part.first_query if neighbours else grid.pick(numbers, "t")
         else:
             self.S, self.j = part.length, grid.pick(numbers, "s")
 
     def pick(self, values: Any, axes: str) -> Any:
         shape = shape_of(values)
+        # Where the part's axis lies in the values, which may leave out leading axes; -1: they do not have it.
         place = axes[len(axes) - len(shape) :].find(self._axis)
-        if place >= 0 and shape[place] == self._length:  # else it is 1, and broadcast
+        if place >= 0 and shape[place] == self._length:  # else its length is 1, and `pick` broadcasts it
             values = _taken(values, place, self._numbers)
         return self._grid.pick(values, axes)
 
@@ -356,7 +371,7 @@ def _neighbours(numbers: Sequence[int]) -> bool:
 def _taken(values: Any, axis: int, numbers: slice | list[int]) -> Any:
     """Some entries along one axis of an array or of nested lists."""
     if not isinstance(values, list | tuple):
-        return values[(*[slice(None)] * axis, numbers)]
+        return values[(*[slice(None)] * axis, numbers)]  # values[:, :, numbers], with as many colons as axes before it
     if axis:
         return [_taken(value, axis - 1, numbers) for value in values]
     return values[numbers] if isinstance(numbers, slice) else [values[n] for n in numbers]
@@ -474,13 +489,14 @@ class Streaming(Shifted):
                     f"Streaming {name}={values}: pass whole numbers from 0 on, one, or one for each head"
                 )
             sizes.append(numbers if per_head else numbers * grid.H)
+        # Not strict: under a trace `read` gives no numbers, and then nothing is compared.
         if (0, 0) in zip(*sizes, strict=False):
             raise HeadwiseError(
                 "Streaming with sinks=0 and window=0: that head sees nothing; pass 1 or more in one of them"
             )
 
     def counts_from_first(self) -> bool:
-        return True
+        return True  # whatever the offset: sinks are the first keys
 
     def allowed(self, grid: Grid) -> Any:
         sinks, window = (grid.pick(x, "h") if shape_of(x) else x for x in (self.sinks, self.window))
@@ -541,6 +557,7 @@ class _OfArray(Mask):
         pairs = zip(reversed(shape), reversed(full), strict=False)  # leading axes may be left out
         if len(shape) > 4 or any(n not in (1, whole) for n, whole in pairs):
             raise HeadwiseError(f"{name} has shape {shape}, which does not broadcast to (B,H,T,S) = {full}")
+        # With equal lengths torch's broadcasting would read the first axis as heads, whatever the caller meant.
         if len(shape) == 3 and shape[0] == grid.B == grid.H > 1:
             raise HeadwiseError(
                 f"{name} has shape {shape}, and B = H = {grid.B}: it may mean (B,T,S) or (H,T,S); pass four axes, "
@@ -612,6 +629,7 @@ def alibi_slopes(n_heads: int) -> list[float]:
     """
     power = 2 ** int(math.log2(n_heads))  # the largest power of two that is not above n_heads
     slopes = [2 ** (-8 * (h + 1) / power) for h in range(power)]
+    # The slopes of 2 * power heads are 2^(-4/power), 2^(-8/power), ...: the first, third, fifth lie between ours.
     between = [2 ** (-4 * (h + 1) / power) for h in range(0, 2 * power, 2)]
     return slopes + between[: n_heads - power]
 

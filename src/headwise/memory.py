@@ -85,6 +85,7 @@ def device_named(name: str | torch.device) -> torch.device:
         names += [f"{accelerator.type}:{n}" for n in range(torch.accelerator.device_count())]
     with suppress(RuntimeError, TypeError):  # a word that is no device to torch
         device = torch.device(name)
+        # A name without a number, such as "cuda", is the first device of its kind.
         if f"{device.type}:{device.index or 0}" in ("cpu:0", *names):
             return device
     raise refusal("no_device", name=name, names=", ".join(names))
@@ -119,7 +120,7 @@ def in_turn(
     names = deque(calls)
     for n in range(1, rounds + 1):
         for name in names:
-            if n * first[name] <= longest:
+            if n * first[name] <= longest:  # n rounds, each as long as the one that warmed up
                 times[name].append(seconds_of(calls[name]))
         names.rotate(-1)
     return {name: taken or [first[name]] for name, taken in times.items()}

@@ -95,6 +95,7 @@ class RoPE(_Brief):
         dim = self.dim or head_dim
         theta = self.theta
         if self.scaling == "ntk" and dim > 2:
+            # So the slowest pair, m = dim/2 - 1, slows down by exactly `factor`. dim = 2 has only one, of 1 radian.
             theta *= self.factor ** (dim / (dim - 2))
         plain = [theta ** (-2 * m / dim) for m in range(dim // 2)]
         if self.scaling == "linear":
@@ -106,14 +107,19 @@ class RoPE(_Brief):
         high = min(math.ceil(self._pair_that_turns(self.beta_slow, dim)), dim - 1)
         mixed = []
         for m, frequency in enumerate(plain):
-            slowness = min(1.0, max(0.0, (m - low) / max(high - low, 1e-3)))  # 0 fast, 1 slow, a ramp or a step between
+            # 0 for a fast pair, 1 for a slow one, a ramp between. Where low = high, the 1e-3 makes a step of the ramp
+            # and keeps the division from 0.
+            slowness = min(1.0, max(0.0, (m - low) / max(high - low, 1e-3)))
             mixed.append(frequency * (1 - slowness) + frequency / self.factor * slowness)
         if self.attention_factor is not None:
             return mixed, self.attention_factor
         return mixed, 0.1 * math.log(self.factor) + 1.0
 
     def _pair_that_turns(self, times: float, dim: int) -> float:
-        """The (fractional) pair of features that turns `times` times within the original context."""
+        """The (fractional) pair of features that turns `times` times within the original context.
+
+        Pair m turns context * theta^(-2m/dim) / (2 pi) times; this is solved for m.
+        """
         assert self.original_context is not None
         return dim * math.log(self.original_context / (times * 2 * math.pi)) / (2 * math.log(self.theta))
 

@@ -46,5 +46,5 @@ def kind_of(values: Any) -> str:
     if hasattr(values, "dtype"):
         name = str(values.dtype)
         return "bool" if "bool" in name else "float" if "float" in name else "int"
-    kinds = {type(value) for value in flat(values)}
+    kinds = {type(value) for value in flat(values)}  # a set: <= asks whether all are among the types named
     return "bool" if kinds <= {bool} else "int" if kinds <= {int, bool} else "float"

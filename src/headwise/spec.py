@@ -339,11 +339,14 @@ class AttentionSpec:
     def window(self) -> int | None:
         """Keys that a causal query sees, its own counted; None: all before it."""
         low = self._band[0]
-        return 1 - low if self.causal and low is not None else None
+        return 1 - low if self.causal and low is not None else None  # -low keys before the query, and its own
 
     @property
     def _band(self) -> tuple[int | None, int | None]:
-        """The least and the largest j - i that the mask allows; None: as far as keys go, or no band."""
+        """The least and the largest j - i that the mask allows; None: as far as keys go, or no band.
+
+        Asked of one query and one key, T = S = 1: there a query stands at its own key, and j - i is a plain distance.
+        """
         return (self.mask and self.mask.band(1, 1)) or (None, None)
 
     def replace(self, **changes: Any) -> AttentionSpec:

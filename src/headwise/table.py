@@ -77,7 +77,8 @@ def picture(values: Sequence[Sequence[float]], label: str, height: int = 96) -> 
     n_rows, n_columns = len(values), len(values[0]) if values else 0
     pixels = b""
     for row in values:
-        pixels += b"\0" + b"".join(_colour(x / top) for x in row)  # 0: the row is stored as it is
+        # A row of a PNG begins with the number of its filter; 0 is none.
+        pixels += b"\0" + b"".join(_colour(x / top) for x in row)
     # PNG's header: 8 bits each of red, green and blue (kind 2), and the usual compression, filter and order of rows.
     header = struct.pack(">IIBBBBB", n_columns, n_rows, 8, 2, 0, 0, 0)
     data = b"\x89PNG\r\n\x1a\n"
@@ -177,6 +178,10 @@ class Table:
     ) -> None:
         """Columns that do not fit go on in a further table below, behind the first column again.
 
+        Such a table is a band of columns. The box takes one place at either edge, which the 2 below stand for:
+
+            edge, first column, gap, column, gap, column, ..., edge
+
         Numbers are never broken. The `last` rows stand below a line. `speak` says a text in the reader's language
         (`words.translator`).
         """
@@ -194,19 +199,22 @@ class Table:
             longest = max(map(cell_len, column), default=0)
             word = max(map(cell_len, heading.split()), default=0)
             least.append(max(word, min(longest, WORDS) if place in lefts else longest))
+        # All in one band with gaps of 2: n columns have n - 1 gaps, and the edges take 2 more, which makes 2 * n.
         fits = sum(wide) + 2 * len(wide) <= console.width
         gap = 2 if fits else 1  # between two columns
         first = wide[0]  # the width of the first column: a third of the console, or what the others leave
         if not fits:
             remaining = console.width - 2 - sum(least[1:]) - gap * (len(least) - 1)
             first = min(wide[0], max(least[0], console.width // 3, remaining))
-        room = console.width - first - 2
+        room = console.width - first - 2  # for the gaps and the other columns of a band
         start = 1  # the first column of a table, behind the names of the rows; a table of names alone has none
         while start < len(columns) or start == 1:
             end = min(start + 1, len(columns))
+            # A column joins the band if the least widths still fit, each with the gap before it.
             while end < len(columns) and sum(least[start : end + 1]) + gap * (end + 1 - start) <= room:
                 end += 1
             widths = _spread(wide[start:end], least[start:end], room - gap * (end - start))
+            # The box itself sets one place between columns, and the padding adds the rest of the gap.
             grid = Grid(box=box.SIMPLE_HEAD, padding=(0, gap - 1, 0, 0), pad_edge=False, show_header=any(self.columns))
             if self.title:
                 title = speak(self.title)
@@ -220,7 +228,7 @@ class Table:
                     grid.add_section()
                 grid.add_row(*(Text(row[place]) for place in (0, *range(start, end))))
             console.print(grid)
-            start = max(end, 2)
+            start = max(end, 2)  # 2 ends the loop for a table of names alone, whose `end` is still 1
         if self.note:
             say(console, speak(self.note))
 

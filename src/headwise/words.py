@@ -93,7 +93,7 @@ def unknown(what: str, name: object, known: Iterable[str], offer: str | None = N
     """
     names = list(known)
     near = difflib.get_close_matches(str(name), names, n=2)
-    if not near:  # capitals count as other letters there
+    if not near:  # difflib takes capitals for other letters, so that "LLAMA" is not near "llama"
         near = [other for other in names if other.lower() == str(name).lower()]
     if near:
         key = "near" if len(near) == 1 else "near_two"
@@ -108,7 +108,12 @@ def system_language() -> str:
 
 
 def known(text: str) -> Note | None:
-    """The note that an English text of a run folder is, by the phrases of `[kept]` and `[source]`; None for others."""
+    """The note that an English text of a run folder is, by the phrases of `[kept]` and `[source]`; None for others.
+
+    A run folder holds plain English texts, whatever the language of the command that wrote it: a note's key and facts
+    are lost in its JSON. To say such a text in Spanish, its phrase is found again by its wording, and its facts are
+    read out of it.
+    """
     for key, pattern in _known_phrases():
         if match := pattern.fullmatch(text):
             return Note.of(key, **match.groupdict())
@@ -117,11 +122,15 @@ def known(text: str) -> Note | None:
 
 @functools.cache
 def _known_phrases() -> list[tuple[str, re.Pattern[str]]]:
-    """Each of these phrases as what it looks like with any facts; the one that says most comes first."""
-    sections = key_of("kept", ""), key_of("source", "")
+    """The phrases of `[kept]` and `[source]` as patterns, with a group for each fact.
+
+    The one with the most words of its own comes first: a phrase that is hardly more than facts fits other texts, too.
+    """
+    sections = key_of("kept", ""), key_of("source", "")  # "kept." and "source.", with which their keys begin
     english = {key: texts["en"] for key, texts in table().items() if key.startswith(sections)}
     patterns = []
     for key in sorted(english, key=lambda key: -len(re.sub(_PLACE, "", english[key]))):
+        # {order}, which re.escape has made \{order\}, becomes the group `order`.
         pattern = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>.+?)", re.escape(english[key]))
         patterns.append((key, re.compile(pattern)))
     return patterns

@@ -21,7 +21,7 @@ from headwise.spec import AttentionSpec
 from headwise.words import Note
 
 LARGEST = 2**40  # of one size; beyond it a number is a slip, and sums would take for ever to print
-MOST_LAYERS, MOST_HEADS = 10_000, 4096
+MOST_LAYERS, MOST_HEADS = 10_000, 4096  # far above any real model: every layer is built, so a slip would take for ever
 
 REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads")
 NORMS = (2, 1)  # gains of a layer, and of the norm behind all layers, in widths of the model: RMSNorms
@@ -211,6 +211,7 @@ def layers_of(f: Fields, stack: str = MAIN, prefix: str = "", cross: bool = Fals
     specs = dict.fromkeys(windows, spec)  # by window: layers that are alike share one spec
     if not f.has("sees_all"):
         for window in specs:
+            # A window counts the query itself, and `Window` only what stands before it.
             specs[window] = spec.replace(mask=Causal() if window is None else Window(window - 1, 0))
     # What no spec holds and an attention does.
     beside = {name: f.record[name] for name in ("key_bias", "joint_norms") if name in f.record}
@@ -286,7 +287,7 @@ SLIDES: dict[str, Callable[[Fields, int], bool]] = {
     "late": lambda f, n: n >= f.count("max_window_layers"),
     "early": lambda f, n: n % 2 == 0 and n < f.count("max_window_layers"),
     "every other": lambda f, n: n % 2 == 0,
-    "pattern": lambda f, n: (n + 1) % f.size("sliding_window_pattern") > 0,
+    "pattern": lambda f, n: (n + 1) % f.size("sliding_window_pattern") > 0,  # the last of each so many does not slide
 }
 
 

@@ -31,7 +31,7 @@ COMPUTED = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}  # those t
 UNITS = {"b": 1}
 for _power, _letter in enumerate("kmgtp", start=1):
     UNITS |= {f"{_letter}b": 1000**_power, f"{_letter}ib": 1024**_power}
-LARGEST = 2**63  # bytes; beyond it a number is a slip
+LARGEST = 2**63  # bytes, 8 EiB: more than any device holds or moves in a second, so a larger number is a slip
 
 
 def number_format(name: object) -> str:
@@ -55,6 +55,7 @@ def computed_in(dtype: str) -> str:
 
 def bytes_of(count: int, dtype: str) -> int:
     """Bytes of that many numbers, rounded up to whole ones."""
+    # -(-a // b) is a / b rounded up, in whole numbers, which stay exact however large they are.
     return -(-count * BITS[dtype] // 8)
 
 
@@ -63,10 +64,11 @@ def read_bytes(name: str, text: str | int, per_second: bool = False) -> int:
 
     A text without a unit is refused: it may be meant in GB as well as in bytes.
     """
-    if type(text) is int:
+    if type(text) is int:  # isinstance would let True pass as 1
         value = Decimal(text)
     else:
         ending = r"\s*/\s*s" if per_second else ""
+        # Digits with or without decimals, then letters, which UNITS must know.
         size = re.fullmatch(rf"\s*(\d{{1,20}}(?:\.\d{{1,20}})?)\s*([A-Za-z]{{1,3}}){ending}\s*", str(text), re.ASCII)
         if not size or size[2].lower() not in UNITS:
             example = "900GB/s" if per_second else "24GiB"
@@ -79,7 +81,7 @@ def read_bytes(name: str, text: str | int, per_second: bool = False) -> int:
 
 DEFAULT_CONTEXT = 512  # of a model that sets no longest text, such as T5, which was trained on 512 tokens
 DEFAULT_DTYPE = "bf16"  # where neither the caller nor the config names one
-MOST = 2**40  # tokens or texts
+MOST = 2**40  # tokens of a text, or texts of a batch: far above any real one, so a larger number is a slip
 
 
 @dataclass(frozen=True)
@@ -199,6 +201,7 @@ class Price:
     def heading(self) -> Note:
         """The sizes of the model, and the setting in a second line."""
         setting = self.setting
+        # Whose heads the heading names: the first layer with cross attention, where an encoder has layers of its own.
         decoder = [layer for layer in self.layers if layer.cross] or self.layers
         heads = decoder[0].attention
         source: str = ""
@@ -435,6 +438,7 @@ def decode_price(shape: ModelShape, setting: Setting) -> DecodePrice:
 def fit(shape: ModelShape, setting: Setting, free: int) -> MemoryPrice:
     """What the caches of a batch may grow to in `free` bytes."""
     source = setting.source or 0
+    # How many numbers fit, rounded down: a part of one is of no use.
     values = free * 8 // BITS[setting.cache_dtype]
     longest = longest_context(shape, values // setting.batch, source)
     return MemoryPrice(free, longest, values // cache_values(shape, setting.context, source))
@@ -450,6 +454,7 @@ def _notes(shape: ModelShape, setting: Setting) -> list[Note]:
         notes.append(Note.of("price.source_beyond", source=f"{setting.source:,}", positions=positions))
     if streaming := sum(attention.streaming for attention in shape.cached):
         heads = sum(attention.spec.n_kv_heads for attention in shape.cached)
+        # with_heads() without changes drops the plan; it would drop latents, too, but a plan is for models without.
         whole = cache_price(shape.with_heads(), setting).total_bytes
         notes.append(Note.of("price.planned", streaming=streaming, heads=heads, bytes=f"{whole:,}"))
     if setting.batch > 1 and any(layer.feed_forward.n_experts for layer in shape.layers):

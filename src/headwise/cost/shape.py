@@ -51,14 +51,17 @@ class Attention:
         return heads + spec.shared_parameters
 
     def kept(self, tokens: int) -> dict[int, int]:
-        """Tokens of a text that long whose key and value are cached -> for how many key/value heads."""
+        """Tokens of a text that long whose key and value are cached -> for how many key/value heads.
+
+        In `keep` None stands for a head that the plan leaves as it is: it keeps all that the layer's mask lets it see.
+        """
         seen = tokens if self.spec.window is None else min(tokens, self.spec.window)
         if self.keep is None:
             return {seen: self.spec.n_kv_heads}
         return Counter(kept_rows(keep, tokens) if keep else seen for keep in self.keep)
 
     def rows(self, tokens: int) -> int:
-        """The same over all key/value heads."""
+        """The tokens of `kept`, summed up over all key/value heads."""
         return sum(kept * heads for kept, heads in self.kept(tokens).items())
 
     @property
@@ -70,6 +73,7 @@ class Attention:
     def growing_values(self) -> int:
         """Numbers that one more token adds once all windows are full."""
         n = self.spec.n_kv_heads
+        # A head that streams has a window of its own and stops growing; the others have equal parts of the values.
         return 0 if self.spec.window else self.spec.cache_values_per_token * (n - self.streaming) // n
 
 
@@ -90,11 +94,15 @@ class FeedForward:
     @property
     def n_matrices(self) -> int:
         """Matrices of d_model x width: up, down and, where there is one, gate."""
+        # Booleans count as 0 and 1 here and in the sums below.
         return 2 + self.gated
 
     @property
     def expert_parameters(self) -> int:
-        """Of one expert; without experts, of all."""
+        """Of one expert; without experts, of the whole feed-forward.
+
+        The biases are those of up and, where there is one, of gate, each `width` long, and that of down.
+        """
         biases = self.bias * ((1 + self.gated) * self.width + self.d_model)
         return self.n_matrices * self.d_model * self.width + biases
 
@@ -106,6 +114,7 @@ class FeedForward:
 
     @property
     def parameters(self) -> int:
+        # Without experts n_experts is 0, and the feed-forward counts as a single one.
         return (self.n_experts or 1) * self.expert_parameters + self.common_parameters
 
     @property
@@ -115,6 +124,7 @@ class FeedForward:
     @property
     def active_weights(self) -> int:
         widths = (self.n_active or 1) * self.width + self.shared_width
+        # The router has a row of d_model for each expert, and one more where it weighs what all tokens go through.
         return self.d_model * (self.n_matrices * widths + self.n_experts + self.shared_gate)
 
 
@@ -199,7 +209,10 @@ class ModelShape:
         return replace(self, notes=(*self.notes, *notes))
 
     def with_heads(self, **heads: Any) -> ModelShape:
-        """The same model with other n_kv_heads, n_heads, head_dim or value_dim in the main stack; no latent or plan."""
+        """The same model with other n_kv_heads, n_heads, head_dim or value_dim in the main stack; no latent or plan.
+
+        Without RoPE, too: it costs nothing that is counted, and its width may not fit another head_dim.
+        """
         changes = dict.fromkeys(("latent_dim", "q_latent_dim", "rope_dim", "rope")) | heads
 
         def changed(attention: Attention) -> Attention:
@@ -247,13 +260,20 @@ def score_pairs(attention: Attention, tokens: int) -> int:
     if not attention.spec.causal:
         return tokens * tokens * attention.spec.n_kv_heads
     total = 0
-    for most, heads in attention.kept(tokens).items():  # the first queries see 1, 2, ... keys, all later ones `most`
+    # What a cache keeps for the last query is the most that any query sees: the first ones see 1, 2, ... keys up to
+    # `most`, all later ones `most`.
+    for most, heads in attention.kept(tokens).items():
         total += heads * (most * (most + 1) // 2 + (tokens - most) * most)
     return total
 
 
 def pair_flops(spec: AttentionSpec, pairs: int) -> int:
-    """FLOPs of scores and weighted values, of pairs summed up over the key/value heads, each of H / G query heads."""
+    """FLOPs of scores and weighted values.
+
+    `pairs` is summed up over the G key/value heads, for a plan lets each of them keep another number of keys. Each
+    serves H / G query heads, and each query head takes a product of width d and one of width e for a pair. The
+    division comes last, so that nothing is rounded before.
+    """
     return 2 * spec.n_heads * (spec.head_dim + spec.value_dim) * pairs // spec.n_kv_heads
 
 
@@ -266,7 +286,7 @@ def forward_price(shape: ModelShape, batch: int, tokens: int, source: int) -> Fo
         spec, across = layer.attention.spec, 0  # `across`: FLOPs of the pairs of cross attention
         length = tokens if layer.stack == MAIN else source
         linear += 2 * length * (_token_weights(spec) + layer.feed_forward.active_weights)
-        if layer.cross:  # its keys and values are made once, of the source
+        if layer.cross:  # its queries are made of the text; its keys and values once, of the source
             cross = layer.cross.spec
             linear += 2 * ((cross.q_weights + cross.o_weights) * length + cross.kv_weights * source)
             across = pair_flops(cross, length * source * cross.n_kv_heads)
@@ -295,12 +315,14 @@ def decode_flops(shape: ModelShape, tokens: int, source: int, expand: bool = Fal
     A latent cache is read as it is, its expanding matrix folded into query and output; with `expand` keys and
     values are made of all of it at every step, as transformers does.
     """
-    total = 2 * sum(piece.weights for piece in shape.pieces)  # those of other stacks have none
+    total = 2 * sum(piece.weights for piece in shape.pieces)  # pieces of the encoder or a vision tower have no weights
     for layer in shape.main_layers:
         spec, rows = layer.attention.spec, layer.attention.rows(tokens)
         total += 2 * (_token_weights(spec) + layer.feed_forward.active_weights)
         if spec.latent_dim and not expand:
-            features = spec.cache_values_per_token + spec.latent_dim  # of a key, and of a value
+            # What is kept of a token is read as a key, and its latent alone as a value.
+            features = spec.cache_values_per_token + spec.latent_dim
+            # `rows` counts a token once for each key/value head, and all heads read the same latents.
             total += 2 * spec.n_heads * features * rows // spec.n_kv_heads
         else:
             total += pair_flops(spec, rows)
@@ -339,6 +361,7 @@ def cache_values(shape: ModelShape, tokens: int, source: int) -> int:
     total = 0
     for attention in shape.cached:
         spec = attention.spec
+        # `rows` counts over all key/value heads, cache_values_per_token is of all of them together: hence the division.
         total += spec.cache_values_per_token * attention.rows(tokens) // spec.n_kv_heads
     return total + sum(attention.spec.cache_values_per_token for attention in shape.crossed) * source
 

@@ -163,7 +163,7 @@ class Head:
     up: Tensor | None
 
     def __init__(self, layer: Projections, index: int) -> None:
-        vars(self).update(layer=layer, index=index)
+        vars(self).update(layer=layer, index=index)  # past __setattr__, which takes weights alone
 
     @property
     def name(self) -> str:
@@ -198,6 +198,7 @@ class Head:
             return latent.through(_parameter(layer, "q_down.weight"), layer.q_latent_norm, self._view("wq"))
         down, ups = _parameter(layer, "kv_down.weight"), latent.split_up(spec, self._view("up"))
         k, v = (latent.through(down, layer.kv_latent_norm, up) for up in ups)
+        # The last rows of `kv_down` make the rotary key, which is one for all heads and passes through no latent.
         return v if name == "wv" else torch.cat([k, down[spec.latent_dim :]])
 
     def _view(self, name: str) -> Any:
@@ -207,7 +208,7 @@ class Head:
             return None
         of_kv_head = path.startswith(KV_PARTS)
         index = self.kv_index if of_kv_head else self.index
-        if size is None:
+        if size is None:  # one entry for each head along that axis, not a block of rows or columns
             return parameter.select(axis, index)
         width = getattr(self.layer.spec, size)
         return parameter.narrow(axis, index * width, width)

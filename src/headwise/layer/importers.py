@@ -96,12 +96,14 @@ def certified(
             if takes_mask and way == "self" and spec.mask is None:
                 masks.append(CAUSAL)
             if takes_mask:
-                masks.append(Lengths([n_keys, n_keys // 2 + 1, 1]))  # N_TEXTS of them
+                # Of N_TEXTS texts one is whole, one a good half, and one a single key.
+                masks.append(Lengths([n_keys, n_keys // 2 + 1, 1]))
             for mask in masks:
                 added = _added(layer.mask_with(mask), like.new_zeros(N_TEXTS, spec.n_heads, n_tokens, n_keys))
                 expected = original(x, keys, values, added)
                 ours = layer(x, None if way == "self" else keys, None if values is keys else values, mask=mask)
                 if added is not None:  # a row that may attend nothing is 0 here, and elsewhere anything
+                    # Of (B,H,T,S) to (B,T,1): queries that see some key in every head.
                     rows = (added > -math.inf).any(-1).all(1)[..., None]
                     expected, ours = torch.where(rows, expected, 0), torch.where(rows, ours, 0)
                 measured.append(torch.stack([(ours - expected).abs().max(), expected.abs().max()]))
@@ -127,6 +129,7 @@ def _added(mask: Mask | None, zeros: Tensor) -> Tensor | None:
     """A mask as numbers to add to the scores (B,H,T,S), -inf = forbidden, in float32 or wider."""
     if mask is None:
         return None
+    # Queries and keys of width 1 that are all 0, cut out of `zeros`: (B,H,T,1) and (B,H,S,1).
     keys = zeros.transpose(2, 3)[..., :1]
     return trace(zeros[..., :1], keys, keys, Options(mask)).masked  # of scores that are 0
 

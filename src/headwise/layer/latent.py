@@ -24,7 +24,12 @@ from headwise.spec import AttentionSpec, Options
 
 
 def products(spec: AttentionSpec, T: int, S: int) -> dict[str, int]:
-    """Multiplications of each way for T queries and S keys of one document."""
+    """Multiplications of each way for T queries and S keys of one document.
+
+    Expanded, each of S tokens goes through `kv_up`, and a pair costs a product of the key's width and one of the
+    value's. Absorbed, each of T queries goes through it, and a pair costs twice the width of what is kept, which is
+    read once as a key and once as a value: see `absorbed`.
+    """
     up, pairs = spec.expanding_weights, spec.n_heads * T * S
     return {
         "expanded": S * up + pairs * (spec.head_dim + spec.value_dim),
@@ -42,7 +47,7 @@ def expanded(layer: Projections, kept_b1sl: Tensor) -> tuple[Tensor, Tensor]:
     """Keys (B,H,S,D) and values (B,H,S,E) of every head, out of what is kept."""
     spec = layer.spec
     content, rotary = torch.split(kept_b1sl, [kept_b1sl.shape[-1] - spec.rope_dim, spec.rope_dim], -1)
-    up_bsx = layer.kv_up(content).squeeze(1)
+    up_bsx = layer.kv_up(content).squeeze(1)  # x: what all heads make of a token, head after head
     up_bhsx = up_bsx.unflatten(-1, (spec.n_heads, spec.up_dim)).transpose(1, 2)
     k, v = split_up(spec, up_bhsx, -1)
     return torch.cat([k, rotary.expand(-1, spec.n_heads, -1, -1)], -1), v

@@ -144,7 +144,7 @@ class MultiHeadAttention(Projections):
         """
         sources = context, values  # as they were passed: a cache knows its context by the tensors themselves
         batch, context, values = self.batched(x, context, values)
-        is_one_document, x = x.ndim == 2, batch
+        is_one_document, x = x.ndim == 2, batch  # the first asks of the x that was passed, before it is replaced
         mask = self.mask_with(mask)
         self.check(x, context, values, mask, cache, positions)
         start = 0 if cache is None else cache.length
@@ -159,7 +159,9 @@ class MultiHeadAttention(Projections):
             if cache is not None and planned is None:
                 k, v = cache.offer(k, v)
         if self.relative_bias is not None:
-            n_keys = k.shape[2] if planned is None else start + k.shape[2]  # a plan has not joined them with those held
+            # `offer` has joined new keys with those held. A cache with a plan joins them later, in `attend`, so here k
+            # has only the new ones.
+            n_keys = k.shape[2] if planned is None else start + k.shape[2]
             mask = all_of((mask, Bias(self._bias_by_distance(q.shape[2], n_keys))))
 
         options = self.options(mask, gate)
@@ -207,7 +209,7 @@ class MultiHeadAttention(Projections):
         content, rotary = self.kv_down(keys).split([spec.latent_dim, spec.rope_dim], -1)
         both = torch.cat([_normed(self.kv_latent_norm, content), rotary], -1)
         kept = self._ready(both, 1, None, start, positions)
-        return kept, kept[..., :0]
+        return kept, kept[..., :0]  # values of width 0, for a cache takes keys and values in pairs
 
     def _attended(
         self, q: Tensor, k: Tensor, v: Tensor, options: Options, planned: PlannedCache | None
@@ -217,8 +219,8 @@ class MultiHeadAttention(Projections):
             return planned.attend(q, k, v, options), k, v
         if self.spec.latent_dim is None:
             return attend(q, k, v, options), k, v
-        kept, absorbs = k, latent.absorbs(self, q.shape[2], k.shape[2])
-        if self.watchers or not absorbs:
+        kept, absorbs = k, latent.absorbs(self, q.shape[2], k.shape[2])  # with a latent, k is what is kept of both
+        if self.watchers or not absorbs:  # watchers are shown keys and values of every head, whichever way is taken
             k, v = latent.expanded(self, kept)
         heads = latent.absorbed(self, q, kept, options) if absorbs else attend(q, k, v, options)
         return heads, k, v

@@ -36,7 +36,7 @@ class TorchAttention(nn.Module):
     """
 
     in_proj_bias = None  # so that nn.TransformerEncoderLayer calls this module, and not a kernel with its weights
-    _qkv_same_embed_dim = False
+    _qkv_same_embed_dim = False  # read by nn.TransformerEncoder when it is built, for the same reason
 
     def __init__(self, layer: MultiHeadAttention, batch_first: bool) -> None:
         super().__init__()
