@@ -240,7 +240,7 @@ def windows_png(path: str | Path, reach: Windows, sinks: int) -> None:
     from matplotlib.colors import LinearSegmentedColormap
 
     table = [[mass.mean for mass in head.outside[SINKS.index(sinks)]] for head in reach.heads]
-    # Inches: of names and axes, and of each window and each head, in whose cell a number has room.
+    # Inches, across and down: 2.5 and 1.4 for names and axes; 0.7 and 0.26 for a cell, in which a number has room.
     size = 2.5 + 0.7 * len(reach.windows), min(LONGEST, 1.4 + 0.26 * len(table))
     figure = new_figure(figsize=size, facecolor="#fbfaf6")
     axes = figure.add_subplot()
