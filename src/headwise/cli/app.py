@@ -274,7 +274,7 @@ def _hoisted(words: list[str]) -> list[str]:
     asked = []
     for word in words[:end]:
         asked += word.split("=", 1) if word.startswith(f"{LANG}=") else [word]
-    # Behind `--` all words are names.
+    # Behind `--` all words are names. Each word is seen with the one before it: the value of --lang goes first, too.
     first, rest = list[str](), list[str]()
     for word, before in zip(asked, ["", *asked], strict=False):
         (first if word in COMMON or LANG in (word, before) else rest).append(word)

@@ -165,6 +165,7 @@ def align(
         raise refusal("one_text", path=pairs)
     else:
         texts, others = held_apart(texts, random.Random(0))
+    # Whisper's generation config has them, as pairs of a layer and a head of cross attention.
     published = getattr(getattr(folder.model, "generation_config", None), "alignment_heads", None) or []
     named = [f"cross.L{layer}.H{head}" for layer, head in published]
     with Progress("reading the texts") as progress:

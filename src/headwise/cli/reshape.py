@@ -1,4 +1,10 @@
-"""`headwise share`, `prune` and `narrow`: a command is a record of its options, and making one runs it."""
+"""`headwise share`, `prune` and `narrow`: a command is a record of its options, and making one runs it.
+
+The three have a model and seven options in common, and the same work around the change that each makes. As a dataclass
+a command inherits both. The parameters of its constructor are its options, so typer takes the class as it takes a
+function: it calls the class with the options, and `__post_init__` of `Reshape`, which runs once they are set, does the
+work.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +60,7 @@ SHOWN_LAYERS = 12  # entropies of more layers are cut
 
 @dataclass(kw_only=True)
 class Reshape(ABC):
-    """What the three commands share: the options of the library, under the same names, and the model."""
+    """What the three commands have in common: the model, and options of the library under the same names."""
 
     model: Model
     text: File = None
@@ -74,6 +80,8 @@ class Reshape(ABC):
         """The change that is asked for; torch is there."""
 
     def __post_init__(self) -> None:
+        """Run the command: refuse what can be refused without torch, then load torch, then work."""
+        # Options of the library alone: what only this command has, `change` reads.
         options = cast(Options, {name: value for name, value in vars(self).items() if name in Options.__annotations__})
         with leaving(_ending(self.out)):
             self._check(options)
@@ -142,7 +150,7 @@ def _ending(folder: Path | None) -> Callable[[], str]:
         path = None if folder is None else folder / "config.json"
         return path.stat().st_mtime_ns if path is not None and path.exists() else None
 
-    before = written()
+    before = written()  # when the command begins: --force may replace a model that was there
 
     def tell() -> str:
         if folder is not None and written() != before:
@@ -153,7 +161,10 @@ def _ending(folder: Path | None) -> Callable[[], str]:
     return tell
 
 
-# The options of a command alone are a base of it, to the right of `Reshape`: so --help shows them first.
+# Options that only one command has are a base class of their own, because --help shows options in the order of the
+# fields, and these are to come first. A dataclass takes the fields of its last base first and its own last: `Reshape`
+# therefore comes first in `class Share(Reshape, _Sharing)`. All are keywords, so that one without a default may follow
+# others that have one.
 @dataclass(kw_only=True)
 class _Sharing:
     kv_heads: Annotated[int, Option()]

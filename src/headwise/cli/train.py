@@ -256,6 +256,7 @@ def _print_result(result: Run) -> None:
     screen.tell("tell.held_out_loss", loss=f"{summary.held_out_loss:.3f}")
     if summary.baseline_loss is not None:
         gain, best = summary.baseline_loss - summary.held_out_loss, min(summary.curve, key=lambda x: x.held_out_loss)
+        # The model got worse again on held-out text: it learns its own text by heart.
         by_heart = best.held_out_loss < summary.held_out_loss - 0.02
         verdict = "better" if gain > 0 else "passed" if by_heart else "worse"
         name = known(summary.baseline_name or "") or summary.baseline_name
@@ -318,6 +319,7 @@ def replay_microgpt(options: Facts, rung: str, n_samples: int, resume: bool, fol
 
     _check_options(options, resume, folder)
     text = Path(options["text"] or packaged("names"))
+    # What microgpt has, and `replay` by default.
     seed = 42 if options["seed"] is None else options["seed"]
     steps = 1000 if options["steps"] is None else options["steps"]
     shape = options["shape"] or {}
@@ -372,7 +374,7 @@ def _check_options(options: Facts, resume: bool, folder: Path) -> None:
 # What is seen of a training while it goes on.
 
 LIVE_SAMPLES, LIVE_TOKENS = 10, 30  # texts that are written while training, about, and their length at most
-FOREVER = 10.0**9
+FOREVER = 10.0**9  # seconds, about 30 years: a page on a terminal stays until Ctrl-C
 LINGER, MOST = 10.0, 60.0  # seconds without a request, and in all, after which the page goes where there is no terminal
 LAST_WORD = 3.0  # seconds in which a page that is open asks again
 EARLY = 1 / 10  # of the steps: heads differ by then, and who started the training is still watching
@@ -434,6 +436,7 @@ def filmed(live: Live, folder: Path, corpus: Corpus, config: GPTConfig, recipe: 
     from headwise.heads.film import Film
     from headwise.models.ask import evaluating
 
+    # `written` is the step of the latest sample; this first value lies far enough back for one at the first frame.
     tokens, written = corpus.tokens, -recipe.steps
 
     def tell(row: Facts) -> None:

@@ -13,7 +13,8 @@ from rich.text import Text
 from headwise.table import Table, say
 from headwise.words import check_lang, phrase, said, translator
 
-# What a terminal obeys instead of showing, what turns the direction of text, and half of a surrogate pair.
+# What a terminal obeys instead of showing, what changes the direction of text, and half of a surrogate pair.
+# A carriage return alone is among them: what follows it would be written over the line. As part of a line end it stays.
 CONTROL = re.compile("\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -56,6 +57,7 @@ class Screen(Console):
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         if isinstance(renderable, Text) and CONTROL.search(renderable.plain):
+            # Styles of single characters are dropped: their places no longer fit the longer text.
             renderable = Text(harmless(renderable.plain), renderable.style)
         return super().render(renderable, options)
 

@@ -48,7 +48,7 @@ def print_models(screen: Screen, prices: Sequence[Price]) -> None:
         window = ", ".join(f"{size:,}" for size in windows if size is not None)
         if window and None in windows:
             window = Note.of("price.some_layers", window=window)
-        cache = price.cache.bytes_per_token or "none"
+        cache = price.cache.bytes_per_token or "none"  # 0 of a model that keeps nothing, such as an encoder
         rows.append([price.model, *sizes, heads.variant, price.n_layers, window, cache])
     title = Note.of("price.models", dtype=prices[0].setting.cache_dtype)
     screen.show(Table((*columns, "cache bytes per token"), rows, title), "price")
@@ -65,10 +65,11 @@ def _print_parameters(screen: Screen, price: Price) -> None:
 
 def _print_layers(screen: Screen, price: Price) -> None:
     """One column for each kind of layer."""
-    groups: dict[LayerPrice, list[str]] = {}
+    groups: dict[LayerPrice, list[str]] = {}  # a layer without its name -> the names of all layers that equal it
     for layer in price.layers:
         groups.setdefault(replace(layer, name=""), []).append(layer.name)
     columns = list(map(_layer_rows, groups))
+    # A kind may lack rows that another has, such as a window: the rows are those of all kinds, in the order of coming.
     labels = dict.fromkeys(label for column in columns for label in column)
     rows = [[label, *(column.get(label, "-") for column in columns)] for label in labels]
     screen.show(Table(("", *map(_names, groups.values())), rows, "Layers"), "price")
@@ -78,6 +79,7 @@ def _names(names: list[str]) -> str:
     """L0 to L79 where they follow one another, else the first two and the last; and how many."""
     if len(names) == 1:
         return names[0]
+    # A name is `L3`, with a prefix in a model of several stacks: its number is what follows the last L.
     first, last = (int(name.rpartition("L")[2]) for name in (names[0], names[-1]))
     if last - first == len(names) - 1:
         return Note.of("price.from_to", first=names[0], last=names[-1])
@@ -134,6 +136,7 @@ def print_variants(screen: Screen, setting: Setting, rows: Sequence[Variant]) ->
     headings += ["tokens/s"] if setting.bandwidth is not None else []
     headings += ["longest"] if setting.gpu_memory is not None else []
     lines = []
+    # The cells come in the order of the headings above, under the same conditions.
     for row in rows:
         sizes = (row.cache_bytes_per_token, row.cache_bytes, round(row.bytes_per_token))
         cells = [_decimal(row.parameters), *map(amount, sizes)]

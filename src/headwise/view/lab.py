@@ -145,8 +145,9 @@ def _print_gradients(screen: Screen, ladder: Ladder) -> None:
         if rung.refused is not None:
             absent = output = MISSING
         rows.append([rung.name, *(_far(rung.gradients or {}, key, absent) for key in LEAVES), output])
-    formats = sorted({rung.dtype for rung in ladder.rungs}, reverse=True)
+    formats = sorted({rung.dtype for rung in ladder.rungs}, reverse=True)  # float64 first
     for dtype in formats:
+        # Gradients are compared in float64 alone; only the output is compared in the format that was timed.
         cells = [_far(ladder.tolerances, key) if dtype == "float64" else "" for key in LEAVES]
         rows.append(["allowed", *cells, f"{_far(ladder.tolerances, f'timed {dtype}')} {dtype}"])
     title = Note.of("ladder.certificate_of_gradients")
@@ -170,6 +171,6 @@ def _far(differences: Mapping[str, float | None], key: str, absent: str = MISSIN
 
 
 def _number(far: float | None) -> str:
-    if far is None:
+    if far is None:  # what the rung gave was not finite, or of another shape
         return "wrong"
     return f"{far:.0e}" if far else "0"

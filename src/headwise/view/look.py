@@ -127,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
             address = urlsplit(path)
             after = int(parse_qs(address.query).get("after", ["0"])[0])
             if after < 0:
-                raise ValueError
+                raise ValueError  # answered as what is no number
         except ValueError:
             self._answer(400, "after must be a whole number of at least 0")
             return
@@ -151,6 +151,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif origin is not None and origin.removeprefix("http://") not in self.server.hosts:
             self._answer(403, "another site may not ask")
         elif not (size.isascii() and size.isdigit() and int(size) <= LONGEST):
+            # What is no ASCII number comes here, too: isdigit alone also takes signs such as ², on which int fails.
             self._answer(413, f"a question has a length of at most {LONGEST} bytes")
         else:
             try:
@@ -396,7 +397,7 @@ def look(model: Any, *inputs: Any, **named: Any) -> Look:
     desk = Desk(folder)
     asked = {"do": "read", "slot": "a", "text": texts[0], "changes": {}, "at": -1, "follow": -1}
     labels = []
-    for text, _, line_ends, _ in desk.answer(asked)["words"]:
+    for text, _has_gap, line_ends, _is_sign in desk.answer(asked)["words"]:
         labels.append(text or "\u23ce" * line_ends)  # a token may be line ends alone
     maps = {name: weights for name, weights in zip(desk.heads, desk.readings["a"].maps, strict=True) if weights.size}
     return Look(folder.name, maps, labels, desk)

@@ -57,8 +57,8 @@ def modules(entry: str) -> dict[str, str]:
     A module comes after those that it imports, as the standard has it (ECMA-262, section 16.2.1.6); where two import
     one another, the one that is come to first runs last, so that neither may use the other before all are there.
     """
-    texts = {}
-    begun = set()
+    texts = {}  # in the order in which they run: a module is added once all that it imports are there
+    begun = set()  # so that a circle of imports ends
 
     def add(name: str) -> None:
         if name in begun:
@@ -195,8 +195,8 @@ def walk_html(
     """
     if "reason" in model:
         # The phrase of a reason has places for its numbers.
-        facts = {name: f"{fact:,}" if isinstance(fact, int) else fact for name, fact in model.items()}
-        raise refusal("no_walk", why=Note.of(f"refused.walk_{model['reason']}", **facts))
+        numbers = {key: f"{fact:,}" if isinstance(fact, int) else fact for key, fact in model.items()}
+        raise refusal("no_walk", why=Note.of(f"refused.walk_{model['reason']}", **numbers))
     config = model["config"]
     facts = {
         "name": name,
@@ -249,7 +249,7 @@ def story_page(path: str | File, story: Story, lang: str = "en") -> None:
     closing = {lang: story.closing(lang) for lang in LANGUAGES}
     moves = {part.head: story.moves(part) for part in story.heads}
     data = {**asdict(story), "told": told, "sentences": sentences, "opening": opening, "closing": closing}
-    answer = story.answer.strip() or story.answer
+    answer = story.answer.strip() or story.answer  # a token may be spaces alone
     document = page(
         "why",
         frame("why.html", heading=word("why.title", "h1", answer=answer)),

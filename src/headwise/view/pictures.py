@@ -89,11 +89,13 @@ def write_figure(path: str | Path, figure: Figure) -> None:
     write_whole(path, file.getvalue())
 
 
-# The picture, in cells of a mosaic: a thumbnail, and around it room for its name and roles.
+# The picture of a survey is a mosaic, an array with one number a pixel. A head has SIDE + LABEL rows and SIDE + GAP
+# columns of it: its thumbnail at the top left, room for its name and its roles below, a gap to the right.
 SIDE, GAP, LABEL = 32, 4, 15
-INCHES = 0.95  # of a thumbnail with its gap
+INCHES = 0.95  # of a thumbnail with its gap, SIDE + GAP pixels
 LONGEST = 60.0  # inches of a side; a larger model is drawn smaller
-TITLE, ROLE = 0.8, 0.2  # inches above the mosaic: of the model's name, and of each role under it
+# Inches above the mosaic: ROLE of each role's line; TITLE of the model's name and of the empty space around the lines.
+TITLE, ROLE = 0.8, 0.2
 COLOURS = ("#f3efe5", "#7da6c4", "#2f5590", "#151038")  # of weight 0 to 1, as in the report
 
 
@@ -105,7 +107,7 @@ def survey_png(path: str | Path, survey: Survey) -> None:
     new_figure = figure_class()
     from matplotlib.colors import LinearSegmentedColormap
 
-    # All thumbnails in one array, with room between them.
+    # All thumbnails in one array, with room between them: NaN, which is not drawn.
     pictures, badges = shares_of(survey), badges_of(survey.roles)
     parts = list(dict.fromkeys(profile.part for profile in survey.profiles))  # in the order of the model
     layers = sorted({(parts.index(profile.part), profile.layer) for profile in survey.profiles})
@@ -113,35 +115,39 @@ def survey_png(path: str | Path, survey: Survey) -> None:
     mosaic = np.full((len(layers) * (SIDE + LABEL), across * (SIDE + GAP)), np.nan)
     places = {}
     for profile in survey.profiles:
-        row = layers.index((parts.index(profile.part), profile.layer)) * (SIDE + LABEL)
-        column = profile.head * (SIDE + GAP)
+        top = layers.index((parts.index(profile.part), profile.layer)) * (SIDE + LABEL)
+        left = profile.head * (SIDE + GAP)
         shares = pictures[profile.name][0]
-        # Any size as SIDE x SIDE, without mixing cells: of each pixel the row and the column that it shows.
+        # A thumbnail of any size becomes SIDE x SIDE pixels, each with the number of one cell: no mean of two.
+        # np.ix_ takes of each pixel the row and the column of the cell that it shows.
         cells = np.ix_(*(np.arange(SIDE) * size // SIDE for size in shares.shape))
-        mosaic[row : row + SIDE, column : column + SIDE] = shares[cells]
-        places[profile.name] = row, column
+        mosaic[top : top + SIDE, left : left + SIDE] = shares[cells]
+        places[profile.name] = top, left
 
-    # The mosaic below, and above it room for the model and what the letters stand for.
+    # The figure, in inches: the mosaic at the bottom, above it `legend`, room for the model and what the letters mean.
     tall, wide = (size / (SIDE + GAP) * INCHES for size in mosaic.shape)
     shrink = min(1.0, LONGEST / max(tall, wide))
     earned = [role for role in survey.roles if earners(survey)[role.name]]
     legend = TITLE + ROLE * len(earned)
+    # At least 5 inches wide: where a layer has few heads, the lines of the legend are wider than the mosaic.
     figure = new_figure(figsize=(max(wide * shrink, 5.0), tall * shrink + legend), facecolor="#fbfaf6")
-    height = tall * shrink / (tall * shrink + legend)
+    height = tall * shrink / (tall * shrink + legend)  # of the mosaic, as a fraction of the figure's
     axes = figure.add_axes((0.02, 0.0, 0.96, height))
     colours = LinearSegmentedColormap.from_list("weights", COLOURS)
     axes.imshow(np.ma.masked_invalid(mosaic), cmap=colours, vmin=0, vmax=1, interpolation="nearest")
     axes.set_axis_off()
-    axes.set_anchor("NW")
+    axes.set_anchor("NW")  # where the figure is wider than the mosaic, that stays at the left, under the title
 
-    # Under each thumbnail its name and the letters of its roles.
-    text = partial(axes.text, fontsize=6.5 * shrink, va="top", parse_math=False)  # two lines fit into LABEL
+    # Under each thumbnail its name, and 6 pixels below the letters of its roles. A pixel is about 1.9 points, so a line
+    # of 6.5 points takes fewer than 4, and both lines fit into LABEL. A `$` in a name is no formula.
+    text = partial(axes.text, fontsize=6.5 * shrink, va="top", parse_math=False)
     for profile in survey.profiles:
-        row, column = places[profile.name]
-        text(column, row + SIDE + 1, profile.name)
+        top, left = places[profile.name]
+        text(left, top + SIDE + 1, profile.name)
         letters = " ".join(badges[role].letter for role in profile.roles)
-        text(column, row + SIDE + 7, letters, weight="bold", color="#2f5590")
-    inch = 1 / figure.get_figheight()  # as a share of the figure's height
+        text(left, top + SIDE + 7, letters, weight="bold", color="#2f5590")
+    inch = 1 / figure.get_figheight()  # as a fraction of the figure's height, in which places of text are given
+    # From the upper edge: the model's name at 0.15 inches, the roles from 0.5 on; they end 0.3 above the mosaic.
     figure.text(0.02, 1 - 0.15 * inch, survey.model, fontsize=13, va="top", parse_math=False)
     for place, role in enumerate(earned):
         line = f"{badges[role.name].letter}  {role.name}: {role.meaning}"
@@ -200,6 +206,7 @@ def patches(head: SeenHead, grid: tuple[int, int] | None) -> NDArray[np.float64]
         raise HeadwiseError(f"{head.name}: no row was kept; list rows that are there, watch(model, maps=[-1])")
     n = weights.shape[1]
     rows, columns = grid or (isqrt(n), isqrt(n))
+    # Of a square that was guessed at most a class token may be left over; whoever passes a grid knows what is before.
     before = n - rows * columns
     if min(rows, columns) < 1 or not 0 <= before <= (1 if grid is None else n):
         shape = "no square" if grid is None else f"fewer than {rows} x {columns}"
@@ -233,7 +240,7 @@ def windows_png(path: str | Path, reach: Windows, sinks: int) -> None:
     from matplotlib.colors import LinearSegmentedColormap
 
     table = [[mass.mean for mass in head.outside[SINKS.index(sinks)]] for head in reach.heads]
-    # Inches: of names and axes, and of each window and each head, in whose cell a number has room.
+    # Inches, across and down: 2.5 and 1.4 for names and axes; 0.7 and 0.26 for a cell, in which a number has room.
     size = 2.5 + 0.7 * len(reach.windows), min(LONGEST, 1.4 + 0.26 * len(table))
     figure = new_figure(figsize=size, facecolor="#fbfaf6")
     axes = figure.add_subplot()

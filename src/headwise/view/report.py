@@ -59,7 +59,7 @@ def survey_data(
     for role, badge in zip(survey.roles, badges_of(survey.roles).values(), strict=True):
         texts = {"meaning": sent(role.meaning), "source": sent(role.source)}
         roles.append({**vars(badge), **vars(role), **texts})
-    # Do some numbers of keys not fit into 16 bits?
+    # Do some positions of keys not fit into 16 bits?
     wide = any(profile.top_keys.max(initial=0) > LEVELS for profile in survey.profiles)
     other_maps = None
     if against is not None and maps is not None and against_maps is not None and against_maps.tokens == maps.tokens:
@@ -138,7 +138,7 @@ def _numbers(survey: Survey, profile: HeadProfile, columns: tuple[Column, ...], 
 
 
 def _text_of(profile: HeadProfile, passage: int, wide: bool) -> Facts:
-    """Where each token of the passage looks, and what it receives; received weights are parts of the largest."""
+    """Where each token of the passage looks, and what it receives; received weights are fractions of the largest."""
     received = np.nan_to_num(profile.received[:passage].astype(np.float64))
     largest = float(received.max(initial=0.0)) or 1.0
     keys = profile.top_keys[:passage].astype("<u4" if wide else "<u2")
@@ -152,9 +152,9 @@ def _text_of(profile: HeadProfile, passage: int, wide: bool) -> Facts:
 
 
 def shares_of(survey: Survey) -> dict[str, tuple[Shares, Shares]]:
-    """For each head what share of its attention a block of queries gives each block of keys, (rows, columns).
+    """For each head what fraction of its attention a block of queries gives each block of keys, (rows, columns).
 
-    A mean over a block fades as the text grows; a share does not: rows add up to 1, or to less beside a sink. The
+    A mean over a block fades as the text grows; a fraction does not: rows add up to 1, or to less beside a sink. The
     second array, (rows,), is what of the first column goes to the first key alone. For a text of at most as many tokens
     as blocks both are the weights themselves.
     """
@@ -165,8 +165,10 @@ def shares_of(survey: Survey) -> dict[str, tuple[Shares, Shares]]:
     shares = {}
     for profile in survey.profiles:
         blocks, length = profile.thumbnail.shape[1], text_length(survey, profile)
+        # A mean over the keys of a block, times their number, is the sum over them. The number is estimated from the
+        # largest row where the length of the text is not known.
         sizes = np.full(blocks, 1 / (largest[profile.part] or 1.0))
-        if length is not None and length >= blocks:
+        if length is not None and length >= blocks:  # key i lies in block i * blocks // length: count those of each
             sizes = np.bincount(np.arange(length) * blocks // length, minlength=blocks).astype(np.float64)
         shares[profile.name] = profile.thumbnail * sizes, profile.first_key * sizes[0]
     return shares
@@ -232,7 +234,7 @@ Film = tuple[Facts, Sequence[Facts], Sequence[Facts]]  # header, frames, rows of
 def film_data(film: Film, awarded: Mapping[str, Sequence[str]]) -> str:
     """The block of data for a report, by the name `film-data`. `awarded` are the roles of each head."""
     header, frames, losses = film
-    every = -(-len(losses) // LOSSES)
+    every = -(-len(losses) // LOSSES)  # rounded up; 0 only where there are no rows
     kept = []
     for n, row in enumerate(losses):
         if n % every == 0 or "held_out_loss" in row or row is losses[-1]:

@@ -27,7 +27,7 @@ from headwise.words import Note, check_lang, key_of, labelled, marked, refusal, 
 
 MAIN = ("entropy", "confidence", "distance", "first", "previous", "self", "delimiter", "duplicate", "prefix")
 FEW = 10  # so many statistics are all shown at once
-KINDS = 10  # kinds of badges in the style sheet
+KINDS = 10  # kinds of badges in report_roles.css, .r0 to .r9
 
 
 @dataclass(frozen=True)
@@ -84,16 +84,17 @@ def value_of(profile: HeadProfile, key: str) -> Interval | None:
     """A number of a head with its interval; importance has none, and n is 0 there."""
     if key == "importance":
         value = profile.importance
+        # An interval without ends says that none is known.
         return None if value is None else Interval(value, -math.inf, math.inf, 0)
     return profile.ablation if key == "ablation" else profile.scores.get(key)
 
 
 def decimals_for(values: Iterable[float]) -> int:
-    """So many decimals for a whole column that its largest number has three or four digits; at most six."""
+    """So many decimals for a whole column that its largest number has four digits, three below 1; at most six."""
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
     if not largest:
         return 3
-    order = math.floor(math.log10(largest))  # 0 for 1 to 10
+    order = math.floor(math.log10(largest))  # 0 for 1 to 10, which get 3 decimals; -1 for 0.1 to 1, which get 3, too
     return max(0, 3 - order) if order >= 0 else min(6, 2 - order)
 
 
@@ -183,7 +184,7 @@ TELLING = (
     "first token",
     "copying",
 )
-CLOSE = 0.0005  # nats; a smaller change rounds to nothing
+CLOSE = 0.0005  # nats; a smaller change is 0 at three decimals, with which it is written
 
 
 def head_sentence(survey: Survey, profile: HeadProfile, lang: str = "en", marks: tuple[str, str] = ("*", "*")) -> str:
@@ -227,6 +228,7 @@ def _effect(change: Interval | None) -> list[Note]:
     """What silencing does; a change whose interval holds zero is not said to be one."""
     if change is None or math.isnan(change.mean):
         return []
+    # Of one document the interval has no ends, and cannot tell a change from none.
     known = math.isfinite(change.low) and math.isfinite(change.high)
     size = abs(change.mean)
     if size < CLOSE or (known and not change.excludes(0)):
@@ -349,6 +351,7 @@ def _print_heads(screen: Screen, survey: Survey, columns: list[Column], key: str
         heading = next((screen.spoken(note) for note in known if isinstance(note, Note)), column.label)
         headings.append(heading)
         meaning = labelled("meaning", column.key)
+        # In English the survey's own words, which also tell how heads were silenced; the table of words for the others.
         if screen.lang == "en" or not isinstance(meaning, Note):
             meaning = column.meaning
         meanings.append(f"{heading}: {screen.spoken(meaning)}")
@@ -365,11 +368,11 @@ def _number(profile: HeadProfile, other: HeadProfile | None, key: str) -> float:
     return math.nan if value is None or subtracted is None else value.mean - subtracted.mean
 
 
-def _shown_number(number: float, column: Column, compared: bool) -> str:
+def _shown_number(value: float, column: Column, compared: bool) -> str:
     """A number with the decimals of its column; a difference with its sign. No zero has one."""
-    if not math.isfinite(number):
+    if not math.isfinite(value):
         return "-"
-    rounded = round(number, column.decimals) or 0.0
+    rounded = round(value, column.decimals) or 0.0  # -0.0 becomes 0.0
     sign = "+" if (compared or column.signed) and rounded else ""
     return f"{rounded:{sign}.{column.decimals}f}"
 
@@ -445,6 +448,7 @@ def card_json(survey: Survey) -> str:
     """The card with a line for each head."""
     card = survey.card()
     heads = card.pop("heads")
+    # Without its last brace: the heads follow.
     first = json.dumps(card, ensure_ascii=False, allow_nan=False, indent=1)[: -len("\n}")]
     compact = partial(json.dumps, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     lines = ",\n".join(f"  {json.dumps(name)}: {compact(head)}" for name, head in heads.items())

@@ -83,9 +83,10 @@ def print_maps(screen: Screen, maps: HeadMaps) -> None:
     shades = _shades(screen)
     pictures = [_picture(block_maximum(head.weights, size), shades) for head in maps.maps]
     width = max(pictures[0][0].cell_len, *(len(head.name) for head in maps.maps))
+    # In colours a line holds two rows of cells, so a label stands for two.
     labels = Text("\n".join(_row_labels(maps, size, 1 if shades else 2, screen.options.ascii_only)))
     screen.tell("survey.maps", model=maps.model)
-    across = max(1, (room + GAP) // (width + GAP))
+    across = max(1, (room + GAP) // (width + GAP))  # the last picture in a row needs no gap
     for start in range(0, len(pictures), across):
         # Down each column a name and a picture; the labels of the rows come first.
         columns = [(LABEL_WIDTH + 1, Text(), labels)]
@@ -169,7 +170,7 @@ ALL_SHOWN = 16  # features; of more, some are shown and the rest is summed up
 LEFT_OUT = "…"  # stands for features that are not shown
 NONE = "-"  # stands where a table has no number
 WIDEST = 100  # columns in the terminal
-STAGE_WIDTH = 18
+WIDEST_LABEL = 18  # columns of the labels at the left of a table; a longer one is cut
 TOTALS = {"softmax", "weighted", "gated", "added", "residual"}  # tables whose last line sums up
 
 Part = str | Table | list[str]  # a paragraph, a table, the tokens of the text
@@ -192,7 +193,7 @@ class Features:
     """Which numbers of a vector are shown: all of up to 16; of more the first and the last four, or four pairs."""
 
     def __init__(self, width: int, pairs: Sequence[tuple[int, int]] = ()) -> None:
-        """`pairs` turn together, so that a feature is shown beside the one with which it turns."""
+        """RoPE rotates `pairs`: of a wide vector four whole pairs are shown, no feature without its partner."""
         self.width = width
         if width <= ALL_SHOWN:
             self.shown = list(range(width))
@@ -294,7 +295,7 @@ class Content:
         return [asked, tokens, self.say("legend_hidden" if len(seen) < len(tokens) else "legend")]
 
     def _vectors(self) -> Parts:
-        """The query and the keys, stage by stage: projected, then normed and turned where the layer does that."""
+        """The query and the keys, stage by stage: projected, then normed and rotated where the layer does that."""
         steps, features = self.steps, self.features
         parts: Parts = [self.say("query_is" if steps.keys else "nothing")]
         if steps.sharing:
@@ -326,14 +327,19 @@ class Content:
         return self._table("angles", [f"{name}{m}" for name in ("cos", "sin") for m in range(n_pairs)], rows)
 
     def _stage(self, n: int) -> Table:
-        """The query and the shown keys as they are at one stage."""
+        """The query and the shown keys as they are at one stage.
+
+        A table of normed vectors also lets the reader recompute the root mean square r by which a vector of the stage
+        before was divided. The squares of the features that are shown follow from the table above; those of the
+        features that are not shown stand here, summed up, and then r.
+        """
         columns = self.features.names()
         vectors = [("q", self.steps.at, self.steps.query)]
         vectors += [(f"k{key.position}", key.position, key.stages) for key in self.steps.keys]
         rows = []
         for sign, position, stages in vectors:
             cells = self.features.spread(stages[n].values)
-            if (rms := stages[n].rms) is not None:  # beside what is shown, the squares of the others, and r
+            if (rms := stages[n].rms) is not None:  # a normed stage, never the first: it has one before it
                 cells += self.features.sums([value * value for value in stages[n - 1].values], rms)
             rows.append([f"{sign} {self.tokens[position]}", *cells])
         kind = self.steps.query[n].kind
@@ -360,7 +366,7 @@ class Content:
         if steps.softcap is not None:
             parts.append(self.say("softcap", name=words[1], cap=f"{steps.softcap:g}"))
         if biased:
-            parts.append(self.say("bias_is", before=words[-3]))
+            parts.append(self.say("bias_is", before=words[-3]))  # the column to which the bias is added
         return [*parts, self._table("scores", ["q·k", *words], self._keys("k{0}", attrgetter("dot", *fields)))]
 
     def _softmax(self) -> Parts:
@@ -392,7 +398,13 @@ class Content:
         return parts
 
     def _output(self) -> Parts:
-        """W_O line by line; then what each head adds, the bias, and the layer's output, with their lengths."""
+        """W_O line by line; then what each head adds, the bias, and the layer's output, with their lengths.
+
+        With e over the features of a value and c over those of the residual stream:
+
+            c      W_O[c, e] for each e shown   sum over the other e of W_O[c, e] out[e]   what the head adds at c
+            head   added[c] for each c shown    sum over the other c of added[c] squared   length of added
+        """
         steps = self.steps
         block = []
         for c in self.width.shown:
@@ -409,10 +421,10 @@ class Content:
         for label, values in lines.items():
             squares = [value * value for value in values]
             rows.append([label, *self.width.summed(values, squares, math.sqrt(math.fsum(squares)))])
-        columns = self._summed(self.values, "rest", self.say("added"))
-        parts = [*self._some(self.width), self.say("wo_is"), self._table("wo", columns, block)]
-        columns = self._summed(self.width, "rest_squares", "|·|")
-        return [*parts, self.say("added_are"), self._table("added", columns, rows)]
+        wo_columns = self._summed(self.values, "rest", self.say("added"))
+        parts = [*self._some(self.width), self.say("wo_is"), self._table("wo", wo_columns, block)]
+        added_columns = self._summed(self.width, "rest_squares", "|·|")
+        return [*parts, self.say("added_are"), self._table("added", added_columns, rows)]
 
     def _residual(self) -> Parts:
         """The stream before the layer, what the layer gives, and their sum."""
@@ -478,14 +490,14 @@ def _print_table(screen: Screen, table: Table) -> None:
     """Columns side by side as far as they fit, the others in further bands, each with the labels at its left."""
     labels, *columns = zip(["", *table.columns], *table.rows, strict=True)
     labels = tuple(label.rstrip() for label in labels)
-    side = min(STAGE_WIDTH, max(map(cell_len, labels)))
-    widths = [max(map(cell_len, column)) + 2 for column in columns]
+    side = min(WIDEST_LABEL, max(map(cell_len, labels)))
+    widths = [max(map(cell_len, column)) + 2 for column in columns]  # with two spaces before it
     styles = {0: "dim"}  # of the headings
     if table.title in TOTALS:
         styles[len(labels) - 1] = "bold"
     start = 0
     while start < len(columns):
-        end = start + 1
+        end = start + 1  # a band has one column at least, however wide; the 2 below is the indent of the line
         while end < len(columns) and side + 2 + sum(widths[start : end + 1]) <= _width(screen):
             end += 1
         for at, label in enumerate(labels):
