@@ -118,7 +118,7 @@ class PairCells:
             hits = torch.zeros_like(weights).scatter_(-1, weights.argmax(-1, keepdim=True), 1)
             mass, accuracy = self.right.of(weights, rows), self.right.of(hits, rows)
             numbers = numbers + torch.stack([mass, accuracy, self.elsewhere.of(weights, rows)], 1)
-        numbers[:, 2].masked_fill_(self.elsewhere.empty, math.nan)
+        numbers[:, 2].masked_fill_(self.elsewhere.empty, math.nan)  # no other token has a key at these distances
         return numbers
 
 

@@ -133,7 +133,8 @@ def forecast(model: nn.Module, prompt: str | Sequence[int], corrupt: str | Seque
     # both texts; every head is patched, which runs the layers from its own up, on average half of them; and the first
     # heads are patched at each of their places.
     passes = 1 + Story.MOST if corrupt is None else 2 + heads // 2 + Story.MOST * PLACES
-    return stream.forecast(n_tokens * passes, n_tokens, 2)  # the weights are read twice at least: see `_Telling`
+    # The weights are read twice. Whether there are paths to follow, for which they are read a third time, is not known.
+    return stream.forecast(n_tokens * passes, n_tokens, 2)
 
 
 def check_question(
@@ -281,7 +282,7 @@ class _Telling:
 
     With a corrupted text a streamed model reads its weights twice: both texts pass with a variant for each head, then
     what is asked of the heads that carry most; and a third time where paths are followed. Without one it reads them
-    for the text, for what each part adds, and for the text without each of the first heads.
+    for the text, and for the text without each of the first heads; in between W_O of each layer, for what parts add.
     """
 
     def __init__(
