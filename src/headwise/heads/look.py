@@ -225,7 +225,7 @@ class Desk:
             places = []
         words = []
         done = 0  # characters of the text that are shown already
-        place_of = dict(enumerate(places, n_before))
+        place_of = dict(enumerate(places, n_before))  # number among `ids` -> characters [start, end) of the text
         for n, (i, piece) in enumerate(zip(ids, shown, strict=True)):
             if n not in place_of:  # it frames the text, or its place is not known
                 is_sign = i in self.signs
@@ -233,7 +233,7 @@ class Desk:
                 words.append((piece.strip() or piece, has_gap, piece.count("\n"), is_sign))
                 continue
             start, end = place_of[n]
-            between, written = text[done:start], text[start:end]
+            between, written = text[done:start], text[start:end]  # what no token stands for, and what this one does
             has_gap = bool(re.match(r"\s", between + written)) or done == 0
             is_shown = end <= done < len(text) or not written  # one more token of a character that is shown already
             label = "\u00b7" if is_shown else written.strip()
@@ -257,7 +257,8 @@ class Desk:
     ) -> Tensor:
         """What comes of the text at a place, the named heads scaled; `maps` gets the maps of all heads."""
         listened = [each for each in self.layers if maps is not None or not changes.keys().isdisjoint(each.heads)]
-        layers = {(layer.site, layer.run): layer for layer in listened}  # no others, since listening costs time
+        # Site, and how often it has run before -> the layer. No others, since listening costs time.
+        layers = {(layer.site, layer.run): layer for layer in listened}
         runs = Counter[Site]()
 
         def take(site: Site, call: Call) -> Tensor | None:

@@ -246,13 +246,14 @@ def _pieces(question: _Question, word: str) -> list[list[int]]:
     bare = word.strip()
     # How a text becomes ids, and the ids that stand before the answer and behind it in the question.
     encode, before, after = tokens.prompt, ids, list[int]()
-    if not isinstance(text, str) or question.way == "first":  # the answer stands in no text
+    # The answer continues no text that is known as one: ids were passed, or a decoder begins with it.
+    if not isinstance(text, str) or question.way == "first":
         texts = word, f" {bare}"
         encode, before = tokens.encode, []
     elif question.way == "next":
-        texts = f"{text.rstrip()} {bare}", text + word
+        texts = f"{text.rstrip()} {bare}", text + word  # with one space between, and as both were passed
     else:
-        sign = tokens.shown([ids[place]])[0]
+        sign = tokens.shown([ids[place]])[0]  # how the mask is written in the text, such as [MASK]
         texts = text.replace(sign, bare, 1), text.replace(sign, f" {bare}", 1)
         before, after = ids[:place], ids[place + 1 :]
     choices = []
@@ -264,7 +265,7 @@ def _pieces(question: _Question, word: str) -> list[list[int]]:
         except HeadwiseError as error:  # a vocabulary of characters may have no space
             unknown = unknown or error
             continue
-        piece = ids_with_word[len(before) : len(ids_with_word) - len(after)]
+        piece = ids_with_word[len(before) : len(ids_with_word) - len(after)]  # what stands between the two
         if piece and [*before, *piece, *after] == ids_with_word:  # the word has changed no token of the text around it
             choices.append(piece)
     if not choices:
