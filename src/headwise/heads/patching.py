@@ -485,7 +485,7 @@ class Study:
         self.passes, self.layers, self.wanted = passes, passes.layers, target
         device = device_of(passes.model)
         self.clean_text, self.text = (Reading(ids[None].to(device)) for ids in (clean, corrupted))
-        self.target: tuple[int, int | None] = (0, None)  # until both texts are read
+        self.target: tuple[int, int | None] = (0, None)  # a place-holder until both texts are read
         self.clean, self.corrupted = 0.0, 0.0  # the difference that each text has
 
     def read(
@@ -571,6 +571,7 @@ class Study:
                 site, members = places[name]
                 heads_of[key][site] += members
         sites = set().union(*heads_of.values())
+        # At "out" that is the clean call's own output, which is looked up when the variant passes.
         outs = {} if at == "out" else {site: self._given(site, at, rows) for site in sites}
         # Other keys and values change what heads give at every token that looks there, not at these rows alone.
         changed_rows = ALL if at in SHARED else rows
@@ -603,7 +604,7 @@ class Study:
             shares = self.effects("out", {"": half, **{name: half ^ {name} for name in names}})
             # Leaving is joining undone.
             tables.append({name: (shares[name] - shares[""]) * (-1 if name in half else 1) for name in names})
-        return {name: max((table[name] for table in tables), key=abs) for name in names}
+        return {name: max((table[name] for table in tables), key=abs) for name in names}  # the largest, with its sign
 
     def _given(self, site: str, at: str, rows: Rows) -> Tensor:
         """What the heads of a site give, (1,H,T,E), with this part of the clean run."""
@@ -651,13 +652,13 @@ class Study:
         order = [layer.site.name for layer in self.layers]
         heads = self.names("out")
         places = {(at, name): self.names(at)[name] for at, name in receivers}
-        earlier = {}
+        earlier = {}  # receiver -> the chosen heads of layers below it
         for receiver, (site, _) in places.items():
             below = {head: place for head, place in heads.items() if order.index(place[0]) < order.index(site)}
             earlier[receiver] = chosen_heads(below, senders, "out") if below else []
             if earlier[receiver]:
                 _require_scores(self.text.calls[site], receiver[0])
-        arrived: dict[tuple[Receiver, str], Tensor] = {}
+        arrived: dict[tuple[Receiver, str], Tensor] = {}  # for a receiver and a sender the receiver's q, k or v, (T,D)
         every_sender = set().union(*earlier.values())
         # Senders in the order of the model. They stand before those that receive: where both go up in one group, what a
         # sender leaves in `arrived` is there when a receiver's layer runs.
@@ -752,9 +753,8 @@ class _Replay:
     """
 
     def __init__(self, block: nn.Module) -> None:
-        self.block, self.forward = block, block.forward
-        # A `forward` that somebody had set on this very block, not on its class: it is put back at the end.
-        self.before = vars(block).get("forward")
+        # `before` is a `forward` that somebody had set on this very block, not on its class: it is put back at the end.
+        self.block, self.forward, self.before = block, block.forward, vars(block).get("forward")
         # For each pass that replays the block: a function that says whether it is called in that pass, and the output.
         self.outputs: list[tuple[Callable[[], bool], Any]] = []
 
