@@ -9,7 +9,7 @@ from functools import cache
 from random import Random
 from typing import TypeVar
 
-LEVEL = 0.95
+LEVEL = 0.95  # of confidence: `Interval` says what it means
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def interval_from(n: int, mean: float, squares: float) -> Interval:
         return Interval(math.nan, math.nan, math.nan, 0)
     if n == 1:  # one value says nothing of how far others lie
         return Interval(mean, -math.inf, math.inf, 1)
-    reach = t_quantile(n - 1) * math.sqrt(squares / (n - 1) / n)
+    reach = t_quantile(n - 1) * math.sqrt(squares / (n - 1) / n)  # times the standard error of the mean
     return Interval(mean, mean - reach, mean + reach, n)
 
 
@@ -66,7 +66,7 @@ def interval_from(n: int, mean: float, squares: float) -> Interval:
 def t_quantile(degrees: int, level: float = LEVEL) -> float:
     """t such that a Student variable of `degrees` degrees of freedom lies within +-t with probability `level`."""
     low, high = 0.0, 1.0
-    while _inside(degrees, high) < level:
+    while _inside(degrees, high) < level:  # until t lies between `low` and `high`
         high *= 2
     for _ in range(60):  # halvings: more than a float has digits
         middle = (low + high) / 2
@@ -77,7 +77,7 @@ def t_quantile(degrees: int, level: float = LEVEL) -> float:
 def _inside(degrees: int, t: float) -> float:
     """P(|T| < t), by the finite series of Abramowitz & Stegun 1964, 26.7.3 and 26.7.4."""
     angle = math.atan(t / math.sqrt(degrees))
-    odd = degrees % 2
+    odd = degrees % 2  # the series differ: 26.7.3 is for odd degrees, 26.7.4 for even ones
     cosine = math.cos(angle)
     term = cosine if odd else 1.0
     total = 0.0

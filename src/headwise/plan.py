@@ -68,7 +68,7 @@ class Plan:
             raise HeadwiseError(
                 f"{self.keep!r:.60} must give each key/value head of each layer None or (sinks, window)"
             ) from None
-        vars(self)["keep"] = tuple(layers)
+        vars(self)["keep"] = tuple(layers)  # the way around a frozen dataclass, which refuses self.keep = ...
         sizes = {len(layer) for layer in self.keep}
         if len(sizes) != 1 or 0 in sizes:
             raise HeadwiseError(f"a plan has layers of {sorted(sizes)} key/value heads; give all the same number")
@@ -105,7 +105,7 @@ class Plan:
             raise HeadwiseError(f"n_heads={n_heads} is no multiple of the plan's {self.n_kv_heads} key/value heads")
         if not any(self.layer(n)):
             return Causal()
-        everything = Keep(0, LARGEST_POSITION)
+        everything = Keep(0, LARGEST_POSITION)  # of a head that keeps all, beside others that do not
         readers = range(n_heads // self.n_kv_heads)  # of each key/value head
         of_heads = [kept or everything for kept in self.layer(n) for _ in readers]
         return Streaming(tuple(kept.sinks for kept in of_heads), tuple(kept.window for kept in of_heads))
@@ -134,7 +134,7 @@ class Plan:
             raise unknown(f"there is no format {format!r}", format, FORMATS)
         if format == "headwise":
             self.write(path)
-        else:
+        else:  # the format of DuoAttention has one size for all streaming heads: the largest loses nothing of any
             Path(path).mkdir(parents=True, exist_ok=True)
             lines = ["\t".join("0.0" if kept else "1.0" for kept in layer) for layer in self.keep]
             write_whole(Path(path) / DUO_HEADS, "".join(f"{line}\n" for line in lines))
@@ -171,7 +171,7 @@ class _Document:
             fact = f"headwise_plan={self.headwise_plan}, {layers} layers of {heads} key/value heads"
             raise HeadwiseError(f"{fact}; this headwise reads version 1, of 1 to {MOST_HEADS:,} heads")
         names = [[f"L{n}.KV{g}" for g in range(heads)] for n in range(layers)]
-        for name in self.keep.keys() - {name for layer in names for name in layer}:
+        for name in self.keep.keys() - {name for layer in names for name in layer}:  # the first is refused
             offer = f"they go from L0.KV0 to {names[-1][-1]}"
             raise unknown(f"{name!r} is no key/value head of the plan", name, names[-1], offer)
         return Plan(tuple(tuple(map(self.keep.get, layer)) for layer in names))
@@ -204,7 +204,7 @@ def layer_keep(plan: Plan | Sequence[HeadPlan | tuple[int, int]]) -> tuple[HeadP
     """What the key/value heads of one layer keep, out of None, Keep or (sinks, window) for each."""
     if isinstance(plan, Plan):
         raise HeadwiseError(f"the plan has {plan.n_layers} layers, and a cache serves one; pass plan.layer(n)")
-    layers: Any = (plan,)  # a Plan makes a Keep of (sinks, window)
+    layers: Any = (plan,)  # a Plan of this one layer: it checks each head, and makes a Keep of (sinks, window)
     return Plan(layers).layer(0)
 
 
@@ -296,6 +296,7 @@ class Windows:
         if cache is None:
             return self._plan(TOLERANCE if tolerance is None else tolerance, sinks)
         place = SINKS.index(sinks)
+        # A plan changes only where the tolerance reaches a mass that was measured, so no other needs to be tried.
         steps = sorted({0.0, *(mass.mean for head in self.heads for mass in head.outside[place])})
         for step in steps:
             plan = self._plan(step, sinks)
@@ -305,7 +306,7 @@ class Windows:
         if len(self.windows) == 1:
             raise HeadwiseError(f"{fact}: no window that is measured is shorter; measure longer texts")
         n_full = sum(head.retrieves for head in self.heads)
-        least = self._plan(1.0, sinks).share(self.longest)
+        least = self._plan(1.0, sinks).share(self.longest)  # all mass may be lost: the smallest windows
         raise HeadwiseError(
             f"{fact}: heads that retrieve, {n_full} of {len(self.heads)}, keep all, which makes {least:.3f} with "
             f"{sinks} first tokens and windows of {self.windows[0]}; pass a larger share"
@@ -313,7 +314,7 @@ class Windows:
 
     def _plan(self, tolerance: float, sinks: int) -> Plan:
         layers: dict[int, list[Keep | None]] = {}
-        for head in self.heads:  # layer by layer
+        for head in self.heads:  # they stand layer by layer, and there by their number
             layers.setdefault(head.layer, []).append(head.keep(self.windows, sinks, tolerance))
         return Plan(tuple(map(tuple, layers.values())))
 

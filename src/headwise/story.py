@@ -86,6 +86,7 @@ class Story:
         """How many nats of what counts come with a head: above 0 towards the answer."""
         if part.brings is not None and self.corrupted_value is not None:
             return part.brings * (self.clean_value - self.corrupted_value)
+        # Without the head the answer's log-probability changes by `without`, so the head brings the opposite.
         return part.adds if part.adds is not None else -(part.without or 0.0)
 
     @property
@@ -137,6 +138,7 @@ class Story:
             key, here = ("why.looks", "") if part.at is None else ("why.looks_from", self.word(part.at))
             words.append(phrase(key, lang, here=here, at=self.word(t), weight=f"{weight:.2f}"))
         if part.without is not None:
+            # `without` is a change of the logarithm, so it multiplies the chance.
             chances = (self.probability, self.probability * math.exp(part.without))
             before, after = (f"{chance:.3f}" for chance in chances)
             words.append(phrase("why.without", lang, before=before, after=after, **values))
@@ -166,7 +168,7 @@ class Story:
         """What the numbers mean, key/value heads and paths, and what a reader must know."""
         lines = []
         if self.embedding is not None and self.bias is not None:
-            adds = math.fsum(part.adds or 0.0 for part in self.heads)
+            adds = math.fsum(part.adds or 0.0 for part in self.heads)  # all heads together
             values = {"logit": f"{self.logit:.2f}", "heads": f"{adds:+.2f}", "embedding": f"{self.embedding:+.2f}"}
             values |= {"bias": f"{self.bias:+.2f}", "feed": f"{math.fsum(self.feed_forwards.values()):+.2f}"}
             lines.append(phrase("why.sum", lang, **values))
@@ -183,7 +185,7 @@ class Story:
     def print(self, console: Console, lang: str = "en") -> None:
         """One screen: the prediction, the heads that matter in words, then in a table, and the paths."""
         for line in (*self.opening(lang), *(f"  {self.sentence(part, lang)}" for part in self.told)):
-            say(console, line.replace("*", ""))
+            say(console, line.replace("*", ""))  # stars are for HTML, which shows what they enclose in bold
         self.table(lang).print(console, left=(0, 3))  # heads, and where they look
         for line in self.closing(lang):
             say(console, line.replace("*", ""))
@@ -225,5 +227,5 @@ def _percent(share: float) -> str:
 
 
 def _strong(line: str) -> str:
-    pieces = escaped(line).split("*")
+    pieces = escaped(line).split("*")  # stars come in pairs: what stands between two of them is every second piece
     return "".join(f"<b>{piece}</b>" if place % 2 else piece for place, piece in enumerate(pieces))

@@ -15,7 +15,7 @@ from headwise.corpus.documents import Labelled, Relations, read_relations, verb_
 from headwise.corpus.tokens import Tokens
 from headwise.corpus.training import verb_corpus
 from headwise.gpt.gpt import GPT, GPTConfig
-from headwise.heads.relation import Plan, _followed, described, follow
+from headwise.heads.relation import PairCells, _followed, described, follow
 from headwise.heads.survey import survey
 from headwise.models.open import Folder
 from headwise.rungs.tensor import trace
@@ -54,7 +54,7 @@ def test_examples_and_offsets() -> None:
     found = survey(hand_made(), texts, relations=relations, ablate="none")
     assert [head.name for head in found.profiles if "mine" in head.roles] == []
     shown, texts = lambda ids: [str(i) for i in ids], ([5, 6, 7], [8, 9, 10])
-    plans = [Plan(Labelled(text, {"a": [((2,), (1,))]})) for text in texts]
+    plans = [PairCells(Labelled(text, {"a": [((2,), (1,))]})) for text in texts]
     for here, there, first, example in (
         (0.6, 0.7, 0, "10"),
         (0.7, 0.6, 0, "7"),

@@ -28,8 +28,8 @@ from headwise.records import MOST_ALIGNED, Call, parse_head
 from headwise.table import Table
 from headwise.words import Note
 
-SMOOTH = 7  # keys of the median, as in Whisper
-WITHIN = (0.05, 0.1)  # seconds from the known beginning; the texts below name them, too
+SMOOTH = 7  # keys, the middle one among them, whose median is taken: as in Whisper
+WITHIN = (0.05, 0.1)  # seconds from the known beginning; the headings in `Alignment.table` name them, too
 BATCH = 2**22  # cells of maps that are aligned at a time: some 50 MB
 
 Maps = NDArray[np.float32]  # (H,N,S): heads, rows that are aligned, keys
@@ -53,7 +53,7 @@ class Spoken:
 class Linked:
     """A text whose tokens have partners in another one, or in itself."""
 
-    n_keys = None  # all; no field, but what a `Spoken` has, too
+    n_keys = None  # all keys count. Not a field: `_maps` asks every text for it, and a `Spoken` has its own number
 
     inputs: Mapping[str, Tensor]
     links: tuple[tuple[int, int], ...]  # row, key
@@ -157,6 +157,7 @@ def align(
             progress(number, len(texts) + len(judged))
     if n_spoken:
         maps = [prepared(maps_hns) for maps_hns in maps]
+    # `maps` has those of the texts to choose by, then those of the texts to judge on.
     alone = _figures(texts, maps, [[h] for h in range(len(names))])
     errors = _mean_errors(alone)
     order = np.argsort(errors, kind="stable")
@@ -171,7 +172,7 @@ def align(
     gains: dict[str, tuple[Interval, ...]] = {}
     for (name, heads), figures in zip(sets.items(), of_controls, strict=True):
         controls[name] = _scored(heads, names, figures)
-        gains[name] = tuple(map(interval_of, (of_chosen - figures)[1:].tolist()))  # without the error
+        gains[name] = tuple(map(interval_of, (of_chosen - figures)[1:].tolist()))  # row 0 is the error, no gain
     ranking = tuple(_scored([h], names, alone[h]) for h in order)
     kind = "spoken" if n_spoken else "linked"
     return Alignment(ranking, _scored(chosen, names, of_chosen), controls, gains, kind, (len(texts), len(judged)))
@@ -197,7 +198,7 @@ def _run(model: nn.Module, text: Known, listener: Listener, sites: Sequence[Site
     """Run the model on one text with the calls of these attentions, default all, handed to a listener."""
     with listening(model, listener, sites=sites):
         if set(text.inputs) == {"input_ids"}:
-            run_body(model, text.inputs["input_ids"])  # a model of ours calls the ids otherwise
+            run_body(model, text.inputs["input_ids"])  # also for a model of ours, whose argument has another name
         else:
             model(**{name: x.to(device_of(model)) for name, x in text.inputs.items()})
 
@@ -221,16 +222,18 @@ def _maps(model: nn.Module, sites: Sequence[Site], text: Known) -> Maps:
 def _figures(texts: Sequence[Known], maps: Sequence[Maps], sets: Sequence[Heads]) -> Numbers:
     """Of sets of heads the error of each in each text, and what `Scored.within` has: (sets, 1 + fractions, texts)."""
     of_texts = []
-    for text, maps_hns in zip(texts, maps, strict=False):  # the maps of texts to be judged come behind
+    # The texts to choose by come with the maps of all texts, which begin with theirs: the rest is left over.
+    for text, maps_hns in zip(texts, maps, strict=False):
         _, n, n_keys = maps_hns.shape
-        line = np.zeros((n, n_keys), np.float32)  # the map of a straight line: 1 along the diagonal
+        # The map of a straight line: each row looks at one key, the first row at the first key, evenly from there on.
+        line = np.zeros((n, n_keys), np.float32)
         line[np.arange(n), np.arange(n) * n_keys // n] = 1
         mean_maps = [line if heads is None else maps_hns[list(heads)].mean(0) for heads in sets]
         if isinstance(text, Spoken):
             of_texts.append(_spoken_figures(text, mean_maps))
         else:
             of_texts.append(_linked_figures(text, mean_maps))
-    return np.array(of_texts).transpose(1, 2, 0)
+    return np.array(of_texts).transpose(1, 2, 0)  # from (texts, sets, 1 + fractions)
 
 
 def _mean_errors(figures: Numbers) -> Numbers:
@@ -256,7 +259,7 @@ def _greedy(texts: Sequence[Known], maps: Sequence[Maps], best: int, error: floa
 
 def _spoken_figures(text: Spoken, mean_maps: Sequence[Maps]) -> Numbers:
     """The mean of the seconds between known and found beginnings, and the fractions found within 50 and 100 ms."""
-    size = max(1, BATCH // mean_maps[0].size)
+    size = max(1, BATCH // mean_maps[0].size)  # maps that are aligned at a time
     parts = [mean_maps[at : at + size] for at in range(0, len(mean_maps), size)]
     columns = np.concatenate([path_starts(np.stack(part)) for part in parts])  # the first of each row, (sets, rows)
     off = np.abs(columns[:, list(text.starts)] * text.seconds_per_key - np.array(text.begins))  # (sets, words)
@@ -268,7 +271,8 @@ def prepared(maps_hns: Maps) -> Maps:
     """Each key's weights over the rows, mean 0 and deviation 1, then the median of neighbouring keys."""
     mean, deviation = maps_hns.mean(1, keepdims=True), maps_hns.std(1, keepdims=True)
     scores = (maps_hns - mean) / np.maximum(deviation, np.finfo(np.float32).tiny)  # 0 where all rows weigh a key alike
-    half = min(SMOOTH, scores.shape[2] - 1) // 2  # of the window, which is odd and no longer than the keys
+    # Keys on either side of the middle one: the window, 2 * half + 1, is odd and no longer than the keys.
+    half = min(SMOOTH, scores.shape[2] - 1) // 2
     wide = np.pad(scores, ((0, 0), (0, 0), (half, half)), mode="reflect")
     windows = np.lib.stride_tricks.sliding_window_view(wide, 2 * half + 1, axis=2)
     return np.asarray(np.median(windows, axis=-1), np.float32)
@@ -281,23 +285,28 @@ def path_starts(scores_knm: Maps) -> NDArray[np.int64]:
     hang on the two before it alone, so they are computed at once.
     """
     K, N, M = scores_knm.shape
+    # best[k, i, j]: the largest sum of a path to row i - 1, column j - 1 of the map. Row 0 and column 0 of `best` lie
+    # outside of it, and no path comes from there ...
     best = np.full((K, N + 1, M + 1), -np.inf)
-    best[:, 0, 0] = 0  # before the first cell: no other path begins
+    best[:, 0, 0] = 0  # ... but from here: every path goes to the first cell
 
     def ways(k: Any, i: Any, j: Any) -> Any:
         """Of cells the sums with which a path comes there: from both, a row above, a column before."""
         return np.stack([best[k, i - 1, j - 1], best[k, i - 1, j], best[k, i, j - 1]])
 
     for diagonal in range(2, N + M + 1):
-        i = np.arange(max(1, diagonal - M), min(N, diagonal - 1) + 1)
+        i = np.arange(max(1, diagonal - M), min(N, diagonal - 1) + 1)  # so that j lies between 1 and M
         j = diagonal - i
         best[:, i, j] = scores_knm[:, i - 1, j - 1] + ways(slice(None), i, j).max(0)
+    # From the last cell back to the first, all paths at once. A path that has left the first cell stays at i = j = 0;
+    # what `ways` gives for it there is not used.
     starts = np.zeros((K, N), np.int64)
     k, i, j = np.arange(K), np.full(K, N), np.full(K, M)
     while (i > 0).any():
         is_open = i > 0  # paths that have not left their first cell
-        starts[k[is_open], i[is_open] - 1] = j[is_open] - 1  # the last one that is written is the first column
-        way = ways(k, i, j).argmax(0)
+        # The columns of a row come from the right to the left: the one that is written last is the first of the row.
+        starts[k[is_open], i[is_open] - 1] = j[is_open] - 1
+        way = ways(k, i, j).argmax(0)  # in the order of `ways`: 0 from both, 1 from the row above, 2 the column before
         i = np.where(is_open & (way != 2), i - 1, i)
         j = np.where(is_open & (way != 1), j - 1, j)
     return starts
@@ -312,9 +321,8 @@ def _linked_figures(text: Linked, mean_maps: Sequence[Maps]) -> Numbers:
     right = sure | set(text.possible)
     figures = []
     for map_ns in mean_maps:
-        pairs = set(
-            zip(text.rows, map_ns.argmax(-1).tolist(), strict=True)
-        )  # the strongest key of each row with a link
+        # Found: the strongest key of each row with a link.
+        pairs = set(zip(text.rows, map_ns.argmax(-1).tolist(), strict=True))
         error = 1 - (len(sure & pairs) + len(right & pairs)) / (len(sure) + len(pairs))
         figures.append((error, len(sure & pairs) / len(text.links)))
     return np.array(figures)

@@ -36,7 +36,7 @@ from headwise.words import refusal
 
 Float64Array = NDArray[np.float64]
 
-ROWS = 2**14  # of the output matrix that are widened at a time
+ROWS = 2**14  # tokens of the vocabulary whose rows of the output matrix are widened at a time
 CLOSE = 1e-4  # relative: what is read must agree with what the model computes, in float32 and wider
 
 
@@ -143,7 +143,7 @@ class Parts:
         if max(answer) >= len(matrix) or min(answer) < 0:
             raise HeadwiseError(f"target {max(answer)} is outside the vocabulary of {len(matrix)} tokens")
         last = self.rows[self.layers[-1].block].gave
-        # The last norm is the module that read what the last layer gave.
+        # The last norm is the module beside the layers that read what the last layer gave. A model may have none.
         candidates = (module for module in self.layers[-1].around if module in self.rows)
         norm = next((module for module in candidates if self.rows[module].read.equal(last)), None)
         normed = last if norm is None else self.rows[norm].gave  # (C,) what the output matrix reads
@@ -151,7 +151,7 @@ class Parts:
         rows = matrix[list(answer)].cpu().double()  # (answers,C)
         self.direction = scale * (rows[0] - rows[1] if len(answer) == 2 else rows[0])  # (C,)
         offsets = [0.0 if bias is None else scale * float(bias[token]) for token in answer]
-        constant = offsets[0] - sum(offsets[1:])
+        constant = offsets[0] - sum(offsets[1:])  # of one token its bias; of two the difference
         logit = float(self.direction @ normed) + constant
         # Numbers that the model rounded, as parts of the logit: their rounding bounds how far the parts may miss it.
         self.rounded = [self.direction * normed]
@@ -159,7 +159,8 @@ class Parts:
             frozen = _Frozen.of(norm, self.rows[norm])
             constant += float(self.direction @ frozen.bias)
             self.direction = frozen.back(self.direction)
-        embedding = float(self.direction @ self.rows[self.layers[0].block].read)  # what the first layer reads
+        # What the first layer reads is the embedding, of the token and of its position.
+        embedding = float(self.direction @ self.rows[self.layers[0].block].read)
         self.constant = constant
         self.parts = Attribution(answer, position, {}, {}, embedding, 0.0, logit, {}, {})
 
@@ -168,7 +169,7 @@ class Parts:
         layer, rows = self.layers[number], self.rows
         writer = self._writer_of(layer)
         bias = getattr(layer.projection, "bias", None)
-        at_w_o = writer.factor * self.direction  # what is read of W_O's output
+        at_w_o = writer.factor * self.direction  # what is read of the writer's output, below of W_O's
         self.rounded.append(at_w_o * rows[writer.module].gave)
         if writer.module is not layer.projection:  # a norm after W_O
             norm = _Frozen.of(writer.module, rows[writer.module])
@@ -183,13 +184,15 @@ class Parts:
         self.parts.weights.update(zip(layer.site.heads, weights_hs.numpy(), strict=True))
         block = rows[layer.block]
         by_heads = writer.factor * rows[writer.module].gave  # what all of them write together
-        # What is left of the layer; the sum of all parts therefore tests heads, norms and biases, not this.
+        # The feed-forward gets what is left of the layer, whatever that is. So the test of `summed` says whether heads,
+        # norms and biases are right, and nothing of this.
         rest = block.gave - block.read - by_heads
         self.parts.feed_forwards[layer.site.name] = float(self.direction @ rest)
 
     def summed(self) -> Attribution:
         """All parts. Raises HeadwiseError where they do not sum to the logit."""
-        # Roundings fall to either side: what is left of those of many numbers grows as a norm does, not as a sum.
+        # Roundings fall to either side and partly cancel: those of many numbers add up as a norm does, not as a sum.
+        # Twice that is allowed.
         rounding = 2 * self.close * float(torch.cat(self.rounded).norm())
         parts = replace(self.parts, bias=self.constant)
         if abs(parts.total - parts.logit) > CLOSE * max(abs(parts.logit), 1.0) + rounding:
@@ -209,12 +212,12 @@ class Parts:
         raw = torch.cat(products).cpu().double()
         if bias is not None:
             raw = raw + bias.cpu().double()
-        # The factor that fits best, by least squares; of zeros it is 0.
+        # The factor that fits best, by least squares; the clamp keeps 0 / 0 from being NaN.
         scale = float(logits @ raw / (raw @ raw).clamp(min=1e-30))
         if _apart(scale * raw, logits) <= self.close:
-            is_rounding = abs(scale - 1) <= self.close
+            is_rounding = abs(scale - 1) <= self.close  # most models have no factor
             return 1.0 if is_rounding else scale
-        cap = getattr(getattr(self.model, "config", None), "final_logit_softcapping", None)
+        cap = getattr(getattr(self.model, "config", None), "final_logit_softcapping", None)  # Gemma 2
         if cap and _apart(cap * torch.tanh(raw / cap), logits) <= self.close:
             return 1.0
         raise HeadwiseError(
@@ -223,10 +226,10 @@ class Parts:
         )
 
     def _writer_of(self, layer: Layer) -> _Writer:
-        """The writer of a layer, found by what it must explain: what the next module reads, or the layer's output.
+        """The module whose output the layer adds to the residual stream, and the factor with which it does.
 
-        The one that explains it best, each number beside its own size: next to a large residual stream, or to a few
-        large numbers in it, all are close. Raises HeadwiseError where none is.
+        Each candidate says what the stream must be after it: what the layer read, plus what the candidate gave. The
+        right one is that whose stream the rest of the layer goes on with. Raises HeadwiseError where none is right.
         """
         rows, gave = self.rows, self.rows[layer.projection].gave
         children = [child for child in layer.block.children() if child in rows]
@@ -234,16 +237,25 @@ class Parts:
         readers = [child for child in children if rows[child].read.equal(gave)]
         norms = [child for child in readers if not rows[child].gave.equal(gave)]
         factor = getattr(layer.block, "residual_multiplier", 1.0)  # Granite
-        before, after = rows[layer.block]
+        before, after = rows[layer.block]  # the residual stream that the layer reads, and gives
 
         def unexplained(writer: _Writer) -> tuple[float, float]:
-            state = before + writer.factor * rows[writer.module].gave  # the residual stream, if this is the writer
-            by_number, by_norm = 1.0, 1.0  # the most that two tensors can be apart
+            # How far the stream after this writer is from what the layer goes on with: two measures, each from 0 to 1.
+            #
+            # `by_number` takes every number beside its own size, and chooses between writers. What an attention adds
+            # is little beside a large stream, or beside a few large numbers in it, so that by the norm a wrong writer
+            # may be as close as the right one.
+            # `by_norm` decides whether the chosen one is right: it has a bound, `close`, which rounding keeps to. A
+            # single number near 0 may be rounded by more than its size.
+            state = before + writer.factor * rows[writer.module].gave
+            by_number, by_norm = 1.0, 1.0
             for child in children:
                 row = rows[child]
                 if row.gave.shape != state.shape:
                     continue
-                # Either the child reads the state, or what it gives is added to the state and makes the layer's output.
+                # Which child goes on with the stream is not known, so the best fit counts. Either a child reads the
+                # stream, as the norm of a feed-forward does; or what a child gives is added to it and makes the
+                # layer's output, as of a feed-forward that runs beside the attention.
                 for x, y in ((row.read, state), (state + row.gave, after)):
                     if x.shape == y.shape:
                         apart = (x - y).abs() / (x.abs() + y.abs()).clamp(min=1e-30)
@@ -251,7 +263,8 @@ class Parts:
                         by_norm = min(by_norm, _apart(x, y))
             return by_number, by_norm
 
-        # A tie goes to the first: W_O as it is. Granite, which has the factor, has no norm there.
+        # Of equally good ones `min` takes the first: W_O as it is. No norm is tried with the factor: Granite, which has
+        # it, has no norm after W_O.
         writers = [_Writer(layer.projection, 1.0), *(_Writer(norm, 1.0) for norm in norms)]
         writer = min([*writers, _Writer(layer.projection, factor)], key=unexplained)
         if unexplained(writer)[1] <= self.close:
@@ -267,13 +280,14 @@ def _heads_of(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What each head adds, (H,); what it adds for each token that it looks at, and its weight there, (H,S)."""
     H, T = call.q.shape[1:3]
-    entered = rows[projection].read.reshape(H, -1)  # (H,E) where W_O reads the heads
+    entered = rows[projection].read.reshape(H, -1)  # (H,E) what W_O reads of each head
     back = (as_rows(projection).cpu().double().T @ at_w_o).reshape(H, -1)  # what is read of each head, (H,E)
     weights = row_weights(call, 0, [T - 1])[:, 0].cpu().double()  # (H,S)
     index = resolve_kv_index(H, call.k.shape[1], call.options.kv_index)
     values = call.v[0, list(index)].cpu().double()  # (H,S,E)
     mixed = torch.einsum("hs,hse->he", weights, values)
-    # A gate, or a norm of the head, between the mixed values and what W_O reads is held as it was.
+    # A gate, or a norm of the head, between the mixed values and what W_O reads is held as it was: a factor for each
+    # number.
     between = _ratio(entered, mixed)
     by_head = (entered * back).sum(1)
     by_token = weights * torch.einsum("hse,he->hs", values, between * back)
@@ -317,9 +331,9 @@ class Recorder:
             yield
 
     def _keep(self, module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any], gave: Any) -> None:
-        first = args[0] if args else keywords.get("hidden_states")
+        first = args[0] if args else keywords.get("hidden_states")  # transformers names it where it passes it by name
         result = gave[0] if isinstance(gave, tuple) else gave
-        # Modules that take or give something else than hidden states, masks for instance, are passed over.
+        # Modules that take or give anything but hidden states are passed over, such as one that takes ids (B,T).
         tensors: Any = first, result
         is_state = all(isinstance(x, Tensor) and x.ndim in (2, 3) and x.is_floating_point() for x in tensors)
         if is_state:
@@ -362,15 +376,16 @@ class _Frozen:
 
         def normed(x: Tensor) -> Tensor:
             answer = twin(x)
-            return answer.double()
+            return answer.double()  # some norms compute in float32 and give that
 
         x, y = row.read, normed(row.read)
         bias = normed(torch.zeros_like(x))  # of zeros a norm makes its bias
-        centres = _apart(normed(x + x.abs().mean()), y) <= CLOSE  # adding a constant changes nothing
+        # LayerNorm subtracts the mean, RMSNorm does not: then a constant that is added to all numbers changes nothing.
+        centres = _apart(normed(x + x.abs().mean()), y) <= CLOSE
         x = x - x.mean() if centres else x
         return cls(_ratio(y - bias, x), bias, centres)
 
     def back(self, direction: Tensor) -> Tensor:
-        """u with u.x = direction.(y - bias)"""
+        """The direction u in what the norm reads with u . x = direction . (y - bias)."""
         u = self.factor * direction
         return u - u.mean() if self.centres else u

@@ -37,9 +37,10 @@ from headwise.table import plural
 
 Numbers = NDArray[np.float64]
 
-CLEAR = 0.001  # paths as strong as a clear one that chance would bring forth in the whole model
-COPIED, SUPPRESSED = 5, 10  # places at the top and at the bottom, of a large vocabulary
-PROBED = 64  # tokens, evenly spaced in the vocabulary
+CLEAR = 0.001  # a path is clear where chance would bring forth fewer that are as strong, in the whole model
+# Places at the top and at the bottom of all logits, as in the papers at `HeadWeights`. A small vocabulary has fewer.
+COPIED, SUPPRESSED = 5, 10
+PROBED = 64  # tokens at most, evenly spaced in the vocabulary
 
 
 class Scored(NamedTuple):
@@ -151,6 +152,7 @@ def circuits(model: nn.Module, *, orders: Sequence[Sequence[int]] = ()) -> Circu
             spectra = layer.qk[h].cpu().numpy(), layer.ov[h].cpu().numpy()
             heads[name] = HeadWeights(*spectra, copies, suppresses, next_one)
     scores, chances = _composition(layers)
+    # 1 / sqrt(C): `random_moments` has the mean of the square.
     return Circuits(heads, scores, chances, 1 / math.sqrt(layers[0].o.shape[1]))
 
 
@@ -164,7 +166,8 @@ def effective_rank(values: Numbers) -> float:
 class _Factors:
     """One layer in float64: what its heads read and write, and the spectra of both products.
 
-    With the R of a QR factorisation |W_K^T x| = |R_K x|: so no product of C x C numbers is ever made.
+    With W_K^T = Q R_K, Q having orthonormal columns, |W_K^T x| = |R_K x|. So the norm of a product of C x C numbers is
+    that of a product with the small R in its place, and none of C x C is ever made.
     """
 
     site: Site
@@ -182,7 +185,7 @@ class _Factors:
         if w_q is None or w_k is None or w_v is None or w_o is None or w_o.shape[1] % H:
             raise HeadwiseError(f"{site.name}: W_Q, W_K, W_V and W_O are not four matrices that are known there")
         E = w_o.shape[1] // H
-        G, remainder = divmod(w_v.shape[0], E)
+        G, remainder = divmod(w_v.shape[0], E)  # key/value heads: values are as wide as what W_O reads of a head
         are_groups = not remainder and G > 0 and H % G == 0 and w_k.shape[0] % G == 0
         if not are_groups or w_q.shape[0] != w_k.shape[0] // G * H:
             raise HeadwiseError(
@@ -193,8 +196,9 @@ class _Factors:
         index = list(resolve_kv_index(H, G, getattr(spec, "kv_index", None)))
         q, k, v = _by_head(w_q, H), _by_head(w_k, G)[index], _by_head(w_v, G)[index]
         o = w_o.double().reshape(-1, H, E).transpose(0, 1)
-        with one_thread():  # two wait for each other more than they work in matrices as small as these
+        with one_thread():  # in matrices as small as these two threads wait for each other more than they work
             r_q, r_k, r_v, r_o = (torch.linalg.qr(columns, mode="r").R for columns in (q.mT, k.mT, v.mT, o))
+            # The singular values of W_QK and W_OV: what is left out, Q, has orthonormal columns and changes none.
             qk = torch.linalg.svdvals(r_q @ r_k.mT)
             ov = torch.linalg.svdvals(r_o @ r_v.mT)
         reads = {"q": r_k @ q, "k": r_q @ k, "v": r_o @ v}
@@ -214,27 +218,32 @@ def _composition(layers: Sequence[_Factors]) -> tuple[dict[str, Numbers], dict[s
     scores, chances = ({at: np.full((N, N), np.nan) for at in "qkv"} for _ in range(2))
     for b, later in enumerate(layers):
         for a, earlier in enumerate(layers[:b]):
-            place = rows[b], rows[a]
+            place = rows[b], rows[a]  # their heads in the tables: R receivers, S senders
             writes = earlier.writes.transpose(0, 1).flatten(1)  # (C,S*E)
             for at, reads in later.reads.items():
                 spectrum = later.ov if at == "v" else later.qk
                 products = reads.flatten(0, 1) @ writes
                 passed = products.view(*reads.shape[:2], -1, earlier.o.shape[2])  # (R,D,S,E)
+                # |A| |W_OV|, (R,S); 1e-300: of a silent head it is 0.
                 sizes = (spectrum.norm(dim=-1)[:, None] * earlier.ov.norm(dim=-1)).clamp(min=1e-300)
                 square = (torch.linalg.vector_norm(passed, dim=(1, 3)) / sizes).square()
                 scores[at][place] = square.sqrt().cpu().numpy()
                 # How likely random directions reach such a square: the tail of a gamma distribution.
                 mean, variance = random_moments(spectrum, earlier.ov, C)
-                variance = variance.clamp(min=1e-12 * mean**2)  # rounding may leave none, or less
+                variance = variance.clamp(min=1e-12 * mean**2)  # rounding may leave none, or less than 0
+                # A gamma distribution of shape m^2 / v and scale v / m has mean m and variance v.
                 tail = torch.special.gammaincc(mean**2 / variance, square * mean / variance)
                 chances[at][place] = tail.cpu().numpy()
     tried = 3 * int((~np.isnan(scores["q"])).sum())  # pairs of heads, by q, k and v
+    # What is expected of so many tries: the chance of one times their number.
     return scores, {at: tried * chance for at, chance in chances.items()}
 
 
 def random_moments(reads: Tensor, writes: Tensor, C: int) -> tuple[float, Tensor]:
     """Mean, and variance (R,S), of the squared score for random directions, from spectra (R,D) and (S,E)."""
     p, q = _concentration(reads)[:, None], _concentration(writes)[None]
+    # The mean of the square of sum a_i s_j O_ij^2 runs over pairs of entries of O. Times C (C + 2), the mean of the
+    # product of their squares is 3 for an entry with itself, 1 for two in a row or column, else (C + 1) / (C - 1).
     elsewhere = (1 - p) * (1 - q) * (C + 1) / max(C - 1, 1)  # pairs of entries that share neither row nor column
     same_line = p * (1 - q) + (1 - p) * q  # pairs in one row, or in one column
     second = (3 * p * q + same_line + elsewhere) / (C * (C + 2))
@@ -259,7 +268,7 @@ class _Probe:
 
     @classmethod
     def of(cls, model: nn.Module, orders: Sequence[Sequence[int]]) -> _Probe | None:
-        pair = embeddings(model)
+        pair = embeddings(model)  # the matrix that embeds tokens, and the one that makes logits
         if pair is None or pair[0].shape[1] != pair[1].shape[1]:
             return None
         V = len(pair[1])
@@ -274,10 +283,11 @@ class _Probe:
         states = self.states[0] if first else self.states[1]  # the heads of the first layer read what it is given
         logits = (states @ v.mT @ o.mT).float() @ self.unembed.mT  # (n,V)
         tried = torch.stack([self.tokens, self.tokens.roll(1)], dim=1)  # itself, and as control another of them
-        most = max(1, len(self.unembed) // 20)  # places of a small vocabulary
+        most = max(1, len(self.unembed) // 20)  # places of a small vocabulary: a twentieth of it
 
         def among_first(places: int, sign: int) -> Scored:
-            # The logit at the first place that is not among them; a token is, where its own lies beyond that.
+            # The logit at the first place behind them: a token is among them if its own lies beyond that. `sign` is 1
+            # for the highest logits and -1 for the lowest.
             left_out = logits.topk(min(places, most) + 1, largest=sign > 0).values[:, -1:]
             ahead = sign * logits.gather(1, tried) > sign * left_out
             return Scored(*ahead.double().mean(0).tolist())
@@ -289,7 +299,7 @@ class _Probe:
         hits, blind = [], []
         for order in orders:
             row = torch.tensor(list(order), device=self.unembed.device)
-            read = _alone(self.model, row)[1]
+            read = _alone(self.model, row)[1]  # what the first layer gives, also where `v` and `o` are of its own heads
             logits = (read @ v.mT @ o.mT).float() @ self.unembed[row].mT
             following = torch.arange(1, len(row), device=row.device)
             hits += (logits[:-1].argmax(1) == following).tolist()

@@ -47,7 +47,7 @@ from headwise.gpt.presets import Recipe
 from headwise.gpt.run import FILM, Settings, kept_text, load_run, run_training
 from headwise.gpt.train import METRICS, require_finite
 from headwise.heads.blocks import Dense
-from headwise.heads.relation import Plan, described
+from headwise.heads.relation import PairCells, described
 from headwise.heads.statistics import all_statistics, formula_of
 from headwise.heads.survey import repeated_tokens
 from headwise.heads.table import ROLES, Row, relation_role
@@ -122,7 +122,7 @@ class Glance:
         enough[:, [0, 1, -1]] = False
         # What a row that looks hardest at an offset counts for: a share of its document's rows, then of the documents.
         self.offsets = (1 / able.clamp(min=1) / len(text.documents)).where(enough, 0)
-        self.plans = [(texts.index(document.ids, len(lines)), Plan(document)) for document in labelled]
+        self.pair_cells = [(texts.index(document.ids, len(lines)), PairCells(document)) for document in labelled]
         repeated, first_known = repeated_tokens(text, context, seed=0)
         probes = repeated[:PROBES]
         self.probes = _padded(probes)
@@ -171,10 +171,10 @@ class Glance:
     def _related(self, maps: Tensor, elsewhere: bool = False) -> Scores:
         """Of each relation the weight on the right tokens, or elsewhere: the mean over pairs, then over documents."""
         means: dict[str, list[Tensor]] = defaultdict(list)
-        for n, plan in self.plans:
-            cells = plan.elsewhere if elsewhere else plan.right
+        for n, of_document in self.pair_cells:
+            cells = of_document.elsewhere if elsewhere else of_document.right
             sums = cells.of(maps[:, n].double()).masked_fill(cells.empty, nan)
-            for name, pairs in plan.of.items():
+            for name, pairs in of_document.of.items():
                 means[name].append(sums[:, pairs].nanmean(-1))
         return {name: torch.stack(of_documents).nanmean(0) for name, of_documents in means.items()}
 

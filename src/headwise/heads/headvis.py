@@ -28,13 +28,13 @@ from headwise.heads.table import DISTANCES, HeadProfile, Row, Survey
 from headwise.models.sites import Site
 from headwise.records import Call
 
-ROW, LEAST = 8, 0.005  # weights of a row, and the smallest
+ROW, LEAST = 8, 0.005  # weights of a row at most, and the smallest that is listed
 CONFIG: dict[str, Any] = json.loads(read_text(packaged("headvis", "json")))  # what is the same of every survey
 NAMES: dict[str, str] = CONFIG.pop("names")  # of those statistics that HeadVis calls by another name
-INTERVALS: int = CONFIG["n_intervals"]  # bands of documents by their largest weight
+INTERVALS: int = CONFIG["n_intervals"]  # bands of about equally many documents, ranked by their largest weight
 SEED = 0  # draws the samples
-SAMPLES, STRONGEST = 3, 10  # documents of a band, and of the last
-BINS = 50  # of the histogram of the strongest weights; also the most tokens that are listed
+SAMPLES, STRONGEST = 3, 10  # documents that are shown of a band, and of the last one, which has the strongest
+BINS = 50  # of the histogram of the strongest weights; also the most query tokens that are listed
 Sparse = dict[tuple[str, int], tuple[list[int], list[float]]]  # head and document -> indices and weights
 
 
@@ -87,7 +87,7 @@ def _strongest(model: nn.Module, text: Text) -> dict[str, list[float]]:
 
     def take(number: int, site: Site, call: Call, b: int, document: Document) -> None:
         keys, weights = _rows(call, b)
-        weights = weights.masked_fill(keys == 0, 0)[:, 1:]
+        weights = weights.masked_fill(keys == 0, 0)[:, 1:]  # (H,T-1,8); a document has two tokens or more
         for name, value in zip(site.heads, weights.amax((1, 2)).tolist(), strict=True):
             strongest[name].append(value)
 
@@ -98,6 +98,7 @@ def _strongest(model: nn.Module, text: Text) -> dict[str, list[float]]:
 def _choose(values: Sequence[float], draw: random.Random) -> dict[int, int]:
     """Documents that a head shows, and the band of each, 1 to 10 by rank; the strongest of the last, others by lot."""
     strongest_first = sorted(range(len(values)), key=lambda n: -values[n])
+    # The first tenth of the ranks is band 10, the last one band 1.
     bands = defaultdict(list)
     for rank, number in enumerate(strongest_first):
         bands[INTERVALS - rank * INTERVALS // len(values)].append(number)
@@ -120,10 +121,10 @@ def _sparse(model: nn.Module, text: Text, chosen: dict[str, dict[int, int]]) -> 
         heads = [h for h, name in enumerate(site.heads) if numbers[place] in chosen[name]]
         if heads:
             keys, weights = _rows(call, b)
-            indices = torch.arange(keys.shape[1])[:, None] * keys.shape[1] + keys
+            indices = torch.arange(keys.shape[1])[:, None] * keys.shape[1] + keys  # query * seq_len + key, (H,T,8)
             for h in heads:
                 is_large = weights[h] >= LEAST
-                index, order = indices[h][is_large].sort()
+                index, order = indices[h][is_large].sort()  # row by row, and in each by key
                 values = [round(value, 4) for value in weights[h][is_large].double()[order].tolist()]
                 rows[site.head(h), numbers[place]] = index.tolist(), values
 
@@ -134,13 +135,13 @@ def _sparse(model: nn.Module, text: Text, chosen: dict[str, dict[int, int]]) -> 
 def _head(profile: HeadProfile, strongest: Sequence[float], chosen: dict[int, int], rows: Sparse, text: Text) -> Row:
     """heads/L3H5.json."""
     sequences = []
-    looking: dict[str, float] = defaultdict(float)
+    looking: dict[str, float] = defaultdict(float)  # token that looks -> its listed weights, added up
     # The highest band first, and in it the strongest document.
     for number in sorted(chosen, key=lambda n: (-chosen[n], -strongest[n])):
         tokens = text.shown(text.documents[number])
         indices, values = rows[profile.name, number]
         for index, value in zip(indices, values, strict=True):
-            looking[tokens[index // len(tokens)]] += value
+            looking[tokens[index // len(tokens)]] += value  # of the index the query
         sequences.append(
             {
                 "sequence_id": number,
@@ -154,6 +155,7 @@ def _head(profile: HeadProfile, strongest: Sequence[float], chosen: dict[int, in
         )
     queries = sorted(looking.items(), key=lambda item: -item[1])[:BINS]
     counts, edges = np.histogram(strongest, BINS, (0, 1))
+    # How many bins of distances, up to the last that is not empty; they have one edge more.
     last = max((n for n, count in enumerate(profile.distances) if count), default=0) + 1
     return {
         "sequences": sequences,

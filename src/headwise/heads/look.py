@@ -45,7 +45,7 @@ Array = NDArray[np.float32]
 CELLS = 2**26  # weights of all maps of a text, at most: 256 MiB
 CHARACTERS = 20_000  # of a text, before its tokens are counted
 LISTED, HARDEST = 6, 8  # likeliest tokens of each column; heads that are named for a token
-CLEAR = 0.3  # of its weight, from which a head is said to follow a repeated token
+CLEAR = 0.3  # of a head's weight on copies of the token, or behind them: from there on that names its kind
 SLOTS = ("a", "b")  # the text, and the other one beside it
 LARGEST = 10.0  # size of a factor on a head
 # The fields of each question and their types: the arguments of `Desk._read` and so on.
@@ -112,11 +112,11 @@ class Desk:
 
         with attach({site: partial(note, site) for site in sites}), evaluating(model), encoded():
             run_body(model, torch.tensor([[*before, word, *after]]))
-        if len(set(order)) == len(order):
+        if len(set(order)) == len(order):  # nothing ran twice: every layer keeps its own name
             return [Layer(site, 0, site.heads) for site in sites if site in order]
         layers = []
         numbers, runs = Counter[str](), Counter[Site]()  # of each stack, and of each site, the calls so far
-        for site in order:  # a layer is then numbered by its place among the calls of its stack
+        for site in order:  # ALBERT: a layer is numbered by its place among the calls of its stack
             part = parse_head(site.head(0))[0]
             name = f"{part}.L{numbers[part]}" if part else f"L{numbers[part]}"
             layers.append(Layer(site, runs[site], [head_name(name, h) for h in range(site.n_heads)]))
@@ -156,9 +156,10 @@ class Desk:
         name = str(asked.get("do"))
         kinds = QUESTIONS.get(name, {})
         values = {key: asked.get(key) for key in kinds}
+        # The very type: to isinstance True is a number, too.
         if not kinds or any(type(values[key]) is not kind for key, kind in kinds.items()):
             raise HeadwiseError("this is no question of the page's")
-        with encoded():  # a sound was read once
+        with encoded():  # the encoder has heard the sound once; its states are used again
             return getattr(self, f"_{name}")(**values)
 
     # A text
@@ -184,7 +185,8 @@ class Desk:
         maps: dict[str, Array] = {}
         plain = now = self._run(ids, at, changes, maps)
         before = self.readings.get(slot)
-        if before is not None and (before.ids, before.at) == (ids, at):  # the text is the same, its heads are scaled
+        # `plain` is with all heads as they are: known already if only factors have changed, else one more run.
+        if before is not None and (before.ids, before.at) == (ids, at):
             plain = before.plain
         elif changes:
             plain = self._run(ids, at, {})
@@ -223,7 +225,7 @@ class Desk:
             places = []
         words = []
         done = 0  # characters of the text that are shown already
-        place_of = dict(enumerate(places, n_before))
+        place_of = dict(enumerate(places, n_before))  # number among `ids` -> characters [start, end) of the text
         for n, (i, piece) in enumerate(zip(ids, shown, strict=True)):
             if n not in place_of:  # it frames the text, or its place is not known
                 is_sign = i in self.signs
@@ -231,7 +233,7 @@ class Desk:
                 words.append((piece.strip() or piece, has_gap, piece.count("\n"), is_sign))
                 continue
             start, end = place_of[n]
-            between, written = text[done:start], text[start:end]
+            between, written = text[done:start], text[start:end]  # what no token stands for, and what this one does
             has_gap = bool(re.match(r"\s", between + written)) or done == 0
             is_shown = end <= done < len(text) or not written  # one more token of a character that is shown already
             label = "\u00b7" if is_shown else written.strip()
@@ -255,7 +257,8 @@ class Desk:
     ) -> Tensor:
         """What comes of the text at a place, the named heads scaled; `maps` gets the maps of all heads."""
         listened = [each for each in self.layers if maps is not None or not changes.keys().isdisjoint(each.heads)]
-        layers = {(layer.site, layer.run): layer for layer in listened}  # no others, since listening costs time
+        # Site, and how often it has run before -> the layer. No others, since listening costs time.
+        layers = {(layer.site, layer.run): layer for layer in listened}
         runs = Counter[Site]()
 
         def take(site: Site, call: Call) -> Tensor | None:
@@ -292,9 +295,10 @@ class Desk:
         numbers = np.array(ids)
         if weights.shape != (T, T):  # it did not run, or looks at another text, or at a sound
             return ("sound", float(weights.max(1).mean())) if self.spoken and weights.size else ("elsewhere", 0.0)
-        is_causal = T > 1 and not weights[0, 1:].any()
+        is_causal = T > 1 and not weights[0, 1:].any()  # the first token sees nothing behind it
         first = 1 if is_causal else 0  # the first row of a causal map has no choice
         rows = weights[first:]
+        # Below, of each kind which cells of these rows are of it.
         t, s = np.arange(first, T)[:, None], np.arange(T)[None]  # queries and keys
         same_token = (numbers[first:, None] == numbers) & (t != s)
         after_same = np.zeros_like(same_token)  # the token before this key is the same as the one that looks
@@ -336,7 +340,7 @@ class Desk:
             if len(weights) != T or (other is not None and other.maps[n].shape != weights.shape):
                 continue
             looks = weights.copy() if other is None else np.abs(weights - other.maps[n])
-            if looks.shape[1] == T:
+            if looks.shape[1] == T:  # the keys are the same text, and not a sound
                 looks[:, skipped] = 0
                 np.fill_diagonal(looks, 0)
             keys[n] = looks.argmax(1)
@@ -373,7 +377,7 @@ class Desk:
             follow = int(reading.plain.argmax())
         likeliest = chances.topk(min(LISTED, chances.shape[1])).indices.flatten().tolist()
         ids = sorted({*likeliest, follow}, key=lambda i: -float(chances[:, i].max()))
-        rows = [(i, self._token(i), *chances[:, i].tolist()) for i in ids]
+        rows = [(i, self._token(i), *chances[:, i].tolist()) for i in ids]  # a chance for each of the columns
         # What a token adds to a text shows only behind it: its space, its part of a character.
         longer = self.tokens.decode([*reading.ids, int(reading.now.argmax())])
         return {"next": rows, "follow": follow, "goes_on": longer[len(self.tokens.decode(reading.ids)) :]}
@@ -396,7 +400,7 @@ class Desk:
         n_heads = len(silenced.heads)
 
         def silence(call: Call) -> Tensor | None:
-            if next(runs) != silenced.run:
+            if next(runs) != silenced.run:  # of weights that run several times, another layer
                 return None
             out = call.out.clone()
             out[range(n_heads), range(n_heads)] = 0  # of text n head n
@@ -404,7 +408,9 @@ class Desk:
 
         with torch.no_grad(), attach({silenced.site: silence}), evaluating(self.folder.model):
             outcomes = self._outcome(torch.tensor([reading.ids] * n_heads), reading.at)
-        rows = []  # of each head its name, and the chance of the followed token and the likeliest without it
+        # Of each head its name, and what comes without it: the chance of the followed token, and the likeliest token;
+        # or how alike the mean state stays.
+        rows = []
         for name, outcome in zip(silenced.heads, outcomes, strict=True):
             if not self._predicts(reading):
                 rows.append((name, _cosine(reading.plain, outcome), ""))

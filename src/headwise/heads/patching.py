@@ -48,7 +48,9 @@ PLACES = ("q", "k", "v", "out", "weights")
 Ids = Tensor | Sequence[int] | Sequence[Sequence[int]] | str
 Target = Sequence[int | str] | Sequence[Sequence[int]] | Tensor
 ALL = slice(None)  # tokens
-LARGEST = 2**19  # numbers of the residual stream that run as one batch: more leave the processor's cache
+# Numbers of the residual stream, T times C of each text, that run as one batch. More leave the processor's cache, and
+# larger batches of long texts took longer.
+LARGEST = 2**19
 SHARED = ("k", "v")  # places that belong to key/value heads, L3.KV1
 READ = ("q", *SHARED)  # what a head makes of the residual stream
 
@@ -85,6 +87,7 @@ class Patching:
         return f"Patching(at {self.at!r}, {self.clean.n} pairs: {parts}, ...)"
 
 
+# Also where the caller is in inference mode: a tensor of that mode could take no part in the backward pass of `fast`.
 @torch.inference_mode(False)
 @torch.no_grad()
 def patch(
@@ -162,6 +165,7 @@ def patch(
                 progress(number, len(pairs))
     of_clean, of_corrupted = (interval_of(list(values)) for values in zip(*ends, strict=True))
     intervals = {name: interval_of(values) for name, values in effects.items()}
+    # (pairs,T): all texts have the same length.
     means = {name: np.reshape(values, (len(pairs), -1)).mean(0) for name, values in by_position.items()}
     return Patching(at, intervals, of_clean, of_corrupted, means)
 
@@ -218,7 +222,7 @@ def _pairs(model: nn.Module, clean: Ids, corrupted: Ids, target: Target | None) 
         rows = torch.as_tensor([token_of(model, x) if isinstance(x, str) else x for x in ids])
         if tuple(rows.shape) not in ((2,), (len(good), 2)):
             raise HeadwiseError(f"target is {tuple(rows.shape)}; pass two token ids, or ({len(good)}, 2)")
-        size = vocabulary_of(model)
+        size = vocabulary_of(model)  # None where the model does not say
         if size and not 0 <= int(rows.min()) <= int(rows.max()) < size:
             raise HeadwiseError(f"target {rows.tolist()} is outside the vocabulary of {size} tokens")
         targets = rows.expand(len(good), 2).tolist()
@@ -254,7 +258,7 @@ class Variant:
     """A text in which something changes from one block on; what lies below is not computed again."""
 
     reading: Reading
-    turns: range  # the numbers of the blocks that it passes; where the last is not among them, it is asked nothing
+    turns: range  # the numbers of the blocks that it passes; without the last block there are no logits to be asked for
     handlers: Mapping[Site, Handler]  # what it changes, or keeps, of calls
     ask: Callable[[Tensor], float]  # of the logits (V,) of its answer
     beside: Beside | None = None  # of a text itself, which runs alone: what else listens to it
@@ -279,6 +283,7 @@ class Passes:
     def __init__(self, model: nn.Module, layers: Sequence[Layer], position: int = -1) -> None:
         self.model, self.layers, self.position, self.stream = model, layers, position, stream_of(model)
         blocks = [layer.block for layer in layers] if self.stream is None else self.stream.blocks
+        # Each once: a decoder's block that also reads an encoder holds two attentions, and so stands in two layers.
         self.blocks = list(dict.fromkeys(blocks))
         self.layer_of = {layer.site.name: layer for layer in layers}
 
@@ -351,8 +356,9 @@ class Passes:
         groups, depth = self._groups([*variants.values()]), len(self.blocks)
         for number, group in enumerate(groups):
             states: dict[Variant, Tensor] = {}  # what the last block that it has passed gave
-            # A streamed model has the weights of one block at a time; one in memory goes on to the end at once when the
-            # last variant has joined.
+            # How many blocks the group passes one by one, before it takes all that are left at once. A streamed model
+            # has the weights of one block at a time, so that only its last block is left. One in memory goes block by
+            # block until the last variant has joined.
             n_single = depth - 1 if self.stream is not None else max(each.turns.start for each in group)
             singles = [range(n, n + 1) for n in range(n_single)]
             for turns in [*singles, range(n_single, depth)]:
@@ -360,7 +366,7 @@ class Passes:
                     passing = [each for each in group if not set(turns).isdisjoint(each.turns)]
                     for joined in self._joined(passing):
                         self._advance(joined, turns, states, answers)
-                    if number == 0:
+                    if number == 0:  # each layer once; the next groups pass the same layers again
                         for n in turns:
                             beside(n)
                 progress(number * depth + turns.stop, len(groups) * depth)
@@ -370,6 +376,7 @@ class Passes:
         """Those that go up together: as many as run at once; of a streamed model all whose states fit into memory."""
         if self.stream is None:
             return self._joined(variants)
+        # `portions` takes documents and asks for nothing but their lengths, which a range has, too.
         sizes = [range(each.reading.ids.numel()) for each in variants]
         return [variants[start : start + len(part)] for start, part in portions(self.model, sizes)]
 
@@ -391,7 +398,7 @@ class Passes:
             most = self.stream.at_once // reading.ids.numel()
         else:
             most = LARGEST // _hidden(next(iter(reading.outputs.values()))).numel()
-        return len(before) < most
+        return len(before) < most  # a text larger than that runs alone: then `most` is 0
 
     def _advance(
         self,
@@ -402,13 +409,17 @@ class Passes:
     ) -> None:
         """Take variants through some blocks as one batch, and where these are the last ones ask them."""
         reading, beside = joined[0].reading, joined[0].beside
+        # Variants that run as one batch end at the same block, maybe before the last of `turns`.
         passed = self.blocks[turns.start : min(turns.stop, joined[0].turns.stop)]
         is_end = passed[-1] is self.blocks[-1]
         # Not all blocks have run: a text without a picture passes by those that read pictures.
         outputs = {block: reading.outputs[block] for block in self.blocks[: turns.start] if block in reading.outputs}
-        if outputs:  # what the nearest block gives goes on, so that it gives the states of these variants
+        # Each block below gives its old output, whatever it reads. So only the output of the nearest one goes on, and
+        # that becomes the states of these variants.
+        if outputs:
             nearest, gave = list(outputs.items())[-1]
             unchanged = _hidden(gave)  # what is still the state of those that begin here
+            # States of a streamed model lie in main memory; `to` brings them back to the device.
             state = torch.cat([states.get(each, unchanged).to(unchanged) for each in joined])
             outputs[nearest] = (state, *gave[1:]) if isinstance(gave, tuple) else state
         handlers = {}
@@ -428,15 +439,15 @@ class Passes:
             stack.enter_context(attach(handlers))
             if beside is not None:
                 stack.enter_context(beside())
-            if not is_end:
+            if not is_end:  # behind the hooks of `beside`, which must still hear what this block gives
                 stack.enter_context(hooked([(passed[-1].register_forward_hook, halt)]))
-            stack.enter_context(suppress(_StopError))
+            stack.enter_context(suppress(_StopError))  # innermost: the blocks around it end without an error
             logits_nv = answer_logits(self.model, reading.ids.expand(len(joined), -1), self.position)
         if is_end:
             for each, logits_v in zip(joined, logits_nv, strict=True):
                 answers[each] = each.ask(logits_v)
         else:
-            # The memory of the machine is larger than that of a device.
+            # States of all variants of a streamed model wait here, and main memory is larger than that of a device.
             state = stopped[0] if self.stream is None else stopped[0].cpu()
             states |= zip(joined, torch.split(state, 1), strict=True)
 
@@ -474,7 +485,7 @@ class Study:
         self.passes, self.layers, self.wanted = passes, passes.layers, target
         device = device_of(passes.model)
         self.clean_text, self.text = (Reading(ids[None].to(device)) for ids in (clean, corrupted))
-        self.target: tuple[int, int | None] = (0, None)  # until both texts are read
+        self.target: tuple[int, int | None] = (0, None)  # a place-holder until both texts are read
         self.clean, self.corrupted = 0.0, 0.0  # the difference that each text has
 
     def read(
@@ -484,12 +495,13 @@ class Study:
 
         beside  what else listens to the clean text
         """
-        texts = {
+        texts = {  # the clean one first: when the corrupted one is answered, `_aim` compares both
             "clean": self.passes.text(self.clean_text, beside),
             "corrupted": self.passes.text(self.text, answered=self._aim),
         }
         streamed = self.passes.stream is not None
         variants = self.variants("out", alone(self.names("out"))) if effects and streamed else {}
+        # The texts stand first: their answers are known when the variants are asked for shares of the difference.
         answers = self.passes.asked({**texts, **variants}, progress)
         if effects and not streamed:  # the calls of the texts tell how many heads there are
             return self.effects("out", alone(self.names("out")), progress=progress)
@@ -528,6 +540,7 @@ class Study:
         places: dict[str, Place] = {}
         for layer in self.layers:
             site, call = layer.site, self.text.calls.get(layer.site.name)
+            # No call yet: a streamed model is asked for the names of its heads, at="out", before it reads the texts.
             H = site.n_heads if call is None else call.q.shape[1]
             if at not in SHARED or call is None:
                 places |= {head_name(site.name, h): (site.name, (h,)) for h in range(H)}
@@ -558,14 +571,16 @@ class Study:
                 site, members = places[name]
                 heads_of[key][site] += members
         sites = set().union(*heads_of.values())
+        # At "out" that is the clean call's own output, which is looked up when the variant passes.
         outs = {} if at == "out" else {site: self._given(site, at, rows) for site in sites}
-        reading = ALL if at in SHARED else rows  # other keys and values change what is read at every token
+        # Other keys and values change what heads give at every token that looks there, not at these rows alone.
+        changed_rows = ALL if at in SHARED else rows
 
         def new_outs(site: str) -> Tensor:
             return outs[site] if outs else self.clean_text.calls[site].out
 
         return {
-            key: self.passes.variant(self.text, heads, new_outs, self._share, reading)
+            key: self.passes.variant(self.text, heads, new_outs, self._share, changed_rows)
             for key, heads in heads_of.items()
         }
 
@@ -589,7 +604,7 @@ class Study:
             shares = self.effects("out", {"": half, **{name: half ^ {name} for name in names}})
             # Leaving is joining undone.
             tables.append({name: (shares[name] - shares[""]) * (-1 if name in half else 1) for name in names})
-        return {name: max((table[name] for table in tables), key=abs) for name in names}
+        return {name: max((table[name] for table in tables), key=abs) for name in names}  # the largest, with its sign
 
     def _given(self, site: str, at: str, rows: Rows) -> Tensor:
         """What the heads of a site give, (1,H,T,E), with this part of the clean run."""
@@ -602,7 +617,7 @@ class Study:
                 f"at={at!r}: {site} gates or norms what its heads give before W_O, so other queries, keys or "
                 f"values do not say what W_O reads; pass at='out'"
             )
-        if at == "weights":
+        if at == "weights":  # the clean queries and keys; the options, among them the mask, stay those of this text
             return _attend(clean._replace(options=call.options), call.v)
         if at == "q":
             return _attend(call._replace(q=clean.q), call.v)
@@ -637,15 +652,16 @@ class Study:
         order = [layer.site.name for layer in self.layers]
         heads = self.names("out")
         places = {(at, name): self.names(at)[name] for at, name in receivers}
-        earlier = {}
+        earlier = {}  # receiver -> the chosen heads of layers below it
         for receiver, (site, _) in places.items():
             below = {head: place for head, place in heads.items() if order.index(place[0]) < order.index(site)}
             earlier[receiver] = chosen_heads(below, senders, "out") if below else []
             if earlier[receiver]:
                 _require_scores(self.text.calls[site], receiver[0])
-        arrived: dict[tuple[Receiver, str], Tensor] = {}
+        arrived: dict[tuple[Receiver, str], Tensor] = {}  # for a receiver and a sender the receiver's q, k or v, (T,D)
         every_sender = set().union(*earlier.values())
-        # Those that send come first: where they run beside one that receives, they are asked before it.
+        # Senders in the order of the model. They stand before those that receive: where both go up in one group, what a
+        # sender leaves in `arrived` is there when a receiver's layer runs.
         variants = self._sent(filter(every_sender.__contains__, heads), places, arrived)
         for receiver, from_senders in earlier.items():
             for sender in from_senders:
@@ -699,7 +715,7 @@ class Study:
 def place_of(name: str) -> tuple[str, int]:
     """The site of a head, or key/value head, and its number there: ("L3", 5) of L3.H5."""
     site, _, last = name.rpartition(".")
-    return site, int(last.lstrip("HKV"))
+    return site, int(last.lstrip("HKV"))  # without the letters, "H" or "KV", before the number
 
 
 def alone(names: Iterable[str]) -> dict[str, list[str]]:
@@ -709,9 +725,10 @@ def alone(names: Iterable[str]) -> dict[str, list[str]]:
 
 def _attend(call: Call, v: Tensor) -> Tensor:
     """What a call would give of other values."""
-    if call.weights is None:
+    if call.weights is None:  # else a foreign module made the weights itself
         return attend(call.q, call.k, v, call.options)
-    n_readers = call.weights.shape[1] // v.shape[1]  # query heads of a key/value head
+    # Query heads of a key/value head; they lie side by side, since such a call has no `kv_index`.
+    n_readers = call.weights.shape[1] // v.shape[1]
     return call.weights.to(v.dtype) @ v.repeat_interleave(n_readers, 1)
 
 
@@ -728,26 +745,34 @@ class _StopError(Exception):
 
 
 class _Replay:
-    """The `forward` of a layer that computes nothing where it is replayed: one for all threads that do so at a time."""
+    """What stands in the place of a block's `forward` while some thread replays the block.
+
+    In a pass that replays the block it computes nothing and gives the output that is kept for this pass. In all other
+    passes, such as those of other threads, it computes. Threads that replay one block at the same time share one
+    _Replay, each with an output of its own: were there one within another, the first to end would remove both.
+    """
 
     def __init__(self, block: nn.Module) -> None:
+        # `before` is a `forward` that somebody had set on this very block, not on its class: it is put back at the end.
         self.block, self.forward, self.before = block, block.forward, vars(block).get("forward")
+        # For each pass that replays the block: a function that says whether it is called in that pass, and the output.
         self.outputs: list[tuple[Callable[[], bool], Any]] = []
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
-        for is_inside, output in [*self.outputs]:
+        for is_inside, output in [*self.outputs]:  # a copy: another thread may add its own meanwhile
             if is_inside():
                 return output
         return self.forward(*args, **keywords)
 
     def __reduce__(self) -> Any:
-        return _Replay, (self.block,)  # a copy of the model, made meanwhile in another thread, computes
+        # A deep copy of the model, made meanwhile in another thread, gets one without outputs, so that it computes.
+        return _Replay, (self.block,)
 
 
 @contextmanager
 def _replayed(block: nn.Module, is_inside: Callable[[], bool], output: Any) -> Iterator[None]:
-    """Inside this block of code, where `is_inside` says so, a layer computes nothing and gives what it gave before."""
-    with _lock:
+    """Within this context a block of the model computes nothing where `is_inside` says so, and gives `output`."""
+    with _lock:  # two threads that begin at once must not make a _Replay each
         replay = block.forward if isinstance(block.forward, _Replay) else _Replay(block)
         replay.outputs.append((is_inside, output))
         block.forward = replay
@@ -757,7 +782,7 @@ def _replayed(block: nn.Module, is_inside: Callable[[], bool], output: Any) -> I
         with _lock:
             replay.outputs = [each for each in replay.outputs if each[0] is not is_inside]
             if not replay.outputs:
-                del block.forward
+                del block.forward  # the attribute of this very block: that of its class shows again
                 if replay.before is not None:
                     block.forward = replay.before
 

@@ -23,8 +23,8 @@ from headwise.intervals import interval_of
 from headwise.models.sites import Site
 from headwise.records import Call
 
-OTHERS = 64  # tokens of a document at most that tell what a head does at the same distances elsewhere
-ROWS = 256  # of which the weights are held at once
+OTHERS = 64  # about as many tokens of a document, at most 127, tell what a head does at the same distances elsewhere
+ROWS = 256  # rows of a map whose weights are held at once
 
 Cells = Sequence[tuple[int, int, float]]  # of a map: row, key, and what the weight there counts for
 Scores = dict[str, dict[str, Followed]]  # relation -> head -> how well it follows
@@ -44,19 +44,19 @@ def follow(
     weight at the same distances from other tokens of the document stands beside.
     """
     documents = sorted(relations.documents, key=lambda document: len(document.ids))  # those of one length run together
-    plans = [Plan(document) for document in documents]
-    first = documents.index(relations.documents[0])
-    numbers_of = defaultdict(list)  # of each document (H+1, 3, pairs)
+    of_pairs = [PairCells(document) for document in documents]
+    first = documents.index(relations.documents[0])  # where the first document as given stands among the sorted ones
+    numbers_of = defaultdict(list)  # of each site, and there of each document (H+1, 3, pairs): see `PairCells.measure`
 
     def take(number: int, site: Site, call: Call, b: int, document: Document) -> None:
         if not (site.cross or call.cross):
-            numbers_of[site].append(plans[number].measure(call, b))
+            numbers_of[site].append(of_pairs[number].measure(call, b))
 
     run_documents(model, [document.ids for document in documents], take, progress=progress)
     scores: Scores = {name: {} for name in relations.meanings}
     for name, by_head in scores.items():
         for site, numbers in numbers_of.items():
-            by_head |= zip(site.heads, _followed(name, plans, numbers, shown, first), strict=True)
+            by_head |= zip(site.heads, _followed(name, of_pairs, numbers, shown, first), strict=True)
     return scores
 
 
@@ -74,22 +74,24 @@ def described(relations: Relations) -> tuple[Relation, ...]:
         pairs = [pair for of_document in by_document for pair in of_document]
         looking = [(query, keys) for queries, keys in pairs for query in queries]
         offsets = Counter(query - key for query, keys in looking for key in keys)
-        offset, hits = offsets.most_common(1)[0]  # a head at that offset is right in so many of those that look
+        # The distance at which most tokens that look find a right key: a head that always looks so far back is right in
+        # `hits` of them.
+        offset, hits = offsets.most_common(1)[0]
         sizes = len(pairs), len(by_document)
         result.append(Relation(name, meaning, relations.source, *sizes, offset, hits / len(looking)))
     return tuple(result)
 
 
-class Plan:
-    """Which weights of a document count for which pair."""
+class PairCells:
+    """Which cells of a document's map count for which pair: row, key, and what the weight there is multiplied with."""
 
     def __init__(self, document: Labelled) -> None:
         self.ids = document.ids
         T = len(document.ids)
         self.pairs: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = []  # relation, rows that look, right keys
-        self.of = defaultdict(list)  # relation -> its places among the pairs
+        self.of = defaultdict(list)  # relation -> the numbers of its pairs in `pairs`
         looking: dict[str, set[int]] = defaultdict(set)
-        right = []
+        right = []  # of each pair its cells: the weights of a token that looks are added up, and averaged over these
         for name, pairs in document.pairs.items():
             for queries, keys in pairs:
                 self.of[name].append(len(self.pairs))
@@ -108,14 +110,15 @@ class Plan:
         return torch.cat([self._numbers(call, b), self._numbers(uniform(call), b)])
 
     def _numbers(self, call: Call, b: int) -> Tensor:
-        numbers = torch.zeros(())
+        numbers = torch.zeros(())  # (H, 3, pairs) after the first rows
         for start in range(0, len(self.rows), ROWS):
             rows = self.rows[start : start + ROWS]
             weights = row_weights(call, b, rows).cpu().double()
+            # 1 at the strongest key of each row, 0 elsewhere.
             hits = torch.zeros_like(weights).scatter_(-1, weights.argmax(-1, keepdim=True), 1)
             mass, accuracy = self.right.of(weights, rows), self.right.of(hits, rows)
             numbers = numbers + torch.stack([mass, accuracy, self.elsewhere.of(weights, rows)], 1)
-        numbers[:, 2].masked_fill_(self.elsewhere.empty, math.nan)
+        numbers[:, 2].masked_fill_(self.elsewhere.empty, math.nan)  # no other token has a key at these distances
         return numbers
 
 
@@ -136,7 +139,8 @@ class CellSum:
     """Weighted sums of some cells (row, key) of a map, several of them."""
 
     def __init__(self, sums: Sequence[Cells]) -> None:
-        # All cells in one table of four rows: the number of the sum, row, key, share.
+        # All cells in one table of four rows: the number of the sum, the row and key of the cell, and what its weight
+        # is multiplied with.
         cells = [(n, *cell) for n, cells in enumerate(sums) for cell in cells]
         table = torch.tensor(cells, dtype=torch.float64).reshape(-1, 4).T.contiguous()
         self.number, self.row, self.key = table[:3].long()
@@ -147,16 +151,17 @@ class CellSum:
         """The part of each sum that lies in these rows, default all, (H, sums), of weights (H, rows, S)."""
         place, share = self.row, self.share
         if rows is not None:
-            numbers = torch.tensor(rows)
+            numbers = torch.tensor(rows)  # in ascending order
+            # Of each cell the place of its row among these; a row that is not among them gets any place, and share 0.
             place = torch.searchsorted(numbers, self.row).clamp(max=len(rows) - 1)
-            share = share * (numbers[place] == self.row)  # 0 for a row that is not here
+            share = share * (numbers[place] == self.row)
         result = weights.new_zeros(len(weights), len(self.empty))
         return result.index_add_(1, self.number, weights[:, place, self.key] * share)
 
 
 def _followed(
     name: str,
-    plans: Sequence[Plan],
+    of_pairs: Sequence[PairCells],
     numbers: Sequence[Tensor],
     shown: Callable[[Sequence[int]], Sequence[str]],
     first: int,
@@ -166,25 +171,26 @@ def _followed(
     The example is the best pair of document `first`, which a reader has before them, unless the head does worse there
     than on average; then it is the best of all.
     """
-    pairs = [(n, i) for n, plan in enumerate(plans) for i in plan.of.get(name, ())]  # document, place of the pair there
+    pairs = [(n, i) for n, cells in enumerate(of_pairs) for i in cells.of.get(name, ())]  # document, pair there
     masses = torch.stack([numbers[n][:, 0, i] for n, i in pairs], -1)  # (H+1, pairs)
     of_documents = []
-    for plan, of_pairs in zip(plans, numbers, strict=True):
-        if name in plan.of:
-            of_documents.append(of_pairs[..., plan.of[name]].nanmean(-1))
+    for cells, of_document in zip(of_pairs, numbers, strict=True):
+        if name in cells.of:
+            of_documents.append(of_document[..., cells.of[name]].nanmean(-1))  # NaN: no such distance elsewhere
     means = torch.stack(of_documents, -1)  # (H+1, 3, documents); the last row is even attention's
     even = float(means[-1, 0].mean())
     result = []
-    opening = [place for place, (n, _) in enumerate(pairs) if n == first]
-    for of_head, of_pairs in zip(means[:-1], masses[:-1], strict=True):
+    opening = [place for place, (n, _) in enumerate(pairs) if n == first]  # the pairs of that document
+    for of_head, masses_of_head in zip(means[:-1], masses[:-1], strict=True):
         mass, accuracy, elsewhere = (interval_of(values).of_fraction() for values in of_head.tolist())
-        best = max(opening, key=lambda place: float(of_pairs[place]), default=-1)
-        if best < 0 or of_pairs[best] < mass.mean:
-            best = int(of_pairs.argmax())
+        best = max(opening, key=lambda place: float(masses_of_head[place]), default=-1)
+        if best < 0 or masses_of_head[best] < mass.mean:
+            best = int(masses_of_head.argmax())
         n, i = pairs[best]
-        _, queries, keys = plans[n].pairs[i]
-        looks = shown([plans[n].ids[place] for place in queries])
-        looked_at = shown([plans[n].ids[place] for place in keys])
-        example = "".join(looks).strip(), "".join(looked_at).strip(), float(of_pairs[best])
+        _, queries, keys = of_pairs[n].pairs[i]
+        looks = shown([of_pairs[n].ids[place] for place in queries])
+        looked_at = shown([of_pairs[n].ids[place] for place in keys])
+        example = "".join(looks).strip(), "".join(looked_at).strip(), float(masses_of_head[best])
+        # NaN: a survey puts the mass of the untrained model there, where it measures one.
         result.append(Followed(mass, accuracy, even, elsewhere.mean, math.nan, example))
     return result

@@ -31,7 +31,7 @@ from headwise.records import Call
 
 CLEAR = 0.1  # share of the difference that a head must carry on average to be part of a direction
 LEAST_PAIRS = 4  # two to make a direction from, and two to judge it on
-DRAWS = 5  # of random directions in random heads, as a control
+DRAWS = 5  # how often random directions in random heads are drawn, as a control: each text's mean over them counts
 MOST_MOVED = 5  # tokens that a certificate names
 
 Texts = Sequence[Sequence[int] | str]
@@ -88,7 +88,7 @@ def steer(
     for name, change in wanted.items():
         try:
             vector = torch.as_tensor(change)
-        except (TypeError, ValueError, RuntimeError):
+        except (TypeError, ValueError, RuntimeError):  # what torch raises for what is no number, and for ragged lists
             raise HeadwiseError(f"what {name} is to give is {change!r}; pass a vector, or a factor") from None
         if not (vector * strength).isfinite().all():
             raise HeadwiseError(f"what {name} is to give is not finite")
@@ -156,9 +156,9 @@ def direction(
     with evaluating(model):
         pairs = _answered(model, _as_ids(model, clean), _as_ids(model, corrupted))
         rng = random.Random(seed)
-        made_from, held = held_apart(pairs, rng, held_out, least=2)
+        made_from, held = held_apart(pairs, rng, held_out, least=2)  # on either side half of LEAST_PAIRS
         names = _carriers(model, made_from) if heads is None else heads
-        means = _differences(model, made_from)
+        means = _differences(model, made_from)  # of all heads: the random control is drawn from them
         vectors = {name: means[name] for name in names}
 
         def successes(changes: Mapping[str, Tensor]) -> list[float]:
@@ -166,6 +166,7 @@ def direction(
                 return [float(_likeliest(model, pair.corrupted) == pair.answer) for pair in held]
 
         controls = [successes(_random_direction(vectors, means, rng)) for _ in range(DRAWS)]
+        # Without the last token: behind it steering is meant to change the answer.
         texts = _as_ids(model, other) or [pair.corrupted[:-1] for pair in held]
         elsewhere, moved = _divergence(model, vectors, strength, texts)
         return Direction(
@@ -237,7 +238,7 @@ def _differences(model: nn.Module, pairs: Sequence[_Pair]) -> dict[str, Tensor]:
     sites = sites_of(model)
 
     def add(site: Site, call: Call) -> None:
-        clean_he, corrupted_he = call.out[:, :, -1].float().cpu()  # the two documents of the call
+        clean_he, corrupted_he = call.out[:, :, -1].float().cpu()  # (2,H,E): the pair runs as one batch of two
         for h, change in enumerate(clean_he - corrupted_he):
             sums[site.head(h)] += change
 
@@ -257,7 +258,7 @@ def _random_direction(
     drawn = {}
     for name, vector in zip(rng.sample(others, len(vectors)), vectors.values(), strict=True):
         noise = torch.tensor([rng.gauss(0, 1) for _ in all_heads[name]])  # (E,)
-        drawn[name] = noise * (vector.norm() / noise.norm())
+        drawn[name] = noise * (vector.norm() / noise.norm())  # as long as the vector that it stands for
     return drawn
 
 
@@ -274,7 +275,7 @@ def _divergence(
         plain = logits(model, ids)[0].float().log_softmax(-1)
         with steer(model, vectors, strength):
             steered = logits(model, ids)[0].float().log_softmax(-1)
-        nats = (plain.exp() * (plain - steered)).sum(-1)
+        nats = (plain.exp() * (plain - steered)).sum(-1)  # (T,) KL at each token
         of_text.append(float(nats.mean()))
         for token, value in zip(text, nats.tolist(), strict=True):
             of_token[token].append(value)

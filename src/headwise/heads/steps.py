@@ -30,7 +30,7 @@ from headwise.records import Call, HeadSteps, KeySteps, VectorStage
 from headwise.rungs.tensor import trace
 from headwise.words import Note, refusal
 
-EXAMPLE_STEPS, EXAMPLE_SEED = 200, 0
+EXAMPLE_STEPS, EXAMPLE_SEED = 200, 0  # of the training of `example_model`: about a second
 
 
 class _Seen(NamedTuple):
@@ -68,7 +68,7 @@ def head_steps(
     chosen = seen.layer.heads[head]
     if seen.layer.o_proj is None:
         raise HeadwiseError("this layer has no output projection, so no head adds through one; trace a layer with W_O")
-    outs = zip(seen.layer.heads, call.out[0, :, at], strict=True)
+    outs = zip(seen.layer.heads, call.out[0, :, at], strict=True)  # of each head what it gives at `at`, (E,)
     added = torch.stack([each.wo @ out for each, out in outs if each.wo is not None])
     q_norm, k_norm, bias = seen.layer.q_norm, seen.layer.k_norm, seen.layer.o_proj.bias
     query = _stages(seen.layer, q_norm, chosen.wq, chosen.bq, seen.normed[at], at, call.q[0, head, at])
@@ -87,7 +87,7 @@ def head_steps(
         q_gain=None if q_norm is None else _floats(q_norm.weight),
         k_gain=None if k_norm is None else _floats(k_norm.weight),
         norm_eps=None if q_norm is None else q_norm.eps,
-        pairs=spec.rope.pairs(spec.head_dim) if spec.rope else (),
+        pairs=spec.rope.pairs(spec.head_dim) if spec.rope else (),  # numbers that are rotated together
         **_softmax(seen, head, at, query[-1].values),
         gate=None if gate is None else float(torch.as_tensor(gate)[head]),
         out=_floats(call.out[0, head, at]),
@@ -114,7 +114,9 @@ def _run(model: GPT, ids: Sequence[int], number: int) -> _Seen:
     assert isinstance(block, Block)
     noted = {}  # the fields of `_Seen` by their names; [0] takes the only text of the batch
     calls: list[Call] = []
+    # What a module reads is what the step before it gave: the feed-forward's norm reads the stream after the attention.
     for name, module in (("x", block.attention_norm), ("normed", block.attention), ("x_new", block.feed_forward_norm)):
+        # `name=name` holds the name of this turn of the loop, not of the last one.
         module.register_forward_pre_hook(lambda _, inputs, name=name: noted.update({name: inputs[0][0]}))
     block.attention.register_forward_hook(lambda _, inputs, output: noted.update(out=output[0]))
     with observe(block.attention, calls.append):
@@ -135,11 +137,12 @@ def _stages(
     rope = layer.spec.rope
     projected = weight @ x if bias is None else weight @ x + bias
     stages = [VectorStage("projected", _floats(projected))]
-    is_turned_first = rope is not None and rope.before_norm
-    for kind in ("turned", "normed") if is_turned_first else ("normed", "turned"):
+    # "turned" is how the JSON of `trace` calls what is rotated.
+    is_rotated_first = rope is not None and rope.before_norm
+    for kind in ("turned", "normed") if is_rotated_first else ("normed", "turned"):
         before = stages[-1].values
         if kind == "turned" and rope is not None:
-            stages.append(_turned(rope, layer.spec.head_dim, before, position))
+            stages.append(_rotated(rope, layer.spec.head_dim, before, position))
         elif kind == "normed" and norm is not None:
             values = torch.tensor(before, dtype=torch.float64)
             rms = math.sqrt(float(values.square().mean()) + (norm.eps or 0.0))
@@ -148,11 +151,12 @@ def _stages(
     return tuple(stages)
 
 
-def _turned(rope: RoPE, head_dim: int, values: tuple[float, ...], position: int) -> VectorStage:
-    """Values (D,) turned by the angles of a position."""
+def _rotated(rope: RoPE, head_dim: int, values: tuple[float, ...], position: int) -> VectorStage:
+    """Values (D,) rotated by the angles of a position."""
     frequencies, factor = rope.frequencies(head_dim)
     angles = torch.tensor(frequencies, dtype=torch.float64) * position
-    # The rotation keeps its table in float32, so these are the very cosines that it multiplies by.
+    # `Rotation` of the tensor rung keeps its table in float32, also in a float64 model. So these are rounded, too, and
+    # are the very cosines that it multiplies by.
     cos = _floats((angles.cos() * factor).float())
     sin = _floats((angles.sin() * factor).float())
     result = list(values)
@@ -173,11 +177,11 @@ def _softmax(seen: _Seen, head: int, at: int, query: tuple[float, ...]) -> dict[
     visible = [j for j, logit in enumerate(logits) if logit > -math.inf]
     sink = None if chosen.sink is None else float(chosen.sink)
     if sink == -math.inf or not visible:
-        sink = None  # it takes nothing
+        sink = None  # a sink of -inf takes no weight; and a query that sees no key gives 0, whatever its sink
     terms = [logits[j] for j in visible]
     if sink is not None:
         terms.append(sink)
-    top = max(terms, default=0.0)
+    top = max(terms, default=0.0)  # subtracted before exp, as the rungs do, so that nothing overflows
     sink_exp = None if sink is None else math.exp(sink - top)
     keys = []
     for j in visible:
@@ -232,7 +236,7 @@ def example_model() -> tuple[GPT, Tokens, str]:
     preset = find_preset("microgpt")
     names = read_text(packaged("names")).split()
     tokens = Tokens.characters("".join(names), boundary=True)
-    data = Documents.of_lines(tokens, names, names[:1], preset.shape["context"])
+    data = Documents.of_lines(tokens, names, names[:1], preset.shape["context"])  # one name held out: none is measured
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), one_thread():
         torch.manual_seed(EXAMPLE_SEED)
         model = GPT(GPTConfig(vocab_size=len(tokens), **preset.shape))

@@ -31,8 +31,10 @@ from headwise.words import Note, refusal
 
 Progress = Callable[[str, int, int], None]
 
-PLACES = 8  # positions at which a head is patched alone: those where it gave most else in the other text
-# Ends of the names of classes that predict the next token; of an encoder by its config they may say something else.
+# Positions at which a head is patched alone, at most: those where what it gives differs most between the two texts.
+PLACES = 8
+# Ends of the names of classes that predict the next token: Gemma3ForConditionalGeneration does. T5's has the same end,
+# but its config says that it is an encoder-decoder.
 PREDICTING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
@@ -127,17 +129,19 @@ def forecast(model: nn.Module, prompt: str | Sequence[int], corrupt: str | Seque
         return ""
     n_tokens = row_of(model, prompt).numel()
     heads = sum(site.n_heads for site in sites_of(model))
-    # Variants: of the first heads each is silenced; with a second text every head is patched, through half of the
-    # layers as a mean, and the first heads at each of their places.
+    # Whole passes of the model. Without a second text: the text, and once without each of the first heads. With one:
+    # both texts; every head is patched, which runs the layers from its own up, on average half of them; and the first
+    # heads are patched at each of their places.
     passes = 1 + Story.MOST if corrupt is None else 2 + heads // 2 + Story.MOST * PLACES
-    return stream.forecast(n_tokens * passes, n_tokens, 2)  # the weights are read twice
+    # The weights are read twice. Whether there are paths to follow, for which they are read a third time, is not known.
+    return stream.forecast(n_tokens * passes, n_tokens, 2)
 
 
 def check_question(
     folder: Path, prompt: str, corrupt: str | None, words: Iterable[str | None], tokens: TextTokens | None
 ) -> None:
     """Refuse before weights are read what the tokenizer tells: texts of other lengths, an answer of several tokens."""
-    if tokens is None or not prompt.strip():  # `why` says so
+    if tokens is None or not prompt.strip():  # `why` refuses these itself, when the model is open
         return
     config = read_config(folder)
     kind = str((config.get("architectures") or [""])[0])
@@ -152,7 +156,7 @@ def check_question(
     if corrupt is not None:
         _twin(question, asked(corrupt))
     for word in filter(None, words):
-        _single(question, word, [])
+        _single(question, word, [])  # raises for a word of several tokens; the notes are those of `why`
 
 
 def _likeliest(row: Tensor, token: int) -> int:
@@ -222,11 +226,11 @@ def _token(question: _Question, word: str | int, row: Tensor, notes: list[str]) 
 
 def _single(question: _Question, word: str, notes: list[str]) -> list[int]:
     """The single tokens that a word can be in the place of the answer."""
-    choices = _pieces(question, word)
+    choices = _pieces(question, word)  # each a list of ids, one or more
     single = [ids[0] for ids in choices if len(ids) == 1]
     if single:
         return single
-    first = choices[0]
+    first = choices[0]  # as it is written in the first way of `_pieces`
     if question.way == "first":  # a decoder that begins the word begins with its first token
         notes.append(Note.of("why.first_of", word=repr(word), count=len(first)))
         return [first[0]]
@@ -240,25 +244,28 @@ def _pieces(question: _Question, word: str) -> list[list[int]]:
     tokens, ids, text, place = question.tokens, question.ids, question.source, question.position
     assert tokens is not None  # else a word was refused
     bare = word.strip()
+    # How a text becomes ids, and the ids that stand before the answer and behind it in the question.
     encode, before, after = tokens.prompt, ids, list[int]()
-    if not isinstance(text, str) or question.way == "first":  # the answer stands in no text
+    # The answer continues no text that is known as one: ids were passed, or a decoder begins with it.
+    if not isinstance(text, str) or question.way == "first":
         texts = word, f" {bare}"
         encode, before = tokens.encode, []
     elif question.way == "next":
-        texts = f"{text.rstrip()} {bare}", text + word
+        texts = f"{text.rstrip()} {bare}", text + word  # with one space between, and as both were passed
     else:
-        sign = tokens.shown([ids[place]])[0]
+        sign = tokens.shown([ids[place]])[0]  # how the mask is written in the text, such as [MASK]
         texts = text.replace(sign, bare, 1), text.replace(sign, f" {bare}", 1)
         before, after = ids[:place], ids[place + 1 :]
     choices = []
     unknown = None  # why the first way of writing it cannot be encoded
     for written in texts:
         try:
+            # A text with a mask is closed, by [SEP] for instance, which `prompt` leaves out.
             ids_with_word = encode(written) + (tokens.frame[1] if after else [])
         except HeadwiseError as error:  # a vocabulary of characters may have no space
             unknown = unknown or error
             continue
-        piece = ids_with_word[len(before) : len(ids_with_word) - len(after)]
+        piece = ids_with_word[len(before) : len(ids_with_word) - len(after)]  # what stands between the two
         if piece and [*before, *piece, *after] == ids_with_word:  # the word has changed no token of the text around it
             choices.append(piece)
     if not choices:
@@ -274,8 +281,9 @@ def _pieces(question: _Question, word: str) -> list[list[int]]:
 class _Telling:
     """One prediction, and what is known of it.
 
-    A streamed model reads its weights twice: both texts pass with a variant for each head, then what is asked of the
-    heads that carry most; and a third time where paths are followed.
+    With a corrupted text a streamed model reads its weights twice: both texts pass with a variant for each head, then
+    what is asked of the heads that carry most; and a third time where paths are followed. Without one it reads them
+    for the text, and for the text without each of the first heads; in between W_O of each layer, for what parts add.
     """
 
     def __init__(
@@ -308,7 +316,7 @@ class _Telling:
     ) -> tuple[list[StoryHead], list[StoryKeys], list[StoryPath]]:
         """All heads, those first that carry most, or that add most, or without which most changes; keys; paths."""
         self._go_on(lambda: self._begin(target))
-        names = []
+        names = []  # of all heads that ran
         for site, call in self.text.calls.items():
             names += [head_name(site, h) for h in range(call.q.shape[1])]
         if self.study is None:  # what the heads add ranks them, so it comes first
@@ -316,15 +324,19 @@ class _Telling:
                 with loaded(self.passes.model, number):
                     self._add(number)
             self._go_on(self._sum)
-        size = self.effects  # what ranks the heads: what they carry, or else what they add
+        # What ranks the heads: what they carry, or else what they add. Where that is not known either, all heads are
+        # silenced, and the change ranks them.
+        size = self.effects
         if not size and self.parts is not None:
             size = self.parts.heads
         ranked = sorted(names, key=lambda name: -abs(size.get(name, 0.0)))
         first = ranked[: Story.MOST] if size else names
+        # All that is asked is put together first, so that one read of the weights answers it. Keys: ("without", head),
+        # (head, position), and a receiver such as ("k", "L3.KV1").
         variants = self._silenced(first, target[0])
         places: dict[str, list[int]] = {}  # of the first heads, the positions at which they are patched alone
         readers: dict[Receiver, str] = {}
-        refused = ""  # why what keys and values carry is not known
+        refused = ""  # why what queries, keys and values carry is not known
         if self.study is not None:
             places = {name: self._places(self.study, name) for name in first}
             for name, positions in places.items():
@@ -332,32 +344,36 @@ class _Telling:
                     variants |= self.study.variants("out", {(name, t): [name]}, [t])
             readers = self._readers(self.study, first)
             read: dict[Any, Variant] = {}
-            try:
+            try:  # refused where heads have a gate or a norm before W_O, or a module makes its weights itself
                 for at in READ:
                     sets = {(at, name): [name] for of, name in readers if of == at}
                     read |= self.study.variants(at, sets)
             except HeadwiseError as error:
                 refused, readers, read = str(error), {}, {}
             variants |= read
-        # A streamed model has the weights of a layer while variants pass it: there its parts are added, too.
+        # A streamed model has the weights of a layer while variants pass it: then `_add` adds the parts of the layer,
+        # too. Without a corrupted text they are summed already, and it does nothing.
         values = self.passes.asked(variants, partial(self.progress, "silencing heads"), self._add)
         self._go_on(self._sum)
         if self.refused:
             notes.append(Note.of("why.no_parts", reason=self.refused))
         if refused:
             notes.append(Note.of("why.no_keys", reason=refused))
-        if not size:
+        if not size:  # `first` has all heads then
             ranked.sort(key=lambda name: -abs(values["without", name]))
         heads = []
         for name in ranked:
-            there = {t: values[name, t] for t in places.get(name, ())}
+            there = {t: values[name, t] for t in places.get(name, ())}  # what it carries at each position alone
             heads.append(self._head(name, values.get(("without", name)), there))
         return heads, *self._through(readers, values)
 
     # What each part adds
 
     def _go_on(self, step: Callable[[], None]) -> None:
-        """A step of adding up what each part adds; the first that is refused ends it, and nothing else."""
+        """Run a step of adding up what each part adds, unless the sum is known or a step before was refused.
+
+        A step that is refused ends the sum alone: the story goes on without it.
+        """
         if self.parts is None and not self.refused:
             try:
                 step()
@@ -397,7 +413,8 @@ class _Telling:
 
         order = list(self.text.calls)
         variants = {}
-        for name in sorted(names, key=lambda name: order.index(place_of(name)[0])):  # those that run together first
+        # From the first layer to the last: neighbours run as one batch, and should begin at nearly the same block.
+        for name in sorted(names, key=lambda name: order.index(place_of(name)[0])):
             site, h = place_of(name)
             variants["without", name] = self.passes.variant(self.text, {site: [h]}, nothing, change)
         return variants
@@ -418,7 +435,7 @@ class _Telling:
         for at in READ:
             for name, (site, members) in study.names(at).items():
                 heads = [head_name(site, h) for h in members]
-                reading = [carrier for carrier in carriers if carrier in heads]
+                reading = [carrier for carrier in carriers if carrier in heads]  # the strongest first, as in `names`
                 if reading:
                     readers[at, name] = reading[0]
         return readers
@@ -426,12 +443,13 @@ class _Telling:
     def _head(self, name: str, without: float | None, places: Mapping[int, float]) -> StoryHead:
         """A head with where it acts: where it carries most alone, or where the answer stands; and the three places that
         it looks at most from there."""
-        # An answer that a decoder begins with stands nowhere in the text.
+        # An answer that a decoder begins with stands nowhere in the text. Else % makes of -1 the last token's position.
         end = None if self.question.way == "first" else self.question.position % len(self.question.ids)
         at = max(places, key=lambda t: abs(places[t]), default=end)
         site, h = place_of(name)
         call = self.text.calls[site]
         looks: tuple[tuple[int, float], ...] = ()
+        # Without a place only a cross attention is shown: its last query looks at the text from the decoder.
         if at is not None or call.cross:
             row = call.n_queries - 1 if at is None else at
             weights = self.weights(site, row)[h]

@@ -35,7 +35,7 @@ from headwise.words import Note
 
 SMALLEST = 16  # window
 NEEDLES, NEEDLE = 8, 8  # needles, at as many depths, and the tokens of one
-FEW = 0.5  # a model that completes less of the needles looks up too little to tell its heads by them
+FEW = 0.5  # share of the needles: a model that completes less looks up too little to tell its heads by them
 
 Gathered = dict[str, dict[str, Running]]  # site -> "outside", "reached", "needle", "lift": of its key/value heads
 
@@ -65,7 +65,7 @@ def windows(
     ask.require_next(folder.model)
     text = read_texts(folder, texts, tokens, documents)
     longest = max(map(len, text.documents))
-    sizes, window = [], SMALLEST
+    sizes, window = [], SMALLEST  # 16, 32, 64, ..., and the longest document, which is the window that sees all
     while window < longest:
         sizes.append(window)
         window *= 2
@@ -115,7 +115,8 @@ class _Distances(Pass):
         document = replace(document, marks=None)  # sums over marked keys would stand before the three that are kept
         super().__init__(call, b, document)
         self.formulas, self.offsets = {}, []
-        # Of the sums a mean needs the first three alone, share, total and shifted, and of near keys the first one.
+        # Less to add up: of the sums `distances` needs none but "share", "total" and "shifted", which stand first, and
+        # of the near keys none but the first.
         self.names, self.sums = self.names[:3], self.sums[:3]
         self.near = self.near[..., :1]
         self.start = document.start or 0
@@ -126,18 +127,29 @@ class _Distances(Pass):
         return torch.zeros(self.H, self.T + self.start, dtype=widest(self.device), device=self.device)
 
     def _add(self, totals: Tensor, e: Tensor, share: Tensor, heads: slice, strip: Strip) -> None:
-        """The queries are neighbours: documents that run by themselves have no padding."""
+        """Sum up the diagonals of a block: on each of them query and key are equally far from each other.
+
+        The queries are neighbours: documents that run by themselves have no padding.
+        """
         h, t, s = e.shape
         keys, width = strip.keys, s + t
-        # Rows of `width` numbers, read as rows of one more: each is shifted by one against the next, so that a column
-        # is a diagonal of the block, which is a distance.
+        # Each row of the block is written behind t zeros, so that it is `width` long. The same numbers are then read as
+        # rows of width + 1: each begins one place further left in its row, and a column is a diagonal of the block. Two
+        # queries a and b with three keys, where a dot is a zero:
+        #
+        #     written  . . a0 a1 a2     read  . . a0 a1 a2 .
+        #              . . b0 b1 b2           . b0 b1 b2 . .
+        #              . .
+        #
+        # The column of a1 is that of b2, one key further on for a query one further on.
         skewed = e.new_zeros(h, t * (width + 1))
-        p = skewed[:, : t * width].view(h, t, width)[..., t:]  # the block, behind t zeros in each row
-        torch.mul(e, share[..., None], out=p)
+        p = skewed[:, : t * width].view(h, t, width)[..., t:]  # (h,t,s) the places of the block there
+        torch.mul(e, share[..., None], out=p)  # the weights
         diagonals = skewed.view(h, t, width + 1).sum(1)
-        # In ascending order; in the first column there is nothing.
+        # The first column holds nothing, the second the largest distance. Flipped, the distances ascend.
         by_distance = diagonals[:, 1:].flip(1).to(widest(self.device))
-        nearest = int(strip.at[0]) - s  # the first of these distances; below 0 the key stands behind the query
+        nearest = int(strip.at[0]) - s  # the first of these distances
+        # Below 0 a key stands behind its query. A model that predicts the next token gives it no weight.
         ahead = max(0, -nearest)
         totals[heads, max(0, nearest) : nearest + width] += by_distance[:, ahead:]
         if keys.start < max(SINKS):
@@ -157,10 +169,11 @@ def distances(call: Call, b: int, document: Document, sizes: Sequence[int]) -> t
     n_rows = max(1, int(Sums(work).seen.any(0).sum()))
     length = behind.shape[1]
     query, key = torch.arange(early.shape[1]), torch.arange(early.shape[2])
-    distance = work.start + query[:, None] - key
+    distance = work.start + query[:, None] - key  # below 0, of a key behind its query: the weight there is 0
     # (H,N,first) The weights on each of the first keys by their distance; then on the first 0, 1, 2, ... keys together.
     on_first = early.new_zeros(len(early), length, early.shape[2])
     on_first.scatter_add_(1, distance.clamp(min=0).expand_as(early), early)
+    # The zeros that are put before them are those of no key, for 0 sinks.
     on_sinks = F.pad(on_first.cumsum(2), (1, 0))[..., list(SINKS)]
     lost = behind[..., None] - on_sinks  # (H,N,sinks) what is not on them, by distance
     farther = F.pad(lost.flip(1).cumsum(1).flip(1), (0, 0, 0, 1))  # at n all that lies n or more tokens back
@@ -179,14 +192,15 @@ def plant_needles(text: Text, longest: int, seed: int) -> list[tuple[list[int], 
     """
     before, _ = text.frame
     candidates = sorted(set(text.counts) - text.specials)
-    room = longest - len(before) - 2 * NEEDLE + 1
+    room = longest - len(before) - 2 * NEEDLE + 1  # beside the needle, and the needle without its last token at the end
+    # Too short for a needle to be searched in, or without enough other tokens to fill the text with.
     if room < NEEDLE or len(candidates) < 2 * NEEDLE:
         return []
     generator = torch.Generator().manual_seed(seed)
     planted = []
     documents = itertools.cycle(text.documents)  # each haystack begins with the next one that no other has begun
     for n in range(NEEDLES):
-        tokens = itertools.chain.from_iterable(documents)
+        tokens = itertools.chain.from_iterable(documents)  # endless
         needle = [candidates[i] for i in torch.randperm(len(candidates), generator=generator)[:NEEDLE]]
         others = (i for i in tokens if i not in needle and i not in text.specials)
         hay = list(itertools.islice(others, room))
@@ -211,12 +225,16 @@ def _find_needles(
     device = next(model.parameters()).device
 
     def note(place: int, length: int, site: Site, call: Call, documents: Sequence[Document]) -> None:
+        # The last rows, in which all tokens of the needle but its last stand again; `place` is where it was planted.
         weights = row_weights(call, 0, range(length - NEEDLE + 1, length)).cpu().double()
         n = NEEDLE - 1  # tokens of a needle that are followed by another of it
-        at_needle = weights[..., place + 1 : place + NEEDLE]  # (H,n,n), answers on the diagonal
-        answers = at_needle.diagonal(dim1=1, dim2=2).sum(1)
-        others = (at_needle.sum((1, 2)) - answers) / (n - 1)
-        lift = ((answers + n / length) / (others + n / length)).log()  # what is below an even share counts as none
+        # (H,n,n) The keys are the tokens of the needle from its second on: the answer to row i is key i.
+        at_needle = weights[..., place + 1 : place + NEEDLE]
+        answers = at_needle.diagonal(dim1=1, dim2=2).sum(1)  # over the n rows
+        others = (at_needle.sum((1, 2)) - answers) / (n - 1)  # each row's mean over the keys that are not its answer
+        # n rows of even attention would give a key n / length. Added on both sides, it lets weights far below it count
+        # as none.
+        lift = ((answers + n / length) / (others + n / length)).log()
         _add(seen, site, call, needle=answers / n, lift=lift)
 
     for n, (ids, place, last) in enumerate(planted):
@@ -236,7 +254,7 @@ def _add(seen: Gathered, site: Site, call: Call, **of_heads: Tensor) -> None:
 
 
 def _heads(site: str, values: dict[str, Running], n_windows: int) -> list[KVReach]:
-    layer = parse_head(f"{site}.H0")[1]
+    layer = parse_head(f"{site}.H0")[1]  # the number in the name of the site, as any of its heads has it
     heads = []
     for g in range(len(values["outside"].mean)):
         outside = []
