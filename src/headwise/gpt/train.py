@@ -126,8 +126,7 @@ def train(
     torch.manual_seed(seed)
     model = build(config).to(ranks.device)
     loss_module = ranks.loss_module(model, division.shard)
-    # DDP orders its sums of gradients by its first backward pass. That is done here, before the state is read, so that
-    # a resumed run sums in the same order and gives the same bytes.
+    # DDP orders its sums by its first backward pass: done before the state is read, a resumed run gives the same bytes.
     if ranks.world > 1:
         step_loss(loss_module, data.batch(torch.Generator(), recipe.batch), division.accumulate)
         loss_module.zero_grad()
@@ -143,11 +142,9 @@ def train(
         with interrupts() as interrupted:
             look(model, start)
             for done in range(start + 1, recipe.steps + 1):
-                # A prime larger than the steps of any run keeps the steps of nearby seeds apart. All seeds are below
-                # 2^63 (`check_seed`).
+                # A prime above the steps of any run keeps the steps of nearby seeds apart; seeds are below 2^63.
                 step_seed = (seed * 1_000_003 + done - 1) % 2**63
-                # The dropout's seed, one for each process, whose rank goes into bits from 40 on. Nearby steps differ in
-                # lower bits, so that no rank draws what another one draws at such a step.
+                # The dropout's: nearby steps differ in lower bits than the rank, so that no two ranks draw alike.
                 torch.manual_seed(step_seed ^ ranks.rank << 40)
                 batch = data.batch(torch.Generator().manual_seed(step_seed), recipe.batch)  # the same on all
                 loss_module.train()

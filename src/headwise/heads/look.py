@@ -235,7 +235,7 @@ class Desk:
             start, end = place_of[n]
             between, written = text[done:start], text[start:end]  # what no token stands for, and what this one does
             has_gap = bool(re.match(r"\s", between + written)) or done == 0
-            is_shown = end <= done < len(text) or not written  # one more token of a character that is shown already
+            is_shown = end <= done or not written  # one more token of a character that is shown already
             label = "\u00b7" if is_shown else written.strip()
             words.append((label, has_gap, (between + written).count("\n"), i in self.signs))
             done = max(done, end)
