@@ -227,6 +227,7 @@ def _told(text: str) -> str | None:
     """What a text says in so many words, such as "1 = may attend"."""
     for number, other in (("1s?|true|ones?", "may attend"), ("0s?|false|zeros?", "forbidden")):
         # The number, a sign or a space, and what stands behind it, as far as the next number.
+        # After it, at least 3 characters and at most 60 of the same sentence are read.
         for match in re.finditer(rf"\b(?:{number})\b(?:['\"`:=)]|\s)([^.;,\n]{{3,60}})", text, re.I):
             window = re.split(r"\b(0|1|true|false)\b", match[1], flags=re.I)[0]
             if re.search(_NOT, window, re.I):
