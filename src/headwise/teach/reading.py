@@ -219,7 +219,7 @@ def _matrix(array: Array, width: int, n: int, side: str, output: bool) -> Any:
 def _read(parts: Parts, H: int | None, G: int | None, width: int, order: str, side: str) -> Reading:
     """One reading; ValueError, KeyError or IndexError where the shapes do not allow it.
 
-    H, G  heads of queries, and of keys and values, as names tell them; None where none does
+    H, G  heads of queries, and of keys and values, as names tell them or as a guess; None where nothing does
     """
     listed = 1  # heads that have a matrix each
     for role in {"q", "k", "v"} & set(parts.weights):

@@ -179,7 +179,8 @@ def evidence_of(bug: Bug, explanation: Explanation, cases: list[Case], say: Say)
     """A sentence that shows a bug, with numbers where there are any.
 
     The form with the bug gives the learner's output, so its stages are taken for the learner's. A phrase of the bug's
-    own comes first where numbers show nothing; then what the bug changes; last, how far the outputs are apart.
+    own comes first, where the outputs are alike or a property shows the bug; then what the bug changes; last, how far
+    the outputs are apart.
     """
     shown = _shown_in(explanation, cases)
     own_phrase = f"by_property_{bug.id}"
