@@ -160,6 +160,8 @@ def _problem(
     if changes.max() > 1e-3:
         a, b = (x.flat[changes.argmax()] for x in (before, after))
         return "rope-mixed-layout", target.say("by_property_rope-mixed-layout", a=a, b=b)
+    # Two rows, each with the length of every vector: those of the rotated queries and then keys, and those of the same
+    # vectors as they were passed. A rotation changes no length.
     lengths, right = np.linalg.norm([rotated[:2], [to_layout(q), to_layout(k)]], axis=-1).reshape(2, -1)
     most = np.abs(lengths - right).argmax()
     if not np.isclose(lengths[most], right[most], rtol=1e-3):

@@ -52,10 +52,13 @@ LENGTHS = np.array([7, 4, 6, 3, 5])  # real tokens of the five documents
 # Words of the learner's code, as regular expressions, and what they tell.
 CAUSAL = r"causal|tril|triu|context_?length|block_?size|autoregress|look_?ahead|no_?peek|subsequent"
 CAUSAL_NAME = r"causal|masked|gpt|llama|mistral|decoder|autoregress|qwen|gemma"
-# A softmax in 32 bits: of what is made wide before it, or is nowhere made narrow; its result alone may be rounded.
+# WIDE finds a softmax that is computed in 32 bits, in one of two cases: something before it is turned to 32 bits
+# (WIDENED), or nothing between the start of the text and it is turned to 16 (NEVER_NARROWED; `float16` is a part of
+# `bfloat16` too). What makes 16 bits after its call rounds the result alone, and is allowed.
 WIDENED = r"(\.float\(\)|float32).*"
 NEVER_NARROWED = r"\A((?!half\(|float16|autocast).)*"
 NOT_OF_16_BITS = r"(?!\(((?!dim|axis|-1)[^\n])*(half|16)|\([^\n]*dtype=\w+\.b?float16)"  # in its call, as far as `dim`
+# `(?<!def )`: the line that defines a softmax is no call of it. `(?s)`: `.` goes on over the ends of lines.
 WIDE = rf"(?s)({WIDENED}|{NEVER_NARROWED})(?<!def )softmax{NOT_OF_16_BITS}"
 # Axes in which tokens come before the documents of a batch, as an unpacked shape or a comment has them.
 TOKENS_FIRST = r"(?m)(^\s*|\()(s|t|l|(n_)?tokens|seq\w*|\w*len\w*), ?(b|n|bs|bsz|(n_)?batch\w*), ?\w+"
@@ -321,6 +324,7 @@ class Examiner:
         if table:  # a dictionary, whose keys stand in the code as texts
             constants = [node.value for node in ast.walk(self.scope.tree) if isinstance(node, ast.Constant)]
             wanted = [key for key in constants if isinstance(key, str)]
+        # Of those, only names that tell a role (q, k, v, o, ...) are given a matrix or a bias.
         roles = {name: role for name in wanted if (role := role_of(name))}
         if table and {"q", "k", "v"} & set(roles.values()):
             roles |= {f"w{role}": role for role in "qkv" if role not in roles.values()}  # which the code forgets
@@ -337,6 +341,7 @@ class Examiner:
         if narrow and ("o" in roles.values() or d != size.WIDTH):
             return {}, 1
         width = heads * d
+        # A matrix is (width, inner): as wide as one head where `narrow`, else as wide as all of them.
         inner = size.HEAD_DIM if narrow else width
         arrays: dict[str, Any] = {}
         for name in roles:
@@ -393,10 +398,12 @@ class Examiner:
         if not cases:
             raise UncheckedError("no_form_of_mask", name=self.target.name)
         self._properties(subject, cases[0])
+        # The cases by whether the code is taken to be causal: True, False.
         versions = {causal: cases}
         if causal is None:  # what is not told is tried both ways
             ahead = [replace(case, masks=replace(case.masks, causal=True)) for case in cases]
             versions = {False: cases, True: ahead}
+        # A round is one search: with pairs of bugs or single ones, for one guess at whether the code is causal.
         # Single bugs first, since the pairs take all the time there is.
         rounds = [(pairs, guess) for pairs in (False, True) for guess in versions]
         is_narrow = self.scope.says(r"half\(|float16|autocast")
@@ -557,6 +564,7 @@ class Examiner:
     def _verdict(self, explanation: Explanation, cases: list[Case]) -> Verdict:
         """Put into words what explains the numbers, what properties show, and what nothing explains."""
         bugs = [self._renamed(bug) for bug in explanation.bugs]
+        # Where documents meet, no form here computes the same numbers: that bug alone explains them.
         explained = not explanation.unexplained or "batch-mixed" in self.shown
         for bug in map(self._renamed, self.shown):
             hidden_by = bug_named(bug).hidden_by
@@ -576,6 +584,7 @@ class Examiner:
         if explanation.unexplained and "dropout-in-eval" in bugs:
             explained = True  # no numbers are alike while it draws
             self.target.left_out("not_still")
+        # None: neither right nor wrong can be said.
         right: bool | None = not bugs and explained
         if not explained and self.scope.says(NOT_MODELLED):
             right = False if bugs else None

@@ -189,7 +189,9 @@ def attend(q: Any, k: Any, v: Any, masks: Masks, s: Settings, xp: Any = np) -> t
     """Scores and weights (B,h,T,S), heads (B,h,T,e)."""
     (B, H, T, d), S = q.shape, k.shape[2]
     widths = {"head": d, "model": H * d, "input": s["input_width"], "heads": H, "tokens": T}
-    # What scores are divided by: "head" a root, "whole-head" the width itself, "times" multiplies by the root.
+    # What scores are divided by, under the name of each scale. "head" is the root of that width, "whole-head" the width
+    # itself, and so for the other widths. "times" and "times-width" multiply by the root, or by the width, of a head:
+    # to divide by 1 / n is to multiply by n.
     sizes = {"none": 1, "times": d**-0.5, "times-width": 1 / d}
     for name, width in widths.items():
         sizes |= {name: width**0.5, f"whole-{name}": width}

@@ -173,6 +173,7 @@ def _extent(block: list[ast.stmt], defined: set[str]) -> tuple[list[ast.stmt], s
         if read & {*_names([statement], ast.Store), _grown(statement)}:
             makers.append(i)
     start = min(projections or makers, default=place)
+    # The last of these names that there is counts. "None" is what the text written out returns where there is none.
     # The result is the list that grows last. Where none grows, the last head is all that is left of what was begun
     # before the loop.
     before = _names(block[:place], ast.Store)

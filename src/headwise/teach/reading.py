@@ -217,7 +217,10 @@ def _matrix(array: Array, width: int, n: int, side: str, output: bool) -> Any:
 
 
 def _read(parts: Parts, H: int | None, G: int | None, width: int, order: str, side: str) -> Reading:
-    """One reading; ValueError, KeyError or IndexError where the shapes do not allow it."""
+    """One reading; ValueError, KeyError or IndexError where the shapes do not allow it.
+
+    H, G  heads of queries, and of keys and values, as names tell them or as a guess; None where nothing does
+    """
     listed = 1  # heads that have a matrix each
     for role in {"q", "k", "v"} & set(parts.weights):
         listed = max(listed, len(parts.weights[role]))
@@ -235,6 +238,7 @@ def _read(parts: Parts, H: int | None, G: int | None, width: int, order: str, si
         for held in (matrices, biases):
             if fused in held:
                 held.update(zip(names, cut(held.pop(fused)), strict=True))
+    # How many features each matrix makes, of all its heads together.
     of_q, of_k, of_v = (matrices[role].shape[1] for role in "qkv")
     d = of_q // H
     shared = parts.same_head
@@ -248,6 +252,7 @@ def _read(parts: Parts, H: int | None, G: int | None, width: int, order: str, si
                 if role in biases:
                     biases[role] = np.concatenate([biases[role]] * H)
             of_q, of_k, of_v = H * of_q, H * of_k, H * of_v
+    # From here the shapes decide, not a name: the heads of keys are as many as heads of width d fit in their features.
     G = of_k // max(d, 1)
     if not G or of_q % H or of_k % d or H % G or of_v % G:
         raise ValueError("heads of other widths")

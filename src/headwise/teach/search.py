@@ -176,7 +176,12 @@ def stages_of(reading: Reading, settings: Settings, case: Case) -> Stages | None
 
 
 def evidence_of(bug: Bug, explanation: Explanation, cases: list[Case], say: Say) -> str:
-    """A sentence with numbers. The form with the bug gives the learner's output, so its stages are the learner's."""
+    """A sentence that shows a bug, with numbers where there are any.
+
+    The form with the bug gives the learner's output, so its stages are taken for the learner's. A phrase of the bug's
+    own comes first, where the outputs are alike or a property shows the bug; then what the bug changes; last, how far
+    the outputs are apart.
+    """
     shown = _shown_in(explanation, cases)
     own_phrase = f"by_property_{bug.id}"
     is_same = shown is None or close(shown[0].out, shown[1].out)

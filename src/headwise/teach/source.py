@@ -224,11 +224,14 @@ def _fits(rule: Mapping[str, str], texts: Mapping[str, str], name: str) -> bool:
 
 
 def _told(text: str) -> str | None:
-    """What a text says in so many words, such as "1 = may attend"."""
+    """What a one, or True, means in a mask, where a text says it in so many words, such as "1 = may attend"."""
+    # `other` is what a one means where the text says of this number that it may attend: of 0, a one is forbidden then.
     for number, other in (("1s?|true|ones?", "may attend"), ("0s?|false|zeros?", "forbidden")):
         # The number, a sign or a space, and what stands behind it, as far as the next number.
+        # After it, 3 to 60 characters are read, none past a full stop, a comma, a semicolon or the end of the line.
         for match in re.finditer(rf"\b(?:{number})\b(?:['\"`:=)]|\s)([^.;,\n]{{3,60}})", text, re.I):
             window = re.split(r"\b(0|1|true|false)\b", match[1], flags=re.I)[0]
+            # First what forbids: "not allowed" has a word of _MAY in it too.
             if re.search(_NOT, window, re.I):
                 return "forbidden" if other == "may attend" else "may attend"
             if re.search(_MAY, window, re.I):

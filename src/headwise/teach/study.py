@@ -65,6 +65,8 @@ class Switched:
         return model
 
     def __getattr__(self, name: str) -> Any:
+        # A function or a class has this name by itself, an object of this class has not; `lab.experiments` reads it of
+        # what builds an arm, so it holds the bug.
         if name == "__qualname__":  # by which a unit on the disk is known
             return f"Switched({self.bug!r})"
         raise AttributeError(name)
