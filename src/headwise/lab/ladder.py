@@ -301,10 +301,12 @@ class Certificate:
         longest = max(n.d_model, n.batch * n.tokens)  # terms of a sum: along the width, or of a slope along the tokens
         # A slope has passed more sums, the way back included, but most are shorter: right rungs stay below a fiftieth.
         roundings = len(STAGES) * longest + ROUNDINGS
-        # What is summed up may cancel: the roundings of a small number are those of the largest ones before it.
+        # What is summed up may cancel: a small number may carry the roundings of large ones.
+        # So the largest number of all stages sets the size for each, and the steepest slope for all slopes.
         largest = max(float(abs(step).max()) for step in self.steps.values())
         steepest = max(float(abs(slope).max()) for slope in self.slopes.values())
-        # Two units: the plain loop, in float64, rounds as often as the rung that is held against it.
+        # Two units of rounding: the rung's, in its dtype, and float64's, since the plain loop it is held against
+        # rounds as often.
         relative = {dtype: (unit + UNIT["float64"]) * roundings for dtype, unit in UNIT.items()}
         tolerances = dict.fromkeys(self.steps, relative["float64"] * largest)
         tolerances |= dict.fromkeys(self.slopes, relative["float64"] * steepest)
