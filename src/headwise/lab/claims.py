@@ -97,7 +97,8 @@ MINILM = {
     "intermediate_size": 1536,
     "vocab_size": 30522,
 }
-RECOMMENDED = {100_000_000: (4, 8), 1_000_000_000: (8, 16), 10**15: (16, 96)}  # parameters below which so many heads
+# Fewest and most heads of models below so many parameters; 10**15 stands for no limit.
+RECOMMENDED = {100_000_000: (4, 8), 1_000_000_000: (8, 16), 10**15: (16, 96)}
 GROWS = 1.5  # from this ratio of times on, the softmax is said to grow
 
 
@@ -167,6 +168,7 @@ def heads_of_models() -> Measured:
         rows.append((name, total, heads, f"{fewest} to {most}"))
         if not fewest <= heads <= most:
             outside.append(f"{name} with {heads}")
+    # DEPENDS where some models are inside the bounds and some are not.
     verdict = of_all([len(outside) < len(rows), not outside])
     figures = {"count": len(rows), "inside": len(rows) - len(outside), "outside": ", ".join(outside) or "none"}
     return measured_claim("sizes", verdict, rows, **figures)
@@ -180,7 +182,7 @@ def flops_with_heads(width: int = WIDTH, tokens: int = TOKENS, rounds: int = 15)
     for h in COUNTS:
         products = sum(counted_flops(MultiHeadAttention(width, h, mask=Causal()), tokens).values())
         rows.append((h, products / 1e6, h * tokens**2 / 1e6, milliseconds(times, str(h))))
-    fewest, *_, most = times
+    fewest, *_, most = times  # its keys are the COUNTS in order
     growth = median_ratio(times, most, fewest)
     counts = sorted({products for _, products, *_ in rows})
     verdict = FAILS if len(counts) > 1 else DEPENDS if growth > GROWS else HOLDS
@@ -379,6 +381,7 @@ def price_of_sharing(sharing: Comparison) -> tuple[Claim, Claim]:
     metric, (mha, gqa, mqa) = sharing.metrics[0], sharing.arms
     steps = {"GQA less MHA": difference(gqa, mha, metric), "MQA less GQA": difference(mqa, gqa, metric)}
     effects = [effect(step, metric) for step in steps.values()]
+    # 1: a step to fewer key/value heads made the model better.
     verdict = FAILS if 1 in effects else of_all([step == -1 for step in effects])
     cached = {
         name: AttentionSpec(d_model=512, n_heads=8, n_kv_heads=groups).cache_values_per_token
@@ -413,6 +416,7 @@ def roles_of_heads(roles: Comparison) -> tuple[Claim, Claim]:
     words = {"masses": "; ".join(masses) or "diverged", "bar": CLEAR, "count": len(ROLES)}
     is_needed = any(cost.low > 0 for cost in costs.values())
     return (
+        # No role is judged where training diverged.
         judged_claim("roles", of_all(is_role or [False]), **words),
         judged_claim("robust", FAILS if is_needed else DEPENDS, costs=_in_words(costs) or "diverged"),
     )

@@ -135,20 +135,28 @@ def _processes(count: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def _end_with_parent() -> None:
-    """In a worker: a thread that waits for the end of the process that started it, and ends the worker then."""
+    """In a worker: a thread that waits for the end of the process that started it, and ends the worker then.
+
+    For a parent that is killed (SIGKILL, want of memory): it cannot run the clean-up of `_processes`.
+    """
     parent = multiprocessing.parent_process()
     assert parent is not None
 
     def wait() -> None:
         parent.join()
-        os._exit(1)  # at once, in the middle of a unit: nobody is left to take its scores
+        # At once, in the middle of a unit: nobody is left to take its scores. sys.exit would end this thread alone.
+        os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
 
 
 @contextmanager
 def _deaf_to_interrupts() -> Iterator[None]:
-    """Processes that start in this block ignore Ctrl-C, which reaches all of a terminal's: the first one decides."""
+    """Processes that start in this block ignore Ctrl-C, which reaches all of a terminal's: the parent decides.
+
+    It is enough around `submit`: with "spawn" the pool starts its workers inside the calls of it, none later, and a new
+    process inherits that SIGINT is ignored (Python sets its own handler only where it is not).
+    """
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may handle signals
         return

@@ -61,6 +61,7 @@ class Rung:
     copies: bool = False  # has each query head keys and values of its own, copies of its group's?
 
     def parameters(self, n: LadderSizes) -> int:
+        # W_Q and W_O are (d_model,d_model), W_K and W_V (kv_width,d_model), or as W_Q where they are copied.
         return 2 * n.d_model * (n.d_model + (n.d_model if self.copies else n.kv_width))
 
 
@@ -136,6 +137,7 @@ class _Recorder(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
+        # Tensors as keys are told apart as objects, not by their numbers.
         self.inputs: dict[Tensor, list[Tensor]] = defaultdict(list)  # of `linear`, by its matrix, call by call
         self.outputs: dict[Tensor, list[Tensor]] = defaultdict(list)
         self.scores: list[Tensor] = []
@@ -165,14 +167,16 @@ def _modules(n: LadderSizes, run: Callable[[Tensor], Tensor], matrices: Sequence
             return run(x)
         with _Recorder() as recorder:
             output = run(x)
-        # Each layer is called once, or once for each token; several stand for the heads.
+        # Each layer is called once, or once for each token: its calls are joined along T, axis 1.
+        # Where there is one for each head, the heads are joined along the width, axis 2.
         for name, parts in zip("qkv", inner, strict=True):
             made = [torch.cat(recorder.outputs[part], 1) for part in parts]
             keep[name] = _split(torch.cat(made, 2), n.head_dim)
         joined = torch.cat(recorder.inputs[w_o], 1)
         keep.update(joined=joined, heads=_split(joined, n.head_dim))
         for name, maps in (("scores", recorder.scores), ("weights", recorder.weights)):
-            if maps:  # of each head or of all at once; the fused kernel hands out none
+            # Of each head (B,T,T), or of all at once (B,H,T,T): `view` makes both (B,H,T,T).
+            if maps:  # the fused kernel hands out none
                 keep[name] = torch.stack(maps, 1).view(n.batch, n.n_heads, n.tokens, n.tokens)
         return output
 
@@ -287,6 +291,7 @@ class Certificate:
         self.sizes = sizes
         self.leaves = draw_leaves(sizes, seed)
         # What outputs are weighed with in the number whose slopes are compared: drawn, so that no error cancels.
+        # Its stream, [seed, 1], is another than that of the leaves.
         self.cotangent = np.random.default_rng([seed, 1]).standard_normal(self.leaves["x"].shape)
         plain = RUNGS[0]
         began = time.perf_counter()
@@ -301,10 +306,12 @@ class Certificate:
         longest = max(n.d_model, n.batch * n.tokens)  # terms of a sum: along the width, or of a slope along the tokens
         # A slope has passed more sums, the way back included, but most are shorter: right rungs stay below a fiftieth.
         roundings = len(STAGES) * longest + ROUNDINGS
-        # What is summed up may cancel: the roundings of a small number are those of the largest ones before it.
+        # What is summed up may cancel: a small number may carry the roundings of large ones.
+        # So the largest number of all stages sets the size for each, and the steepest slope for all slopes.
         largest = max(float(abs(step).max()) for step in self.steps.values())
         steepest = max(float(abs(slope).max()) for slope in self.slopes.values())
-        # Two units: the plain loop, in float64, rounds as often as the rung that is held against it.
+        # Two units of rounding: the rung's, in its dtype, and float64's, since the plain loop it is held against
+        # rounds as often.
         relative = {dtype: (unit + UNIT["float64"]) * roundings for dtype, unit in UNIT.items()}
         tolerances = dict.fromkeys(self.steps, relative["float64"] * largest)
         tolerances |= dict.fromkeys(self.slopes, relative["float64"] * steepest)

@@ -22,7 +22,7 @@ class Metric:
 
     name: str  # its key among the scores
     words: str  # "held-out loss"
-    unit: str  # "nats"; empty for a share
+    unit: str  # "nats"; empty for a fraction, as accuracy
     lower_is_better: bool = False
 
 

@@ -40,6 +40,7 @@ def first_weights(vocabulary: int, seed: int, width: int = WIDTH, n_layers: int 
 def batch(lines: Sequence[Sequence[int]]) -> tuple[Any, Any]:
     """Inputs and what follows them, text after text, each filled up to the longest; what fills up does not count."""
     longest = max(map(len, lines)) - 1
+    # Inputs are filled up with the token 0: any would do, since no token looks at later ones.
     inputs = np.zeros((len(lines), longest), int)
     following = np.full((len(lines), longest), IGNORED)
     for n, line in enumerate(lines):
@@ -74,6 +75,7 @@ def main(folder: Path, steps: int = STEPS, seed: int = 0) -> None:
     """Train, and write a run folder for `headwise heads`, `trace` and `generate`."""
 
     def report(step: int, steps: int, loss: float) -> None:
+        # About 15 lines, whatever the number of steps.
         if step % max(1, steps // 15) == 0:
             print(f"step {step}/{steps}  loss {loss:.3f}", flush=True)
 

@@ -56,13 +56,14 @@ def attend_einsum(q_htd: Array, k_gsd: Array, v_gsd: Array, mask_ts: Array | Non
         scores = scores + mask_ts
     weights = softmax(scores)
     heads = np.einsum("...grts,...gsd->...grtd", weights, v_gsd, optimize=True)
-    shape = (*batch, H, T, -1)  # the heads of all groups on one axis again
+    shape = (*batch, H, T, -1)  # g and r on one axis again, h; the last axis is s or d
     return scores.reshape(shape), weights.reshape(shape), heads.reshape(shape)
 
 
 def softmax(x: Array) -> Array:
     """exp x / sum exp x along the last axis; a row of -inf, which may look at nothing, gives zeros."""
     top = x.max(axis=-1, keepdims=True)
+    # In a row of -inf 0 is taken off instead: -inf - -inf would be nan. Its total, 0, is then divided by 1.
     powers = np.exp(x - np.where(top == -np.inf, 0, top).astype(x.dtype))  # the largest cancels; exp cannot overflow
     total = powers.sum(axis=-1, keepdims=True)
     return powers / np.where(total == 0, 1, total).astype(x.dtype)

@@ -99,6 +99,7 @@ class CausalAttention(_Projections):
         keys = self.W_key(x)  # (B,T,d): what each token offers to be found by
         values = self.W_value(x)  # (B,T,d): what each token passes on when it is found
         head_out = self.attend(queries, keys, values)
+        # A watcher sees an axis of heads, here of one head.
         return self.tell(queries[:, None], keys[:, None], values[:, None], head_out[:, None], self.dropout)[:, 0]
 
     def watched(self) -> tuple[int, Tensor | None, Tensor | None]:
@@ -125,6 +126,7 @@ class MultiHeadedAttentionWrapper(WatchedModule):
             return torch.cat([head(x) for head in self.heads], dim=-1)
         calls: list[Call] = []  # of the heads, one by one: gathered into one call of them all
         for head in self.heads:
+            # `append` returns None: it leaves the head's output as it is.
             with observe(cast(CausalAttention, head), calls.append):
                 head(x)
         q, k, v, out = (torch.cat([getattr(call, name) for call in calls], 1) for name in ("q", "k", "v", "out"))
@@ -192,6 +194,7 @@ def wrapper_from_class(layer: nn.Module) -> tuple[MultiHeadedAttentionWrapper, n
     for module in (wrapper, projection):
         module.to(course.out_proj.weight).train(layer.training)
     rows = {key: value.chunk(n_heads) for key, value in _projections_of(course).items()}
+    # Not strict: the mask is not carried over, each head has made its own.
     for number, head in enumerate(wrapper.heads):
         head.load_state_dict({key: chunks[number] for key, chunks in rows.items()}, strict=False)
     _fill(projection, course.out_proj)
@@ -220,6 +223,7 @@ def class_from_wrapper(wrapper: nn.Module, projection: nn.Linear | None = None) 
     )
     layer.to(first.W_query.weight).train(wrapper.training)
     parts = [_projections_of(head) for head in heads]
+    # Not strict: the layer has made its mask, and out_proj is filled below.
     layer.load_state_dict({key: torch.cat([part[key] for part in parts]) for key in parts[0]}, strict=False)
     _fill(layer.out_proj, projection)
     return layer

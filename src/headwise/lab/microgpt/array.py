@@ -188,12 +188,14 @@ class Model:
         A following token below 0 does not count: it fills up a text.
         """
         counted = np.greater_equal(following, 0)
-        share = counted / np.add.reduce(counted)  # of each token in the mean
+        share = counted / np.add.reduce(counted)  # (t,): each token's fraction of the mean, 1/n or 0
         logits_vt, back = self.forward(ids, n_texts)
-        following_vt = self.one_hot.take(following, axis=1, mode="clip")  # below 0: that of 0, of which the share is 0
+        # "clip" makes an id below 0 the id 0: a valid column, which counts 0 times.
+        following_vt = self.one_hot.take(following, axis=1, mode="clip")
         p = softmax(logits_vt, axis=0)
         loss = -np.log(np.add.reduce(p * following_vt, axis=0)).dot(share)
-        p -= following_vt  # loss = -sum share log softmax(logits)[following], so dlogits = (p - following) share
+        # loss = -sum share log softmax(logits)[following], so dlogits = (p - following) share: p becomes dlogits.
+        p -= following_vt
         p *= share
         back(p)
         return float(loss)
@@ -209,6 +211,8 @@ class Model:
         self.updates += 1
         a = (1 - BETA1) / (1 - BETA1**self.updates)
         b = ((1 - BETA2) / (1 - BETA2**self.updates)) ** 0.5
+        # `step` is a buffer, kept so that nothing is allocated: it holds the squared slopes, then sqrt squares + eps/b,
+        # and from the division on the step itself.
         slopes, means, squares, step = self.slopes.flat, self.means, self.squares, self.scratch
         means *= BETA1
         means += slopes
@@ -229,7 +233,7 @@ class Model:
         return loss
 
     def following(self, ids: list[int]) -> list[float]:
-        """The probabilities of the next token. The ids are read again for each: they are at most 16."""
+        """The probabilities of the next token. All ids are read again for each: `Draw.write` stops at CONTEXT."""
         return softmax(self.forward(ids)[0][:, -1] / TEMPERATURE, axis=0).tolist()
 
 

@@ -42,7 +42,9 @@ def softmax(x: Vector) -> Vector:
 
 
 def attention(q: Vector, keys: Sequence[Vector], values: Sequence[Vector], n_head: int) -> Vector:
-    """Small attentions side by side. Each of four heads owns four places of q, of every key and of every value.
+    """Small attentions side by side. Each head owns n_embd / n_head places of q, of each key and each value.
+
+    With the sizes of microgpt these are four heads of four places.
 
     q (n_embd,), keys and values (tokens so far, n_embd) -> (n_embd,): the outputs of the heads, one after another.
     """
@@ -111,7 +113,8 @@ class Adam:
     """Moves every weight against its slope, in steps that all have about the same length.
 
     The step is the running mean of the slope over the root of the running mean of its square. Both means start at 0, so
-    each is divided by the share of it that is filled by now.
+    each is divided by the sum of the weights that its terms have by now, 1 - beta^steps: a mean of equal terms is then
+    the term itself.
     """
 
     def __init__(self, weights: list[Value]) -> None:

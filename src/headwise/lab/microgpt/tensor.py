@@ -106,7 +106,8 @@ def write_folder(folder: Path, result: Replay, settings: Settings) -> None:
     settings  of the replay: its text, rung, seed and steps, and in `shape` its heads and layers
     """
     corpus, config, _ = settings.resolve()
-    is_ours = os.path.realpath(folder / TEXT) == settings.text  # kept of standard input
+    # A text from standard input is kept in the folder itself, before the folder is filled.
+    is_ours = os.path.realpath(folder / TEXT) == settings.text
     require_empty(folder, lambda name: is_ours and name == TEXT)
     with whole_folder(folder) as fresh:
         write_whole(fresh / EXACT, json.dumps(asdict(result), ensure_ascii=False))
