@@ -211,8 +211,8 @@ def test_nan_reaches_the_certificate_where_the_figure_is_all_there_is() -> None:
     assert math.isnan(import_attention(random_weights(Broken(35, 5)).bfloat16()).difference)
 
 
-def with_extra(module: nn.Module) -> nn.Module:
-    module.register_parameter("sinks", nn.Parameter(torch.ones(6)))
+def with_extra(module: nn.Module, path: str = "", name: str = "sinks") -> nn.Module:
+    module.get_submodule(path).register_parameter(name, nn.Parameter(torch.ones(6)))
     return module
 
 

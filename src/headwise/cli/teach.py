@@ -349,6 +349,8 @@ def bugs(
     from headwise.teach.bugs import bug_named, catalogue
 
     lang = screen.lang
+    if (train and bug is None) or (html is not None and bug in (None, "all")):
+        raise refusal("which_bug")
     names = list(catalogue()) if bug in (None, "all") else [bug_named(bug).id]
     if bug is not None:
         check_outputs((), {"--out": (out, UNITS)}, html=html)
@@ -359,7 +361,7 @@ def bugs(
         from headwise.teach.study import study
     with units_kept_in(out) as report:
         comparison, shown = study(names, out, seeds, steps, workers or os.cpu_count() or 1, report, lang)
-    written = html is not None and len(shown) == 1 and shown[0].loss is not None
+    written = html is not None and shown[0].loss is not None
     if html is not None and written:
         _write_maps(html, shown[0], steps)
     if wants_json():

@@ -87,9 +87,10 @@ def parts_of(family: Family, core: nn.Module, w_o: nn.Module | None) -> dict[str
 
 def parameters_of(family: Family) -> set[str]:
     """Names of the parameters, seen from the core, that a layer would get."""
-    paths = [family.q, family.k, family.v, family.o, family.cross_q, family.q_norm, family.k_norm]
-    paths += [family.kv_down, family.q_down, family.q_up]
-    return {f"{family.within_core(path)}.{kind}" for path in paths if path for kind in ("weight", "bias")}
+    linears = [family.q, family.k, family.v, family.o, family.cross_q, family.kv_down, family.q_down, family.q_up]
+    norms = [family.q_norm, family.k_norm]  # a layer has their gains alone
+    names = {f"{family.within_core(path)}.weight" for path in (*linears, *norms) if path}
+    return names | {f"{family.within_core(path)}.bias" for path in linears if path}
 
 
 def build(
