@@ -381,7 +381,8 @@ def _fill(target: Target, to: Way) -> Problem | None:
             right = to(attend(q[:, :, -1:], k, v, Masks(), CORRECT)[2])
             if any(close(array, right) for array in arrays):
                 return RIGHT
-            gap = max(np.abs(array - right).max() for array in arrays if array.shape == right.shape)
+            gaps = [np.abs(array - right).max() for array in arrays if array.shape == right.shape]
+            gap = max(gaps, default=np.nan)  # none where the output has not even the shape
             return "cache-offset", target.say("by_property_cache-offset", gap=gap)
         if len(held) > 1:
             return RIGHT
