@@ -144,7 +144,7 @@ def naive(model: nn.Module, clean: Tensor, corrupted: Tensor, at: str, name: str
 
 
 @pytest.mark.parametrize("at", ["q", "k", "v", "out", "weights"])
-@pytest.mark.parametrize("name", ["llama", "ours"])
+@pytest.mark.parametrize("name", ["llama", "ours", "a layer that does not run"])
 def test_patching_equals_a_run_for_each_head(name: str, at: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = build(name)
     clean, corrupted = ids(3), ids(4)

@@ -446,7 +446,7 @@ class Passes:
         if is_end:
             for each, logits_v in zip(joined, logits_nv, strict=True):
                 answers[each] = each.ask(logits_v)
-        else:
+        elif stopped:  # empty behind a block that does not run: the states are still those of the one before
             # States of all variants of a streamed model wait here, and main memory is larger than that of a device.
             state = stopped[0] if self.stream is None else stopped[0].cpu()
             states |= zip(joined, torch.split(state, 1), strict=True)
@@ -540,6 +540,8 @@ class Study:
         places: dict[str, Place] = {}
         for layer in self.layers:
             site, call = layer.site, self.text.calls.get(layer.site.name)
+            if call is None and self.text.calls:
+                continue  # it did not run, as cross attention to images that a text alone does not have
             # No call yet: a streamed model is asked for the names of its heads, at="out", before it reads the texts.
             H = site.n_heads if call is None else call.q.shape[1]
             if at not in SHARED or call is None:
