@@ -692,7 +692,11 @@ class Study:
         variants = {}
         for sender, variant in self.variants("out", alone(senders)).items():
             above = self.layers[order.index(place_of(sender)[0]) + 1 : last + 1]
-            frozen = {layer.site: partial(freeze, sender, layer.site.name) for layer in above}
+            frozen = {
+                layer.site: partial(freeze, sender, layer.site.name)
+                for layer in above
+                if layer.site.name in self.text.calls  # not one that did not run
+            }
             turns = range(variant.turns.start, stop)
             variants[sender] = replace(variant, turns=turns, handlers={**variant.handlers, **frozen})
         return variants
