@@ -58,8 +58,8 @@ CAUSAL_NAME = r"causal|masked|gpt|llama|mistral|decoder|autoregress|qwen|gemma"
 # `bfloat16` too). What makes 16 bits after its call rounds the result alone, and is allowed.
 WIDENED = r"(\.float\(\)|float32).*"
 NEVER_NARROWED = r"\A((?!half\(|float16|autocast).)*"
-# Not `softmax(x.half(), -1)` and not `softmax(x, -1, dtype=torch.float16)`. What stands past `dim`, `axis` or `-1` is let
-# be: `softmax(x, -1).half()` rounds the result alone.
+# Not `softmax(x.half(), -1)` and not `softmax(x, -1, dtype=torch.float16)`. What stands past `dim`, `axis` or `-1` is
+# let be: `softmax(x, -1).half()` rounds the result alone.
 NOT_OF_16_BITS = r"(?!\(((?!dim|axis|-1)[^\n])*(half|16)|\([^\n]*dtype=\w+\.b?float16)"
 # `(?<!def )`: the line that defines a softmax is no call of it. `(?s)`: `.` goes on over the ends of lines.
 WIDE = rf"(?s)({WIDENED}|{NEVER_NARROWED})(?<!def )softmax{NOT_OF_16_BITS}"
