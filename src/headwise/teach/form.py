@@ -25,7 +25,7 @@ CORRECT: dict[str, Any] = {
     "scale": "head",  # the width by whose root scores are divided; the other divisors are named in `attend`
     "scale_at": "scores",  # or "weights": after the softmax
     "axis": -1,  # of (B,H,T,S), along which a softmax sums to 1; names of several axes at once: see `softmax`
-    "top": "all",  # or "row": the largest score of each row is subtracted first, which shows on another axis alone
+    "top": "all",  # or "row": the largest score of each row is subtracted first, which a softmax of rows hides
     "norm": "softmax",  # or another function of the scores, such as "exp-shared": see `weighted`
     "see": "past",  # the keys that a causal query sees, itself too; others: see `allowed_by`
     "fill": -math.inf,  # what stands in the place of a forbidden score
@@ -216,7 +216,7 @@ def attend(q: Any, k: Any, v: Any, masks: Masks, s: Settings, xp: Any = np) -> t
         scores = xp.where(ok, scores, fill if s["fill_by"] == "replace" else scores + fill)
     if ok is not None and s["mask_at"] == "times":
         scores = scores * xp.where(ok, 0.0, s["fill"])
-    # Within a row this changes no softmax; along another axis each row is shifted by a number of its own.
+    # A softmax of rows is not changed by it; "exp" is, and a softmax along another axis.
     if s["top"] == "row":
         scores = scores - xp.amax(scores, -1)[..., None]
     weights = softmax(scores, s["axis"], xp) if s["norm"] == "softmax" else weighted(scores, s["norm"], xp)
@@ -302,9 +302,7 @@ def output(w: Weights, heads: Any, s: Settings, xp: Any) -> Any:
         joined = heads.sum(1) / (H if how == "mean" else 1)
         if matrix is not None and matrix.shape[0] == H * e:  # what is multiplied must be as wide as W_O reads
             joined = xp.concatenate([joined] * H, -1)
-    elif (
-        how == "overlap"
-    ):  # head h is written at feature h, over what stood there: one feature is left of each but the last
+    elif how == "overlap":  # head h is written at feature h, over what stood there: of all but the last 1 is left
         firsts = [heads[:, h, :, :1] for h in range(H - 1)]
         joined = xp.concatenate([*firsts, heads[:, -1], xp.zeros((B, T, (H - 1) * (e - 1)))], -1)
     elif how == "last":  # each head over the one before it
