@@ -319,7 +319,7 @@ def context_of(model: nn.Module) -> int | None:
         return model.config.context
     config = _text_config(model)
     if getattr(config, "model_type", "") in ("t5", "mt5", "umt5"):
-        return None  # these know positions as distances, so that no text is too long; n_positions of old configs is no bound
+        return None  # positions are distances, so that no text is too long; n_positions in their configs is no bound
     most = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     if not isinstance(most, int) or most < 1:
         return None
