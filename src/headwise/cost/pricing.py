@@ -209,7 +209,7 @@ class Price:
 
     @property
     def n_layers(self) -> int:
-        """Layers that read tokens: those of a vision tower, whose names are vision.L0 and so on, are not counted."""
+        # A vision tower's layers, vision.L0 and so on, are not counted: they read no text.
         return sum(not layer.name.startswith(VISION) for layer in self.layers)
 
     @property
@@ -292,13 +292,14 @@ class Price:
         return f"<p>{heading}</p>{Table(('', 'exact', ''), self._all_rows()).html()}{notes}"
 
 
+# Rows of `Price.rows`. `scaled` ends in the prefix of a unit: "25.1 k" and "FLOP".
+
+
 def _bytes(label: str, count: int) -> tuple[str, str, str]:
-    """A row of `Price.rows`."""
     return label, f"{count:,} bytes", amount(count)
 
 
 def _flops(label: str, count: int) -> tuple[str, str, str]:
-    """A row of `Price.rows`; `scaled` ends in the prefix of the unit: "25.1 k" and "FLOP"."""
     return label, f"{count:,}", f"{scaled(count, 1000, DECIMAL)}FLOP"
 
 
@@ -426,7 +427,6 @@ def _layer(layer: Layer, shape: ModelShape, setting: Setting) -> LayerPrice:
 
 
 def _heads(attention: Attention, cached: bool, setting: Setting) -> HeadPrice:
-    """The price of the heads of one attention; `cached`: are their keys and values kept?"""
     spec = attention.spec
     values = spec.cache_values_per_token
     return HeadPrice(
