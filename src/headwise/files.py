@@ -118,8 +118,8 @@ def take_lock(path: Path, message: str | None) -> int:
         try:
             # LOCK_EX: for one alone; LOCK_NB: raise BlockingIOError instead of waiting.
             fcntl.flock(held, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Is what we have locked still the file of that name? The process before us may have removed what we opened,
-            # and a third one may lock a new file there.
+            # Is what we have locked still the file of that name? The process before us may have removed what we
+            # opened, and a third one may lock a new file there.
             if os.path.samestat(os.fstat(held), path.stat()):
                 return held
         except BlockingIOError:
