@@ -1,6 +1,7 @@
 """What is known of a model before a weight is read, without torch: the record of its family, and what its folder says.
 
-A record each stands in families.toml, with what verbs may do with the family; what cannot work is refused at once.
+Each family has a record in families.toml, which also decides what may be done with its models; the rest is refused at
+once, before anything is loaded.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class Family:
     """
 
     name: str  # the config's `model_type`: "llama"
-    price: Mapping[str, Any] | None = None  # how its config sizes a model
-    form: Mapping[str, Any] | None = None  # how a model of ours is written as one
+    price: Mapping[str, Any] | None = None  # how its config sizes a model; the head of families.toml has its keys
+    form: Mapping[str, Any] | None = None  # how a model of ours is written as one of the family; keys as above
     decodes: bool = False  # have its models a form in which they decode as ours do?
     prefix: str = ""  # what the names of its classes begin with: "Llama" of LlamaAttention; "" where none is known
     # Path of the part that has W_Q, W_K and W_V and computes the heads, classes `<prefix>SelfAttention` and
@@ -78,7 +79,7 @@ class Family:
         price    count it from its config
         import   make a layer of its attention
         reshape  share, prune and narrow; heads that are made of one latent cannot be
-        decode   as ours do, which takes a plan, too
+        decode   bring it into the form in which our own models decode, which can follow a plan, too
         """
         answers = {
             "price": self.price is not None,
@@ -90,21 +91,21 @@ class Family:
 
     @property
     def packed(self) -> bool:
-        """Are queries, keys and values one matrix?"""
+        """Do the outputs of one projection hold queries, keys and values?"""
         return self.q == self.k == self.v
 
     @property
     def whole(self) -> str:
-        """The class of the attention with W_O: of all of it, where its core is a part."""
+        """Name of the class of the attention with W_O, of which the core may be a part."""
         return f"{self.prefix}Attention"
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Those of the attention with W_O, and of the part that computes the heads."""
+        """Names of the classes of the attention with W_O, and of its core where that is a part of it."""
         return (self.whole, *(f"{self.prefix}{kind}Attention" for kind in ("Self", "Cross") if self.core))
 
     def is_cross(self, core: object) -> bool:
-        """Is the module for cross attention alone?"""
+        """Is the module for cross attention alone? Some have a class for it (BERT), others a flag (GPT-2)."""
         return f"{self.prefix}CrossAttention" in class_names(core) or getattr(core, "is_cross_attention", False)
 
     def within_core(self, path: str) -> str:
@@ -121,14 +122,15 @@ class Family:
         return value
 
 
+# What is no record is taken out of the table, so that families are left alone in it.
 _TABLE = tomllib.loads(resources.files("headwise").joinpath("families.toml").read_text(encoding="utf-8"))
-HARMLESS = frozenset(_TABLE.pop("harmless"))
-SIZE_WORDS = frozenset(_TABLE.pop("size_words"))
+HARMLESS = frozenset(_TABLE.pop("harmless"))  # fields of configs that read like sizes and change none
+SIZE_WORDS = frozenset(_TABLE.pop("size_words"))  # a field with one of these words in its name may be a size
 USUAL: dict[str, Any] = _TABLE.pop("usual")  # names of modules and fields, for families without a record
 
 
 def _part(name: str, part: str) -> dict[str, Any] | None:
-    """A part of a record, joined with what it shares with another family's."""
+    """A part of a record; `like` in it names the family whose part holds what is not said here."""
     fields: dict[str, Any] | None = _TABLE[name].get(part)
     if fields is None or "like" not in fields:
         return fields
@@ -138,6 +140,7 @@ def _part(name: str, part: str) -> dict[str, Any] | None:
 
 
 def _family(name: str) -> Family:
+    """The record of the table as a Family; a field that it leaves out keeps the default there."""
     places: dict[str, Any] = {}
     for field, value in (_part(name, "attention") or {}).items():
         if value == "":  # TOML has no null
@@ -165,7 +168,7 @@ def family_for(verb: str, name: object) -> Family:
     """The record of a family that a verb serves. Raises HeadwiseError, with the name, for one that it does not."""
     served = families(verb)
     if not isinstance(name, str) or name not in served:
-        shown = repr(name) if verb == "price" else name
+        shown = repr(name) if verb == "price" else name  # that message quotes it: model_type='ours'
         raise unknown(Note.of(f"refused.no_{verb}", name=shown), name, served)
     return served[name]
 
@@ -186,17 +189,21 @@ def class_names(module: object) -> list[str]:
 
 # What a model folder says of itself.
 
-RUN = "run.json"
-# Ends of the names of classes that have no logits of a next token.
+RUN = "run.json"  # in the folder of a training of ours
+# Classes whose names end so have no logits of a next token. "Model" has no head at all, but `...HeadModel` has one.
 NO_NEXT = (
     "Model", "ForMaskedLM", "ForPreTraining", "ForSequenceClassification", "ForTokenClassification",
     "ForQuestionAnswering",
 )  # fmt: skip
-PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")  # weights as pickles, which are never read
 
 
 def check_folder(folder: Path) -> dict[str, Any]:
-    """`config.json` of a model folder in Hugging Face layout whose files are all there, and files."""
+    """`config.json` of a model folder in the layout of Hugging Face.
+
+    Raises HeadwiseError where its weights are no safetensors files or not all there, and where a pipe or a device
+    stands among its files.
+    """
     config = read_config(folder)
     check_regular(folder)
     if not any(folder.glob("*.safetensors")):
@@ -226,8 +233,8 @@ def is_own(path: Path) -> bool:
     if (path / RUN).exists():
         return True
     try:
-        return "headwise" in read_config(path)
-    except (OSError, HeadwiseError):
+        return "headwise" in read_config(path)  # a field of our configs alone
+    except (OSError, HeadwiseError):  # what is wrong is said by whoever reads it for itself
         return False
 
 
@@ -237,6 +244,7 @@ def _foreign_config(folder: Path) -> dict[str, Any]:
 
 
 def _class_name(config: dict[str, Any]) -> str:
+    """The class of the model, such as "GPT2LMHeadModel"; "" where its config does not say."""
     names = config.get("architectures")
     return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
 
@@ -244,18 +252,20 @@ def _class_name(config: dict[str, Any]) -> str:
 def check_reshapable(folder: Path) -> None:
     """Refuse by its config a family that has no record, or one whose keys and values are made of a latent."""
     config = _foreign_config(folder)
+    # A model of pictures and text has a family for each, and its `model_type` is neither: it is looked at when open.
     if "model_type" in config and "text_config" not in config:
         family_for("reshape", str(config["model_type"]))
 
 
 def check_next(folder: Path, remedy: str) -> None:
-    """Refuse by its config a model that has no head for a next token, or that writes what another stack has read.
+    """Refuse by its config a model that has no head for a next token, or that has an encoder beside its decoder.
 
-    remedy  the key of what to do instead, of `[refused]`
+    remedy  the key in `[refused]` of words.toml of what to do instead
     """
     config = _foreign_config(folder)
     name = _class_name(config)
     two_stacks = config.get("is_encoder_decoder") is True
+    # `is_decoder` makes a model for next tokens of an encoder such as BERT.
     if two_stacks or (name.endswith(NO_NEXT) and not name.endswith("HeadModel") and not config.get("is_decoder")):
         raise refusal(
             "no_next", folder=folder, name=name or config.get("model_type"), remedy=Note.of(f"refused.{remedy}")
@@ -271,16 +281,20 @@ def check_answers(folder: Path) -> None:
 
 
 def check_reads_tokens(folder: Path, texts: Sequence[str] | None = None) -> None:
-    """Refuse by its config a model whose input is pictures, or sound where these are no WAV files."""
+    """Refuse by its config a model whose input is pictures, or sound where these are no WAV files.
+
+    texts  paths of the texts; () where none was passed, None where the command takes no sound
+    """
     config = _foreign_config(folder)
+    # Fields tell what is read: spectrograms (Whisper) and waves (wav2vec 2.0), or pictures (ViT).
     sound, pictures = bool({"num_mel_bins", "feat_extract_norm"} & config.keys()), "image_size" in config
-    speech = "max_source_positions" in config and all(text.lower().endswith(".wav") for text in texts or ())
-    if speech and texts:
+    writes_speech = "max_source_positions" in config  # an encoder of speech, whose decoder writes the words: Whisper
+    if writes_speech and texts and all(text.lower().endswith(".wav") for text in texts):
         for text in texts:
             check_file(Path(text))
-    elif sound or (pictures and not {"vocab_size", "text_config"} & config.keys()):
+    elif sound or (pictures and not {"vocab_size", "text_config"} & config.keys()):  # pictures without text beside
         key = "reads_sound" if sound else "reads_pictures"
-        if texts is not None and "max_source_positions" in config:
+        if texts is not None and writes_speech:
             key = "reads_speech"
         raise refusal(key, folder=folder, kind=config.get("model_type"))
 
@@ -288,13 +302,15 @@ def check_reads_tokens(folder: Path, texts: Sequence[str] | None = None) -> None
 def _check_shards(folder: Path) -> None:
     """The index of a sharded model names safetensors files of this folder, and those are there."""
     path = folder / "model.safetensors.index.json"
+    # With a single file transformers reads that one, whatever an index says.
     if (folder / "model.safetensors").exists() or not path.exists():
         return
     try:
         names = set(read_json(path)["weight_map"].values())
     except (ValueError, KeyError, TypeError, AttributeError):
         raise HeadwiseError(f"{path} is damaged: it has no weight_map from tensors to files") from None
-    for name in sorted(names, key=str):
+    for name in sorted(names, key=str):  # a damaged index may name numbers, too
+        # `Path(name).name` drops folders: "../other.safetensors" would lead out of this one.
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
             raise HeadwiseError(f"{path} names {name!r}, which is no safetensors file of this folder; it is not opened")
         if not (folder / name).is_file():

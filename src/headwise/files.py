@@ -44,15 +44,15 @@ def write_whole(path: str | Path, data: bytes | str | Iterable[bytes]) -> None:
         data = data.encode()
     pieces = [data] if isinstance(data, bytes) else data
     if is_stream(path):
-        # Unbuffered: closing a buffered file whose reader has gone would raise a second time. Then a write may take a
-        # part only.
+        # Unbuffered: closing a buffered file whose reader has gone would raise a second time. An unbuffered write may
+        # take a part only, so what it left is written again.
         with Path(path).open("wb", buffering=0) as stream:
             rest = memoryview(b"".join(pieces))
             while rest:
                 rest = rest[stream.write(rest) :]
         return
     check_link(Path(path))
-    path = Path(os.path.realpath(path))
+    path = Path(os.path.realpath(path))  # through links: a rename onto one would replace the link
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)  # of a process that had our number and died
     permissions = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
@@ -66,7 +66,7 @@ def write_whole(path: str | Path, data: bytes | str | Iterable[bytes]) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
+    except BaseException:  # Ctrl-C, too
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
@@ -75,6 +75,7 @@ def write_whole(path: str | Path, data: bytes | str | Iterable[bytes]) -> None:
 
 def check_link(path: Path) -> None:
     """Refuse links that lead in a circle: they name no file that could be read or replaced."""
+    # `realpath` follows every link, and stops at one only where that would never end.
     if Path(os.path.realpath(path)).is_symlink():
         raise refusal("link_loop", path=path)
 
@@ -82,16 +83,18 @@ def check_link(path: Path) -> None:
 def is_stream(path: str | Path) -> bool:
     """Is it something to write to rather than to replace: a pipe, a device, an open file of this process?"""
     path = Path(path)
+    # By name: standard output may lead to a file, as in `headwise ... > out.txt`, and is written to all the same.
     if str(path) in ("/dev/stdout", "/dev/stderr") or path.is_relative_to("/proc") or path.is_relative_to("/dev/fd"):
         return True
     try:
         return path.exists() and not (path.is_file() or path.is_dir())
-    except OSError:
+    except OSError:  # it may not be looked at; whoever opens it is told so
         return False
 
 
 def sync_folder(folder: Path) -> None:
-    """The names in a folder reach the disk, as far as the system can do that."""
+    """The names in a folder reach the disk: a rename that only memory knows is lost when the power fails."""
+    # Where a folder cannot be opened or synced, as on Windows, the system decides when.
     with contextlib.suppress(OSError):
         opened = os.open(folder, os.O_RDONLY)
         try:
@@ -113,14 +116,15 @@ def take_lock(path: Path, message: str | None) -> int:
         if sys.platform == "win32":
             return held
         try:
+            # LOCK_EX: for one alone; LOCK_NB: raise BlockingIOError instead of waiting.
             fcntl.flock(held, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Who held it before removes the file and closes then: what we have locked may no longer have that name, and
-            # another process may lock a new file there.
+            # Is what we have locked still the file of that name? The process before us may have removed what we
+            # opened, and a third one may lock a new file there.
             if os.path.samestat(os.fstat(held), path.stat()):
                 return held
         except BlockingIOError:
             os.close(held)
-            raise HeadwiseError(message or "") from None
+            raise HeadwiseError(message or "") from None  # never "": without a message the call waits
         except FileNotFoundError:
             pass  # removed by one that has just ended
         except OSError:  # no locks on this disk
@@ -133,10 +137,11 @@ def take_lock(path: Path, message: str | None) -> int:
 def whole_folder(folder: Path) -> Iterator[Path]:
     """A new folder to fill, which takes the name of `folder`, empty or not there, when the block ends.
 
-    So a kill never leaves a part of it. What one leaves beside it is cleared away by the next call for the same name.
+    So a kill never leaves a part of it. What it leaves beside it is cleared away by the next call for the same name.
     """
     folder = Path(os.path.realpath(folder))
     folder.parent.mkdir(parents=True, exist_ok=True)
+    # As a pattern "run[1]" would match "run1", so it is escaped. Others may write beside it.
     remove_unfinished(folder.parent, [glob.escape(folder.name)], alone=False)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)  # of a process that had our number and died
@@ -144,7 +149,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     try:
         yield temporary
         if folder.exists():
-            folder.rmdir()  # Windows gives no name that is taken
+            folder.rmdir()  # an error where it is not empty; and on Windows nothing can take a name that is taken
         temporary.rename(folder)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -155,6 +160,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 def remove_unfinished(folder: Path, names: Iterable[str], alone: bool = True) -> None:
     """Remove what killed calls of `write_whole` and `whole_folder` left of these names; nothing else is touched.
 
+    names  patterns, in which * is any text
     alone  nobody else writes there, for we hold its lock; else what a running process writes stays
     """
     for path in folder.iterdir():
@@ -175,7 +181,7 @@ def is_unfinished(name: str, names: Iterable[str]) -> bool:
 
 
 def _writer(name: str, names: Iterable[str]) -> int | None:
-    """The process whose temporary file this is; None for a file of any other kind, or for another name."""
+    """The process whose temporary file this is: ".a.json.123.tmp" -> 123; None for other files and other names."""
     temporary = re.fullmatch(r"\.(.+)\.(\d+)\.tmp", name)
     if temporary is None or not any(fnmatchcase(temporary[1], each) for each in names):
         return None
@@ -184,10 +190,10 @@ def _writer(name: str, names: Iterable[str]) -> int | None:
 
 def is_running(process: int) -> bool:
     """Is there such a process on this host?"""
-    if os.name != "posix":  # there signal 0 is no question, and every process counts as running
+    if os.name != "posix":  # on Windows `os.kill` would end the process; so every one counts as running
         return True
     try:
-        os.kill(process, 0)
+        os.kill(process, 0)  # signal 0 does nothing, and fails where there is no such process
     except (ProcessLookupError, OverflowError):  # a number in a file's name may be larger than any process has
         return False
     except OSError:  # it is somebody else's
@@ -209,8 +215,10 @@ def packaged(name: str, kind: str = "txt") -> Path:
     return Path(__file__).with_name("data") / f"{name}.{kind}"
 
 
-MOST_TEXT = 1 << 27  # bytes, 128 MiB: a text as Python's list of token ids takes some 16 times its bytes in memory
-MOST_JSON = 1 << 26  # bytes, 64 MiB: read into Python's dicts, some ten times as much
+# The most bytes that are read. Round choices: a text as a list of token ids takes some 16 times its bytes, and JSON as
+# dicts some ten times, so that either needs some 2 GiB at most.
+MOST_TEXT = 1 << 27  # 128 MiB
+MOST_JSON = 1 << 26  # 64 MiB
 STDIN = "-"  # as the name of a text: standard input
 TEXT = "text.txt"  # where the folder of a run keeps what came from standard input
 
@@ -246,7 +254,10 @@ def check_regular(folder: Path) -> None:
 
 
 def require_empty(folder: Path, is_ours: Callable[[str], bool] = lambda name: False) -> None:
-    """Refuse a folder to be filled that is there and holds anything but files whose names `is_ours` knows."""
+    """Refuse a folder to be filled that is there and holds anything but files whose names `is_ours` knows.
+
+    A file of that name is refused, too.
+    """
     if folder.exists() and not (folder.is_dir() and all(is_ours(path.name) for path in folder.iterdir())):
         raise HeadwiseError(f"{folder} exists and is not empty; pass another folder")
 
@@ -263,7 +274,7 @@ def read_text(path: str | Path) -> str:
     if str(path) == STDIN:
         path, data = "standard input", b""
         if sys.stdin is not None:  # a service may have closed it
-            data = sys.stdin.buffer.read(MOST_TEXT + 1)
+            data = sys.stdin.buffer.read(MOST_TEXT + 1)  # one more shows that there is more; how much is not known
         if len(data) > MOST_TEXT:
             raise _too_large(path, f"over {MOST_TEXT:,}", MOST_TEXT)
     elif Path(path).is_dir():
@@ -283,7 +294,7 @@ def read_json(path: str | Path) -> Any:
     """A JSON document in UTF-8. Raises HeadwiseError for anything else, and for one nested too deep to be read."""
     data = read_bytes(path, MOST_JSON)
     try:
-        return json.loads(data.decode("utf-8-sig"))
+        return json.loads(data.decode("utf-8-sig"))  # without the byte order mark, if there is one
     except (ValueError, RecursionError) as error:  # ValueError: also a number of more digits than Python reads
         raise refusal("no_json", path=path, error=error) from None
 
@@ -294,7 +305,7 @@ LOCK = "lock"
 
 
 def digest(document: Any, *more: bytes) -> str:
-    """SHA-256 of plain data, whatever the order of its names, and of bytes after it."""
+    """SHA-256, in hexadecimal, of plain data and of bytes after it. The order of a dict's names makes no difference."""
     hashed = hashlib.sha256(json.dumps(document, sort_keys=True).encode())
     for data in more:
         hashed.update(data)
@@ -305,8 +316,9 @@ class Kept:
     """A folder, made where it is not there, and cleared of what killed processes left half-written.
 
     names  of the files that are kept there, with * for any text; nothing else is touched
-    busy   one process at a time has the folder, and this is what another one is told; None: many may have it
-    wait   another one waits instead
+    busy   one process at a time has the folder, and this is what another one is told
+    wait   one process at a time has the folder, and another one waits; pass either. With neither many may have it
+    lock   name of the lock file in the folder
     """
 
     def __init__(
@@ -321,11 +333,11 @@ class Kept:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self._lock = folder, folder / lock
         is_locked = wait or busy is not None
-        self._held = take_lock(self._lock, busy) if is_locked else -1
+        self._held = take_lock(self._lock, busy) if is_locked else -1  # descriptor of the lock; -1: none
         self.clear(names, is_locked)
 
     def clear(self, names: Iterable[str], alone: bool = True) -> None:
-        """Remove what killed processes left of these files."""
+        """Remove what killed processes left of these files, as `remove_unfinished` does."""
         remove_unfinished(self.folder, names, alone)
 
     def __enter__(self) -> Kept:
@@ -337,13 +349,14 @@ class Kept:
     def close(self) -> None:
         """Let others have the folder."""
         if self._held >= 0:
+            # In this order: once it is closed another process may hold the file, and we would remove that one's.
             self._lock.unlink(missing_ok=True)
             os.close(self._held)
             self._held = -1
 
 
 class StepLog:
-    """A file that grows while work goes on: one JSON object a line, each of the step that it names.
+    """A file that grows while work goes on: one JSON object a line, with its "step", such as {"step": 20, "loss": 3.1}.
 
     Work that goes on from step `start` finds the lines up to that step in `rows`; later ones, and half a line that a
     kill may have left, are dropped. A `header` is the first line; what stands under another one is dropped, too.
@@ -356,13 +369,13 @@ class StepLog:
         lines = read_bytes(path).splitlines() if path.exists() else []
         if header is not None:
             lines = lines[1:] if lines[:1] == [json.dumps(header).encode()] else []
-        for number, line in enumerate(lines, 1 if header is None else 2):
+        for number, line in enumerate(lines, 1 if header is None else 2):  # numbers of lines in the file
             try:
                 row = json.loads(line.decode("utf-8"))
                 if row["step"] <= start:  # a TypeError where it is no number
                     self.rows.append(row)
             except (ValueError, KeyError, TypeError, RecursionError):
-                if line is not lines[-1]:
+                if line is not lines[-1]:  # the last one may be half a line
                     raise HeadwiseError(f"{path} is damaged in line {number}; remove that line to resume") from None
         rows = [header, *self.rows] if header else self.rows
         write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))

@@ -27,6 +27,7 @@ CPU = torch.device("cpu")
 Name = TypeVar("Name", bound=Hashable)
 
 
+# How much memory may still be taken. Rooms compare by their size, so that `min` gives the tightest one.
 class Room(NamedTuple):
     size: int  # bytes that are free
     limit: str  # what sets the bound: "memory", "ulimit -v", "ulimit -d" or "cgroup"
@@ -34,17 +35,20 @@ class Room(NamedTuple):
 
 def free_memory() -> Room:
     """The smallest of what the machine has free and what the limits of the process leave it."""
-    with suppress(OSError, ValueError, KeyError):  # Linux; elsewhere all that the machine has
+    # Only Linux has these files. Without them the first read fails, before `resource` is asked for.
+    with suppress(OSError, ValueError, KeyError):
         machine, process = _fields(Path("/proc/meminfo")), _fields(Path("/proc/self/status"))
         rooms = [Room(machine["MemAvailable"], "memory"), *_cgroups()]
+        # Each limit of `ulimit`, with the field that says what the process has taken of it: -v bounds all addresses,
+        # -d the data.
         for name, kind, taken in (("-v", resource.RLIMIT_AS, "VmSize"), ("-d", resource.RLIMIT_DATA, "VmData")):
-            most = resource.getrlimit(kind)[0]
+            most = resource.getrlimit(kind)[0]  # the soft limit, which is the one that holds
             if most != resource.RLIM_INFINITY:
                 rooms.append(Room(max(0, most - process[taken]), f"ulimit {name}"))
         return min(rooms)
-    with suppress(AttributeError, OSError, ValueError):
+    with suppress(AttributeError, OSError, ValueError):  # such as macOS: all that is built in, free or not
         return Room(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "memory")
-    return Room(sys.maxsize, "memory")
+    return Room(sys.maxsize, "memory")  # nobody knows (Windows): no bound
 
 
 def peak_memory() -> int | None:
@@ -56,36 +60,38 @@ def peak_memory() -> int | None:
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """The sizes in a file of /proc, in bytes."""
+    """The sizes in a file of /proc, in bytes: "VmSize:  1024 kB" -> {"VmSize": 1048576}."""
     rows = (line.split() for line in path.read_text(encoding="utf-8").splitlines() if line.endswith(" kB"))
     return {row[0].rstrip(":"): 1024 * int(row[1]) for row in rows}
 
 
 def _cgroups() -> list[Room]:
-    """What the control groups of version 2 leave that hold the process; without pages of files, which can be freed."""
+    """What the control groups (version 2) that hold the process leave it, one room for each that has a limit."""
     rooms = []
-    with suppress(OSError, ValueError, StopIteration):  # no such file, or a name that is no UTF-8
+    with suppress(OSError, ValueError, StopIteration):  # no such file, a name that is no UTF-8, or no version 2
+        # The row of version 2 begins with "0::", and its path is seen from /sys/fs/cgroup: "0::/user.slice/app".
         groups = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
         path = Path("/sys/fs/cgroup") / next(row for row in groups if row.startswith("0::")).removeprefix("0::/")
-        for folder in (path, *path.parents):
-            # The root has no such file, nor has a group that leaves memory to others.
+        for folder in (path, *path.parents):  # a limit holds for all groups below it
+            # No such file: the root, the folders above it, and a group whose memory nobody controls.
             with suppress(OSError, ValueError, KeyError):
                 most = (folder / "memory.max").read_text(encoding="utf-8").strip()
                 used = dict(row.split() for row in (folder / "memory.stat").read_text(encoding="utf-8").splitlines())
-                if most != "max":
+                # Of what a group has taken "anon" leaves out the pages of files, which the system frees when it must.
+                if most != "max":  # "max" is no limit
                     rooms.append(Room(max(0, int(most) - int(used["anon"])), "cgroup"))
     return rooms
 
 
 def device_named(name: str | torch.device) -> torch.device:
     """The device of this name: "cpu", "cuda", "cuda:1", "mps". Raises HeadwiseError, with what is there, for others."""
-    names = ["cpu"]
+    names = ["cpu"]  # then "cuda:0", "cuda:1", ...
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is not None:
         names += [f"{accelerator.type}:{n}" for n in range(torch.accelerator.device_count())]
     with suppress(RuntimeError, TypeError):  # a word that is no device to torch
         device = torch.device(name)
-        # A name without a number, such as "cuda", is the first device of its kind.
+        # A name without a number, such as "cuda", is the first device of its kind; "cpu" may be called "cpu:0", too.
         if f"{device.type}:{device.index or 0}" in ("cpu:0", *names):
             return device
     raise refusal("no_device", name=name, names=", ".join(names))
@@ -95,6 +101,7 @@ def free_on(device: torch.device) -> Room:
     """What a device may still take; one that shares the memory of the machine has what is free there."""
     with suppress(RuntimeError, AttributeError):  # not every kind of device keeps account
         if device.type != "cpu":
+            # [0] is what is free of it, [1] what it has in all.
             return Room(torch.accelerator.get_memory_info(device)[0], f"memory of {device}")
     return free_memory()
 
@@ -109,32 +116,35 @@ def seconds_of(call: Callable[[], object]) -> float:
 def in_turn(
     calls: Mapping[Name, Callable[[], object]], rounds: int, longest: float = math.inf
 ) -> dict[Name, list[float]]:
-    """Seconds of each call in each round, after one that warms up; the order moves on by one each round.
+    """Seconds of each call in each round, after one round that warms up and does not count.
 
-    In turn, so that a slow moment of the machine is shared. A device is waited for by the calls themselves.
+    Every round runs all calls, so that a slow moment of the machine is shared. Each round begins with another call, so
+    that none is always the first. Calls on a device must wait for it themselves.
 
-    longest  seconds: of a slow call as many rounds as fit; where none does, the call that warms up counts
+    longest  seconds for one call in all rounds. A slow call runs in fewer rounds; where not even one fits, its only
+             time is that of the round that warms up
     """
     first = {name: seconds_of(call) for name, call in calls.items()}
     times: dict[Name, list[float]] = {name: [] for name in calls}
     names = deque(calls)
     for n in range(1, rounds + 1):
         for name in names:
-            if n * first[name] <= longest:  # n rounds, each as long as the one that warmed up
+            if n * first[name] <= longest:  # would n rounds fit, each as long as the one that warmed up?
                 times[name].append(seconds_of(calls[name]))
-        names.rotate(-1)
+        names.rotate(-1)  # a b c -> b c a
     return {name: taken or [first[name]] for name, taken in times.items()}
 
 
 @torch.no_grad()
 def peak_of(call: Callable[[], object]) -> int:
-    """The most bytes that a call has of torch's allocator at a time."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or torch's profiler writes lines to standard error
+    """The most bytes that a call has of torch's allocator at a time, beyond what was taken before it."""
+    # Above every level of the log of Kineto, torch's profiler, which else writes lines to standard error.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with profile(profile_memory=True) as profiled:
         call()
     held = peak = 0
-    for event in profiled.kineto_results.events():  # as they came
+    for event in profiled.kineto_results.events():  # in the order of time
         if event.name() == "[memory]":
-            held += event.nbytes()
+            held += event.nbytes()  # below 0 where a tensor is freed
             peak = max(peak, held)
     return peak

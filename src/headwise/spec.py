@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-# What a size follows where it is left as None, in the order in which they are filled in.
+# Each size with the one that it takes its default from. In this order they are filled in, so that what a size follows
+# is known before; `_usual` has those that are more than a copy.
 SIZES = {
     "n_kv_heads": "n_heads",
     "kv_index": "n_kv_heads",
@@ -49,8 +50,10 @@ SIZES = {
     "d_values": "d_context",
     "d_out": "d_model",
 }
-USUAL: Any = None  # passed for a size, it stands for the usual one; whoever reads the field finds a number
-FOLLOWING = ("kv_index", "rope_dim")  # the numbers of heads, and whether there is a latent
+# The default of a size: None. Typed Any, as the fields are declared int, which they are once they are filled in.
+USUAL: Any = None
+# Sizes that a copy with other numbers of heads, or without its latent, makes anew; the others stay as they are.
+FOLLOWING = ("kv_index", "rope_dim")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -61,8 +64,8 @@ class AttentionSpec:
         d_model: width that sets the defaults below
         n_heads: query heads h
         n_kv_heads: key/value heads g, a divisor of n_heads; default n_heads (MHA), 1 is MQA, between is GQA
-        kv_index: kv_index[h] is the key/value head that query head h reads; default h // (h / g). With it, g need
-            not divide n_heads
+        kv_index: kv_index[h] is the key/value head that query head h reads; default h // (n_heads / n_kv_heads).
+            Where it is passed, n_kv_heads need not divide n_heads
         head_dim: query and key width d of one head; default d_model / n_heads
         value_dim: value width e of one head; default head_dim
         latent_dim: width of the one vector a token from which every head makes its keys and values (multi-head
@@ -76,8 +79,8 @@ class AttentionSpec:
         d_context: width of the context of cross attention, which keys are made of; default d_in
         d_values: width of what values are made of; default d_context
         d_out: width of the result; default d_model, or n_heads * value_dim without output projection
-        q_bias: has W_Q a bias? Where there is a latent, its compression has it
-        kv_bias: have W_K and W_V biases? Where there is a latent, its compression has it
+        q_bias: has W_Q a bias? With q_latent_dim the matrix that makes that vector of x has it instead
+        kv_bias: have W_K and W_V biases? With latent_dim the matrix that makes the latent has one instead
         out_bias: has W_O a bias?
         out_proj: is there a W_O?
         mask: a mask that always holds, such as Causal()
@@ -124,6 +127,7 @@ class AttentionSpec:
             value = getattr(self, name)
             if value is not None and not isinstance(value, kind):
                 raise HeadwiseError(f"{name}={value!r} must be a {kind.__name__}, such as {kind.__name__}()")
+        # vars(self) is the way around a frozen dataclass, which refuses self.rope = ...
         if self.rope_dim and self.rope is None:
             vars(self)["rope"] = RoPE()
         for name in ("d_model", "n_heads"):
@@ -133,7 +137,7 @@ class AttentionSpec:
                 vars(self)[name] = self._usual(name)
             if name == "kv_index":
                 vars(self)[name] = resolve_kv_index(self.n_heads, self.n_kv_heads, self.kv_index)
-            elif name != "rope_dim" or self.rope_dim != 0:  # 0: no rotary key of its own
+            elif name != "rope_dim" or self.rope_dim != 0:  # alone of all sizes it may be 0: no rotary key
                 vars(self)[name] = require_size(name, getattr(self, name))
         self._check_latent()
         self._check_options()
@@ -154,7 +158,8 @@ class AttentionSpec:
         if name == "rope_dim":
             if self.rope is None or self.latent_dim is None:
                 return 0
-            return self.rope.dim or 2 * max(1, self.head_dim // 6)  # about a third of the head, and even
+            # About a third of the head, as DeepSeek-V2 has 64 of 192, and even: features are rotated in pairs.
+            return self.rope.dim or 2 * max(1, self.head_dim // 6)
         size: int = getattr(self, SIZES[name])
         return size
 
@@ -163,7 +168,7 @@ class AttentionSpec:
             if getattr(self, name) is not None:
                 vars(self)[name] = require_size(name, getattr(self, name))
         if self.latent_dim is None:
-            if self.rope_dim or self.q_latent_dim:
+            if self.rope_dim or self.q_latent_dim:  # `rope` alone rotates whole heads
                 name = "rope_dim" if self.rope_dim else "q_latent_dim"
                 raise HeadwiseError(f"{name}={getattr(self, name)} belongs to a latent; pass latent_dim= too")
             return
@@ -196,9 +201,9 @@ class AttentionSpec:
             )
         if self.out_bias and not self.out_proj:
             raise HeadwiseError("out_bias=True needs out_proj=True: there is no projection to carry the bias")
-        size = "rope_dim" if self.latent_dim else "head_dim"
+        size = "rope_dim" if self.latent_dim else "head_dim"  # what RoPE rotates features of
         width = getattr(self, size)
-        if self.rope and (self.rope.dim or width) > width:
+        if self.rope and (self.rope.dim or width) > width:  # a latent has no such case: its two sizes are equal
             raise HeadwiseError(f"rope dim={self.rope.dim} exceeds head_dim={self.head_dim}")
         if self.rope and (width == 0 or (self.rope.dim or width) % 2):
             remedy = "an even one" if self.latent_dim else "RoPE(dim=)"
@@ -207,7 +212,7 @@ class AttentionSpec:
             )
         if self.mask is not None and not isinstance(self.mask, Mask):
             raise bare_mask_error(self.mask)
-        if not self.qk_norm_eps >= 0:
+        if not self.qk_norm_eps >= 0:  # not `< 0`, as NaN is refused, too
             raise HeadwiseError(f"qk_norm_eps={self.qk_norm_eps} must be at least 0; 1e-6 is usual")
         check_scores(self.scale, self.softcap)
         check_dropout(self.dropout)
@@ -217,6 +222,7 @@ class AttentionSpec:
         return {name: value for name, value in vars(self).items() if not self._is_usual(name, value)}
 
     def _is_usual(self, name: str, value: Any) -> bool:
+        """Is this value of a field the one that it has when it is left out?"""
         if name not in SIZES:
             return bool(value == getattr(AttentionSpec, name, None))
         try:
@@ -230,6 +236,7 @@ class AttentionSpec:
     def _repr_html_(self) -> str:
         """Every size, and what else was chosen, as a table."""
         chosen = self._chosen()
+        # A usual kv_index is a long row of numbers, a usual rope_dim mostly 0: neither tells anything.
         names = [name for name in ("d_model", "n_heads", *SIZES) if name in chosen or name not in FOLLOWING]
         names += [name for name in chosen if name not in names]
         rows = [(name, repr(getattr(self, name)), "" if name in chosen else "default") for name in names]
@@ -291,13 +298,14 @@ class AttentionSpec:
     @property
     def o_weights(self) -> int:
         """Matrix entries that joined heads meet on their way out."""
-        return self.out_proj * self.joined_dim * self.d_out
+        return self.out_proj * self.joined_dim * self.d_out  # a flag counts as 0 or 1, here and below
 
     @property
     def query_head_parameters(self) -> int:
         """What one query head adds: its rows of W_Q, its columns of W_O, its bias, sink and bias by distance."""
         rows = (self.q_latent_dim or self.d_in) * self.head_dim
-        bias = 0 if self.q_latent_dim else self.q_bias * self.head_dim  # of a latent the bias is that of compression
+        # With q_latent_dim the bias lies on the vector that all heads share: see `shared_parameters`.
+        bias = 0 if self.q_latent_dim else self.q_bias * self.head_dim
         buckets = self.relative_bias.n_buckets if self.relative_bias else 0
         return rows + bias + self.out_proj * self.value_dim * self.d_out + self.sink + buckets
 
@@ -312,7 +320,8 @@ class AttentionSpec:
     @property
     def shared_parameters(self) -> int:
         """What belongs to no head: the bias of W_O, the gains of qk-norm, what makes latents, and their norms."""
-        shared = self.out_bias * self.d_out + self.qk_norm * 2 * self.head_dim
+        shared = self.out_bias * self.d_out + self.qk_norm * 2 * self.head_dim  # one gain of queries, one of keys
+        # A latent's matrix, its bias and the gain of its norm; the rotary key beside it is not normed.
         if self.latent_dim is not None:
             shared += self.kv_weights + self.kv_bias * self.cache_values_per_token + self.latent_norm * self.latent_dim
         if self.q_latent_dim is not None:
@@ -352,7 +361,7 @@ class AttentionSpec:
     def replace(self, **changes: Any) -> AttentionSpec:
         """A copy with some fields changed, validated anew; other sizes stay as they are."""
         fields = dict(vars(self))
-        for name in FOLLOWING:  # as usual, it stays as usual, and so follows the changes
+        for name in FOLLOWING:  # one that is as usual is made anew, and so follows the changes
             if self._is_usual(name, fields[name]):
                 fields[name] = None
         return AttentionSpec(**{**fields, **changes})
@@ -467,7 +476,7 @@ def require_number(name: str, value: object) -> None:
 def require_size(name: str, value: Any) -> int:
     """A size as an int: a whole number of at least 1, also one of NumPy."""
     try:
-        size = 0 if isinstance(value, bool) else operator.index(value)
+        size = 0 if isinstance(value, bool) else operator.index(value)  # True is 1 to Python, and no size
     except TypeError:
         size = 0
     if size <= 0:

@@ -27,7 +27,7 @@ def trace(q: Array, k: Array, v: Array, options: Options) -> Trace[Array]:
 
 
 def _steps(q: Array, k: Array, v: Array, options: Options, keep: bool) -> Trace[Array]:
-    """All steps; where they need not be kept, the weights are written over the scores."""
+    """All steps; without `keep` the weights are written over the scores."""
     mask, scale, softcap, sink, dropout, gate, kv_index = options
     if dropout:
         raise HeadwiseError(f"dropout={dropout} on NumPy arrays: dropout needs the tensor rung; pass torch tensors")
@@ -39,12 +39,14 @@ def _steps(q: Array, k: Array, v: Array, options: Options, keep: bool) -> Trace[
     scale = 1 / math.sqrt(sizes.D) if scale is None else float(scale)
     allowed, bias = _masks(mask, sizes, dtype)
 
-    k, v = _alive_only(k, v, allowed, index)
+    k, v = _alive_only(k, v, allowed, index)  # while there is one k and v for each key/value head
     k, v = k.astype(dtype, copy=False), v.astype(dtype, copy=False)
+    # `_by_group` reads equal groups of adjacent heads; for any other order each query head gets a k and v of its own.
     if not is_adjacent(index, sizes.H, sizes.G):
         k, v = k[:, index], v[:, index]
 
     scores = _by_group(q.astype(dtype, copy=False) * dtype.type(scale), k.swapaxes(-1, -2))
+    # `dtype.type`, as a softcap that is a float64 of NumPy would widen the scores.
     capped = scores if softcap is None else np.tanh(scores / dtype.type(softcap)) * dtype.type(softcap)
     masked = capped if bias is None else capped + bias
     if allowed is not None:
@@ -57,7 +59,7 @@ def _steps(q: Array, k: Array, v: Array, options: Options, keep: bool) -> Trace[
 
 
 def _by_group(x_bhtm: Array, y_bgmn: Array) -> Array:
-    """x @ y where each y serves a whole group of heads: the group is folded into the rows, y is never repeated."""
+    """x @ y where each y serves a group of r = H // G adjacent heads: (B,G,r*T,m) @ (B,G,m,n), y is never repeated."""
     B, H, T, m = x_bhtm.shape
     G, n = y_bgmn.shape[1], y_bgmn.shape[3]
     if G == 0:  # then there are no query heads either
@@ -66,9 +68,12 @@ def _by_group(x_bhtm: Array, y_bgmn: Array) -> Array:
 
 
 def _softmax(masked_bhts: Array, sink: Array | None, out: Array | None) -> tuple[Array, Array]:
-    """Weights (B,H,T,S), in `out` if given, and their log-sum-exp (B,H,T); a row of -inf gives zeros and -inf."""
-    top = masked_bhts.max(-1, keepdims=True, initial=-np.inf)
-    empty = top == -np.inf
+    """Weights (B,H,T,S), in `out` if given, and the log-sum-exp of scores and sink (B,H,T).
+
+    A row of -inf gives zeros and -inf. The sink is one more logit of a row, whose own weight is left out.
+    """
+    top = masked_bhts.max(-1, keepdims=True, initial=-np.inf)  # `initial`: there may be no keys, S = 0
+    empty = top == -np.inf  # rows that may attend nothing
     if sink is not None:
         sink = np.minimum(sink, np.finfo(sink.dtype).max)  # inf - inf would be NaN
         top = np.maximum(top, sink)
@@ -78,7 +83,7 @@ def _softmax(masked_bhts: Array, sink: Array | None, out: Array | None) -> tuple
     total = weights.sum(-1, keepdims=True)
     if sink is not None:
         total = total + np.exp(sink - top)
-    total = np.where(empty, 1, total)
+    total = np.where(empty, 1, total)  # an empty row has weights 0 already: not 0 / 0, and a sink changes nothing
     weights /= total
     lse = np.where(empty, -np.inf, np.log(total) + top).astype(masked_bhts.dtype, copy=False)
     return weights, lse[..., 0]
@@ -92,12 +97,13 @@ def _masks(mask: Mask | None, sizes: Sizes, dtype: np.dtype[Any]) -> tuple[Array
     mask.check(grid)
 
     def narrowed(bias: Array) -> Array:
-        with np.errstate(over="ignore"):  # to -inf: that key may not be attended
+        # A float64 such as -1e300 becomes -inf as float32, with a warning: that key may not be attended.
+        with np.errstate(over="ignore"):
             return bias.astype(dtype, copy=False)
 
     allowed, bias = resolve(mask.parts(), grid, np.where, narrowed)
     if allowed is not None and allowed.all():
-        allowed = None
+        allowed = None  # nothing is forbidden, and what follows is spared
     return allowed, None if bias is None else narrowed(bias)
 
 
@@ -107,6 +113,7 @@ def _alive_only(k: Array, v: Array, allowed: Array | None, index: tuple[int, ...
         return k, v
     B, G, S, _ = k.shape
     n_rows = allowed.shape[-2] if allowed.ndim > 1 else 1  # 1 where all queries may attend the same
+    # (B,H,S): may any query of the head attend the key? Then the same of the key/value heads.
     by_head: Array = np.asarray(np.broadcast_to(allowed, (B, len(index), n_rows, S)).any(-2))
     alive = np.zeros((B, G, S), bool)
     for h, g in enumerate(index):
@@ -117,9 +124,10 @@ def _alive_only(k: Array, v: Array, allowed: Array | None, index: tuple[int, ...
 
 
 def _working_dtype(q: Array, k: Array, v: Array) -> np.dtype[Any]:
+    # float16 is computed in float32; wider ones stay as they are.
     if not q.dtype == k.dtype == v.dtype:
         raise HeadwiseError(f"dtypes differ: q is {q.dtype}, k is {k.dtype}, v is {v.dtype}; cast them to one")
-    if q.dtype.kind != "f":
+    if q.dtype.kind != "f":  # NumPy's letter for floats of any width
         raise HeadwiseError(f"q, k, v are {q.dtype}; attention needs floats: pass .astype(numpy.float32)")
     return np.dtype(np.promote_types(q.dtype, np.float32))
 

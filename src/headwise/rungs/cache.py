@@ -17,16 +17,18 @@ from headwise.rungs.tensor import attend
 from headwise.shapes import shape_of
 from headwise.spec import Options, check_per_head, resolve_kv_index
 
-CHUNK = 1024  # queries of a prompt at a time, beside the keys that they see: no map of the whole text is made
+# Queries of a prompt at a time on heads that stream, beside the keys that they see: a map of the whole text is never
+# made. A round choice: more at a time make a larger map, fewer make more calls.
+CHUNK = 1024
 
 
 class Offer(NamedTuple):
-    """What a cache holds once its new tokens count."""
+    """What a cache will hold once `take` counts its new tokens: rows `begin` to `end` of its buffers."""
 
-    buffers: tuple[Tensor, ...]
-    begin: int  # of what is held in them
+    buffers: tuple[Tensor, ...]  # of keys and of values
+    begin: int
     end: int
-    n_new: int  # tokens
+    n_new: int  # tokens that `take` adds to its length
 
 
 class KVCache:
@@ -47,9 +49,10 @@ class KVCache:
             that alone: `hw.Plan`, whose `mask` means the same on a whole text
     """
 
-    _most_rows = sys.maxsize  # the most tokens that it ever holds; fewer where it streams
+    _most_rows = sys.maxsize  # the most tokens that it ever holds: no bound but for `_Stream`
 
-    # `KVCache(plan=...)` is one name for two classes, as a caller need not know of the second.
+    # `KVCache(plan=...)` is one name for two classes, as a caller need not know of the second. Python then runs the
+    # `__init__` of the class that this returns.
     def __new__(cls, *_: Any, plan: object = None, **__: Any) -> KVCache:
         if plan is None or cls is not KVCache:
             return super().__new__(cls)
@@ -74,12 +77,12 @@ class KVCache:
         self.length = 0  # tokens seen
         self.reorders = 0  # times that documents changed places: who sums up over calls must know
         self._buffers: tuple[Tensor, ...] = ()  # of keys (B,G,room,D) and of values (B,G,room,E), once there are some
-        self._begin = self._end = 0  # of what is held in them
+        self._begin = self._end = 0  # the rows that are held: tokens before them are dropped, room is behind
         self._offered: Offer | None = None  # until the next `take`
-        self._layer: int | None = None
-        # What the keys of a cross attention were made of. Weak: to recognise it needs no hold on its memory.
+        self._layer: int | None = None  # number of the layer that filled it
+        # The tensor that a cross attention's keys were made of. Weak: to recognise it needs no hold on its memory.
         self._context: weakref.ref[Tensor] | None = None
-        self._values: weakref.ref[Tensor] | None = None  # and the values; the same tensor, unless told otherwise
+        self._values: weakref.ref[Tensor] | None = None  # and what the values were made of, mostly the same tensor
 
     def __repr__(self) -> str:
         kinds = {name: getattr(self, name) for name in ("max_length", "window", "plan")}
@@ -98,7 +101,7 @@ class KVCache:
 
     def _views(self) -> tuple[Tensor, ...]:
         """The keys and the values held; nothing before the first."""
-        is_compiled = torch.compiler.is_compiling()  # such code cannot ask for the mode
+        is_compiled = torch.compiler.is_compiling()  # code that torch.compile traces cannot ask for the mode
         if not is_compiled and not torch.is_inference_mode_enabled() and any(x.is_inference() for x in self._buffers):
             # Buffers made in inference mode may not be written outside of it: copies may.
             self._buffers = tuple(buffer.clone() for buffer in self._buffers)
@@ -133,12 +136,15 @@ class KVCache:
         return offered
 
     def offer(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """What `append` would return; the cache counts the new tokens only after `take`."""
+        """What `append` would return; the cache counts the new tokens only after `take`.
+
+        Two steps, so that a call that fails in between leaves the cache as it was.
+        """
         if self._buffers:
             _check_fit("keys", self._buffers[0], k)
             _check_fit("values", self._buffers[1], v)
         self.check_room(k.shape[2])
-        held, n_new = self._views(), k.shape[2]
+        held, n_new = self._views(), k.shape[2]  # `held` is empty before the first token
         if torch.is_grad_enabled() or any(view.requires_grad for view in held):
             # Backward may need what it was given, so nothing is written in place.
             joined = (torch.cat([held[0], k], 2), torch.cat([held[1], v], 2)) if held else (k, v)
@@ -158,15 +164,15 @@ class KVCache:
         return attend(q, *self.offer(k, v), options)
 
     def _room(self, total: int) -> int:
-        """Rows of new buffers that must hold so many."""
+        """Rows of new buffers that must hold `total` tokens, with room for more."""
         if self.max_length is not None:
             return self.max_length  # taken once
         if self.window is not None:
             return max(total, 2 * self.window)  # full after `window` more tokens, and only then the kept ones move
-        return min(self._most_rows, max(total, 2 * self.kept))
+        return min(self._most_rows, max(total, 2 * self.kept))  # doubled, so that n appends move O(n) rows in all
 
     def _move(self, held: tuple[Tensor, ...], room: int) -> None:
-        """Buffers with so much room, and what is held at their beginning."""
+        """New buffers of `room` rows, with what is held at their beginning."""
         kept = held[0].shape[2]
         self._buffers = tuple(x.new_empty(*x.shape[:2], room, x.shape[3]) for x in held)
         for buffer, view in zip(self._buffers, held, strict=True):
@@ -183,7 +189,11 @@ class KVCache:
             )
 
     def take(self, layer: int | None = None, context: Tensor | None = None, values: Tensor | None = None) -> None:
-        """Count what was offered; with a `context` it is that one's keys and values, for all calls to come."""
+        """Count what was offered. With a `context` that is keys and values made of it, for all calls to come.
+
+        layer   number of the layer that has filled it, which is then the only one that it serves
+        values  what the values were made of, where that is not the context
+        """
         self._layer = self._layer if layer is None else layer
         if self.holds_context:
             return  # a context is counted once
@@ -193,7 +203,7 @@ class KVCache:
             self._buffers, self._begin, self._end, n_new = self._offered
             self._offered = None
             self.length += n_new
-            if self.window is not None:
+            if self.window is not None:  # only now: the new tokens themselves may look back a window each
                 self._begin = max(self._begin, self._end - self.window)
 
     def held(self, context: Tensor | None, values: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -228,9 +238,9 @@ class KVCache:
     def reorder(self, index: Tensor) -> None:
         """Row b becomes what row index[b] was, as beam search does; `index` (B',) may repeat and leave out rows."""
         self.reorders += 1
-        self._buffers = tuple(view[index.to(view.device)] for view in self._views())
+        self._buffers = tuple(view[index.to(view.device)] for view in self._views())  # copies of what is held alone
         self._begin, self._end = 0, self.kept
-        has_gradients = any(buffer.requires_grad for buffer in self._buffers)  # and is never written in place
+        has_gradients = any(buffer.requires_grad for buffer in self._buffers)  # then `offer` joins, and wants no room
         if self._buffers and self.max_length is not None and not has_gradients:
             self._move(self._buffers, self.max_length)  # a static cache has its room from the first token on
 
@@ -255,9 +265,9 @@ class PlannedCache(KVCache):
 
     def __init__(self, *sizes: Any, **options: Any) -> None:
         super().__init__(*sizes, **options)
-        # The key/value heads that keep the same, and one cache for them together.
+        # Each kind: the key/value heads that keep the same, and one cache for them together.
         self._kinds: list[tuple[list[int], KVCache]] = []
-        for kept in dict.fromkeys(self.plan):
+        for kept in dict.fromkeys(self.plan):  # each once, in the order of the heads
             heads = [g for g, other in enumerate(self.plan) if other == kept]
             self._kinds.append((heads, KVCache() if kept is None else _Stream(kept)))
 
@@ -271,7 +281,7 @@ class PlannedCache(KVCache):
 
     @property
     def batch(self) -> int | None:
-        return self._kinds[0][1].batch
+        return self._kinds[0][1].batch  # as in all kinds
 
     def offer(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         raise HeadwiseError("a cache with a plan has no keys for all heads to look at; use attend(q, k, v, options)")
@@ -286,10 +296,10 @@ class PlannedCache(KVCache):
         mask = Causal() if options.mask is None else Causal() & options.mask
         outs, order = [], list[int]()  # of query heads, those of one kind after those of another
         for heads, cache in self._kinds:
-            readers = [h for h in range(H) if index[h] in heads]
+            readers = [h for h in range(H) if index[h] in heads]  # query heads of this kind
             order += readers
             n_readers = len(readers)
-            places = [heads.index(index[h]) for h in readers]  # among the key/value heads of this kind
+            places = [heads.index(index[h]) for h in readers]  # what each reads, counted among `heads`
             if not readers:  # keys that nobody reads are kept, too: head 0 stands in, and what it gives is dropped
                 readers, places = [0], [0]
             sink, gate = (None if x is None else torch.as_tensor(x)[readers] for x in (options.sink, options.gate))
@@ -299,13 +309,14 @@ class PlannedCache(KVCache):
         return torch.cat(outs, 1)[:, back]
 
     def take(self, layer: int | None = None, context: Tensor | None = None, values: Tensor | None = None) -> None:
-        super().take(layer)
+        super().take(layer)  # no context: a plan is for self attention
         for _, cache in self._kinds:
             cache.take()
-        self.length = self._kinds[0][1].length
+        self.length = self._kinds[0][1].length  # all kinds have seen the same tokens
 
     def crop(self, length: int) -> None:
-        for _, cache in sorted(self._kinds, key=lambda kind: kind[1]._most_rows):  # the first to drop rows refuses
+        # The shortest first: it is the first that has dropped rows, and refuses before any other is cropped.
+        for _, cache in sorted(self._kinds, key=lambda kind: kind[1]._most_rows):
             cache.crop(length)
         self.length = length
 
@@ -316,7 +327,11 @@ class PlannedCache(KVCache):
 
 
 class _Stream(KVCache):
-    """What heads of one kind hold: the first rows at their places, and the last ones in a ring behind them."""
+    """The cache of heads that keep the first `sinks` tokens and the last `window`.
+
+    The first stand in the first rows of its buffers, the last in a ring of rows behind them: a new token takes the row
+    of the one that leaves the window. With 1 sink and a window of 3, after tokens 0 to 4: rows 0 4 2 3.
+    """
 
     def __init__(self, keep: Keep) -> None:
         super().__init__()
@@ -325,7 +340,7 @@ class _Stream(KVCache):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
         n, T = self.length, q.shape[2]  # tokens before, and new ones
         assert options.mask is not None
-        # The band j - i <= n of new queries over all keys is causality alone; any other part forbids more.
+        # New query i stands at key n + i, so the band j - i <= n is causality alone; any other part forbids more.
         is_causal = all(part.band(T, n + T) == (None, n) for part in options.mask.parts())
         has_gradients = torch.is_grad_enabled() or any(view.requires_grad for view in self._views())
         if T == 1 and is_causal and not has_gradients:
@@ -356,7 +371,7 @@ class _Stream(KVCache):
         It is written before `take`, and a call that fails in between leaves it there. No later query sees the token
         that stood there, so the answers stay the same.
         """
-        rows = min(self.length + 1, self._most_rows)
+        rows = min(self.length + 1, self._most_rows)  # that are filled after the step
         if not self._buffers or self._buffers[0].shape[2] < rows:
             self._move(self._held(k, v), self._room(rows))
         slot = self._slot(self.length)
@@ -367,13 +382,14 @@ class _Stream(KVCache):
         return keys, values
 
     def _slot(self, position: int) -> int:
-        """The row of the buffers in which a token stands."""
+        """The row of the buffers in which the token at a position of the text stands: first sinks, then the ring."""
         return position if position < self._sinks else self._sinks + (position - self._sinks) % self._window
 
     def _seen(self, first: int, stop: int) -> list[int]:
-        """The tokens that queries at `first` up to `stop` see."""
+        """Positions of the tokens that some query from `first` up to, and without, `stop` sees, each once."""
         return [*range(min(self._sinks, stop)), *range(max(self._sinks, first - self._window + 1), stop)]
 
     def _by_slot(self, length: int) -> list[int]:
-        """The tokens that are held after that many, in the order of their rows."""
+        """Positions of the tokens that are held after `length` tokens, in the order of their rows."""
+        # They are what the last of these tokens sees.
         return sorted(self._seen(length - 1, length), key=self._slot)
