@@ -69,7 +69,7 @@ def check(
     known bug is tried on it: the one that gives your numbers is yours. The file runs in a process of its own, with a
     limit of time and memory. Exit code 0: right, 1: wrong, 2: it could not be checked. With --watch a small GPT learns
     the verbs with your class as its attention, and a page shows its heads.
-    """
+    """  # --help shows the docstring; what it says of each option stands in commands.toml
     from headwise.teach.check import check as checked
     from headwise.teach.check import read_target
     from headwise.teach.subject import Options
@@ -79,18 +79,18 @@ def check(
     lang = screen.lang
     pairs = {name: _value(name, text, lang) for name, text in _pairs("--args", args, lang).items()}
     names = _pairs("--map", mapping, lang)
-    chosen = None
+    chosen = None  # the class that --watch trains
     try:
         chosen = read_target(target, Options(causal, pairs, names, lang)) if watch else None
-    except HeadwiseError:  # which is a ValueError, too
+    except HeadwiseError:  # which is a ValueError, too, and must not be passed over below
         raise
-    except (SyntaxError, ValueError):  # of which the verdict tells
+    except (SyntaxError, ValueError):  # the file is no Python: the verdict says so
         pass
     if chosen is not None and not chosen.source.is_module(chosen.name):
         raise HeadwiseError(chosen.say("no_module", name=chosen.name))
     tell_unheld(lang)
     verdict = checked(target, causal=causal, args=pairs, mapping=names, lang=lang, seconds=seconds)
-    # A GPT whose attention sees later tokens reads what it is to predict; one that takes a mask is given one.
+    # The verdict has sentences, no flags: one says that tokens may see later ones. `_in_options` would reword it.
     open_ahead = words(lang)["not_causal"] in verdict.checked
     verdict = _in_options(verdict)
     if not wants_json():
@@ -99,7 +99,9 @@ def check(
     if chosen is not None and verdict.right:
         if not wants_json():
             screen.print("")
-        if open_ahead and "mask" not in chosen.source.code:  # refused here, it need not be loaded once more
+        # A GPT that sees later tokens reads what it is to predict; where a class takes a mask, training passes one.
+        # Training would refuse the class too, but only after a new process has loaded torch and the file.
+        if open_ahead and "mask" not in chosen.source.code:
             raise HeadwiseError(chosen.say("sees_later", name=chosen.name))
         seen = show_heads(out or free_folder(Path("runs") / chosen.name.lower()), chosen, steps)
     elif watch:
@@ -110,28 +112,37 @@ def check(
 
 
 def _in_options(verdict: Verdict) -> Verdict:
-    """A verdict that speaks of options in the place of arguments, and those of the other classes of the file."""
+    """The verdict with options where it names arguments: `causal=True` becomes `--causal`.
+
+    The same of `others`, the verdicts on the other attentions of the file.
+    """
     checked, not_checked = (tuple(map(in_options, texts)) for texts in (verdict.checked, verdict.not_checked))
     others = tuple(map(_in_options, verdict.others))
     return replace(verdict, checked=checked, not_checked=not_checked, others=others)
 
 
 def show_heads(folder: Path, target: Target, steps: int | None) -> Facts:
-    """Let a class learn the verbs into a run folder, and write the page of its heads; what a program should know."""
+    """Train a small GPT with the learner's class on the verbs, into a run folder, and write the page of its heads.
+
+    Gives what --json prints of it. HeadwiseError where the class cannot stand in a GPT.
+    """
     with needs_torch():
         from headwise.teach.own import train_apart
-    with leaving_run(folder), training_progress() as (report, _):
+    with leaving_run(folder), training_progress() as (report, _):  # _: for work that has no steps; here there is none
         err.print(target.say("training", name=target.name))
         learned = train_apart(folder, target, steps, report)
         page = write_report_of(folder)
     result = learned.run
-    assert result.cells is not None and result.summary is not None
+    assert result.cells is not None and result.summary is not None  # `train_apart` gives finished runs on verbs alone
     if not wants_json():
-        right, _, count = result.cells
+        right, _, count = result.cells  # held-out verb forms: right by the model, by the n-gram, and all
         losses = {"loss": result.summary.held_out_loss, "baseline": result.summary.baseline_loss}
         screen.print(target.say("trained", **losses, right=right, all=count))
+        # `difference` is the largest one between the learner's class and our layer with the same weights.
         screen.print(target.say("certified", difference=learned.logits))
-        key = "unwatched" if learned.maps is None else "watched"
+        key = (
+            "unwatched" if learned.maps is None else "watched"
+        )  # only the first says `why`, only the second the number
         screen.print(target.say(key, difference=learned.maps, why=learned.unwatched))
         screen.print(target.say("report", path=page, folder=folder))
     differences = {"difference": learned.logits, "maps_difference": learned.maps, "unwatched": learned.unwatched}
@@ -147,7 +158,7 @@ def tell_unheld(lang: str) -> None:
 
 
 def _pairs(option: str, text: str, lang: str) -> dict[str, str]:
-    """'a=1,b=2' as a dictionary."""
+    """ "a=1, b=2" as {"a": "1", "b": "2"}; `option` is named where a part is no such pair."""
     pairs = [part.partition("=") for part in text.split(",") if part.strip()]
     for name, sign, value in pairs:
         if not (name.strip() and sign and value.strip()):
@@ -163,8 +174,8 @@ def _value(name: str, text: str, lang: str) -> Any:
         raise HeadwiseError(words(lang)["no_value"].format(name=name, text=text)) from None
 
 
-TRAINED = 11  # the number of the exercise whose class --train lets learn the verbs
-LOOK = 0.3  # seconds between two looks at a file that is watched
+TRAINED = 11  # the number of the exercise whose class --train lets learn the verbs: attention in torch
+LOOK = 0.3  # seconds between two looks at a file that is watched; with more the verdict comes later after a save
 ExerciseNumber = Annotated[int | None, Option(metavar="N")]
 
 
@@ -184,13 +195,16 @@ def learn(
     Exit code 1 says that an exercise is not right yet.
     """
     modes = {"--watch": watch, "--reset": reset, "--solution": solution, "--notebook": notebook, "--train": train}
-    modes |= {"--steps": None if train else steps, "--json": watch and wants_json()}  # where they do not belong
+    # Two options that are no modes count as one where they are wrong: --steps without --train, --json with --watch.
+    modes |= {"--steps": None if train else steps, "--json": watch and wants_json()}
+    # Not by truth: --reset 0 is chosen, and is refused later as no exercise.
     chosen = [option for option, value in modes.items() if value is not None and value is not False]
-    if len(chosen) > 1 or "--steps" in chosen:
+    if len(chosen) > 1 or "--steps" in chosen:  # --steps is wrong here even alone
         raise refusal("not_together", value=", ".join(chosen))
     course, exercise, new = _open(folder, solution if reset is None else reset)
     speak(course.language)
-    if not (new or notebook) and exercise is None:  # else no file of the learner runs
+    # A new course has nothing to mark; --notebook, and an exercise named by --reset or --solution, run nothing.
+    if not (new or notebook) and exercise is None:
         tell_unheld(course.language)
     if reset is not None and exercise is not None:
         _tell(course, "reset", {"exercise": reset, "file": course.path(exercise), "backup": course.reset(exercise)})
@@ -214,25 +228,30 @@ def learn(
         document = _step(course, new)
         if wants_json():
             print_json("learn", document)
-        if document["status"] not in ("new", "done"):  # done: what was marked is right, and the next may be open
+        # new: nothing was marked; done: all marked is right; else the last one marked is open, wrong or failed.
+        if document["status"] not in ("new", "done"):
             raise Exit(1)
 
 
 def _open(folder: Path | None, number: int | None) -> tuple[Course, Exercise | None, bool]:
-    """The course, the exercise that was named, and is the course new? Inside its folder no name is needed."""
+    """The course in a folder, made there if need be; the exercise of that number, if any; and is the course new?
+
+    Without a folder: the current one where it is a course itself, else COURSE.
+    """
     from headwise.teach.course import PROGRESS, open_course
     from headwise.teach.exercises import exercises, find_exercise
 
     exercise = None if number is None else find_exercise(number, screen.lang)
+    # The first exercise must lie there, too: other programs also write a progress.json.
     inside = Path(PROGRESS).exists() and Path(exercises()[0].file).exists()
     place = folder or (Path() if inside else COURSE)
-    of_new = None if (place / PROGRESS).exists() else screen.lang  # a course that is there keeps its own
+    of_new = None if (place / PROGRESS).exists() else screen.lang  # None: a course that is there keeps its language
     course, new = open_course(place, asked_language() or of_new)
     return course, exercise, new
 
 
 def _tell(course: Course, kind: str, document: Facts) -> None:
-    """A document as JSON of its kind, or in the phrase of that key."""
+    """Print a document: with --json as JSON of that kind, else as the phrase whose key is the kind."""
     if wants_json():
         print_json(kind, document)
     else:
@@ -240,13 +259,17 @@ def _tell(course: Course, kind: str, document: Facts) -> None:
 
 
 def _command(course: Course, *options: str) -> str:
-    """The call that goes on with a course; its usual folder need not be named."""
-    folder = [] if course.folder in (COURSE, Path()) else [str(course.folder)]
+    """What to type to go on with a course: `headwise learn FOLDER --train`."""
+    folder = [] if course.folder in (COURSE, Path()) else [str(course.folder)]  # `_open` finds these two by itself
     return shlex.join(["headwise", "learn", *folder, *options])
 
 
 def _step(course: Course, new: bool, asked: bool = True) -> Facts:
-    """Mark from the current exercise on, as far as they are right, and open the next; what a program should know."""
+    """Mark from the current exercise on, as far as they are right, and open the next; gives what --json prints.
+
+    new    the course was just made: nothing is marked
+    asked  the learner ran the command; not where a file was saved under --watch, for a blank then counts as no try
+    """
     from headwise.teach.course import told
     from headwise.teach.exercises import exercises
 
@@ -264,11 +287,11 @@ def _step(course: Course, new: bool, asked: bool = True) -> Facts:
 
     if new:
         say(course.words["welcome"].format(count=len(exercises()), folder=course.folder) + "\n")
-    while not new and (exercise := course.current):
+    while not new and (exercise := course.current):  # `mark` moves it on where the exercise is right
         verdict = course.mark(exercise, asked)
         if marked and verdict.status == "open":
-            break  # it has just been opened
-        due, file = course.hint(exercise), course.path(exercise)
+            break  # the learner has just come to this one by the one before: its blanks are no failure
+        due, file = course.hint(exercise), course.path(exercise)  # the number of the hint; 0 for none
         hint = exercise.hint(course.language, due, verdict.evidence) if due else None
         marked.append({"exercise": exercise.number, "file": file, **asdict(verdict), "hint": hint})
         say("\n".join(told(exercise, verdict, course.language, due, str(file), _command(course))) + "\n")
@@ -286,7 +309,7 @@ def _step(course: Course, new: bool, asked: bool = True) -> Facts:
 def _watch(course: Course) -> None:
     """Mark at each save, until all are right or Ctrl-C."""
     if course.current is None:
-        _step(course, new=False)  # which says so
+        _step(course, new=False)  # says that all are done
         return
     screen.print(course.words["watching"].format(folder=course.folder))
     seen: bytes | None = None  # what the file held when it was marked
@@ -319,7 +342,7 @@ def _train(course: Course, steps: int | None) -> None:
     from headwise.teach.subject import Options
 
     exercise = find_exercise(TRAINED)
-    place = course.place_of_class(exercise)
+    place = course.place_of_class(exercise)  # FILE:NAME
     if not check(place, causal=exercise.causal, lang=course.language).right:
         raise HeadwiseError(course.words["not_yet"].format(file=course.path(exercise), command=_command(course)))
     target = read_target(place, Options(exercise.causal, lang=course.language))
@@ -328,13 +351,13 @@ def _train(course: Course, steps: int | None) -> None:
         print_json("learned", document)
 
 
-FOLDER = Path("runs") / "bugs"
+FOLDER = Path("runs") / "bugs"  # keeps the trained units where --out says nothing
 
 
 @command()
 def bugs(
     bug: Annotated[str | None, Argument(metavar="[ID]")] = None,
-    seeds: Annotated[int, Option(min=3)] = 3,
+    seeds: Annotated[int, Option(min=3)] = 3,  # with fewer `study` refuses to tell a bug from chance
     steps: Count = 400,
     out: Folder = FOLDER,
     html: File = None,
@@ -349,9 +372,9 @@ def bugs(
     from headwise.teach.bugs import bug_named, catalogue
 
     lang = screen.lang
-    if (train and bug is None) or (html is not None and bug in (None, "all")):
+    if (train and bug is None) or (html is not None and bug in (None, "all")):  # a page shows one bug
         raise refusal("which_bug")
-    names = list(catalogue()) if bug in (None, "all") else [bug_named(bug).id]
+    names = list(catalogue()) if bug in (None, "all") else [bug_named(bug).id]  # which refuses an unknown one
     if bug is not None:
         check_outputs((), {"--out": (out, UNITS)}, html=html)
     if bug is None or not (train or html or bug == "all"):
@@ -360,31 +383,34 @@ def bugs(
     with needs_torch():
         from headwise.teach.study import study
     with units_kept_in(out) as report:
+        # os.cpu_count() is None where the system does not tell.
         comparison, shown = study(names, out, seeds, steps, workers or os.cpu_count() or 1, report, lang)
-    written = html is not None and shown[0].loss is not None
-    if html is not None and written:
-        _write_maps(html, shown[0], steps)
+    # A bug that cannot be trained, or whose training fails, has neither a loss nor maps. Only one bug has a page.
+    written = None if shown[0].loss is None else html
+    if written is not None:
+        _write_maps(written, shown[0], steps)
     if wants_json():
         print_json("hidden", {"bugs": shown, "comparison": comparison})
         return
     if len(shown) == 1:
         screen.print(_bug_text(bug_named(shown[0].bug)))
     screen.print("\n".join(f"{entry.bug}: {entry.sentence}" for entry in shown))
-    if written:
-        screen.tell("tell.written", path=html)
+    if written is not None:
+        screen.tell("tell.written", path=written)
 
 
 def _tell_bugs(bugs: list[Bug], listed: bool) -> None:
-    """The list of bugs, or what one is; and how it can be trained."""
+    """The list of bugs, where they are `listed`; else what the one bug is. Standard error then says how to go on."""
     lang = screen.lang
     if wants_json():
         print_json("bugs", {"bugs": [{"id": bug.id, **bug.texts[lang]} for bug in bugs]})
     elif listed:
-        screen.print("\n".join(f"{bug.id:<26} {bug.name(lang)}" for bug in bugs))
+        screen.print("\n".join(f"{bug.id:<26} {bug.name(lang)}" for bug in bugs))  # the longest id has 25 characters
         err.print("\n" + words(lang)["of_the_list"])
     else:
         (bug,) = bugs
         screen.print(_bug_text(bug))
+        # `untrained` says in one word why a bug cannot be trained: "cache" has the phrase `lacks_cache`. "": it can.
         lack = words(lang)[f"lacks_{bug.untrained}"] if bug.untrained else ""
         key, facts = ("untrained", {"why": lack}) if lack else ("to_train", {"bug": bug.id})
         err.print("\n" + words(lang)[key].format(**facts))
@@ -397,7 +423,7 @@ def _bug_text(bug: Bug) -> str:
 
 
 def _write_maps(path: Path, shown: Shown, steps: int) -> None:
-    """A page with the maps of every head, without a bug and with it, side by side."""
+    """A page with the maps of every head, without a bug and with it, side by side. Both models are trained for it."""
     from headwise.lab.experiments import SHAPE
     from headwise.teach.bugs import bug_named
     from headwise.teach.study import trained_maps
@@ -406,12 +432,13 @@ def _write_maps(path: Path, shown: Shown, steps: int) -> None:
     lang, bug = screen.lang, bug_named(shown.bug)
     right, tokens = trained_maps(None, steps)
     wrong, _ = trained_maps(bug.id, steps)
-    text = " ".join(tokens)
+    text = " ".join(tokens)  # the same line for both
     rows = []
-    for index, pair in enumerate(zip(right, wrong, strict=True)):
+    for index, pair in enumerate(zip(right, wrong, strict=True)):  # all heads of layer 0, then those of layer 1
         name = head_name(*divmod(index, SHAPE["n_heads"]))
-        # The page's policy allows no style in an element; the sheet has it.
-        drawn = (picture(weights.tolist(), f"{name}: {text}", 132) for weights in pair)
+        # In pixels: two maps and a name fit into a row, which is 46rem wide in bugs.css.
+        drawn = (picture(weights.tolist(), f"{name}: {text}", height=132) for weights in pair)
+        # The page's security policy forbids styles in an element; bugs.css has the one that is taken out here.
         rows.append((name, *(Markup(re.sub(' style="[^"]*"', "", image)) for image in drawn)))
     told = [bug.text(what, lang) for what in ("wrong", "symptom", "fix")]
     body = f"<main><h1>{escaped(bug.name(lang))}</h1>" + "".join(f"<p>{escaped(line)}</p>" for line in told)
