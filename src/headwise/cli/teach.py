@@ -69,7 +69,7 @@ def check(
     known bug is tried on it: the one that gives your numbers is yours. The file runs in a process of its own, with a
     limit of time and memory. Exit code 0: right, 1: wrong, 2: it could not be checked. With --watch a small GPT learns
     the verbs with your class as its attention, and a page shows its heads.
-    """  # --help shows the docstring; what it says of each option stands in commands.toml
+    """
     from headwise.teach.check import check as checked
     from headwise.teach.check import read_target
     from headwise.teach.subject import Options
@@ -77,7 +77,7 @@ def check(
     if not watch and (steps is not None or out is not None):
         raise refusal("with_watch", option="--steps" if out is None else "--out")
     lang = screen.lang
-    pairs = {name: _value(name, text, lang) for name, text in _pairs("--args", args, lang).items()}
+    pairs = _values(args, lang)
     names = _pairs("--map", mapping, lang)
     chosen = None  # the class that --watch trains
     try:
@@ -90,24 +90,23 @@ def check(
         raise HeadwiseError(chosen.say("no_module", name=chosen.name))
     tell_unheld(lang)
     verdict = checked(target, causal=causal, args=pairs, mapping=names, lang=lang, seconds=seconds)
-    # The verdict has sentences, no flags: one says that tokens may see later ones. `_in_options` would reword it.
-    open_ahead = words(lang)["not_causal"] in verdict.checked
     verdict = _in_options(verdict)
     if not wants_json():
         screen.print(str(verdict))
-    seen = None
+    seen, refused = None, None
     if chosen is not None and verdict.right:
         if not wants_json():
             screen.print("")
-        # A GPT that sees later tokens reads what it is to predict; where a class takes a mask, training passes one.
-        # Training would refuse the class too, but only after a new process has loaded torch and the file.
-        if open_ahead and "mask" not in chosen.source.code:
-            raise HeadwiseError(chosen.say("sees_later", name=chosen.name))
-        seen = show_heads(out or free_folder(Path("runs") / chosen.name.lower()), chosen, steps)
+        try:
+            seen = show_heads(out or free_folder(Path("runs") / chosen.name.lower()), chosen, steps)
+        except HeadwiseError as error:  # it cannot stand in a GPT; the verdict is told all the same
+            refused = error
     elif watch:
         err.print(words(lang)["first_right"])
     if wants_json():
         print_json("check", verdict.to_json() | ({"watched": seen} if watch else {}))
+    if refused is not None:
+        raise refused
     raise typer.Exit(verdict.exit_code)
 
 
@@ -140,9 +139,8 @@ def show_heads(folder: Path, target: Target, steps: int | None) -> Facts:
         screen.print(target.say("trained", **losses, right=right, all=count))
         # `difference` is the largest one between the learner's class and our layer with the same weights.
         screen.print(target.say("certified", difference=learned.logits))
-        key = (
-            "unwatched" if learned.maps is None else "watched"
-        )  # only the first says `why`, only the second the number
+        # Only the first phrase says `why`, only the second the number.
+        key = "unwatched" if learned.maps is None else "watched"
         screen.print(target.say(key, difference=learned.maps, why=learned.unwatched))
         screen.print(target.say("report", path=page, folder=folder))
     differences = {"difference": learned.logits, "maps_difference": learned.maps, "unwatched": learned.unwatched}
@@ -166,12 +164,25 @@ def _pairs(option: str, text: str, lang: str) -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
-def _value(name: str, text: str, lang: str) -> Any:
-    """What stands behind a name in --args: a number, a text in quotation marks, True, None, a tuple of these."""
+def _values(text: str, lang: str) -> dict[str, Any]:
+    """What --args says, "n=8, shape=(2, 3)" as {"n": 8, "shape": (2, 3)}: it is read like the arguments of a call."""
+    no_pair = HeadwiseError(words(lang)["no_pair"].format(option="--args", text=text))
     try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        raise HeadwiseError(words(lang)["no_value"].format(name=name, text=text)) from None
+        call = ast.parse(f"_({text})", mode="eval").body
+    except SyntaxError:
+        raise no_pair from None
+    if not isinstance(call, ast.Call) or call.args:  # "n=1) + (2" is no call, and "8" has no name
+        raise no_pair
+    values = {}
+    for each in call.keywords:
+        if each.arg is None or each.arg in values:  # "**names"; "n=8, n=4"
+            raise no_pair
+        try:
+            values[each.arg] = ast.literal_eval(each.value)
+        except ValueError:
+            facts = {"name": each.arg, "text": ast.unparse(each.value)}
+            raise HeadwiseError(words(lang)["no_value"].format(**facts)) from None
+    return values
 
 
 TRAINED = 11  # the number of the exercise whose class --train lets learn the verbs: attention in torch
@@ -203,8 +214,8 @@ def learn(
         raise refusal("not_together", value=", ".join(chosen))
     course, exercise, new = _open(folder, solution if reset is None else reset)
     speak(course.language)
-    # A new course has nothing to mark; --notebook, and an exercise named by --reset or --solution, run nothing.
-    if not (new or notebook) and exercise is None:
+    # --notebook, and an exercise named by --reset or --solution, run nothing; a new course has nothing to mark yet.
+    if exercise is None and not notebook and (watch or train or not new):
         tell_unheld(course.language)
     if reset is not None and exercise is not None:
         _tell(course, "reset", {"exercise": reset, "file": course.path(exercise), "backup": course.reset(exercise)})

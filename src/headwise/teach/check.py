@@ -324,15 +324,26 @@ def read_source(text: str, path: str = "", name: str = "") -> Source:
 def request_of(target: Target) -> dict[str, Any]:
     """What a process of its own is told of something in a file; `read_request` reads it there."""
     source, options = target.source, target.options
-    request = {"path": source.path, "name": target.name, "kind": target.kind, "lang": options.lang}
-    return request | {"text": source.text, "numbers": source.numbers_of_lines, "options": asdict(options)}
+    # As Python writes them, for JSON would make lists of tuples.
+    args = repr(dict(options.args))
+    try:
+        ast.literal_eval(args)
+    except (ValueError, SyntaxError):
+        raise HeadwiseError(target.say("no_literal", args=args)) from None
+    request = {"path": source.path, "name": target.name, "kind": target.kind, "lang": options.lang, "args": args}
+    return request | {
+        "text": source.text,
+        "numbers": source.numbers_of_lines,
+        "options": asdict(replace(options, args={})),
+    }
 
 
 def read_request(request: Mapping[str, Any]) -> tuple[Target, Callable[[], None]]:
     """What is to be checked, and a function that runs its file and puts the object in."""
     path = request["path"]
     source = Source(request["text"], path, tuple(request["numbers"]))
-    target = Target(None, request["name"], request["kind"], source, Options(**request["options"]))
+    options = replace(Options(**request["options"]), args=ast.literal_eval(request["args"]))
+    target = Target(None, request["name"], request["kind"], source, options)
 
     def load() -> None:
         sys.path.insert(0, str(Path(path).parent))
