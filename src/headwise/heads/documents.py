@@ -329,7 +329,6 @@ class _Reader:
                 self.ids = torch.where(span, unlike, self.ids)
 
     def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of a call by name."""
         return {**dict(zip(self.parameters, args, strict=False)), **kwargs}
 
     def _real(self, mask: Any) -> Tensor | None:
@@ -514,7 +513,7 @@ def _attended(call: Call, b: int) -> Tensor | None:
 
 
 def _row(values: Tensor | None, b: int) -> Tensor | None:
-    """That of document b; None where a call has more documents than the model was given, such as pieces of them."""
+    # A call may have more documents than the model was given, such as windows of them.
     return None if values is None or len(values) <= b else values[b]
 
 

@@ -88,7 +88,7 @@ class Running:
         self.n = total
 
     def interval(self, *cell: int) -> Interval:
-        """The mean of a cell, told by its index on each axis, with its interval."""
+        # `cell` is its index on each axis.
         return interval_from(int(self.n[cell]), float(self.mean[cell]), float(self.squares[cell]))
 
 
@@ -138,8 +138,7 @@ class Gleaning:
         self.places = places.take_along_dim(best[..., None], 1)
 
     def state(self) -> dict[str, Tensor]:
-        """What was seen; `tokens` are a setting."""
-        return {name: values for name, values in vars(self).items() if name != "tokens"}
+        return {name: values for name, values in vars(self).items() if name != "tokens"}  # `tokens` are a setting
 
     def join(self, state: Mapping[str, Tensor]) -> None:
         """Add what another one has seen of other documents."""
