@@ -222,7 +222,8 @@ def _matrix(array: Array, width: int, n: int, side: str, output: bool) -> Any:
     value = array.value
     if value.ndim == 3:  # einsum parameters, (h,C,d) in any order: axes told apart by their sizes
         h = value.shape.index(n) if n in value.shape else 0
-        c = [axis for axis in range(3) if value.shape[axis] == width and axis != h][0]  # noqa: RUF015  # an IndexError
+        # Where no axis is C, `[0]` raises the IndexError of which `_read` speaks.
+        c = [axis for axis in range(3) if value.shape[axis] == width and axis != h][0]  # noqa: RUF015
         d = 3 - h - c  # the axis that is left of 0, 1, 2
         return value.transpose(h, d, c).reshape(-1, width) if output else value.transpose(c, h, d).reshape(width, -1)
     if array.linear or (_is_square(array) and side == "out-in"):
