@@ -175,7 +175,7 @@ def _count(rows: _Windows, vocab_size: int) -> list[_Level]:
             context = np.where(seen, _find(context_keys, keys), -1)
         gram_keys, gram = np.unique(_join(context, rows.back[0], vocab_size)[seen], return_inverse=True)
         raw = np.bincount(gram, minlength=gram_keys.size)
-        further = rows.reach[seen] > k  # with a token before the gram; at the last level `reach` ends, and all are raw
+        further = rows.reach[seen] > k  # with a token before the gram; never so at the last level
         continuation = np.bincount(gram[~further], minlength=gram_keys.size)
         if further.any():
             before = rows.back[k + 1][seen][further]
