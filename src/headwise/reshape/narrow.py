@@ -200,9 +200,7 @@ class _Search:
     def _lengths(self) -> list[int]:
         """The lengths of a window that are tried: the one asked for, or powers of two up to half a document."""
         today = [window for window in self.now if window is not None]
-        if (
-            today and not self.tied
-        ):  # a config has one length for all, and `check` has seen that it is the one asked for
+        if today and not self.tied:  # a config has one length for all, and `check` refuses any other
             return today[:1]
         half = max(ids.shape[1] for ids in self.batches) // 2
         # SMALLEST, twice that, ... up to half; half itself where documents are shorter than that.
