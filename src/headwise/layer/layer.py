@@ -168,9 +168,8 @@ class MultiHeadAttention(Projections):
 
         options = self.options(mask, gate)
         out, k, v = self._attended(q, k, v, options, planned)
-        if (
-            cache is not None
-        ):  # only now: a call that was refused leaves the cache as it was; a context is passed on once
+        # Only now: a call that was refused leaves the cache as it was.
+        if cache is not None:
             cache.take(self._number, *(sources if context is not None else ()))
         if self.watchers:
             cross = context is not None or (cache is not None and cache.holds_context)
