@@ -419,7 +419,7 @@ class Rotation:
         """
         with torch.inference_mode(False):  # the table outlives the call, and must serve training later
             device = positions.device
-            # Without float64 on the device it is done on the CPU. A clone, as no tensor of an inference block may enter.
+            # Without float64 on the device the CPU does it. A clone: a tensor of an inference block may not enter.
             positions = positions.cpu() if widest(device) != torch.float64 else positions.clone()
             frequencies = torch.tensor(self.frequencies, dtype=torch.float64, device=positions.device)
             angles = positions[..., None].double() * frequencies
