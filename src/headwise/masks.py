@@ -24,7 +24,8 @@ from typing import Any, Protocol
 from headwise.errors import HeadwiseError
 from headwise.shapes import check_even, flat, kind_of, shape_of
 
-LARGEST_POSITION = 2**60  # a sum of a position, an offset and a window, each at most this, stays below 2^63: int64
+# Of a position, an offset and a window: a sum of the three stays below 2^63, the end of whole numbers of 64 bits.
+LARGEST_POSITION = 2**60
 
 
 class Grid(Protocol):
@@ -57,8 +58,8 @@ class BroadcastGrid:
     """The grid as index arrays that broadcast to (B, H, T, S), for NumPy and torch alike.
 
     `array` turns values into the rung's array, `arange` makes its indices, `known` says whether numbers can be looked
-    at. `keys`, `queries` and `documents` restrict the grid to a range of each; B, H, T, S stay the lengths of the whole
-    call.
+    at: not those of a tensor that torch traces. `keys`, `queries` and `documents` restrict the grid to a range of each;
+    B, H, T, S stay the lengths of the whole call.
     """
 
     def __init__(
@@ -87,11 +88,13 @@ class BroadcastGrid:
             lengths = {"b": self.B, "h": self.H, "t": self.T, "s": self.S}
             # What broadcasts has length 1; the whole of an axis, 1 included, is cut to the part at hand.
             cuts = []
+            # Leading axes may be left out: values of two axes have the last two letters.
             for axis, n in zip(axes[-array.ndim :], array.shape, strict=True):
                 cuts.append(self._part[axis] if n == lengths[axis] else slice(None))
             array = array[tuple(cuts)]
         if axes == "bhts":
             return array
+        # An axis that the values have not gets length 1: (B,S) of "bs" -> (B,1,1,S).
         return array.reshape([array.shape[axes.index(axis)] if axis in axes else 1 for axis in "bhts"])
 
 
@@ -105,7 +108,7 @@ class Mask:
     must know; their defaults are safe for any mask, and a better answer saves work, or lifts a refusal.
     """
 
-    alike = False  # is it the same for all heads?
+    alike = False  # is it the same for all heads? A class says so; nothing finds it out
     checks = False  # has it a `check` of its own? Found out when a class is made
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -128,11 +131,11 @@ class Mask:
         return (self,)
 
     def band(self, T: int, S: int) -> Band | None:
-        """The bounds on j - i, where the mask is exactly that, for all documents and heads, and adds nothing."""
+        """The bounds on j - i, where they are all that the mask says: alike for documents and heads, and no bias."""
         return None
 
     def bias_may_forbid(self) -> bool:
-        """Can the bias be -inf? Then what nobody may attend is protected as if `allowed` had said so."""
+        """Can the bias be -inf? Then a key that nobody may attend is never read, as if `allowed` had forbidden it."""
         return True
 
     def counts_from_first(self) -> bool:
@@ -174,7 +177,7 @@ class Mask:
     __array_ufunc__ = None  # so that `array & mask` asks __rand__, in NumPy and, below, in torch
 
     @classmethod
-    def __torch_function__(cls, *_: Any, **__: Any) -> Any:
+    def __torch_function__(cls, *_: Any, **__: Any) -> Any:  # torch, too, asks `__rand__` then
         return NotImplemented
 
 
@@ -184,7 +187,7 @@ def bare_mask_error(mask: object) -> HeadwiseError:
         f"mask is a bare {type(mask).__name__}, and its meaning is ambiguous; wrap it: "
         f"Allowed(array) for bool with True = may attend, Bias(array) for float added to the scores"
     )
-    if "bool" in str(getattr(mask, "dtype", "")):
+    if "bool" in str(getattr(mask, "dtype", "")):  # "bool" of NumPy, "torch.bool"
         message += (
             "; True forbids in nn.MultiheadAttention (pass Allowed(~array)), allows in scaled_dot_product_attention"
         )
@@ -261,7 +264,7 @@ def resolve(
 
 @dataclass(frozen=True)
 class _Derived(Mask):
-    """A mask made of another one."""
+    """A mask made of another one, which answers what is not asked anew."""
 
     mask: Mask
 
@@ -319,6 +322,7 @@ class Part(_Derived):
 
     def band(self, T: int, S: int) -> Band | None:
         band = self.mask.band(self.length if self.axis == "t" else T, S)
+        # Of picked keys the distances are not those of their places; nor are those of queries with gaps between them.
         if band is None or self.axis == "s" or (self.axis == "t" and not _neighbours(self.numbers)):
             return None
         # Query i of this call is query i + first_query of the larger one, so here j - i is larger by first_query.
@@ -400,7 +404,7 @@ class Shifted(Mask):
         return not (self.offset is None or isinstance(self.offset, int)) and shape_of(self.offset) != ()
 
     def counts_from_first(self) -> bool:
-        return self.offset is not None
+        return self.offset is not None  # without one, positions are counted from the last key
 
     def aligned(self) -> bool:
         return self.offset is None
@@ -445,6 +449,7 @@ class Window(Shifted):
         centre = self.centre(grid)
         right = None if self.right is None else grid.j <= centre + self.right
         left = None if self.left is None else grid.j >= centre - self.left
+        # With both sides open there is no answer to join: None, every pair may.
         return _joined(operator.and_, [right, left])
 
     def band(self, T: int, S: int) -> Band | None:
@@ -460,6 +465,7 @@ class Window(Shifted):
 class Causal(Window):
     """Query i sees keys j <= i + offset: itself and what came before. Offset as in `Shifted`."""
 
+    # A window without end to the left that stops at the query; `init=False`: Causal(2) is Causal(offset=2).
     left: int | None = field(default=None, init=False, repr=False)
     right: int | None = field(default=0, init=False, repr=False)
     offset: int | Sequence[int] | Any = None
@@ -488,8 +494,8 @@ class Streaming(Shifted):
                 raise HeadwiseError(
                     f"Streaming {name}={values}: pass whole numbers from 0 on, one, or one for each head"
                 )
-            sizes.append(numbers if per_head else numbers * grid.H)
-        # Not strict: under a trace `read` gives no numbers, and then nothing is compared.
+            sizes.append(numbers if per_head else numbers * grid.H)  # one number is that of every head
+        # Pairs (sinks, window) of each head. Not strict: under a trace `read` gives no numbers, and none is compared.
         if (0, 0) in zip(*sizes, strict=False):
             raise HeadwiseError(
                 "Streaming with sinks=0 and window=0: that head sees nothing; pass 1 or more in one of them"
@@ -554,7 +560,7 @@ class _OfArray(Mask):
     def check(self, grid: Grid) -> None:
         name = type(self).__name__
         shape, full = check_even(name, self.array), (grid.B, grid.H, grid.T, grid.S)
-        pairs = zip(reversed(shape), reversed(full), strict=False)  # leading axes may be left out
+        pairs = zip(reversed(shape), reversed(full), strict=False)  # from the last on; leading ones may be left out
         if len(shape) > 4 or any(n not in (1, whole) for n, whole in pairs):
             raise HeadwiseError(f"{name} has shape {shape}, which does not broadcast to (B,H,T,S) = {full}")
         # With equal lengths torch's broadcasting would read the first axis as heads, whatever the caller meant.
@@ -631,6 +637,7 @@ def alibi_slopes(n_heads: int) -> list[float]:
     slopes = [2 ** (-8 * (h + 1) / power) for h in range(power)]
     # The slopes of 2 * power heads are 2^(-4/power), 2^(-8/power), ...: the first, third, fifth lie between ours.
     between = [2 ** (-4 * (h + 1) / power) for h in range(0, 2 * power, 2)]
+    # So 3 heads have 2^-4 and 2^-8, those of 2 heads, and then 2^-2, the first of 4.
     return slopes + between[: n_heads - power]
 
 

@@ -1,5 +1,7 @@
 """What each key/value head of a model keeps of a text, and how far each looks, from which such a plan is made.
 
+A `Plan` is the first, and its file reads so:
+
     {"headwise_plan": 1, "n_layers": 2, "n_kv_heads": 4, "keep": {"L0.KV0": {"sinks": 4, "window": 64}}}
 
 Heads that are not listed keep all. docs/memory.md tells the story, and the format of DuoAttention.
@@ -25,9 +27,11 @@ from headwise.masks import LARGEST_POSITION, Causal, Mask, Streaming
 from headwise.records import from_json, plain_data
 from headwise.words import unknown
 
-MOST_HEADS = 2**20  # of a file: no model has as many
+MOST_HEADS = 2**20  # that a plan's file may name, a round choice: no model has as many
 FORMATS = ("headwise", "duo")
-DUO_HEADS, DUO_THRESHOLD = "full_attention_heads.tsv", 0.5  # from there on a head keeps all
+# DuoAttention gives each head a trained number from 0 to 1 in this file: how much it needs all of the text. From the
+# threshold on a head keeps all.
+DUO_HEADS, DUO_THRESHOLD = "full_attention_heads.tsv", 0.5
 DUO_BEYOND = 0.1  # so far beyond 0 and 1 its optimisation may have stepped; DuoAttention takes that for 0 and 1
 
 
@@ -39,7 +43,7 @@ class Keep:
     window: int
 
     def __post_init__(self) -> None:
-        whole = type(self.sinks) is type(self.window) is int
+        whole = type(self.sinks) is type(self.window) is int  # both; not True, which is an int to isinstance
         if not (whole and 0 <= self.sinks <= LARGEST_POSITION and 1 <= self.window <= LARGEST_POSITION):
             fact = f"sinks={self.sinks} and window={self.window}"
             raise HeadwiseError(f"{fact}: a head keeps 0 or more first tokens and 1 or more last ones, its own counted")
@@ -70,7 +74,7 @@ class Plan:
             ) from None
         vars(self)["keep"] = tuple(layers)  # the way around a frozen dataclass, which refuses self.keep = ...
         sizes = {len(layer) for layer in self.keep}
-        if len(sizes) != 1 or 0 in sizes:
+        if len(sizes) != 1 or 0 in sizes:  # none where there are no layers
             raise HeadwiseError(f"a plan has layers of {sorted(sizes)} key/value heads; give all the same number")
 
     @property
@@ -90,8 +94,8 @@ class Plan:
         return sum(kept_rows(kept, tokens) for layer in self.keep for kept in layer)
 
     def share(self, tokens: int) -> float:
-        """The share of the cache that is left at that length; 1 where every head keeps all."""
-        return self.rows(tokens) / (self.n_layers * self.n_kv_heads * tokens) if tokens else 1.0
+        """The fraction of the cache that is left at that length; 1 where every head keeps all."""
+        return self.rows(tokens) / (self.n_layers * self.n_kv_heads * tokens) if tokens else 1.0  # of nothing: all
 
     def mask(self, n: int, n_heads: int | None = None) -> Mask:
         """What the plan means in layer n: who sees whom among all keys, for equal adjacent groups of query heads.
@@ -105,8 +109,8 @@ class Plan:
             raise HeadwiseError(f"n_heads={n_heads} is no multiple of the plan's {self.n_kv_heads} key/value heads")
         if not any(self.layer(n)):
             return Causal()
-        everything = Keep(0, LARGEST_POSITION)  # of a head that keeps all, beside others that do not
-        readers = range(n_heads // self.n_kv_heads)  # of each key/value head
+        everything = Keep(0, LARGEST_POSITION)  # a window that no text fills, for heads that keep all
+        readers = range(n_heads // self.n_kv_heads)  # query heads of one key/value head
         of_heads = [kept or everything for kept in self.layer(n) for _ in readers]
         return Streaming(tuple(kept.sinks for kept in of_heads), tuple(kept.window for kept in of_heads))
 
@@ -158,7 +162,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class _Document:
-    """A plan as JSON."""
+    """A plan as JSON; `keep` has the heads that do not keep all, by name."""
 
     headwise_plan: int  # version of the format
     n_layers: int
@@ -171,7 +175,7 @@ class _Document:
             fact = f"headwise_plan={self.headwise_plan}, {layers} layers of {heads} key/value heads"
             raise HeadwiseError(f"{fact}; this headwise reads version 1, of 1 to {MOST_HEADS:,} heads")
         names = [[f"L{n}.KV{g}" for g in range(heads)] for n in range(layers)]
-        for name in self.keep.keys() - {name for layer in names for name in layer}:  # the first is refused
+        for name in self.keep.keys() - {name for layer in names for name in layer}:  # any of them is refused at once
             offer = f"they go from L0.KV0 to {names[-1][-1]}"
             raise unknown(f"{name!r} is no key/value head of the plan", name, names[-1], offer)
         return Plan(tuple(tuple(map(self.keep.get, layer)) for layer in names))
@@ -210,11 +214,13 @@ def layer_keep(plan: Plan | Sequence[HeadPlan | tuple[int, int]]) -> tuple[HeadP
 
 # How far heads look, and what that lets them drop.
 
-SINKS = (0, 1, 4, 16)  # first tokens that are kept
-TOLERANCE = 0.01  # of the mass, where a plan is asked for and nothing else is said
-SHARES = (0.5, 0.9, 0.99)  # of the mass that are reached
-# A head looks things up where, at the low end of the interval, it weighs what answers twice as much (log 2 nats) as the
-# needle's other tokens, and where it gives that a hundredth of its weight: less is not missed.
+# Mass is the part of a head's weights that falls on some tokens.
+SINKS = (0, 1, 4, 16)  # numbers of first tokens with which mass is measured: none, one, Xiao's 4, and more
+TOLERANCE = 0.01  # mass that a head may lose where nothing else is said, a hundredth
+SHARES = (0.5, 0.9, 0.99)  # parts of the mass: how far back lies the nearest half of it, nine tenths, nearly all?
+# A needle is random tokens that are planted in a text and begun again at its end: at each of them the planted token
+# that came next is the answer. A head looks things up where it weighs answers twice as much as the needle's other
+# tokens (log 2 nats), at the low end of the interval, and gives them a hundredth of its weight: less is not missed.
 LIFT = 0.69
 LEAST = 0.01
 
@@ -238,19 +244,21 @@ class KVReach:
     name: str  # "L3.KV1"
     layer: int
     kv_head: int
-    outside: tuple[tuple[Interval, ...], ...]  # mass outside, for each of SINKS and each window; a mean over queries
+    # outside[s][w]: mass outside SINKS[s] first tokens and the last tokens of window w; a mean over queries
+    outside: tuple[tuple[Interval, ...], ...]
     reached: tuple[Interval, ...]  # tokens back within which each of SHARES of the mass lies
     needle: Interval  # mass on the token that continues a planted needle; NaN where none could be planted
-    lift: Interval  # log of how often that is what the needle's other tokens get
+    lift: Interval  # natural log of that mass over the mean one of the needle's other tokens
 
     @property
     def retrieves(self) -> bool:
+        # NaN, where no needle could be planted, is no.
         return self.lift.low >= LIFT and self.needle.mean >= LEAST
 
     def keep(self, windows: tuple[int, ...], sinks: int, tolerance: float) -> Keep | None:
         """The smallest window that leaves out a mass of at most `tolerance`; None where the head needs all."""
         if not self.retrieves:
-            # The last window is the whole text, which saves nothing.
+            # The last window is the whole text, which saves nothing: hence no `strict`.
             for window, mass in zip(windows[:-1], self.outside[SINKS.index(sinks)], strict=False):
                 if mass.mean <= tolerance:
                     return Keep(sinks, window)
@@ -324,7 +332,10 @@ class Windows:
         return plain_data({**vars(self), "sinks": SINKS, "shares": SHARES, "heads": heads})
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row a head: `outside_s4_w64` and the like, `reached_90`, `needle`, each with low and high."""
+        """A row a head: `outside_s4_w64`, `reached_90`, `needle`, `lift`; each with the ends of its interval.
+
+        s4 are 4 first tokens and w64 the last 64; 90 is a percentage of the mass.
+        """
         rows = []
         for head in self.heads:
             row = {"name": head.name, "layer": head.layer, "kv_head": head.kv_head}

@@ -24,7 +24,8 @@ class Explanation:
     """The way of one call.
 
     Attributes:
-        path: the way taken: "fused", "fused causal", "fused masked", "grouped decode" or "explicit"
+        path: the way taken: "fused", "fused causal", "fused masked", "grouped decode" or "explicit"; the top of
+            `headwise.rungs.paths` explains them
         refused: for each other way the reason
         sizes: B, H, G, T, S, D, E; S counts what a cache holds
         keys: the number of keys read, after windows have cut K and V
@@ -85,20 +86,21 @@ def explain(
     Args:
         layer: a layer of ours
     """
-    sources = context, values
+    sources = context, values  # as they were passed: a cache knows the very tensors that it was filled from
     x, context, values = layer.batched(x, context, values)
     mask = layer.mask_with(mask)
     layer.check(x, context, values, mask, cache, positions)
     spec, (B, T, _) = layer.spec, x.shape
     held = 0 if cache is None else cache.kept
     source = x if context is None else context
-    n_new = 0 if cache is not None and cache.holds_context else source.shape[1]
+    n_new = 0 if cache is not None and cache.holds_context else source.shape[1]  # tokens that become keys
     sizes = Sizes(B, spec.n_heads, spec.n_kv_heads, T, held + n_new, spec.head_dim, spec.value_dim)
     if layer.relative_bias is not None:
         # On the layer's call the learned bias joins the mask; here its shape is all that matters, so one zero stands
         # for all of it.
         mask = all_of((mask, Bias(layer.relative_bias.new_zeros(1, 1, 1, 1).expand(1, sizes.H, T, sizes.S))))
     options = layer.options(mask, gate)
+    # What follows, up to the form, raises what the call would raise.
     if mask is not None:
         mask.check(BroadcastGrid((B, sizes.H, T, sizes.S), torch.as_tensor, torch.arange))
     if gate is not None:
@@ -108,15 +110,16 @@ def explain(
     elif cache is not None:
         cache.check_room(n_new)
     form, other = _form(layer, T, sizes.S) if spec.latent_dim is not None else (None, {})
-    if form == "absorbed":  # all heads read what is kept as one key/value head
+    if form == "absorbed":  # all heads read latents and rotary keys as one key/value head, both as keys and as values
         kept = spec.cache_values_per_token
         sizes, options = sizes._replace(G=1, D=kept, E=kept), options._replace(kv_index=None)
     path = paths.choose(sizes, options)
     keys = path.last - path.first
     # The kernel skips the upper triangle only with its causal flag; otherwise it multiplies what a mask then hides.
     pairs = T * (T + 1) // 2 if path.name == paths.CAUSAL else T * keys
+    # A multiplication and an addition for each weight that a token meets, and for each pair and feature: hence the 2.
     flops = {"projections": 2 * B * (T * (spec.q_weights + spec.o_weights) + n_new * spec.kv_weights)}
-    if form is not None:
+    if form is not None:  # expanding sends all keys through `kv_up`, absorbing the queries
         flops[f"{form} latent"] = 2 * B * (sizes.S if form == "expanded" else T) * spec.expanding_weights
     flops["attention"] = 2 * B * sizes.H * pairs * (sizes.D + sizes.E)
     return Explanation(
@@ -131,9 +134,10 @@ def explain(
 
 
 def _form(layer: MultiHeadAttention, T: int, S: int) -> tuple[str, dict[str, str]]:
-    """Of a layer with a latent: whether it is expanded or absorbed, and why not the other."""
+    """Of a layer with a latent: whether it is expanded or absorbed, and {the other: why it is not}."""
     ways = latent.products(layer.spec, T, S)
     form, rest = ("absorbed", "expanded") if latent.absorbs(layer, T, S) else ("expanded", "absorbed")
+    # The way with fewer multiplications is taken, unless an adapter stands for `kv_up`.
     reason = f"{ways[rest]:,} multiplications for each document, where {form} takes {ways[form]:,}"
     if ways[rest] < ways[form]:
         reason = f"{type(layer.kv_up).__name__} stands for kv_up, and has no weight to absorb"
@@ -141,9 +145,10 @@ def _form(layer: MultiHeadAttention, T: int, S: int) -> tuple[str, dict[str, str
 
 
 def _bytes(layer: MultiHeadAttention, x: Tensor, sizes: Sizes, path: paths.Path, form: str | None) -> dict[str, int]:
+    # The names are explained at `Explanation.bytes`.
     spec, (B, H, G, T, S, D, E) = layer.spec, sizes
     size, keys = x.element_size(), path.last - path.first
-    kv_width = D if form == "absorbed" else D + E  # what is absorbed is read once, as keys and as values
+    kv_width = D if form == "absorbed" else D + E  # absorbed, keys and values are the same numbers
     counts = {
         "weights": sum(p.numel() * p.element_size() for p in layer.parameters()),
         "x and result": B * T * (spec.d_in + spec.d_out) * size,
@@ -151,12 +156,13 @@ def _bytes(layer: MultiHeadAttention, x: Tensor, sizes: Sizes, path: paths.Path,
     }
     if form == "expanded":
         counts["latents"] = B * S * spec.cache_values_per_token * size
-    has_band = path.band is not None and path.name != paths.CAUSAL  # which the kernel's flag says without a tensor
+    # Is a tensor made of the band? Not where the kernel's causal flag says it.
+    has_band = path.band is not None and path.name != paths.CAUSAL
     if path.name == paths.EXPLICIT:
         counts["maps"] = 3 * B * H * T * S * max(4, size)  # scores, their exp, weights; in float32 or wider
     elif path.rest or has_band:
         # The tensor that the masks become: one number a pair, for each document and head that they tell apart.
-        to_cpu = partial(torch.as_tensor, device="cpu")
+        to_cpu = partial(torch.as_tensor, device="cpu")  # only shapes are asked for, wherever the masks lie
         grid = BroadcastGrid((B, H, T, S), to_cpu, torch.arange, path.keys)
         allowed, bias = Both(path.rest).allowed(grid), Both(path.rest).bias(grid)
         shapes = [tuple(x.shape) for x in (allowed, bias) if x is not None]
@@ -168,5 +174,6 @@ def _bytes(layer: MultiHeadAttention, x: Tensor, sizes: Sizes, path: paths.Path,
 
 
 def _parts(counts: dict[str, int], base: int, units: tuple[str, ...]) -> str:
+    # Such as "5 M = 4 M projections + 1 M attention".
     total = scaled(sum(counts.values()), base, units)
     return f"{total} = " + " + ".join(f"{scaled(count, base, units)} {name}" for name, count in counts.items())

@@ -17,8 +17,11 @@ from headwise.layer.projections import Projections
 from headwise.table import Table, amount, escaped, listed, number, picture, plural
 from headwise.words import unknown
 
-MOST_HEADS = 24  # rows of a table
-SMALL, LARGE = (16, 48), (64, 192)  # the most pixels of a picture, rows and columns; else they are means of blocks
+# Sizes for the eye, all round choices.
+MOST_HEADS = 24  # rows of a table; the others are counted below it
+# The most pixels of a picture, rows and columns: in the row of a head, and alone. A larger matrix is shown by the means
+# of its blocks.
+SMALL, LARGE = (16, 48), (64, 192)
 LayerT = TypeVar("LayerT", bound=Projections)
 
 # What a head hands out and takes: the parameter of the layer, the axis along which heads lie in it, and the field of
@@ -81,6 +84,7 @@ class Heads:
 
     def _named(self) -> str:
         names = [f"H{index}" for index in self._indices]
+        # All heads of a layer of three or more: "H0 to H11"; else "H2, H5".
         if len(names) == self._layer.spec.n_heads > 2:
             return f"{names[0]} to {names[-1]}"
         return ", ".join(names)
@@ -96,7 +100,7 @@ class Heads:
             pictures = [_picture(head, name, matrix, height=24, most=SMALL) for name, matrix in _matrices(head).items()]
             share = amount(head.cost.cache_share)
             rows.append((head.name, kv_head_of(head), *pictures, f"{head.cost.parameters:,}", share))
-        matrices = ("W_Q", "W_K", "W_V", "W_O^T")
+        matrices = ("W_Q", "W_K", "W_V", "W_O^T")  # as `_matrices` has them
         columns = ("head", "key/value head", *matrices, "parameters of its own", "share of cache a token")
         more = len(self) - len(rows)
         return Table(columns, rows).html() + (f"<p>and {plural(more, 'more head')}</p>" if more else "")
@@ -120,6 +124,7 @@ class HeadCost:
     shared_by: int
     shared: str = "key/value head"
 
+    # A page calls this "share of cache a token".
     @property
     def cache_share(self) -> float:
         """Bytes a token when each reader of the key/value head bears the same part of them.
@@ -145,10 +150,11 @@ class Head:
     of one group share wk and wv, so writing one writes all of them; `shared_with` names them.
 
     With a latent (MLA) the head's own part is `up` (d - rope_dim + e, latent_dim), its rows of `layer.kv_up`, those for
-    keys first. wk and wv are products of it and of `layer.kv_down`, the norm's gain between them, its factor of each
-    token left out; where queries have a latent, so is wq. Products are for reading.
+    keys first. wk and wv are products of it and of `layer.kv_down`, with the gain of the norm between them but without
+    its division by the size of each token's latent; where queries have a latent, so is wq. Products are for reading.
     """
 
+    # Declared for the type checker; __getattr__ makes the weights when they are asked for.
     layer: Projections
     index: int
     wq: Tensor
@@ -193,6 +199,7 @@ class Head:
         return names if spec.latent_dim is None else [*names, "wk", "wv"]
 
     def _product(self, name: str) -> Tensor:
+        """A part that passes through a latent, as one matrix of x or of the context."""
         layer, spec = self.layer, self.layer.spec
         if name == "wq":
             return latent.through(_parameter(layer, "q_down.weight"), layer.q_latent_norm, self._view("wq"))
@@ -202,6 +209,7 @@ class Head:
         return v if name == "wv" else torch.cat([k, down[spec.latent_dim :]])
 
     def _view(self, name: str) -> Any:
+        """The head's slice of one parameter; None where the layer has no such parameter."""
         path, axis, size = PARTS[name]
         parameter = _parameter(self.layer, path)
         if parameter is None:
@@ -240,7 +248,8 @@ class Head:
         parameters, kv_parameters = spec.query_head_parameters, spec.kv_head_parameters
         cache_bytes = spec.cache_values_per_token * self.wq.element_size()
         if spec.latent_dim is not None:
-            latents = spec.shared_parameters - spec.out_bias * spec.d_out  # the bias of W_O makes no latent
+            # Of what belongs to no head all but the bias of W_O makes latents; a layer with a latent has no qk-norm.
+            latents = spec.shared_parameters - spec.out_bias * spec.d_out
             return HeadCost(parameters + kv_parameters, latents, cache_bytes, spec.n_heads, "latent")
         return HeadCost(parameters, kv_parameters, cache_bytes // spec.n_kv_heads, 1 + len(self.shared_with))
 
@@ -310,6 +319,7 @@ def _selected(layer: LayerT, heads: list[int]) -> LayerT:
     spec = old.replace(
         n_heads=len(heads),
         n_kv_heads=len(kv_heads),
+        # Each query head reads the key/value head that it read, by that one's new number.
         kv_index=tuple(kv_heads.index(old.kv_index[h]) for h in heads),
         mask=None if old.mask is None else old.mask.for_heads(heads, old.n_heads),
         d_out=old.d_out if old.out_proj else len(heads) * old.value_dim,
@@ -331,7 +341,7 @@ def _selected(layer: LayerT, heads: list[int]) -> LayerT:
 
 def _parameter(layer: Projections, path: str) -> Any:
     """A parameter by its name, such as "q_proj.weight"; None where the layer was built without it."""
-    owner, _, name = path.rpartition(".")
+    owner, _, name = path.rpartition(".")  # "sink" has no owner: it is the layer's own
     module = getattr(layer, owner, None) if owner else layer
     parameter: Tensor | None = getattr(module, name, None)
     if name == "weight" and module is not None and not isinstance(parameter, Tensor):

@@ -5,7 +5,8 @@
     from_transformers(module, ...)  attention of transformers, of a family with a record in families.toml
     from_course(module)             W_query, W_key, W_value, out_proj, num_heads and a causal `mask`
 
-Each runs a copy of the module beside the layer; the module itself is not touched. Modules are recognised by class name
+A certificate is what the layer and the original were run on, and their largest difference. It takes a copy of the
+module, which itself is not touched. Modules are recognised by class name
 and attributes, so nothing here imports transformers. What a layer cannot represent is refused by name.
 """
 
@@ -32,7 +33,9 @@ from headwise.spec import Options
 
 CAUSAL = Causal()
 
-N_TEXTS, N_TOKENS, N_KEYS = 3, 13, 11  # of a certificate; N_KEYS of a context. Primes, so that no axes are confused
+# Texts of a certificate, tokens of each, and keys of its context: small, and different primes, so that no axis passes
+# for another one.
+N_TEXTS, N_TOKENS, N_KEYS = 3, 13, 11
 
 # What is imported, as a function: of x (B,T,c), of what keys (B,S,c) and values (B,S,c) are made of, both x in self
 # attention, and of what is added to the scores, (B|1,H|1,T,S) or None, -inf = forbidden.
@@ -81,7 +84,7 @@ def certified(
     def drawn(length: int, width: int) -> Tensor:
         return torch.randn(N_TEXTS, length, width, generator=generator, device="cpu").to(like)
 
-    layer.eval()
+    layer.eval()  # no dropout; its mode comes back below
     measured = []  # of each run the largest difference, and the largest output
     answered: list[str] = []
     # The original may make tensors of its own, such as angles: where the weights are.
@@ -93,12 +96,13 @@ def certified(
             if way == "self" or spec.d_values == spec.d_context:
                 values = keys
             masks: list[Mask | None] = [None]
-            if takes_mask and way == "self" and spec.mask is None:
+            if takes_mask and way == "self" and spec.mask is None:  # a layer of its own mask is tried with that
                 masks.append(CAUSAL)
             if takes_mask:
                 # Of N_TEXTS texts one is whole, one a good half, and one a single key.
                 masks.append(Lengths([n_keys, n_keys // 2 + 1, 1]))
             for mask in masks:
+                # The original gets the layer's mask and the call's as numbers; the layer joins its own to the call's.
                 added = _added(layer.mask_with(mask), like.new_zeros(N_TEXTS, spec.n_heads, n_tokens, n_keys))
                 expected = original(x, keys, values, added)
                 ours = layer(x, None if way == "self" else keys, None if values is keys else values, mask=mask)
@@ -110,8 +114,9 @@ def certified(
             names = ["no further mask" if mask is None else repr(mask) for mask in masks]
             answered.append(f"{way} attention ({', '.join(names)})")
     layer.train(mode)
-    largest, reached = torch.stack(measured).amax(0).tolist()  # which keeps NaN
-    # Far above rounding, far below a bug; `not <=` refuses NaN, too.
+    largest, reached = torch.stack(measured).amax(0).tolist()  # of all runs; NaN in one stays NaN
+    # A thousandth of the largest output is a round choice: far above rounding in float32, far below what a wrong rule
+    # changes. `not <=` refuses NaN, too.
     if like.dtype.itemsize >= 4 and not largest <= 1e-3 * reached:
         raise HeadwiseError(
             f"{path}: the layer differs from {what} by {largest:.3g} where outputs reach {reached:.3g}, beyond "
@@ -134,7 +139,7 @@ def _added(mask: Mask | None, zeros: Tensor) -> Tensor | None:
     return trace(zeros[..., :1], keys, keys, Options(mask)).masked  # of scores that are 0
 
 
-COURSE = ("W_query", "W_key", "W_value", "out_proj", "num_heads")
+COURSE = ("W_query", "W_key", "W_value", "out_proj", "num_heads")  # the first four are Linears
 
 
 def import_attention(module: nn.Module) -> Imported:
@@ -183,6 +188,7 @@ def from_torch(module: nn.MultiheadAttention) -> Imported:
             "add_zero_attn=True appends a key and value of zeros to each text; that is a sink logit of 0: "
             "copy the weights into MultiHeadAttention(sink=True) yourself"
         )
+    # With kdim or vdim torch keeps three matrices, else one of their rows; biases are packed either way.
     separate = [f"{name}_proj_weight" for name in "qkv"]
     check_parameters(module, {"in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias", *separate})
     packed, bias, n_heads = module.in_proj_weight, module.in_proj_bias, module.num_heads
@@ -194,7 +200,7 @@ def from_torch(module: nn.MultiheadAttention) -> Imported:
 
     def original(x: Tensor, keys: Tensor, values: Tensor, added: Tensor | None) -> Tensor:
         blocked = None
-        if added is not None:
+        if added is not None:  # of 0 and -inf; torch takes it as (B*H,T,S)
             blocked = (added == -math.inf).expand(-1, n_heads, -1, -1).flatten(0, 1)  # True = may NOT attend
         if not twin.batch_first:
             x, keys, values = (sequence.transpose(0, 1) for sequence in (x, keys, values))
@@ -212,10 +218,12 @@ def from_course(module: nn.Module) -> Imported:
 
     Raschka, "Build a Large Language Model (From Scratch)", section 3.6. forward(x) (B,T,d_in) -> (B,T,d_out), heads
     are adjacent slices of the width, `mask` (context_length, context_length) is 1 where a query may not look. The
-    layer has no context_length: it takes texts of any length. `dropout`, where there is one, is on the weights.
+    layer has no context_length: it takes texts of any length. `dropout`, where there is one, is on the weights: an
+    nn.Dropout, or a number.
     """
     attention: Any = module
     wanted = {name: getattr(module, name, None) for name in (*COURSE, "mask")}
+    # Linears, the number of heads, and the mask as a tensor; anything else under these names counts as not there.
     absent = [name for name, part in wanted.items() if not isinstance(part, nn.Module | Tensor | int)]
     if absent:
         raise HeadwiseError(
@@ -233,7 +241,7 @@ def from_course(module: nn.Module) -> Imported:
         training=module.training,
     )
     twin = copy.deepcopy(module).eval()
-    n_tokens = min(N_TOKENS, attention.mask.shape[-1])
+    n_tokens = min(N_TOKENS, attention.mask.shape[-1])  # it takes no longer text than its mask
 
     def original(x: Tensor, keys: Tensor, values: Tensor, added: Tensor | None) -> Tensor:
         out: Tensor = twin(x)  # which takes no mask: its own buffer must be what the layer's Causal is
@@ -251,6 +259,7 @@ def from_transformers(module: nn.Module, family: Family) -> Imported:
     A module for cross attention becomes a layer without mask, to be called with context=. Of BERT's attention the part
     without W_O (BertSelfAttention) becomes a layer without output projection.
     """
+    # The module is all of the attention, with W_O, or only the part that computes the heads, and then `whole` is None.
     whole = module if family.whole in class_names(module) else None
     core = module if whole is None else whole.get_submodule(family.core)
     w_o = None if whole is None else whole.get_submodule(family.o)
@@ -259,7 +268,8 @@ def from_transformers(module: nn.Module, family: Family) -> Imported:
     rope, weights = _rope(core, family), parts_of(family, core, w_o)
     n_heads, scale = family.read(core, family.n_heads), float(family.read(core, family.scale))
     head_dim = len(weights["q_proj.weight"]) // n_heads
-    usual = math.isclose(scale, head_dim**-0.5, rel_tol=1e-12)  # but for the rounding of a float of Python
+    # 1/sqrt(d), but for the rounding of a float of Python: then the layer's scale stays None.
+    usual = math.isclose(scale, head_dim**-0.5, rel_tol=1e-12)
     layer = build(
         weights,
         n_heads,
@@ -272,7 +282,8 @@ def from_transformers(module: nn.Module, family: Family) -> Imported:
         dropout=family.read(core, family.dropout),
         training=module.training,
     )
-    w_o_beside = None if core is whole else w_o  # None: the core multiplies with it itself, or there is none
+    # W_O where it stands beside the core; None where the core multiplies with it itself, or there is none.
+    w_o_beside = None if core is whole else w_o
     what = " and ".join(type(part).__name__ for part in (core, w_o_beside) if part is not None)
     way = "cross" if cross else "self"
     path = f"from_transformers, {family.name}, {way} attention"
@@ -284,13 +295,14 @@ def from_transformers(module: nn.Module, family: Family) -> Imported:
 def _original(core: nn.Module, family: Family, w_o: nn.Module | None) -> Original:
     """A call of a copy of the module, in eval mode, with its own file's attention, which takes any mask."""
     twin: Any = copy.deepcopy(core).eval()
-    twin.config._attn_implementation = "eager"
+    twin.config._attn_implementation = "eager"  # transformers' name for it; the config is a copy, too
     project = copy.deepcopy(w_o)
     rotary = _rotary(core, family) if family.rope else None
     cross = family.is_cross(core)
 
     def original(x: Tensor, keys: Tensor, values: Tensor, added: Tensor | None) -> Tensor:
-        # Its mask is in the dtype of its scores, with the lowest number instead of -inf; by GPT-2's flag in float32.
+        # Its mask is in the dtype of its scores, with the lowest number instead of -inf. With this flag GPT-2 computes
+        # scores in float32.
         dtype = torch.float32 if getattr(twin, "reorder_and_upcast_attn", False) else x.dtype
         mask = None if added is None else added.clamp(min=torch.finfo(dtype).min).to(dtype)
         keywords: dict[str, Any] = {family.cross_mask if cross else "attention_mask": mask}
@@ -309,6 +321,7 @@ def _original(core: nn.Module, family: Family, w_o: nn.Module | None) -> Origina
 def _mask(core: Any, family: Family) -> Mask | None:
     """Causal, or the window that the model's own mask function would draw; None for an encoder."""
     window = family.read(core, family.window)
+    # Not causal: no flag of the module says so, or the config takes it back.
     if not any(family.read(core, path) for path in family.causal) or not getattr(core.config, "is_causal", True):
         if window is not None:
             raise HeadwiseError(
@@ -323,7 +336,7 @@ def _norm_eps(core: nn.Module, family: Family) -> float:
     eps = set()
     for norm in (family.read(core, family.q_norm), family.read(core, family.k_norm)):
         if norm is not None:
-            eps.add(float(getattr(norm, "variance_epsilon", None) or norm.eps))
+            eps.add(float(getattr(norm, "variance_epsilon", None) or norm.eps))  # its two names in transformers
     if len(eps) > 1:
         raise HeadwiseError(f"the norms of queries and keys have eps {sorted(eps)}; a headwise layer has one for both")
     return eps.pop() if eps else 1e-6
@@ -341,6 +354,7 @@ def _rope(core: Any, family: Family) -> RoPE | None:
         raise HeadwiseError(f"rope_type={scaling!r} cannot be represented; headwise.RoPE has default, linear and yarn")
     width, pairs = family.read(core, family.rope_width), family.interleaved
     interleaved = bool(family.read(core, pairs) if isinstance(pairs, str) else pairs)
+    # The fields of RoPE by their names in `rope_parameters`; those that are not there keep the defaults of RoPE.
     fields: dict[str, Any] = {"theta": parameters["rope_theta"], "interleaved": interleaved}
     if scaling != "default":
         fields |= {"scaling": scaling, "factor": parameters["factor"]}
@@ -352,7 +366,7 @@ def _rope(core: Any, family: Family) -> RoPE | None:
     rope = RoPE(**fields)
     frequencies, our_factor = rope.frequencies(width)
     rotary = _rotary(core, family)
-    prefix = f"{kind}_" if hasattr(rotary, f"{kind}_inv_freq") else ""  # of Gemma 3
+    prefix = f"{kind}_" if hasattr(rotary, f"{kind}_inv_freq") else ""  # Gemma 3 has a set for each type of layer
     ours = torch.tensor(frequencies, dtype=torch.float64)
     theirs = getattr(rotary, f"{prefix}inv_freq").double().cpu()
     # Theirs are computed in float32, a power of theta among them: some 1e-6 apart. A field that is not read moves more.
@@ -360,7 +374,8 @@ def _rope(core: Any, family: Family) -> RoPE | None:
         raise HeadwiseError(
             f"rope_parameters={parameters} make other frequencies than {rope}; a field has no counterpart"
         )
-    # Theirs is a float of Python, by the formula that ours goes by, or a number from the config with its few digits.
+    # What cos and sin are multiplied by. Theirs is a float of Python, by the formula that ours goes by, or a number
+    # from the config with its few digits; where they differ by more, the layer takes theirs.
     factor = float(getattr(rotary, f"{prefix}attention_scaling"))
     return rope if math.isclose(factor, our_factor, rel_tol=1e-6) else replace(rope, attention_factor=factor)
 
@@ -368,7 +383,7 @@ def _rope(core: Any, family: Family) -> RoPE | None:
 def _rotary(core: Any, family: Family) -> Any:
     """The rotary embedding that stands beside the attention in the model's source, built from the same config."""
     name = f"{family.prefix}RotaryEmbedding"
-    for base in type(core).__mro__:
+    for base in type(core).__mro__:  # a subclass may stand in a file of its own, without the embedding
         beside = vars(sys.modules[base.__module__])
         if name in beside:
             with torch.device(next(core.parameters()).device):

@@ -25,7 +25,8 @@ from headwise.spec import AttentionSpec, Options
 
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
 
-# What those type who come from torch.nn, transformers or a course, and what it is called here.
+# What those type who come from torch.nn, transformers or a course, and what it is called here: in "built" of the
+# arguments of the layer, in "called" of those of a call.
 ELSEWHERE = tomllib.loads(resources.files("headwise.layer").joinpath("elsewhere.toml").read_text(encoding="utf-8"))
 
 
@@ -96,7 +97,8 @@ class MultiHeadAttention(Projections):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        arguments = locals()  # each is a field of the spec: the signature is spelled out for who calls and for its help
+        # The arguments by name, which are the fields of the spec: spelled out above for who calls and for `help`.
+        arguments = locals()
         super().__init__(**{name: arguments[name] for name in (*AttentionSpec.__dataclass_fields__, "device", "dtype")})
 
     @property
@@ -147,7 +149,7 @@ class MultiHeadAttention(Projections):
         is_one_document, x = x.ndim == 2, batch  # the first asks of the x that was passed, before it is replaced
         mask = self.mask_with(mask)
         self.check(x, context, values, mask, cache, positions)
-        start = 0 if cache is None else cache.length
+        start = 0 if cache is None else cache.length  # position of the first new token in its text
         planned = cache if isinstance(cache, PlannedCache) else None
         q_source = x if self.spec.q_latent_dim is None else _normed(self.q_latent_norm, self.q_down(x))
         q = self._ready(self.q_proj(q_source), self.spec.n_heads, self.q_norm, start, positions)
@@ -166,11 +168,12 @@ class MultiHeadAttention(Projections):
 
         options = self.options(mask, gate)
         out, k, v = self._attended(q, k, v, options, planned)
-        if cache is not None:  # only now: a call that was refused leaves the cache as it was
+        # Only now: a call that was refused leaves the cache as it was.
+        if cache is not None:
             cache.take(self._number, *(sources if context is not None else ()))
         if self.watchers:
             cross = context is not None or (cache is not None and cache.holds_context)
-            for watcher in self.watchers:
+            for watcher in self.watchers:  # each may give the heads' outputs changed, or None
                 changed = watcher(Call(self, q, k, v, options, out, cross, start))
                 out = out if changed is None else changed
         joined = out.transpose(1, 2).flatten(2)
@@ -180,7 +183,10 @@ class MultiHeadAttention(Projections):
     def batched(
         self, x: Tensor, context: Tensor | None, values: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """The inputs of a call as (B,T,width) each; None for values that are the context, and both if they are x."""
+        """The inputs of a call as (B,T,width) each. Values that are the context become None, and both if they are x.
+
+        Raises HeadwiseError for what is no tensor, and where some have the axis of documents and others not.
+        """
         for name, tensor in (("x", x), ("context", context), ("values", values)):
             if isinstance(tensor, Mask):
                 raise HeadwiseError(f"{name} is {tensor!r}; layer(q, k, v) takes tensors there, and a mask as mask=")
@@ -208,7 +214,7 @@ class MultiHeadAttention(Projections):
             return k, self._split(self.v_proj(values), spec.n_kv_heads)
         content, rotary = self.kv_down(keys).split([spec.latent_dim, spec.rope_dim], -1)
         both = torch.cat([_normed(self.kv_latent_norm, content), rotary], -1)
-        kept = self._ready(both, 1, None, start, positions)
+        kept = self._ready(both, 1, None, start, positions)  # the rotation turns the last features: the rotary key
         return kept, kept[..., :0]  # values of width 0, for a cache takes keys and values in pairs
 
     def _attended(
@@ -237,7 +243,7 @@ class MultiHeadAttention(Projections):
     def _ready(
         self, x_btc: Tensor, n_heads: int, norm: nn.Module | None, start: int, positions: Tensor | None
     ) -> Tensor:
-        """Projected queries or keys as (B,h,T,d), normed and rotated."""
+        """Projected queries or keys as (B,h,T,d), normed and rotated; which comes first the RoPE says."""
         x_bhtd = self._split(x_btc, n_heads)
         rotation = self._rotation
         if rotation is not None and rotation.rope.before_norm:
@@ -254,17 +260,21 @@ class MultiHeadAttention(Projections):
         return x_btc.reshape(B, T, n_heads, width // n_heads).transpose(1, 2)
 
     def _bias_by_distance(self, T: int, S: int) -> Tensor:
-        """The learned bias (1,H,T,S); queries stand at the end of the keys."""
+        """The learned bias (1,H,T,S), by T5's rule (see `RelativeBias`); queries stand at the end of the keys.
+
+        Near distances have a bucket each, farther ones share: with 8 on a side 0 to 3 have one each, the rest four.
+        """
         rule = self.spec.relative_bias
         assert rule is not None and self.relative_bias is not None
         device = self.relative_bias.device
         distance = torch.arange(T, device=device)[:, None] + (S - T) - torch.arange(S, device=device)  # how far back
-        n, first = rule.n_buckets, torch.zeros_like(distance)  # of one side: its buckets, and the first of them
+        # Of the side on which a key lies: how many buckets it has, and the number of its first.
+        n, first = rule.n_buckets, torch.zeros_like(distance)
         if rule.two_sided:  # the second half of the buckets is for keys after the query
             n //= 2
             first = n * (distance < 0)
             distance = distance.abs()
-        distance = distance.clamp(min=0)
+        distance = distance.clamp(min=0)  # one-sided: a key after the query is as one at the query
         exact = n // 2  # so many distances have a bucket each; the others share n - exact on a logarithmic scale
         # How far a distance lies on that scale: 0 at `exact`, 1 at `max_distance`.
         reached = torch.log(distance.clamp(min=1) / exact) / math.log(rule.max_distance / exact)
@@ -295,7 +305,8 @@ class MultiHeadAttention(Projections):
                 )
             if cache.window is not None and context is None:
                 _check_rolling(cache.window, mask)
-            if context is None or (cache.window is None and cache.plan is None):  # else refused below
+            # A context with a cache that rolls or has a plan is refused below, whatever the mask.
+            if context is None or (cache.window is None and cache.plan is None):
                 _check_places(self.spec.mask, mask, cache, context is not None or cache.holds_context)
             if cache.plan is not None and self.watchers:
                 raise HeadwiseError(
@@ -312,7 +323,7 @@ class MultiHeadAttention(Projections):
                 "values= is passed without context=: each value belongs to a key; pass what the keys are made of as "
                 "context="
             )
-        elif cache is None or not cache.holds_context:
+        elif cache is None or not cache.holds_context:  # self attention: x has to serve for keys and values, too
             spec = self.spec
             if spec.d_context != spec.d_in:
                 what, remedy = f"keys of width d_context={spec.d_context}", "context="
@@ -331,7 +342,8 @@ class MultiHeadAttention(Projections):
         width = getattr(self.spec, field)
         if x.shape[-1] != width:
             raise HeadwiseError(f"{name} has width {x.shape[-1]}; this layer has {field}={width}")
-        weight = self.q_proj.weight if type(self.q_proj) is nn.Linear else x  # of an adapter no dtype is known
+        # Of an adapter that stands for W_Q no dtype is known: then any x passes.
+        weight = self.q_proj.weight if type(self.q_proj) is nn.Linear else x
         if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
             raise HeadwiseError(
                 f"{name} is {x.dtype} and the weights of this layer are {weight.dtype}; pass "
@@ -374,7 +386,7 @@ class MultiHeadAttention(Projections):
         if self._rotation is not None:
             raise HeadwiseError("context= with rope=: queries and keys of two sequences share no positions; drop one")
         for name in ("plan", "window"):
-            if getattr(cache, name, None):
+            if getattr(cache, name, None):  # None also where there is no cache
                 raise HeadwiseError(
                     f"context= with a cache of {name}={getattr(cache, name)}: a context stays whole; drop {name}="
                 )
@@ -388,12 +400,16 @@ class MultiHeadAttention(Projections):
 
 def _normed(norm: nn.Module, x: Tensor) -> Tensor:
     """x normed in the precision of the gain, and given back in its own: under autocast that is lower."""
-    normed: Tensor = norm(x.to(getattr(norm, "weight", x).dtype))
+    normed: Tensor = norm(x.to(getattr(norm, "weight", x).dtype))  # nn.Identity, of latents without norm, has no gain
     return normed.to(x.dtype)
 
 
 def _check_places(of_layer: Mask | None, mask: Mask | None, cache: KVCache, is_cross: bool) -> None:
-    """A piece of a text must see what the whole text sees: its queries stand where the mask takes them to be."""
+    """A piece of a text must see what the whole text sees: its queries stand where the mask takes them to be.
+
+    of_layer  the layer's own mask, which is the same in each call
+    mask      that of layer and call together
+    """
     if is_cross and mask is not None:
         for part in mask.parts():
             if part.aligned():
@@ -402,7 +418,7 @@ def _check_places(of_layer: Mask | None, mask: Mask | None, cache: KVCache, is_c
                     f"of them does not know how many came before; give it an offset= in each call, or leave the cache "
                     f"out"
                 )
-    if is_cross or of_layer is None or not cache.length:
+    if is_cross or of_layer is None or not cache.length:  # the first piece of a text begins where the text does
         return
     for part in of_layer.parts():
         if part.aligned() is False:  # it has an offset; None: it compares no positions

@@ -9,8 +9,11 @@ from headwise.spec import Options, Sizes, is_adjacent
 
 Band = tuple[int, int]  # low <= j - i <= high
 
-SMALLEST_SCALE = 1e-3  # below it, sink / scale leaves the range of half precision: a sink of 65 does at 65 / 1e-3
+# The kernel carries a sink as sink / scale, which overflows as the scale nears 0. A round choice far below scales in
+# use, such as 1/sqrt(128): a smaller one lets more sinks overflow, a larger one sends more calls the explicit way.
+SMALLEST_SCALE = 1e-3
 
+# The ways. The kernel is torch's scaled_dot_product_attention, which holds no map of all scores.
 EXPLICIT = "explicit"  # every step spelled out; holds (B,H,T,S) numbers
 FUSED = "fused"  # one kernel call, no mask
 CAUSAL = "fused causal"  # one kernel call, with its causal flag
@@ -24,7 +27,7 @@ class Path(NamedTuple):
     name: str
     first: int  # the keys that some query sees begin here; K and V are cut to them
     last: int  # and end before here
-    band: Band | None  # what is left of windows and causal bounds within those keys
+    band: Band | None  # what is left to forbid of windows and causal bounds within those keys; j counts all keys
     rest: tuple[Mask, ...]  # the other masks
 
     @property
@@ -36,14 +39,16 @@ def choose(sizes: Sizes, options: Options) -> Path:
     """The way of a call."""
     first, last, band, rest = _split(options.mask, sizes)
     if why_explicit(sizes, options):
+        # It reads all keys, and each mask by itself.
         return Path(EXPLICIT, 0, sizes.S, None, () if options.mask is None else options.mask.parts())
-    name = MASKED
+    name = MASKED  # unless nothing is masked, or the kernel's flag says it
     if sizes.T == 1 and why_ungrouped(sizes, options) is None:
         name = GROUPED
     elif band is None and len(rest) == 0:
         name = FUSED
     elif band is not None and len(rest) == 0 and options.sink is None:
-        is_triangle = band[0] <= 1 - sizes.T and band[1] == 0 and first == 0 and last == sizes.T  # of a square
+        # Does query i see keys 0 to i, of as many keys as queries? 1 - T is the least j - i: no lower bound.
+        is_triangle = band[0] <= 1 - sizes.T and band[1] == 0 and first == 0 and last == sizes.T
         if is_triangle and (options.scale is None or options.scale > 0):
             name = CAUSAL
     return Path(name, first, last, band, rest)
@@ -56,6 +61,7 @@ def refusals(path: Path, sizes: Sizes, options: Options) -> dict[str, str]:
     if explicit:
         return dict.fromkeys((name for name in names if name != path.name), explicit)
     masked = path.band is not None or bool(path.rest)
+    # Why the kernel's causal flag does not do; not asked for where it does.
     if not masked:
         no_flag = "nothing is masked"
     elif path.rest:
@@ -84,6 +90,7 @@ def why_explicit(sizes: Sizes, options: Options) -> str | None:
         return "softcap: the kernel has no step between scores and softmax"
     if options.sink is not None and options.scale is not None and abs(options.scale) < SMALLEST_SCALE:
         return "sink with a scale near 0: the kernel carries the sink as sink / scale, which overflows"
+    # D = 0 is refused before.
     if any(n == 0 for n in (sizes.B, sizes.H, sizes.T, sizes.S, sizes.E)):
         return "an axis is empty: not every kernel takes that"
     return None
@@ -103,7 +110,9 @@ def why_ungrouped(sizes: Sizes, options: Options) -> str | None:
 def runs_off(band: Band, sizes: Sizes) -> bool:
     """Does a row of the band lie wholly outside the keys, so that it may attend nothing?"""
     low, high = band
-    return low > high or high < 0 or sizes.T - 1 + low > sizes.S - 1  # the first query's, or the last one's
+    # Query i sees keys i + low to i + high: no number at all, or query 0 all before the first key, or query T-1 all
+    # after the last one.
+    return low > high or high < 0 or sizes.T - 1 + low > sizes.S - 1
 
 
 def _split(mask: Mask | None, sizes: Sizes) -> tuple[int, int, Band | None, tuple[Mask, ...]]:
@@ -112,7 +121,7 @@ def _split(mask: Mask | None, sizes: Sizes) -> tuple[int, int, Band | None, tupl
     Comparisons rather than `min` and `max`, and no infinities: torch.compile traces these sizes as symbols, and learns
     from a comparison a condition that later sizes meet too, instead of making a graph for each size.
     """
-    low, high = 1 - sizes.T, sizes.S - 1  # the least and the greatest j - i
+    low, high = 1 - sizes.T, sizes.S - 1  # the least and the greatest j - i: nothing is forbidden yet
     rest = []
     for part in () if mask is None else mask.parts():
         band = part.band(sizes.T, sizes.S)
@@ -124,9 +133,9 @@ def _split(mask: Mask | None, sizes: Sizes) -> tuple[int, int, Band | None, tupl
             low = part_low
         if part_high is not None and part_high < high:
             high = part_high
-    first = low if low > 0 else 0
-    last = sizes.T + high if sizes.T + high < sizes.S else sizes.S
-    if first >= last:  # no query sees any key; one stays, so that the kernel has something to be forbidden
+    first = low if low > 0 else 0  # query 0 sees keys from 0 + low on
+    last = sizes.T + high if sizes.T + high < sizes.S else sizes.S  # the last query sees keys up to T - 1 + high
+    if first >= last:  # no query sees any key: key 0 stays, with a band that no j - i meets, as a kernel wants a key
         return 0, 1, (1, 0), tuple(rest)
     # The least j - i: the first of these keys, the last query. The greatest: the last key, the first query.
     all_see_all = low <= first - (sizes.T - 1) and high >= last - 1

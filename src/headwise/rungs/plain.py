@@ -35,7 +35,7 @@ def trace(q: list[Any], k: list[Any], v: list[Any], options: Options) -> Trace[l
         raise HeadwiseError(f"dropout={dropout} on nested lists: dropout needs the tensor rung; pass torch tensors")
     if len(shape_of(q)) == 3:
         batched = trace([q], [k], [v], options)
-        return Trace(*(steps[0] for steps in vars(batched).values()))
+        return Trace(*(steps[0] for steps in vars(batched).values()))  # each field without its axis of documents
     B, H, G, T, S, D, _ = check_shapes(check_even("q", q), check_even("k", k), check_even("v", v))
     check_scores(scale, softcap)
     for name, per_head in (("sink", sink), ("gate", gate)):
@@ -60,8 +60,10 @@ def trace(q: list[Any], k: list[Any], v: list[Any], options: Options) -> Trace[l
             # A key that no query of these heads may attend is not read: it stands as zeros.
             keys = [k[b][g][j] if any(row[j] for row in rows) else [0.0] * D for j in range(S)]
             head_sink, head_gate = (None if x is None else list(x)[h] for x in (sink, gate))
+            # Values need no zeros: `_row_out` reads only those that its query may attend.
             heads.append(_head(q[b][h], keys, v[b][g], *masks[h], scale, softcap, head_sink, head_gate))
         documents.append(heads)
+    # Traces of heads become one Trace, each of whose fields has the axes of documents and heads in front.
     steps = {}
     for name in Trace.__dataclass_fields__:
         steps[name] = [[getattr(head, name) for head in heads] for heads in documents]
@@ -84,12 +86,13 @@ def _head(
     capped = scores
     if softcap is not None:
         capped = [[softcap * tanh(score / softcap) for score in row] for row in scores]
+    # What is forbidden is replaced, not added to: NaN there cannot leak.
     masked: list[list[Scalar]] = [
         [score + extra if ok else -math.inf for score, extra, ok in zip(*rows, strict=True)]
         for rows in zip(capped, bias, allowed, strict=True)
     ]
     rows = [_softmax(row, sink) for row in masked]
-    weights, lse = [row for row, _ in rows], [total for _, total in rows]
+    weights, lse = [row for row, _ in rows], [log_of_sum for _, log_of_sum in rows]
     out = [_row_out(*row, v, gate) for row in zip(weights, allowed, strict=True)]
     return Trace(scores, capped, masked, weights, lse, out)
 
@@ -102,7 +105,7 @@ def _softmax(logits: Vector, sink: Scalar | None) -> tuple[list[Scalar], Scalar]
         return weights, -math.inf
     terms = [logits[j] for j in visible]
     if sink is not None:
-        terms.append(sink if number(sink) < math.inf else sys.float_info.max)
+        terms.append(sink if number(sink) < math.inf else sys.float_info.max)  # inf - inf below would be NaN
     top = max(number(x) for x in terms)  # taken off before exp, so that nothing overflows; it cancels in the ratio
     powers = [exp(x - top) for x in terms]
     total = sum(powers)
@@ -124,7 +127,7 @@ def _row_out(weights: Vector, allowed: Sequence[bool], v: Matrix, gate: Scalar |
 
 @dataclass
 class _Grid:
-    """One place (b, h, i, j) of a call, for the mask algebra."""
+    """One place (b, h, i, j) of a call, the `Grid` of this rung: masks then answer with a bool and a number."""
 
     B: int
     H: int
@@ -140,7 +143,8 @@ class _Grid:
 
     def pick(self, values: Any, axes: str) -> Any:
         place = {"b": self.b, "h": self.h, "t": self.i, "s": self.j}
-        for axis in axes[len(axes) - len(shape_of(values)) :]:  # as arrays broadcast: axes in front may be left out
+        # As arrays broadcast: axes in front may be left out, and one of length 1 has the same entry everywhere.
+        for axis in axes[len(axes) - len(shape_of(values)) :]:
             values = values[0 if len(values) == 1 else place[axis]]
         return values
 

@@ -37,9 +37,9 @@ from headwise.spec import (
 )
 
 # On fewer keys than a vector of the processor holds, the CPU kernel takes a row of NaN scores for one that may attend
-# nothing, and gives 0; with a mask it does not.
+# nothing, and gives 0; with a mask it does not. The longest vectors, of 512 bits, hold 16 numbers of float32.
 FEW_KEYS = 16
-WITHOUT_FLOAT64 = {"mps"}  # kinds of devices
+WITHOUT_FLOAT64 = {"mps"}  # kinds of devices, by torch's names: Apple's
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
@@ -52,9 +52,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
     call = _Call(q, k, v, sizes, options)
     k, v = k[:, :, path.keys], v[:, :, path.keys]
     causal = path.name == paths.CAUSAL
-    # What the kernel's causal flag says, no mask needs to say again.
+    # What the kernel's causal flag says no mask needs to say again.
     seen = _dense(options.mask, None if causal else path.band, path.rest, sizes, call.index, path.keys, q)
-    k, v = call.pick(*seen.protect(k, v))
+    k, v = call.pick(*seen.protect(k, v))  # in this order: `alive` is by key/value head, as K and V are before `pick`
     allowed = seen.allowed
     if allowed is not None and seen.rows is not None:
         allowed = allowed | ~seen.rows  # the kernel makes NaN of an empty row: it is opened here, and zeroed below
@@ -70,6 +70,7 @@ def trace(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Trace[Tensor]:
     sizes = check_shapes(q.shape, k.shape, v.shape)
     call = _Call(q, k, v, sizes, options)
     mask, softcap, dropout = options.mask, options.softcap, options.dropout
+    # All keys and no band: every mask speaks for itself, as nothing is cut away.
     seen = _dense(mask, None, () if mask is None else mask.parts(), sizes, call.index, slice(None), q)
     k, v = call.pick(*seen.protect(k, v))
     scores = _by_group(q.to(call.dtype) * call.scale, k.to(call.dtype).transpose(-1, -2))
@@ -78,6 +79,7 @@ def trace(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Trace[Tensor]:
     if seen.allowed is not None:
         masked = masked.masked_fill(~seen.allowed, -math.inf)
     weights, lse = _softmax(masked, call.sink_h11)
+    # The layer passes dropout=0 outside of training, so F.dropout is never told of a mode.
     out = _by_group(F.dropout(weights, dropout) if dropout else weights, v.to(call.dtype))
     if call.gate_h11 is not None:
         out = out * call.gate_h11
@@ -99,7 +101,7 @@ class _Call:
                 f"devices differ: q is on {q.device}, k on {k.device}, v on {v.device}; move them to one"
             )
         self.index = resolve_kv_index(sizes.H, sizes.G, options.kv_index)
-        self.dtype = torch.promote_types(q.dtype, torch.float32)
+        self.dtype = torch.promote_types(q.dtype, torch.float32)  # of all steps: float32 or wider
         self.scale = 1 / math.sqrt(sizes.D) if options.scale is None else float(options.scale)
         self.sink_h11 = _per_head("sink", options.sink, sizes.H, self.dtype, q.device)
         self.gate_h11 = _per_head("gate", options.gate, sizes.H, self.dtype, q.device)
@@ -111,7 +113,10 @@ class _Call:
 
 
 class _Seen(NamedTuple):
-    """Who sees whom, over the keys at hand. Each is None where it would say "all" or "nothing to add"."""
+    """Who sees whom, over the keys at hand. Each is None where it would say "all" or "nothing to add".
+
+    An axis of length 1, such as the B|1 below, stands for the same answer all along it.
+    """
 
     allowed: Tensor | None = None  # (B|1, H|1, T|1, S|1) bool, True = may attend
     bias: Tensor | None = None  # (B|1, H|1, T|1, S|1) in the working dtype, finite
@@ -180,6 +185,7 @@ def _alive(allowed_bhts: Tensor, index: Sequence[int], sizes: Sizes) -> Tensor:
     by_head = allowed_bhts.any(2)
     if sizes.H > 1 and by_head.shape[1] == sizes.H:  # the mask differs between heads
         readers = [[h for h in range(sizes.H) if index[h] == g] for g in range(sizes.G)]
+        # Of no readers `any` is False: a key/value head that nobody reads has no living keys.
         by_head = torch.stack([by_head[:, heads].any(1) for heads in readers], 1)  # by key/value head
     return by_head[..., None]
 
@@ -195,7 +201,7 @@ def _kernel(
     sink: Tensor | None,
     dropout: float,
 ) -> Tensor:
-    """One call of torch's fused attention. No row of `allowed` is empty."""
+    """One call of torch's fused attention: (B,H,T,E). No row of `allowed` is empty."""
     B, H, T, _ = q.shape
     G, width = k.shape[1], v.shape[-1]
     if sink is not None:
@@ -205,8 +211,9 @@ def _kernel(
     mask = allowed
     if bias is not None:
         mask = bias if allowed is None else torch.where(allowed, bias, -math.inf)
-        mask = mask if q.device.type == "cpu" else mask.to(q.dtype)  # other kernels want one dtype
-    zero_or_nan = None
+        # The CPU kernel takes a mask of float32 beside narrower queries; kernels of other devices want one dtype.
+        mask = mask if q.device.type == "cpu" else mask.to(q.dtype)
+    zero_or_nan = None  # added at the end, it brings back the NaN that FEW_KEYS speaks of
     # A compiler does not compare the length, or it would make two graphs.
     if mask is None and q.device.type == "cpu" and (torch.compiler.is_compiling() or k.shape[2] < FEW_KEYS):
         zero_or_nan = _zero_or_nan(q, k, causal)
@@ -216,7 +223,7 @@ def _kernel(
         q = q.reshape(B, G, H // G, q.shape[-1])
         if mask is not None and mask.shape[1] == H:
             mask = mask.reshape(mask.shape[0], G, H // G, mask.shape[3])
-    has_groups = bool(q.shape[1] != G)  # a bool, also where a compiler holds a symbol
+    has_groups = bool(q.shape[1] != G)  # heads that share K and V and are not folded; a bool, even of symbols
     out = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=has_groups)
     out = out.reshape(B, H, T, out.shape[-1])[..., :width]
     return out if zero_or_nan is None else out + zero_or_nan
@@ -224,7 +231,7 @@ def _kernel(
 
 def _zero_or_nan(q: Tensor, k: Tensor, causal: bool) -> Tensor:
     """(B,H,T,1): NaN for each query that holds NaN or inf, or sees a key that holds NaN; 0 for the others."""
-    of_queries = (q * 0).sum(-1, keepdim=True)  # NaN or inf times 0 is NaN
+    of_queries = (q * 0).sum(-1, keepdim=True)  # NaN or inf times 0 is NaN, and all else 0
     nan_keys = k.isnan().any(-1)  # (B,G,S)
     # Under the causal flag T is S and query i sees keys 0 to i: place i of the running count is for query i, (B,G,T).
     # Without the flag (and without a mask, see the caller) each query sees all keys: (B,G,1).
@@ -234,6 +241,7 @@ def _zero_or_nan(q: Tensor, k: Tensor, causal: bool) -> Tensor:
 
 
 def _widened(x: Tensor, width: int) -> Tensor:
+    # Zeros at the end change no product; those of values are cut off the output again.
     return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
 
 
@@ -259,6 +267,7 @@ def _sink_as_key(
     if q.dtype == torch.float16:
         factors = [2.0**15, 2.0**15, 1.0, 1.0]
         most = torch.finfo(q.dtype).max * factors[0]
+    # `scale` is not near 0: `paths.why_explicit` keeps such calls away.
     left = (sink_h / scale).clamp(-most, most)  # what the features so far do not add up to
     parts = []
     for factor in factors:
@@ -272,6 +281,7 @@ def _sink_as_key(
     k = torch.cat([F.pad(k, (0, len(parts))), sink_key.expand(*k.shape[:2], 1, -1)], 2)
     v = F.pad(v, (0, 0, 0, 1))
     if allowed is not None:
+        # Expanded first: a mask of one column for all keys must not get a second one.
         allowed = F.pad(allowed.expand(*allowed.shape[:3], k.shape[2] - 1), (0, 1), value=True)
     if bias is not None:
         bias = F.pad(bias.expand(*bias.shape[:3], k.shape[2] - 1), (0, 1))
@@ -279,27 +289,31 @@ def _sink_as_key(
 
 
 def _by_group(x_bhtm: Tensor, y_bgmn: Tensor) -> Tensor:
-    """x @ y where each y serves a whole group of heads: the group is folded into the rows, y is never repeated."""
+    """x @ y where each y serves a group of r = H // G adjacent heads: (B,G,r*T,m) @ (B,G,m,n), y is never repeated."""
     B, H, T, m = x_bhtm.shape
     G = y_bgmn.shape[1]
     return (x_bhtm.reshape(B, G, H // G * T, m) @ y_bgmn).reshape(B, H, T, y_bgmn.shape[3])
 
 
 def _softmax(masked_bhts: Tensor, sink_h11: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Weights (B,H,T,S) and their log-sum-exp (B,H,T); a row of -inf gives zeros and -inf, and zero gradients."""
-    if masked_bhts.shape[-1] == 0:
+    """Weights (B,H,T,S) and the log-sum-exp of scores and sink (B,H,T).
+
+    A row of -inf gives zeros and -inf, and zero gradients. The sink is one more logit, whose weight is left out.
+    """
+    if masked_bhts.shape[-1] == 0:  # no keys: `amax` of nothing is an error
         return masked_bhts, masked_bhts.new_full(masked_bhts.shape[:-1], -math.inf)
+    # Taken off before exp, so that nothing overflows. It cancels in the ratio, and so needs no gradient.
     top = masked_bhts.detach().amax(-1, keepdim=True)
     empty = top == -math.inf
     if sink_h11 is not None:
         sink_h11 = sink_h11.clamp(max=torch.finfo(sink_h11.dtype).max)  # inf - inf below would be NaN
         top = torch.maximum(top, sink_h11.detach())
-    top = torch.where(empty, 0, top)
+    top = torch.where(empty, 0, top)  # -inf - -inf would be NaN
     powers = torch.exp(masked_bhts - top)
     total = powers.sum(-1, keepdim=True)
     if sink_h11 is not None:
         total = total + torch.exp(sink_h11 - top)
-    total = torch.where(empty, 1, total)
+    total = torch.where(empty, 1, total)  # 0 / 1, not 0 / 0; and a sink changes nothing about an empty row
     lse = torch.where(empty, -math.inf, torch.log(total) + top)
     return powers / total, lse[..., 0]
 
@@ -329,7 +343,7 @@ def widest(device: torch.device) -> torch.dtype:
 def as_tensor(values: Any, device: torch.device) -> Tensor:
     """Lists keep Python's double precision, where the device has it; arrays and tensors theirs."""
     if not isinstance(values, Tensor):
-        values = torch.from_numpy(np.array(values))
+        values = torch.from_numpy(np.array(values))  # torch alone would make float32 of a list
     tensor: Tensor = values
     if tensor.dtype == torch.float64:
         tensor = tensor.to(widest(device))
@@ -348,15 +362,18 @@ def _four_axes(x: Tensor) -> Tensor:
 class Rotation:
     """Rotates the features of queries and keys by angles that grow with the position.
 
-    With `last` it rotates the last features instead of the first.
     Cosines and sines are kept in float32 for as many positions as were asked for so far, whatever the model's dtype.
+
+    rope      the angles, and `dim`, how many features are rotated (all of them where it is None)
+    head_dim  how many features may be rotated
+    last      rotate the last `dim` features, and not the first
     """
 
     def __init__(self, rope: RoPE, head_dim: int, last: bool = False) -> None:
         self.rope, self.last = rope, last
         self.dim = rope.dim or head_dim
         self.frequencies, self.factor = rope.frequencies(head_dim)  # YaRN multiplies cosines and sines by a factor
-        self._table = torch.empty(0, self.dim // 2), torch.empty(0, self.dim // 2)  # cosines and sines
+        self._table = torch.empty(0, self.dim // 2), torch.empty(0, self.dim // 2)  # cosines and sines, by position
 
     def __call__(self, x_bhtd: Tensor, start: int, positions: Tensor | None = None) -> Tensor:
         """x (B,H,T,D) rotated; position of the first token `start`, or `positions` (T,) or (B,T) of all."""
@@ -396,10 +413,13 @@ class Rotation:
         return cos[start:end], sin[start:end]
 
     def _cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """In float64 first: at position 100,000 a float32 angle is off by 0.004."""
+        """Cosines and sines of these positions in float32, (..., dim/2), by way of float64.
+
+        At position 100,000 an angle in float32 would be off by 0.004.
+        """
         with torch.inference_mode(False):  # the table outlives the call, and must serve training later
             device = positions.device
-            # A clone: a tensor of an inference block may not enter here.
+            # Without float64 on the device the CPU does it. A clone: a tensor of an inference block may not enter.
             positions = positions.cpu() if widest(device) != torch.float64 else positions.clone()
             frequencies = torch.tensor(self.frequencies, dtype=torch.float64, device=positions.device)
             angles = positions[..., None].double() * frequencies
