@@ -99,8 +99,10 @@ def test_what_heads_do_in_a_text() -> None:
     behind[4, 2] = behind[5, 3] = same[4, 1] = same[5, 2] = 1
     previous = np.eye(T, k=-1, dtype=np.float32)
     previous[0, 0] = 1
-    kinds = [desk._kind(ids, weights)[0] for weights in (eye, first, behind, same, previous)]
+    kinds = [desk._kind(ids, weights, False)[0] for weights in (eye, first, behind, same, previous)]
     assert kinds == ["self", "first_token", "induction", "duplicate_token", "previous_token"]
+    desk.spoken = None
+    assert desk._kind(ids, eye, True)[0] == "elsewhere"  # the keys are another text, of as many tokens
 
 
 def test_a_hidden_word_is_filled_in(folders: dict[str, Path]) -> None:

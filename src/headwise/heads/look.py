@@ -102,6 +102,9 @@ class Desk:
         self.folder, self.tokens, self.kind = folder, folder.tokens, predicts(folder.model)
         self.layers = self._called()
         self.heads = [name for layer in self.layers for name in layer.heads]
+        self.crosses = [
+            layer.site.cross for layer in self.layers for _ in layer.heads
+        ]  # of each: are its keys elsewhere?
         # Ids that stand for no text, such as [SEP]. [UNK] is special, too, but stands for a word.
         self.signs = self.tokens.specials - {self.tokens.unknown}
         most = int((CELLS / len(self.heads)) ** 0.5)  # tokens whose maps (T,T) of all heads have CELLS weights
@@ -217,7 +220,8 @@ class Desk:
         self.readings[slot] = reading
         answer = {"words": words, "at": at, **self._next(follow)}
         # What each head does in this text, and for each token the heads that look hardest from there.
-        answer |= {"kinds": [self._kind(ids, weights) for weights in reading.maps], "hardest": self._hardest(reading)}
+        kinds = [self._kind(ids, *of_head) for of_head in zip(reading.maps, self.crosses, strict=True)]
+        answer |= {"kinds": kinds, "hardest": self._hardest(reading)}
         first, other = map(self.readings.get, SLOTS)
         # Only maps of one size can be subtracted: for each token the heads that look most differently in both texts.
         if first is not None and other is not None and len(first.ids) == len(other.ids):
@@ -326,14 +330,14 @@ class Desk:
 
     # What its heads do
 
-    def _kind(self, ids: Sequence[int], weights: Array) -> tuple[str, float]:
+    def _kind(self, ids: Sequence[int], weights: Array, crosses: bool) -> tuple[str, float]:
         """The kind of key that a head looks at most, such as "previous_token", and the part of its weight there.
 
         Of a head that looks at a sound the part is the mean of each row's largest weight.
         """
         T = len(ids)
         numbers = np.array(ids)
-        if weights.shape != (T, T):  # it did not run, or looks at another text, or at a sound
+        if crosses or weights.shape != (T, T):  # it looks at a sound, or at another text; or it did not run
             return ("sound", float(weights.max(1).mean())) if self.spoken and weights.size else ("elsewhere", 0.0)
         is_causal = T > 1 and not weights[0, 1:].any()  # the first token sees nothing behind it
         first = 1 if is_causal else 0  # the first row of a causal map has no choice
@@ -382,7 +386,7 @@ class Desk:
             if len(weights) != T or (other is not None and other.maps[n].shape != weights.shape):
                 continue
             looks = weights.copy() if other is None else np.abs(weights - other.maps[n])
-            if looks.shape[1] == T:  # the keys are the same text, and not a sound
+            if not self.crosses[n] and looks.shape[1] == T:  # the keys are the same text, and not a sound
                 looks[:, skipped] = 0
                 np.fill_diagonal(looks, 0)
             keys[n] = looks.argmax(1)
@@ -447,6 +451,8 @@ class Desk:
         reading = self.readings.get("a")
         if reading is None or not 0 <= layer < len(self.layers):
             raise HeadwiseError(f"layer={layer}: there are {len(self.layers)}, and a text has to be read first")
+        if self._predicts(reading) and not 0 <= follow < len(reading.plain):
+            raise HeadwiseError(f"follow={follow} is none of the {len(reading.plain)} tokens")
         silenced, runs = self.layers[layer], count()
         n_heads = len(silenced.heads)
 
