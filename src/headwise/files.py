@@ -20,7 +20,7 @@ import re
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -157,7 +157,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     sync_folder(folder.parent)
 
 
-def remove_unfinished(folder: Path, names: Iterable[str], alone: bool = True) -> None:
+def remove_unfinished(folder: Path, names: Collection[str], alone: bool = True) -> None:
     """Remove what killed calls of `write_whole` and `whole_folder` left of these names; nothing else is touched.
 
     names  patterns, in which * is any text
@@ -175,12 +175,12 @@ def remove_unfinished(folder: Path, names: Iterable[str], alone: bool = True) ->
             path.unlink(missing_ok=True)
 
 
-def is_unfinished(name: str, names: Iterable[str]) -> bool:
+def is_unfinished(name: str, names: Collection[str]) -> bool:
     """Is `name` a temporary file of `write_whole` for one of these names? They are patterns, in which * is any text."""
     return _writer(name, names) is not None
 
 
-def _writer(name: str, names: Iterable[str]) -> int | None:
+def _writer(name: str, names: Collection[str]) -> int | None:
     """The process whose temporary file this is: ".a.json.123.tmp" -> 123; None for other files and other names."""
     temporary = re.fullmatch(r"\.(.+)\.(\d+)\.tmp", name)
     if temporary is None or not any(fnmatchcase(temporary[1], each) for each in names):
@@ -324,7 +324,7 @@ class Kept:
     def __init__(
         self,
         folder: Path,
-        names: Iterable[str] = (),
+        names: Collection[str] = (),
         *,
         busy: str | None = None,
         wait: bool = False,
@@ -336,7 +336,7 @@ class Kept:
         self._held = take_lock(self._lock, busy) if is_locked else -1  # descriptor of the lock; -1: none
         self.clear(names, is_locked)
 
-    def clear(self, names: Iterable[str], alone: bool = True) -> None:
+    def clear(self, names: Collection[str], alone: bool = True) -> None:
         """Remove what killed processes left of these files, as `remove_unfinished` does."""
         remove_unfinished(self.folder, names, alone)
 
@@ -350,7 +350,8 @@ class Kept:
         """Let others have the folder."""
         if self._held >= 0:
             # In this order: once it is closed another process may hold the file, and we would remove that one's.
-            self._lock.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # Windows removes no open file; there it stays, and locks nothing
+                self._lock.unlink()
             os.close(self._held)
             self._held = -1
 
@@ -377,7 +378,7 @@ class StepLog:
             except (ValueError, KeyError, TypeError, RecursionError):
                 if line is not lines[-1]:  # the last one may be half a line
                     raise HeadwiseError(f"{path} is damaged in line {number}; remove that line to resume") from None
-        rows = [header, *self.rows] if header else self.rows
+        rows = self.rows if header is None else [header, *self.rows]
         write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
 
     def add(self, row: dict[str, Any]) -> None:

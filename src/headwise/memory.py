@@ -77,9 +77,10 @@ def _cgroups() -> list[Room]:
             with suppress(OSError, ValueError, KeyError):
                 most = (folder / "memory.max").read_text(encoding="utf-8").strip()
                 used = dict(row.split() for row in (folder / "memory.stat").read_text(encoding="utf-8").splitlines())
-                # Of what a group has taken "anon" leaves out the pages of files, which the system frees when it must.
+                # What a group has taken and cannot give back: "anon" and "shmem", which /dev/shm holds. The pages of
+                # files are freed by the system when it must.
                 if most != "max":  # "max" is no limit
-                    rooms.append(Room(max(0, int(most) - int(used["anon"])), "cgroup"))
+                    rooms.append(Room(max(0, int(most) - int(used["anon"]) - int(used["shmem"])), "cgroup"))
     return rooms
 
 
