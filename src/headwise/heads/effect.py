@@ -121,8 +121,8 @@ def importance(model: nn.Module, batches: Iterable[Tensor], after: int | None = 
     """How much the loss hangs on each head, from one backward pass a batch of ids (B,T).
 
     Michel et al. 2019 (arXiv 1905.10650), section 4.1: the mean over rows of |head output . dL/d head output|, divided
-    by the root of the sum of squares over the heads of its layer: head -> 0 to 1. L is the mean loss of a document times
-    its length. The parameters' own gradients are left alone. `after` is that of `next_token_losses`.
+    by the root of the sum of squares over the heads of its layer: head -> 0 to 1. L is the mean loss of a document
+    times its length. The parameters' own gradients are left alone. `after` is that of `next_token_losses`.
     """
     require_next(model)
     require_slopes(model)
