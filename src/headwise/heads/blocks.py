@@ -51,34 +51,40 @@ from headwise.spec import Options, resolve_kv_index
 BLOCK = 2**20  # weights; twice as many where threads of Python wait for each other's lock between two operations
 THREADED = 2**27  # weights of a call; from here on each thread has its own blocks: see `run`
 ROWS = 256  # queries of a product at most: far fewer, and packing the keys takes longer than multiplying them
-RUN = 64  # neighbouring keys, which are summed up together
-THUMBNAIL = 32  # blocks of queries and of keys in a thumbnail
-FEW = 32  # times as many weights as pairs: then picking the pairs takes less time than a pass over the weights
+RUN = 64  # neighbouring keys, which are summed up together: see `powers`
+THUMBNAIL = 32  # blocks of queries and of keys in a thumbnail, at most
+# Pairs are few where there are so many times as many weights: picking them is then faster than a pass over the weights.
+FEW = 32
 LONG = 8192  # keys; from here on the product is faster where each feature's keys lie side by side
 LOG2E = 1 / math.log(2)  # scores are in bits: MKL's exp takes 100 times as long below -87, exp2 does not
-FORBIDDEN = -(2.0**127)  # the score of a key that may not be attended; finite, so that 0 * score is 0
+# The score of a key that may not be attended: half of the least float32. It is finite, so that 0 * score is 0.
+FORBIDDEN = -(2.0**127)
 LOWEST = -(2.0**126)  # the least bias of a key that may be attended: it stays above FORBIDDEN, and counts when alone
 
 
 class Strip(NamedTuple):
-    """A block of queries: what its heads share. Keys are counted from the first that one of them may see."""
+    """A block of t queries and s keys: what its heads share. Keys are counted from the first that a query may see.
 
-    rows: slice  # which of the rows that are measured
+    A row is a query that is measured; k offsets are asked for, and m sets of keys are marked.
+    """
+
+    rows: slice  # which of all rows
     queries: Tensor  # (t,) their numbers among the T queries
     keys: slice  # those that they may see, among S
     width: int  # of the block: as many keys in whole runs; the last ones may be none, and have no weight
-    masked_from: int  # the keys before this one every query of the block may see
-    forbidden: Tensor | None  # (H,t,s - masked_from) bool
-    bias: Tensor | None  # (H,t,s)
+    masked_from: int  # every query may see all keys before this one: there nothing is looked up
+    forbidden: Tensor | None  # (H,t,s - masked_from) bool, of the keys from there on; None: nothing is
+    bias: Tensor | None  # (H,t,s) what the mask adds to scores, in bits
     at: Tensor  # (t,) the keys at which the queries stand
-    near: Tensor  # (t,k) the first key and those before the query that are asked for, any where there is none ...
-    has_near: Tensor  # (t,k) ... and 1 where there is one
-    pairs: Tensor  # (n,) query * width + key of earlier keys with the query's token, and of those right after them
-    pair_rows: Tensor  # (n,) the query, plus t for those right after; in the order of the queries
-    dense: tuple[Tensor, ...]  # (t,width) each: the same as 1 and 0, where the pairs are many
+    near: Tensor  # (t,1+k) the first key and those at the offsets before the query; any key where there is none ...
+    has_near: Tensor  # (t,1+k) ... and 1 where there is one, else 0
+    # Pairs of a query and a key: earlier keys with the query's token, and the keys right after those.
+    pairs: Tensor  # (n,) query * width + key, a place in the block of a head, in the order of the queries
+    pair_rows: Tensor  # (n,) the query; plus t where the key is one right after
+    dense: tuple[Tensor, ...]  # where they are many there are no pairs, but both kinds as 1 and 0, (t,width) each
     marks: Tensor  # (m,width) 1 where a key is in a marked set
     q: Tensor  # (H,t,D) scaled, so that scores are in bits
-    blocks: slice  # of the thumbnail
+    blocks: slice  # those of the thumbnail in which a query lies, b of them
     member: Tensor  # (b,t) 1 where a query is in such a block
 
     @property
@@ -86,7 +92,10 @@ class Strip(NamedTuple):
         return self.keys.stop - self.keys.start
 
     def parts(self, n: int) -> list[tuple[slice, slice, Strip]]:
-        """The block, once it has scores, as blocks of n queries: which of them, which of its pairs, what they share."""
+        """The block, once it has scores, as blocks of n queries: which of them, which of its pairs, what they share.
+
+        What only scores are made of, q and the mask, is not cut.
+        """
         t = len(self.at)
         if n >= t:
             return [(slice(0, t), slice(None), self)]
@@ -110,7 +119,10 @@ class Strip(NamedTuple):
 
 
 class Pass:
-    """One pass over the weights of a document, block by block; n rows are measured."""
+    """One pass over the weights of document b of a call, block by block; n rows are measured.
+
+    The other arguments are those of `measure`.
+    """
 
     def __init__(
         self,
@@ -125,6 +137,7 @@ class Pass:
         self.H, self.T = call.q.shape[1:3]
         self.S = call.n_keys
         self.device = call.q.device
+        # In float32 at least: sums of many weights in half precision would lose their digits.
         self.dtype = torch.promote_types((call.q if call.weights is None else call.weights).dtype, torch.float32)
         options: Options = call.options
         width = max(1, call.q.shape[3])  # of queries without features every score is 0
@@ -133,7 +146,7 @@ class Pass:
         if options.sink is not None:
             most = torch.finfo(self.dtype).max / 2  # what a sink of +inf becomes: times LOG2E it is still finite
             self.sink = as_tensor(options.sink, self.device).to(self.dtype).clamp(max=most) * LOG2E
-        self.index = resolve_kv_index(self.H, call.k.shape[1], options.kv_index)
+        self.index = resolve_kv_index(self.H, call.k.shape[1], options.kv_index)  # the key/value head of each head
         self.masks = () if options.mask is None else options.mask.parts()
         self.w_o = None if w_o is None else w_o.to(self.dtype)
         self.top = top
@@ -141,7 +154,7 @@ class Pass:
         has_ids = document.q_ids is not None and document.k_ids is not None
         known = {POSITIONS: document.start is not None, IDS: has_ids, W_O: w_o is not None, TOP: top}
         self.formulas = formulas([name for name, is_known in known.items() if is_known], offsets, self.marks)
-        self.offsets = [] if document.start is None else sorted({-1, 0, 1, *offsets})
+        self.offsets = [] if document.start is None else sorted({-1, 0, 1, *offsets})  # "next", "self", "previous"
         # What is not real, padding or rows that were not drawn, is never read: NaN may stand there.
         self.picked = _places(document.real_rows, self.T, self.device)  # (n,) the queries that are measured
         n = len(self.picked)
@@ -150,15 +163,18 @@ class Pass:
         self.first = document.first  # the key of the first token; None where it is gone
         if document.first == -1:
             self.first = int(self.real_keys[0]) if len(self.real_keys) else 0
+        # Of the sums. Marked sets come first: `_block` writes them into the first rows, in one product.
         self.names = [*(f"on {name}" for name in self.marks), "share", "total", "shifted"]
         if document.start is not None:
             self.names += ["places", "squares"]
-        # (G,S,D), each head's keys one after another, as no projection leaves them: every block reads them.
+        # (G,S,D), each head's keys one after another, since every block reads them: a projection leaves the heads of a
+        # token side by side.
         keys = call.k[b].to(self.dtype)
         self.keys = keys.mT.contiguous().mT if self.S > LONG else keys.contiguous()
         if "same_token" in self.formulas and document.k_ids is not None:
             # Each place follows a copy of the token before it. Sorted by that token, then by place, the places after
-            # the copies of one token lie side by side. Both are one number: token * (S + 2) + place, which is 0 to S.
+            # the copies of one token lie side by side. Both are one number, token * (S + 2) + place: places are below
+            # S + 2, so that no two tokens mix.
             before = F.pad(document.k_ids.to(self.device), (1, 0), value=document.before) * (self.S + 2)
             self.followers = (before + torch.arange(self.S + 1, device=self.device)).sort()
         # (k,RUN) 1, the distance of a key from the middle of its run, and its square: times e and summed over a run
@@ -175,7 +191,7 @@ class Pass:
         self.argmax = torch.zeros(self.H, n, dtype=torch.long, device=self.device)
 
     def run(self, thread: int, n_threads: int, inference: bool) -> Tensor:
-        """The blocks of one of n threads; its `totals`.
+        """Go over the blocks that are this thread's, and return its `totals`; all other sums go into the pass.
 
         A thread begins with torch's default modes, so those that matter are set here.
         """
@@ -184,7 +200,9 @@ class Pass:
             empty = partial(torch.empty, dtype=self.dtype, device=self.device)
             width = _whole_runs(self.S)
             block = BLOCK * min(2, n_threads)  # weights of a block
-            if n_threads == torch.get_num_threads() == 1:  # half as many stay near a single core, if a head fits
+            # Half as many stay in the cache of a single core; but what ROWS queries of one head need, they get, up to
+            # BLOCK.
+            if n_threads == torch.get_num_threads() == 1:
                 block = max(BLOCK // 2, min(BLOCK, ROWS * width))
             # The same buffers for every block: they stay in the cache, and no page is asked for anew. The first one
             # holds the scores of a head's whole strip, also where e is made of fewer rows at a time.
@@ -198,7 +216,7 @@ class Pass:
         return totals
 
     def totals(self) -> Tensor:
-        """What a thread adds up over its blocks: here what each key receives, (H,b,S)."""
+        """Zeros for what a thread adds up over its blocks: what each key receives, (H,b,S), b as in the thumbnail."""
         return torch.zeros(self.H, min(THUMBNAIL, len(self.at)), self.S, dtype=self.dtype, device=self.device)
 
     def _add(self, totals: Tensor, e: Tensor, share: Tensor, heads: slice, strip: Strip) -> None:
@@ -206,11 +224,11 @@ class Pass:
         totals[heads, strip.blocks, strip.keys] += torch.bmm(strip.member * share[:, None], e)
 
     def thumbnail(self, sums: Tensor) -> tuple[Tensor, Tensor]:
-        """Of `totals` the means over blocks of queries x keys, and the share of the first key in the first column."""
+        """`Measured.thumbnail` and `first_key`, of the `totals` (H,b,S) of all threads together."""
         n_blocks = min(THUMBNAIL, len(self.real_keys))
         inside = sums.new_zeros(self.S, n_blocks)  # 1 where a key is in a block
         inside[self.real_keys, _even_blocks(self.real_keys)] = 1
-        rows = torch.bincount(self.row_block, minlength=sums.shape[1])
+        rows = torch.bincount(self.row_block, minlength=sums.shape[1])  # queries in each block
         area = rows[:, None] * inside.sum(0)  # pairs of a query and a key in each block
         is_there = n_blocks and self.first is not None
         first_key = sums[..., self.first] / area[:, 0] if is_there else sums.new_zeros(sums.shape[:2])
@@ -222,7 +240,7 @@ class Pass:
         return (out if len(queries) == self.T else out[:, queries]).to(self.dtype)  # all of them are not copied
 
     def weights(self, rows: slice) -> tuple[slice, Tensor]:
-        """The keys that some queries may see, and their weights (H,t,s)."""
+        """The keys that some queries may see, and their weights (H,t,s); by a softmax, with no buffer and no sums."""
         if self.call.weights is not None:
             return slice(0, self.S), self.call.weights[self.b, :, rows].to(self.dtype).nan_to_num(0)
         strip = self._strip(rows)
@@ -245,7 +263,7 @@ class Pass:
         n_heads = _whole_groups(max(1, min(self.H, block // (t * s))), self.index)
         parts = strip.parts(max(1, block // s))  # one, or several of a single head where not even one fits
         empty = partial(torch.empty, dtype=self.dtype, device=self.device)
-        sums = empty(len(self.names), self.H * t)
+        sums = empty(len(self.names), self.H * t)  # a column for each head and query, head by head
         near = empty(self.H, *strip.near.shape)
         copied = empty(self.H, len(strip.pairs))
         for start in range(0, self.H, n_heads):
@@ -262,7 +280,7 @@ class Pass:
                 torch.mm(part.marks, e.view(-1, s).mT, out=sums[: len(part.marks), column : column + n])
                 torch.gather(e, 2, part.near.expand(h, -1, -1), out=near[heads, rows])
                 torch.index_select(e.view(h, -1), 1, part.pairs, out=copied[heads, pairs])
-                for i, is_copy in enumerate(part.dense):
+                for i, is_copy in enumerate(part.dense):  # the scores are used up: their buffer takes the products
                     self.copies[i, heads, part.rows] = torch.mul(e, is_copy, out=scores).sum(-1)
                 if self.top:
                     place = peak.max(-1).indices  # an argmax takes twice as long
@@ -284,7 +302,7 @@ class Pass:
 
         Gives the run in which the largest score of each row stands, (n,), and what e is there, (n,RUN).
         """
-        runs = scores.view(len(scores), -1, RUN)
+        runs = scores.view(len(scores), -1, RUN)  # (n,runs,RUN), a view: it changes with the scores
         # First of each run, then of the runs: a maximum with its place over all keys takes as long as two products.
         largest, top_run = runs.amax(-1).max(-1)
         if self.call.weights is None:
@@ -295,11 +313,12 @@ class Pass:
             torch.log2(torch.clamp(e, min=tiny, out=scores), out=scores)
         first_runs = torch.arange(len(top_run), device=self.device) * runs.shape[1]  # of each row, among all runs
         peak = e.view(-1, RUN).index_select(0, first_runs + top_run)
-        # (k,n,runs) The few rows of `self.powers` come first: with e first this takes three to five times as long.
+        # (k,n,runs), the weight of each run and its moments: see `powers`. Their few rows come first in the product:
+        # with e first it takes three to five times as long.
         powers = torch.mm(self.powers, e.view(-1, RUN).mT).view(-1, *runs.shape[:2])
         total = torch.sum(powers[0], -1, out=into["total"])
         if self.call.weights is not None:
-            into["share"].copy_(largest)
+            into["share"].copy_(largest)  # e is weight / largest
         elif self.sink is None:
             torch.reciprocal(total, out=into["share"])
         else:  # one more term of the denominator; both are lowered by the larger logit, so that none overflows
@@ -307,7 +326,9 @@ class Pass:
             highest = torch.maximum(largest, sink)
             lowered = (largest - highest).exp2()
             torch.div(lowered, total * lowered + (sink - highest).exp2(), out=into["share"])
-        if strip.forbidden is not None and not strip.masked_from:  # a query may see no key at all
+        # A query may see no key at all: then all its scores are FORBIDDEN, and each e is 1. It cannot be where there
+        # are keys that every query may see.
+        if strip.forbidden is not None and not strip.masked_from:
             nothing = largest <= FORBIDDEN
             into["share"].masked_fill_(nothing, 0)
             total.masked_fill_(nothing, 0)
@@ -343,7 +364,7 @@ class Pass:
         at = queries + (self.document.start or 0) - keys.start
         n_keys = keys.stop - keys.start
         width = _whole_runs(n_keys)
-        place = -1 if self.first is None else self.first - keys.start
+        place = -1 if self.first is None else self.first - keys.start  # below 0: `has_near` says that it is not there
         first_key = at.new_full((len(at), 1), place)
         near = torch.cat([first_key, at[:, None] - at.new_tensor(self.offsets)], 1)
         blocks = self.row_block[rows]
@@ -370,10 +391,10 @@ class Pass:
         )
 
     def _keys(self, first: int, last: int) -> tuple[slice, int]:
-        """The keys that windows and causal bounds leave to neighbouring queries, and where what is masked begins."""
+        """The keys that windows and causal bounds leave to queries first to last, and `masked_from`, among all S."""
         low, high, masked_from = 0, self.S, self.S
         for mask in self.masks:
-            left, right = mask.band(self.T, self.S) or (None, None)
+            left, right = mask.band(self.T, self.S) or (None, None)  # the bounds on key - query; None: no such bound
             if left is not None:
                 low = max(low, first + left)
             if right is not None:
@@ -432,19 +453,20 @@ class Pass:
         nothing = at.new_empty(0)
         if "same_token" not in self.formulas or self.document.q_ids is None:
             return nothing, nothing, ()
-        values, order = self.followers
+        values, order = self.followers  # token and place as one number, sorted; the place of each
         tokens = self.document.q_ids.to(self.device)[queries] * (self.S + 2)
         # Of the query's token the places right after its copies, up to the query's own: what they follow is earlier.
         first = torch.searchsorted(values, tokens)
         count = torch.searchsorted(values, tokens + at + keys.start, right=True) - first
         count = count.clamp(min=0)  # a query may stand before all keys of a window
         row = torch.arange(len(tokens), device=self.device).repeat_interleave(count)
-        # Pair by pair its place among the sorted tokens: the copies of a row's token lie there side by side.
+        # `row` is the query of each pair. Its pairs lie side by side among the sorted tokens, from `first` on; among
+        # all pairs they begin behind those of the queries before it.
         offset = first - (count.cumsum(0) - count)
         place = torch.arange(len(row), device=self.device) + offset[row]
         after = order[place] - keys.start  # the keys right after the copies
         t, s = len(tokens), keys.stop - keys.start
-        row, key = torch.stack([row, row], 1), torch.stack([after - 1, after], 1)
+        row, key = torch.stack([row, row], 1), torch.stack([after - 1, after], 1)  # the copy, and the key right after
         inside = (key >= 0) & (key < s)
         places = row * width + key
         if len(row) * FEW < t * width:
@@ -458,10 +480,11 @@ class Pass:
 
 
 def run(work: Pass) -> Tensor:
-    """All blocks. Of a long document each thread of Python has some, which runs on one core.
+    """Go over all blocks of a pass; returns its `totals`. Of a long document each thread of Python has some blocks.
 
-    They meet once at the end: where another program takes a core, torch's own threads wait for it in every small
-    operation, and 4,096 tokens take five times as long. Short documents have too few blocks, and are torch's own.
+    Such a thread runs on one core, and they meet once, at the end: where another program takes a core, torch's own
+    threads wait for it in every small operation, and 4,096 tokens take five times as long. Short documents have too few
+    blocks, and are torch's own.
     """
     inference, large = torch.is_inference_mode_enabled(), work.H * len(work.at) * work.S >= THREADED
     threads = torch.get_num_threads() if work.device.type == "cpu" and large else 1
@@ -475,7 +498,7 @@ def run(work: Pass) -> Tensor:
 
 
 class Sums:
-    """What formulas read of a pass, for all rows at once, (H,n) each: the numbers of `Dense`."""
+    """What formulas read of a pass, for all rows at once, (H,n) each: the numbers of `Dense`, by the same names."""
 
     def __init__(self, work: Pass) -> None:
         self._work = work
@@ -518,7 +541,7 @@ class Sums:
 
 
 class Dense:
-    """What formulas read of whole maps p (...,T,S): every number by its definition, (...,T) each.
+    """What formulas read of whole maps p (...,T,S), weights: every number by its definition, (...,T) each.
 
     start  the key at which query 0 stands
     first  the key of the first token
@@ -526,14 +549,14 @@ class Dense:
     marks  named sets of keys, (...,S) each, 1 for a key that is in it
     """
 
-    added: Tensor  # length of what the head adds to the residual stream; no number of a map: who knows it sets it
+    added: Tensor  # length of what the head adds to the residual stream; no map tells it: who knows it sets it
 
     def __init__(
         self, p: Tensor, start: int = 0, first: int = 0, ids: Tensor | None = None, marks: Mapping[str, Tensor] = {}
     ) -> None:
         self.p, self.first, self.ids, self.marks = p, first, ids, marks
-        self.at = start + torch.arange(p.shape[-2], device=p.device)
-        self.behind = self.at[:, None] - torch.arange(p.shape[-1], device=p.device)  # (T,S)
+        self.at = start + torch.arange(p.shape[-2], device=p.device)  # (T,) the key at which each query stands
+        self.behind = self.at[:, None] - torch.arange(p.shape[-1], device=p.device)  # (T,S) how far back each key is
 
     @cached_property
     def mass(self) -> Tensor:
@@ -550,7 +573,11 @@ class Dense:
         return torch.where(self.largest > 0, 0 - self.largest.log2(), 0)
 
     def total(self, name: str) -> Tensor:
-        """Sum of p x over the keys; x is "shifted", "same", "after" or "first". Raises KeyError for another."""
+        """Sum of p x over the keys. Raises KeyError for another x than these.
+
+        "shifted" is log2 of p / the largest weight; 1 and 0 are "first" for the first token, "same" for earlier copies
+        of the query's token, "after" for the keys right after those.
+        """
         if name == "first":
             return self.p[..., self.first]
         if name == "shifted":
@@ -561,7 +588,7 @@ class Dense:
         is_copy = self.ids[..., self.at, None] == self.ids[..., None, :]
         same = (is_copy & (self.behind > 0)).to(self.p.dtype)
         if name == "after":
-            same = F.pad(same[..., :-1], (1, 0))
+            same = F.pad(same[..., :-1], (1, 0))  # one key further
         return (self.p * same).sum(-1)
 
     def on(self, name: str) -> Tensor:
@@ -601,8 +628,8 @@ class Measured(NamedTuple):
     rows: dict[str, Tensor]  # name -> (H,n) float32
     places: Tensor  # (n,) the numbers of those rows among the T queries
     argmax: Tensor  # (H,n) the key with the largest weight; 0 where it was not looked for
-    received: Tensor  # (H,S)
-    thumbnail: Tensor  # (H,b,b), b = THUMBNAIL, or fewer where there are fewer rows or keys
+    received: Tensor  # (H,S) sum of the weights that each key receives
+    thumbnail: Tensor  # (H,b,b) their means over blocks; b = THUMBNAIL, or fewer where there are fewer rows or keys
     first_key: Tensor  # (H,b) the part of the thumbnail's first column that the first key alone accounts for
     mean_out: Tensor  # (H,E) mean of the head's output over those rows
 
@@ -644,6 +671,7 @@ def top_keys(call: Call, b: int, rows: Sequence[int], k: int) -> tuple[Tensor, T
     top, top_weights = [], []
     for keys, weights in _weights_of(call, b, rows):
         values, places = weights.topk(min(k, weights.shape[2]), dim=-1)
+        # A mask may leave these queries fewer than k keys: all parts must be equally wide.
         gap = min(k, call.n_keys) - places.shape[2]
         top.append(F.pad(places + keys.start, (0, gap)))
         top_weights.append(F.pad(values, (0, gap)))
@@ -662,13 +690,13 @@ def row_weights(call: Call, b: int, rows: Sequence[int]) -> Tensor:
 
 def _weights_of(call: Call, b: int, rows: Sequence[int]) -> Iterator[tuple[slice, Tensor]]:
     """Neighbouring rows together: the keys that they may see and the weights (H,t,s)."""
-    whole_pass = Pass(call, b, Document())
+    whole_pass = Pass(call, b, Document())  # of every row: what is known of a document changes no weight
     with torch.autocast(call.q.device.type, enabled=False):
         yield from map(whole_pass.weights, _runs(rows))
 
 
 def _runs(rows: Sequence[int]) -> list[slice]:
-    """Rows as slices, neighbours together."""
+    """Rows as slices, neighbours together, up to ROWS."""
     runs: list[slice] = []
     for row in rows:
         if runs and row == runs[-1].stop and row - runs[-1].start < ROWS:
@@ -693,11 +721,14 @@ def uniform(call: Call) -> Call:
 
 
 def output_factors(w_o: Tensor, n_heads: int) -> Tensor:
-    """For each head the R (E,E) of a QR factorisation of its block of W_O: |R out| is |W_O,h out|. w_o is (C, H*E)."""
+    """For each head the R (E,E) of a QR factorisation of its block of W_O: |R out| is |W_O,h out|. w_o is (C, H*E).
+
+    So the length of what a head adds to the residual stream takes E^2 multiplications a row, and not C E.
+    """
     C, width = w_o.shape
     parts_hce = w_o.detach().to(torch.promote_types(w_o.dtype, torch.float32))
     parts_hce = parts_hce.reshape(C, n_heads, width // n_heads).transpose(0, 1)
-    if widest(parts_hce.device) == torch.float64:
+    if widest(parts_hce.device) == torch.float64:  # W'W has the squares of all sizes: it needs twice the digits
         wide = parts_hce.double()
         factors, failed = torch.linalg.cholesky_ex(wide.mT @ wide, upper=True)
         if not failed.any():  # such an R, too, in less than half the time; of a silent head it fails
@@ -709,13 +740,16 @@ class Factors:
     """`output_factors` of each site, computed anew only when its W_O has changed."""
 
     def __init__(self) -> None:
-        self._factors: dict[Site, tuple[tuple[int, int], Tensor]] = {}
+        self._factors: dict[
+            Site, tuple[tuple[int, int], Tensor]
+        ] = {}  # the state of W_O when they were computed, and they
 
     def of(self, site: Site, call: Call) -> Tensor | None:
         w_o = site.w_o
+        # Without W_O, or where `out` is not what it reads, nobody knows what a head adds.
         if w_o is None or not call.at_w_o or w_o.shape[1] % site.n_heads:
             return None
-        # torch counts the changes of a tensor, but not those of one that was made for inference.
+        # Where it lies, and how often it has changed: torch counts that, but not of a tensor made for inference.
         state = w_o.data_ptr(), 0 if w_o.is_inference() else w_o._version
         known, factors = self._factors.get(site, (None, None))
         if known != state:
@@ -736,13 +770,13 @@ def _even_blocks(places: Tensor) -> Tensor:
 
 
 def _whole_runs(keys: int) -> int:
-    """So many keys, and as many more as fill the last run."""
+    """So many keys, and as many more as fill the last run: rounded up to a multiple of RUN."""
     return -(-keys // RUN) * RUN
 
 
 def _whole_groups(heads: int, index: Sequence[int]) -> int:
     """At most that many heads, in whole groups of heads that read the same keys where such a group fits."""
-    size = 1  # of the first group, and so of all that are alike
+    size = 1  # of the first group, as of all where they are equal
     while size < len(index) and index[size] == index[0]:
         size += 1
     return heads // size * size if heads >= size else heads

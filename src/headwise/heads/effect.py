@@ -22,7 +22,8 @@ from headwise.models.sites import Site, sites_of
 from headwise.records import Call, head_name
 
 HOWS = ("zero", "mean")
-LARGEST = 2**26  # logits held at once when several variants of a model run in one batch
+# Logits held at once when several variants of a model run in one batch: a round choice, 256 MB in float32.
+LARGEST = 2**26
 
 
 @contextmanager
@@ -51,6 +52,7 @@ def ablate(model: nn.Module, heads: Iterable[str], how: str = "zero", means: See
     sites = sites_of(model)
     chosen = by_site(sites, heads)
     names = [head_name(site, h) for site, numbers in chosen.items() for h in numbers]
+    # Head -> what it becomes, (E,), where it is told.
     fixed = {} if means is None else {name: torch.from_numpy(means[name].mean_out) for name in names}
 
     def change(site: Site, call: Call, documents: Sequence[Document]) -> Tensor | None:
@@ -61,7 +63,7 @@ def ablate(model: nn.Module, heads: Iterable[str], how: str = "zero", means: See
         elif means is not None:
             for h in silent:
                 out[:, h] = fixed[site.head(h)].to(out)
-        else:
+        else:  # (H,E) -> (1,heads,1,E), the same for all documents and queries
             out[:, silent] = _row_mean(call, documents)[silent][None, :, None].to(out.dtype)
         return out
 
@@ -75,12 +77,13 @@ def _check_how(how: str) -> None:
 
 
 def by_site(sites: Sequence[Site], heads: Iterable[str]) -> dict[str, list[int]]:
-    """Site name -> numbers of the named heads."""
+    """Site name -> numbers of the named heads there, without sites that have none. Raises HeadwiseError for others."""
     if isinstance(heads, str) or not isinstance(heads, Iterable):
         example = heads if isinstance(heads, str) else "L0.H1"
         raise HeadwiseError(f"heads={heads!r} must be a list of names, such as [{example!r}]")
     heads = list(heads)  # a generator is read once
     places = {site.head(h): (site.name, h) for site in sites for h in range(site.n_heads)}
+    # A module of somebody's own may not tell its number of heads before it has run: 0 until then.
     uncounted = next((site for site in sites if not site.n_heads), None)
     if uncounted is not None and not set(heads) <= places.keys():
         raise HeadwiseError(
@@ -88,7 +91,7 @@ def by_site(sites: Sequence[Site], heads: Iterable[str]) -> dict[str, list[int]]
             f"run the model once inside hw.watch(model), or give the module an attribute n_heads"
         )
     chosen: dict[str, list[int]] = defaultdict(list)
-    for name in dict.fromkeys(heads):
+    for name in dict.fromkeys(heads):  # each once, in their order
         if name not in places:
             raise unknown_head(name, list(places))
         site, h = places[name]
@@ -97,7 +100,7 @@ def by_site(sites: Sequence[Site], heads: Iterable[str]) -> dict[str, list[int]]
 
 
 def _row_mean(call: Call, documents: Sequence[Document]) -> Tensor:
-    """Mean output of each head over the real rows of a call, (H,E), as a constant."""
+    """Mean output of each head over the real rows of a call, (H,E), as a constant: no gradient flows through it."""
     T, past = call.n_queries, documents[0].start or 0  # all documents of a call start alike
     if T == 1 or past > 0:
         raise HeadwiseError(
@@ -118,12 +121,12 @@ def importance(model: nn.Module, batches: Iterable[Tensor], after: int | None = 
     """How much the loss hangs on each head, from one backward pass a batch of ids (B,T).
 
     Michel et al. 2019 (arXiv 1905.10650), section 4.1: the mean over rows of |head output . dL/d head output|, divided
-    by the root of the sum of squares of its layer. The parameters' own gradients are left alone. `after` is that of
-    `next_token_losses`.
+    by the root of the sum of squares over the heads of its layer: head -> 0 to 1. L is the mean loss of a document
+    times its length. The parameters' own gradients are left alone. `after` is that of `next_token_losses`.
     """
     require_next(model)
     require_slopes(model)
-    totals: dict[Site, Any] = defaultdict(float)
+    totals: dict[Site, Any] = defaultdict(float)  # (H,) sums over rows, once there is one: 0.0 before
     rows = 0
     sites = sites_of(model)
 
@@ -143,13 +146,16 @@ def importance(model: nn.Module, batches: Iterable[Tensor], after: int | None = 
     result: dict[str, float] = {}
     for site, total in totals.items():
         mean = total / rows
-        scaled = mean / mean.norm().clamp(min=torch.finfo(mean.dtype).tiny)
+        scaled = mean / mean.norm().clamp(min=torch.finfo(mean.dtype).tiny)  # a silent layer's are 0, and not NaN
         result |= zip(site.heads, scaled.tolist(), strict=True)
     return result
 
 
 def slopes_of(sites: Sequence[Site], answer: Callable[[], Tensor]) -> list[tuple[Site, Tensor, Tensor]]:
-    """Of each call of these sites the heads' output and the slope there of an answer (), from one backward pass."""
+    """Of each call of these sites the heads' output (B,H,T,E) and the slope there of an answer, from one backward pass.
+
+    answer  runs the model, and gives one number, a tensor without axes. The slope is its gradient, (B,H,T,E)
+    """
     outs = []
 
     def keep(site: Site, call: Call) -> Tensor:
@@ -159,7 +165,7 @@ def slopes_of(sites: Sequence[Site], answer: Callable[[], Tensor]) -> list[tuple
         return out
 
     with attach({site: partial(keep, site) for site in sites}), torch.enable_grad():
-        loss = answer()  # fills `outs`
+        loss = answer()  # `keep` fills `outs` meanwhile
         slopes = torch.autograd.grad(loss, [out for _, out in outs])
     return [(site, out, slope) for (site, out), slope in zip(outs, slopes, strict=True)]
 
@@ -176,8 +182,8 @@ def ablation(
     """Change in next-token loss, in nats a token, when one head at a time is silenced; the interval is over documents.
 
     Several variants of a layer, each without another head, run as one batch where memory allows.
-    `progress(done, total)` counts heads, batch by batch; `after` is that of `next_token_losses`, and `whole` are those
-    of the whole model on each batch where they are known.
+    `progress(done, total)` counts heads, batch by batch; `after` is that of `next_token_losses`, and `whole` are the
+    losses (B,) of the whole model on each batch where they are known.
     """
     require_next(model)
     _check_how(how)
@@ -222,7 +228,7 @@ def _without_each(
 
     def silence(call: Call) -> Tensor:
         out = call.out.clone()
-        variants = out.view(n, B, *out.shape[1:])
+        variants = out.view(n, B, *out.shape[1:])  # a view: what is set there is set in `out`
         for variant, h in zip(variants, heads, strict=True):
             variant[:, h] = 0 if how == "zero" else variant[:, h].mean((0, 1))  # no padding here: all rows are real
         return out

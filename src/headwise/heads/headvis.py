@@ -1,8 +1,9 @@
 """A survey in the format of HeadVis (Anthropic 2026), the browser of heads that Neuronpedia hosts, too.
 
-config.json, scatter_data.json (a row a head), server_config.json and attributions/manifest.json (empty: no server), and
-heads/L3H5.json: documents, those with the strongest weight first, each with its weights as sparse rows. An index is
-query * seq_len + key; a row has its 8 largest weights, those of at least 0.005.
+A tree of files: config.json, scatter_data.json (a row a head), server_config.json and attributions/manifest.json
+(empty: no server), and heads/L3H5.json, which has documents, those with the strongest weight first. Of the weights of a
+document only large ones are listed: of each row the 8 largest, and of these those of at least 0.005. Two lists of equal
+length have them: the indices, query * seq_len + key, and the weights.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from headwise.records import Call
 
 ROW, LEAST = 8, 0.005  # weights of a row at most, and the smallest that is listed
 CONFIG: dict[str, Any] = json.loads(read_text(packaged("headvis", "json")))  # what is the same of every survey
-NAMES: dict[str, str] = CONFIG.pop("names")  # of those statistics that HeadVis calls by another name
+# Statistic -> what HeadVis calls it, where that is another name. It is taken out: `_config` writes the rest as it is.
+NAMES: dict[str, str] = CONFIG.pop("names")
 INTERVALS: int = CONFIG["n_intervals"]  # bands of about equally many documents, ranked by their largest weight
 SEED = 0  # draws the samples
 SAMPLES, STRONGEST = 3, 10  # documents that are shown of a band, and of the last one, which has the strongest
@@ -48,7 +50,10 @@ def check_headvis(folder: Path) -> None:
 
 @torch.no_grad()
 def write_headvis(folder: Path, model: nn.Module, text: Text, survey: Survey) -> None:
-    """Write the tree, whole or not at all; the model reads the documents once more, and those that are shown twice.
+    """Write the tree, whole or not at all.
+
+    The model reads the documents once more, to find those that a head shows. It reads these again for their weights:
+    those of all would be too many to keep.
 
     Raises HeadwiseError for a model of several stacks, whose heads HeadVis cannot name.
     """
@@ -66,7 +71,7 @@ def write_headvis(folder: Path, model: nn.Module, text: Text, survey: Survey) ->
         for profile in survey.profiles:
             row: Row = {"layer": profile.layer, "head": profile.head}
             for key in survey.statistics:
-                mean = profile.means.get(key, math.nan)
+                mean = profile.means.get(key, math.nan)  # not every head has every statistic; null is none
                 row[NAMES.get(key, key)] = round(mean, 4) if math.isfinite(mean) else None
             scatter.append(row)
             content = _head(profile, strongest[profile.name], chosen[profile.name], rows, text)
@@ -96,9 +101,13 @@ def _strongest(model: nn.Module, text: Text) -> dict[str, list[float]]:
 
 
 def _choose(values: Sequence[float], draw: random.Random) -> dict[int, int]:
-    """Documents that a head shows, and the band of each, 1 to 10 by rank; the strongest of the last, others by lot."""
+    """Documents that a head shows -> the band of each, 1 to INTERVALS by the rank of its largest weight.
+
+    values  of the head, the largest weight in each document
+    draw    of all bands but the last, the strongest, SAMPLES documents are drawn
+    """
     strongest_first = sorted(range(len(values)), key=lambda n: -values[n])
-    # The first tenth of the ranks is band 10, the last one band 1.
+    # Of ten bands the first tenth of the ranks is band 10, the last one band 1.
     bands = defaultdict(list)
     for rank, number in enumerate(strongest_first):
         bands[INTERVALS - rank * INTERVALS // len(values)].append(number)
@@ -115,9 +124,9 @@ def _choose(values: Sequence[float], draw: random.Random) -> dict[int, int]:
 def _sparse(model: nn.Module, text: Text, chosen: dict[str, dict[int, int]]) -> Sparse:
     """The sparse rows of each head in each document that it shows."""
     rows = {}
-    numbers = sorted(set().union(*chosen.values()))
+    numbers = sorted(set().union(*chosen.values()))  # documents that any head shows
 
-    def take(place: int, site: Site, call: Call, b: int, document: Document) -> None:
+    def take(place: int, site: Site, call: Call, b: int, document: Document) -> None:  # `place` among `numbers`
         heads = [h for h, name in enumerate(site.heads) if numbers[place] in chosen[name]]
         if heads:
             keys, weights = _rows(call, b)
@@ -133,7 +142,7 @@ def _sparse(model: nn.Module, text: Text, chosen: dict[str, dict[int, int]]) -> 
 
 
 def _head(profile: HeadProfile, strongest: Sequence[float], chosen: dict[int, int], rows: Sparse, text: Text) -> Row:
-    """heads/L3H5.json."""
+    """What heads/L3H5.json says of a head; `strongest` and `chosen` are those of the head, `rows` of all heads."""
     sequences = []
     looking: dict[str, float] = defaultdict(float)  # token that looks -> its listed weights, added up
     # The highest band first, and in it the strongest document.
@@ -154,7 +163,7 @@ def _head(profile: HeadProfile, strongest: Sequence[float], chosen: dict[int, in
             }
         )
     queries = sorted(looking.items(), key=lambda item: -item[1])[:BINS]
-    counts, edges = np.histogram(strongest, BINS, (0, 1))
+    counts, edges = np.histogram(strongest, BINS, (0, 1))  # a weight lies between 0 and 1
     # How many bins of distances, up to the last that is not empty; they have one edge more.
     last = max((n for n, count in enumerate(profile.distances) if count), default=0) + 1
     return {

@@ -48,12 +48,13 @@ from headwise.models.open import Folder
 from headwise.shapes import shape_of
 from headwise.words import Note
 
-HELD_OUT = 4096  # tokens of what a run held out
+HELD_OUT = 4096  # tokens of what a run held out, about: a round choice
 
 Texts = str | Path | Sequence[str | Path] | Sequence[Sequence[int]]
 
-KINDS = {"audio": {"words"}, "source": {"target", "links"}, "text": {"links"}}  # what tells them, what each must have
-RATE = 16_000  # samples a second
+# The three kinds of text that `align` reads: the field that tells the kind -> the fields that it must have beside it.
+KINDS = {"audio": {"words"}, "source": {"target", "links"}, "text": {"links"}}
+RATE = 16_000  # samples a second that models of speech read
 WIDTHS = {2: (np.int16, 2**15), 4: (np.int32, 2**31)}  # bytes of a sample: its type, and the full scale
 
 
@@ -68,7 +69,15 @@ def read_texts(
     progress: Progress | None = None,
     relations: Relations | str | Path | None = None,
 ) -> Text:
-    """The text of a survey, with its relations; see `headwise.survey`. `run` is whose held-out text is the default."""
+    """The text of a survey, with its relations.
+
+    texts, tokens, documents, relations  as in `headwise.survey`
+    run                                  folder whose held-out text is the default; None: that of the model
+    unknown, field                       as in `corpus.documents.read_documents`
+    progress                             is called while large files are read
+
+    Raises HeadwiseError where the arguments do not go together, or a text does not fit the model.
+    """
     if unknown not in ("refuse", "skip"):
         raise HeadwiseError(f"unknown {unknown!r} is not known; one of refuse, skip")
     for name, value in (("tokens", tokens), ("documents", documents)):
@@ -86,7 +95,7 @@ def read_texts(
     sources: list[Any] = []
     if texts is not None:
         sources = [texts] if isinstance(texts, str | Path) else list(texts)
-    words = [str(source) for source in sources if isinstance(source, str | Path)]
+    words = [str(source) for source in sources if isinstance(source, str | Path)]  # names of files, and texts
     if sources and not words and shape_of(sources[0]) == ():  # numbers, not documents: the ids of a single one
         sources = [sources]
     if tokens is not None and not words:
@@ -95,10 +104,10 @@ def read_texts(
         text = held_out(folder, run or folder.path, documents)
     elif words and len(words) < len(sources):
         raise HeadwiseError(f"{len(words)} of {len(sources)} documents are texts and the others ids; pass either")
-    elif are_sounds(words):
+    elif are_sounds(words):  # what the model writes of them is the text that its decoder reads
         spoken = transcripts(folder, [Path(word) for word in words[:documents]])
         text = text_of(folder, [each.ids for each in spoken], words)
-        text.scored_after = text.frame[0][-1]
+        text.scored_after = text.frame[0][-1]  # the last token before the first word: `transcripts` has set the frame
         wrote = "; ".join(require_tokens(folder).decode(each.ids).strip() for each in spoken)
         text.about = (Note.of("note.heard", text=wrote),)
     elif words:
@@ -111,18 +120,23 @@ def read_texts(
 
 
 def held_out(folder: Folder, run: Path, documents: int | None) -> Text:
-    """What a run, or the run that a model comes from, held out."""
+    """What a run, or the run that a model comes from, held out; of a run of verbs with their relations.
+
+    Raises HeadwiseError for a folder that comes from no run.
+    """
     origin = require_run(run)
     record = read_run(origin)
-    assert record is not None
+    assert record is not None  # `require_run` has found it
     tokens, settings = require_tokens(folder), record.settings
+    # A run that replayed microgpt learned from all lines, and held none out.
     source = Note.of("source.held_out" if settings.replay is None else "source.learned_from")
     ids = held_out_documents(origin, HELD_OUT)[:documents]
     text = text_of(folder, ids, [source])
-    if settings.text is None:
+    if settings.text is None:  # the verb corpus, whose lines are like "he works = él trabaja"
         text.note = HALF_LINES
         text.scored_after = tokens.encode("=")[0]  # the answer of a line stands behind it
         text.end = tuple(tokens.frame[0])  # the boundary stands between lines
+        # The run's example comes first, for False is less than True; the others stay in their order.
         lines = sorted(map(tokens.decode, ids), key=lambda line: line != record.example)
         text.relations = verb_relations(tokens, lines)
     return text
@@ -139,13 +153,14 @@ class Transcript:
     """What a model wrote of a sound."""
 
     ids: list[int]  # the first names the sound; see `ask.hear`
-    n_keys: int  # that hold sound
+    n_keys: int  # keys of the encoder that hold sound: behind them is silence, as it always hears equally long
 
 
 def transcripts(folder: Folder, paths: Sequence[Path]) -> list[Transcript]:
-    """Let a model of speech hear sounds, and write what they say.
+    """Let a model of speech hear sounds, WAV files, and write what they say.
 
-    From then on its tokenizer begins each text with the first of the sounds.
+    From then on its tokenizer begins each text with the first of the sounds, in the place of the token that begins a
+    transcript.
     """
     from headwise.models.hf import FolderTokens, transcribed
 
@@ -157,14 +172,17 @@ def transcripts(folder: Folder, paths: Sequence[Path]) -> list[Transcript]:
     for number, (_, _, n_keys) in enumerate(sounds):
         ids = transcribed(model, sounds_of(model).states[number, None])
         sound = model.config.vocab_size + number  # its id, behind those of the vocabulary
-        texts.append(Transcript([sound, *ids[1:]], n_keys))
+        texts.append(Transcript([sound, *ids[1:]], n_keys))  # instead of the first token, which begins a transcript
     if isinstance(folder.tokens, FolderTokens):
         folder.tokens.begin_with(texts[0].ids, model.generation_config.no_timestamps_token_id)
     return texts
 
 
 def _features(folder: Folder, path: Path) -> tuple[Tensor, float, int]:
-    """What a model hears of a sound, (1,M,F); the seconds of a key, and the keys that hold sound."""
+    """What a model hears of a sound, (1,M,F); the seconds of a key, and how many keys hold sound.
+
+    M are frequency bands, F moments. A key of the encoder stands for several of these.
+    """
     from headwise.models.hf import sound_features
 
     model: Any = folder.model
@@ -172,16 +190,20 @@ def _features(folder: Folder, path: Path) -> tuple[Tensor, float, int]:
     if getattr(options, "no_timestamps_token_id", None) is None or not hasattr(model.config, "max_source_positions"):
         raise HeadwiseError(f"{folder.name} ({folder.family}) hears no speech as Whisper does; pass other texts")
     samples = read_wav(path)
-    features, seconds = sound_features(folder.path, samples)
+    features, seconds = sound_features(folder.path, samples)  # what is shorter than `seconds` is filled with silence
     if len(samples) > seconds * RATE:  # the rest would be cut off without a word
         raise HeadwiseError(f"{path.name} has {len(samples) / RATE:.1f} s, and the model hears {seconds:g}")
     seconds_per_key = seconds / model.config.max_source_positions
+    # Rounded up: the last key may be full in part.
     n_keys = min(model.config.max_source_positions, -(-len(samples) // round(seconds_per_key * RATE)))
     return features.to(model.dtype), seconds_per_key, n_keys
 
 
 def read_aligned(folder: Folder, path: Path) -> list[Known]:
-    """The texts of a file. Raises HeadwiseError with the number of the line that is not as it must be."""
+    """The texts of a file for `align`; sounds lie beside it.
+
+    Raises HeadwiseError with the number of the line that is not as it must be.
+    """
     if folder.tokens is None:
         raise HeadwiseError(f"{folder.name} has no tokenizer, so its rows have no words")
     texts = []
@@ -190,6 +212,7 @@ def read_aligned(folder: Folder, path: Path) -> list[Known]:
             continue
         try:
             texts.append(_text(folder, folder.tokens, json.loads(line), path.parent))
+        # A line may be no JSON, or have other types and indices than a text has.
         except (HeadwiseError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
             raise HeadwiseError(f"line {number} of {path}: {error}") from None
     if not texts:
@@ -198,6 +221,7 @@ def read_aligned(folder: Folder, path: Path) -> list[Known]:
 
 
 def _text(folder: Folder, tokens: TextTokens, record: dict[str, Any], near: Path) -> Known:
+    # The text of a line, by its kind; `near` is the folder of the file.
     kind = next((kind for kind in KINDS if kind in record), None)
     if kind is None or KINDS[kind] - set(record):
         wanted = "; ".join(", ".join([kind, *sorted(fields)]) for kind, fields in KINDS.items())
@@ -206,17 +230,20 @@ def _text(folder: Folder, tokens: TextTokens, record: dict[str, Any], near: Path
         return _spoken(folder, tokens, record, near)
     if kind == "text":
         ids = list(tokens.prompt(record["text"]))
-        places = _first_tokens(tokens, record["text"], len(tokens.frame[0]))
+        places = _first_tokens(tokens, record["text"], len(tokens.frame[0]))  # behind the tokens that begin any text
         return Linked({"input_ids": torch.tensor([ids])}, *_links(record, places, places))
     return _translated(folder, tokens, record)
 
 
 def _spoken(folder: Folder, tokens: TextTokens, record: dict[str, Any], near: Path) -> Spoken:
-    """The words behind the tokens that begin a transcript; the row before a token is the one that predicts it."""
+    """A spoken text with its words, which stand behind the tokens that begin a transcript.
+
+    A row is a token of the decoder's input, and predicts the one after it.
+    """
     model: Any = folder.model
     features, seconds_per_key, n_keys = _features(folder, near / record["audio"])
     options, begin = model.generation_config, [model.config.decoder_start_token_id]
-    if getattr(options, "is_multilingual", False):
+    if getattr(options, "is_multilingual", False):  # then a transcript begins with its language and the task
         language = f"<|{record.get('language', 'en')}|>"
         if language not in options.lang_to_id:
             raise HeadwiseError(f"the model knows no language {record.get('language')!r}")
@@ -225,7 +252,7 @@ def _spoken(folder: Folder, tokens: TextTokens, record: dict[str, Any], near: Pa
     first = len(ids) - 1  # the row that predicts the first token of the first word
     starts = []
     for word, _ in record["words"]:
-        starts.append(len(ids) - 1 - first)
+        starts.append(len(ids) - 1 - first)  # the last row so far predicts the word's first token
         ids += tokens.encode(f" {word}")
     rows = tuple(range(first, len(ids)))  # the last one predicts the end
     inputs = {"input_features": features, "decoder_input_ids": torch.tensor([ids])}
@@ -242,20 +269,23 @@ def _translated(folder: Folder, tokens: TextTokens, record: dict[str, Any]) -> L
     source = list(tokens.prompt(record["source"]))
     target = [int(start), *tokens.encode(record["target"])]
     rows = _first_tokens(tokens, record["target"], 0)  # row i predicts token i of the target
-    keys = _first_tokens(tokens, record["source"], len(tokens.frame[0]))
+    keys = _first_tokens(tokens, record["source"], len(tokens.frame[0]))  # as a key a token stands in its own place
     inputs = {"input_ids": torch.tensor([source]), "decoder_input_ids": torch.tensor([target])}
     return Linked(inputs, *_links(record, rows, keys))
 
 
 def _links(record: dict[str, Any], rows: Sequence[int], keys: Sequence[int]) -> Iterator[tuple[tuple[int, int], ...]]:
-    """The links of a text between its tokens, and those that are possible beside them: two fields of `Linked`."""
+    """The links of a text, from words to their first tokens, and then those that are possible: two fields of `Linked`.
+
+    rows, keys  for each word on either side of a link its row, its key
+    """
     for name in ("links", "possible"):
         yield tuple((rows[row], keys[key]) for row, key in record.get(name, ()))
 
 
 def _first_tokens(tokens: TextTokens, text: str, before: int) -> Sequence[int]:
     """For each word between spaces the number of its first token, where `before` tokens stand before the text."""
-    places = tokens.places(text)
+    places = tokens.places(text)  # the characters of each token, [start, end)
     numbers = []
     for word in re.finditer(r"\S+", text):
         overlapping = [n for n, (start, end) in enumerate(places) if start < word.end() and end > word.start()]
@@ -265,11 +295,14 @@ def _first_tokens(tokens: TextTokens, text: str, before: int) -> Sequence[int]:
     return numbers
 
 
-# Sound as samples, which models of speech read.
+# Sound as samples, from -1 to 1, RATE of them a second, which models of speech read.
 
 
 def read_wav(path: Path) -> NDArray[np.float32]:
-    """The samples of a WAV file (PCM of 16 or 32 bits), its channels averaged. Raises HeadwiseError for others."""
+    """The samples of a WAV file (PCM of 16 or 32 bits), its channels averaged, at RATE.
+
+    Raises HeadwiseError for another file.
+    """
     if not path.is_file():
         raise HeadwiseError(f"{path} is no file")
     try:
@@ -281,18 +314,24 @@ def read_wav(path: Path) -> NDArray[np.float32]:
     if width not in WIDTHS:
         raise HeadwiseError(f"{path} has samples of {8 * width} bits; write it with 16")
     kind, full_scale = WIDTHS[width]
+    # The channels of a sample lie side by side.
     samples = np.frombuffer(content, kind).reshape(-1, channels).mean(1) / full_scale
     return resampled(samples.astype(np.float32), rate)
 
 
 def resampled(samples: NDArray[np.float32], rate: int) -> NDArray[np.float32]:
-    """The same sound, of `rate` samples a second, at RATE; band-limited by its spectrum."""
+    """The same sound, of `rate` samples a second, at RATE.
+
+    Its spectrum is cut off above the highest frequency that RATE has room for, or filled with zeros up to that.
+    """
     if rate == RATE:
         return samples
-    seconds = -(-len(samples) // rate) + 1  # whole ones, for a whole length; one of silence keeps the ends apart
+    # Whole seconds have a whole number of samples at both rates. To a transform the end is followed by the beginning: a
+    # second of silence keeps them apart.
+    seconds = -(-len(samples) // rate) + 1
     spectrum = np.fft.rfft(np.pad(samples, (0, seconds * rate - len(samples))))
     kept = np.zeros(seconds * RATE // 2 + 1, complex)
     size = min(len(kept), len(spectrum))
     kept[:size] = spectrum[:size]
-    sound = np.fft.irfft(kept, seconds * RATE) * (RATE / rate)
+    sound = np.fft.irfft(kept, seconds * RATE) * (RATE / rate)  # `irfft` divides by the new number of samples
     return sound[: round(len(samples) * RATE / rate)].astype(np.float32)
