@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
 from typing import (
@@ -80,7 +80,8 @@ def from_json(kind: Any, value: Any, name: str = "the document") -> Any:
         try:
             return kind(**{key: from_json(hints[key], x, key) for key, x in value.items()})
         except TypeError:
-            raise HeadwiseError(f"{name} is not whole: it lacks {sorted(hints.keys() - value)}") from None
+            needed = {each.name for each in fields(kind) if each.default is each.default_factory is MISSING}
+            raise HeadwiseError(f"{name} is not whole: it lacks {sorted(needed - value.keys())}") from None
     if origin is UnionType:
         for option in arguments:
             with suppress(HeadwiseError):

@@ -22,6 +22,7 @@ import headwise as hw
 from headwise.corpus.tokens import Tokens
 from headwise.heads import patching
 from headwise.heads.attribution import attribute
+from headwise.heads.effect import ablation
 from headwise.heads.patching import _replayed, patch, path_effects
 from headwise.models.ask import logits
 from headwise.models.hook import attach, inside
@@ -144,7 +145,7 @@ def naive(model: nn.Module, clean: Tensor, corrupted: Tensor, at: str, name: str
 
 
 @pytest.mark.parametrize("at", ["q", "k", "v", "out", "weights"])
-@pytest.mark.parametrize("name", ["llama", "ours"])
+@pytest.mark.parametrize("name", ["llama", "ours", "a layer that does not run"])
 def test_patching_equals_a_run_for_each_head(name: str, at: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = build(name)
     clean, corrupted = ids(3), ids(4)
@@ -155,6 +156,15 @@ def test_patching_equals_a_run_for_each_head(name: str, at: str, monkeypatch: py
         for head in list(found.effects)[:: 2 if at in "kv" else 5]:
             expected = naive(model, clean, corrupted, at, head, positions or list(range(T)))
             assert found.effects[head].mean == pytest.approx(expected, abs=2e-4), head
+
+
+def test_every_verb_passes_by_a_layer_that_does_not_run() -> None:
+    model, clean, corrupted = build("a layer that does not run"), ids(3), ids(4)
+    ran = [f"L{n}.H{h}" for n in (0, 2, 3) for h in range(6)]
+    assert list(ablation(model, [clean[None]])) == ran
+    assert {head.head for head in hw.why(model, clean, corrupted).heads} <= {*ran}
+    found = path_effects(model, clean, corrupted, "L3.H2")
+    assert list(found) == ran[:12] and any(abs(each.mean) > 1e-4 for each in found.values())
 
 
 def test_all_heads_and_positions() -> None:

@@ -422,6 +422,19 @@ def test_names_that_are_not_there_are_not_passed_over() -> None:
         hw.check(Weightless, mapping={"banana": "q"})
 
 
+def test_arguments_reach_a_file_as_they_are_written(invoke: Invoke, tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        correct_code("nano")
+        .replace("__init__(self", "__init__(self, shape", 1)
+        .replace("super().__init__()", "super().__init__(); assert shape == (3, 'a, b')", 1)
+    )
+    assert hw.check(path, args={"shape": (3, "a, b")}).right
+    assert invoke("check", path, "--args", "shape=(3, 'a, b')").code == 0
+    with pytest.raises(hw.HeadwiseError, match="numbers, texts"):
+        hw.check(path, args={"shape": object()})
+
+
 OPTIONAL = correct_code("cached_layer")
 
 

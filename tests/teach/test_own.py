@@ -210,10 +210,11 @@ def test_check_watches_a_right_class_alone(invoke: Invoke, tmp_path: Path, monke
     path.write_text(COURSES.replace("query.shape[-1] ** 0.5", "x.shape[-1] ** 0.5"))
     wrong = invoke("check", f"{path}:MultiHeadAttn", "--watch", "--out", tmp_path / "wrong")
     assert wrong.code == 1 and "scale-model-width" in wrong.out and "once it is right" in wrong.err
-    monkeypatch.setattr("headwise.cli.teach.show_heads", None)  # the check alone tells that it is not causal
     path.write_text(correct_code("fused_einops"))
-    refused = invoke("check", path, "--watch", "--out", tmp_path / "wrong")
+    refused = invoke("check", path, "--watch", "--out", tmp_path / "wrong", "--json")
     assert refused.code == 2 and "a token sees later ones" in refused.err, refused
+    told = json.loads(refused.out)
+    assert told["right"] is True and told["watched"] is None
     assert not (tmp_path / "wrong").exists()
 
 

@@ -34,10 +34,11 @@ from headwise.records import plain_data
 from headwise.view import CONTROL, Screen, harmless
 from headwise.words import LANGUAGES, Facts, Note, check_lang, labelled, refusal, system_language, table, unknown
 
-screen = Screen(highlight=False, markup=False, emoji=False, soft_wrap=True)
-err = Screen(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
+# Text goes out as it is: rich neither colours numbers, nor reads [brackets] or :names:, nor breaks lines.
+screen = Screen(highlight=False, markup=False, emoji=False, soft_wrap=True)  # results, on standard output
+err = Screen(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)  # messages
 COURSE = Path("learn")  # the folder of a course, where none is named
-_asked: str | None = None
+_asked: str | None = None  # what --lang says
 
 
 def speak(lang: str | None) -> None:
@@ -63,7 +64,9 @@ def _usual_language() -> str:
     for folder in (COURSE, Path()):
         path = folder / "progress.json"  # PROGRESS of `teach.course`, which takes longer to load
         if path.exists():
-            with suppress(ValueError, TypeError):  # a damaged one is told of by `learn`
+            with suppress(
+                ValueError, TypeError
+            ):  # of a damaged one `headwise learn` tells; HeadwiseError is among these
                 kept = dict(read_json(path)).get("language")
                 if kept in LANGUAGES:
                     return str(kept)
@@ -76,14 +79,14 @@ DOORS = {
     "inspect": ("train", "look", "heads", "why", "align", "generate"),
     "shrink": ("cost", "windows", "share", "prune", "narrow"),
 }
-# Commands as a reader in Spanish may try them.
+# Words that a reader in Spanish may try: they are refused, with the command that is meant.
 SPANISH = {"aprender": "learn", "revisar": "check", "errores": "bugs", "entrenar": "train", "cabezas": "heads"}
 
 
 class _Worded:
-    """A command whose help is in its language, also the words that typer has in English alone.
+    """What both kinds of typer's commands get here: help in the language of the screen, also typer's own English words.
 
-    What is off has no option that turns it off.
+    An option that is off by default has no second form: --json, but no --no-json.
     """
 
     def __init__(self: Any, **options: Any) -> None:
@@ -112,6 +115,7 @@ class _Doors(_Worded, typer.core.TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that a word names; another word is refused with the nearest one, also for a Spanish word."""
+        # While a shell asks for completions (`resilient_parsing`), half a word is no mistake. Of options typer tells.
         if args[0] not in self.commands and not args[0].startswith("-") and not ctx.resilient_parsing:
             offer = Note.of("refused.commands_listed")
             what = Note.of("refused.no_command", name=repr(args[0]))
@@ -119,23 +123,28 @@ class _Doors(_Worded, typer.core.TyperGroup):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        limit = formatter.width - 6 - max(map(len, self.commands))  # 6: what click leaves for indent and gaps
+        """The commands and what each does in a few words, under the title of their door."""
+        # Columns for the words behind the longest name. typer's own list, too, takes 6 off for indent and gaps.
+        limit = formatter.width - 6 - max(map(len, self.commands))
         for door, names in DOORS.items():
             with formatter.section(screen.phrase(f"door.{door}")):
                 formatter.write_dl([(name, self.commands[name].get_short_help_str(limit)) for name in names])
 
 
+# None of rich's boxes and tracebacks: help is plain text, and `_run` says what went wrong.
 app = typer.Typer(cls=_Doors, pretty_exceptions_enable=False, rich_markup_mode=None)
-command = functools.partial(app.command, cls=_Command)
-_show_traceback = False
-_wants_json = False
+command = functools.partial(app.command, cls=_Command)  # `@command()` above a function makes it a command
+_show_traceback = False  # --debug
+_wants_json = False  # --json
 COMMON = ("--json", "--debug")  # options that stand anywhere in a command line, as --lang does with its value
 LANG = "--lang"
-_end_all: Callable[[Callable[[str], None], int], NoReturn] | None = None  # of many processes, on an error of one
+# Under torchrun: what ends all processes on an error of this one. It gets how to say the error, and the exit code.
+_end_all: Callable[[Callable[[str], None], int], NoReturn] | None = None
 MANY = ("heads", "train")  # commands that take several processes
-# An argument in a message of the library: `out=`, `keep=0.75`, `by='role'`; not a comparison, and no part of a path.
+# An argument in a message of the library: `out=`, `keep=0.75`, `by='role'`; not a comparison (`==`), and no part of a
+# path (`runs/out=1`). A value ends in a letter, digit or _: the full stop of a sentence is not of it.
 ARGUMENT = re.compile(r"(?<![\w./-])(?P<name>[a-z_]+)=(?!=)(?P<value>'[^']*'|[\w./+-]*\w|)")
-# What the library calls otherwise than the commands do, by the table of names in CONTRIBUTING.md.
+# An argument of the library -> the parameter of a command, where they differ (table of names in CONTRIBUTING.md).
 FIELDS = {
     "n_heads": "heads",
     "n_kv_heads": "kv_heads",
@@ -144,7 +153,7 @@ FIELDS = {
     "n_tokens": "tokens",
     "folder": "out",
 }
-UNITS = r"unit-.*\.json"  # what the folder of a study holds
+UNITS = r"unit-.*\.json"  # names of what the folder of a study holds: the scores of one model with one seed each
 COMPLETION = "_HEADWISE_COMPLETE"  # set by the shell that asks for completions
 
 
@@ -162,15 +171,15 @@ def model_path(name: str) -> Path:
     return located(named_path(name))
 
 
-# Kinds of options and arguments, where the type alone does not say what is taken.
+# Kinds of options and arguments, where the type alone does not say what is taken. `None` stands for "not given".
 Model = Annotated[Path, Argument(parser=model_path, metavar="MODEL")]
 File = Annotated[Path | None, Option(parser=named_path, metavar="<path>")]
 Files = Annotated[list[Path] | None, Option(parser=named_path, metavar="<path>")]
 Folder = Annotated[Path, Option(parser=named_path, metavar="<path>")]
 Count = Annotated[int, Option(min=1)]
 SomeCount = Annotated[int | None, Option(min=1)]
-Seed = Annotated[int, Option(min=0, max=2**63 - 1)]
-Port = Annotated[int | None, Option(min=0, max=2**16 - 1)]
+Seed = Annotated[int, Option(min=0, max=2**63 - 1)]  # what a signed number of 64 bits holds
+Port = Annotated[int | None, Option(min=0, max=2**16 - 1)]  # all that TCP has
 
 
 class Progress:
@@ -180,7 +189,7 @@ class Progress:
     `begins` is what it says before the first stage.
     """
 
-    FIRST, LONGEST = 2.0, 30.0  # seconds
+    FIRST, LONGEST = 2.0, 30.0  # seconds between plain lines, at first and at last: a log of hours stays short
 
     def __init__(self, begins: str) -> None:
         columns = (
@@ -190,10 +199,11 @@ class Progress:
             rich_progress.BarColumn(bar_width=24),
             rich_progress.TimeRemainingColumn(elapsed_when_finished=True),
         )
-        self._bar = rich_progress.Progress(*columns, console=err, transient=True)
-        self._tasks: dict[str, rich_progress.TaskID] = {}
+        self._bar = rich_progress.Progress(*columns, console=err, transient=True)  # transient: gone at the end
+        self._tasks: dict[str, rich_progress.TaskID] = {}  # the bar of each stage
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._print_now_and_then, daemon=True)
+        # What the next plain line says; when the work began, and when the latest plain line came.
         self._state, self._began, self._printed = _stage(begins), time.monotonic(), time.monotonic()
 
     def __enter__(self) -> Progress:
@@ -205,14 +215,18 @@ class Progress:
         self._done.set()
         if self._thread.is_alive():
             self._thread.join()
-        if self._tasks:
+        if self._tasks:  # else the bar was never started
             self._bar.stop()
 
     def __call__(self, stage: str, done: int, total: int, numbers: str = "", milestone: bool = False) -> None:
-        """The stage has done so many of `total` steps (0: unknown). A milestone has a plain line of its own."""
+        """The stage has done so many of `total` steps (0: unknown); `numbers` are words behind them, such as a loss.
+
+        A milestone has a plain line of its own.
+        """
         stage, numbers = _stage(stage), screen.spoken(numbers)
         if err.is_terminal:
-            self._bar.start()  # only now: a bar that runs takes standard output to its own console
+            # Only now, not in __enter__: a running bar takes standard output over. A second start does nothing.
+            self._bar.start()
             if stage not in self._tasks:
                 self._tasks[stage] = self._bar.add_task(harmless(stage), numbers="")
             self._bar.update(self._tasks[stage], total=total or None, completed=done, numbers=harmless(numbers))
@@ -222,11 +236,11 @@ class Progress:
             self._printed = time.monotonic()
             err.print(self._state)
 
-    def _print_now_and_then(self) -> None:
+    def _print_now_and_then(self) -> None:  # in the thread, until the work is done
         gap = self.FIRST
-        # A milestone may have been printed meanwhile; then this waits again, or, where that time is past, not at all.
+        # `wait` is true at once when the work is done. A time that is past (below zero) is not waited for.
         while not self._done.wait(self._printed + gap - time.monotonic()):
-            if time.monotonic() >= self._printed + gap:
+            if time.monotonic() >= self._printed + gap:  # else a milestone was printed while this waited
                 self._printed, gap = time.monotonic(), min(2 * gap, self.LONGEST)
                 err.print(f"{self._state}  ({time.monotonic() - self._began:.0f} s)")
 
@@ -266,15 +280,15 @@ def wants_json() -> bool:
 
 
 def _hoisted(words: list[str]) -> list[str]:
-    """The words of a command line, those of `COMMON` and --lang first: they belong to all commands.
+    """The words of a command line, the options of all commands first: "learn --lang=es" -> "--lang es learn".
 
-    To typer an option stands behind the command that has it, and these are options of `headwise` itself.
+    They are options of `headwise` itself; behind the command typer would look for them among the command's own.
     """
-    end = words.index("--") if "--" in words else len(words)
+    end = words.index("--") if "--" in words else len(words)  # behind `--` all words are names, and stay
     asked = []
     for word in words[:end]:
         asked += word.split("=", 1) if word.startswith(f"{LANG}=") else [word]
-    # Behind `--` all words are names. Each word is seen with the one before it: the value of --lang goes first, too.
+    # Each word is seen with the one before it ("" before the first): the value of --lang goes first, too.
     first, rest = list[str](), list[str]()
     for word, before in zip(asked, ["", *asked], strict=False):
         (first if word in COMMON or LANG in (word, before) else rest).append(word)
@@ -289,7 +303,11 @@ def _texts(lang: str) -> dict[str, dict[str, str]]:
 
 
 def worded() -> Any:
-    """The commands with what they and their parameters say in the language of the screen."""
+    """The command line, whose commands and parameters have their texts of --help in the language of the screen.
+
+    English texts are the docstring of a command and its section of commands.toml; Spanish ones all stand in
+    commands.es.toml, where `about` takes the place of the docstring.
+    """
     root: Any = typer.main.get_command(app)
     texts, english = _texts(screen.lang), _texts("en")
     metavars = texts["metavars"]
@@ -308,12 +326,15 @@ def worded() -> Any:
 
 @contextmanager
 def needs_torch() -> Iterator[None]:
-    """Imports of rooms that need torch, and nothing else, with one clear line where it is missing."""
+    """Imports of rooms that need torch, and nothing else, with one clear line where it is missing.
+
+    They stand here, and not at the top of a file, so that a refusal and --help come before torch is loaded.
+    """
     try:
         with loading():
             yield
     except ModuleNotFoundError as error:
-        if error.name not in ("torch", "tokenizers"):
+        if error.name not in ("torch", "tokenizers"):  # these two come with headwise[torch]; another is a bug
             raise
         raise refusal("needs", name=error.name) from None
 
@@ -324,10 +345,11 @@ def check_outputs(
     /,
     **paths: Path | list[Path] | None,
 ) -> None:
-    """Refuse, before the work begins, a file that cannot be written; `paths` has each under the name of its option.
+    """Refuse, before the work begins, a file that cannot be written, or would take the place of something else.
 
-    Also one that takes the place of something else: `inputs` is what is read, or a text itself, `folders` what is
-    filled, by its option, with a pattern of the names that may lie there (`check_apart`).
+    inputs   files and folders that the command reads; a text itself may be among them, None is passed over
+    folders  an option -> the folder that is filled (None: not asked for), and a pattern of the names that may lie there
+    paths    files that are written, each under the name of its option: `html=path` is of --html
     """
     files = []
     for name, value in paths.items():
@@ -339,12 +361,15 @@ def check_outputs(
                 raise refusal("no_parent", option=f"--{name}", path=path, parent=path.parent)
             files.append((f"--{name}", path))
     filled = {option: (folder, pattern) for option, (folder, pattern) in folders.items() if folder is not None}
-    check_apart(files, filled, filter(exists, [Path(name) for name in inputs if name]))
+    check_apart(files, filled, filter(exists, [Path(name) for name in inputs if name]))  # a text itself is no file
 
 
 @contextmanager
 def units_kept_in(folder: Path) -> Iterator[Callable[[str, int, int], None]]:
-    """Reports (message, done, total) the units of a study, and says after Ctrl-C that the folder keeps them."""
+    """Gives the function to which a study reports its units (message, done, total).
+
+    After Ctrl-C it says that the folder keeps those that are done.
+    """
     try:
         with Progress("the first models are being trained") as progress:
             yield lambda message, done, total: progress("unit", done, total, message, milestone=True)
@@ -355,9 +380,11 @@ def units_kept_in(folder: Path) -> Iterator[Callable[[str, int, int], None]]:
 
 def print_json(kind: str, document: Facts) -> None:
     """One document on standard output; `kind` is its entry in docs/schema.json."""
+    # None: the process has no standard output, as after `>&-` in a shell. Quiet: it is not the first of many.
     if sys.stdout is not None and not screen.quiet:
         encoding = sys.stdout.encoding or "utf-8"  # what is no file, such as io.StringIO, has none and takes all text
         whole = {"schema": f"headwise-{kind}-1", **document}
+        # Where the encoding lacks letters, \u codes stand for them; so they do for what a terminal would obey.
         text = json.dumps(plain_data(whole), ensure_ascii="utf" not in encoding.lower(), indent=2)
         sys.stdout.write(CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
 
@@ -365,9 +392,9 @@ def print_json(kind: str, document: Facts) -> None:
 def main() -> NoReturn:
     """Run the command line. Exit code 2 for bad input, 130 for Ctrl-C; one line each, a traceback with --debug."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # None where the process has none
+        if isinstance(stream, io.TextIOWrapper):  # None where the process has none; a test puts another kind there
             stream.reconfigure(errors="backslashreplace")  # a character that the terminal lacks is shown as its code
-    with _many() if {"RANK", "MASTER_ADDR"} <= os.environ.keys() else nullcontext():
+    with _many() if {"RANK", "MASTER_ADDR"} <= os.environ.keys() else nullcontext():  # torchrun sets these two
         code = _run()
     sys.exit(code)
 
@@ -378,7 +405,7 @@ def _many() -> Iterator[None]:
     global _end_all
     screen.quiet = err.quiet = os.environ["RANK"] != "0"
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # what a lost process does to sockets is told in our line
-    word = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+    word = next((word for word in sys.argv[1:] if not word.startswith("-")), "")  # the name of the command
     if word not in MANY:
         error = refusal("one_process", command=word, first=MANY[0], other=MANY[1])
         sys.exit(_failed(error, str(error)))
@@ -389,25 +416,27 @@ def _many() -> Iterator[None]:
 
 
 def _run() -> int:
+    """Run the command that sys.argv names, and say in one line what ended it; gives the exit code."""
     code = 0
     try:
-        # Not app(): that turns Ctrl-C and a closed pipe into exit codes before this can say what was saved.
         words = _hoisted(sys.argv[1:])
+        # Before typer reads the command line: help and refusals must be in that language already.
         speak(next((word for before, word in pairwise(words) if before == LANG), None))
         WORDS.update({key: screen.phrase(f"ended.{key}") for key in WORDS})
         command = worded()
         if COMPLETION in os.environ:
             command(prog_name="headwise")  # prints the completions and exits
+        # Not command(): that turns Ctrl-C and a closed pipe into exit codes before this can say what was saved.
         with leaving():
             context = command.make_context("headwise", words)
         with context:
             command.invoke(context)
         if sys.stdout is not None:
-            sys.stdout.flush()
+            sys.stdout.flush()  # here, where a full disk or a closed pipe is still told of
     except typer.Exit as stop:
         code = stop.exit_code
     except TyperException as error:
-        asked = getattr(error, "ctx", None)
+        asked = getattr(error, "ctx", None)  # the command whose line is wrong, where it came so far
         helped = "" if asked is None else screen.phrase("usage.example", command=asked.command_path)
         code = _failed(error, _usage(error).rstrip(".?") + helped)
     except HeadwiseError as error:
@@ -415,9 +444,9 @@ def _run() -> int:
     except BrokenPipeError:
         _drop_output()  # nobody reads on
     except OSError as error:
-        _drop_output()
+        _drop_output()  # it may be standard output itself that is full
         code = _failed(error, _os_message(error))
-    except (KeyboardInterrupt, typer.Abort) as error:
+    except (KeyboardInterrupt, typer.Abort) as error:  # Abort: Ctrl-C where typer was asking
         end_of_hearing()
         code = _failed(error, _interrupt_message(error), CODE)
     except Exception as error:
@@ -431,27 +460,28 @@ def in_options(text: str) -> str:
 
 
 def _usage(error: Any) -> str:
-    """What is wrong with a command line: the kind of the error and its facts, where typer has English alone."""
+    """What is wrong with a command line, by typer's error: a phrase of [usage] for its kind, such as NoSuchOption."""
     kind, message = type(error).__name__, error.format_message()
     if screen.lang == "en" and kind not in ("BadParameter", "MissingParameter"):
         return str(message)  # typer's own sentence, which also offers the nearest
+    # The option or argument, which the kinds of errors keep in different places.
     names = getattr(error, "option_name", None) or (error.param.get_error_hint() if hasattr(error, "param") else "")
     if kind == "BadParameter":
         message = _value_message(error)
     key = f"usage.{kind}"
-    detail = message.rpartition("(")[2].rstrip(")")  # of "Got unexpected extra argument (runs/verbs)"
+    detail = message.rpartition("(")[2].rstrip(")")  # "Got unexpected extra argument (runs/verbs)" -> "runs/verbs"
     return screen.phrase(key if key in table() else "usage.UsageError", name=names, message=message, detail=detail)
 
 
 def _value_message(error: Any) -> str:
-    """What is wrong with a value: what our own parser refused, or how the type has it."""
-    if error.__cause__ is None:
+    """What is wrong with a value: typer checks values with pydantic, whose error is then the cause of typer's."""
+    if error.__cause__ is None:  # our own parser raised BadParameter, as `named_path`
         return screen.spoken(error.message)
     first = error.__cause__.errors()[0]
-    facts = first.get("ctx", {})
-    if isinstance(facts.get("error"), HeadwiseError):
+    facts = first.get("ctx", {})  # such as {"ge": 1}
+    if isinstance(facts.get("error"), HeadwiseError):  # our own parser called the library, as `model_path`
         return in_options(facts["error"].args[0])
-    key = f"usage.{first['type']}"
+    key = f"usage.{first['type']}"  # such as usage.int_parsing
     if key in table():
         return screen.phrase(key, **facts)
     sentence: str = first["msg"].removeprefix("Value error, ")  # pydantic's own, in English
@@ -459,12 +489,12 @@ def _value_message(error: Any) -> str:
 
 
 def _drop_output() -> None:
-    """What still waits for standard output would fail again when Python exits, and be reported a second time."""
+    """Throw away what cannot reach standard output: it would fail again, and be told of again, when Python exits."""
     if sys.stdout is None:
         return
     try:
         sys.stdout.flush()
-    except OSError:
+    except OSError:  # what waits still goes to its file descriptor, which is now that of nothing
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -481,23 +511,26 @@ def as_options(message: str, options: Mapping[str, str]) -> str:
         if value in ("", "True"):
             return option
         if value in ("False", "None"):
-            return options.get(match[0], f"no {option}")
-        unquoted = value.strip("'")
+            return options.get(
+                match[0], f"no {option}"
+            )  # "controls=False" -> "--no-controls"; "out=None" -> "no --out"
+        unquoted = value.strip("'")  # 'role' -> role, as a shell needs quotation marks around spaces alone
         return f"{option} {value if ' ' in value else unquoted}"
 
     return ARGUMENT.sub(translated, message)
 
 
 def running_options() -> dict[str, str]:
-    """The parameters of the command that was asked for, under the names of the library, and their options."""
+    """What the library calls an argument -> the option of the command in sys.argv: "n_heads": "--heads"."""
     commands = getattr(typer.main.get_command(app), "commands", {})
     command = next((commands[word] for word in sys.argv[1:] if word in commands), None)
     options = {"lang": LANG}
     for parameter in command.params if command is not None else ():
         if parameter.param_type_name == "option":
-            option = max(parameter.opts, key=len)
+            option = max(parameter.opts, key=len)  # the long form, as of -h and --help
+            # Under both its names, where they differ: `mapping` is --map.
             options[parameter.name] = options[option[2:].replace("-", "_")] = option
-            if parameter.secondary_opts:
+            if parameter.secondary_opts:  # "controls=False": "--no-controls"
                 options[f"{parameter.name}=False"] = parameter.secondary_opts[0]
     for argument, name in FIELDS.items():
         if name in options:
@@ -506,12 +539,12 @@ def running_options() -> dict[str, str]:
 
 
 def _failed(error: BaseException, message: str, code: int = 2) -> int:
-    """Say in one line what went wrong; gives the exit code, where this is not one of many processes: then all end."""
+    """Say in one line what went wrong; gives the exit code. Of many processes all end here, and nothing is given."""
     if _show_traceback:
-        raise error
+        raise error  # --debug: Python shows where it came from
 
     def say(prefix: str = "") -> None:
-        """`prefix` names a process, which then speaks though it is not the first."""
+        """`prefix` names one of many processes, which then speaks though it is not the first."""
         err.quiet = err.quiet and not prefix
         err.print(f"headwise: {prefix}{' '.join(message.split())}")
 
@@ -533,6 +566,7 @@ def _interrupt_message(error: BaseException) -> str:
     """What Ctrl-C left: the step of a training, or what the innermost block of `leaving` noted."""
     step = getattr(error, "step", None)
     if step is None:
+        # The innermost block noted first, and knows best.
         return "; ".join([screen.phrase("ended.interrupted"), *getattr(error, "__notes__", ())[:1]])
-    folder = getattr(error, "folder", None)
+    folder = getattr(error, "folder", None)  # the run folder, where the training has one
     return screen.phrase("ended.stopped" if folder is None else "ended.stopped_in", step=step, folder=folder)

@@ -23,46 +23,50 @@ from headwise.words import refusal
 if TYPE_CHECKING:
     from headwise.cost.shape import ModelShape
 
-AT_ONCE = 2**24  # bytes of texts that are read through before anything else
+AT_ONCE = 2**24  # bytes of texts, at most, that are read through at first: some hundredths of a second
 
 
 def check_model(folder: Path, dtype: str = "auto") -> None:
     """Refuse what is no model folder, and a number format that no model runs in.
 
-    What of a run is not in order its reader says, which takes no time either.
+    A folder of ours is not looked into: what is wrong in it is said by what reads it, which is quick, too.
     """
     if not is_own(folder):
         check_folder(folder)
     if dtype != "auto":
-        from headwise.cost.pricing import computed_in  # a sixth of what `headwise --help` would import
+        # Imported here: at the top of the file it would be a sixth of all that `headwise --help` imports.
+        from headwise.cost.pricing import computed_in
 
-        computed_in(dtype)
+        computed_in(dtype)  # raises HeadwiseError
 
 
 def check_texts(folder: Path, texts: Sequence[str | Path] | None, field: str | None = None) -> None:
-    """Refuse texts that cannot be read; and no text at all, where no run says what the model was trained on."""
+    """Refuse texts that cannot be read; and no text at all, where no run says what the model was trained on.
+
+    field  the field of a record (.jsonl, .parquet) that holds its text; None for the usual one
+    """
     if not texts:
         require_run(folder)
         return
+    # Of texts: files and folders, not what is a text itself. Standard input can be read only once, and is read later.
     paths, _ = contents([str(text) for text in texts if str(text) != STDIN])
-    sources = Sources(paths, field)
-    if sources.size <= AT_ONCE and paths and paths[0].suffix.lower() != ".wav":
-        list(sources)  # says what is blank, damaged or no UTF-8
+    sources = Sources(paths, field)  # raises HeadwiseError for what is not there
+    if sources.size <= AT_ONCE and paths and paths[0].suffix.lower() != ".wav":  # speech is no text
+        list(sources)  # reads them all, and raises HeadwiseError for what is blank, damaged or no UTF-8
 
 
 def check_one_count(folder: Path) -> None:
     """Refuse a family whose config has one number for query heads and key/value heads."""
-    if is_own(folder):
+    if is_own(folder):  # our config has both numbers
         return
-    # Of such a family the number of query heads and that of the groups are one field.
     family = families("reshape").get(str(read_config(folder).get("model_type")))
-    if family is not None and family.n_kv_heads is None:
+    if family is not None and family.n_kv_heads is None:  # its record names no field for key/value heads
         raise refusal("one_count", family=family.name)
 
 
 def shape_of(folder: Path) -> ModelShape | None:
     """The sizes in a folder's config.json; None where they cannot be told exactly: the model itself is then asked."""
-    from headwise.cost import read_shape  # a sixth of what `headwise --help` would import
+    from headwise.cost import read_shape  # here, as in `check_model`
 
     try:
         return read_shape(folder)[1]
@@ -71,13 +75,13 @@ def shape_of(folder: Path) -> ModelShape | None:
 
 
 def context_in(shape: ModelShape | None) -> int | None:
-    """The longest text of a decoder. What others read at a time their modules say, not their config alone."""
+    """The longest text of a decoder, in tokens. None for others: their config alone does not say what they read."""
     return shape.positions if shape is not None and shape.generates and not shape.two_sided else None
 
 
-RUN, RECORD = "run.json", "headwise.json"  # which say what a model was made of
+RUN, RECORD = "run.json", "headwise.json"  # in a run, its settings; in a model that was reshaped, its ancestors
 MODEL = "config.json", RUN  # one of them lies in every folder of a model
-# Files that no model has, and the option that writes them.
+# Kinds of files that belong to no model, and the option that writes them: they may lie in its folder.
 WRITTEN = {".html": "--html", ".png": "--out", ".csv": "--out", ".parquet": "--out"}
 
 
@@ -86,18 +90,18 @@ def check_apart(
 ) -> None:
     """Raise HeadwiseError, before any work, for an output that would take the place of something else.
 
-    files    what is written, with the names of the options
-    folders  what is filled, and a pattern of all names that may lie there
+    files    the option and the path of each file that is written: ("--html", Path("a.html"))
+    folders  an option -> the folder that is filled, and a pattern of all names that may lie there
+    inputs   files and folders that are read
     """
     for option, (folder, pattern) in folders.items():
         _check_folder(option, folder, pattern)
-    # A file by its identity, and what it is: read, or written by an option that came before.
     read = {_identity(file): file for path in inputs for file in _read(path)}
-    written: dict[tuple[int, int, str], str] = {}
+    written: dict[tuple[int, int, str], str] = {}  # identity -> the option, of those that came before
     places = [_identity(folder) for folder, _ in folders.values()]
     filled = [(option, folder) for option, (folder, _) in folders.items()]
     for option, path in [*files, *filled]:
-        if is_stream(path):
+        if is_stream(path):  # a pipe or a device: what is written there replaces nothing
             continue
         file = _identity(path)
         parent = Path(os.path.realpath(path)).parent
@@ -106,7 +110,8 @@ def check_apart(
         if file in written:
             raise refusal("taken_twice", option=option, path=path, other=written[file])
         written[file] = option
-        # A page or a table may lie beside the weights that it is about, a folder that is filled inside another.
+        # A page or a table may lie beside the weights that it is about, and a folder that is filled inside another.
+        # Other files may lie neither in a folder of a model nor in one that this command fills.
         belongs = option == WRITTEN.get(path.suffix) or option in folders
         if not belongs and (_identity(parent) in places or _holds_model(parent)):
             raise refusal("among_model", option=option, path=path, parent=parent)
@@ -122,7 +127,11 @@ def _check_folder(option: str, folder: Path, pattern: str) -> None:
 
 
 def _identity(path: Path) -> tuple[int, int, str]:
-    """The same for all names of a file. Of one that is not there yet: its place, and its name in whatever case."""
+    """The same for all names of a file: device, number on it (inode), and "." where it is there.
+
+    Of one that is not there yet: those of the nearest folder that is, and the path from it. Capitals are small there,
+    for some disks take A.html and a.html for one.
+    """
     path = Path(os.path.realpath(path))
     there = next(each for each in (path, *path.parents) if exists(each))
     status = there.stat()
@@ -148,18 +157,19 @@ def _files(path: Path) -> list[Path]:
         return [path]
     if _holds_model(path):
         return [file for file in path.iterdir() if file.suffix not in WRITTEN]
-    with suppress(HeadwiseError):  # said when it is read
+    with suppress(HeadwiseError):  # no text in it: what reads the folder says so
         return files_of(path)
     return []
 
 
 def _texts(model: Path) -> list[Path]:
-    """Those that the run of a model names, or the runs that it comes from. What is damaged is said when it is read."""
+    """The texts on which a model was trained, as its run says, or the runs that it comes from."""
     runs, texts = [model], list[Path]()
+    # Suppressed: the file is not there, or damaged, which is said when it is read; or the text is built in (None).
     with suppress(HeadwiseError, KeyError, TypeError):
         runs += [model / each["folder"] for each in read_json(model / RECORD)["ancestors"]]
     for run in runs:
         with suppress(HeadwiseError, KeyError, TypeError):
             names = read_json(run / RUN)["settings"]["text"]
-            texts += [Path(name) for name in ([names] if isinstance(names, str) else names)]
+            texts += [Path(name) for name in ([names] if isinstance(names, str) else names)]  # one, or several
     return [text for text in texts if exists(text)]

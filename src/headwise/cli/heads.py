@@ -39,13 +39,14 @@ if TYPE_CHECKING:
     from headwise.heads.table import Row, Survey
     from headwise.records import HeadMaps
 
-MOST_MAPS = 16  # that are drawn in the terminal
-REPORT = "report.html"
-BENCHES = "grammar", "meaning"
-MOST_PATHS = 20
-SCORES = ("copies", "suppresses", "succeeds")
-KEPT = r"lock|against|tally-.*\.safetensors"  # what lies in the folder of --keep
-NewFolder = Annotated[Path | None, Option(parser=named_path, metavar="DIR")]
+MOST_MAPS = 16  # heads of which the terminal shows maps and sentences; of a larger one its table alone: a round choice
+REPORT = "report.html"  # in a run folder
+BENCHES = "grammar", "meaning"  # relations that come with headwise; --relations takes such a name, or a file
+MOST_PATHS = 20  # paths between heads that the terminal shows; --json has all (a round choice)
+SCORES = ("copies", "suppresses", "succeeds")  # of a head by its weights: `HeadWeights` in heads/circuits.py
+# What lies in the folder of --keep: a lock, so that no two calls use it; what was read, and that of --against.
+KEPT = r"lock|against|tally-.*\.safetensors"
+NewFolder = Annotated[Path | None, Option(parser=named_path, metavar="DIR")]  # made if need be; None: not asked for
 
 
 @command()
@@ -76,16 +77,17 @@ def heads(
     dtype: str = "auto",
     device: str = "cpu",
 ) -> None:
-    """Show what each head does, and what breaks without it."""
+    """Show what each head does, and what breaks without it."""  # its options: [heads] in commands.toml
     from headwise.corpus.verbs import RELATIONS
     from headwise.heads.statistics import all_statistics
     from headwise.view.survey import check_card, check_order, head_sentence, write_card
 
     files = out or []
-    # HeadVis has files by the names of heads, of whatever model lay there before.
+    # Each folder with a pattern of what may lie in it already. That of HeadVis may hold anything: its files have the
+    # names of heads, of whatever model was written there before.
     folders = {"--keep": (keep, KEPT), "--headvis": (headvis, ".*")}
     check_outputs([model, against, ids, relations, *(text or ())], folders, html=html, out=files, card=card)
-    reading = {"stream": stream, "dtype": dtype, "device": device}
+    reading = {"stream": stream, "dtype": dtype, "device": device}  # for `open_folder`
     if circuits:
         texts: Facts = {"text": text, "ids": ids, "relations": relations, "embed": embed}
         _circuits(model, reading, **texts, against=against, headvis=headvis, html=html, out=files, card=card)
@@ -97,7 +99,7 @@ def heads(
         check_model(folder, dtype)
         check_reads_tokens(folder, text or ())
     _check_text(model, text, ids, tokens, labels, field)
-    if labels is None:  # else its names are known later
+    if labels is None:  # a file of relations brings names to sort by, which are known once it is read
         check_order([*all_statistics(), *RELATIONS], sort)
     if card is not None:
         check_card(card)
@@ -113,7 +115,7 @@ def heads(
     if parallel is not None:
         ranks.require_many("--parallel tensor spreads the heads of a model over processes")
         whole = {"headvis": headvis, "keep": keep, "against": against, "relations": relations, "embed": embed}
-        if passed := [f"--{name}" for name, value in whole.items() if value]:
+        if passed := [f"--{name}" for name, value in whole.items() if value]:  # these need all heads in one process
             raise refusal("parallel_whole", options=", ".join(passed))
     options: Facts = {"text": text, "ids": ids, "tokens": tokens, "documents": documents, "unknown": unknown}
     options |= {"field": field, "relations": labels, "rows": rows, "controls": controls, "ablate": ablate, "seed": seed}
@@ -125,9 +127,9 @@ def heads(
         # Where one comes from the other, heads have the names of their counterparts.
         if (pairs := counterparts(model, against)) is not None:
             other = other.renamed(pairs)
-    if ranks.rank:
+    if ranks.rank:  # of many processes the first alone, rank 0, writes and prints
         return
-    # The report in a run tells of the run: a look at another text goes where --html says.
+    # report.html in a run folder tells of the run as it is: what is asked otherwise goes only where --html says.
     special = text or ids is not None or not controls or other is not None or labels
     report = html or (model / REPORT if (model / "run.json").exists() and not special else None)
     if report is not None:
@@ -154,11 +156,11 @@ def check_tables(paths: Iterable[Path]) -> None:
         if suffix == ".png":
             from headwise.view.pictures import figure_class
 
-            figure_class()
+            figure_class()  # raises HeadwiseError without matplotlib
         elif suffix == ".parquet":
             from headwise.heads.table import parquet
 
-            parquet([])
+            parquet([])  # raises HeadwiseError without pyarrow
         elif suffix != ".csv" and not is_stream(path):
             raise refusal("table_suffix", path=path)
 
@@ -173,7 +175,7 @@ def write_tables(paths: Iterable[Path], records: Sequence[Row], draw: Callable[[
             from headwise.heads.table import parquet
 
             write_whole(path, parquet(records))
-        else:
+        else:  # .csv, or a pipe: `check_tables` has refused the rest
             write_whole(path, Table.of(records).csv())
 
 
@@ -187,7 +189,11 @@ def tell_files(tables: Iterable[Path], **others: Path | None) -> None:
 
 
 def _circuits(model: Path, reading: Mapping[str, Any], **options: Any) -> None:
-    """The heads by their weights alone, and who reads whom."""
+    """Show the heads by their weights alone, and who reads whom: --circuits.
+
+    reading  for `open_folder`
+    options  what goes with a text: refused where one of them was passed
+    """
     passed = [f"--{name}" for name, value in options.items() if value]
     if passed:
         raise refusal("circuits_text", options=", ".join(passed))
@@ -199,7 +205,7 @@ def _circuits(model: Path, reading: Mapping[str, Any], **options: Any) -> None:
         from headwise.models.open import open_folder
 
     folder = open_folder(model, **reading)
-    with Progress("reading the weights of all heads"):
+    with Progress("reading the weights of all heads"):  # which says that alone, now and then
         result = circuits(folder.model)
     if wants_json():
         print_json("circuits", {"model": folder.name, **result.plain()})
@@ -208,9 +214,12 @@ def _circuits(model: Path, reading: Mapping[str, Any], **options: Any) -> None:
 
 
 def _print_circuits(circuits: Facts) -> None:
-    """What `Circuits.plain` gives, as two tables; a share stands beside that of chance."""
+    """Print what `Circuits.plain` gives: a table of the heads, and a list of the paths between them.
+
+    Beside each score, a share of tokens, stands the share that chance would give.
+    """
     heads = circuits["heads"]
-    # A score that no head has, as without a vocabulary, is no column.
+    # A score that no head has is no column: without a vocabulary there is none, and `succeeds` needs an order of ids.
     scores = [score for score in SCORES if any(head[score] is not None for head in heads.values())]
     columns = ["head", "rank QK", "rank OV"]
     for score in scores:
@@ -226,7 +235,7 @@ def _print_circuits(circuits: Facts) -> None:
     screen.show(table, "circuits")
     paths = circuits["paths"]
     screen.say("\n" + screen.phrase("circuits.paths", count=len(paths)))
-    for path in paths[:MOST_PATHS]:
+    for path in paths[:MOST_PATHS]:  # the strongest come first
         facts = {"reader": path["receiver"], "read": path["sender"]}
         facts |= {name: f"{path[name]:.2f}" for name in ("score", "baseline")}
         screen.say("  " + screen.phrase(f"circuits.through_{path['at']}", **facts))
@@ -235,7 +244,7 @@ def _print_circuits(circuits: Facts) -> None:
 
 
 def _print_survey(survey: Survey, maps: HeadMaps | None, sort: str, other: Survey | None) -> None:
-    """Maps and sentences of few heads, roles and the table of however many."""
+    """Print the survey: its table and roles; of a model of few heads also their maps and a sentence of each."""
     from headwise.view.survey import print_relations, print_sentences, print_survey
     from headwise.view.terminal import print_maps
 
@@ -243,13 +252,14 @@ def _print_survey(survey: Survey, maps: HeadMaps | None, sort: str, other: Surve
         print_maps(screen, maps)
     print_survey(screen, survey, sort, other)
     print_relations(screen, survey)
-    if other is None and len(survey) <= MOST_MAPS:
+    if other is None and len(survey) <= MOST_MAPS:  # a sentence tells of one model, not of two
         print_sentences(screen, survey)
 
 
 def _check_text(
     model: Path, text: list[str] | None, ids: Path | None, tokens: int | None, labels: object, field: str | None
 ) -> None:
+    # What to read is the text, or the ids, or else what relations (`labels`) bring, or else what the run held out.
     if text and ids is not None:
         raise refusal("text_and_ids")
     if tokens is not None and not text:
@@ -280,11 +290,15 @@ def surveyed(
     reading: Mapping[str, Any] = MappingProxyType({}),
     **options: Any,
 ) -> tuple[Survey, HeadMaps | None]:
-    """The survey of a model folder, with the `options` of `hw.survey`; and exact maps of one short document.
+    """The survey of a model folder, and exact maps of one short document; None where there is no such document.
 
-    `on` names the run whose held-out text is looked at where no text is given; default `model` itself. The maps are
-    then of the run's example. Where relations come without a text, they bring it. `headvis` is a folder to write to,
-    `reading` is for `open_folder`.
+    on         the run whose held-out text is read where no text is given; default `model` itself. The maps are then of
+               the run's example
+    relations  a file of them, or one of BENCHES; where no text is given, they bring it
+    headvis    a folder to write to
+    parallel   the heads are spread over the `ranks`; else their documents are
+    reading    how to open the model: for `open_folder`
+    options    of `hw.survey`
     """
     with needs_torch():
         from headwise.corpus.documents import read_ids
@@ -300,24 +314,26 @@ def surveyed(
     ranks = ranks or ALONE
     folder = open_folder(model, ranks if parallel else ALONE, **reading)
     with Progress("reading the text") as progress:
-        source = text or None if ids is None else read_ids(folder, ids, documents)
+        source = (text or None) if ids is None else read_ids(folder, ids, documents)
         read = read_texts(folder, source, tokens, documents, on, unknown, field, progress, relations)
+        # How long it will take; of a model that is read layer by layer the forecast also refuses what does not fit.
         if (stream := stream_of(folder.model)) is not None:
             lengths = [len(document) for document in read.documents]
             err.say(stream.forecast(sum(lengths), max(lengths)))
-        elif line := forecast(folder.model, read.documents, options.get("controls", True)):
+        elif line := forecast(folder.model, read.documents, options.get("controls", True)):  # on, as in `survey`
             err.print(in_options(line))
         result = survey(folder.model, read, progress=progress, ranks=ranks, **options)
         if headvis is not None:
-            progress("HeadVis", 0, 0)
+            progress("HeadVis", 0, 0)  # a stage of unknown length
             write_headvis(headvis, folder.model, read, result)
+    # No maps: in parallel no process has all heads, and the texts of relations are many.
     if parallel or (source is None and relations is not None):
         return result, None
     run = run_of(on or model) if source is None else None
     record = None if run is None else read_run(run)
     shown = read.documents
     if record is not None and record.example and folder.tokens is not None:
-        before, after = folder.tokens.frame
+        before, after = folder.tokens.frame  # ids that every document begins and ends with
         shown = [[*before, *folder.tokens.encode(record.example), *after]]
     return result, maps_of_short(folder.model, shown, read.shown, folder.name)
 
@@ -331,6 +347,7 @@ def _write_report(
     against_maps: HeadMaps | None = None,
     embed: bool = False,
 ) -> None:
+    # A report with the model inside, where that is ours and small; that of a run also gets a walk beside it.
     from headwise.gpt.run import WALK, example_of, load_run, read_run
     from headwise.heads.film import read_film
     from headwise.models.pack import EMBEDDED, MOST, pack_model
@@ -338,12 +355,13 @@ def _write_report(
     from headwise.view.report import write_report
 
     lang, loaded = screen.lang, load_run(model) if is_own(model) else None
+    # "reason" says why a model is not packed. The two numbers are the most parameters it may have.
     packed = {"reason": "foreign"} if loaded is None else pack_model(*loaded, EMBEDDED if embed else MOST)
     run, walk = read_run(model), None
     if loaded is not None and path == model / REPORT and not embed and "reason" not in packed:
         walk, text = WALK, example_of(model)
-        at = max(0, len(loaded[1].prompt(text)) - 2)  # from where the last token is guessed
-        page = walk_html(packed, text, 0, 0, at, name=survey.model, lang=lang, report=path.name)
+        at = max(0, len(loaded[1].prompt(text)) - 2)  # the last token but one: there the model guesses the last
+        page = walk_html(packed, text, 0, 0, at, name=survey.model, lang=lang, report=path.name)  # opens with L0.H0
         write_whole(model / walk, page)
     write_report(path, survey, maps, run and run.summary, against, against_maps, packed, lang, read_film(model), walk)
 

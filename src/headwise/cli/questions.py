@@ -41,6 +41,7 @@ from headwise.intervals import held_apart
 from headwise.records import MOST_ALIGNED
 from headwise.words import refusal
 
+# Files of which one lies in a folder of transformers whose model reads text.
 TOKENIZERS = "tokenizer.json", "tokenizer.model", "tekken.json", "vocab.txt", "vocab.json", "spiece.model"
 
 
@@ -59,6 +60,7 @@ def why(
 
     Where they looked, too, and what happens without them.
     """
+    # All of these raise HeadwiseError, before torch is loaded.
     check_outputs([model], html=html)
     check_model(model, dtype)
     check_answers(model)
@@ -69,9 +71,10 @@ def why(
         from headwise.models.open import open_folder
     from headwise.view.page import story_page
 
+    # `open_folder` asks this with the tokenizer, before it reads the weights.
     check = partial(check_question, model, prompt, corrupt, (answer, other))
     folder = open_folder(model, dtype=dtype, device=device, check=check)
-    if line := forecast(folder.model, prompt, corrupt):
+    if line := forecast(folder.model, prompt, corrupt):  # how long it will take; nothing where that is seconds
         err.say(line)
     with Progress("adding up what each head writes") as progress:
         story = story_of(folder.model, prompt, corrupt, answer, other, progress=progress)
@@ -115,16 +118,19 @@ def trace(
         raise refusal("empty_trace")
     if run is None:
         with Progress("training a small model on names") as progress:
-            progress("training a small model on names", 0, 0)
+            progress("training a small model on names", 0, 0)  # 0, 0: nobody knows how long
             model, tokens, name = example_model()
             name = screen.spoken(name)
     else:
         (model, tokens), name = load_run(run), run.resolve().name
     shown_text = text or example_of(run)
     ids = tokens.prompt(shown_text)
-    last = len(ids) - (2 if text is None and len(ids) > 1 else 1)  # of an example, from where its last token is guessed
+    # Where --at says nothing: the last token of the user's text, where the model guesses what follows; of an example
+    # the last but one, at which it guesses the last, so that the guess can be held against it.
+    last = len(ids) - (2 if text is None and len(ids) > 1 else 1)
     steps = head_steps(model, ids, tokens.shown(ids), layer, head, last if at is None else at, name)
     if html is not None:
+        # The page links to the report of the run, if there is one.
         report = None if run is None or not (run / REPORT).exists() else os.path.relpath(run / REPORT, html.parent)
         packed = pack_model(model, tokens)
         page = walk_html(packed, shown_text, layer, head, steps.at, name=name, lang=screen.lang, report=report)
@@ -150,7 +156,7 @@ def align(
     """Find the heads that follow the words in time, or in the source."""
     check_outputs([model, pairs, judge], out=out)
     check_model(model)
-    for file in filter(None, (pairs, judge)):  # before torch is loaded
+    for file in filter(None, (pairs, judge)):
         if not file.is_file():
             raise refusal("no_pairs", path=file)
     with needs_torch():
@@ -164,8 +170,9 @@ def align(
     elif len(texts) < 2:
         raise refusal("one_text", path=pairs)
     else:
-        texts, others = held_apart(texts, random.Random(0))
-    # Whisper's generation config has them, as pairs of a layer and a head of cross attention.
+        texts, others = held_apart(texts, random.Random(0))  # half to choose heads by, half to judge them on
+    # Heads that a model's makers chose, to compare with: Whisper's generation config has them, as pairs of a layer
+    # and a head of cross attention. Most models have none.
     published = getattr(getattr(folder.model, "generation_config", None), "alignment_heads", None) or []
     named = [f"cross.L{layer}.H{head}" for layer, head in published]
     with Progress("reading the texts") as progress:
@@ -208,7 +215,7 @@ def windows(
     check_tables(tables)
     form = "" if plan is None else _format_of(plan)
     check_model(model)
-    check_next(model, "next_by_distance")
+    check_next(model, "next_by_distance")  # the key of what to do instead, of [refused] in words.toml
     check_texts(model, texts)
     with needs_torch():
         from headwise.heads.texts import read_texts
@@ -222,7 +229,7 @@ def windows(
     folder = open_folder(model, device=device)
     with Progress("reading the text") as progress:
         read = read_texts(folder, texts or None, tokens, documents)
-        if line := forecast(folder.model, read):
+        if line := forecast(folder.model, read):  # how long it will take; nothing where that is seconds
             err.print(in_options(line))
         reach = measure(folder.model, read, seed=seed, progress=progress)
     chosen = None
@@ -232,13 +239,15 @@ def windows(
     if html is not None:
         write_whole(html, windows_html(reach, screen.lang))
     write_tables(tables, reach.rows(), lambda path: windows_png(path, reach, sinks))
-    share = None if chosen is None else chosen.share(reach.longest)
+    share = (
+        None if chosen is None else chosen.share(reach.longest)
+    )  # of the cache, at the length of the longest document
     if wants_json():
         print_json("windows", {**reach.document(), "plan": plan, "share": share})
         return
     print_windows(screen, reach, sinks)
     if chosen is not None:
-        full = sum(layer.count(None) for layer in chosen.keep)
+        full = sum(layer.count(None) for layer in chosen.keep)  # key/value heads that keep all: None in their place
         facts = {"full": full, "count": len(reach.heads), "share": f"{share:.3f}", "tokens": f"{reach.longest:,}"}
         screen.tell("windows.plan", plan=plan, **facts)
         if full == len(reach.heads):
@@ -250,7 +259,7 @@ def windows(
 
 def _format_of(plan: Path) -> str:
     """How a plan is written there: as a file of ours, or as a folder of DuoAttention, whose name has no suffix."""
-    if is_stream(plan) or plan.suffix == ".json":
+    if is_stream(plan) or plan.suffix == ".json":  # a stream: a pipe, such as /dev/stdout
         return "headwise"
     if plan.suffix or plan.is_file():
         raise refusal("plan_name", path=plan)
@@ -271,8 +280,9 @@ def look(
 
     The page of a finished run, with the model in it; of any other model a page behind which it runs here until Ctrl-C.
     """
+    # A model that is no run has no report to show. A run is served, too, where that, or another text, is asked for.
     if live or text is not None or (not (model / RUN).exists() and (model / "config.json").exists()):
-        _live(model, text, port or 0, browser, dtype, device)
+        _live(model, text, port or 0, browser, dtype, device)  # port 0: any free one
         return
     if port is not None:
         raise refusal("port_look", port=port)
@@ -306,7 +316,7 @@ def _report_of(run: Path) -> Path:
 
 
 def _live(model: Path, text: str | None, port: int, browser: bool, dtype: str, device: str) -> None:
-    """Serve the page of a model, and answer it until Ctrl-C."""
+    """Serve the page of a model, and answer it until Ctrl-C. `text` is what it opens with: a text, or a WAV file."""
     check_model(model, dtype)
     sound = Path(text) if text is not None and text.lower().endswith(".wav") else None
     _check_reads(model, sound)
@@ -318,6 +328,7 @@ def _live(model: Path, text: str | None, port: int, browser: bool, dtype: str, d
 
     with Progress("opening the model"):
         desk = Desk(open_folder(model, dtype=dtype, device=device), sound)
+    # What the page opens with: what a sound gave, the text asked for, what a run held out; else a text of its own.
     example = desk.example or text or (example_of(model) if is_own(model) else None)
     served = Served(desk, port, example, screen.lang)
     try:
@@ -338,13 +349,17 @@ def _live(model: Path, text: str | None, port: int, browser: bool, dtype: str, d
 def _check_reads(model: Path, sound: Path | None) -> None:
     """Refuse by its files a model that reads no text, and one that hears and is given no sound."""
     check_reads_tokens(model, [] if sound is None else [str(sound)])
-    if {"vision_config", "patch_size"} & read_config(model).keys():
+    if {"vision_config", "patch_size"} & read_config(model).keys():  # models of images have one of the two
         raise refusal("look_images", model=model)
     if not any((model / name).exists() for name in TOKENIZERS):
         raise refusal("look_no_tokenizer", model=model)
 
 
 def _opened(address: str, browser: bool) -> bool:
-    """Open an address where there is somewhere a window could appear, else `webbrowser` may take the terminal."""
+    """Open an address in the browser, if that is wanted and a window can appear; was it opened?
+
+    Where none can, `webbrowser` may start a browser of the terminal, such as lynx, which takes it from the command.
+    """
+    # Windows and macOS have windows; elsewhere X11 or Wayland sets a variable.
     display = sys.platform in ("win32", "darwin") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
     return browser and display and webbrowser.open(address)

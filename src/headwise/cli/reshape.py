@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     from headwise.reshape.heal import Damage, HealPoint, Pair
     from headwise.reshape.job import Change, Reshaped
 
-BAR = 20  # columns of the recovery curve
-SHOWN_LAYERS = 12  # entropies of more layers are cut
+BAR = 20  # columns of the longest bar of the recovery curve
+SHOWN_LAYERS = 12  # layers whose entropy has a row; how many more there are is said below them
 
 
 @dataclass(kw_only=True)
@@ -64,7 +64,7 @@ class Reshape(ABC):
 
     model: Model
     text: File = None
-    out: File = None
+    out: File = None  # a folder, or none: then the damage is shown and nothing written
     tokens: int | None = None
     documents: SomeCount = None
     heal: int | None = None
@@ -81,11 +81,11 @@ class Reshape(ABC):
 
     def __post_init__(self) -> None:
         """Run the command: refuse what can be refused without torch, then load torch, then work."""
-        # Options of the library alone: what only this command has, `change` reads.
+        # What all three hand to the library, by the names of its arguments. What only one has goes into its change.
         options = cast(Options, {name: value for name, value in vars(self).items() if name in Options.__annotations__})
         with leaving(_ending(self.out)):
             self._check(options)
-            with needs_torch():
+            with needs_torch():  # `change` imports it
                 change = self.change()
             self._run(change, options)
 
@@ -93,12 +93,12 @@ class Reshape(ABC):
         """Refuse, without torch, what names, numbers and config.json tell."""
         if self.heal is not None and self.out is None:
             raise refusal("heal_out")
-        recipe_of(options)
+        recipe_of(options)  # this and all that follow raise HeadwiseError; what they give is not needed here
         check_model(self.model)
         check_reshapable(self.model)
         if self.text is None:
             require_run(self.model)
-        elif str(self.text) != STDIN:
+        elif str(self.text) != STDIN:  # which can be read only once
             read_text(text_path(self.text))
         shape = shape_of(self.model)
         check_tokens(self.tokens, context_in(shape))
@@ -111,7 +111,7 @@ class Reshape(ABC):
         """Make the change; show the damage as soon as it is known, then the rest."""
         from headwise.reshape.job import Job, Listener
 
-        def point(evaluation: HealPoint, steps: int) -> None:
+        def point(evaluation: HealPoint, steps: int) -> None:  # of so many steps of healing
             line = Note.of("reshaped.point_alone", distance=f"{evaluation.distance:.4f}")
             if evaluation.held_out_loss is not None:
                 line = Note.of("reshaped.point", **line.facts, loss=f"{evaluation.held_out_loss:.3f}")
@@ -127,7 +127,7 @@ class Reshape(ABC):
             text = in_options(line)
             err.print(text)
             if not err.is_terminal:
-                progress(text, 0, 0)  # the lines that follow tell how long it takes
+                progress(text, 0, 0)  # the plain lines that follow repeat it, with the seconds that it takes
 
         with Progress("reading the model") as progress:
             reshaped = Job(self.model, change, options, Listener(note, point, damage)).run()
@@ -144,9 +144,9 @@ class Reshape(ABC):
 
 
 def _ending(folder: Path | None) -> Callable[[], str]:
-    """What Ctrl-C leaves of a job: a folder that is whole, a healing that waits, or nothing."""
+    """Gives what says, after Ctrl-C, what a job has left: a folder that is whole, a healing that waits, or nothing."""
 
-    def written() -> int | None:
+    def written() -> int | None:  # when the model in the folder was, in nanoseconds; None without one
         path = None if folder is None else folder / "config.json"
         return path.stat().st_mtime_ns if path is not None and path.exists() else None
 
@@ -155,6 +155,7 @@ def _ending(folder: Path | None) -> Callable[[], str]:
     def tell() -> str:
         if folder is not None and written() != before:
             return screen.phrase("ended.out_written", folder=folder)
+        # A job works in OUT.partial; STATE there is what a stopped healing goes on from.
         waiting = folder is not None and (folder.parent / f"{folder.name}.partial" / STATE).exists()
         return screen.phrase("ended.healing_waits" if waiting else "ended.nothing")
 
@@ -163,8 +164,8 @@ def _ending(folder: Path | None) -> Callable[[], str]:
 
 # Options that only one command has are a base class of their own, because --help shows options in the order of the
 # fields, and these are to come first. A dataclass takes the fields of its last base first and its own last: `Reshape`
-# therefore comes first in `class Share(Reshape, _Sharing)`. All are keywords, so that one without a default may follow
-# others that have one.
+# therefore comes first in `class Share(Reshape, _Sharing)`. All are keywords, so that `model`, which has no default,
+# may follow options that have one.
 @dataclass(kw_only=True)
 class _Sharing:
     kv_heads: Annotated[int, Option()]
@@ -186,7 +187,7 @@ class Share(Reshape, _Sharing):
     def check(self, shape: ModelShape | None) -> None:
         check_sharing(self.method, self.groups)
         check_one_count(self.model)
-        if shape is not None:
+        if shape is not None:  # else the library tells once it has the model
             attention = shape.main_layers[0].attention.spec
             check_kv_heads(self.kv_heads, attention.n_heads, attention.n_kv_heads)
 
@@ -217,6 +218,7 @@ class Prune(Reshape, _Pruning):
 
     def check(self, shape: ModelShape | None) -> None:
         check_pruning(self.heads, self.keep, self.by)
+        # Importance and ablation need the loss of a next token; a model without one is told that --by role does not.
         if self.keep is not None and self.by != "role":
             check_next(self.model, "next_by_role")
         if shape is not None and self.heads is not None:
@@ -265,7 +267,7 @@ def print_damage(screen: Screen, title: str, damage: Damage) -> None:
 
 
 def rows_of(damage: Damage) -> list[tuple[str, str, str, str]]:
-    """Name, before, after and change of each number, as text."""
+    """Name, before, after and change of each number, as text; what was not measured is no row."""
     rows = []
     if damage.loss is not None:
         rows.append(("loss, nats per token", *_numbers(damage.loss, 4)))
@@ -283,6 +285,7 @@ def rows_of(damage: Damage) -> list[tuple[str, str, str, str]]:
     if speed is not None:
         before, after, factor = _counts(speed)
         name = Note.of("reshaped.decoding", count=f"{damage.decode_context:,}")
+        # Where the ranges of the two overlap, a factor would say more than was measured.
         rows.append((name, before, after, factor if speed.told_apart else "not told apart"))
         before, after = (f"{low:,.0f}-{high:,.0f}" for low, high in (speed.before_range, speed.after_range))
         rows.append((Note.of("reshaped.its_range", runs=speed.runs), before, after, ""))
@@ -290,16 +293,16 @@ def rows_of(damage: Damage) -> list[tuple[str, str, str, str]]:
 
 
 def print_curve(screen: Screen, curve: tuple[HealPoint, ...]) -> None:
-    """The distance to the parent at each evaluation, with a bar."""
+    """The distance to the parent at each evaluation of a healing, with a bar."""
     largest = max(point.distance for point in curve)
-    sign = "#" if screen.options.ascii_only else "█"
+    sign = "#" if screen.options.ascii_only else "█"  # ascii_only: the terminal's encoding is no UTF
     rows: list[list[Cell]] = []
     for point in curve:
         loss = "-" if point.held_out_loss is None else f"{point.held_out_loss:.4f}"
         length = round(BAR * point.distance / largest) if largest else 0
         rows.append([point.step, point.tokens, loss, f"{point.distance:.4f}", sign * length])
     table = Table(("step", "tokens", "held-out loss", "distance", ""), rows, Note.of("reshaped.curve"))
-    screen.show(table, "reshaped", (4,))
+    screen.show(table, "reshaped", (4,))  # the bars stand at the left of column 4
 
 
 def print_reshaped(screen: Screen, reshaped: Reshaped) -> None:
@@ -312,9 +315,9 @@ def print_reshaped(screen: Screen, reshaped: Reshaped) -> None:
 
 
 def _kept(curve: tuple[HealPoint, ...]) -> Note:
-    """Which weights of the curve were kept, where they are not those of its end."""
+    """The title of the damage after healing; it says which weights were kept, where that is not the last step's."""
     best = min(curve, key=lambda point: point.distance)
-    if best is curve[0]:
+    if best is curve[0]:  # that before the first step
         return Note.of("reshaped.healed_in_vain")
     if best is curve[-1]:
         return Note.of("reshaped.healed")
@@ -322,13 +325,13 @@ def _kept(curve: tuple[HealPoint, ...]) -> Note:
 
 
 def _numbers(pair: Pair, digits: int) -> tuple[str, str, str]:
-    """Before, after and difference."""
+    """Before, after and difference, as text with so many decimals."""
     return f"{pair.before:.{digits}f}", f"{pair.after:.{digits}f}", f"{pair.after - pair.before:+.{digits}f}"
 
 
 def _counts(pair: Pair) -> tuple[str, str, str]:
-    """Before, after and factor."""
-    if not pair.before:
+    """Before, after and factor, as text."""
+    if not pair.before:  # no factor leads from 0
         factor = ""
     elif pair.after == pair.before:
         factor = "same"

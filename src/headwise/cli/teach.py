@@ -77,60 +77,69 @@ def check(
     if not watch and (steps is not None or out is not None):
         raise refusal("with_watch", option="--steps" if out is None else "--out")
     lang = screen.lang
-    pairs = {name: _value(name, text, lang) for name, text in _pairs("--args", args, lang).items()}
+    pairs = _values(args, lang)
     names = _pairs("--map", mapping, lang)
-    chosen = None
+    chosen = None  # the class that --watch trains
     try:
         chosen = read_target(target, Options(causal, pairs, names, lang)) if watch else None
-    except HeadwiseError:  # which is a ValueError, too
+    except HeadwiseError:  # which is a ValueError, too, and must not be passed over below
         raise
-    except (SyntaxError, ValueError):  # of which the verdict tells
+    except (SyntaxError, ValueError):  # the file is no Python: the verdict says so
         pass
     if chosen is not None and not chosen.source.is_module(chosen.name):
         raise HeadwiseError(chosen.say("no_module", name=chosen.name))
     tell_unheld(lang)
     verdict = checked(target, causal=causal, args=pairs, mapping=names, lang=lang, seconds=seconds)
-    # A GPT whose attention sees later tokens reads what it is to predict; one that takes a mask is given one.
-    open_ahead = words(lang)["not_causal"] in verdict.checked
     verdict = _in_options(verdict)
     if not wants_json():
         screen.print(str(verdict))
-    seen = None
+    seen, refused = None, None
     if chosen is not None and verdict.right:
         if not wants_json():
             screen.print("")
-        if open_ahead and "mask" not in chosen.source.code:  # refused here, it need not be loaded once more
-            raise HeadwiseError(chosen.say("sees_later", name=chosen.name))
-        seen = show_heads(out or free_folder(Path("runs") / chosen.name.lower()), chosen, steps)
+        try:
+            seen = show_heads(out or free_folder(Path("runs") / chosen.name.lower()), chosen, steps)
+        except HeadwiseError as error:  # it cannot stand in a GPT; the verdict is told all the same
+            refused = error
     elif watch:
         err.print(words(lang)["first_right"])
     if wants_json():
         print_json("check", verdict.to_json() | ({"watched": seen} if watch else {}))
+    if refused is not None:
+        raise refused
     raise typer.Exit(verdict.exit_code)
 
 
 def _in_options(verdict: Verdict) -> Verdict:
-    """A verdict that speaks of options in the place of arguments, and those of the other classes of the file."""
+    """The verdict with options where it names arguments: `causal=True` becomes `--causal`.
+
+    The same of `others`, the verdicts on the other attentions of the file.
+    """
     checked, not_checked = (tuple(map(in_options, texts)) for texts in (verdict.checked, verdict.not_checked))
     others = tuple(map(_in_options, verdict.others))
     return replace(verdict, checked=checked, not_checked=not_checked, others=others)
 
 
 def show_heads(folder: Path, target: Target, steps: int | None) -> Facts:
-    """Let a class learn the verbs into a run folder, and write the page of its heads; what a program should know."""
+    """Train a small GPT with the learner's class on the verbs, into a run folder, and write the page of its heads.
+
+    Gives what --json prints of it. HeadwiseError where the class cannot stand in a GPT.
+    """
     with needs_torch():
         from headwise.teach.own import train_apart
-    with leaving_run(folder), training_progress() as (report, _):
+    with leaving_run(folder), training_progress() as (report, _):  # _: for work that has no steps; here there is none
         err.print(target.say("training", name=target.name))
         learned = train_apart(folder, target, steps, report)
         page = write_report_of(folder)
     result = learned.run
-    assert result.cells is not None and result.summary is not None
+    assert result.cells is not None and result.summary is not None  # `train_apart` gives finished runs on verbs alone
     if not wants_json():
-        right, _, count = result.cells
+        right, _, count = result.cells  # held-out verb forms: right by the model, by the n-gram, and all
         losses = {"loss": result.summary.held_out_loss, "baseline": result.summary.baseline_loss}
         screen.print(target.say("trained", **losses, right=right, all=count))
+        # `difference` is the largest one between the learner's class and our layer with the same weights.
         screen.print(target.say("certified", difference=learned.logits))
+        # Only the first phrase says `why`, only the second the number.
         key = "unwatched" if learned.maps is None else "watched"
         screen.print(target.say(key, difference=learned.maps, why=learned.unwatched))
         screen.print(target.say("report", path=page, folder=folder))
@@ -147,7 +156,7 @@ def tell_unheld(lang: str) -> None:
 
 
 def _pairs(option: str, text: str, lang: str) -> dict[str, str]:
-    """'a=1,b=2' as a dictionary."""
+    """ "a=1, b=2" as {"a": "1", "b": "2"}; `option` is named where a part is no such pair."""
     pairs = [part.partition("=") for part in text.split(",") if part.strip()]
     for name, sign, value in pairs:
         if not (name.strip() and sign and value.strip()):
@@ -155,16 +164,29 @@ def _pairs(option: str, text: str, lang: str) -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
-def _value(name: str, text: str, lang: str) -> Any:
-    """What stands behind a name in --args: a number, a text in quotation marks, True, None, a tuple of these."""
+def _values(text: str, lang: str) -> dict[str, Any]:
+    """What --args says, "n=8, shape=(2, 3)" as {"n": 8, "shape": (2, 3)}: it is read like the arguments of a call."""
+    no_pair = HeadwiseError(words(lang)["no_pair"].format(option="--args", text=text))
     try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        raise HeadwiseError(words(lang)["no_value"].format(name=name, text=text)) from None
+        call = ast.parse(f"_({text})", mode="eval").body
+    except SyntaxError:
+        raise no_pair from None
+    if not isinstance(call, ast.Call) or call.args:  # "n=1) + (2" is no call, and "8" has no name
+        raise no_pair
+    values = {}
+    for each in call.keywords:
+        if each.arg is None or each.arg in values:  # "**names"; "n=8, n=4"
+            raise no_pair
+        try:
+            values[each.arg] = ast.literal_eval(each.value)
+        except ValueError:
+            facts = {"name": each.arg, "text": ast.unparse(each.value)}
+            raise HeadwiseError(words(lang)["no_value"].format(**facts)) from None
+    return values
 
 
-TRAINED = 11  # the number of the exercise whose class --train lets learn the verbs
-LOOK = 0.3  # seconds between two looks at a file that is watched
+TRAINED = 11  # the number of the exercise whose class --train lets learn the verbs: attention in torch
+LOOK = 0.3  # seconds between two looks at a file that is watched; with more the verdict comes later after a save
 ExerciseNumber = Annotated[int | None, Option(metavar="N")]
 
 
@@ -184,13 +206,16 @@ def learn(
     Exit code 1 says that an exercise is not right yet.
     """
     modes = {"--watch": watch, "--reset": reset, "--solution": solution, "--notebook": notebook, "--train": train}
-    modes |= {"--steps": None if train else steps, "--json": watch and wants_json()}  # where they do not belong
+    # Two options that are no modes count as one where they are wrong: --steps without --train, --json with --watch.
+    modes |= {"--steps": None if train else steps, "--json": watch and wants_json()}
+    # Not by truth: --reset 0 is chosen, and is refused later as no exercise.
     chosen = [option for option, value in modes.items() if value is not None and value is not False]
-    if len(chosen) > 1 or "--steps" in chosen:
+    if len(chosen) > 1 or "--steps" in chosen:  # --steps is wrong here even alone
         raise refusal("not_together", value=", ".join(chosen))
     course, exercise, new = _open(folder, solution if reset is None else reset)
     speak(course.language)
-    if not (new or notebook) and exercise is None:  # else no file of the learner runs
+    # --notebook, and an exercise named by --reset or --solution, run nothing; a new course has nothing to mark yet.
+    if exercise is None and not notebook and (watch or train or not new):
         tell_unheld(course.language)
     if reset is not None and exercise is not None:
         _tell(course, "reset", {"exercise": reset, "file": course.path(exercise), "backup": course.reset(exercise)})
@@ -214,25 +239,30 @@ def learn(
         document = _step(course, new)
         if wants_json():
             print_json("learn", document)
-        if document["status"] not in ("new", "done"):  # done: what was marked is right, and the next may be open
+        # new: nothing was marked; done: all marked is right; else the last one marked is open, wrong or failed.
+        if document["status"] not in ("new", "done"):
             raise Exit(1)
 
 
 def _open(folder: Path | None, number: int | None) -> tuple[Course, Exercise | None, bool]:
-    """The course, the exercise that was named, and is the course new? Inside its folder no name is needed."""
+    """The course in a folder, made there if need be; the exercise of that number, if any; and is the course new?
+
+    Without a folder: the current one where it is a course itself, else COURSE.
+    """
     from headwise.teach.course import PROGRESS, open_course
     from headwise.teach.exercises import exercises, find_exercise
 
     exercise = None if number is None else find_exercise(number, screen.lang)
+    # The first exercise must lie there, too: other programs also write a progress.json.
     inside = Path(PROGRESS).exists() and Path(exercises()[0].file).exists()
     place = folder or (Path() if inside else COURSE)
-    of_new = None if (place / PROGRESS).exists() else screen.lang  # a course that is there keeps its own
+    of_new = None if (place / PROGRESS).exists() else screen.lang  # None: a course that is there keeps its language
     course, new = open_course(place, asked_language() or of_new)
     return course, exercise, new
 
 
 def _tell(course: Course, kind: str, document: Facts) -> None:
-    """A document as JSON of its kind, or in the phrase of that key."""
+    """Print a document: with --json as JSON of that kind, else as the phrase whose key is the kind."""
     if wants_json():
         print_json(kind, document)
     else:
@@ -240,13 +270,17 @@ def _tell(course: Course, kind: str, document: Facts) -> None:
 
 
 def _command(course: Course, *options: str) -> str:
-    """The call that goes on with a course; its usual folder need not be named."""
-    folder = [] if course.folder in (COURSE, Path()) else [str(course.folder)]
+    """What to type to go on with a course: `headwise learn FOLDER --train`."""
+    folder = [] if course.folder in (COURSE, Path()) else [str(course.folder)]  # `_open` finds these two by itself
     return shlex.join(["headwise", "learn", *folder, *options])
 
 
 def _step(course: Course, new: bool, asked: bool = True) -> Facts:
-    """Mark from the current exercise on, as far as they are right, and open the next; what a program should know."""
+    """Mark from the current exercise on, as far as they are right, and open the next; gives what --json prints.
+
+    new    the course was just made: nothing is marked
+    asked  the learner ran the command; not where a file was saved under --watch, for a blank then counts as no try
+    """
     from headwise.teach.course import told
     from headwise.teach.exercises import exercises
 
@@ -264,11 +298,11 @@ def _step(course: Course, new: bool, asked: bool = True) -> Facts:
 
     if new:
         say(course.words["welcome"].format(count=len(exercises()), folder=course.folder) + "\n")
-    while not new and (exercise := course.current):
+    while not new and (exercise := course.current):  # `mark` moves it on where the exercise is right
         verdict = course.mark(exercise, asked)
         if marked and verdict.status == "open":
-            break  # it has just been opened
-        due, file = course.hint(exercise), course.path(exercise)
+            break  # the learner has just come to this one by the one before: its blanks are no failure
+        due, file = course.hint(exercise), course.path(exercise)  # the number of the hint; 0 for none
         hint = exercise.hint(course.language, due, verdict.evidence) if due else None
         marked.append({"exercise": exercise.number, "file": file, **asdict(verdict), "hint": hint})
         say("\n".join(told(exercise, verdict, course.language, due, str(file), _command(course))) + "\n")
@@ -286,7 +320,7 @@ def _step(course: Course, new: bool, asked: bool = True) -> Facts:
 def _watch(course: Course) -> None:
     """Mark at each save, until all are right or Ctrl-C."""
     if course.current is None:
-        _step(course, new=False)  # which says so
+        _step(course, new=False)  # says that all are done
         return
     screen.print(course.words["watching"].format(folder=course.folder))
     seen: bytes | None = None  # what the file held when it was marked
@@ -319,7 +353,7 @@ def _train(course: Course, steps: int | None) -> None:
     from headwise.teach.subject import Options
 
     exercise = find_exercise(TRAINED)
-    place = course.place_of_class(exercise)
+    place = course.place_of_class(exercise)  # FILE:NAME
     if not check(place, causal=exercise.causal, lang=course.language).right:
         raise HeadwiseError(course.words["not_yet"].format(file=course.path(exercise), command=_command(course)))
     target = read_target(place, Options(exercise.causal, lang=course.language))
@@ -328,13 +362,13 @@ def _train(course: Course, steps: int | None) -> None:
         print_json("learned", document)
 
 
-FOLDER = Path("runs") / "bugs"
+FOLDER = Path("runs") / "bugs"  # keeps the trained units where --out says nothing
 
 
 @command()
 def bugs(
     bug: Annotated[str | None, Argument(metavar="[ID]")] = None,
-    seeds: Annotated[int, Option(min=3)] = 3,
+    seeds: Annotated[int, Option(min=3)] = 3,  # with fewer `study` refuses to tell a bug from chance
     steps: Count = 400,
     out: Folder = FOLDER,
     html: File = None,
@@ -349,9 +383,9 @@ def bugs(
     from headwise.teach.bugs import bug_named, catalogue
 
     lang = screen.lang
-    if (train and bug is None) or (html is not None and bug in (None, "all")):
+    if (train and bug is None) or (html is not None and bug in (None, "all")):  # a page shows one bug
         raise refusal("which_bug")
-    names = list(catalogue()) if bug in (None, "all") else [bug_named(bug).id]
+    names = list(catalogue()) if bug in (None, "all") else [bug_named(bug).id]  # which refuses an unknown one
     if bug is not None:
         check_outputs((), {"--out": (out, UNITS)}, html=html)
     if bug is None or not (train or html or bug == "all"):
@@ -360,31 +394,34 @@ def bugs(
     with needs_torch():
         from headwise.teach.study import study
     with units_kept_in(out) as report:
+        # os.cpu_count() is None where the system does not tell.
         comparison, shown = study(names, out, seeds, steps, workers or os.cpu_count() or 1, report, lang)
-    written = html is not None and shown[0].loss is not None
-    if html is not None and written:
-        _write_maps(html, shown[0], steps)
+    # A bug that cannot be trained, or whose training fails, has neither a loss nor maps. Only one bug has a page.
+    written = None if shown[0].loss is None else html
+    if written is not None:
+        _write_maps(written, shown[0], steps)
     if wants_json():
         print_json("hidden", {"bugs": shown, "comparison": comparison})
         return
     if len(shown) == 1:
         screen.print(_bug_text(bug_named(shown[0].bug)))
     screen.print("\n".join(f"{entry.bug}: {entry.sentence}" for entry in shown))
-    if written:
-        screen.tell("tell.written", path=html)
+    if written is not None:
+        screen.tell("tell.written", path=written)
 
 
 def _tell_bugs(bugs: list[Bug], listed: bool) -> None:
-    """The list of bugs, or what one is; and how it can be trained."""
+    """The list of bugs, where they are `listed`; else what the one bug is. Standard error then says how to go on."""
     lang = screen.lang
     if wants_json():
         print_json("bugs", {"bugs": [{"id": bug.id, **bug.texts[lang]} for bug in bugs]})
     elif listed:
-        screen.print("\n".join(f"{bug.id:<26} {bug.name(lang)}" for bug in bugs))
+        screen.print("\n".join(f"{bug.id:<26} {bug.name(lang)}" for bug in bugs))  # the longest id has 25 characters
         err.print("\n" + words(lang)["of_the_list"])
     else:
         (bug,) = bugs
         screen.print(_bug_text(bug))
+        # `untrained` says in one word why a bug cannot be trained: "cache" has the phrase `lacks_cache`. "": it can.
         lack = words(lang)[f"lacks_{bug.untrained}"] if bug.untrained else ""
         key, facts = ("untrained", {"why": lack}) if lack else ("to_train", {"bug": bug.id})
         err.print("\n" + words(lang)[key].format(**facts))
@@ -397,7 +434,7 @@ def _bug_text(bug: Bug) -> str:
 
 
 def _write_maps(path: Path, shown: Shown, steps: int) -> None:
-    """A page with the maps of every head, without a bug and with it, side by side."""
+    """A page with the maps of every head, without a bug and with it, side by side. Both models are trained for it."""
     from headwise.lab.experiments import SHAPE
     from headwise.teach.bugs import bug_named
     from headwise.teach.study import trained_maps
@@ -406,12 +443,13 @@ def _write_maps(path: Path, shown: Shown, steps: int) -> None:
     lang, bug = screen.lang, bug_named(shown.bug)
     right, tokens = trained_maps(None, steps)
     wrong, _ = trained_maps(bug.id, steps)
-    text = " ".join(tokens)
+    text = " ".join(tokens)  # the same line for both
     rows = []
-    for index, pair in enumerate(zip(right, wrong, strict=True)):
+    for index, pair in enumerate(zip(right, wrong, strict=True)):  # all heads of layer 0, then those of layer 1
         name = head_name(*divmod(index, SHAPE["n_heads"]))
-        # The page's policy allows no style in an element; the sheet has it.
-        drawn = (picture(weights.tolist(), f"{name}: {text}", 132) for weights in pair)
+        # In pixels: two maps and a name fit into a row, which is 46rem wide in bugs.css.
+        drawn = (picture(weights.tolist(), f"{name}: {text}", height=132) for weights in pair)
+        # The page's security policy forbids styles in an element; bugs.css has the one that is taken out here.
         rows.append((name, *(Markup(re.sub(' style="[^"]*"', "", image)) for image in drawn)))
     told = [bug.text(what, lang) for what in ("wrong", "symptom", "fix")]
     body = f"<main><h1>{escaped(bug.name(lang))}</h1>" + "".join(f"<p>{escaped(line)}</p>" for line in told)

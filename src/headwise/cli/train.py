@@ -49,12 +49,12 @@ if TYPE_CHECKING:
 LISTED = "list"  # of --preset: what presets there are
 
 
-def _presets() -> list[str]:
+def _presets() -> list[str]:  # what a shell offers to complete --preset
     return [*PRESETS, LISTED]
 
 
 @command()
-@leaving()
+@leaving()  # before the training has begun, Ctrl-C says that nothing was written
 def train(
     text: Annotated[list[Path] | None, Argument(parser=named_path, metavar="[TEXT]...")] = None,
     preset: Annotated[str | None, Option(autocompletion=_presets)] = None,
@@ -73,7 +73,7 @@ def train(
     field: str | None = None,
     rung: str | None = None,
     samples: Annotated[int | None, Option(min=0, max=10000)] = None,
-    out: File = None,
+    out: File = None,  # a folder, or none
     resume: bool = False,
     live: bool = False,
     port: Port = None,
@@ -94,14 +94,14 @@ def train(
     if shard and (live or rung is not None):
         raise refusal("shard_whole", value="--live" if live else "--rung")
     if preset is not None:
-        find_preset(preset)
+        find_preset(preset)  # raises HeadwiseError
     sizes = {"n_heads": heads, "n_kv_heads": kv_heads, "head_dim": head_dim, "n_layers": layers}
     sizes |= {"d_model": width, "context": context, "latent_dim": latent_dim, "rope_dim": rope_dim}
     with _kept_input(text or [], out, resume, rung) as (texts, out):
         names = [os.path.realpath(text_path(each)) for each in texts]
         if names:
-            Sources(list(map(Path, names)), field)
-        options = {
+            Sources(list(map(Path, names)), field)  # refuses what is not there, before torch is loaded
+        options = {  # fields of `Settings`; what is None was not asked for, and a run that is resumed keeps its own
             "preset": preset,
             "text": tuple(names) if len(names) > 1 else next(iter(names), None),
             "tokenizer": None if tokenizer is None else os.path.realpath(tokenizer),
@@ -113,20 +113,21 @@ def train(
         }
         if rung is not None:
             folder = out or free_folder(Path("runs") / (texts[0].stem if texts else "microgpt"))
-            replay_microgpt(options, rung, 20 if samples is None else samples, resume, folder)
+            replay_microgpt(options, rung, 20 if samples is None else samples, resume, folder)  # 20, as microgpt
             return
         with needs_torch():
             from headwise.gpt.ranks import current
             from headwise.gpt.run import SAMPLES, follow_training, run_training
             from headwise.gpt.train import Division
+        # Of many processes the first chooses the folder for all; the others compute, and write nothing.
         folder, settings = current().agree(lambda: run_settings(options, out, resume))
         division = Division(accumulate, shard)
         if current().rank:
             follow_training(folder, settings, division)
             return
-        with live_page(folder, (port or 0) if live else None) as page:
+        with live_page(folder, (port or 0) if live else None) as page:  # port 0: any free one
             n_samples = SAMPLES if samples is None else samples
-            film = first_maps if page is None else partial(filmed, page)
+            film = first_maps if page is None else partial(filmed, page)  # what looks at the heads on the way
             with leaving_run(folder), training_progress(page) as (report, reading):
                 result = run_training(
                     folder, settings, report, resume, err.say, n_samples, film, division=division, reading=reading
@@ -146,7 +147,10 @@ def train(
 def _kept_input(
     text: list[Path], folder: Path | None, resume: bool, rung: str | None
 ) -> Iterator[tuple[list[Path], Path | None]]:
-    """The texts, and the folder of the run: it keeps standard input, where that is the text, for --resume."""
+    """The paths of the texts, and the folder of the run as asked for (None: it is chosen later).
+
+    Where the text is standard input, which cannot be read twice, the folder is chosen here and keeps it for --resume.
+    """
     if Path(STDIN) not in text:
         yield text, folder
         return
@@ -160,7 +164,7 @@ def _kept_input(
             path.write_text(read_text(STDIN), encoding="utf-8")
             yield [path], folder
         return
-    with needs_torch():
+    with needs_torch():  # gpt.run imports it
         from headwise.gpt.run import kept_text
     folder = folder or free_folder(Path("runs") / "stdin")
     with kept_text(folder, read_text(STDIN)) as path:
@@ -171,6 +175,7 @@ def _list_presets() -> None:
     """What each preset is, and its size."""
     rows = []
     for preset in PRESETS.values():
+        # A preset that does not name key/value heads has as many as query heads.
         shape, recipe = {"n_kv_heads": preset.shape["n_heads"], **preset.shape}, preset.recipe
         row: Facts = {"name": preset.name, "about": phrase(f"preset.{preset.name}")}
         row |= {size: shape[size] for size in ("n_layers", "n_heads", "n_kv_heads", "d_model", "context")}
@@ -184,7 +189,11 @@ def _list_presets() -> None:
 
 
 def run_settings(options: Facts, folder: Path | None, resume: bool) -> tuple[Path, Settings]:
-    """The settings of a new run, or those of the run that is resumed, with which these options must agree."""
+    """The folder and the settings of a new run, or those of the run that is resumed, with which the options must agree.
+
+    options  fields of `Settings`; None where nothing was asked for
+    folder   what --out says; without it a folder in runs/ by the name of the text or of the preset
+    """
     with needs_torch():
         from headwise.gpt.run import Settings, read_run
     wanted = {name: value for name, value in options.items() if value is not None}
@@ -197,15 +206,15 @@ def run_settings(options: Facts, folder: Path | None, resume: bool) -> tuple[Pat
             raise refusal("none_stopped", usual=usual)
         if stopped is not None and not resume:
             err.tell("tell.was_stopped", folder=stopped)
-        return stopped if resume and stopped else free, settings
+        return (stopped if resume and stopped else free), settings
     run = read_run(folder) if resume and folder.is_dir() else None
     if run is None:
         if resume:
             err.tell("tell.nothing_to_resume", folder=folder)
         return folder, Settings(**wanted)
-    saved = vars(run.settings) | run.settings.shape
+    saved = vars(run.settings) | run.settings.shape  # fields and sizes side by side, by their names
     shape = wanted.pop("shape", {})
-    for name, value in {**wanted, **shape}.items():
+    for name, value in {**wanted, **shape}.items():  # what was not asked for stays as it was
         if saved.get(name) != value:
             raise refusal("resumed_differs", folder=folder, name=name, value=saved.get(name), value_2=value)
     return folder, run.settings
@@ -217,7 +226,7 @@ def _stopped(folder: Path, settings: Settings) -> Path | None:
 
     stopped = None
     for each in itertools.takewhile(Path.exists, _beside(folder)):
-        with suppress(HeadwiseError):  # what cannot be read is nobody's to go on with
+        with suppress(HeadwiseError):  # a damaged run.json: nobody can go on with that run
             run = read_run(each)
             if run is not None and run.status != "finished" and run.settings == settings:
                 stopped = each
@@ -229,14 +238,15 @@ def free_folder(folder: Path) -> Path:
     return next(each for each in _beside(folder) if not each.exists())
 
 
-def _beside(folder: Path) -> Iterator[Path]:
+def _beside(folder: Path) -> Iterator[Path]:  # runs/verbs, runs/verbs-2, runs/verbs-3 and so on, without end
     yield folder
     yield from (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(2))
 
 
-def result_json(folder: Path, result: Run, report: Path) -> Facts:
+def result_json(folder: Path, result: Run, report: Path) -> Facts:  # of a finished run, which has a summary
     summary = result.summary
     assert summary is not None
+    # Held-out forms of verbs: right by the model, right by the n-gram, and all. A run on a text has none.
     cells = None if result.cells is None else dict(zip(("model", "ngram", "all"), result.cells, strict=True))
     return {
         "run": folder,
@@ -250,15 +260,17 @@ def result_json(folder: Path, result: Run, report: Path) -> Facts:
     }
 
 
-def _print_result(result: Run) -> None:
+def _print_result(result: Run) -> None:  # of a finished run
     summary = result.summary
     assert summary is not None
     screen.tell("tell.held_out_loss", loss=f"{summary.held_out_loss:.3f}")
     if summary.baseline_loss is not None:
         gain, best = summary.baseline_loss - summary.held_out_loss, min(summary.curve, key=lambda x: x.held_out_loss)
-        # The model got worse again on held-out text: it learns its own text by heart.
+        # The model got worse again on held-out text: it learns its own text by heart. A rise of under 0.02 nats is not
+        # counted, a round choice; with a larger margin fewer runs are told to take fewer steps.
         by_heart = best.held_out_loss < summary.held_out_loss - 0.02
         verdict = "better" if gain > 0 else "passed" if by_heart else "worse"
+        # run.json has the name in English; `known` finds its phrase again, to say it in the language of the screen.
         name = known(summary.baseline_name or "") or summary.baseline_name
         facts = {"loss": f"{summary.baseline_loss:.3f}", "name": name, "gain": f"{abs(gain):.3f}"}
         screen.tell(f"tell.baseline_{verdict}", **facts, best=f"{best.held_out_loss:.3f}", step=best.step)
@@ -282,17 +294,17 @@ def leaving_run(folder: Path) -> AbstractContextManager[None]:
 
 @contextmanager
 def training_progress(page: Live | None = None) -> Iterator[tuple[Callable[[TrainingProgress], None], Progress]]:
-    """Of the steps, of which a page hears, too, and of what else takes long.
+    """Gives what the training reports its steps to, and what else takes long (reading a text) its progress.
 
-    Where there is no terminal, each evaluation has a line.
+    page  hears of the steps, too. Where there is no terminal, each evaluation on held-out text has a line.
     """
-    held_out: float | None = None
+    held_out: float | None = None  # the latest: most steps have no evaluation, and it is shown until the next
     with Progress("preparing the text and the model") as progress:
 
         def report(state: TrainingProgress) -> None:
             nonlocal held_out
             if page is not None:
-                page.tell("loss", state.row())
+                page.tell("loss", state.row())  # as in metrics.jsonl
             facts = {"loss": f"{state.loss:.3f}", "speed": f"{state.tokens_per_second:,.0f}"}
             if state.held_out_loss is not None:
                 held_out = state.held_out_loss
@@ -305,8 +317,8 @@ def training_progress(page: Live | None = None) -> Iterator[tuple[Callable[[Trai
         yield report, progress
 
 
-SHOWN = 5  # losses at either end
-# What a replay cannot honour: all of it is what microgpt has.
+SHOWN = 5  # losses of the first and of the last steps that are printed
+# Options that a replay cannot honour: in all of them it is as microgpt.
 FIXED = ("tokenizer", "lines", "field", "n_kv_heads", "head_dim", "latent_dim", "rope_dim", "d_model", "context")
 
 
@@ -319,13 +331,14 @@ def replay_microgpt(options: Facts, rung: str, n_samples: int, resume: bool, fol
 
     _check_options(options, resume, folder)
     text = Path(options["text"] or packaged("names"))
-    # What microgpt has, and `replay` by default.
+    # 42 and 1000 are microgpt's own, and the defaults of `replay`.
     seed = 42 if options["seed"] is None else options["seed"]
     steps = 1000 if options["steps"] is None else options["steps"]
     shape = options["shape"] or {}
     began = time.perf_counter()
     with Progress("reading the names") as progress:
-        every = max(1, steps // 200)  # a bar that moves at each step would take longer than the steps
+        # The bar moves 200 times: one that moves at each step would take longer than the steps.
+        every = max(1, steps // 200)
 
         def report(step: int, loss: float) -> None:
             if step % every == 0 or step == steps:
@@ -363,26 +376,28 @@ def _check_options(options: Facts, resume: bool, folder: Path) -> None:
     asked = options | (options["shape"] or {})
     for name in FIXED:
         if asked.get(name) is not None:
+            # `in_options` makes "n_kv_heads=" the option --kv-heads. Of these only `lines` can be False.
             raise refusal("rung_exact", option="--no-lines" if asked[name] is False else f"{name}=")
     if not folder.exists():
         return
-    kept = os.path.realpath(folder / TEXT) == options["text"]  # of standard input
+    kept = os.path.realpath(folder / TEXT) == options["text"]  # the text is standard input, as `_kept_input` keeps it
     if not folder.is_dir() or {path.name for path in folder.iterdir()} - ({TEXT} if kept else set()):
         raise refusal("out_not_empty", folder=folder)
 
 
 # What is seen of a training while it goes on.
 
-LIVE_SAMPLES, LIVE_TOKENS = 10, 30  # texts that are written while training, about, and their length at most
+# All of these are round choices.
+LIVE_SAMPLES, LIVE_TOKENS = 10, 30  # texts that are written while training, about, and their length in tokens at most
 FOREVER = 10.0**9  # seconds, about 30 years: a page on a terminal stays until Ctrl-C
-LINGER, MOST = 10.0, 60.0  # seconds without a request, and in all, after which the page goes where there is no terminal
-LAST_WORD = 3.0  # seconds in which a page that is open asks again
+LINGER, MOST = 10.0, 60.0  # seconds without a request, and in all: then the page goes where there is no terminal
+LAST_WORD = 3.0  # seconds that a page has to hear that the training stopped; an open one asks more often
 EARLY = 1 / 10  # of the steps: heads differ by then, and who started the training is still watching
 FIRST_HEADS, FIRST_TOKENS = 8, 16  # that the terminal shows: two rows of pictures, as a rule
 
 
 def first_maps(folder: Path, corpus: Corpus, config: GPTConfig, recipe: Recipe) -> Look:
-    """A film whose first frame after a tenth of the steps is drawn in the terminal."""
+    """A film, kept in the run folder, whose first frame after a tenth of the steps is drawn in the terminal."""
     from headwise.heads.film import Film, unpacked
     from headwise.records import HeadMap, HeadMaps, parse_head
     from headwise.view.terminal import print_maps
@@ -391,15 +406,15 @@ def first_maps(folder: Path, corpus: Corpus, config: GPTConfig, recipe: Recipe) 
 
     def draw(row: Facts) -> None:
         nonlocal drawn
-        if drawn or row.get("step", -1) < EARLY * recipe.steps:
+        if drawn or row.get("step", -1) < EARLY * recipe.steps:  # the first row is a header, which has no step
             return
         drawn = True
         if row["step"] == recipe.steps:  # of a training that is over: its report is next
             return
         maps = []
         for name, of_lines in unpacked(film.header, row).items():
-            _, layer, head = parse_head(name)
-            maps.append(HeadMap(layer, head, of_lines[0][:FIRST_TOKENS, :FIRST_TOKENS]))
+            _, layer, head = parse_head(name)  # _: the stack, of which our GPT has one
+            maps.append(HeadMap(layer, head, of_lines[0][:FIRST_TOKENS, :FIRST_TOKENS]))  # on the first line filmed
         tokens = tuple(film.header["lines"][0][:FIRST_TOKENS])
         err.tell("tell.first_maps", step=row["step"], steps=recipe.steps)
         print_maps(err, HeadMaps(folder.name, tokens, tuple(maps[:FIRST_HEADS])))
@@ -410,7 +425,7 @@ def first_maps(folder: Path, corpus: Corpus, config: GPTConfig, recipe: Recipe) 
 
 @contextmanager
 def live_page(folder: Path, port: int | None) -> Iterator[Live | None]:
-    """The page of a training, from here on; none without a port."""
+    """The page of a training, served while this block runs; none without a port. Port 0 takes a free one."""
     if port is None:
         yield None
         return
@@ -420,7 +435,7 @@ def live_page(folder: Path, port: int | None) -> Iterator[Live | None]:
     err.tell("tell.watch", address=live.address)
     try:
         yield live
-    except BaseException:
+    except BaseException:  # Ctrl-C is among these
         live.tell("state", "stopped")
         live.linger(LAST_WORD, LAST_WORD)
         raise
@@ -441,7 +456,7 @@ def filmed(live: Live, folder: Path, corpus: Corpus, config: GPTConfig, recipe: 
 
     def tell(row: Facts) -> None:
         live.tell("frame" if "step" in row else "header", row)
-        if "step" not in row:  # what came before, where training goes on
+        if "step" not in row:  # a header comes first: of a training that is resumed the page gets the losses so far
             for line in (folder / METRICS).read_text(encoding="utf-8").splitlines():
                 live.tell("loss", json.loads(line))
 
@@ -450,7 +465,7 @@ def filmed(live: Live, folder: Path, corpus: Corpus, config: GPTConfig, recipe: 
     def look(model: GPT, step: int) -> None:
         nonlocal written
         film(model, step)
-        if step in film.due and step - written >= recipe.steps / LIVE_SAMPLES:
+        if step in film.due and step - written >= recipe.steps / LIVE_SAMPLES:  # `due`: the steps that are filmed
             with evaluating(model):
                 stream = generate(
                     model, tokens.opening(), LIVE_TOKENS, temperature=SAMPLE_TEMPERATURE, stop=tokens.boundary
@@ -465,7 +480,7 @@ def filmed(live: Live, folder: Path, corpus: Corpus, config: GPTConfig, recipe: 
 def show_report(live: Live, report: Path) -> None:
     """The page is the report now: until Ctrl-C; where there is no terminal, until nobody asks any more."""
     live.document = report.read_text(encoding="utf-8")
-    live.tell("state", "finished")
+    live.tell("state", "finished")  # upon which an open page loads itself again
     live.last_request = time.monotonic()  # who has asked for nothing yet has as long as anybody
     if screen.is_terminal:
         err.tell("tell.stays", address=live.address)

@@ -10,6 +10,8 @@ takes no more of it than what is read just now.
     8 bytes  the length of the facts
     digest   32 bytes, the SHA-256 of all before
 
+The bytes of a number in `ids` and `ends` stand in the order of this machine: the file is for it alone.
+
 That of a large text is made once, and kept in the folder that HEADWISE_CACHE names, ~/.cache/headwise by default.
 
 Of some texts it is known what belongs together (`Relations`): of the verb corpus, of a file, of a bench. A relation is
@@ -58,18 +60,18 @@ from headwise.words import Note, refusal
 
 READ = 2**20  # bytes at a time
 DIGEST = 32  # bytes
-LARGE = 2**24  # bytes of a text whose tokens are kept
-FORMAT = 3  # of what is kept: a change of how a text becomes documents counts on
-BATCH = 4096  # tokens that run together at most
+LARGE = 2**24  # bytes of a text from which on its tokens are kept; a smaller one is read again each time
+FORMAT = 3  # a part of the names of files that are kept: one more with each change of how a text becomes documents
+BATCH = 4096  # tokens that run together at most; a round choice: more take more memory, few are slower a token
 RARE = 0.1  # the rarest tenth of a document's keys are its rare tokens
 
 Ints = npt.NDArray[np.int64]
-# Documents in pieces, the size of the vocabulary, facts.
+# Documents, each of one or more pieces of ids; a number that all ids are below; facts for the end of the file.
 Contents = tuple[Iterable[Iterable[Ids]], int, dict[str, Any]]
 
 
 class TokenFile(Sequence[list[int]]):
-    """The documents of such a file, which may be closed meanwhile. Raises HeadwiseError for one that is damaged."""
+    """The documents of a file of tokens, which stays mapped when it is closed. A damaged one raises HeadwiseError."""
 
     def __init__(self, file: BinaryIO) -> None:
         length = file.seek(0, os.SEEK_END) - DIGEST
@@ -80,9 +82,9 @@ class TokenFile(Sequence[list[int]]):
         if file.read() != digest.digest():
             raise HeadwiseError("a file of tokens is damaged: its contents are not those that were written to it")
         self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        end = length - 8
+        end = length - 8  # of the facts; their length stands behind them
         self.facts = json.loads(self._map[end - int.from_bytes(self._map[end:length], "little") : end])
-        self.n_ids, width = self.facts["ids"], self.facts["width"]
+        self.n_ids, width = self.facts["ids"], self.facts["width"]  # width: bytes an id
         self._ids = np.frombuffer(self._map, f"u{width}", self.n_ids)
         n_bytes = self.n_ids * width
         self._ends = np.frombuffer(self._map, "i8", self.facts["documents"] + 1, n_bytes + _padding(n_bytes))
@@ -105,7 +107,9 @@ class TokenFile(Sequence[list[int]]):
     def take(self, places: Ints | slice) -> Ints:
         """The ids at these places of the whole file, in the shape of the places."""
         ids = self._ids[places].astype(np.int64)
-        if hasattr(mmap, "MADV_DONTNEED"):  # else pages that were read count as ours for ever
+        # They are a copy, so the pages may go: else all that were ever read count as memory of this process. Not all
+        # systems have the call.
+        if hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED)
         return ids
 
@@ -113,7 +117,7 @@ class TokenFile(Sequence[list[int]]):
 def token_file(make: Callable[[], Contents], key: str = "", size: int = 0) -> TokenFile:
     """What `make` gives, in a file without a name; with a key that determines it, in one that is kept and found again.
 
-    size  bytes, about: where the disk has no room for them, that is said before the work
+    size  bytes, about: where the disk has no room for them, that is said before the work; only asked with a key
     """
     if not key:
         with tempfile.TemporaryFile() as new:
@@ -122,10 +126,11 @@ def token_file(make: Callable[[], Contents], key: str = "", size: int = 0) -> To
     folder = Path(os.environ.get("HEADWISE_CACHE", "~/.cache/headwise")).expanduser()
     path, lock = folder / f"{key}.tokens", folder / f"{key}.lock"
     for file in filter(Path.exists, (path, lock)):
-        check_file(file)
+        check_file(file)  # a pipe of that name would be opened, and wait for ever
     with Kept(folder, [path.name], wait=True, lock=lock.name):  # of several processes one makes it
         with suppress(FileNotFoundError, HeadwiseError), path.open("rb") as there:
             return TokenFile(there)
+        # There is none, or a damaged one: it is made anew.
         if size > (free := shutil.disk_usage(folder).free):
             raise HeadwiseError(
                 f"the tokens of this text take about {size:,} bytes, and {folder} has {free:,} free; make room, or "
@@ -142,7 +147,7 @@ def _padding(n_bytes: int) -> int:
 
 
 def _bytes(contents: Contents) -> Iterator[bytes]:
-    """Those of a file of tokens."""
+    """The bytes of a file of tokens."""
     digest = sha256()
     for data in _parts(contents):
         digest.update(data)
@@ -151,12 +156,12 @@ def _bytes(contents: Contents) -> Iterator[bytes]:
 
 
 def _parts(contents: Contents) -> Iterator[bytes]:
-    """What stands before the digest. What gives the documents may add to the facts on the way."""
+    """What stands before the digest. The maker may add to the facts until the last document is given."""
     documents, vocab_size, facts = contents
     width = 2 if vocab_size <= 2**16 else 4
     count = n_documents = 0
-    with tempfile.TemporaryFile() as ends:  # they may be many, too
-        ends.write(bytes(8))
+    with tempfile.TemporaryFile() as ends:  # they come after all ids, and may be too many for memory as well
+        ends.write(bytes(8))  # the 0 where the first document begins
         for pieces in documents:
             for ids in pieces:
                 yield np.array(ids, f"u{width}").tobytes()
@@ -175,11 +180,11 @@ def _parts(contents: Contents) -> Iterator[bytes]:
 class Text:
     """Documents as ids, and what is known about their tokens."""
 
-    documents: Sequence[Ids]  # at first any iterable; then they lie on the disk
+    documents: Sequence[Ids]  # what is passed may be any iterable; from then on it is a TokenFile, on the disk
     shown: Callable[[Ids], tuple[str, ...]]  # ids as a reader should see them
     specials: frozenset[int] = frozenset()  # ids that stand for no text
-    frame: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
-    sources: tuple[str, ...] = ()
+    frame: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))  # ids before and after each document
+    sources: tuple[str, ...] = ()  # the files, or what else the text is from, as a reader should see them
     note: str = ""  # what a reader of the loss on this text must know
     scored_after: int | None = None  # losses count what comes behind the first token of this id; None: everything
     end: tuple[int, ...] = ()  # what comes after a document where losses count its end as well
@@ -188,8 +193,8 @@ class Text:
 
     def __post_init__(self) -> None:
         if not isinstance(self.documents, TokenFile):
-            documents = ([ids] for ids in self.documents if len(ids) > 1)
-            self.documents = token_file(lambda: (documents, LARGEST_ID, {}))
+            documents = ([ids] for ids in self.documents if len(ids) > 1)  # in one nothing looks back or is predicted
+            self.documents = token_file(lambda: (documents, LARGEST_ID, {}))  # the vocabulary is not known here
         if not len(self.documents):
             raise refusal("no_document")
         self.counts = Counter(itertools.chain.from_iterable(self.documents))
@@ -198,14 +203,18 @@ class Text:
         marks = {i for i, text in zip(ids, self.shown(ids), strict=True) if not any(map(str.isalnum, text))}
         self.delimiters = torch.tensor(sorted(self.specials | marks), dtype=torch.long)
         self._specials = torch.tensor(sorted(self.specials), dtype=torch.long)
-        self._counts = torch.zeros(max(ids) + 1, dtype=torch.long)  # the same, for indexing with a tensor of ids
+        # `counts` again, for indexing with a tensor of ids.
+        self._counts = torch.zeros(max(ids) + 1, dtype=torch.long)
         self._counts[ids] = torch.tensor(list(self.counts.values()))
 
     def marks(self, ids: Tensor) -> dict[str, Tensor]:
-        """The delimiters and the rare tokens among the keys (S,) of a document."""
+        """The delimiters and the rare tokens among the keys (S,) of a document, as two masks (S,).
+
+        Rare are those that the text has no oftener than the tenth of the document's keys that it has least often.
+        """
         ids = ids.cpu()
         delimiter = torch.isin(ids, self.delimiters)
-        delimiter[:1] = False  # it is the resting place of heads that look at nothing; "first" counts it
+        delimiter[:1] = False  # heads that look at nothing rest on the first token; the statistic "first" counts that
         counts = self._counts[ids]
         rare = ~torch.isin(ids, self._specials)
         if rare.any():
@@ -214,7 +223,7 @@ class Text:
 
 
 def text_of(reader: Reader, documents: Sequence[Ids], sources: Sequence[str] = ()) -> Text:
-    """Documents of ids, with what a tokenizer knows of them."""
+    """Documents of ids, with what the reader's tokenizer knows of them; without one an id is shown as its number."""
     tokens = reader.tokens
     if tokens is None:
         return Text(documents, lambda ids: tuple(map(str, ids)), sources=tuple(sources))
@@ -250,24 +259,25 @@ def read_documents(
         raise HeadwiseError(f"tokens {room} leaves no room for text; pass {in_frame + 2} or more")
     paths, typed = contents(sources)
     files = Sources(paths, field, progress)
-    facts = {"cut": 0, "unknown": 0, "characters": 0}
+    facts = {"cut": 0, "unknown": 0, "characters": 0}  # texts that were cut; unknown characters, and all
 
     def documents() -> Iterator[list[int]]:
-        # A text comes in pieces, each with the number of its text before it.
+        # A text comes in pieces, each as (name of its text, piece); pieces of one name follow one another.
         for _, pieces in itertools.groupby(itertools.chain(files, typed), itemgetter(0)):
             parts = cut((encoded(reader, piece, facts, unknown) for _, piece in pieces), room - in_frame)
-            # The second is drawn with the first: a text is cut, too, where no more than its first document is read.
+            # Two are drawn at once: its second part shows that a text is cut, even where `most` ends at its first.
             first = list(itertools.islice(parts, 2))
-            if tokens is None and len(first) == 2:
+            if tokens is None and len(first) == 2:  # with `tokens` it was asked for
                 facts["cut"] += 1
             for ids in itertools.chain(first, parts):
                 yield [*before, *ids, *after]
 
+    # A document is one piece here. One of a single id, of a text without tokens, is left out.
     stored = ([ids] for ids in itertools.islice(documents(), most) if len(ids) > 1)
-    key = ""
+    # Without a key nothing is kept: of small texts, of the first few documents, and where a tokenizer has no digest.
     digest = tokenizer.digest() if most is None and not typed and files.size >= LARGE else ""
-    if digest:
-        key = files.key(FORMAT, digest, before, after, tokens, context, unknown)
+    key = files.key(FORMAT, digest, before, after, tokens, context, unknown) if digest else ""
+    # With LARGEST_ID as its bound an id takes 4 bytes. It stands for about four of the text, so the sizes are alike.
     read = token_file(lambda: (stored, LARGEST_ID, facts), key, files.size)
     text = text_of(reader, read, sources)
     if read.facts["cut"]:
@@ -277,7 +287,10 @@ def read_documents(
 
 
 def encoded(reader: Reader, text: str, facts: dict[str, int], unknown: str = "refuse") -> list[int]:
-    """The ids of a text, without the frame; its characters, and those that are unknown, are counted in `facts`."""
+    """The ids of a text, without the frame; its characters, and those that are unknown, are counted in `facts`.
+
+    `unknown` as in `read_documents`; only our own kind of tokenizer refuses or skips.
+    """
     tokens = require_tokens(reader)
     known = tokens.known(text) if unknown == "skip" and isinstance(tokens, Tokens) else text
     ids = tokens.encode(known)
@@ -292,7 +305,7 @@ def encoded(reader: Reader, text: str, facts: dict[str, int], unknown: str = "re
 
 
 def cut(pieces: Iterable[Ids], size: int) -> Iterator[list[int]]:
-    """Ids that come in pieces of any length, in pieces of one size; the last may be shorter."""
+    """The ids of all pieces, one after another, in new pieces of `size`; the last may be shorter."""
     rest: list[int] = []
     for piece in pieces:
         rest += piece
@@ -305,7 +318,7 @@ def cut(pieces: Iterable[Ids], size: int) -> Iterator[list[int]]:
 
 
 def read_ids(reader: Reader, path: Path, most: int | None) -> Text:
-    """Documents given as ids: whole numbers separated by spaces or commas, a document a line."""
+    """Documents given as ids: whole numbers separated by spaces or commas, a document a line; the first `most`."""
     documents = {}
     for number, line in enumerate(read_text(path).splitlines(), 1):
         name = f"{path}, line {number}"
@@ -319,7 +332,8 @@ def read_ids(reader: Reader, path: Path, most: int | None) -> Text:
 
 
 def check_ids(reader: Reader, documents: dict[str, list[int]], sources: Sequence[str] = ()) -> Text:
-    """Documents of ids, by their names in errors, that the model takes."""
+    """The text of documents of ids, by the names that errors give them. Raises HeadwiseError for what is no token of
+    the model, and for what is longer than its context."""
     for name, ids in documents.items():
         for i in ids:
             if i < 0 or (reader.vocab_size is not None and i >= reader.vocab_size):
@@ -333,7 +347,10 @@ def check_ids(reader: Reader, documents: dict[str, list[int]], sources: Sequence
 
 
 def batches(documents: Iterable[Ids | Tensor], most: int | None = None, size: int | None = None) -> Iterator[Tensor]:
-    """Neighbours of equal length as (B,T) ids, `size` of them or up to `most` tokens, default BATCH: no padding."""
+    """Neighbours of equal length as (B,T) ids, without padding: `size` of them, or up to `most` tokens (BATCH).
+
+    A document of more tokens than that comes alone.
+    """
     for length, group in itertools.groupby(documents, key=len):
         while chunk := list(itertools.islice(group, size or max(1, (most or BATCH) // length))):
             yield torch.stack([torch.as_tensor(document) for document in chunk])
@@ -341,10 +358,13 @@ def batches(documents: Iterable[Ids | Tensor], most: int | None = None, size: in
 
 # What belongs together in a text.
 
+# Name of a bench -> its file, in the form of `read_relations`.
 BENCHES = {name: packaged(name, "json") for name in ("grammar", "meaning")}
-CONJUGATIONS = 120  # one-language lines of the core, which every verb model knows, beside the held-out cells
+# One-language lines beside the held-out cells: half of those of the core, which any verb model knows; a round choice.
+CONJUGATIONS = 120
 
-Pair = tuple[tuple[int, ...], tuple[int, ...]]  # positions of the tokens that look, and of those looked at
+# Positions of the tokens that look, and of those looked at: ((3,), (1, 2)) where a noun of two tokens is looked at.
+Pair = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -357,24 +377,25 @@ class Labelled:
 
 @dataclass(frozen=True)
 class Relations:
-    """Labelled documents, and what each relation means, in a line."""
+    """Labelled documents, and what each relation means, in a line; without a meaning its name stands for it."""
 
     documents: Sequence[Labelled]
-    meanings: dict[str, str] = field(default_factory=dict)
-    source: str = ""
+    meanings: dict[str, str] = field(default_factory=dict)  # name of a relation -> meaning
+    source: str = ""  # what they come from, as a reader should see it
 
     def __post_init__(self) -> None:
-        used = dict.fromkeys(name for document in self.documents for name in document.pairs)
+        used = dict.fromkeys(name for document in self.documents for name in document.pairs)  # a set in order
         if not used:
             source = self.source or "the relations"
             raise HeadwiseError(f"{source}: there is no pair in {len(self.documents)} documents")
         known = {name: meaning for name, meaning in self.meanings.items() if name in used}
+        # A frozen record has no assignment. Only relations that are used are left.
         object.__setattr__(self, "meanings", known | {name: name for name in used if name not in known})
 
 
 def verb_relations(tokens: TextTokens, lines: Iterable[str]) -> Relations:
     """Lines of the verb corpus, such as the held-out cells, and conjugations: what decides person, verb and tense."""
-    shift = len(tokens.frame[0])
+    shift = len(tokens.frame[0])  # `related` counts words from 0; `prompt` puts the boundary before them
     documents = []
     for line in [*lines, *verbs.conjugation_lines(core=True)[:CONJUGATIONS]]:
         pairs: dict[str, list[Pair]] = {}
@@ -385,8 +406,10 @@ def verb_relations(tokens: TextTokens, lines: Iterable[str]) -> Relations:
 
 
 def bench(reader: Reader, name: str) -> Relations:
-    """Labelled sentences that come with the package, the names of their relations in their language: "grammar", 60 in
-    English and 40 in Spanish; "meaning", 40 and 18. What stands later looks back at what stands earlier."""
+    """Labelled sentences of the package: "grammar" has 60 in English and 40 in Spanish, "meaning" 40 and 18.
+
+    A relation of Spanish sentences has a Spanish name. What stands later looks back at what stands earlier.
+    """
     if name not in BENCHES:
         raise HeadwiseError(f"there is no bench {name!r}; there is {', '.join(BENCHES)}")
     return replace(read_relations(reader, BENCHES[name]), source=f"the bench {name}")
@@ -398,8 +421,9 @@ def read_relations(reader: Reader, path: Path) -> Relations:
     {"documents": [{"text": "The keys are lost.", "pairs": [{"name": "subject", "from": "are", "to": "keys"}]}],
      "relations": {"subject": "from a verb to its subject"}}
 
-    A document is a `text` or `ids`. A span is [start, end), counted in characters of a text and in tokens of ids; with
-    `"unit": "tokens"` in tokens of the text too; or it is a piece of the text that stands there once. Raises
+    A document is a `text` or `ids`. "from" is the span that looks, "to" the one looked at. A span is a piece of the
+    text that stands there once; or it is [start, end), counted in characters of a text and in tokens of ids; with
+    `"unit": "tokens"` beside the text in its tokens, too, those that the model expects before it included. Raises
     HeadwiseError that names the document, the pair and what does not fit.
     """
     content = read_json(path)
@@ -419,8 +443,9 @@ def _document(reader: Reader, item: Any, where: str) -> Labelled:
     if not isinstance(item, Mapping) or ("text" in item) == ("ids" in item):
         raise HeadwiseError(f'{where}: pass either "text" or "ids"')
     ids, size = item.get("ids"), reader.vocab_size
-    places = []  # of a text: for each id its characters, none for what the model expects around the text
-    if "ids" in item:  # any from 0 on, where the size of the vocabulary is not known
+    places = []  # of a text: for each id its characters, (-1, -1) for what the model expects around the text
+    if "ids" in item:
+        # Where the size of the vocabulary is not known any i from 0 on is below i + 1. `type`: True is an int, too.
         if not (isinstance(ids, list) and ids and all(type(i) is int and 0 <= i < (size or i + 1) for i in ids)):
             raise HeadwiseError(f'{where}: "ids" must be a list of whole numbers, each below the vocabulary of {size}')
     elif reader.tokens is None:
@@ -438,8 +463,9 @@ def _document(reader: Reader, item: Any, where: str) -> Labelled:
         match pair:
             case {"name": str(name), "from": _, "to": _}:
                 sides = ("from", "to")
-                looks, at = (_positions(pair[side], item, ids, places, f"{where}, pair {n}, {side}") for side in sides)
-                pairs.setdefault(name, []).append((looks, at))
+                spans = (_positions(pair[side], item, ids, places, f"{where}, pair {n}, {side}") for side in sides)
+                looking, looked_at = spans
+                pairs.setdefault(name, []).append((looking, looked_at))
             case _:
                 raise HeadwiseError(f'{where}, pair {n}: a pair has "name", "from" and "to"')
     return Labelled(ids, pairs)
@@ -448,7 +474,11 @@ def _document(reader: Reader, item: Any, where: str) -> Labelled:
 def _positions(
     span: Any, item: Mapping[str, Any], ids: Ids, places: Sequence[tuple[int, int]], where: str
 ) -> tuple[int, ...]:
-    """The tokens of a span, at least one."""
+    """The positions of the tokens of a span, at least one.
+
+    `item` is the document as the file has it, `ids` and `places` are its tokens and their characters, and `where`
+    names the span in what is refused.
+    """
     text: Any = item.get("text")
     in_tokens = text is None or item.get("unit") == "tokens"
     length = len(ids if in_tokens else text)
@@ -462,6 +492,7 @@ def _positions(
         raise HeadwiseError(f"{where}: {span!r} must be [start, end) within the {length} {unit} of the document")
     if in_tokens:
         return tuple(range(*span))
+    # All that overlap with it: a token may begin before the span, with a space.
     positions = tuple(n for n, (start, end) in enumerate(places) if start < span[1] and end > span[0])
     if not positions:
         raise HeadwiseError(f"{where}: no token stands for {text[slice(*span)]!r}")

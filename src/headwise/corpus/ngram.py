@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from headwise.errors import HeadwiseError
 
-Ints = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.int64]  # ids of tokens, of contexts and of grams; -1 is the unknown
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
@@ -43,6 +43,9 @@ def ngram_losses(
     `boundary` is the token that begins and ends documents. A context reaches back to the latest boundary before
     the token, that boundary included, and no further. A boundary at the very start, or right after another one,
     opens a document: nothing predicts it, so it is not learned from, and by default it is not counted.
+
+    The default order is a round choice: of the orders up to 6 it is the best for a million characters of plays, and
+    more take more time and memory. Raises HeadwiseError where no token is counted or learned from.
     """
     tokens = np.asarray(held_out, np.int64)
     chosen = ~_opens(tokens, boundary) if counted is None else np.asarray(counted)
@@ -66,7 +69,7 @@ class NGramModel:
 
     def __init__(self, train: npt.ArrayLike, vocab_size: int, order: int, boundary: int | None = None) -> None:
         tokens = np.asarray(train, np.int64)
-        events = ~_opens(tokens, boundary)
+        events = ~_opens(tokens, boundary)  # the tokens that something predicts
         if not events.any():
             raise HeadwiseError(f"train has {tokens.size} tokens and none to predict; give at least one")
         self.vocab_size, self.order, self.boundary = vocab_size, order, boundary
@@ -74,16 +77,17 @@ class NGramModel:
 
     def probabilities(self, context: Sequence[int] | Ints) -> Floats:
         """P(w | context) for every w, shape (vocab_size,); only as much context is read as the order allows."""
-        stream = np.append(np.asarray(context, np.int64), 0)  # a place for the token to come
+        stream = np.append(np.asarray(context, np.int64), 0)  # a place for the token to come, whatever it is
         last = np.arange(stream.size) == stream.size - 1
         asked = _windows(stream, self.order, self.boundary, last)
+        # One row per token w, all with the same context.
         back = [np.repeat(column, self.vocab_size) for column in asked.back[1:]]
         rows = _Windows([np.arange(self.vocab_size), *back], np.repeat(asked.reach, self.vocab_size))
-        *_, p = self.climb(rows)
+        *_, p = self.climb(rows)  # the last is that of the model's own order
         return p
 
     def generate(self, prompt: Sequence[int], n_tokens: int, stop: int | None = None) -> list[int]:
-        """The most probable continuation of the prompt, up to `n_tokens` ids, without the token that stops it.
+        """The most probable next token, again and again: up to `n_tokens` ids, without `stop`, at which it ends.
 
         Of equally probable tokens the lowest id is taken.
         """
@@ -96,21 +100,27 @@ class NGramModel:
         return ids[len(prompt) :]
 
     def climb(self, rows: _Windows) -> Iterator[Floats]:
-        """For orders 1, 2, ... up to the model's own: the probability that a model of that order gives each row."""
-        lower = np.full(rows.reach.size, 1 / self.vocab_size)
-        context = np.zeros(rows.reach.size, np.int64)
+        """For orders 1, 2, ... up to the model's own: the probability that a model of that order gives each row.
+
+        The model of an order counts occurrences at its own level and continuations below, so each level has both.
+        """
+        lower = np.full(rows.reach.size, 1 / self.vocab_size)  # P_0
+        context = np.zeros(rows.reach.size, np.int64)  # ids of the contexts of k tokens; the empty one is 0
         for k, level in enumerate(self._levels):
-            if k:
+            if k:  # one token more to the left of a context that is known
                 context = _find(level.context_keys, _join(rows.back[k], context, self._levels[k - 1].context_keys.size))
             context[rows.reach < k] = -1
             gram = _find(level.gram_keys, _join(context, rows.back[0], self.vocab_size))
-            yield level.raw.interpolate(gram, context, lower)
+            yield level.raw.interpolate(gram, context, lower)  # the model whose own order is k + 1 ends here
             lower = level.continuation.interpolate(gram, context, lower)
 
 
 @dataclass(frozen=True)
 class _Windows:
-    """One row per token asked about: back[0] is that token, back[k] the one k places before it if `reach` >= k."""
+    """One row per token asked about: back[0] is that token, back[k] the one k places before it if `reach` >= k.
+
+    `reach` is how many tokens of its document stand before it, at most order - 1. Beyond it back[k] is any token.
+    """
 
     back: list[Ints]
     reach: Ints
@@ -118,12 +128,12 @@ class _Windows:
 
 @dataclass(frozen=True)
 class _Counts:
-    """One kind of count at one level: c(h w) of each gram, c(h) and types(h) of each context, and the discount D."""
+    """One kind of count at one level: of occurrences, or of continuations."""
 
-    of_gram: Ints
-    of_context: Ints
-    types: Ints
-    discount: float
+    of_gram: Ints  # c(h w)
+    of_context: Ints  # c(h)
+    types: Ints  # of each context
+    discount: float  # D
 
     @classmethod
     def tally(cls, of_gram: Ints, context_of_gram: Ints) -> _Counts:
@@ -132,11 +142,11 @@ class _Counts:
         discount = n1 / (n1 + 2 * n2) if n1 else 0.5
         of_context = np.bincount(context_of_gram, weights=of_gram).astype(np.int64)
         types = np.bincount(context_of_gram)
-        # One more entry at the end answers for the id -1, the unknown.
+        # One more entry at the end answers for the id -1, the unknown. Its 1 is there to be divided by.
         return cls(np.append(of_gram, 0), np.append(of_context, 1), np.append(types, 0), discount)
 
     def interpolate(self, gram: Ints, context: Ints, lower: Floats) -> Floats:
-        """One step of the recursion; where the context is unknown the lower level answers alone."""
+        """P_k of each row from P_{k-1}, `lower`; where the context is unknown that answers alone."""
         kept = np.maximum(self.of_gram[gram] - self.discount, 0)
         here = (kept + self.discount * self.types[context] * lower) / self.of_context[context]
         return np.where(context >= 0, here, lower)
@@ -157,19 +167,20 @@ def _count(rows: _Windows, vocab_size: int) -> list[_Level]:
     levels: list[_Level] = []
     context = np.zeros(rows.reach.size, np.int64)  # level 1 has one context, the empty one
     context_keys = np.zeros(1, np.int64)
-    for k, token_k in enumerate(rows.back):
-        seen = rows.reach >= k
+    for k, token_k in enumerate(rows.back):  # level k + 1: a token and the k before it
+        seen = rows.reach >= k  # the rows with k tokens before the last
         if k:
             keys = _join(token_k, context, levels[-1].context_keys.size)
             context_keys = np.unique(keys[seen])
             context = np.where(seen, _find(context_keys, keys), -1)
         gram_keys, gram = np.unique(_join(context, rows.back[0], vocab_size)[seen], return_inverse=True)
         raw = np.bincount(gram, minlength=gram_keys.size)
-        further = rows.reach[seen] > k
+        further = rows.reach[seen] > k  # with a token before the gram; never so at the last level
         continuation = np.bincount(gram[~further], minlength=gram_keys.size)
         if further.any():
             before = rows.back[k + 1][seen][further]
             distinct = np.unique(_join(before, gram[further], gram_keys.size))
+            # `%` and `//` undo `_join`: they give the low and the high one of the two ids.
             continuation += np.bincount(distinct % gram_keys.size, minlength=gram_keys.size)
         context_of_gram = gram_keys // vocab_size
         counts = (_Counts.tally(of_gram, context_of_gram) for of_gram in (raw, continuation))
@@ -178,27 +189,29 @@ def _count(rows: _Windows, vocab_size: int) -> list[_Level]:
 
 
 def _join(high: Ints, low: Ints, low_size: int) -> Ints:
-    """One key for a pair of ids; unknown (-1) if either is."""
+    """One key for a pair of ids, of which the second is below `low_size`; unknown (-1) if either is."""
     return np.where((high >= 0) & (low >= 0), high * low_size + low, -1)
 
 
 def _find(keys: Ints, wanted: Ints) -> Ints:
     """The place of each wanted key in the sorted table, -1 where it is not there."""
-    place = np.searchsorted(keys, wanted)
+    place = np.searchsorted(keys, wanted)  # keys.size for what is above all; -1 is put there to be compared with
     is_there = (wanted >= 0) & (np.append(keys, -1)[place] == wanted)
     return np.where(is_there, place, -1)
 
 
 def _windows(tokens: Ints, order: int, boundary: int | None, chosen: Bools) -> _Windows:
     """The chosen tokens with up to `order` - 1 tokens before each, none from before its document."""
+    # The place of the latest boundary up to each token. Where there is none it is 0; no token equals a None.
     latest = np.maximum.accumulate(np.where(tokens == boundary, np.arange(tokens.size), 0))
     start = np.append(0, latest[:-1])  # a token's own place does not count: the end of a document still sees it
     at = np.flatnonzero(chosen)
+    # max(.., 0): what lies before the first token is never asked for, by `reach`, and any token fills its place.
     return _Windows([tokens[np.maximum(at - k, 0)] for k in range(order)], np.minimum(at - start[at], order - 1))
 
 
 def _opens(tokens: Ints, boundary: int | None) -> Bools:
     """Which tokens are boundaries that open a document without ending one."""
-    at = np.equal(tokens, -1 if boundary is None else boundary)
-    opens: Bools = at & np.append(True, at)[:-1]
+    at = np.equal(tokens, -1 if boundary is None else boundary)  # no token is -1
+    opens: Bools = at & np.append(True, at)[:-1]  # and the token before is one, too, or there is none
     return opens

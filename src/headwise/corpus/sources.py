@@ -17,15 +17,18 @@ from headwise.errors import HeadwiseError
 from headwise.files import MOST_TEXT, STDIN, check_file, read_text, text_path
 from headwise.words import refusal
 
-PIECE = 2**20  # characters
-MOST_PACKING = 100  # times that a large column of a Parquet file may grow; text packs 3 to 10 times
+PIECE = 2**20  # characters of a plain text that are read at a time; a round choice, for what memory holds easily
+MOST_PACKING = 100  # times that a large column of a Parquet file may grow when unpacked; text grows 3 to 10 times
+# The kinds of file, by the ends of their names; "a.jsonl.gz" is one of records that is packed.
 PLAIN, RECORDS, PACKED = (".txt", ".md", ".rst", ".text"), (".jsonl", ".ndjson", ".parquet"), (".gz", ".zst")
 
-Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much
+Progress = Callable[
+    [str, int, int], None
+]  # called with ("MB of text read", 3, 17): what is done, how much, of how much
 
 
 class Sources:
-    """The documents of files and folders, in pieces.
+    """The documents of files and folders, in pieces. `name` says which, such as "a.txt and 2 more".
 
     A plain file is one document. In `.jsonl` and `.parquet` each record is one, whose text is in `field`. All may be
     packed (`.gz`, `.zst`) but `.parquet`, which packs itself. Of a folder the files of these kinds are taken, in the
@@ -53,9 +56,10 @@ class Sources:
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         """Name and piece; pieces that follow one another under one name are a document."""
+        # Was all so far white space; bytes of the files before this one; the last progress that was told.
         blank, before, megabytes = bool(self.files), 0, 0
         for file in self.files:
-            with file.open("rb", buffering=0) as raw:
+            with file.open("rb", buffering=0) as raw:  # without a buffer, so that tell() says what was really read
                 try:
                     for name, piece in _documents(file, raw, self.field):
                         blank = blank and not piece.strip()
@@ -63,7 +67,7 @@ class Sources:
                             megabytes = (before + raw.tell()) >> 20
                             self._progress("MB of text read", megabytes, self.size >> 20)
                         yield name, piece
-                except HeadwiseError:
+                except HeadwiseError:  # of a record; it is a ValueError, which is caught below
                     raise
                 except ModuleNotFoundError as error:
                     raise HeadwiseError(f"{file} needs {error.name}: pip install 'headwise[tables]'") from None
@@ -71,7 +75,7 @@ class Sources:
                     value = f"{error.object[error.start]:02x}"
                     if file.suffix in PACKED:  # where it stands there, nobody can look up
                         raise refusal("no_utf8_packed", path=file, value=value) from None
-                    start = raw.tell() - len(error.object) + error.start
+                    start = raw.tell() - len(error.object) + error.start  # error.object: the bytes read last
                     raise refusal("no_utf8", path=file, start=start, value=value) from None
                 except (OSError, EOFError, zlib.error, ValueError) as error:  # ValueError: of pyarrow
                     raise HeadwiseError(f"{file} is damaged or cut short: {error}") from None
@@ -81,22 +85,25 @@ class Sources:
 
     def stream(self) -> Iterator[str]:
         """One text of all documents, in pieces, with a line end between them."""
-        before, last = "", "\n"
+        before, last = "", "\n"  # the name, and the text, of the piece before
         for name, piece in self:
             if name != before and not last.endswith("\n"):
                 yield "\n"
-            before, last = name, piece or last
+            before, last = name, piece or last  # a record may be empty
             yield piece
 
     def lines(self) -> Iterator[str]:
         """Each record, and each line of a plain file, without white space around it; blank ones are left out."""
-        plain = {str(file) for file in self.files if _kind(file) not in RECORDS}
+        plain = {str(file) for file in self.files if _kind(file) not in RECORDS}  # the names of their pieces, too
         for name, piece in self:
             yield from filter(None, map(str.strip, piece.splitlines() if name in plain else [piece]))
 
 
 def contents(sources: Sequence[str]) -> tuple[list[Path], list[tuple[str, str]]]:
-    """The files and folders among the sources; and the texts that are given in full, with a name for each."""
+    """The files and folders among the sources; and the texts that are given in full, as (name, text).
+
+    Raises HeadwiseError for a blank source, and for one that looks like the name of a file that is not there.
+    """
     paths = []
     typed = []
     for source in sources:
@@ -107,10 +114,10 @@ def contents(sources: Sequence[str]) -> tuple[list[Path], list[tuple[str, str]]]
             typed.append(("standard input", read_text(source)))
         elif exists(path):
             paths.append(path)
-        elif re.fullmatch(r"[\w./~-]+", source) and (path.suffix in PLAIN or "/" in source):
+        elif re.fullmatch(r"[\w./~-]+", source) and (path.suffix in PLAIN or "/" in source):  # no spaces: no text
             raise refusal("no_such_file", source=source)
         else:
-            typed.append((f"text {len(typed) + 1}" if typed else "the text", source))
+            typed.append((f"text {len(typed) + 1}" if typed else "the text", source))  # mostly there is only one
     return paths, typed
 
 
@@ -122,12 +129,12 @@ def exists(path: Path) -> bool:
         return False
 
 
-def _kind(path: Path) -> str:
+def _kind(path: Path) -> str:  # "a.jsonl.gz" -> ".jsonl"
     return Path(path.stem if path.suffix in PACKED else path.name).suffix
 
 
 def files_of(folder: Path) -> list[Path]:
-    """The texts in a folder."""
+    """The texts in a folder and the folders in it, in the order of their names."""
     kinds = (*PLAIN, *RECORDS)
     files = sorted(file for file in folder.rglob("*") if _kind(file) in kinds and file.is_file())
     if not files:
@@ -135,17 +142,18 @@ def files_of(folder: Path) -> list[Path]:
     return files
 
 
-def _documents(path: Path, raw: BinaryIO, field: str) -> Iterator[tuple[str, str]]:
+def _documents(path: Path, raw: BinaryIO, field: str) -> Iterator[tuple[str, str]]:  # of one file, for `Sources`
     if _kind(path) == ".parquet":
-        from pyarrow import PythonFile, parquet
+        from pyarrow import PythonFile, parquet  # an optional dependency
 
-        # As a dictionary, a text that stands in many rows is unpacked once.
+        # Without `pre_buffer` the file is read in pieces; with it large parts of it would be in memory. As a
+        # dictionary, a text that stands in many rows is unpacked once.
         options = {"pre_buffer": False, "buffer_size": PIECE, "read_dictionary": [field]}
         table = parquet.ParquetFile(PythonFile(raw), **options)
         if field not in table.schema_arrow.names:
-            _record(dict.fromkeys(table.schema_arrow.names), field, f"{path}, row 1")
+            _record(dict.fromkeys(table.schema_arrow.names), field, f"{path}, row 1")  # raises, and names these
         _check_unpacked(path, table.metadata)
-        batches = table.iter_batches(64, columns=[field])
+        batches = table.iter_batches(64, columns=[field])  # rows at a time; few, as a record may be a whole book
         texts = (value.as_py() for batch in batches for value in batch.column(0))  # one by one: a record may be large
         yield from (_record({field: text}, field, f"{path}, row {number}") for number, text in enumerate(texts, 1))
         return
@@ -155,20 +163,24 @@ def _documents(path: Path, raw: BinaryIO, field: str) -> Iterator[tuple[str, str
         from pyarrow import CompressedInputStream, PythonFile
 
         raw = CompressedInputStream(PythonFile(raw), "zstd")
-    text = io.TextIOWrapper(raw, "utf-8-sig")
+    text = io.TextIOWrapper(raw, "utf-8-sig")  # drops a byte order mark, and makes every line end \n
     try:
         if _kind(path) in RECORDS:
+            # `readline` gives "" at the end. A line of more than MOST_TEXT would come in two, neither of them JSON.
             lines = enumerate(iter(partial(text.readline, MOST_TEXT), ""), 1)
             yield from (_record(line, field, f"{path}, line {number}") for number, line in lines if line.strip())
         else:
-            while piece := text.read(PIECE) + text.readline(PIECE):
+            while piece := text.read(PIECE) + text.readline(PIECE):  # up to the end of a line, if it is near
                 yield str(path), piece
     finally:
-        text.detach()  # the file is its opener's to close
+        text.detach()  # a wrapper closes its file when it goes; the file is its opener's to close
 
 
 def _check_unpacked(path: Path, metadata: Any) -> None:
-    """Refuse a column that a few bytes unpack to more than memory: what one page holds is unpacked at once."""
+    """Refuse a column that a few bytes unpack to more than memory: what one page of it holds is unpacked at once.
+
+    `metadata` is pyarrow's; it has the sizes of each column in each group of rows.
+    """
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
         for column in map(group.column, range(group.num_columns)):
             packed, size = column.total_compressed_size, column.total_uncompressed_size
@@ -180,14 +192,14 @@ def _check_unpacked(path: Path, metadata: Any) -> None:
 
 
 def _record(record: Any, field: str, name: str) -> tuple[str, str]:
-    """Name and text of a record: a line of JSON, or a row as a dict."""
+    """Name and text of a record: a line of JSON, or a row as a dict. Raises HeadwiseError for one without a text."""
     try:
         fields = json.loads(record) if isinstance(record, str) else record
-        fields[field].encode()  # raises also for half of a surrogate pair
+        fields[field].encode()  # raises for what is no string, and for a string with half of a surrogate pair
         return name, fields[field]
     except KeyError:
         raise HeadwiseError(f"{name} has no field {field!r}; it has {', '.join(fields) or 'none'} (field=)") from None
-    except (TypeError, AttributeError, UnicodeEncodeError):
+    except (TypeError, AttributeError, UnicodeEncodeError):  # TypeError: the record itself is a list or a number
         raise HeadwiseError(f"{name} has no text in its field {field!r}: {fields!r:.60}") from None
     except (ValueError, RecursionError) as error:
         raise HeadwiseError(f"{name} is no JSON: {error}") from None

@@ -16,12 +16,15 @@ from headwise.errors import HeadwiseError
 from headwise.files import MOST_JSON, read_bytes, read_json, read_text
 from headwise.words import Note, refusal
 
-MOST_GROWTH = 1000  # times that a tokenizer may lengthen a text
-MOST_GROWN = 1 << 22  # characters that may come of a text where it does; the library takes some 400 bytes for each
-LARGEST_ID = 10**7  # of a token
-LARGE = re.compile(rb":\s*\d{8}")  # how one above it is written
+MOST_GROWTH = 1000  # times that a tokenizer file may lengthen a text; a round number: one that prepends a "▁" has 1
+# Characters that may come of a text where the file lengthens texts. At some 400 bytes that the library takes for each
+# they are 1.7 GB; where there is less memory the library ends the whole process.
+MOST_GROWN = 1 << 22
+LARGEST_ID = 10**7  # of a token. To write a file the library lists every id that is missing below the largest: 40 MB
+LARGE = re.compile(rb":\s*\d{8}")  # in the file an id from 10^7 on has eight digits or more
 Ids = Sequence[int]  # tokens of a text, by their numbers
-_ANY = r"[\s\S]"
+_ANY = r"[\s\S]"  # any character; "." would leave out the line end
+# How a file writes the ways to split that `Tokens.words` and `Tokens.characters` set: its kind is told by them.
 _WORDS = {"type": "WhitespaceSplit"}
 _COMMAS = {"type": "Split", "pattern": {"String": ","}, "behavior": "Isolated", "invert": False}
 _WORDS_AND_COMMAS = {"type": "Sequence", "pretokenizers": [_WORDS, _COMMAS]}
@@ -34,7 +37,7 @@ BOUNDARY = "<|end|>"
 class TextTokens(Protocol):
     """What a text needs to become ids, and ids to be read."""
 
-    frame: tuple[list[int], list[int]]  # ids that the model expects before and after every document
+    frame: tuple[list[int], list[int]]  # ids that the model expects before and after every document: [CLS] and [SEP]
     specials: frozenset[int]  # ids that stand for no text
     unknown: int | None  # the id that stands for what the vocabulary lacks; None where there is none
 
@@ -56,11 +59,11 @@ class TextTokens(Protocol):
         """Each id as a reader should see it, one by one."""
 
     def digest(self) -> str:
-        """What names the ids that it makes of a text; nothing where it cannot be told."""
+        """A hash of the tokenizer: with the same one a text gives the same ids. "" where it cannot be made."""
 
 
 class Reader(Protocol):
-    """What decides how a text becomes documents; an open model folder is one."""
+    """What decides how a text becomes documents; `Folder` of `models/open.py`, a room to the right, is one."""
 
     @property
     def name(self) -> str: ...
@@ -84,16 +87,16 @@ def require_tokens(reader: Reader) -> TextTokens:
 
 
 def unknown_characters(tokens: TextTokens, text: str, ids: Ids) -> int:
-    """How many characters of a text, whose ids these are, the tokenizer has no other token for than the unknown."""
+    """How many characters of a text became the id of the unknown; `ids` are those that `encode` gives of the text."""
     if tokens.unknown is None or tokens.unknown not in ids:
         return 0
-    sign = tokens.shown([tokens.unknown])[0]  # typed, it is known
+    sign = tokens.shown([tokens.unknown])[0]  # "[UNK]", say: where a text itself has these letters, they are known
     spans = [span for i, span in zip(ids, tokens.places(text), strict=True) if i == tokens.unknown]
     return sum(end - start for start, end in spans if text[start:end] != sign)
 
 
 def unknown_note(tokens: TextTokens | None, unknown: int, characters: int) -> tuple[str, ...]:
-    """What a reader of any number must know of a text with unknown characters; nothing where there are none."""
+    """The note that so many of the characters of a text are unknown, in a tuple; () where there are none."""
     if tokens is None or tokens.unknown is None or not unknown:
         return ()
     sign = tokens.shown([tokens.unknown])[0]
@@ -108,14 +111,19 @@ def tokenising() -> Iterator[None]:
         yield
     except HeadwiseError:
         raise
-    except BaseException as error:  # bare Exceptions; and panics, as of a regular expression that takes too long
+    except BaseException as error:
+        # The library raises bare Exceptions; and panics, as for a regular expression that takes too long, whose class
+        # is no Exception and can be told by its name alone. Anything else is Ctrl-C or an exit.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise HeadwiseError(f"cannot tokenise: {error}") from None
 
 
 class Tokens:
-    """A tokenizer with a fixed vocabulary: characters, words, or any `tokenizer.json`."""
+    """A tokenizer with a fixed vocabulary: characters, words, or any `tokenizer.json`.
+
+    `growth` is how many times longer it may make a text. The tokenizer that is passed in is changed.
+    """
 
     def __init__(self, tokenizer: Tokenizer, growth: int = 1) -> None:
         self._tokenizer, self._growth = tokenizer, growth
@@ -132,7 +140,7 @@ class Tokens:
         self._by_character = layout["pre_tokenizer"] == _CHARACTERS and layout["normalizer"] is None
         self._by_word = layout["pre_tokenizer"] in (_WORDS, _WORDS_AND_COMMAS)
         unknown = self.vocabulary.get(layout["model"].get("unk_token"))
-        # `encode` refuses what is unknown among characters, and where the boundary stands for it, as among our words.
+        # None, too, where `encode` refuses what is unknown: among characters, and where the boundary stands for it.
         self.unknown = None if self._by_character or unknown == self.boundary else unknown
 
     @classmethod
@@ -154,7 +162,7 @@ class Tokens:
             raise refusal("boundary", boundary=BOUNDARY)
         tokenizer = _word_level(distinct, boundary=True)
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        if [word for word in distinct if "," in word] == [","]:
+        if [word for word in distinct if "," in word] == [","]:  # not where there is "1,000", which would be split
             commas = pre_tokenizers.Split(",", "isolated")
             tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), commas])
         return cls(tokenizer)
@@ -162,7 +170,7 @@ class Tokens:
     @classmethod
     def from_file(cls, path: str | Path) -> Tokens:
         """A `tokenizer.json`."""
-        check_ids(path)
+        check_ids(path)  # before the library reads it: a process without memory cannot be rescued
         layout = read_text(path)
         try:
             tokenizer = Tokenizer.from_str(layout)
@@ -172,7 +180,7 @@ class Tokens:
             raise HeadwiseError(f"{path} is a tokenizer without a token")
         return cls(tokenizer, growth_of(tokenizer, path))
 
-    def __len__(self) -> int:
+    def __len__(self) -> int:  # the rows that a model's embedding needs: a vocabulary may leave ids out
         return max(self.vocabulary.values(), default=-1) + 1
 
     def to_json(self) -> str:
@@ -184,7 +192,7 @@ class Tokens:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text, without boundaries. Raises HeadwiseError naming what is not in the vocabulary."""
-        if self._by_character:
+        if self._by_character:  # the library gives the same, slower
             try:
                 return [self.vocabulary[c] for c in text]
             except KeyError:
@@ -192,6 +200,7 @@ class Tokens:
         ids = list(self._read(text).ids)
         if self._by_word and self.boundary in ids:  # which stands for the unknown, or was typed
             missing = sorted(word for word in set(self._words(text)) if word == BOUNDARY or word not in self.vocabulary)
+            # None is missing where a normalizer of the file makes another word of a known one.
             raise self._unknown(missing, "words") if missing else refusal("no_spaces", text=repr(text))
         return ids
 
@@ -241,16 +250,17 @@ class Tokens:
 
     def _unknown(self, missing: Sequence[str], kind: str) -> HeadwiseError:
         known = [token for token in sorted(self.vocabulary, key=self.vocabulary.__getitem__) if token != BOUNDARY]
-        some = ", ".join(map(repr, missing[:5]))  # the rest is counted: the message is to stay a few lines
+        # Five that are missing and forty that are known keep the message to a few lines.
+        some = ", ".join(map(repr, missing[:5]))
         if len(missing) > 5:
             some = Note.of("refused.and_more", some=some, more=len(missing) - 5)
-        listed = " ".join(repr(token)[1:-1] for token in known[:40])
+        listed = " ".join(repr(token)[1:-1] for token in known[:40])  # repr, no quotes: a line end shows as \n
         rest = " ..." if len(known) > 40 else ""
         return refusal(f"unseen_{kind}", some=some, count=len(known), listed=listed + rest)
 
 
 def check_growth(text: str, growth: int) -> None:
-    """Refuse a text that a tokenizer which lengthens texts up to so many times would make too long for memory."""
+    """Refuse a text that might fill the memory: `growth` times longer it has more than MOST_GROWN characters."""
     if growth > 1 and len(text) * growth > MOST_GROWN:
         raise HeadwiseError(
             f"the tokenizer may make {len(text) * growth:,} characters of {len(text):,}, and {MOST_GROWN:,} are "
@@ -260,33 +270,36 @@ def check_growth(text: str, growth: int) -> None:
 
 def check_ids(path: str | Path) -> None:
     """Refuse a `tokenizer.json` with ids for which the library would take all memory, before it reads the file."""
-    if not LARGE.search(read_bytes(path, MOST_JSON)):  # a file of many megabytes is parsed by the library alone
+    if not LARGE.search(read_bytes(path, MOST_JSON)):  # nearly always; then only the library parses these megabytes
         return
     try:
         numbers = read_json(path)["model"]["vocab"].values()
-    except (KeyError, TypeError, AttributeError):  # a vocabulary without numbers, or none: that the library tells
+    except (KeyError, TypeError, AttributeError):  # no vocabulary, or a list, whose places are its ids
         return
     if large := [i for i in numbers if isinstance(i, int) and i > LARGEST_ID]:
         raise HeadwiseError(f"{path} gives a token the id {max(large):,}, and {LARGEST_ID:,} is the largest read")
 
 
 def growth_of(tokenizer: Tokenizer, path: str | Path) -> int:
-    """How many times longer a tokenizer may make a text before it is cut; HeadwiseError where that takes all memory."""
-    for part in ("decoder", "normalizer"):
+    """How many times longer a tokenizer may make a text before it is split into tokens.
+
+    Raises HeadwiseError, which names `path`, for more than MOST_GROWTH times, here or when ids become text again.
+    """
+    for part in ("decoder", "normalizer"):  # the normalizer last: its growth is what is returned
         module = getattr(tokenizer, part)
         growth = 1
-        steps = [] if module is None else [json.loads(module.__getstate__())]
+        steps = [] if module is None else [json.loads(module.__getstate__())]  # as the file has it
         while steps:
             step = steps.pop()
-            if isinstance(step, dict):
-                # One that replaces may put all of `content` for each character; one that prepends adds to one, too.
-                growth *= max(1, len(str(step.get("content", ""))), len(str(step.get("prepend", ""))))
-                steps += [*(step.get("normalizers") or ()), *(step.get("decoders") or ())]  # of a sequence of steps
+            # One that replaces puts `content` for what may be a single character; one that prepends puts `prepend`
+            # before what may be a text of one. The growths of all steps are multiplied.
+            growth *= max(1, len(str(step.get("content", ""))), len(str(step.get("prepend", ""))))
+            steps += [*step.get("normalizers", ()), *step.get("decoders", ())]  # of a sequence of steps
         if growth > MOST_GROWTH:
             raise HeadwiseError(
                 f"{path}: its {part} may make a text {growth:,} times longer, and at most {MOST_GROWTH:,} are allowed"
             )
-    return growth  # the normalizer's: what a decoder makes is no longer cut
+    return growth
 
 
 def _word_level(distinct: Sequence[str], boundary: bool) -> Tokenizer:
@@ -299,12 +312,13 @@ def _word_level(distinct: Sequence[str], boundary: bool) -> Tokenizer:
 
 
 def _prepare_for_others(tokenizer: Tokenizer, vocabulary: dict[str, int]) -> None:
-    """What readers other than `Tokens` need: the boundary before a text, as in training, and an id for the unknown.
+    """Set what other programs need that read the `tokenizer.json` of a run: a boundary before texts, and an unknown.
 
-    For the unknown a further token would have no row in the model's embedding. In a vocabulary of whole tokens the
-    boundary stands for it, where there is none the space, else the first token.
+    They put the boundary there by the post-processor. A further token for the unknown would have no row in the
+    model's embedding: in a vocabulary of whole tokens the boundary stands for it, without one the space, else the
+    first token.
     """
-    frame, specials = "$A", []  # $A is the text
+    frame, specials = "$A", []  # $A is the text, in the templates of the library
     if BOUNDARY in vocabulary:
         frame, specials = f"{BOUNDARY} $A", [(BOUNDARY, vocabulary[BOUNDARY])]
     tokenizer.post_processor = processors.TemplateProcessing(single=frame, special_tokens=specials)

@@ -25,36 +25,41 @@ from headwise.corpus.tokens import Tokens
 from headwise.errors import HeadwiseError
 from headwise.words import refusal
 
-IGNORED = -100  # a target that does not count
-HELD_OUT_SHARE = 0.1
-EXAMPLE_TOKENS = 48
+IGNORED = -100  # a target that does not count, as `cross_entropy` of torch has it by default
+HELD_OUT_SHARE = 0.1  # the fraction of the text that is held out
+EXAMPLE_TOKENS = 48  # of a stream so many held-out ones are shown as an example; a round choice
 HELD_OUT_TOKENS = 100_000  # about so many are scored at most, evenly spread over the held-out part
-NGRAM_TOKENS, NGRAM_SCORED = 2**22, 2**19  # that n-grams count and are scored on at most: their tables are large
-MOST_SHUFFLED = 2**20  # lines
-FORMAT = 1  # of what is kept: a change of how a text becomes ids counts on
+# That n-grams count at most, and are scored on: a million tokens take about 2 s, and tables of 150 MB.
+NGRAM_TOKENS, NGRAM_SCORED = 2**22, 2**19
+MOST_SHUFFLED = 2**20  # lines, whose numbers fit into 8 MB; of more a batch is drawn without putting all in order
+FORMAT = 1  # a part of the names of files that are kept: one more with each change of how a text becomes ids
 
-Batch = tuple[Tensor, Tensor]  # inputs (B,T), targets (B,T)
-Parts = tuple[Ints, Ints] | tuple[range, range]
+Batch = tuple[Tensor, Tensor]  # inputs (B,T), targets (B,T): what follows each input
+Parts = tuple[Ints, Ints] | tuple[range, range]  # the numbers of the lines to train on, and of those held out
 
 
 class Stream:
-    """One long text; a batch is a set of random pieces of it. The last tenth is held out."""
+    """One long text; a batch is a set of random pieces of it. The last tenth is held out.
+
+    `digest` is a hash of the text, by which a run that is resumed sees that it has the same one.
+    """
 
     def __init__(self, ids: TokenFile, context: int, digest: str = "") -> None:
-        self._ids, self._cut = ids, int(ids.n_ids * (1 - HELD_OUT_SHARE))
+        self._ids, self._cut = ids, int(ids.n_ids * (1 - HELD_OUT_SHARE))  # where the held-out part begins
         self.context, self.digest = context, digest
         for name, length in (("training", self._cut), ("held-out", ids.n_ids - self._cut)):
             if length <= context:
                 raise refusal("short_text", name=name, length=length, context=context)
 
     def batch(self, generator: torch.Generator, size: int) -> Batch:
+        # The last start possible is cut - context - 1: a piece has one token more than its inputs.
         return self._pieces(torch.randint(self._cut - self.context, (size, 1), generator=generator))
 
     def held_out_batches(self, size: int, limit: int = HELD_OUT_TOKENS) -> Iterator[Batch]:
-        """Pieces side by side, so that each token is scored at most once."""
+        """Pieces end to end, so that no token is scored twice: about `limit` tokens, `size` pieces a batch."""
         starts = torch.arange(self._cut, self._ids.n_ids - self.context, self.context)
         wanted = max(1, limit // self.context)
-        if len(starts) > wanted:
+        if len(starts) > wanted:  # evenly spread, from the first to the last
             starts = starts[torch.arange(wanted) * (len(starts) - 1) // max(1, wanted - 1)]
         yield from map(self._pieces, torch.split(starts[:, None], size))
 
@@ -68,18 +73,19 @@ class Stream:
         held_out = self._ids.take(slice(self._cut, self._cut + NGRAM_SCORED))
         return best_order(ngram_losses(train, held_out, vocab_size))
 
-    def _pieces(self, starts: Tensor) -> Batch:
+    def _pieces(self, starts: Tensor) -> Batch:  # of starts (B,1)
         pieces = torch.from_numpy(self._ids.take(starts.numpy() + np.arange(self.context + 1)))
         return pieces[:, :-1], pieces[:, 1:]
 
 
 class Documents:
-    """Lines between boundaries; a batch is a set of different whole lines, padded.
+    """Lines between boundaries; a batch is a set of different lines, each cut after context + 1 tokens, padded.
 
     lines   their ids
-    parts   the numbers of those to train on and of those held out; ranges where they are in an order of their own
-    mark    in scored lines, only what follows this token counts, if there is one
-    n_ways  from each line to train on so many stand together, of one length: when it is drawn, one of them is
+    parts   the numbers of those to train on and of those held out: drawn ones, or ranges where lines keep their order
+    digest  a hash of the lines, by which a run that is resumed sees that it has the same ones
+    mark    such as "=": of a held-out line only what follows the first of it counts; None counts all
+    n_ways  ways to write a line: at its number and behind it stand so many, of one length; a draw takes one of them
     """
 
     def __init__(
@@ -88,9 +94,11 @@ class Documents:
         train, held_out = parts
         if not len(train) or not len(held_out):
             raise refusal("few_lines", count=len(train), count_2=len(held_out))
+        # An empty document is two boundaries; a tokenizer without one is refused there.
         self.boundary, self.context, self.digest = tokens.document("")[0], context, digest
         self._lines, self._train, self._held_out, self._n_ways = lines, train, held_out, n_ways
         self._mark = None if mark is None else tokens.encode(mark)[0]
+        # [:-1]: a token has to follow the mark, for there to be one that counts.
         if mark is not None and any(self._mark not in ids[:-1] for ids in self._cut(held_out)):
             raise HeadwiseError(f"context {context} ends before the {mark!r} of a held-out line; pass a larger one")
 
@@ -104,9 +112,13 @@ class Documents:
         scored_after: str | None = None,
         ways: Callable[[str], Sequence[str]] = lambda line: (line,),
     ) -> Documents:
-        """Of lines in memory; `ways` gives the ways to write a line to train on, all of one length."""
+        """Of lines in memory; `ways` gives the ways to write a line to train on, all of one length.
+
+        `scored_after` is the mark of `Documents`.
+        """
         written = [ways(line) for line in train]
         n_ways = max(map(len, written), default=1)
+        # A line with fewer ways repeats them, so that each line has n_ways places; the held-out ones have one each.
         texts = [text for each in written for text in islice(cycle(each), n_ways)] + list(held_out)
         lines = token_file(lambda: (([tokens.document(text)] for text in texts), len(tokens), {}))
         parts = np.arange(0, len(train) * n_ways, n_ways), np.arange(len(train) * n_ways, len(texts))
@@ -114,7 +126,7 @@ class Documents:
 
     def batch(self, generator: torch.Generator, size: int) -> Batch:
         if (n := len(self._train)) <= MOST_SHUFFLED:
-            chosen = torch.randperm(n, generator=generator)[:size]
+            chosen = torch.randperm(n, generator=generator)[:size]  # different ones; all of them where size > n
         else:  # one may come twice
             chosen = torch.randint(n, (size,), generator=generator)
         numbers = np.array([self._train[i] for i in chosen.tolist()])
@@ -127,17 +139,17 @@ class Documents:
         for start in range(0, len(numbers), size):
             inputs, targets = self._padded(numbers[start : start + size])
             for row, ids in enumerate(inputs.tolist()):
-                targets[row, : self._unscored(ids) - 1] = IGNORED
+                targets[row, : self._unscored(ids) - 1] = IGNORED  # - 1: the first token of a line is no target
             yield inputs, targets
 
     def held_out_documents(self, limit: int) -> list[list[int]]:
         """Held-out lines as ids, with the boundary before and without the one after; about `limit` tokens of them."""
-        first = self._held_out[:limit]
+        first = self._held_out[:limit]  # enough: a line has two tokens or more
         ends = np.minimum(self._lines.spans(first)[1], self.context + 1).cumsum()
         return [ids[:-1] for ids in self._cut(first[: max(1, int(np.searchsorted(ends, limit)))])]
 
     def ngram(self, vocab_size: int) -> tuple[int, float]:
-        """Order and loss of the best n-gram on the scored tokens."""
+        """Order and loss of the best n-gram on the scored tokens. It knows one way to write each line, the first."""
         train = self._cut(self._some(self._train, NGRAM_TOKENS))
         held_out = self._cut(self._some(self._held_out, NGRAM_SCORED))
         counted = np.concatenate([np.arange(len(ids)) >= self._unscored(ids) for ids in held_out])
@@ -152,8 +164,11 @@ class Documents:
         return 1 if self._mark is None else ids.index(self._mark) + 1
 
     def _some(self, part: Ints | range, limit: int) -> Ints:
-        """The numbers of lines of a part, about `limit` tokens of them: the first, or evenly spread ones of a range."""
-        first = part[:limit]
+        """The numbers of lines of a part, about `limit` tokens of them: the first, or evenly spread ones of a range.
+
+        The lines of an array were drawn, so that its first are any; in a range neighbours may resemble each other.
+        """
+        first = part[:limit]  # from these the mean length of a line is taken
         n_tokens = int(np.minimum(self._lines.spans(first)[1], self.context + 1).sum())
         if n_tokens <= limit and len(first) == len(part):
             return np.asarray(part)  # all of them
@@ -166,13 +181,15 @@ class Documents:
 
     def _padded(self, numbers: Ints) -> Batch:
         starts, lengths = self._lines.spans(numbers)
-        inside = np.arange(min(lengths.max(), self.context + 1)) < lengths[:, None]
+        inside = np.arange(min(lengths.max(), self.context + 1)) < lengths[:, None]  # (B,T+1): within the line?
+        # Outside of its line an id is the line's first, and then replaced: an input by the boundary, a target by
+        # IGNORED. [:, 1:] decides for both: the last id of a line, a boundary, has no target and is padding as well.
         ids = self._lines.take(starts[:, None] + np.arange(inside.shape[1]) * inside)
         inputs = np.where(inside[:, 1:], ids[:, :-1], self.boundary)
         return torch.from_numpy(inputs), torch.from_numpy(np.where(inside[:, 1:], ids[:, 1:], IGNORED))
 
 
-def _digest(train: Iterable[str], held_out: Iterable[str]) -> str:
+def _digest(train: Iterable[str], held_out: Iterable[str]) -> str:  # "" parts them: which line is where counts, too
     return sha256("\n".join((*train, "", *held_out)).encode()).hexdigest()
 
 
@@ -183,14 +200,15 @@ class Corpus:
     name: str
     tokens: Tokens
     data: Stream | Documents
-    example: str  # a held-out piece to look at
+    example: str  # a held-out text to look at: a line, or the begin of the held-out part
     cells: tuple[verbs.Cell, ...] = ()  # held-out cells of the verb corpus
 
 
-@lru_cache(2)  # a run reads it to train, and again to look at what was held out
+@lru_cache(2)  # a run reads it to train, and again to look at what was held out; the latest two stay in memory
 def verb_corpus(seed: int, context: int, any_order: bool = True, core: bool = False) -> Corpus:
-    """The built-in corpus, or its core, tokenised into words. What counts is the Spanish half, which the English half
-    determines.
+    """The built-in corpus, or with `core` a small part of it, tokenised into words; `seed` draws the held-out lines.
+
+    Of these only the Spanish half counts, which the English half determines.
 
     With `any_order` the persons of a conjugation line come in a new order each time. In one fixed order no other form
     ever follows the third one, so a model learns to write it and hardly to read it (LOG.md has the figures).
@@ -199,7 +217,8 @@ def verb_corpus(seed: int, context: int, any_order: bool = True, core: bool = Fa
     tokens = Tokens.words(corpus.train_lines)
     ways = {"ways": verbs.clause_orders} if any_order else {}
     data = Documents.of_lines(tokens, corpus.train_lines, corpus.held_out_lines, context, "=", **ways)
-    # In a conditional `would` decides a tense that neither pronoun nor verb tells: heads have most to show there.
+    # In a conditional `would` decides a tense that neither pronoun nor verb tells: heads have most to show there. Of
+    # equals `max` takes the first.
     example = max(corpus.held_out_cells, key=lambda cell: (cell.tense == "conditional", cell.person == "he"))
     return Corpus(verbs.NAME, tokens, data, example.line, corpus.held_out_cells)
 
@@ -211,10 +230,13 @@ def text_corpus(
 
     Of lines a tenth is drawn and held out; of more than MOST_SHUFFLED the last tenth, as of a stream.
 
+    lines     is each line or record a document? Without it the text is one stream
+    seed      draws which lines are held out; a stream does not ask
     hold_out  of lines, is a tenth kept from training? Without it all of them are learned from, and looked at afterwards
     """
     known = None if tokenizer is None else Tokens.from_file(tokenizer)
     stored = _stored(text, lines, known)
+    # Without a tokenizer file the vocabulary is the characters of the text, which reading it has gathered.
     tokens, digest = known or Tokens.characters(stored.facts["characters"], boundary=lines), stored.facts["digest"]
     if not lines:
         stream = Stream(stored, context, digest)
@@ -229,27 +251,32 @@ def text_corpus(
         documents = list(text.lines())
         digest = _digest((documents[i] for i in train), (documents[i] for i in held_out))
     data = Documents(tokens, stored, (train, held_out), context, digest, None, 1)
+    # [1:-1]: between its boundaries. context - 1: with the boundary before it, it fits into the context.
     return Corpus(text.name, tokens, data, tokens.decode(stored[int(held_out[0])][1:-1][: context - 1]))
 
 
 def _stored(text: Sources, lines: bool, known: Tokens | None) -> TokenFile:
-    """The ids of a text; of a large one those that are kept, if it was read before."""
+    """The ids of a text; of a large one those that are kept, if it was read before.
+
+    Its facts are the distinct "characters" of the text, none with a tokenizer that is `known`, and its "digest".
+    """
 
     def make() -> Contents:
         texts, digest, characters = text.lines if lines else text.stream, sha256(), set[str]()
-        for piece in () if known else texts():
+        for piece in () if known else texts():  # once through the text for its characters, and once for its ids
             characters.update(piece)
         tokens = known or Tokens.characters("".join(characters), boundary=lines)
         facts = {"characters": "".join(characters)}
 
         def encoded() -> Iterator[list[int]]:
             for piece in texts():
-                digest.update(piece.encode() + b"\n" * lines)
+                digest.update(piece.encode() + b"\n" * lines)  # without lines the pieces have their line ends
                 yield tokens.document(piece) if lines else tokens.encode(piece)
-            facts["digest"] = digest.hexdigest()
+            facts["digest"] = digest.hexdigest()  # after the last piece; the facts are written behind the ids
 
+        # A line is a document of one piece; a stream is one document of many pieces.
         return ([ids] for ids in encoded()) if lines else [encoded()], len(tokens), facts
 
     key = text.key(FORMAT, lines, known and known.to_json()) if text.size >= LARGE else ""
-    # An id takes 2 bytes: each character's, or a token's of about four.
+    # About the bytes on the disk, at 2 an id: a byte of text is a character, or the fourth part of a token.
     return token_file(make, key, text.size // 2 if known else 2 * text.size)

@@ -7,8 +7,8 @@ Two kinds of line, both made of words separated by single spaces:
 
 For training the persons of a conjugation line stand in any order (`clause_orders`). `usted`, `ellas` and `ustedes`
 stand in these alone, so that `you work =` has one answer.
-The relations inside a line are known, so the heads that serve them can be looked for: the verb form follows the
-pronoun (person), the earlier forms of the line (tense), its partner in the other language (translation).
+The relations inside a line are known, so the heads that serve them can be looked for: which words decide a Spanish
+pronoun (person), a Spanish form (translation, tense), and the next form of a conjugation line (earlier verb).
 Four spellings are words of both languages, `he`, `has`, `come`, `comes`: only the rest of the line tells them apart.
 
 The core, the first 20 verbs with I, you, he, is a small corpus inside it, for what trains many models or slow ones. Its
@@ -33,18 +33,19 @@ from headwise.words import Note, key_of
 
 _DATA: dict[str, Any] = tomllib.loads(Path(__file__).with_name("verbs.toml").read_text(encoding="utf-8"))
 NAME = Note.of("source.verb_corpus")
-# What a reader must know who sees losses of whole lines, or of their Spanish halves, beside that of a run.
+# Notes beside a loss of whole lines, or of their Spanish halves: how it differs from the held-out loss of a run.
 WHOLE_LINES, HALF_LINES = Note.of("note.whole_lines"), Note.of("note.half_lines")
-# In a causal model the position that predicts does the looking.
+# Name of a relation -> what it is, in a line.
 RELATIONS: dict[str, str] = {name: Note.of(key_of("job", name)) for name in _DATA["relations"]}
 
-_PRONOUNS: dict[str, dict[str, int]] = _DATA["pronouns"]
+_PRONOUNS: dict[str, dict[str, int]] = _DATA["pronouns"]  # language -> pronoun -> which of a tense's forms it takes
 PERSONS = tuple(_PRONOUNS["english"])
 TENSES = ("present", "past", "future", "conditional", "progressive", "perfect")
 
 VERBS = tuple(_DATA["verbs"])
 CORE_VERBS, CORE_PERSONS = 20, 3
-HELD_OUT = 36  # cells, of the core as of the whole
+# Cells, of the core as of the whole: of 6 tenses x 6 persons one each, of the core's 6 x 3 two each.
+HELD_OUT = 36
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Cell:
 
     @property
     def spanish(self) -> str:
-        pronoun = list(_PRONOUNS["spanish"])[PERSONS.index(self.person)]
+        pronoun = list(_PRONOUNS["spanish"])[PERSONS.index(self.person)]  # the first six stand as the English ones do
         return _clause("spanish", pronoun, self.tense, self.verb)
 
     @property
@@ -75,7 +76,7 @@ class Cell:
 
 
 def _clause(language: str, pronoun: str, tense: str, verb: str) -> str:
-    """Pronoun and form."""
+    """Pronoun and form, such as "he will work": words of the verb fill in the pattern of the tense, "will {0}"."""
     forms = _DATA["tenses"][tense][language].split(" / ")
     form: str = forms[_PRONOUNS[language][pronoun]]
     return f"{pronoun} {form.format(*_DATA['verbs'][verb][language].split())}"
@@ -94,7 +95,7 @@ class VerbCorpus:
 
 
 def cells(core: bool = False) -> tuple[Cell, ...]:
-    """All 1,440 cells, or the 360 of the core: verb by verb, in each verb tense by tense, in each tense I, you ..."""
+    """All 1,440 cells, or with `core` its 360: verb by verb, in each verb tense by tense, in each tense I, you ..."""
     verbs, persons = (VERBS[:CORE_VERBS], PERSONS[:CORE_PERSONS]) if core else (VERBS, PERSONS)
     return tuple(Cell(verb, tense, person) for verb, tense, person in product(verbs, TENSES, persons))
 
@@ -106,27 +107,33 @@ def conjugation_lines(core: bool = False) -> tuple[str, ...]:
     for verb, tense in product(VERBS[:CORE_VERBS] if core else VERBS, TENSES):
         for language, pronouns in _PRONOUNS.items():
             clauses = [_clause(language, pronoun, tense, verb) for pronoun in pronouns]
-            starts = range(0, CORE_PERSONS if core else len(clauses), 3)
+            starts = range(0, CORE_PERSONS if core else len(clauses), 3)  # three a line
             lines += [" , ".join(clauses[start : start + 3]) for start in starts]
     return tuple(lines)
 
 
 def clause_orders(line: str) -> tuple[str, ...]:
-    """The line with what stands between its commas in every order; a bilingual line has one."""
+    """The line with what stands between its commas in every order: 6 of a conjugation line, 1 of a bilingual one."""
     return tuple(" , ".join(clauses) for clauses in permutations(line.split(" , ")))
 
 
 def related(line: str) -> dict[str, list[tuple[int, int]]]:
-    """Pairs (the word that looks, the word that decides) of a line of the corpus for each of `RELATIONS`, from 0."""
+    """Pairs (the word that looks, the word that decides) of a line of the corpus for each of `RELATIONS` it has.
+
+    Words are counted from 0. In a causal model the word before the decided one looks, for it predicts it:
+    `he will work = él trabajará` has person (3, 0), translation (4, 2) and tense (4, 1).
+    """
     words = line.split()
     commas = [i for i, word in enumerate(words) if word == ","]
-    pairs = {"earlier verb": [(comma + 1, comma - 1) for comma in commas]}
+    pairs = {
+        "earlier verb": [(comma + 1, comma - 1) for comma in commas]
+    }  # from a pronoun to the form before its comma
     if "=" in words:
         equals = words.index("=")
         pairs |= {"person": [(equals, 0)], "translation": [(equals + 1, equals - 1)]}
         # `he will work =`: the word between tells the tense; of `he works =` the verb itself does.
         pairs |= {"tense": [(equals + 1, 1)]} if equals > 2 else {}
-    return {name: pairs[name] for name in RELATIONS if pairs.get(name)}
+    return {name: pairs[name] for name in RELATIONS if pairs.get(name)}  # in their order, without empty ones
 
 
 def corpus(seed: int = 0, core: bool = False) -> VerbCorpus:
@@ -137,15 +144,15 @@ def corpus(seed: int = 0, core: bool = False) -> VerbCorpus:
     model must read the person from `he`, the verb and the tense from `works`, and find a Spanish form that it has met
     only among other Spanish forms. Copying a remembered line cannot do it.
 
-    The choice is drawn with `random.Random(seed)` and spread evenly over verbs, tenses and persons: each cell from the
-    verb, then the tense and person, drawn from least so far. `I work = yo trabajo`, the example of the courses, is
-    always for training. Cells and lines stand in a fixed order; shuffle the lines before training.
+    The choice is drawn with `random.Random(seed)` and spread evenly over verbs, tenses and persons: each cell is of a
+    verb that was drawn least so far, and among these of such a tense and person. `I work = yo trabajo`, the example
+    of the courses, is always for training. Cells and lines stand in a fixed order; shuffle the lines before training.
     """
     everything = cells(core)
     left = random.Random(seed).sample(everything, len(everything))  # in random order, so that ties fall at random
     left.remove(Cell("work", "present", "I"))
-    of_verb: Counter[str] = Counter()
-    of_slot: Counter[tuple[str, str]] = Counter()
+    of_verb: Counter[str] = Counter()  # cells chosen so far
+    of_slot: Counter[tuple[str, str]] = Counter()  # a slot is a tense with a person
     chosen = set()
     for _ in range(HELD_OUT):
         cell = min(left, key=lambda cell: (of_verb[cell.verb], of_slot[cell.tense, cell.person]))

@@ -58,9 +58,12 @@ CONFIG = "config.json"
 PRESETS: dict[str, dict[str, Any]] = tomllib.loads(
     resources.files("headwise.cost").joinpath("presets.toml").read_text(encoding="utf-8")
 )
-NOTES: dict[str, list[str]] = {name: config.pop("notes", []) for name, config in PRESETS.items()}  # their keys
+# For each preset the keys of its notes in words.toml, such as "price.preset_banded". They are taken out of PRESETS,
+# in which a preset is then a config like any other.
+NOTES: dict[str, list[str]] = {name: config.pop("notes", []) for name, config in PRESETS.items()}
 
-# Sizes that both the section of our own and the fields around it say; where they differ, the file is not one model.
+# The config.json of a model of ours says its sizes twice: in its section `headwise`, and around it in the fields by
+# which transformers reads the same model. Where the two differ, one of them was edited, and the file is refused.
 TWICE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
 
 
@@ -85,13 +88,25 @@ def price(config: Any, plan: Plan | None = None, **setting: Any) -> Price:
 
 
 def cache_bytes_per_token(config: dict[str, Any], dtype: str, tokens: int = 1) -> float:
-    """Bytes of cache that a token of one text takes, a mean over a text of that many, as numbers of `dtype`."""
+    """Bytes of cache that a text of so many tokens takes, divided by its tokens: less for a long one with windows.
+
+    Args:
+        config: the dict of a config.json
+        dtype: the number format of the cache
+        tokens: of the text
+    """
     shape = model_shape(config)
-    return bytes_of(cache_values(shape, tokens, 0), number_format(dtype)) / tokens
+    return bytes_of(cache_values(shape, tokens, source=0), number_format(dtype)) / tokens
 
 
 def read_shape(config: Any) -> tuple[str, ModelShape]:
-    """A short name and the sizes of what `price` takes. A preset goes before a file: write ./gpt2 for a folder gpt2."""
+    """A short name and the sizes of whatever `price` takes as its `config`.
+
+    The text "gpt2" is the preset, also where a folder gpt2 lies: for the folder write "./gpt2".
+
+    Raises:
+        HeadwiseError: for what is no description of a model, and with the field for what cannot be priced.
+    """
     if isinstance(config, str | Path):
         return _read_description(config)
     if isinstance(config, AttentionSpec):
@@ -99,40 +114,43 @@ def read_shape(config: Any) -> tuple[str, ModelShape]:
     if isinstance(config, dict):
         return "config", model_shape(config)
     name = type(config).__name__
-    if hasattr(config, "to_dict"):
+    if hasattr(config, "to_dict"):  # a config of transformers
         return name, model_shape(config.to_dict())
-    if is_dataclass(config) and not isinstance(config, type):
+    if is_dataclass(config) and not isinstance(config, type):  # a GPTConfig; is_dataclass is also true of a class
         return name, model_shape({"model_type": "headwise", "headwise": asdict(config)})
-    inner = getattr(config, "config", getattr(config, "spec", None))
+    inner = getattr(config, "config", getattr(config, "spec", None))  # of a model, or of an attention layer
     if inner is None:
         raise HeadwiseError(f"a {name} has no price; pass a preset, a path, the dict of a config, or a model")
     return name, read_shape(inner)[1]
 
 
 def _read_description(description: str | Path) -> tuple[str, ModelShape]:
-    """The same of a preset by its name, and of what lies at a path."""
+    """What `read_shape` says of a preset by its name, and of what lies at a path."""
     path, name = Path(description), str(description)
+    # A text (only a text equals `name`) is a preset also where a file has its name; a Path only where there is none.
     if name in PRESETS and (description == name or not path.exists()):
         return name, model_shape(PRESETS[name]).noted(*map(Note.of, NOTES[name]))
     if not path.exists():
-        if len(path.parts) > 1 or path.suffix == ".json":
+        if len(path.parts) > 1 or path.suffix == ".json":  # it was meant as a path, and otherwise as a preset
             raise refusal("no_priced_path", path=path, config=CONFIG)
         raise unknown(Note.of("refused.no_priced", name=repr(name)), name.lower(), PRESETS)
     file = path / CONFIG if path.is_dir() else path
     if not file.exists():
         raise refusal("holds_no_config", path=path, config=CONFIG)
-    folder = path.resolve() if path.name != CONFIG else path.resolve().parent
+    # Whose name the model gets: llama/config.json and llama give "llama", sizes.json gives "sizes.json". The path is
+    # resolved, for the folder "." has no name.
+    named = path.resolve() if path.name != CONFIG else path.resolve().parent
     config = read_json(file)
-    try:
+    try:  # whatever is wrong with the config is said with its file
         if not isinstance(config, dict):
             raise HeadwiseError(f"a JSON {type(config).__name__}, and a config is an object with fields")
-        return folder.name, model_shape(config)
+        return named.name, model_shape(config)
     except HeadwiseError as error:
         raise HeadwiseError(f"{file}: {error}") from None
 
 
 def _spec_shape(spec: AttentionSpec) -> ModelShape:
-    """A model of that one attention, with a feed-forward of no width."""
+    """A model of one layer with that attention, and a feed-forward of width 0, which costs nothing."""
     if {spec.d_in, spec.d_context, spec.d_out} != {spec.d_model} or not spec.out_proj:
         raise HeadwiseError(
             f"d_in={spec.d_in}, d_context={spec.d_context}, d_out={spec.d_out}, out_proj={spec.out_proj}: only an "
@@ -144,12 +162,14 @@ def _spec_shape(spec: AttentionSpec) -> ModelShape:
 
 
 def model_shape(config: dict[str, Any]) -> ModelShape:
-    """The sizes that the dict of a config.json says; those of its section `headwise`, where there is one."""
+    """The sizes that the dict of a config.json says; a model of ours is read from its section `headwise` alone."""
     section = _own_section(config)
     kind = OURS if section is not None else config.get("model_type")
     if kind is None:
         raise HeadwiseError(f"model_type is missing; known: {', '.join(families('price'))}")
     shape = build(config if section is None else section, family_for("price", kind))
+    # The format of the weights: `torch_dtype` is its older name, and models of text and images may say it of the text
+    # alone. "auto" names none.
     text = config.get("text_config")
     places = (config, text if isinstance(text, dict) else {})
     named = [place.get(field) for place in places for field in ("dtype", "torch_dtype")]
@@ -162,16 +182,20 @@ def model_shape(config: dict[str, Any]) -> ModelShape:
 
 
 def _own_section(config: dict[str, Any]) -> dict[str, Any] | None:
-    """What a model of ours says of itself, beside the fields by which transformers reads it; None of others."""
+    """The section `headwise` of a config.json: the GPTConfig of a model of ours, as a dict; None in those of others.
+
+    Raises HeadwiseError where the section is missing, and where the fields around it name other sizes.
+    """
     section = config.get("headwise")
     if section is None and config.get("model_type") != "headwise":
         return None
     if not isinstance(section, dict):
         raise HeadwiseError("the section `headwise` is missing or no table; a run folder's config.json has one")
+    # The family as which transformers reads the model, such as llama; None where the model_type is not known.
     around = families("price").get(str(config.get("model_type")))
     for field in TWICE:
-        name = name_in(field, families()[OURS])
-        theirs = field if around is None else name_in(field, around)
+        name = name_in(field, families()[OURS])  # "d_model" for "hidden_size"
+        theirs = field if around is None else name_in(field, around)  # "n_embd" for "hidden_size" in GPT-2
         sizes = section.get(name), config.get(theirs)
         if None not in sizes and sizes[0] != sizes[1]:
             raise HeadwiseError(
@@ -183,16 +207,20 @@ def _own_section(config: dict[str, Any]) -> dict[str, Any] | None:
 
 # The same model with other key/value heads, side by side, and what the rules of thumb would choose.
 
-NARROW, WIDE = 64, 128  # usual widths of a head
-FEWEST = 4  # heads of a small model
-# The six models that courses compare, in their order, and the two that they name for multi-query attention: presets.
+NARROW, WIDE = 64, 128  # the guideline: a head is 64 to 128 wide
+FEWEST = 4  # a model that is too narrow for so many heads of 64 gets so many narrower ones, as `choose` says
+# The presets that `headwise cost` without a model shows: the six that courses compare, in their order, and the two
+# that they name for multi-query attention.
 TABLE = ("bert-base", "bert-large", "gpt2", "gpt3", "llama-2-70b", "mistral-7b", "palm-540b", "falcon-7b")
-ATTENTION = "Vaswani et al. 2017, arXiv 1706.03762, section 3.2.2"
+ATTENTION = "Vaswani et al. 2017, arXiv 1706.03762, section 3.2.2"  # says d_model / heads
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One number of key/value heads; what a smaller one costs in quality is for measuring."""
+    """What a model would cost with another number of key/value heads.
+
+    What fewer of them cost in quality is not in these numbers: that has to be measured.
+    """
 
     name: str  # MHA, GQA-8, MQA; MLA for a latent
     n_kv_heads: int
@@ -208,11 +236,17 @@ class Variant:
 
 
 def variants(shape: ModelShape, setting: Setting) -> tuple[Variant, ...]:
-    """MHA, GQA at each divisor of the query heads, MQA; a latent first. Encoders keep no cache and are refused."""
+    """The model with as many key/value heads as each divisor of its query heads: MHA first, then GQA, MQA last.
+
+    A model with a latent stands before them as it is; those after it have keys and values in its place.
+
+    Raises:
+        HeadwiseError: for an encoder, which keeps no cache.
+    """
     if not shape.generates:
         raise refusal("no_variants", family=shape.family)
-    spec = next(iter(shape.cached)).spec
-    rows = [_variant(shape, setting, True)] if spec.latent_dim else []
+    spec = next(shape.cached).spec  # the first layer's: all have the same heads
+    rows = [_variant(shape, setting, True)] if spec.latent_dim else []  # True: this is the model as it is
     for n in _divisors(spec.n_heads):
         present = not spec.latent_dim and n == spec.n_kv_heads
         rows.append(_variant(shape.with_heads(n_kv_heads=n), setting, present))
@@ -220,7 +254,7 @@ def variants(shape: ModelShape, setting: Setting) -> tuple[Variant, ...]:
 
 
 def _variant(shape: ModelShape, setting: Setting, present: bool) -> Variant:
-    spec = next(iter(shape.cached)).spec
+    spec = next(shape.cached).spec
     weights = bytes_of(shape.parameters, setting.dtype)
     cache, decode = cache_price(shape, setting), decode_price(shape, setting)
     longest = None
@@ -243,14 +277,18 @@ def _variant(shape: ModelShape, setting: Setting, present: bool) -> Variant:
 
 
 def _divisors(n: int) -> list[int]:
-    """The largest first; each up to the root has its counterpart above it."""
+    """The divisors of n, the largest first. Each d up to the root of n belongs to another, n / d, from there on."""
     small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
     return sorted({n // d for d in small} | set(small), reverse=True)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One guideline."""
+    """One guideline, and what it comes to for this model.
+
+    `guideline` says the rule of thumb and `source` who says so; `arithmetic` applies it to the numbers of this model,
+    such as "4096 / 32 = 128". Of the number that the rule is about, `present` is the model's and `advised` the rule's.
+    """
 
     name: str
     guideline: str
@@ -262,7 +300,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Choice:
-    """What the guidelines choose."""
+    """What the guidelines choose: each rule for itself, the heads that follow, and what their cache comes to."""
 
     rules: tuple[Rule, ...]
     n_heads: int
@@ -276,13 +314,14 @@ class Choice:
 def choose(shape: ModelShape, setting: Setting) -> Choice:
     """The guidelines of courses, applied to one width: rules of thumb, none of them a measurement.
 
-    In a model narrower than 256, 4 heads that are narrower than 64 (microgpt: 16 = 4 x 4; Mini-GPT: 64 = 4 x 16).
+    A head is 64 to 128 wide, and a model narrower than 256 has 4 heads that are narrower than 64 (microgpt: 16 = 4 x 4;
+    Mini-GPT: 64 = 4 x 16). Where keys and values are cached, 8 key/value heads or a quarter to an eighth of the heads.
     """
     spec = shape.main_layers[0].attention.spec
     heads, how = _choose_heads(shape.d_model, spec.n_heads, spec.head_dim)
     width = shape.d_model // heads
     sizes = {"n_heads": heads, "head_dim": width}
-    if width != spec.head_dim:
+    if width != spec.head_dim:  # otherwise values keep the width that they have, which may be another
         sizes["value_dim"] = width
     if spec.latent_dim or not shape.generates:
         kv, how_kv = heads, Note.of("price.latent_is_shared" if spec.latent_dim else "price.encoder_keeps_none")
@@ -290,10 +329,10 @@ def choose(shape: ModelShape, setting: Setting) -> Choice:
     else:
         kv, how_kv = _choose_kv_heads(shape, setting, sizes)
         advised = shape.with_heads(**sizes, n_kv_heads=kv)
-    share = f"{shape.d_model} / {heads} = {width}"
+    quotient = f"{shape.d_model} / {heads} = {width}"
     rules = (
         Rule("query heads", Note.of("price.of_heads"), Note.of("price.by_courses"), how, spec.n_heads, heads),
-        Rule("head width", "d_model / heads", ATTENTION, share, spec.head_dim, width),
+        Rule("head width", "d_model / heads", ATTENTION, quotient, spec.head_dim, width),
         Rule("key/value heads", Note.of("price.of_kv_heads"), Note.of("price.by_papers"), how_kv, spec.n_kv_heads, kv),
     )
     return Choice(
@@ -308,7 +347,10 @@ def choose(shape: ModelShape, setting: Setting) -> Choice:
 
 
 def _choose_heads(d_model: int, present: int, present_width: int) -> tuple[int, Note]:
-    """As many heads as make them between NARROW and WIDE, those that are there if they do; and the arithmetic."""
+    """A number of heads that makes them NARROW to WIDE wide, and the arithmetic in words.
+
+    `present` heads of `present_width` stay where they are of such a width already.
+    """
     divisors = _divisors(d_model)
     if d_model < FEWEST * NARROW:
         heads = max(n for n in divisors if n <= FEWEST)
@@ -318,24 +360,30 @@ def _choose_heads(d_model: int, present: int, present_width: int) -> tuple[int, 
     if present * present_width == d_model and NARROW <= present_width <= WIDE:
         return present, Note.of("price.lies_between", span=span, heads=present)
     wanted = min(max(present_width, NARROW), WIDE)
-    # Of the widths in the usual range, or else of all, the one that is nearest.
+    # Of the widths in the range, or of all where none is in it, the one nearest to `wanted`: False sorts before True.
     heads = min(divisors, key=lambda n: (not NARROW <= d_model / n <= WIDE, abs(d_model / n - wanted)))
     return heads, Note.of("price.divides", span=span, heads=heads, d_model=d_model)
 
 
 def _choose_kv_heads(shape: ModelShape, setting: Setting, sizes: dict[str, int]) -> tuple[int, Note]:
-    """8 where that is fewer, else a quarter to an eighth of the heads; fewer where memory asks for it."""
+    """8 where it divides more than 8 heads, else a quarter to an eighth of the heads; and the reason in words.
+
+    Fewer where weights and cache would exceed the memory. `sizes` holds the n_heads, head_dim and, where it changes,
+    value_dim that are advised.
+    """
     heads = sizes["n_heads"]
-    between = [n for n in _divisors(heads) if n > 1 and heads / 8 <= n <= heads / 4]
+    between = [n for n in _divisors(heads) if n > 1 and heads / 8 <= n <= heads / 4]  # 1 is left to lack of memory
+    # With 8 Ainslie et al. 2023 came near the speed of one key/value head and the quality of one for each query head.
     if heads % 8 == 0 and heads > 8:
         start, how = 8, Note.of("price.eight_divides", heads=heads)
     elif between:
-        start = between[0]
+        start = between[0]  # the most of them
         span = f"h / 4 = {heads / 4:g}, h / 8 = {heads / 8:g}"
         how = Note.of("price.within", span=span, start=start, heads=heads)
     else:
         start, how = heads, Note.of("price.too_few", heads=heads)
     for n in _divisors(heads):
+        # `_fits` gives None where no memory is given: then the guideline alone decides.
         if n <= start and _fits(shape.with_heads(**sizes, n_kv_heads=n), setting) is not False:
             return n, how if n == start else Note.of("price.forced", how=how, n=n)
     return 1, Note.of("price.not_even_one", how=how)

@@ -1,4 +1,4 @@
-"""A shape out of a config.json, as the `price` of its family's record says.
+"""A shape out of a config.json, as the `price` of its family's record in families.toml says; its keys stand there.
 
 Nothing is guessed: an unknown field that reads like a size refuses the whole config.
 """
@@ -20,17 +20,20 @@ from headwise.positions import RoPE
 from headwise.spec import AttentionSpec
 from headwise.words import Note
 
-LARGEST = 2**40  # of one size; beyond it a number is a slip, and sums would take for ever to print
-MOST_LAYERS, MOST_HEADS = 10_000, 4096  # far above any real model: every layer is built, so a slip would take for ever
+LARGEST = 2**40  # of one size: far above any real one, so a larger number is a slip
+MOST_LAYERS, MOST_HEADS = 10_000, 4096  # far above any real model; each layer is built, so a slip would take for ever
 
 REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads")
-NORMS = (2, 1)  # gains of a layer, and of the norm behind all layers, in widths of the model: RMSNorms
-# Null says something there: no window, as many key/value heads as query heads, width / heads, no ranks.
+# Parameters of the norms of a layer, and of the norm behind all layers, in widths of the model. Usual are RMSNorms,
+# two a layer and one behind them, with a gain of one width each; a LayerNorm has a bias, too, and so counts twice.
+NORMS = (2, 1)
+# Fields in which null says something, also where the class has a number as default: no window, as many key/value
+# heads as query heads, heads of width / heads, queries that are made of no latent.
 NULLABLE = frozenset({"sliding_window", "num_key_value_heads", "head_dim", "q_lora_rank"})
 
 
 def name_in(name: str, family: Family) -> str:
-    """A family's own word for a field: `n_embd` for `hidden_size` in GPT-2."""
+    """A family's own word for a field: `n_embd` for `hidden_size` in GPT-2; the usual one where it has none."""
     aliases: dict[str, str] = (family.price or {}).get("aliases", {})
     return aliases.get(name, name)
 
@@ -40,7 +43,7 @@ class Fields:
 
     def __init__(self, config: dict[str, Any], family: Family) -> None:
         self.family, self.config = family, config
-        self.record = dict(family.price or {})
+        self.record = dict(family.price or {})  # `part` changes a copy
         self.required = self.record.get("required", REQUIRED)
         self.defaults = dict.fromkeys(self.record.get("null", ())) | self.record.get("defaults", {})
         self.filled_in: dict[str, int] = {}  # sizes that the file leaves out, by the default of the class
@@ -49,7 +52,7 @@ class Fields:
         fixed = self.record.get("fixed", {})
         for name, value in config.items():
             if name in fixed:
-                is_absent = value in (None, False, [], {})
+                is_absent = value in (None, False, [], {})  # then what the field would change is not there
                 if value != fixed[name] and not is_absent:
                     wanted = f"{name}={_short(fixed[name])}"
                     raise HeadwiseError(f"{name}={_short(value)} is not priced for {family.name}, only {wanted}")
@@ -61,7 +64,7 @@ class Fields:
 
     def part(self, **changes: Any) -> Fields:
         """The same fields, for a part of the model of which the record says something else."""
-        fields = copy.copy(self)  # with one `filled_in` for all parts
+        fields = copy.copy(self)  # not a deep copy: all parts note what they fill in in one `filled_in`
         fields.record = self.record | changes
         return fields
 
@@ -78,7 +81,7 @@ class Fields:
         name = self.name_of(name)
         names = [name, *(alias for alias, field in self.aliases.items() if field == name)]
         values = {alias: self.config[alias] for alias in names if self.config.get(alias) is not None}
-        if len(set(map(repr, values.values()))) > 1:
+        if len(set(map(repr, values.values()))) > 1:  # compared as texts, for a set takes no lists
             both = " and ".join(f"{alias}={_short(value)}" for alias, value in values.items())
             raise HeadwiseError(f"{both} name one size of a {self.family.name} model; keep the right one")
         if values:
@@ -86,11 +89,11 @@ class Fields:
         if name in self.required:
             raise HeadwiseError(f"{' or '.join(names)} is missing; a {self.family.name} model has no size without it")
         default = self.defaults.get(name)
-        if any(alias in self.config for alias in names):
+        if any(alias in self.config for alias in names):  # it is there, and null
             if name not in NULLABLE and default is not None:
                 raise HeadwiseError(f"{name}=null; give a value, or leave it out for {_short(default)}")
             return None
-        if type(default) is int:
+        if type(default) is int:  # a size: flags and names are not worth a note
             self.filled_in[name] = default
         return default
 
@@ -103,7 +106,7 @@ class Fields:
     def count(self, name: str) -> int:
         """A size, or 0."""
         value = self.get(name)
-        return 0 if value == 0 and type(value) is int else check_size(name, value)
+        return 0 if value == 0 and type(value) is int else check_size(name, value)  # False == 0, and is no count
 
     def flag(self, name: str) -> bool:
         value = self.get(name)
@@ -125,6 +128,8 @@ class Fields:
             raise HeadwiseError(f"{name}={_short(value)} must be one number, or height and width")
         height, width = sides
         return check_size(name, height), check_size(name, width)
+
+    # An encoder and a decoder have fields of their own for these numbers, which the record of their part names.
 
     def n_layers(self) -> int:
         return self._at_most(MOST_LAYERS, "layers", self.record.get("n_layers", "num_hidden_layers"))
@@ -173,7 +178,10 @@ def check_size(name: str, value: Any) -> int:
 
 
 def _sizes_something(name: str, value: Any) -> bool:
-    """May a field change sizes? Not if it is null, off, a text or a fraction, or says what is dropped, or an id."""
+    """May a field change sizes, by its name and value?
+
+    Not if it is null, off, a text or a fraction; nor if it is private, is about dropout, or is the id of a token.
+    """
     if not value or isinstance(value, str | float):
         return False
     if name.startswith("_") or "drop" in name or name.endswith(("_token_id", "_token_index", "_token_ids")):
@@ -189,12 +197,16 @@ def _short(value: Any) -> str:
 def build(config: dict[str, Any], family: Family) -> ModelShape:
     """The sizes of the model, with a note of those that the file leaves to the class."""
     f = Fields(config, family)
+    # Most records name no rule: then there is one stack.
     shape = RULES.get(f.record.get("rule", ""), one_stack)(f)
     return replace(shape, family=family.name, notes=(*f.notes(), *shape.notes))
 
 
 def one_stack(f: Fields, positions: int | None = None) -> ModelShape:
-    """What reads a text or an image in one stack of layers; `positions` where no field has their number."""
+    """The shape of a model with one stack of layers, which reads a text or an image.
+
+    positions  tokens of the longest text, where max_position_embeddings does not say it
+    """
     pieces = [*pieces_of(f), *class_pieces(f), final_norm(f)]
     return ModelShape(
         d_model=f.size("hidden_size"),
@@ -206,7 +218,12 @@ def one_stack(f: Fields, positions: int | None = None) -> ModelShape:
 
 
 def layers_of(f: Fields, stack: str = MAIN, prefix: str = "", cross: bool = False) -> list[Layer]:
-    """The layers of a stack, whose windows and feed-forwards may differ; `cross` gives them an attention to another."""
+    """The layers of a stack, whose windows and feed-forwards may differ.
+
+    stack   MAIN, ENCODER or VISION
+    prefix  what their names begin with: "vision." makes vision.L0, vision.L1, ...
+    cross   have they an attention to an encoder beside their own?
+    """
     spec, windows = attention_of(f), windows_of(f)
     specs = dict.fromkeys(windows, spec)  # by window: layers that are alike share one spec
     if not f.has("sees_all"):
@@ -217,13 +234,13 @@ def layers_of(f: Fields, stack: str = MAIN, prefix: str = "", cross: bool = Fals
     beside = {name: f.record[name] for name in ("key_bias", "joint_norms") if name in f.record}
     layers = []
     for n, (window, forward) in enumerate(zip(windows, forwards_of(f), strict=True)):
-        # The first layer holds the bias by distance of all (T5).
+        # T5's bias by distance: a table of so many numbers for each head, which the first layer holds for all layers.
         buckets = f.size(f.record["buckets"]) if n == 0 and "buckets" in f.record else 0
         layer = Layer(
             name=f"{prefix}L{n}",
             stack=stack,
             attention=Attention(spec=specs[window], buckets=buckets, **beside),
-            cross=Attention(spec=spec, **beside) if cross else None,
+            cross=Attention(spec=spec, **beside) if cross else None,  # without a mask: it sees all of the source
             feed_forward=forward,
             norm_parameters=f.record.get("norms", NORMS)[0] * spec.d_model,
         )
@@ -251,7 +268,11 @@ def attention_of(f: Fields) -> AttentionSpec:
 
 
 def deepseek_latent(f: Fields) -> AttentionSpec:
-    """A query and a key are a part without positions, made of the latent, and one that is rotated."""
+    """The attention of DeepSeek: keys and values are made of a latent, queries of another latent or of the input.
+
+    A query and a key are each a part without positions and a part that is rotated, side by side. The rotated part of
+    keys is made of the input, and all heads share it.
+    """
     heads, bias = f.n_heads(), f.flag("attention_bias")
     if (f.optional_size("num_key_value_heads") or heads) != heads:
         names = f"num_key_value_heads={f.get('num_key_value_heads')} differs from num_attention_heads={heads}"
@@ -265,14 +286,14 @@ def deepseek_latent(f: Fields) -> AttentionSpec:
         latent_dim=f.size("kv_lora_rank"),
         rope_dim=rope_dim,
         q_latent_dim=q_rank,
-        q_bias=bias and q_rank is not None,  # a full matrix has none
+        q_bias=bias and q_rank is not None,  # where W_Q is one matrix, DeepSeek gives it no bias
         kv_bias=bias,
         out_bias=bias,
     )
 
 
 def our_latent(f: Fields) -> AttentionSpec:
-    """A spec fills the sizes in that are left out."""
+    """The attention of our GPT with a latent. Sizes that are None are filled in by AttentionSpec."""
     names = ("d_model", "n_heads", "latent_dim", "rope_dim", "q_latent_dim")
     sizes: dict[str, Any] = {name: f.optional_size(name) for name in names} | {"head_dim": f.head_dim()}
     bias, rope = f.flag("bias"), RoPE() if f.get("position") == "rope" else None
@@ -281,31 +302,36 @@ def our_latent(f: Fields) -> AttentionSpec:
 
 LATENTS = {"deepseek": deepseek_latent, "ours": our_latent}
 
-# Which layers slide, as their class has it, where no `layer_types` of the file says so.
+# Which layers n, from 0, slide (see a window), as their class has it, where no `layer_types` of the file says so.
 SLIDES: dict[str, Callable[[Fields, int], bool]] = {
     "all": lambda f, n: True,
-    "late": lambda f, n: n >= f.count("max_window_layers"),
-    "early": lambda f, n: n % 2 == 0 and n < f.count("max_window_layers"),
-    "every other": lambda f, n: n % 2 == 0,
-    "pattern": lambda f, n: (n + 1) % f.size("sliding_window_pattern") > 0,  # the last of each so many does not slide
+    "late": lambda f, n: n >= f.count("max_window_layers"),  # Qwen2 and Qwen3
+    "early": lambda f, n: n % 2 == 0 and n < f.count("max_window_layers"),  # Qwen2-MoE
+    "every other": lambda f, n: n % 2 == 0,  # Gemma 2, gpt-oss
+    # Gemma 3: of each so many layers the last one sees all.
+    "pattern": lambda f, n: (n + 1) % f.size("sliding_window_pattern") > 0,
 }
 
 
 def windows_of(f: Fields) -> list[int | None]:
-    """The window of each layer, None where all before is seen."""
+    """The window of each layer, None where all before is seen.
+
+    Raises HeadwiseError where fields contradict each other: they name a sliding layer without a window, say.
+    """
     rule, n_layers = f.record.get("windows"), f.n_layers()
     if rule == "listed":
         return _listed_windows(f, n_layers)
     may_slide = rule is not None and f.has("use_windows", True)
-    if may_slide and rule in ("all", "late"):  # there null is a way to say that none slides
+    if may_slide and rule in ("all", "late"):  # their classes read a null window as: no layer slides
         may_slide = f.optional_size("sliding_window") is not None
-    types = f.get("layer_types") if "layer_types" in f.defaults else None
+    types = f.get("layer_types") if "layer_types" in f.defaults else None  # not every class reads the field
     if types is None:
         slides = [may_slide and SLIDES[str(rule)](f, n) for n in range(n_layers)]
     else:
         count = len(types) if isinstance(types, list) else 0
         if count != n_layers:
             raise HeadwiseError(f"layer_types has {count} entries for {n_layers} layers; one for each is needed")
+        # "attention" is an older name of full_attention.
         unknown = [kind for kind in types if kind not in ("full_attention", "sliding_attention", "attention")]
         if unknown:
             raise HeadwiseError(
@@ -324,6 +350,7 @@ def windows_of(f: Fields) -> list[int | None]:
 
 
 def _listed_windows(f: Fields, n_layers: int) -> list[int | None]:
+    # Our own GPT: its config has the window of each layer, or null where none has one.
     windows = f.get("windows")
     windows = [None] * n_layers if windows is None else windows
     if not isinstance(windows, list | tuple) or len(windows) != n_layers:
@@ -333,6 +360,7 @@ def _listed_windows(f: Fields, n_layers: int) -> list[int | None]:
 
 def forwards_of(f: Fields) -> list[FeedForward]:
     """The feed-forward of each layer: plain, or with experts where the record and the config say so."""
+    # The bias of the record itself is that of the attention: a feed-forward has one where `forward` says so.
     forward, n_layers = f.part(**{"bias": False, **f.record.get("forward", {})}), f.n_layers()
     record = forward.record
     if "experts" not in record:
@@ -346,17 +374,20 @@ def forwards_of(f: Fields) -> list[FeedForward]:
         n_active=active,
         router_bias=record.get("router_bias", False),
     )
+    # What every token goes through beside its experts: so many further experts, or one with a gate and its own width.
     if "shared" in record:
         experts = replace(experts, shared_width=experts.width * f.size(record["shared"]))
     if "gated_shared" in record:
         experts = replace(experts, shared_width=f.size(record["gated_shared"]), shared_gate=True)
+    # Layers without experts: the first ones, those of the list `dense`, and all but each `step`-th.
     first = f.count(record["first"]) if "first" in record else 0
     step = f.size(record["step"]) if "step" in record else 1
     listed = f.get(record["dense"]) or [] if "dense" in record else []
     if not isinstance(listed, list):
         raise HeadwiseError(f"{record['dense']}={listed!r} must be a list of layers")
     is_plain = [n < first or n in listed or (n + 1) % step > 0 for n in range(n_layers)]
-    plain = _feed_forward(forward) if any(is_plain) else experts  # else the fields of its sizes may be absent
+    # Without such a layer the fields that size it may be absent, and `plain` is not used.
+    plain = _feed_forward(forward) if any(is_plain) else experts
     return [plain if without_experts else experts for without_experts in is_plain]
 
 
@@ -364,6 +395,7 @@ def _feed_forward(f: Fields) -> FeedForward:
     d_model = f.size("hidden_size")
     return FeedForward(
         d_model=d_model,
+        # Where a class lets the width be null (GPT-2's n_inner, our d_ff) null stands for 4 times the model's.
         width=f.optional_size(f.record.get("width", "intermediate_size")) or 4 * d_model,
         gated=_is_gated(f) if f.record.get("gated") == "feed_forward_proj" else f.has("gated", True),
         bias=f.has("bias"),
@@ -371,7 +403,7 @@ def _feed_forward(f: Fields) -> FeedForward:
 
 
 def _is_gated(f: Fields) -> bool:
-    """T5 says so by the name of the activation."""
+    """T5 says so by the name of the activation: "gated-gelu" is gated, "relu" is not."""
     kind = f.get("feed_forward_proj")
     parts = kind.split("-") if isinstance(kind, str) else []
     if len(parts) not in (1, 2) or (len(parts) == 2 and parts[0] != "gated"):
@@ -382,12 +414,12 @@ def _is_gated(f: Fields) -> bool:
 # What stands outside the layers: the pieces that a record names.
 
 
-def pieces_of(f: Fields) -> list[Piece]:
+def pieces_of(f: Fields) -> list[Piece]:  # those before the layers
     return [PIECES[name](f) for name in f.record.get("pieces", ["tokens"])]
 
 
 def class_pieces(f: Fields) -> list[Piece]:
-    """Those that the class adds which `architectures` names."""
+    """Those that the class adds behind the layers: the first of `architectures`, or by default of the record."""
     heads: dict[str, list[str]] = f.record["heads"]
     classes = f.config.get("architectures") or list(heads)
     if not isinstance(classes, list) or not isinstance(classes[0], str) or classes[0] not in heads:
@@ -396,7 +428,7 @@ def class_pieces(f: Fields) -> list[Piece]:
     return [PIECES[name](f) for name in heads[classes[0]]]
 
 
-def table(rows: int, width: int) -> Piece:
+def table(rows: int, width: int) -> Piece:  # a token reads one row of it
     return Piece(part="embeddings", parameters=rows * width, row=width)
 
 
@@ -409,7 +441,7 @@ def final_norm(f: Fields) -> Piece:
 
 
 def once(f: Fields, d_out: int) -> Piece:
-    """A Linear that reads one token of a sequence."""
+    """A Linear with bias to d_out features, which reads one token of a text, such as BERT's [CLS]."""
     weights = f.size("hidden_size") * d_out
     return Piece(part="head", parameters=weights + d_out, once=weights)
 
@@ -421,11 +453,14 @@ def lm_head(f: Fields) -> Piece:
 
 
 def masked_lm_head(f: Fields) -> Piece:
-    """BERT's and its kin's head; untied, the decoder's own bias is a second one beside the head's."""
+    """The head of BERT and its kin: a Linear to the width of embeddings, a LayerNorm, a decoder to the vocabulary.
+
+    Tied, the decoder is the token embedding, with a bias that the head holds; untied, it has a bias of its own, too.
+    """
     width, vocabulary, tied = _embedded(f), f.size("vocab_size"), f.flag("tie_word_embeddings")
     transform, decoder = f.size("hidden_size") * width, width * vocabulary
     biases, layer_norm = width + vocabulary, 2 * width
-    parameters = transform + layer_norm + biases + (not tied) * (decoder + vocabulary)
+    parameters = transform + layer_norm + biases + (not tied) * (decoder + vocabulary)  # True counts as 1
     return Piece(part="head", parameters=parameters, weights=transform + decoder, borrowed=tied * decoder)
 
 
@@ -435,20 +470,24 @@ def _embedded(f: Fields) -> int:
 
 
 def widened(f: Fields) -> Piece:
-    """The matrix from embeddings of a width of their own to the width of the model."""
+    """The Linear, with bias, from embeddings of a width of their own to the width of the model."""
     weights = _embedded(f) * f.size("hidden_size")
     return Piece(part="embeddings", parameters=weights + f.size("hidden_size"), weights=weights)
 
 
 def widened_where_narrower(f: Fields) -> Piece:
-    """ELECTRA has that matrix only where the widths differ."""
+    """The same in ELECTRA, which has that Linear only where the widths differ."""
     return widened(f) if _embedded(f) != f.size("hidden_size") else Piece(part="embeddings", parameters=0)
 
 
 def frames(f: Fields) -> Piece:
-    """Whisper's stem: two convolutions with kernels of 3 over a spectrogram, the second by 2 frames a step."""
+    """Whisper's stem: two convolutions over a spectrogram, with kernels of 3 frames.
+
+    The second one steps 2 frames at a time, so that the first runs over twice as many as the encoder reads.
+    """
     d_model, frames = f.size("hidden_size"), f.size("max_source_positions")
     first, second = 3 * f.size("num_mel_bins") * d_model, 3 * d_model * d_model
+    # 2 * d_model: a bias each.
     return Piece(part="stem", parameters=first + second + 2 * d_model, once=first * 2 * frames + second * frames)
 
 
@@ -460,17 +499,18 @@ def n_patches(f: Fields) -> int:
 
 
 def patches(f: Fields) -> Piece:
-    """The stem of an image model: a Linear of the numbers of each patch."""
+    """The stem of an image model: a Linear, with bias, of the numbers of each patch."""
     (rows, columns), d_model = f.side("patch_size"), f.size("hidden_size")
     weights = f.size("num_channels") * rows * columns * d_model
     return Piece(part="stem", parameters=weights + d_model, once=weights * n_patches(f))
 
 
-def classes(f: Fields) -> Piece:
+def classes(f: Fields) -> Piece:  # the Linear of a classifier to its labels
     names = f.config.get("id2label")
     if isinstance(names, dict) and names:
         return once(f, len(names))
-    return once(f, check_size("num_labels", f.config.get("num_labels", 2)))  # the usual two are left out of a file
+    # A config of transformers has two labels unless it says otherwise, and then its file does not list them.
+    return once(f, check_size("num_labels", f.config.get("num_labels", 2)))
 
 
 PIECES: dict[str, Callable[[Fields], Piece]] = {
@@ -479,8 +519,9 @@ PIECES: dict[str, Callable[[Fields], Piece]] = {
     "segments": lambda f: table(f.size("type_vocab_size"), _embedded(f)),
     "source positions": lambda f: table(f.size("max_source_positions"), _embedded(f)),
     "patch positions": lambda f: table(n_patches(f), f.size("hidden_size")),
-    "class token": lambda f: table(2, f.size("hidden_size")),  # itself, and its position
-    "embedding norm": lambda f: norm(2 * _embedded(f)),
+    "class token": lambda f: table(2, f.size("hidden_size")),  # one row for itself, and one for its position
+    "embedding norm": lambda f: norm(2 * _embedded(f)),  # a LayerNorm: gain and bias
+    # Half of what a layer has: a layer of ours has two such norms.
     "our embedding norm": lambda f: norm(f.record["norms"][0] // 2 * f.size("hidden_size")),
     "widened": widened,
     "widened where narrower": widened_where_narrower,
@@ -500,33 +541,37 @@ PIECES: dict[str, Callable[[Fields], Piece]] = {
 def ours(f: Fields) -> ModelShape:
     """Our own GPT, by the fields of GPTConfig."""
     has_norm_bias = f.choice("norm", "rms", "layer") == "layer" and f.flag("bias")
-    gains = f.flag("norm_gain") * (1 + has_norm_bias)
+    of_norm = f.flag("norm_gain") * (1 + has_norm_bias)  # parameters of a norm, in widths of the model: 0, 1 or 2
     pieces = ["tokens"]
     if f.choice("position", "rope", "learned") == "learned":
         pieces.append("positions")
     if f.flag("embedding_norm"):
         pieces.append("our embedding norm")
-    changes: dict[str, Any] = {"pieces": pieces, "norms": (2 * gains, f.flag("final_norm") * gains)}
+    changes: dict[str, Any] = {"pieces": pieces, "norms": (2 * of_norm, f.flag("final_norm") * of_norm)}
     if f.get("latent_dim") is not None:
         changes["latent"] = "ours"
     return one_stack(f.part(**changes))
 
 
 def falcon(f: Fields) -> ModelShape:
-    """One key/value head, or a group's with new_decoder_architecture; LayerNorms with biases, one or two a layer."""
+    """One key/value head (multi_query), or with new_decoder_architecture one a group; one or two norms a layer.
+
+    Attention and feed-forward have a norm each where they follow each other. Side by side (parallel_attn) they share
+    one; in the new form they have two, unless the config says one. All are LayerNorms, of 2 widths each.
+    """
     new = f.flag("new_decoder_architecture")
     multi_query = not new and f.flag("multi_query")
     norms = (f.optional_size("num_ln_in_parallel_attn") or 2) if new else 1
     shape = one_stack(f.part(norms=(2 * (norms if f.flag("parallel_attn") else 2), 2), multi_query=multi_query))
     spec = shape.layers[0].attention.spec
-    if new and spec.n_kv_heads < spec.n_heads:
+    if new and spec.n_kv_heads < spec.n_heads:  # the classes of Falcon cache a copy for each query head
         times = spec.n_heads // spec.n_kv_heads
         return shape.noted(Note.of("price.cache_repeats", groups=spec.n_kv_heads, times=times))
     return shape
 
 
 def roberta(f: Fields) -> ModelShape:
-    """Positions count from after the padding token's id, so that many rows and one more are never a position."""
+    """Positions are counted from pad_token_id + 1 on: the rows of the table before that are never a position."""
     unused, rows = f.count("pad_token_id") + 1, f.size("max_position_embeddings")
     if rows <= unused:
         raise HeadwiseError(f"max_position_embeddings={rows} leaves no position: {unused}, pad_token_id + 1, rest")
@@ -534,7 +579,7 @@ def roberta(f: Fields) -> ModelShape:
 
 
 def albert(f: Fields) -> ModelShape:
-    """One layer, run again and again."""
+    """One layer, whose weights all layers share."""
     shape = one_stack(f)
     first, *others = shape.layers
     shape = replace(shape, layers=(first, *(replace(layer, repeats=True) for layer in others)))
@@ -554,11 +599,12 @@ def with_eyes(f: Fields) -> ModelShape:
         raise HeadwiseError(f"{missing} is missing; gemma3 reads text and images (a model of text says gemma3_text)")
     if "vision_use_head" not in vision:
         raise HeadwiseError("vision_use_head is missing in vision_config, and only vision_use_head=false is priced")
-    head = {"tie_word_embeddings": f.flag("tie_word_embeddings")}  # the outer one decides
-    shape = build({**text, **head}, families()["gemma3_text"])
+    tied = {"tie_word_embeddings": f.flag("tie_word_embeddings")}  # the outer config decides, not that of the text
+    shape = build({**text, **tied}, families()["gemma3_text"])
     eyes = Fields(vision, Family(name="siglip_vision_model", price=f.record["vision"]))
     d_model = eyes.size("hidden_size")
     projection = Piece(part="stem", parameters=d_model * shape.d_model)
+    # The last norm, an RMSNorm, stands before the projection.
     tower = [*pieces_of(eyes), final_norm(eyes), projection, norm(d_model)]
     return replace(
         shape,
@@ -573,7 +619,7 @@ def two_stacks(f: Fields) -> ModelShape:
     layers, pieces = list[Layer](), list[Piece]()
     for side, stack in (("encoder", ENCODER), ("decoder", MAIN)):
         part = f.part(**f.record[side])
-        if f.get(part.record["n_layers"]) is None:  # as many layers as the encoder has
+        if f.get(part.record["n_layers"]) is None:  # T5's num_decoder_layers left out: as many as the encoder has
             part = part.part(n_layers=f.record["encoder"]["n_layers"])
         layers += layers_of(part, stack, f"{side}.", cross=stack == MAIN)
         pieces += [replace(piece, stack=stack) for piece in (*pieces_of(part), final_norm(part))]
@@ -588,4 +634,5 @@ def two_stacks(f: Fields) -> ModelShape:
     )
 
 
+# What a record calls its `rule` is the name of the function.
 RULES = {rule.__name__: rule for rule in (ours, falcon, roberta, albert, image, with_eyes, two_stacks)}

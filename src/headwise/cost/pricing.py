@@ -28,6 +28,7 @@ from headwise.words import Note, refusal, unknown
 BITS = {"fp64": 64, "fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "fp4": 4, "int4": 4}
 LONG_NAMES = {"double": "fp64", "float": "fp32", "half": "fp16", "bfloat16": "bf16"}
 COMPUTED = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}  # those that models run in, as torch calls them
+# Bytes of a unit, its letters small: "kb" 1000, "kib" 1024, up to "pb" and "pib".
 UNITS = {"b": 1}
 for _power, _letter in enumerate("kmgtp", start=1):
     UNITS |= {f"{_letter}b": 1000**_power, f"{_letter}ib": 1024**_power}
@@ -35,9 +36,14 @@ LARGEST = 2**63  # bytes, 8 EiB: more than any device holds or moves in a second
 
 
 def number_format(name: object) -> str:
-    """The short name of a number format: of its name, or of a dtype of torch."""
-    long = str(name).lower().removeprefix("torch.")
-    short = LONG_NAMES.get(long) or re.sub(r"float(\d+)(_e\dm\d(fn)?(uz)?)?", r"fp\1", long)  # float8_e4m3fn: fp8
+    """The short name, one of BITS, of a number format that is given by a name of it, or as a dtype of torch.
+
+    Raises:
+        HeadwiseError: for a name that is not known.
+    """
+    long = str(name).lower().removeprefix("torch.")  # str(torch.float16) is "torch.float16"
+    # float16 -> fp16, float8_e4m3fn -> fp8: what follows the bits only says how they are used.
+    short = LONG_NAMES.get(long) or re.sub(r"float(\d+)(_e\dm\d(fn)?(uz)?)?", r"fp\1", long)
     if short in BITS:
         return short
     raise unknown(Note.of("refused.no_format", name=repr(name)), short, BITS)
@@ -68,7 +74,7 @@ def read_bytes(name: str, text: str | int, per_second: bool = False) -> int:
         value = Decimal(text)
     else:
         ending = r"\s*/\s*s" if per_second else ""
-        # Digits with or without decimals, then letters, which UNITS must know.
+        # Digits with or without decimals, then letters, which UNITS must know. LARGEST has 19 digits.
         size = re.fullmatch(rf"\s*(\d{{1,20}}(?:\.\d{{1,20}})?)\s*([A-Za-z]{{1,3}}){ending}\s*", str(text), re.ASCII)
         if not size or size[2].lower() not in UNITS:
             example = "900GB/s" if per_second else "24GiB"
@@ -86,7 +92,7 @@ MOST = 2**40  # tokens of a text, or texts of a batch: far above any real one, s
 
 @dataclass(frozen=True)
 class Setting:
-    """What a price depends on besides the model."""
+    """What a price depends on besides the model: texts, number formats, and the memory and bandwidth of a device."""
 
     context: int  # tokens of each text, those to come included
     source: int | None  # tokens that an encoder reads beside it; None without one
@@ -99,7 +105,10 @@ class Setting:
 
 @dataclass(frozen=True)
 class HeadPrice:
-    """All heads of one attention of a layer, what one of them has, and what they have together."""
+    """All heads of one attention of a layer, what one of them has, and what they have together.
+
+    With a latent, `latent` is all that is cached of a token: the latent itself and the one rotary key beside it.
+    """
 
     variant: str  # MHA, GQA, MQA, or MLA
     n_heads: int
@@ -123,6 +132,8 @@ OF_SPEC = ("variant", "n_heads", "n_kv_heads", "head_dim", "value_dim", "window"
 
 @dataclass(frozen=True)
 class LayerPrice:
+    """The parameters of one layer by what has them; `cross` is the attention to an encoder."""
+
     name: str
     parameters: int  # where a layer repeats the weights of another, as in ALBERT, of each; the total counts them once
     active_parameters: int
@@ -135,7 +146,10 @@ class LayerPrice:
 
 @dataclass(frozen=True)
 class Parameters:
-    """`active` is what one token meets: no experts that it is not sent to, and no tables in which it reads a row."""
+    """Parameters in all, those that one token meets (`active`), and of each part of the model (`parts`, see PARTS).
+
+    A token does not meet the experts that it is not sent to, nor the tables in which it reads one row.
+    """
 
     total: int
     active: int
@@ -195,13 +209,14 @@ class Price:
 
     @property
     def n_layers(self) -> int:
+        # A vision tower's layers, vision.L0 and so on, are not counted: they read no text.
         return sum(not layer.name.startswith(VISION) for layer in self.layers)
 
     @property
     def heading(self) -> Note:
         """The sizes of the model, and the setting in a second line."""
         setting = self.setting
-        # Whose heads the heading names: the first layer with cross attention, where an encoder has layers of its own.
+        # The heads are those of the first layer. With an encoder they are the decoder's, whose layers look across.
         decoder = [layer for layer in self.layers if layer.cross] or self.layers
         heads = decoder[0].attention
         source: str = ""
@@ -250,7 +265,7 @@ class Price:
             rows.append(_bytes("bytes moved for a new token", round(decode.bytes_per_token)))
             rows.append(("arithmetic intensity", f"{decode.flops_per_byte:.3g}", "FLOPs per byte"))
             if decode.tokens_per_second is not None:
-                rate = scaled(setting.bandwidth or 0, 1000, DECIMAL)
+                rate = scaled(setting.bandwidth or 0, 1000, DECIMAL)  # a speed is only there with a bandwidth
                 rows.append(("speed at most", f"{decode.tokens_per_second:,.1f}", Note.of("price.speed_at", rate=rate)))
         if memory is not None:
             longest = "no limit" if memory.longest_context is None else f"{memory.longest_context:,}"
@@ -267,7 +282,7 @@ class Price:
 
     def __repr__(self) -> str:
         rows = self._all_rows()
-        widths = [max(len(row[column]) for row in rows) for column in range(2)]
+        widths = [max(len(row[column]) for row in rows) for column in range(2)]  # the last column needs none
         lines = (f"  {what:<{widths[0]}}  {exact:>{widths[1]}}  {short}" for what, exact, short in rows)
         return "\n".join([self.heading, *lines, *(f"note: {note}" for note in self.notes)])
 
@@ -275,6 +290,9 @@ class Price:
         notes = "".join(f"<p>{escaped(note)}</p>" for note in self.notes)
         heading = escaped(self.heading).replace("\n", "<br>")
         return f"<p>{heading}</p>{Table(('', 'exact', ''), self._all_rows()).html()}{notes}"
+
+
+# Rows of `Price.rows`. `scaled` ends in the prefix of a unit: "25.1 k" and "FLOP".
 
 
 def _bytes(label: str, count: int) -> tuple[str, str, str]:
@@ -295,27 +313,44 @@ def make_setting(
     gpu_memory: str | int | None = None,
     bandwidth: str | int | None = None,
 ) -> Setting:
-    """The setting with its defaults filled in: the model's own length and number format, and no limits."""
+    """The setting with its defaults filled in: the model's own length and number format, and no limits.
+
+    Args:
+        shape: the model that is to be priced
+        context: tokens of each text; default: the longest that the model was made for
+        batch: texts side by side
+        source: tokens beside each text, of models with an encoder; default: as many as the model fixes, or as context
+        dtype: the number format of the weights; default: the config's, or bf16
+        cache_dtype: the number format of the cache; default: that of the weights
+        gpu_memory: such as "24GiB", or bytes
+        bandwidth: of that memory, such as "900GB/s", or bytes a second
+
+    Raises:
+        HeadwiseError: for a value out of range, and for one that means nothing for this model.
+    """
     context = context if context is not None else shape.positions or DEFAULT_CONTEXT
+    # A source may be left out; the 1 in its place passes.
     for name, value in (("context", context), ("batch", batch), ("source", 1 if source is None else source)):
         if type(value) is not int or not 1 <= value <= MOST:
             raise refusal(f"{name}_outside", value=repr(value), most=f"{MOST:,}")
+    # An encoder writes no tokens: it keeps no cache, and the bandwidth only bounds how fast tokens are written.
     for name, setting in (("bandwidth", bandwidth), ("cache_dtype", cache_dtype)):
         if setting is not None and not shape.generates:
             raise refusal("of_decoding", name=name, setting=setting, family=shape.family)
     if not shape.two_sided and source is not None:
         raise refusal("no_source", source=source, family=shape.family)
+    # Whisper's encoder reads sound of one length, and none other.
     if shape.source_positions is not None and source not in (None, shape.source_positions):
         raise refusal("source_fixed", source=source, family=shape.family, count=shape.source_positions)
     if shape.two_sided:
         source = source or shape.source_positions or context
-    weights = number_format(dtype or shape.dtype or DEFAULT_DTYPE)
+    dtype = number_format(dtype or shape.dtype or DEFAULT_DTYPE)
     return Setting(
         context=context,
         source=source,
         batch=batch,
-        dtype=weights,
-        cache_dtype=number_format(cache_dtype) if cache_dtype else weights,
+        dtype=dtype,
+        cache_dtype=number_format(cache_dtype) if cache_dtype else dtype,
         gpu_memory=None if gpu_memory is None else read_bytes("gpu_memory", gpu_memory),
         bandwidth=None if bandwidth is None else read_bytes("bandwidth", bandwidth, per_second=True),
     )
@@ -350,6 +385,8 @@ def price_shape(name: str, shape: ModelShape, setting: Setting) -> Price:
     )
 
 
+# Where parameters stand, in the order of a bill. A stem turns an image or sound into tokens; `head` is what stands
+# behind the last layer, such as the matrix to the logits.
 PARTS = ("embeddings", "stem", "attention", "cross attention", "feed-forward", "norms", "head", "vision")
 
 
@@ -371,7 +408,11 @@ def _parts(shape: ModelShape) -> dict[str, int]:
 
 
 def _layer(layer: Layer, shape: ModelShape, setting: Setting) -> LayerPrice:
-    """The encoder's own attention and a vision tower's keep no cache; cross attention keeps keys of the source."""
+    """The price of a layer.
+
+    The main stack keeps keys and values where it writes, and cross attention those of the source. The attention of an
+    encoder or a vision tower keeps nothing.
+    """
     forward = layer.feed_forward
     return LayerPrice(
         name=layer.name,
@@ -421,6 +462,7 @@ def decode_price(shape: ModelShape, setting: Setting) -> DecodePrice:
     """A step reads the weights once for all texts, and each text's cache."""
     source, batch = setting.source or 0, setting.batch
     flops = decode_flops(shape, setting.context, source) * batch
+    # Rounded, for with experts the parameters that are read are a mean.
     weights = bytes_of(round(decode_parameters(shape, batch)), setting.dtype)
     cache = cache_price(shape, setting).total_bytes
     moved = weights + cache
@@ -436,7 +478,7 @@ def decode_price(shape: ModelShape, setting: Setting) -> DecodePrice:
 
 
 def fit(shape: ModelShape, setting: Setting, free: int) -> MemoryPrice:
-    """What the caches of a batch may grow to in `free` bytes."""
+    """The longest texts that a batch may have with its caches in `free` bytes, and the most texts of this context."""
     source = setting.source or 0
     # How many numbers fit, rounded down: a part of one is of no use.
     values = free * 8 // BITS[setting.cache_dtype]
@@ -450,6 +492,7 @@ def _notes(shape: ModelShape, setting: Setting) -> list[Note]:
     positions = None if shape.positions is None else f"{shape.positions:,}"
     if shape.positions is not None and setting.context > shape.positions:
         notes.append(Note.of("price.beyond", context=f"{setting.context:,}", positions=positions))
+    # Without a longest text (T5) no source is too long: no setting exceeds MOST.
     if shape.source_positions is None and setting.source is not None and setting.source > (shape.positions or MOST):
         notes.append(Note.of("price.source_beyond", source=f"{setting.source:,}", positions=positions))
     if streaming := sum(attention.streaming for attention in shape.cached):

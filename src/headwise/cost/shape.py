@@ -27,7 +27,10 @@ MAIN, ENCODER, VISION = "main", "encoder", "vision"  # stacks of layers; the mai
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
-    """One attention of a model: its spec, which counts it, and what a price must know beside it."""
+    """One attention of a model: its spec, which counts it, and what a price must know beside it.
+
+    In sums of this file True counts as 1 and False as 0.
+    """
 
     spec: AttentionSpec
     keep: tuple[HeadPlan, ...] | None = None  # what a plan says of each key/value head
@@ -37,11 +40,13 @@ class Attention:
 
     @property
     def query_head_parameters(self) -> int:
+        # A joint norm has a gain for every feature of every head: head_dim of them belong to this one.
         return self.spec.query_head_parameters + self.buckets + self.joint_norms * self.spec.head_dim
 
     @property
     def kv_head_parameters(self) -> int:
-        vectors = self.joint_norms - (self.spec.kv_bias and not self.key_bias)  # of head_dim: gains, or no key's bias
+        # The spec counts a bias of keys wherever values have one: without it there are head_dim fewer, -1 vector.
+        vectors = self.joint_norms - (self.spec.kv_bias and not self.key_bias)
         return self.spec.kv_head_parameters + vectors * self.spec.head_dim
 
     @property
@@ -51,7 +56,7 @@ class Attention:
         return heads + spec.shared_parameters
 
     def kept(self, tokens: int) -> dict[int, int]:
-        """Tokens of a text that long whose key and value are cached -> for how many key/value heads.
+        """How many key/value heads cache how many tokens of a text that long: {64: 3, 1000: 1}, tokens first.
 
         In `keep` None stands for a head that the plan leaves as it is: it keeps all that the layer's mask lets it see.
         """
@@ -71,7 +76,7 @@ class Attention:
 
     @property
     def growing_values(self) -> int:
-        """Numbers that one more token adds once all windows are full."""
+        """Numbers that one more token adds to the cache once all windows are full."""
         n = self.spec.n_kv_heads
         # A head that streams has a window of its own and stops growing; the others have equal parts of the values.
         return 0 if self.spec.window else self.spec.cache_values_per_token * (n - self.streaming) // n
@@ -94,7 +99,6 @@ class FeedForward:
     @property
     def n_matrices(self) -> int:
         """Matrices of d_model x width: up, down and, where there is one, gate."""
-        # Booleans count as 0 and 1 here and in the sums below.
         return 2 + self.gated
 
     @property
@@ -119,10 +123,12 @@ class FeedForward:
 
     @property
     def active_parameters(self) -> int:
+        # What one token meets: its experts, and what all tokens meet.
         return (self.n_active or 1) * self.expert_parameters + self.common_parameters
 
     @property
     def active_weights(self) -> int:
+        # The matrix entries among them, which cost a multiply-add each.
         widths = (self.n_active or 1) * self.width + self.shared_width
         # The router has a row of d_model for each expert, and one more where it weighs what all tokens go through.
         return self.d_model * (self.n_matrices * widths + self.n_experts + self.shared_gate)
@@ -132,8 +138,8 @@ class FeedForward:
 class Layer:
     """One layer. `cross` is the attention to the encoder."""
 
-    name: str
-    stack: str = MAIN
+    name: str  # L0, or with its stack: decoder.L0
+    stack: str = MAIN  # or ENCODER, VISION
     attention: Attention
     cross: Attention | None = None
     feed_forward: FeedForward
@@ -157,7 +163,7 @@ class Piece:
     part: str  # embeddings | norms | head | stem
     parameters: int
     stack: str = MAIN
-    row: int | None = None  # width of the one row that a token reads in a table
+    row: int | None = None  # width of the one row that a token reads in a table; None: it is no table
     weights: int = 0  # matrix entries that every token meets, borrowed ones included
     borrowed: int = 0  # those that belong to another piece: a head that is tied to the embedding
     once: int = 0  # multiply-adds made once for a sequence: a pooler, the convolutions over an image
@@ -178,7 +184,7 @@ class ModelShape:
     notes: tuple[str, ...] = ()
 
     @property
-    def two_sided(self) -> bool:
+    def two_sided(self) -> bool:  # has it an encoder, to which its decoder looks across?
         return any(layer.cross for layer in self.layers)
 
     @property
@@ -186,11 +192,11 @@ class ModelShape:
         return tuple(layer for layer in self.layers if layer.stack == MAIN)
 
     @property
-    def cached(self) -> Iterator[Attention]:
+    def cached(self) -> Iterator[Attention]:  # those that keep keys and values of the text, layer by layer
         return (layer.attention for layer in self.main_layers if self.generates)
 
     @property
-    def crossed(self) -> Iterator[Attention]:
+    def crossed(self) -> Iterator[Attention]:  # those that keep keys and values of what the encoder read
         return (layer.cross for layer in self.main_layers if layer.cross)
 
     @property
@@ -200,7 +206,7 @@ class ModelShape:
 
     @property
     def active_parameters(self) -> int:
-        """What one token of text meets."""
+        """What one token of text meets: no table, of which it reads a row, but a head that is tied to one."""
         layers = sum(layer.active_parameters for layer in self.layers if layer.stack != VISION and not layer.repeats)
         pieces = (piece for piece in self.pieces if piece.row is None and piece.stack != VISION)
         return layers + sum(piece.parameters + piece.borrowed for piece in pieces)
@@ -211,8 +217,10 @@ class ModelShape:
     def with_heads(self, **heads: Any) -> ModelShape:
         """The same model with other n_kv_heads, n_heads, head_dim or value_dim in the main stack; no latent or plan.
 
-        Without RoPE, too: it costs nothing that is counted, and its width may not fit another head_dim.
+        Without RoPE, too: it costs nothing that is counted, and its width may not fit another head_dim. The result is
+        for a price alone.
         """
+        # None stands for: no latents, no RoPE, and the usual rope_dim, which is then 0.
         changes = dict.fromkeys(("latent_dim", "q_latent_dim", "rope_dim", "rope")) | heads
 
         def changed(attention: Attention) -> Attention:
@@ -241,12 +249,19 @@ class ModelShape:
 
 # What it costs to run.
 
-LONGEST = 2**62  # tokens: more than any plan keeps, whose sinks and window are at most 2^60 each
+# Tokens: more than any plan or window keeps (sinks and window of a plan are at most 2^60 each), so that a cache that
+# stops growing has stopped by then.
+LONGEST = 2**62
 
 
 @dataclass(frozen=True)
 class ForwardPrice:
-    """FLOPs to read the batch once; `dense_flops` where a kernel computes every pair and every logit."""
+    """FLOPs to read the batch once.
+
+    `layer_flops` are those of linear layers, `attention_flops` of the pairs that queries may see, `outside_flops` of
+    what stands outside the layers, such as logits. `dense_flops` is the total where a kernel computes every pair of a
+    query and a key, and the logits of every token.
+    """
 
     layer_flops: int
     attention_flops: int
@@ -256,7 +271,7 @@ class ForwardPrice:
 
 
 def score_pairs(attention: Attention, tokens: int) -> int:
-    """Pairs of a query and a key that it sees, summed up over the key/value heads; all, where both sides are seen."""
+    """Pairs of a query and a key that it sees, summed up over the key/value heads; all pairs without a causal mask."""
     if not attention.spec.causal:
         return tokens * tokens * attention.spec.n_kv_heads
     total = 0
@@ -278,7 +293,10 @@ def pair_flops(spec: AttentionSpec, pairs: int) -> int:
 
 
 def forward_price(shape: ModelShape, batch: int, tokens: int, source: int) -> ForwardPrice:
-    """What it takes to read texts of `tokens` tokens, each beside a source of `source` tokens for the encoder."""
+    """What it takes to read texts of `tokens` tokens, each beside a source of `source` tokens for the encoder, or 0.
+
+    A vision tower is left out: it reads images, not text.
+    """
     linear = attention = dense = 0
     for layer in shape.layers:
         if layer.stack == VISION:
@@ -305,12 +323,15 @@ def forward_price(shape: ModelShape, batch: int, tokens: int, source: int) -> Fo
 
 
 def _token_weights(spec: AttentionSpec) -> int:
-    """Matrix entries of a self attention that each token meets: for its query, key and value, and in W_O."""
+    """Matrix entries of a self attention that each token meets: for its query, key and value, and in W_O.
+
+    With a latent these are what makes it and what makes keys and values of it.
+    """
     return spec.q_weights + spec.kv_weights + spec.expanding_weights + spec.o_weights
 
 
 def decode_flops(shape: ModelShape, tokens: int, source: int, expand: bool = False) -> int:
-    """One new token of one text, the last of `tokens`, beside the cache of the others.
+    """FLOPs of one new token of one text, the last of `tokens`, beside the cache of the others.
 
     A latent cache is read as it is, its expanding matrix folded into query and output; with `expand` keys and
     values are made of all of it at every step, as transformers does.
@@ -320,7 +341,7 @@ def decode_flops(shape: ModelShape, tokens: int, source: int, expand: bool = Fal
         spec, rows = layer.attention.spec, layer.attention.rows(tokens)
         total += 2 * (_token_weights(spec) + layer.feed_forward.active_weights)
         if spec.latent_dim and not expand:
-            # What is kept of a token is read as a key, and its latent alone as a value.
+            # What is kept of a token, latent and rotary key, is read as a key, and its latent alone as a value.
             features = spec.cache_values_per_token + spec.latent_dim
             # `rows` counts a token once for each key/value head, and all heads read the same latents.
             total += 2 * spec.n_heads * features * rows // spec.n_kv_heads
@@ -335,7 +356,10 @@ def decode_flops(shape: ModelShape, tokens: int, source: int, expand: bool = Fal
 
 
 def decode_parameters(shape: ModelShape, batch: int) -> float:
-    """Parameters read for one step, which serves every text of the batch; cross keys and values are cached."""
+    """Parameters read for one step, which serves every text of the batch: a mean where there are experts.
+
+    W_K and W_V of cross attention are not read: its keys and values were made before, of the source.
+    """
     total: float = 0
     for layer in shape.main_layers:
         total += layer.attention.parameters + layer.norm_parameters + experts_read(layer.feed_forward, batch)
@@ -352,25 +376,33 @@ def experts_read(feed_forward: FeedForward, batch: int) -> float:
     n = feed_forward.n_experts
     if batch == 1 or not n:  # of one text the number is exact
         return feed_forward.active_parameters
+    # Each of the n experts is missed by one text with probability 1 - n_active / n, and by all of them with its
+    # power.
     distinct = n * (1 - (1 - feed_forward.n_active / n) ** batch)  # experts that at least one text chooses
     return float(distinct * feed_forward.expert_parameters + feed_forward.common_parameters)
 
 
 def cache_values(shape: ModelShape, tokens: int, source: int) -> int:
-    """Numbers that one text keeps."""
+    """Numbers that the cache of one text keeps: of its `tokens`, and of the `source` tokens that an encoder read."""
     total = 0
     for attention in shape.cached:
         spec = attention.spec
-        # `rows` counts over all key/value heads, cache_values_per_token is of all of them together: hence the division.
+        # `rows` counts over all key/value heads, cache_values_per_token is of all of them together: hence the
+        # division.
         total += spec.cache_values_per_token * attention.rows(tokens) // spec.n_kv_heads
     return total + sum(attention.spec.cache_values_per_token for attention in shape.crossed) * source
 
 
 def longest_context(shape: ModelShape, values: int, source: int) -> int | None:
-    """The longest text whose cache holds at most `values` numbers; None where the cache stops growing before."""
+    """The longest text whose cache holds at most `values` numbers; None where any text's does: it stops growing before.
+
+    0 where not even that of one token does. `source` tokens are read beside the text.
+    """
     growing = sum(attention.growing_values for attention in shape.cached)
-    most = values // growing if growing else LONGEST  # no text is longer: each token adds at least `growing`
+    # No text that fits is longer: each token adds at least `growing`.
+    most = values // growing if growing else LONGEST
     if not growing and cache_values(shape, most, source) <= values:
         return None
-    # The cache only ever grows with the text: as many lengths fit as the longest text that fits has tokens.
+    # The cache only ever grows with the text: of the lengths 1, 2, ... as many fit as the longest that fits has
+    # tokens.
     return bisect_right(range(1, most + 1), values, key=lambda tokens: cache_values(shape, tokens, source))

@@ -37,18 +37,23 @@ from headwise.errors import HeadwiseError
 from headwise.files import is_running
 
 T = TypeVar("T")
-TICK, SILENT = 1.0, 15  # seconds between two signs of life; so many ticks without one, and a rank is lost
+# Seconds between two signs of life; so many ticks without one, and a rank is lost. Round choices: fewer ticks would
+# take a host for lost that is only busy, and more let the others wait longer.
+TICK, SILENT = 1.0, 15
 ORPHANED = 3  # ticks after which a rank that is told to end does, though none is found lost
 # Seconds, at most, for which the first rank waits for the others to go. It may hold the store, by which they hear that
-# a rank is lost, that one failed, or that all are done: if it went first, they would lose it.
+# a rank is lost, that one failed, or that all are done: if it went first, they would lose it. Mostly they go within a
+# tick, and these bounds, round ones, are not reached; the one after a loss is short, since that rank never goes.
 WAIT_AFTER_LOSS, WAIT_AFTER_ERROR, WAIT_AFTER_ALL = 10, 100, 60
-LOST, TERMINATED = 1, 143  # exit codes; 143 = 128 + SIGTERM, as a shell has it
-LONGEST = timedelta(days=7)  # one rank may evaluate or write for long while the others wait; the dead are found above
+# Exit codes: of a loss, or any failure of which no other code is known; and of SIGTERM, 128 + 15, as a shell has it.
+LOST, TERMINATED = 1, 143
+# For which torch lets a rank wait for another: one may evaluate or write for long. A dead one `_Watch` finds sooner.
+LONGEST = timedelta(days=7)
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """What a process knows of its group."""
+    """What a process knows of its group: its number, from 0, and how many there are."""
 
     rank: int = 0
     world: int = 1
@@ -56,12 +61,12 @@ class Ranks:
     @property
     def device(self) -> torch.device:
         """Where this process computes: of many, each takes the GPU of its local number, if there is one."""
-        cuda = self is not ALONE and torch.cuda.is_available()
+        cuda = self is not ALONE and torch.cuda.is_available()  # a process that torchrun did not start has the CPU
         return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
 
     @property
     def mesh(self) -> Any:
-        """All ranks in a row."""
+        """All ranks in a row, as torch wants them named to split tensors among them."""
         return init_device_mesh(self.device.type, (self.world,))
 
     def sum(self, *numbers: float) -> list[float]:
@@ -73,10 +78,10 @@ class Ranks:
         return total.tolist()
 
     def agree(self, make: Callable[[], T]) -> T:
-        """What the first rank makes, on all."""
+        """What the first rank makes, on all; the others do not call `make`."""
         if self.world == 1:
             return make()
-        box: list[Any] = [None if self.rank else make()]
+        box: list[Any] = [None if self.rank else make()]  # what is sent takes the place of the None
         dist.broadcast_object_list(box)
         return box[0]
 
@@ -89,10 +94,13 @@ class Ranks:
         return values
 
     def merged(self, value: T, join: Callable[[T, T], T]) -> T:
-        """The values of all ranks joined two by two, on all: log2(P) rounds, and no rank holds more than two."""
+        """The values of all ranks joined two by two, on all: log2(P) rounds, and no rank holds more than two.
+
+        With 4 ranks 0 takes what 1 has, and 2 what 3 has; then 0 takes what 2 has.
+        """
         step = 1
         while step < self.world:
-            if self.rank % (2 * step):  # its neighbour to the left takes what it has, and it is done
+            if self.rank % (2 * step):  # the rank `step` to the left takes what it has, and it is done
                 dist.send_object_list([value], self.rank - step)
                 break
             if self.rank + step < self.world:
@@ -103,7 +111,7 @@ class Ranks:
         return self.agree(lambda: value)
 
     def counter(self) -> Callable[[int], int]:
-        """A function that adds to what all ranks have counted, whenever each likes, and returns that."""
+        """A function that adds n to what all ranks have counted, and returns that; no rank waits for another."""
         key, count = f"count/{next(_counters)}", 0  # the count stands in the store; in `count` for a process alone
 
         def add(n: int) -> int:
@@ -114,7 +122,10 @@ class Ranks:
         return add
 
     def parts(self, n: int, passes: int = 1) -> list[slice]:
-        """The rows, of n texts, that are this rank's, in so many passes. Raises HeadwiseError for too few texts."""
+        """The rows, of n texts, that are this rank's, in so many passes. Raises HeadwiseError for too few texts.
+
+        Of 11 texts on 2 ranks in 1 pass the first has 5, the other 6: pieces differ by one at most.
+        """
         pieces = self.world * passes
         if pieces > n:
             raise HeadwiseError(
@@ -144,13 +155,14 @@ class Ranks:
             from torch.distributed.fsdp import fully_shard  # these imports take half a second
 
             for block in (*model.blocks, model):  # type: ignore[misc]  # a GPT, in a room of its own
-                fully_shard(block, mesh=self.mesh)
+                fully_shard(block, mesh=self.mesh)  # each block by itself, so that one at a time is whole in memory
         loss = _Loss(model)
         return DistributedDataParallel(loss) if self.world > 1 and not shard else loss
 
     def split_by_heads(self, model: nn.Module, plan: Mapping[str, str]) -> None:
         """Keep on this rank its part of a model, by a plan from modules to "colwise" and "rowwise".
 
+        "colwise" splits the outputs of a linear layer, "rowwise" its inputs, whose products are then summed.
         Shoeybi et al. 2019, Megatron-LM (arXiv 1909.08053), section 3.
         """
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -160,17 +172,17 @@ class Ranks:
 
     @staticmethod
     def sum_gradient(weights: Tensor) -> None:
-        """From now on, add up over the ranks the gradients of what each of them uses for its heads alone."""
+        """From now on, add up over the ranks the gradients of weights that each has whole, for its own heads alone."""
 
         def summed(gradient: Tensor) -> Tensor:
-            total = gradient.clone()
+            total = gradient.clone()  # a hook must leave what it is given
             dist.all_reduce(total)
             return total
 
         weights.register_hook(summed)  # type: ignore[no-untyped-call]
 
     def require_divisor(self, counts: Mapping[str, int]) -> None:
-        """Raise HeadwiseError where the ranks do not divide one of these counts of heads."""
+        """Raise HeadwiseError where the ranks do not divide one of these counts of heads, by what they count."""
         for name, count in counts.items():
             if count % self.world:
                 fitting = [str(n) for n in range(1, count + 1) if all(each % n == 0 for each in counts.values())]
@@ -182,7 +194,7 @@ class Ranks:
 
 ALONE = Ranks()
 _ranks = ALONE
-_store: Any = None
+_store: Any = None  # keys and values that all ranks read and write; None for a process alone
 _counters = itertools.count()  # their numbers, alike on all ranks, which make them in one order
 
 
@@ -192,7 +204,7 @@ def current() -> Ranks:
 
 
 class _Loss(nn.Module):
-    """DDP counts calls of a module: here a call is a loss."""
+    """The loss as the call of a module: DDP sums the gradients of what its module gave when called, no others."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -204,8 +216,11 @@ class _Loss(nn.Module):
 
 @contextmanager
 def gradients_kept(loss_module: nn.Module, keep: bool) -> Iterator[None]:
-    """With `keep` a backward pass in this block adds to the gradients of this rank alone, and nothing is sent."""
-    model: Any = getattr(loss_module, "model", None)
+    """With `keep` a backward pass in this block adds to the gradients of this rank alone, and nothing is sent.
+
+    So all passes of a step but the last are run: one sum over the ranks does for all of them.
+    """
+    model: Any = getattr(loss_module, "model", None)  # of a `_Loss`; DDP has none
     if hasattr(model, "set_requires_gradient_sync"):  # FSDP2 has given it this method
         model.set_requires_gradient_sync(not keep)
     with loss_module.no_sync() if keep and isinstance(loss_module, DistributedDataParallel) else nullcontext():
@@ -213,12 +228,13 @@ def gradients_kept(loss_module: nn.Module, keep: bool) -> Iterator[None]:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor of which each rank holds a part; all ranks must ask."""
+    """All of a tensor of which each rank holds a part; all ranks must ask, for they send it one another."""
+    # A tensor with parts is a DTensor, whose class takes long to import; it is known by what only it has, also below.
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def parted(tensor: Tensor, like: Any) -> Tensor:
-    """A whole tensor split as `like` is, where that is split and of one shape with it."""
+    """A whole tensor split as `like` is; as it was where that is not split, or has another shape."""
     if not hasattr(like, "placements") or tensor.shape != like.shape:
         return tensor
     from torch.distributed.tensor import distribute_tensor
@@ -238,17 +254,18 @@ def held(tensor: Tensor) -> tuple[Tensor, int, int]:
 def joined() -> Iterator[Callable[[Callable[[str], None], int], NoReturn]]:
     """Join the processes that torchrun has started; when the block ends, wait for all.
 
-    Yields what ends this rank and all others after an error, from a function that prints it behind a prefix, and the
-    exit code. Of all ranks only one prints: the first, where it failed too.
+    Yields `fail(say, code)`, which ends this rank and all others after an error. `say` prints it behind a prefix,
+    such as "rank 3: ". Of all ranks only one prints: the first, where it failed too.
     """
     global _ranks, _store
-    store, rank, world = next(rendezvous("env://", timeout=timedelta(minutes=5)))  # for the slowest host to come
+    # By the environment variables that torchrun sets. Five minutes, a round choice, for the slowest host to come.
+    store, rank, world = next(rendezvous("env://", timeout=timedelta(minutes=5)))
     cuda = torch.cuda.is_available()
-    if cuda:
+    if cuda:  # %: more processes than GPUs share them
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=LONGEST)
-    watch = _Watch(store.clone(), rank, world)
+    watch = _Watch(store.clone(), rank, world)  # with a connection of its own: it is another thread
     _ranks, _store = Ranks(rank, world), store
     watch.start()
     store.add("here", 1)
@@ -256,7 +273,7 @@ def joined() -> Iterator[Callable[[Callable[[str], None], int], NoReturn]]:
         time.sleep(TICK / 100)
 
     def fail(say: Callable[[str], None], code: int) -> NoReturn:
-        if code == LOST:  # perhaps only because another rank is gone: then the watch ends this one
+        if code == LOST:  # perhaps only because another rank is gone: then the watch ends this one while it sleeps
             time.sleep(TICK * (SILENT + 2))
         elif rank:  # where the first rank fails too, it is first, and prints
             time.sleep(TICK)
@@ -275,7 +292,7 @@ def joined() -> Iterator[Callable[[Callable[[str], None], int], NoReturn]]:
 class _Watch(threading.Thread):
     """Gives this rank's signs of life and looks for those of others, by these keys of the store:
 
-    at/RANK     process and host of a rank
+    at/RANK     process and host of a rank, as "4711 on node3"
     alive/RANK  counts its signs of life
     failures    counts the ranks that want to end all; the first of them sets `over`, the exit code of all
     done        counts the ranks whose work is done
@@ -296,7 +313,7 @@ class _Watch(threading.Thread):
         # Ticks, counted from 1, since SIGTERM told this rank to end; 0: nobody did. torchrun sends it to all when a
         # rank is lost, and a few ticks give the watch time to find which, and to say so.
         self.ending = 0
-        self.over = threading.Event()
+        self.over = threading.Event()  # this rank ends, or its work is done: nothing is looked for any more
         store.set(f"at/{rank}", f"{os.getpid()} on {socket.gethostname()}")
         # Python runs handlers of signals in the main thread alone, which may wait in a collective call. But each signal
         # also writes a byte into this pipe, at once, and `run` waits on its other end. The handler that does nothing
@@ -309,7 +326,7 @@ class _Watch(threading.Thread):
     def run(self) -> None:
         while not self.over.is_set():
             is_woken, _, _ = select.select([self.woken], [], [], TICK)
-            # The pipe has a byte for each signal, its number; what a read leaves there wakes the next one.
+            # The pipe has a byte for each signal, its number. What is beyond 64 of them wakes the next `select`.
             if is_woken and signal.SIGTERM in os.read(self.woken, 64):
                 self.ending = max(self.ending, 1)
             try:
@@ -328,7 +345,7 @@ class _Watch(threading.Thread):
         for other in self.beside:
             if not is_running(int(at[other].split()[0])):
                 self._end(f"rank {other} of {self.world} is lost: process {at[other]} has ended")
-        if self.silent >= SILENT and self.world > 1:
+        if self.silent >= SILENT and self.world > 1:  # alone, it is its own next rank
             silence = f"has given no sign of life for {SILENT * TICK:.0f} s"
             self._end(f"rank {self.next} of {self.world} is lost: process {at[self.next]} {silence}")
         if self.ending:
@@ -343,6 +360,7 @@ class _Watch(threading.Thread):
             # A bar that was being drawn is wiped off its line, and the cursor shown again.
             clear = "\r\x1b[K\x1b[?25h" if sys.stderr.isatty() else ""
             remedy = "all end, and no file is half written; the same command goes on, a training where it is resumed"
+            # 2 is standard error, without a buffer: `os._exit` would not write that out.
             os.write(2, f"{clear}headwise: {message}; {remedy}\n".encode())
 
         if self.over.is_set():
@@ -356,7 +374,7 @@ class _Watch(threading.Thread):
         """End this rank, and tell the others to end, with this code, or with that of the rank that failed before."""
         self.over.set()
         with suppress(dist.DistError):  # without the store, here and below, this rank ends by itself
-            if self.store.add("failures", 1) > 1:
+            if self.store.add("failures", 1) > 1:  # another one was first, and prints
                 self._follow()
         say()
         with suppress(dist.DistError):
@@ -368,7 +386,7 @@ class _Watch(threading.Thread):
         self._go(int(self.store.get("over")))
 
     def _go(self, code: int) -> NoReturn:
-        """End. The first rank goes last."""
+        """End. The first rank goes last, or after WAIT_AFTER_LOSS or WAIT_AFTER_ERROR seconds."""
         with suppress(dist.DistError):
             self.store.set(f"gone/{self.rank}", "")
             if self.rank == 0 and self.world > 1:

@@ -142,7 +142,9 @@ class Parts:
         matrix, bias = output_matrix(model)
         if max(answer) >= len(matrix) or min(answer) < 0:
             raise HeadwiseError(f"target {max(answer)} is outside the vocabulary of {len(matrix)} tokens")
-        last = self.rows[self.layers[-1].block].gave
+        # Without a picture the layers that read one do not run.
+        ran = [layer for layer in self.layers if layer.site.name in calls]
+        last = self.rows[ran[-1].block].gave
         # The last norm is the module beside the layers that read what the last layer gave. A model may have none.
         candidates = (module for module in self.layers[-1].around if module in self.rows)
         norm = next((module for module in candidates if self.rows[module].read.equal(last)), None)
@@ -160,13 +162,15 @@ class Parts:
             constant += float(self.direction @ frozen.bias)
             self.direction = frozen.back(self.direction)
         # What the first layer reads is the embedding, of the token and of its position.
-        embedding = float(self.direction @ self.rows[self.layers[0].block].read)
+        embedding = float(self.direction @ self.rows[ran[0].block].read)
         self.constant = constant
         self.parts = Attribution(answer, position, {}, {}, embedding, 0.0, logit, {}, {})
 
     def add(self, number: int) -> None:
         """The heads and the feed-forward of a layer."""
         layer, rows = self.layers[number], self.rows
+        if layer.site.name not in self.calls:
+            return  # a layer that did not run adds nothing
         writer = self._writer_of(layer)
         bias = getattr(layer.projection, "bias", None)
         at_w_o = writer.factor * self.direction  # what is read of the writer's output, below of W_O's

@@ -30,16 +30,18 @@ from headwise.rungs.cache import KVCache
 from headwise.rungs.tensor import as_tensor
 
 TOGETHER = 2048  # tokens of a batch at most: at the width of GPT-2 small twice as many run 12 % slower
-# What models are given that is no text.
+# Arguments by which models of transformers take an image, a film or a sound.
 OTHERS = {"pixel_values", "pixel_values_videos", "input_features", "input_values", "audio_values"}
 
-# What is put into a text, and the fields of a config that have the token whose places it takes there.
+# An image or a sound takes places in a text, where the ids hold a token that stands for it. The fields of a config
+# that have the number of this token; families call it differently.
 SPANS = {
     "image": ("image_token_id", "image_token_index", "video_token_id"),
     "audio": ("audio_token_id", "audio_token_index"),
 }
 
-LAYER_INPUTS = {"hidden_states", "x"}  # what a layer is given first; ids beside it are those of the model around it
+LAYER_INPUTS = {"hidden_states", "x"}  # names of a layer's first argument; no model that reads ids has such a one
+# Two notes on a call whose distances are not known; a table shows them.
 PIECES = "it attends within windows or chunks: their keys are not the whole text, and there are no distances"
 UNPLACED = "its keys are pooled, or joined with others, and not the positions of one text: there are no distances"
 
@@ -54,28 +56,32 @@ class Document:
     All of it describes the S keys and T queries that the call has, those of a cache included.
     """
 
-    real_rows: Tensor | None = None  # (T,) bool; None: all are real. Queries that are padding are left out
-    real_keys: Tensor | None = None  # (S,) bool, for "first" and the thumbnail; the call's mask forbids, not this
+    real_rows: Tensor | None = None  # (T,) bool, the queries that are measured: no padding; None: all
+    # (S,) bool, keys that are no padding; None: all. It tells the first token, and what the thumbnail shows. It hides
+    # no key from a query: that is up to the call's mask.
+    real_keys: Tensor | None = None
     start: int | None = 0  # the key at which query 0 stands; None where queries and keys are two sequences
     q_ids: Tensor | None = None  # (T,) tokens of the queries
     k_ids: Tensor | None = None  # (S,) tokens of the keys
     marks: dict[str, Tensor] | None = None  # name -> (S,) bool, sets of keys whose mass is wanted
     before: int = -1  # the token right before the first key, where a window has let it go; -1 for none
-    first: int | None = -1  # the key of the first token; None where it has left the cache, -1 for the first real one
+    first: int | None = -1  # the key of the text's first token; -1: the first real one; None: it has left the cache
 
 
 def some_rows(document: Document, T: int, share: float | None, seed: int) -> Document:
-    """The document with a share of its T rows: cut into stretches of equal length, of each one row is drawn.
+    """The document with a share of its T rows, 0 to 1; the others are marked as not real, and so not measured.
 
-    Rows that are spread evenly would fall in step with a text whose pattern has that length.
+    Its real rows are cut into stretches of equal length, and of each one row is drawn. Every eighth row instead would
+    always meet the same place of a text whose lines have eight tokens.
     """
     if share is None:
         return document
     is_real = torch.ones(T, dtype=torch.bool) if document.real_rows is None else document.real_rows.cpu()
     real = is_real.nonzero()[:, 0]
     count = math.ceil(len(real) * share)
-    edges = torch.arange(count + 1) * len(real) // max(1, count)  # of the stretches
-    drawn = torch.rand(count, generator=torch.Generator().manual_seed(seed)) * edges.diff()  # from each edge on
+    # Stretch i is real[edges[i]] to real[edges[i + 1] - 1]. A document of padding alone has none: count is 0.
+    edges = torch.arange(count + 1) * len(real) // max(1, count)
+    drawn = torch.rand(count, generator=torch.Generator().manual_seed(seed)) * edges.diff()  # place in its stretch
     rows = torch.zeros(T, dtype=torch.bool)
     rows[real[edges[:-1] + drawn.long()]] = True
     return replace(document, real_rows=rows)
@@ -85,17 +91,22 @@ def some_rows(document: Document, T: int, share: float | None, seed: int) -> Doc
 def listening(
     model: nn.Module, listener: Listener, marker: Marker | None = None, sites: Sequence[Site] | None = None
 ) -> Iterator[None]:
-    """Hand every call of these attentions, default all, to `listener`; what it returns replaces their `out`."""
+    """Inside this block every call of these attentions, default all, goes to `listener` with its documents.
+
+    What the listener returns replaces the call's `out`; None leaves it. `marker` names sets of keys by their tokens.
+    """
     sites = sites_of(model) if sites is None else sites
     readers = _readers(model)
     batch = _Batch()
-    counted: dict[Site, Site] = {}  # sites whose number of heads is known once they have run, with that number
+    counted: dict[Site, Site] = {}  # a site whose number of heads is only seen in its first call -> the same with it
 
     def watcher(site: Site, call: Call) -> Tensor | None:
         reader = (readers.get(site.module) or _Reader()).at_work()
-        if not site.n_heads:
+        if not site.n_heads:  # the same object in each call, as listeners keep their results by site
             site = counted.setdefault(site, replace(site, n_heads=call.out.shape[1]))
-        if site.free and len(call.out) and len(call.out) not in batch.sizes:  # its batch is one of pieces of texts
+        # An empty `out` is that of a call that could not be read. A batch of another size than the model was given is
+        # one of windows or chunks of its texts.
+        if site.free and len(call.out) and len(call.out) not in batch.sizes:
             call, reader = _noted(call, site, PIECES)._replace(cross=True), _Reader()
         cross = call.cross or site.cross
         documents = [_document(call, b, cross, reader, marker) for b in range(call.q.shape[0])]
@@ -106,14 +117,14 @@ def listening(
     hooks = [pair for reader in set(readers.values()) for pair in reader.hooks()]
     free = {site.module for site in sites if site.free}
     for module in model.modules():
-        if free and not free.isdisjoint(module.modules()):  # it is such an attention, or has one in it
+        if free and not free.isdisjoint(module.modules()):  # a caller may run any module around such an attention
             hooks += batch.hooks(module)
     with hooked(hooks, with_kwargs=True), attach({site: partial(watcher, site) for site in sites}):
         yield
 
 
 def _noted(call: Call, site: Site, line: str) -> Call:
-    """The call with another line of what its numbers do not say."""
+    """The call with a line more of what a reader of its numbers must know; the first one begins with the site."""
     told = f"{call.note}; " if call.note else f"{site.name}: "
     return call._replace(note=f"{told}{line}")
 
@@ -131,15 +142,21 @@ def run_documents(
     progress: Callable[[int, int], None] = lambda done, total: None,
     begin: int = 0,
 ) -> None:
-    """Run documents of ids through the model and hand each to `take`: its number, and that in the call of a site.
+    """Run documents of ids through the model and hand each, in every call of a site, to `take`.
 
-    Numbers count from `begin`. Neighbours of equal length run together. `progress` counts tokens, of a streamed model
-    those of each layer.
+    Neighbours of equal length run together.
+
+    take      is called with the number of the document, the site, the call, the document's place in the batch of the
+              call, and what is known of it
+    marker    see `listening`
+    progress  is called with the tokens that have run and those to run; a streamed model runs each once a layer
+    begin     number of the first document
     """
     if not documents:
-        return  # no head would be reached, and a block says so
+        return  # `attach` raises where no head is reached
     total = sum(map(len, documents)) * turns(model)
-    done = number = 0  # tokens that have run; the number of the first document that runs
+    done = 0  # tokens that have run
+    number = 0  # of the first document of the batch that runs
 
     def listener(site: Site, call: Call, described: Sequence[Document]) -> None:
         for b, document in enumerate(described):
@@ -147,7 +164,8 @@ def run_documents(
 
     with torch.no_grad(), listening(model, listener, marker), evaluating(model):
         stream = stream_of(model)
-        progress(0, total)  # what runs from here on is the model
+        progress(0, total)  # before the first batch, so that its time is seen to be the model's
+        # `start` is the number of the part's first document, `first` that of the batch's first one within the part.
         for start, part in portions(model, documents):
             ids_of_batches = list(side_by_side(part) if stream is None else batches(part, stream.at_once))
             for turn in sweep(model, ids_of_batches):  # one turn; of a streamed model one for each layer
@@ -159,11 +177,14 @@ def run_documents(
 
 
 class _Batch:
-    """How many documents the model is given, as far as that can be told: the first two axes of its inputs."""
+    """How many documents the model is given, as far as its inputs tell: one of `sizes`.
+
+    Of a torch module that people wrote it is not known which axis of an input is the batch, the first or the second.
+    """
 
     def __init__(self) -> None:
         self.sizes: set[int] = set()
-        self.running = 0  # of the modules around an attention, those that run
+        self.running = 0  # how many of the modules that have a hook are in a call: one within the other
 
     def hooks(self, module: nn.Module) -> list[Hook]:
         return [
@@ -173,31 +194,32 @@ class _Batch:
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.running += 1
-        if self.running == 1:  # the outermost one
+        if self.running == 1:  # the outermost one; what is inside may be given pieces of its texts
             self.sizes = set()
             for x in tree_leaves((args, kwargs)):
                 if isinstance(x, Tensor) and x.ndim:
                     # Of four axes, an image's, only the first can be the batch; else it may be the second, after T.
                     self.sizes |= {*x.shape[: 1 if x.ndim > 3 else 2]}
-                    self.sizes |= {1} if x.ndim < 3 else set()  # one text without an axis for a batch
+                    self.sizes |= {1} if x.ndim < 3 else set()  # (T,) or (T,C): one text without an axis for a batch
 
-    def leave(self, *more: Any) -> None:
+    def leave(self, *_: Any) -> None:
         self.running -= 1
 
 
-@dataclass(eq=False)
+@dataclass(eq=False)  # each is itself alone, so that readers can be in a set
 class _Reader:
-    """The tokens and the padding that a model is given, those that its cache holds included."""
+    """The tokens and the padding that a model is given, those that its cache holds included: L so far."""
 
-    model: nn.Module | None = None  # None where no model around is given tokens
-    parameters: Sequence[str] = ()  # names of what it is called with
-    ids: Tensor | None = None  # (B,L)
+    model: nn.Module | None = None  # None where no model around is given tokens: then all that follows stays empty
+    parameters: Sequence[str] = ()  # names of the arguments of its `forward`
+    ids: Tensor | None = None  # (B,L); None where one of them is not known
     padding: Tensor | None = None  # (B,L) bool, True = real
-    context_padding: Tensor | None = None  # (B,S) of an encoder's tokens
-    past: int = 0
+    context_padding: Tensor | None = None  # (B,S) bool, of the tokens of an encoder that a decoder looks at
+    past: int = 0  # tokens that the cache held before this call
     n_tokens: int | None = None  # tokens of this call, without those of the cache
-    held: Sequence[tuple[int, int] | None] = ()  # of each layer of the cache: its keys, and those it has let go
-    cache: tuple[Any, Any] | None = None  # what tells whether a cache is the one of the last call, untouched since
+    # For each layer of the cache: the keys that a call of it has, and the number of those that it has let go.
+    held: Sequence[tuple[int, int] | None] = ()
+    cache: tuple[Any, Any] | None = None  # that of the last call, as `_past` tells it
     spans: dict[str, Tensor] = field(default_factory=dict)  # "image": (B,L) bool, places that are no tokens of a text
     around: _Reader | None = None  # of the model around, which may have read the ids and made embeddings of them
     running: bool = False  # is the model in a call?
@@ -207,9 +229,9 @@ class _Reader:
         if self.model is None:
             return []
 
-        def hook(act: Callable[..., None], module: nn.Module, *more: Any) -> None:
+        def hook(act: Callable[..., None], module: nn.Module, *call: Any) -> None:
             if module is self.model:  # and no copy of it, which has its hooks as well
-                act(*more)
+                act(*call)
 
         return [
             (self.model.register_forward_pre_hook, partial(hook, self.read)),
@@ -227,23 +249,32 @@ class _Reader:
         return self if reader is None else reader
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Before a call: what the model is given."""
+        """Before a call: what the model is given.
+
+        The ids of a cache are not in it. They are known where all earlier calls were watched: then they were kept here.
+        """
         self.running = True
         arguments = self._arguments(args, kwargs)
         self.past, cache = _past(arguments)
+        # `ids` is the name in our GPT, `input_ids` that in transformers.
         ids = arguments.get("input_ids", arguments.get("ids"))
+        # By `is`: to compare tensors with == would compare their numbers.
         is_same_cache = cache is not None and self.cache is not None and all(map(is_, cache, self.cache))
         if not isinstance(ids, Tensor) or ids.is_floating_point():
             self.ids = None
         elif self.past == 0:
             self.ids = ids.detach()
+        # Between two calls a cache may have been cropped: then it holds the first tokens alone. Or it ran unwatched,
+        # and holds more than are known here.
         elif is_same_cache and self.ids is not None and len(self.ids) == len(ids) and self.past <= self.ids.shape[1]:
             self.ids = torch.cat([self.ids[:, : self.past], ids.detach()], 1)  # the cache's tokens, then these
-        else:  # tokens that were not watched, or that have changed places
+        else:  # tokens that were not watched, or whose documents have changed places
             self.ids = None
+        # The model around may have read the same tokens, and made embeddings of them. Its `read` came first, so that
+        # `_set_spans` has marked a picture's places there already.
         embedded = arguments.get("inputs_embeds")
         if self.ids is None and isinstance(embedded, Tensor) and self.around is not None:
-            outer = self.around.ids  # `_set_spans` has marked a picture's places among them already
+            outer = self.around.ids
             if outer is not None and outer.shape == (len(embedded), self.past + embedded.shape[1]):
                 self.ids, self.spans = outer, self.around.spans
         else:
@@ -258,14 +289,14 @@ class _Reader:
         self.context_padding = context.detach().bool() if isinstance(context, Tensor) and context.ndim == 2 else None
 
     def remember(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """After a call: the state of its cache."""
+        """After a call: the state of its cache, which it was given, or else has made and gives back."""
         self.running = False
         cache = _past(self._arguments(args, kwargs))[1]
         self.cache = cache or _past({"cache": cache_in(output)})[1]
 
     def held_by(self, layer: Any) -> tuple[int, int] | None:
-        """What the cache says of the layer of an attention; None where there is no cache, or it does not say."""
-        number = getattr(layer, "layer_idx", None)
+        """The entry of `held` for the layer of an attention; None where there is no cache, or it does not say."""
+        number = getattr(layer, "layer_idx", None)  # by it an attention of transformers finds its keys in the cache
         return self.held[number] if isinstance(number, int) and number < len(self.held) else None
 
     def places(self, call: Call) -> bool:
@@ -277,10 +308,13 @@ class _Reader:
             return held[0] == S
         if T <= S <= self.past + T:  # the latest of all tokens so far
             return True
-        return any(held is not None and held[0] == S for held in self.held)  # another layer's cache has as many
+        return any(held is not None and held[0] == S for held in self.held)  # it may read another layer's keys
 
     def _set_spans(self) -> None:
-        """Places that an image or a sound fills: no two of them hold the same token, whatever number stands there."""
+        """Note the places that an image or a sound fills, and give each an id of its own.
+
+        The token that stands for an image stands at each of its places: they would be taken for copies of one token.
+        """
         self.spans = {}
         config = getattr(self.model, "config", None)
         for name, fields in SPANS.items():
@@ -298,16 +332,20 @@ class _Reader:
         return {**dict(zip(self.parameters, args, strict=False)), **kwargs}
 
     def _real(self, mask: Any) -> Tensor | None:
-        """Which of the tokens so far are real, (B,L) or None for all; generation may pass whole maps for each layer."""
-        if isinstance(mask, Mapping):
+        """Which of the tokens so far are real, (B,L) bool or None for all, by the `attention_mask` of a call.
+
+        That is the padding (B,L), or a map of who may look at whom (B,heads,T,S), or, where transformers generates, a
+        dict with such a map for each kind of layer.
+        """
+        if isinstance(mask, Mapping):  # padding is the same in all of them
             mask = next((layer_mask for layer_mask in mask.values() if layer_mask is not None), None)
         if not isinstance(mask, Tensor):
-            return self.padding if self.past else None
+            return self.padding if self.past else None  # that of the last call holds on
         if mask.ndim == 2:
             return mask.detach().bool()
         if mask.ndim != 4:
             return None
-        if self.past:  # a window may hide the early tokens from these queries
+        if self.past:  # the map does not tell it: a window may hide early tokens, which are real, from these queries
             outer = self.around
             if outer is not None and outer.padding is not None and outer.past == self.past:
                 return outer.padding  # the model around was given the padding itself
@@ -315,25 +353,35 @@ class _Reader:
         may = mask.detach()
         if may.dtype != torch.bool:  # what is added to scores: about the least number there is forbids
             may = may > torch.finfo(may.dtype).min / 2
-        # (B,heads,T,S): without a cache every real token is seen by some query, by itself at least.
+        # Without a cache every real token is seen by some query, by itself at least. Of the S keys the first T are
+        # tokens; a static cache has empty room behind them.
         return may.any(1).any(1)[:, : mask.shape[2]]
 
 
 def _past(arguments: Mapping[str, Any]) -> tuple[int, tuple[Any, Any] | None]:
-    """Tokens that the cache held before a call; and two objects that stay the same while nobody moves its rows."""
+    """Tokens that the cache of a call holds now; and two objects by which an untouched cache is known again.
+
+    They are the cache and what becomes another object when its documents change places: for ours a count, for one of
+    transformers the keys of the first layer, which is also another tensor once tokens were added.
+    """
     caches = arguments.get("caches")
     if caches and isinstance(caches[0], KVCache):
         return int(caches[0].length), (caches[0], caches[0].reorders)
     cache = cache_in(arguments)
     if cache is None or not hasattr(cache, "get_seq_length"):
         return 0, None
+    # The cache of an encoder-decoder has one for self attention inside.
     layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", None) or [None]
     return int(cache.get_seq_length()), (cache, getattr(layers[0], "keys", None))
 
 
 def _held(arguments: Mapping[str, Any], T: int) -> list[tuple[int, int] | None]:
-    """What each layer of a cache of transformers says of T new tokens: its keys with them, and those it has let go."""
+    """What each layer of a cache of transformers says of a call with T new tokens, None where it does not say.
+
+    It says how many keys the call has, and how many earlier tokens have left the layer's window.
+    """
     cache = cache_in(arguments)
+    # The cache of an encoder-decoder has one for self attention inside.
     layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", None) or []
     return [layer.get_mask_sizes(T) if hasattr(layer, "get_mask_sizes") else None for layer in layers]
 
@@ -350,11 +398,11 @@ def _readers(model: nn.Module) -> dict[nn.Module, _Reader]:
     def walk(module: nn.Module, reader: _Reader | None) -> None:
         names = _inputs(module)
         has_text_around = reader is not None and reader.model is not None
-        is_layer = has_text_around and names[:1] and names[0] in LAYER_INPUTS
+        is_layer = has_text_around and LAYER_INPUTS & set(names[:1])
         if {"ids", "input_ids", "inputs_embeds"} & set(names) and not is_layer:
             reader = _Reader(module, names, around=reader)
         elif OTHERS & set(names):
-            reader = _Reader()
+            reader = _Reader()  # one that knows nothing
         if reader is not None:
             readers[module] = reader
         for child in module.children():
@@ -376,7 +424,11 @@ def _of_method(method: Callable[..., Any]) -> list[str]:
 
 
 def _document(call: Call, b: int, cross: bool, reader: _Reader, marker: Marker | None) -> Document:
-    """What is known about document b of a call."""
+    """What is known about document b of a call.
+
+    What the model around was given need not be about these queries and keys: a model may pool its tokens, add some, or
+    look from an image at a text. So lengths are compared before it is believed, and else the call's own mask tells.
+    """
     T, S = call.n_queries, call.n_keys
     padding = _row(reader.padding, b)
     ids = _row(reader.ids, b)
@@ -384,7 +436,8 @@ def _document(call: Call, b: int, cross: bool, reader: _Reader, marker: Marker |
         context = _row(reader.context_padding, b)
         looked_at = None if call.weights is None else _attended(call, b)
         if padding is not None and not reader.past and len(padding) != T:
-            context, padding = padding, None  # of the other sequence: here the places of an image look at a text
+            # It is that of the keys: here the places of an image look at a text (BridgeTower).
+            context, padding = padding, None
         return Document(
             real_rows=None if padding is None else _longer(padding, reader.past + T)[-T:],
             real_keys=context if context is not None and len(context) == S else looked_at,
@@ -394,6 +447,8 @@ def _document(call: Call, b: int, cross: bool, reader: _Reader, marker: Marker |
     # Is the padding that of another sequence than these queries, or of one that the model added to, or has pooled?
     is_other = reader.n_tokens not in (None, T)
     if padding is not None:
+        # Longer padding may be that of a static cache, and is cut below. But a module that made its weights itself, of
+        # as many keys as queries, has no cache.
         is_other |= len(padding) < T or (call.weights is not None and T == S != len(padding))
     if is_other and not past:  # then what some query may attend tells what is real
         padding = _attended(call, b) if T == S else None
@@ -401,16 +456,16 @@ def _document(call: Call, b: int, cross: bool, reader: _Reader, marker: Marker |
     gone = max(0, length - S)  # tokens that have left a window
     if reader.model is None and T == S:  # no model around was given tokens: the mask tells what is padding
         padding = _attended(call, b)
-    rows = keys = q_ids = k_ids = None
-    first, before = 0, -1
+    rows = keys = q_ids = k_ids = None  # as the fields of `Document` have them
+    first, before = 0, -1  # the number of the first real token among all so far; and see `Document`
     if padding is not None:
         real = _longer(padding, length)
         rows, keys = real[-T:], _fit(real, S, False)
-        first = int(real.int().argmax()) if real.any() else 0
-    elif T == S and call.options.mask is not None:  # in self attention a mask of lengths tells of queries, too
+        first = int(real.int().argmax()) if real.any() else 0  # the first True
+    elif T == S and call.options.mask is not None:  # `Lengths` hides keys that are padding: these queries are it, too
         n_real = call.options.mask.real_length(b)
         rows = keys = None if n_real is None else torch.arange(T) < n_real
-    if not reader.places(call):  # where the keys stand is not known, but perhaps how many the cache has let go
+    if not reader.places(call):  # where the keys stand is not known: S tells nothing, but the cache may tell `gone`
         _, gone = reader.held_by(call.layer) or (0, 0)
         return Document(rows, _attended(call, b), start=None, first=first - gone if first >= gone else None)
     if ids is not None and len(ids) == length:
@@ -448,6 +503,7 @@ def _attended(call: Call, b: int) -> Tensor | None:
         arange=partial(torch.arange, device=call.q.device),
         documents=slice(b, b + 1),
     )
+    # The first result is what the mask allows. A bias is read as it is: no rung computes with it here.
     allowed = resolve(call.options.mask.parts(), grid, torch.where, lambda bias: bias)[0]
     if allowed is None:
         return None
@@ -457,15 +513,16 @@ def _attended(call: Call, b: int) -> Tensor | None:
 
 
 def _row(values: Tensor | None, b: int) -> Tensor | None:
+    # A call may have more documents than the model was given, such as windows of them.
     return None if values is None or len(values) <= b else values[b]
 
 
 def _longer(real: Tensor, length: int) -> Tensor:
-    """What is known of the first tokens, and True for those after them; the rest of a static mask is cut off."""
+    """The padding of `length` tokens: those behind `real` are real. That of a static cache is longer, and is cut."""
     return torch.cat([real, real.new_ones(max(0, length - len(real)))])[:length]
 
 
 def _fit(values: Tensor, length: int, filler: Any) -> Tensor:
-    """The last `length` values, or all of them and a filler behind."""
+    """The values of `length` keys: those of a window are the latest tokens; a static cache has empty room behind."""
     lacking = max(0, length - len(values))
     return torch.cat([values[max(0, len(values) - length) :], values.new_full((lacking,), filler)])

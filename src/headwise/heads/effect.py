@@ -16,7 +16,7 @@ from headwise.heads.documents import Document, listening
 from headwise.heads.statistics import unknown_head
 from headwise.heads.watch import Seen
 from headwise.intervals import Interval, interval_of
-from headwise.models.ask import evaluating, next_token_losses, require_next, require_slopes, vocabulary_of
+from headwise.models.ask import evaluating, logits, next_token_losses, require_next, require_slopes, vocabulary_of
 from headwise.models.hook import attach
 from headwise.models.sites import Site, sites_of
 from headwise.records import Call, head_name
@@ -183,10 +183,10 @@ def ablation(
     _check_how(how)
     if not batches:
         raise HeadwiseError("ablation needs at least one batch of ids")
-    sites = sites_of(model)
     changes: dict[str, list[float]] = defaultdict(list)
-    done, total = 0, sum(site.n_heads for site in sites) * len(batches)  # each head counts once a batch
     with evaluating(model):
+        sites = _running(model, batches[0][:1])
+        done, total = 0, sum(site.n_heads for site in sites) * len(batches)  # each head counts once a batch
         for n, ids in enumerate(batches):
             base = next_token_losses(model, ids, after) if whole is None else whole[n]
             n_variants = max(1, LARGEST // (ids.numel() * (vocabulary_of(model) or 1)))  # that run at once
@@ -199,6 +199,19 @@ def ablation(
                     done += len(chunk)
                     progress(done, total)
     return {name: interval_of(values) for name, values in changes.items()}
+
+
+def _running(model: nn.Module, ids: Tensor) -> list[Site]:
+    """The sites that a text reaches: layers that read a picture do not run without one."""
+    reached = set()
+
+    def reach(site: Site, call: Call) -> None:
+        reached.add(site)
+
+    sites = sites_of(model)
+    with attach({site: partial(reach, site) for site in sites}):
+        logits(model, ids, last=True)
+    return [site for site in sites if site in reached]
 
 
 def _without_each(

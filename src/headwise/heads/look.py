@@ -1,7 +1,8 @@
 """What somebody asks of a model while touching it: a sentence's maps, what comes next, what changes without a head.
 
-A `Desk` answers one question after another, each a JSON object with the name of what it asks under `do`; `view/look.py`
-puts a page before it. It keeps the latest reading of two texts that stand side by side, and nothing else.
+A `Desk` answers one question after another. Each is a JSON object that names what it asks under `do`: "read" a text,
+give the "maps" of heads, or silence "each" head of a layer. `view/look.py` puts a page before it. A page may show two
+texts side by side: the desk keeps the latest reading of each, and nothing else.
 """
 
 from __future__ import annotations
@@ -42,13 +43,17 @@ from headwise.records import Call, head_name, parse_head
 from headwise.words import Note
 
 Array = NDArray[np.float32]
-CELLS = 2**26  # weights of all maps of a text, at most: 256 MiB
-CHARACTERS = 20_000  # of a text, before its tokens are counted
-LISTED, HARDEST = 6, 8  # likeliest tokens of each column; heads that are named for a token
-CLEAR = 0.3  # of a head's weight on copies of the token, or behind them: from there on that names its kind
+# Round choices, but for those that speak of memory.
+CELLS = 2**26  # weights of all maps of a text, at most: 256 MiB in float32
+CHARACTERS = 20_000  # of a text at most; it is refused by them before time is spent on making tokens of it
+LISTED = 6  # likeliest tokens that are listed of each column, as in `_next`
+HARDEST = 8  # heads that are named for a token
+# A head that gives this fraction of its weight to copies of the token, or to what stands behind them, is named for
+# that, even if it gives more to another kind of key: these two are rare and telling.
+CLEAR = 0.3
 SLOTS = ("a", "b")  # the text, and the other one beside it
-LARGEST = 10.0  # size of a factor on a head
-# The fields of each question and their types: the arguments of `Desk._read` and so on.
+LARGEST = 10.0  # factor on a head, of either sign
+# By the name under `do` the fields of each question and their types: the arguments of `Desk._read` and so on.
 QUESTIONS: dict[str, dict[str, type]] = {
     "read": {"slot": str, "text": str, "changes": dict, "at": int, "follow": int},
     "maps": {"slot": str, "heads": list},
@@ -61,8 +66,8 @@ class Layer:
     """One call of an attention; where a model runs the same weights again and again (ALBERT), each run is a layer."""
 
     site: Site
-    run: int
-    heads: list[str]
+    run: int  # how often the site has run before: 0, but for shared weights
+    heads: list[str]  # their names
 
 
 @dataclass
@@ -73,15 +78,18 @@ class Reading:
     ids: list[int]
     changes: dict[str, float]
     at: int  # the position whose prediction is shown
-    plain: Tensor  # chances (V,) there, or the mean last state (C,), with all heads as they are
+    # What comes of the text with all heads as they are: the probabilities (V,) of the token predicted at `at`. Where
+    # the model predicts none, the mean (C,) of its last hidden states.
+    plain: Tensor
     now: Tensor  # the same with the changes
-    maps: list[Array] = field(default_factory=list)  # (T,S) of each head, those that did not run are empty
+    maps: list[Array] = field(default_factory=list)  # (T,S) of each head; of those that did not run (0,0)
 
 
 class Desk:
-    """A model that answers a page, a question at a time."""
+    """A model that answers a page, a question at a time. A model of speech is given the file of a sound, too."""
 
     def __init__(self, folder: Folder, sound: Path | None = None) -> None:
+        # What the model wrote of the sound. First of all: it changes how the tokenizer begins each text.
         self.spoken = None if sound is None else transcripts(folder, [sound])[0]
         if folder.tokens is None:
             raise HeadwiseError(f"{folder.name} has no tokenizer, so it reads no text; put tokenizer.json beside it")
@@ -90,22 +98,28 @@ class Desk:
                 f"{folder.name} reads no text but what its encoder hears or sees; "
                 f"hw.look(model, *inputs) shows the heads on inputs of your own"
             )
+        # `kind` is what the model predicts: the "next" token, "masked" ones, or None.
         self.folder, self.tokens, self.kind = folder, folder.tokens, predicts(folder.model)
         self.layers = self._called()
         self.heads = [name for layer in self.layers for name in layer.heads]
-        self.signs = self.tokens.specials - {self.tokens.unknown}  # ids that stand for no text, such as [SEP]
-        most = int((CELLS / len(self.heads)) ** 0.5)  # tokens whose maps (T,T) of all heads have so many cells
+        # Ids that stand for no text, such as [SEP]. [UNK] is special, too, but stands for a word.
+        self.signs = self.tokens.specials - {self.tokens.unknown}
+        most = int((CELLS / len(self.heads)) ** 0.5)  # tokens whose maps (T,T) of all heads have CELLS weights
         self.longest = min(folder.context or LONGEST, LONGEST, most)
-        self.readings: dict[str, Reading] = {}
+        self.readings: dict[str, Reading] = {}  # by slot
 
     @torch.no_grad()
     def _called(self) -> list[Layer]:
-        """The attentions that read a text, in the order of their calls: a tower of images is none of them."""
+        """The attentions that run when the model reads a text; a tower of images does not.
+
+        They are found by reading one word. They stand as in the model, or in the order of their calls where one runs
+        several times.
+        """
         model = self.folder.model
         order = []  # of the calls
         sites = sites_of(model)
         word = next(i for i in range(len(self.tokens)) if i not in self.tokens.specials)  # any will do
-        before, after = self.tokens.frame
+        before, after = self.tokens.frame  # ids around every text, such as [CLS] and [SEP]
 
         def note(site: Site, call: Call) -> None:
             order.append(site)
@@ -117,7 +131,7 @@ class Desk:
         layers = []
         numbers, runs = Counter[str](), Counter[Site]()  # of each stack, and of each site, the calls so far
         for site in order:  # ALBERT: a layer is numbered by its place among the calls of its stack
-            part = parse_head(site.head(0))[0]
+            part = parse_head(site.head(0))[0]  # the stack: "encoder" of encoder.L3.H0, "" of L3.H0
             name = f"{part}.L{numbers[part]}" if part else f"L{numbers[part]}"
             layers.append(Layer(site, runs[site], [head_name(name, h) for h in range(site.n_heads)]))
             numbers[part] += 1
@@ -152,22 +166,29 @@ class Desk:
         return mask if self.kind == "masked" else None
 
     def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Answer a question of the page's; HeadwiseError says, as a note where it can, why a text is not read."""
+        """Answer a question of the page's.
+
+        Raises HeadwiseError for a question that is none, and for a text that is not read; then the message is a note,
+        which the page shows in the reader's language.
+        """
         name = str(asked.get("do"))
         kinds = QUESTIONS.get(name, {})
         values = {key: asked.get(key) for key in kinds}
-        # The very type: to isinstance True is a number, too.
+        # The very type: isinstance(True, int) holds, and true is no position.
         if not kinds or any(type(values[key]) is not kind for key, kind in kinds.items()):
             raise HeadwiseError("this is no question of the page's")
         with encoded():  # the encoder has heard the sound once; its states are used again
-            return getattr(self, f"_{name}")(**values)
+            return getattr(self, f"_{name}")(**values)  # only names in QUESTIONS come here
 
     # A text
 
     def _read(self, slot: str, text: str, changes: dict[str, Any], at: int, follow: int) -> dict[str, Any]:
-        """Read a text with some heads scaled; the numbers of its heads, and what comes next.
+        """Read a text with some heads scaled; what its heads do, and what comes next.
 
-        An empty text takes away the one beside.
+        slot     "a", or "b" for the text beside it; an empty text takes "b" away
+        changes  name of a head -> the factor that what it gives is multiplied with; 0 silences it
+        at       the position whose prediction is shown; -1 leaves it to `_place`
+        follow   the id of the token whose probability the page follows; -1 takes the likeliest
         """
         if slot not in SLOTS:
             raise HeadwiseError(f"slot={slot!r} is none of {', '.join(SLOTS)}")
@@ -182,26 +203,29 @@ class Desk:
         ids = self._ids(text)
         words = self._words(text, ids)
         at = self._place(ids, at)
-        maps: dict[str, Array] = {}
+        maps: dict[str, Array] = {}  # filled by the run
         plain = now = self._run(ids, at, changes, maps)
         before = self.readings.get(slot)
-        # `plain` is with all heads as they are: known already if only factors have changed, else one more run.
+        # `plain` is with all heads as they are. It is known already if only factors have changed since the last
+        # reading, or if there are none; else it takes one more run.
         if before is not None and (before.ids, before.at) == (ids, at):
             plain = before.plain
         elif changes:
             plain = self._run(ids, at, {})
-        nothing = np.zeros((0, 0), np.float32)
+        nothing = np.zeros((0, 0), np.float32)  # the map of a head that did not run
         reading = Reading(text, ids, changes, at, plain, now, [maps.get(name, nothing) for name in self.heads])
         self.readings[slot] = reading
         answer = {"words": words, "at": at, **self._next(follow)}
         # What each head does in this text, and for each token the heads that look hardest from there.
         answer |= {"kinds": [self._kind(ids, weights) for weights in reading.maps], "hardest": self._hardest(reading)}
         first, other = map(self.readings.get, SLOTS)
+        # Only maps of one size can be subtracted: for each token the heads that look most differently in both texts.
         if first is not None and other is not None and len(first.ids) == len(other.ids):
             answer["differ"] = self._hardest(first, other)
         return answer
 
     def _ids(self, text: str) -> list[int]:
+        # The tokens of a text in its frame. A `Note` is a message that a page shows in the reader's language.
         if len(text) > CHARACTERS:
             raise HeadwiseError(Note.of("look.too_many", characters=len(text), most=CHARACTERS))
         if not text.strip():
@@ -216,7 +240,10 @@ class Desk:
         return ids
 
     def _words(self, text: str, ids: Sequence[int]) -> list[tuple[str, bool, int, bool]]:
-        """Of each token its text, whether a gap is before it, line ends that it holds, and whether it is a sign."""
+        """What the page writes for each token: (label, has a gap before it, number of line ends in it, is a sign).
+
+        Two words, "he works", give ("he", True, 0, False) and ("works", True, 0, False).
+        """
         n_before = len(self.tokens.frame[0])
         shown = self.tokens.shown(ids)
         try:
@@ -229,23 +256,30 @@ class Desk:
         for n, (i, piece) in enumerate(zip(ids, shown, strict=True)):
             if n not in place_of:  # it frames the text, or its place is not known
                 is_sign = i in self.signs
-                has_gap = is_sign or piece[:1].isspace()
+                has_gap = is_sign or piece[:1].isspace()  # signs stand apart from words
                 words.append((piece.strip() or piece, has_gap, piece.count("\n"), is_sign))
                 continue
             start, end = place_of[n]
             between, written = text[done:start], text[start:end]  # what no token stands for, and what this one does
-            has_gap = bool(re.match(r"\s", between + written)) or done == 0
-            is_shown = end <= done or not written  # one more token of a character that is shown already
+            has_gap = bool(re.match(r"\s", between + written)) or done == 0  # the first word stands apart from signs
+            # A character such as an emoji may take several tokens, all at its place: the first one shows it, the
+            # others are dots.
+            is_shown = end <= done or not written
             label = "\u00b7" if is_shown else written.strip()
             words.append((label, has_gap, (between + written).count("\n"), i in self.signs))
             done = max(done, end)
         return words
 
     def _place(self, ids: Sequence[int], at: int) -> int:
-        """Where something is predicted: where the page points, behind the text, or at the first hidden word; or -1."""
+        """The position whose prediction is shown: `at`, where the page points, if something is predicted there.
+
+        Else the last token, behind which the text goes on; in a model that fills in hidden words the first of these,
+        or -1 where none is hidden.
+        """
         if self.kind != "masked":
             return at if 0 <= at < len(ids) else len(ids) - 1
         hidden = self.tokens.encode(self.mask_text) if self.mask_text else []
+        # What `encode` makes of the mask may hold more, such as a space: only the special id among them hides a word.
         places = [n for n, i in enumerate(ids) if i in hidden and i in self.signs]
         if at in places:
             return at
@@ -255,42 +289,48 @@ class Desk:
     def _run(
         self, ids: list[int], at: int, changes: Mapping[str, float], maps: dict[str, Array] | None = None
     ) -> Tensor:
-        """What comes of the text at a place, the named heads scaled; `maps` gets the maps of all heads."""
+        """What `_outcome` says of the text with the heads in `changes` scaled; `maps` gets the maps of all heads."""
+        # Layers whose maps are wanted or one of whose heads is scaled. No others, since listening costs time.
         listened = [each for each in self.layers if maps is not None or not changes.keys().isdisjoint(each.heads)]
-        # Site, and how often it has run before -> the layer. No others, since listening costs time.
         layers = {(layer.site, layer.run): layer for layer in listened}
         runs = Counter[Site]()
 
         def take(site: Site, call: Call) -> Tensor | None:
             layer = layers.get((site, runs[site]))
             runs[site] += 1
-            if layer is None:
+            if layer is None:  # another run of shared weights: None leaves its output as it is
                 return None
             if maps is not None:
-                weights = row_weights(call, 0, range(call.n_queries)).float().cpu().numpy()
-                if self.spoken and call.cross:  # behind the sound there is silence
+                weights = row_weights(call, 0, range(call.n_queries)).float().cpu().numpy()  # (H,T,S)
+                if self.spoken and call.cross:  # the sound was filled up with silence: those keys are cut off
                     weights = weights[..., : self.spoken.n_keys]
                 maps.update(zip(layer.heads, weights, strict=True))
             if changes.keys().isdisjoint(layer.heads):
                 return None
             factors = torch.tensor([changes.get(name, 1.0) for name in layer.heads])
-            return call.out * factors[:, None, None].to(call.out)
+            return call.out * factors[:, None, None].to(call.out)  # (B,H,T,E), before W_O
 
         with attach({site: partial(take, site) for site, _ in layers}), evaluating(self.folder.model):
             return self._outcome(torch.tensor([ids]), at)[0]
 
     def _outcome(self, ids: Tensor, at: int) -> Tensor:
-        """Chances (B,V) of the token at a place, or the mean (B,C) of the last states where none is predicted."""
+        """Probabilities (B,V) of the token that is predicted at position `at` of ids (B,T).
+
+        The mean (B,C) of the last hidden states where none is predicted.
+        """
         model = self.folder.model
         if self.kind is not None and at >= 0:
-            last = self.kind == "next" and at == ids.shape[1] - 1
+            last = self.kind == "next" and at == ids.shape[1] - 1  # then logits of other positions are not computed
             return logits(model, ids, last=last)[:, -1 if last else at].float().softmax(-1).cpu()
         return last_states(model, ids).float().mean(1).cpu()
 
     # What its heads do
 
     def _kind(self, ids: Sequence[int], weights: Array) -> tuple[str, float]:
-        """Where a head looks in this text, and with what part of its weight."""
+        """The kind of key that a head looks at most, such as "previous_token", and the part of its weight there.
+
+        Of a head that looks at a sound the part is the mean of each row's largest weight.
+        """
         T = len(ids)
         numbers = np.array(ids)
         if weights.shape != (T, T):  # it did not run, or looks at another text, or at a sound
@@ -298,14 +338,15 @@ class Desk:
         is_causal = T > 1 and not weights[0, 1:].any()  # the first token sees nothing behind it
         first = 1 if is_causal else 0  # the first row of a causal map has no choice
         rows = weights[first:]
-        # Below, of each kind which cells of these rows are of it.
+        # Below, of each kind which cells of these rows are of it; they broadcast to (rows,T).
         t, s = np.arange(first, T)[:, None], np.arange(T)[None]  # queries and keys
         same_token = (numbers[first:, None] == numbers) & (t != s)
-        after_same = np.zeros_like(same_token)  # the token before this key is the same as the one that looks
+        # Keys right after a copy of the token that looks: shifted by one; the token itself is left out again.
+        after_same = np.zeros_like(same_token)
         after_same[:, 1:] = same_token[:, :-1] & (t != s)[:, 1:]
         # Rare and telling kinds first: they count in those rows alone that have such a key.
         for name, places in (("induction", after_same), ("duplicate_token", same_token)):
-            able = (places & (rows > 0)).any(1)
+            able = (places & (rows > 0)).any(1)  # rows that see such a key: the mask leaves it some weight
             mass = float((rows * places)[able].sum(1).mean()) if able.any() else 0.0
             if mass >= CLEAR:
                 return name, mass
@@ -322,21 +363,22 @@ class Desk:
         for name, places in places_of.items():
             masses[name] = float((rows * (places & uncounted)).sum(1).mean())
             uncounted = uncounted & ~places
-        name = max(masses, key=masses.__getitem__)
+        name = max(masses, key=masses.__getitem__)  # "elsewhere" has what no other kind has taken
         return name, masses[name]
 
     def _hardest(self, reading: Reading, other: Reading | None = None) -> list[list[tuple[int, int, float]]]:
-        """For each token heads, the key and the weight of their hardest look from there, the hardest first.
+        """For each token the HARDEST heads that look hardest from there: (number of the head, key, weight).
 
-        The first token, signs and the token itself do not count: there most heads rest. With `other`, a text of as many
-        tokens: the heads whose look differs most, and by how much.
+        The first token, signs and the token itself do not count as keys: there most heads rest. With `other`, a text
+        of as many tokens: the heads whose weights differ most between the texts, at which key, and by how much.
         """
         T = len(reading.ids)
         skipped = np.isin(np.array(reading.ids), list(self.signs))
         skipped[0] = True
-        best = np.zeros((len(self.heads), T), np.float32)
-        keys = np.zeros((len(self.heads), T), int)
+        best = np.zeros((len(self.heads), T), np.float32)  # the largest weight, or difference, of each row
+        keys = np.zeros((len(self.heads), T), int)  # the key that has it
         for n, weights in enumerate(reading.maps):
+            # It did not run, looks from another text, or has nothing to be compared with: its 0 puts it last.
             if len(weights) != T or (other is not None and other.maps[n].shape != weights.shape):
                 continue
             looks = weights.copy() if other is None else np.abs(weights - other.maps[n])
@@ -347,20 +389,25 @@ class Desk:
             best[n] = looks.max(1)
         hardest = []
         for t in range(T):
-            order = np.argsort(-best[:, t], kind="stable")[:HARDEST].tolist()
+            order = np.argsort(-best[:, t], kind="stable")[:HARDEST].tolist()  # of equal ones the earlier head first
             hardest.append([(n, int(keys[n, t]), round(float(best[n, t]), 4)) for n in order])
         return hardest
 
     def _maps(self, slot: str, heads: list[Any]) -> dict[str, Any]:
-        """The maps of some heads by their numbers, as arrays; `view/look.py` packs them."""
+        """The maps of some heads by their numbers, as arrays; `view/look.py` packs them. Unknown numbers get none."""
         reading = self.readings.get(slot)
         maps = {} if reading is None else dict(enumerate(reading.maps))
+        # What the page sends is not trusted: a list cannot be looked up in a dict, and true would be found as 1.
         return {"maps": {n: maps[n] for n in heads if type(n) is int and n in maps}}
 
     # What comes next
 
     def _next(self, follow: int) -> dict[str, Any]:
-        """The likeliest tokens of both texts, with their chances as the model is and with its heads scaled."""
+        """The likeliest tokens, with their probabilities as the model is, with heads scaled, and the latter in "b".
+
+        Where no token is predicted: how alike the mean last state stays under the changes, as a cosine ("kept"), and
+        how alike those of the two texts are, without and with the changes ("alike").
+        """
         reading, other = self.readings.get("a"), self.readings.get("b")
         if reading is None:
             return {}
@@ -370,15 +417,16 @@ class Desk:
                 state["alike"] = _cosine(reading.plain, other.plain), _cosine(reading.now, other.now)
             return {"state": state}
         columns = [reading.plain, reading.now]
-        if other is not None and other.at >= 0:
+        if other is not None and other.at >= 0:  # -1: no word is hidden in the text beside
             columns.append(other.now)
-        chances = torch.stack(columns)
+        chances = torch.stack(columns)  # (2 or 3, V)
         if not 0 <= follow < chances.shape[1]:
             follow = int(reading.plain.argmax())
-        likeliest = chances.topk(min(LISTED, chances.shape[1])).indices.flatten().tolist()
+        likeliest = chances.topk(min(LISTED, chances.shape[1])).indices.flatten().tolist()  # of each column
         ids = sorted({*likeliest, follow}, key=lambda i: -float(chances[:, i].max()))
         rows = [(i, self._token(i), *chances[:, i].tolist()) for i in ids]  # a chance for each of the columns
-        # What a token adds to a text shows only behind it: its space, its part of a character.
+        # What the likeliest token adds to the text, which the page appends: a token decoded alone may lose its space,
+        # or be one byte of a character. So the text is decoded with and without it, and its beginning is cut off.
         longer = self.tokens.decode([*reading.ids, int(reading.now.argmax())])
         return {"next": rows, "follow": follow, "goes_on": longer[len(self.tokens.decode(reading.ids)) :]}
 
@@ -387,12 +435,15 @@ class Desk:
         return self.kind is not None and reading.at >= 0
 
     def _token(self, i: int) -> str:
-        """A token as its text, without the gap before it; a line end as its sign."""
+        """A token as its text, without the gap before it; a line end as its sign, other gaps as a dot."""
         text = self.tokens.shown([i])[0]
         return text.strip() or "\u23ce" * text.count("\n") or "\u00b7"
 
     def _each(self, layer: int, follow: int) -> dict[str, Any]:
-        """What becomes of the answer without each head of one layer alone, all of them in one batch."""
+        """What becomes of the prediction without each head of one layer alone, all of them in one batch.
+
+        "left" is the number of layers that the page has still to ask for.
+        """
         reading = self.readings.get("a")
         if reading is None or not 0 <= layer < len(self.layers):
             raise HeadwiseError(f"layer={layer}: there are {len(self.layers)}, and a text has to be read first")
@@ -402,14 +453,14 @@ class Desk:
         def silence(call: Call) -> Tensor | None:
             if next(runs) != silenced.run:  # of weights that run several times, another layer
                 return None
-            out = call.out.clone()
+            out = call.out.clone()  # (B,H,T,E): the text as often as there are heads
             out[range(n_heads), range(n_heads)] = 0  # of text n head n
             return out
 
         with torch.no_grad(), attach({silenced.site: silence}), evaluating(self.folder.model):
             outcomes = self._outcome(torch.tensor([reading.ids] * n_heads), reading.at)
-        # Of each head its name, and what comes without it: the chance of the followed token, and the likeliest token;
-        # or how alike the mean state stays.
+        # Of each head its name, and what comes without it: the probability of the followed token, and the likeliest
+        # token; or how alike the mean last state stays.
         rows = []
         for name, outcome in zip(silenced.heads, outcomes, strict=True):
             if not self._predicts(reading):

@@ -2,7 +2,8 @@
 
 A model reads a corrupted text; one part of it is given what it had while reading the clean text; how much of the clean
 answer comes back is the effect of that part (Meng et al. 2022, arXiv 2202.05262; Wang et al. 2022, arXiv 2211.00593;
-Heimersheim & Nanda 2024, arXiv 2404.15255). Effects are shares: 0 changes nothing, 1 restores the clean answer.
+Heimersheim & Nanda 2024, arXiv 2404.15255). Effects are shares of the difference between the two answers: 0
+changes nothing, 1 restores the clean answer.
 """
 
 from __future__ import annotations
@@ -43,24 +44,26 @@ from headwise.rungs.tensor import attend
 from headwise.spec import resolve_kv_index
 from headwise.words import unknown
 
-PLACES = ("q", "k", "v", "out", "weights")
+PLACES = ("q", "k", "v", "out", "weights")  # what of a head can be patched: `at` of `patch`, and fields of a `Call`
 
+# As `patch` explains them.
 Ids = Tensor | Sequence[int] | Sequence[Sequence[int]] | str
 Target = Sequence[int | str] | Sequence[Sequence[int]] | Tensor
-ALL = slice(None)  # tokens
+ALL = slice(None)  # every token
 # Numbers of the residual stream, T times C of each text, that run as one batch. More leave the processor's cache, and
 # larger batches of long texts took longer.
 LARGEST = 2**19
 SHARED = ("k", "v")  # places that belong to key/value heads, L3.KV1
 READ = ("q", *SHARED)  # what a head makes of the residual stream
 
-Pair = tuple[Tensor, Tensor, list[int] | None]  # a clean and a corrupted text (T,), and two targets
+Pair = tuple[Tensor, Tensor, list[int] | None]  # a clean and a corrupted text (T,), and two targets or none
 Place = tuple[str, tuple[int, ...]]  # the name of a site, and the query heads whose output changes there
-Receiver = tuple[str, str]  # what reads, q, k or v, and the head, or key/value head, whose it is
+Receiver = tuple[str, str]  # ("q", "L3.H5") or ("k", "L3.KV1"): what of a head, or key/value head, reads
 Key = TypeVar("Key", bound=Hashable)
 Rows = slice | list[int]  # the tokens at which something is changed
 Beside = Callable[[], AbstractContextManager[Any]]  # what else listens to a pass
-Choice = Callable[[Tensor, Tensor | None], tuple[int, int | None]]  # logits (V,) of the texts -> the answer, the other
+# Logits (V,) after the clean and the corrupted text -> the tokens that are compared: the answer, and another or none.
+Choice = Callable[[Tensor, Tensor | None], tuple[int, int | None]]
 Progress = Callable[[int, int], None]  # steps done, and of all
 
 
@@ -75,7 +78,7 @@ class Patching:
     at: str  # q, k, v, out or weights
     effects: dict[str, Interval]  # head, or key/value head, -> share of the difference; 1 is all of it
     clean: Interval  # the difference of logits, answer minus other, of the clean texts
-    corrupted: Interval
+    corrupted: Interval  # the same of the corrupted ones
     by_position: dict[str, NDArray[np.float64]] = field(default_factory=dict)  # (T,), where positions="each"
 
     def strongest(self, n: int = 5) -> list[str]:
@@ -138,8 +141,8 @@ def patch(
         require_slopes(model)
     pairs = _pairs(model, clean, corrupted, target)
     passes = Passes(model, layers_of(model))
-    effects = defaultdict(list)  # of each head what every pair of texts gave
-    by_position = defaultdict(list)  # of each head pair after pair, token after token
+    effects = defaultdict(list)  # head -> its effect in each pair of texts
+    by_position = defaultdict(list)  # head -> its effect at each token of the first pair, then of the next
     ends = []  # of each pair the difference that its clean text has, and its corrupted one
     with evaluating(model):
         for number, pair in enumerate(pairs, 1):
@@ -152,7 +155,7 @@ def patch(
                 for t in range(T):
                     for name, effect in study.effects(at, alone(names), [t]).items():
                         by_position[name].append(effect)
-            rows = _positions(positions, T)
+            rows = _positions(positions, T)  # with "each" all tokens: `effects` are of them at once
             if contexts is not None:
                 table = study.carried(contexts)
             elif fast:
@@ -207,6 +210,7 @@ def path_effects(
 
 
 def _pairs(model: nn.Module, clean: Ids, corrupted: Ids, target: Target | None) -> list[Pair]:
+    # The arguments of `patch`, checked, pair by pair.
     # A copy is no tensor of torch.inference_mode, which a backward pass could not keep.
     good, bad = (torch.as_tensor(ids_of(model, ids)).clone() for ids in (clean, corrupted))
     if good.shape != bad.shape:
@@ -232,7 +236,7 @@ def _pairs(model: nn.Module, clean: Ids, corrupted: Ids, target: Target | None) 
 def _positions(positions: Sequence[int] | str | None, T: int) -> Rows:
     if positions is None or positions == "each":
         return ALL
-    if isinstance(positions, str) or not len(positions):
+    if isinstance(positions, str) or not len(positions):  # `len`, as an array has no truth
         raise HeadwiseError(f"positions={positions!r} names no token; pass a list, or 'each'")
     for position in positions:
         if not -T <= position < T:
@@ -243,13 +247,13 @@ def _positions(positions: Sequence[int] | str | None, T: int) -> Rows:
 # Passes of one model
 
 
-@dataclass(eq=False)
+@dataclass(eq=False)  # each is itself alone, as is a variant, so that it can be a key
 class Reading:
-    """A text (1,T) that a model reads, and what is kept of that."""
+    """A text (1,T) that a model reads, and what is kept of that; empty before."""
 
     ids: Tensor
     calls: dict[str, Call] = field(default_factory=dict)  # of each attention, by the name of its site
-    outputs: dict[nn.Module, Any] = field(default_factory=dict)  # of each block
+    outputs: dict[nn.Module, Any] = field(default_factory=dict)  # what each block gave, blocks in their order
     answer: Tensor = field(default_factory=partial(torch.empty, 0))  # (V,) logits of the token that is answered
 
 
@@ -258,10 +262,10 @@ class Variant:
     """A text in which something changes from one block on; what lies below is not computed again."""
 
     reading: Reading
-    turns: range  # the numbers of the blocks that it passes; without the last block there are no logits to be asked for
-    handlers: Mapping[Site, Handler]  # what it changes, or keeps, of calls
-    ask: Callable[[Tensor], float]  # of the logits (V,) of its answer
-    beside: Beside | None = None  # of a text itself, which runs alone: what else listens to it
+    turns: range  # numbers of the blocks that it passes; one that ends before the last has no logits, and no answer
+    handlers: Mapping[Site, Handler]  # what it changes of calls; the pass of a text itself keeps them
+    ask: Callable[[Tensor], float]  # logits (V,) of its answer -> the number that it was to be asked for
+    beside: Beside | None = None  # of the pass of a text itself, which runs alone: what else listens to it
 
 
 class Passes:
@@ -351,7 +355,10 @@ class Passes:
         progress: Progress = no_progress,
         beside: Callable[[int], None] = lambda layer: None,
     ) -> dict[Key, float]:
-        """What each variant was to be asked. `beside` is called with each layer's number, while it has its weights."""
+        """What each variant was to be asked, of those that reach the logits.
+
+        `beside` is called with each block's number, while the block has its weights.
+        """
         answers: dict[Variant, float] = {}
         groups, depth = self._groups([*variants.values()]), len(self.blocks)
         for number, group in enumerate(groups):
@@ -362,7 +369,7 @@ class Passes:
             n_single = depth - 1 if self.stream is not None else max(each.turns.start for each in group)
             singles = [range(n, n + 1) for n in range(n_single)]
             for turns in [*singles, range(n_single, depth)]:
-                with loaded(self.model, turns.start):
+                with loaded(self.model, turns.start):  # of a streamed model `turns` has this block alone
                     passing = [each for each in group if not set(turns).isdisjoint(each.turns)]
                     for joined in self._joined(passing):
                         self._advance(joined, turns, states, answers)
@@ -376,7 +383,7 @@ class Passes:
         """Those that go up together: as many as run at once; of a streamed model all whose states fit into memory."""
         if self.stream is None:
             return self._joined(variants)
-        # `portions` takes documents and asks for nothing but their lengths, which a range has, too.
+        # `portions` takes documents and asks for nothing but their lengths, and a range has the length of its text.
         sizes = [range(each.reading.ids.numel()) for each in variants]
         return [variants[start : start + len(part)] for start, part in portions(self.model, sizes)]
 
@@ -398,7 +405,7 @@ class Passes:
             most = self.stream.at_once // reading.ids.numel()
         else:
             most = LARGEST // _hidden(next(iter(reading.outputs.values()))).numel()
-        return len(before) < most  # a text larger than that runs alone: then `most` is 0
+        return len(before) < most  # `most` is 0 for a text larger than that: each of its variants runs alone
 
     def _advance(
         self,
@@ -408,7 +415,7 @@ class Passes:
         answers: dict[Variant, float],
     ) -> None:
         """Take variants through some blocks as one batch, and where these are the last ones ask them."""
-        reading, beside = joined[0].reading, joined[0].beside
+        reading, beside = joined[0].reading, joined[0].beside  # of all of them, by `_fits`
         # Variants that run as one batch end at the same block, maybe before the last of `turns`.
         passed = self.blocks[turns.start : min(turns.stop, joined[0].turns.stop)]
         is_end = passed[-1] is self.blocks[-1]
@@ -426,7 +433,7 @@ class Passes:
         for layer in self.layers:
             if layer.block in passed and any(layer.site in each.handlers for each in joined):
                 handlers[layer.site] = partial(_in_turn, joined, layer.site)
-        stopped = []
+        stopped = []  # the states behind the last block that is passed
 
         def halt(block: nn.Module, args: Any, gave: Any) -> None:
             stopped.append(_hidden(gave))
@@ -446,10 +453,10 @@ class Passes:
         if is_end:
             for each, logits_v in zip(joined, logits_nv, strict=True):
                 answers[each] = each.ask(logits_v)
-        else:
+        elif stopped:  # empty behind a block that does not run: the states are still those of the one before
             # States of all variants of a streamed model wait here, and main memory is larger than that of a device.
             state = stopped[0] if self.stream is None else stopped[0].cpu()
-            states |= zip(joined, torch.split(state, 1), strict=True)
+            states |= zip(joined, torch.split(state, 1), strict=True)  # (1,T,C) each
 
 
 def _hidden(output: Any) -> Tensor:
@@ -482,7 +489,7 @@ class Study:
     """
 
     def __init__(self, passes: Passes, clean: Tensor, corrupted: Tensor, target: Sequence[int] | Choice | None) -> None:
-        self.passes, self.layers, self.wanted = passes, passes.layers, target
+        self.passes, self.layers, self.wanted = passes, passes.layers, target  # `_aim` makes `target` of `wanted`
         device = device_of(passes.model)
         self.clean_text, self.text = (Reading(ids[None].to(device)) for ids in (clean, corrupted))
         self.target: tuple[int, int | None] = (0, None)  # a place-holder until both texts are read
@@ -514,7 +521,7 @@ class Study:
             self.target = self.wanted(good, bad)
         else:
             first, second = self.wanted or (int(good.argmax()), int(bad.argmax()))
-            self.target = first, second
+            self.target = first, second  # unpacked, since a list says nothing of its length to the type checker
         if self.target[0] == self.target[1]:
             raise HeadwiseError(
                 f"both texts are answered with token {self.target[0]}, so there is no difference to bring back; pass "
@@ -536,10 +543,12 @@ class Study:
         return (float(self._difference(logits_v)) - self.corrupted) / (self.clean - self.corrupted)
 
     def names(self, at: str) -> dict[str, Place]:
-        """Every head, or key/value head, of the model by name."""
+        """The place of every head by name; at k and v that of every key/value head, with the heads that read it."""
         places: dict[str, Place] = {}
         for layer in self.layers:
             site, call = layer.site, self.text.calls.get(layer.site.name)
+            if call is None and self.text.calls:
+                continue  # it did not run, as cross attention to images that a text alone does not have
             # No call yet: a streamed model is asked for the names of its heads, at="out", before it reads the texts.
             H = site.n_heads if call is None else call.q.shape[1]
             if at not in SHARED or call is None:
@@ -558,13 +567,16 @@ class Study:
         rows: Rows = ALL,
         progress: Progress = no_progress,
     ) -> dict[Key, float]:
-        """The effect of each of these sets of heads."""
+        """The effect of each of these sets of heads, patched together; see `variants`."""
         return self.passes.asked(self.variants(at, sets, rows), progress)
 
     def variants(self, at: str, sets: Mapping[Key, Iterable[str]], rows: Rows = ALL) -> dict[Key, Variant]:
-        """The corrupted text with each of these sets of heads, or key/value heads, as it was in the clean run."""
+        """The corrupted text with each of these sets of heads, or key/value heads, as it was in the clean run.
+
+        sets  any key -> names of the heads, whose effect will have that key
+        """
         places = self.names(at)
-        heads_of: dict[Key, dict[str, list[int]]] = {}
+        heads_of: dict[Key, dict[str, list[int]]] = {}  # key of a set -> site -> numbers of its query heads
         for key, names in sets.items():
             heads_of[key] = defaultdict(list)
             for name in names:
@@ -601,6 +613,7 @@ class Study:
         for _ in range(contexts):
             drawn = torch.rand(len(names), generator=generator) < 0.5
             half = {name for name, chosen in zip(names, drawn, strict=True) if chosen}
+            # The half itself, by the name "", and for each head the half with it, or, where it is inside, without it.
             shares = self.effects("out", {"": half, **{name: half ^ {name} for name in names}})
             # Leaving is joining undone.
             tables.append({name: (shares[name] - shares[""]) * (-1 if name in half else 1) for name in names})
@@ -619,14 +632,14 @@ class Study:
             )
         if at == "weights":  # the clean queries and keys; the options, among them the mask, stay those of this text
             return _attend(clean._replace(options=call.options), call.v)
-        if at == "q":
+        if at == "q":  # of all tokens: what a head gives at one hangs on its query alone, and the variant takes `rows`
             return _attend(call._replace(q=clean.q), call.v)
         changed = getattr(call, at).clone()
         changed[:, :, rows] = getattr(clean, at)[:, :, rows]
         return _attend(call._replace(k=changed), call.v) if at == "k" else _attend(call, changed)
 
     def estimate(self, names: Iterable[str], rows: Rows) -> dict[str, float]:
-        """What one backward pass says of the effect of each head's output."""
+        """What one backward pass says of the effect of each head's output: its change times the answer's slope."""
 
         def answer() -> Tensor:
             return self._difference(answer_logits(self.passes.model, self.text.ids, self.passes.position)[0])
@@ -637,19 +650,19 @@ class Study:
             site, h = place_of(name)
             clean, corrupted = self.clean_text.calls[site].out, self.text.calls[site].out
             moved = clean[0, h, rows] - corrupted[0, h, rows]
-            gained = float((moved * slopes[site][0, h, rows]).sum())  # to first order
+            gained = float((moved * slopes[site][0, h, rows]).sum())  # of the difference of logits, to first order
             effects[name] = gained / (self.clean - self.corrupted)
         return effects
 
     def paths(
         self, receivers: Iterable[Receiver], senders: Iterable[str] | None = None, progress: Progress = no_progress
     ) -> dict[Receiver, dict[str, float]]:
-        """Of each receiver, such as ("q", "L3.H5"), the effect of each earlier head through what it reads.
+        """Of each receiver, such as ("q", "L3.H5"), the effect of each earlier head, a sender, through what it reads.
 
         First each sender gives its clean output, and what all receivers make of that is kept; then each receiver has
         it, from one sender after another.
         """
-        order = [layer.site.name for layer in self.layers]
+        order = [layer.site.name for layer in self.layers]  # from the first layer up
         heads = self.names("out")
         places = {(at, name): self.names(at)[name] for at, name in receivers}
         earlier = {}  # receiver -> the chosen heads of layers below it
@@ -662,7 +675,7 @@ class Study:
         every_sender = set().union(*earlier.values())
         # Senders in the order of the model. They stand before those that receive: where both go up in one group, what a
         # sender leaves in `arrived` is there when a receiver's layer runs.
-        variants = self._sent(filter(every_sender.__contains__, heads), places, arrived)
+        variants = self._sent(filter(every_sender.__contains__, heads), places, arrived)  # they end without an answer
         for receiver, from_senders in earlier.items():
             for sender in from_senders:
                 variants[receiver, sender] = self._received(receiver, places[receiver], sender, arrived)
@@ -685,12 +698,16 @@ class Study:
             return self.text.calls[site].out
 
         order = [layer.site.name for layer in self.layers]
-        last = max(order.index(site) for site, _ in receivers.values())
+        last = max(order.index(site) for site, _ in receivers.values())  # the highest layer with a receiver
         stop = self.passes.blocks.index(self.layers[last].block) + 1
         variants = {}
         for sender, variant in self.variants("out", alone(senders)).items():
             above = self.layers[order.index(place_of(sender)[0]) + 1 : last + 1]
-            frozen = {layer.site: partial(freeze, sender, layer.site.name) for layer in above}
+            frozen = {
+                layer.site: partial(freeze, sender, layer.site.name)
+                for layer in above
+                if layer.site.name in self.text.calls  # not one that did not run
+            }
             turns = range(variant.turns.start, stop)
             variants[sender] = replace(variant, turns=turns, handlers={**variant.handlers, **frozen})
         return variants
@@ -702,7 +719,7 @@ class Study:
         at, name = receiver
         site, members = place
 
-        def new_outs(site: str) -> Tensor:
+        def new_outs(site: str) -> Tensor:  # when the variant passes: `arrived` is empty before
             call = self.text.calls[site]
             changed = getattr(call, at).clone()
             changed[0, place_of(name)[1]] = arrived[receiver, sender]
@@ -724,8 +741,8 @@ def alone(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _attend(call: Call, v: Tensor) -> Tensor:
-    """What a call would give of other values."""
-    if call.weights is None:  # else a foreign module made the weights itself
+    """What the heads of a call would give, (B,H,T,E), of other values."""
+    if call.weights is None:  # else a foreign module made them itself, of what is not known: they stay
         return attend(call.q, call.k, v, call.options)
     # Query heads of a key/value head; they lie side by side, since such a call has no `kv_index`.
     n_readers = call.weights.shape[1] // v.shape[1]
@@ -754,6 +771,7 @@ class _Replay:
 
     def __init__(self, block: nn.Module) -> None:
         # `before` is a `forward` that somebody had set on this very block, not on its class: it is put back at the end.
+        # `vars` has only what was set on the block itself; a method of its class is not there.
         self.block, self.forward, self.before = block, block.forward, vars(block).get("forward")
         # For each pass that replays the block: a function that says whether it is called in that pass, and the output.
         self.outputs: list[tuple[Callable[[], bool], Any]] = []
@@ -787,11 +805,14 @@ def _replayed(block: nn.Module, is_inside: Callable[[], bool], output: Any) -> I
                     block.forward = replay.before
 
 
-_lock = Lock()
+_lock = Lock()  # of `_replayed`
 
 
 def chosen_heads(places: Mapping[str, Place], heads: Iterable[str] | None, at: str) -> list[str]:
-    """The named heads, or all, in the order of the model."""
+    """The named heads, or all, in the order of the model; `places` has all that there are at `at`.
+
+    Raises HeadwiseError for a name that is not among them.
+    """
     if isinstance(heads, str):
         raise HeadwiseError(f"heads={heads!r} must be a list of names, such as [{heads!r}]")
     names = list(places if heads is None else heads)

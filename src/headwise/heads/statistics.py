@@ -4,10 +4,10 @@ To add one, write it into `Statistics`. It is then measured, is an attribute of 
 heads, and stands in tables, files and reports. Its words for readers stand in `[column]` and `[meaning]` of
 `words.toml`, its plain form in `tests/heads/dense.py`.
 
-A formula reads the weights of some heads on one document, and gives a number for each head and row, (H,n). What it may
-read is defined in `headwise.heads.blocks.Dense`, on whole maps; `Sums` has the same for texts of any length. With p_ij
-the weight that query i gives key j, `b.total(x)` is the sum of p x over the keys, and `b.mass` that of p. This file
-imports no torch.
+A formula reads the weights of H heads on one document, of which n rows are measured, and gives (H,n) numbers. Its
+argument `b` is a `Dense` or a `Sums` of `headwise.heads.blocks`: the first defines what it may read, on whole maps; the
+second has the same for texts of any length. With p_ij the weight that query i gives key j, `b.total(x)` is the sum over
+the keys of p x, and `b.mass` that of p, which is 1 without a sink. This file imports no torch.
 """
 
 from __future__ import annotations
@@ -25,27 +25,31 @@ from headwise.words import unknown
 if TYPE_CHECKING:
     from torch import Tensor
 
-V = TypeVar("V")
-Formula = Callable[[Any], "Tensor"]
+V = TypeVar("V")  # what a holder has of each statistic: a float, an array, an interval
+Formula = Callable[[Any], "Tensor"]  # of a `Dense` or a `Sums`
 
+# What must be known to measure a statistic.
 POSITIONS = "positions"  # queries and keys are one sequence, so that there are distances
 IDS = "ids"  # the tokens are known
 W_O = "W_O"  # what is done to the head's output is known
 TOP = "top"  # the key with the largest weight is looked for
 
 
-@dataclass(eq=False)
+@dataclass(eq=False)  # each is itself alone
 class Statistic:
-    """What a number about a head means, and where it comes from. In a class it is an attribute with that number."""
+    """What a number about a head means, and where it comes from.
+
+    It is a descriptor: `Statistics.entropy` is the entry itself, and `head.entropy` is the number, `head["entropy"]`.
+    """
 
     meaning: str  # and unit, for a reader
     formula: Formula | None = None  # None: a survey takes it from all documents together, or from the weights
-    needs: tuple[str, ...] = ()  # POSITIONS, IDS, W_O, TOP, or a marked set of keys
-    repeated: str = ""  # it is this statistic, measured on random tokens that are repeated
+    needs: tuple[str, ...] = ()  # POSITIONS, IDS, W_O, TOP, or the name of a marked set of keys
+    repeated: str = ""  # it is the statistic of this name, measured on random tokens that are repeated
     even: str = ""  # the statistic whose value for even attention is the control; default: its own
-    name: str = ""
+    name: str = ""  # that of the attribute
 
-    def __set_name__(self, owner: type, name: str) -> None:
+    def __set_name__(self, owner: type, name: str) -> None:  # Python calls it when the class is made
         self.name = name
 
     @overload
@@ -59,7 +63,8 @@ class Statistic:
 class Statistics(ABC, Generic[V]):
     """What is known of a head: a number for each statistic, an array of numbers, or an interval, by name.
 
-    A statistic that was not measured, such as a distance in cross attention, raises MissingError.
+    A statistic that was not measured, such as a distance in cross attention, raises MissingError, a HeadwiseError that
+    is a KeyError and an AttributeError.
     """
 
     @abstractmethod
@@ -79,6 +84,7 @@ class Statistics(ABC, Generic[V]):
         lambda b: b.spread,
         (POSITIONS,),
     )
+    # `b.back(k)` is the weight of the key k before the query.
     self = Statistic("mass on the token itself", lambda b: b.back(0), (POSITIONS,))
     previous = Statistic(
         "mass on the token right before; the first row, which has none, counts as 0", lambda b: b.back(1), (POSITIONS,)
@@ -91,15 +97,19 @@ class Statistics(ABC, Generic[V]):
         "mass on separators and punctuation, the first token left out", lambda b: b.on("delimiter"), ("delimiter",)
     )
     rare = Statistic("mass on the rarest tenth of the document's tokens", lambda b: b.on("rare"), ("rare",))
+    # A key that is drawn by even attention is one of those with this probability.
     rare_top = Statistic(
         "share of rows that look hardest at one of those",
         lambda b: b.top_in("rare"),
         ("rare", TOP),
         even="rare",
     )
+    # No formula, for the offset is that at which all documents together look most. A key that is drawn by even
+    # attention over n keys stands at a given offset with probability 1/n, which is its largest weight.
     positional = Statistic(
         "share of the rows with a key at one fixed offset that look hardest at it, -1 to 1 left out", even="confidence"
     )  # Voita et al. 2019, section 5.1
+    # Measured by `headwise.heads.tally`, but for the norm.
     duplicate = Statistic("mass on the earlier copy, in random tokens repeated", repeated="same_token")
     prefix = Statistic("mass on what came after that copy, in random tokens repeated", repeated="induction")
     copying = Statistic("from the weights: does it raise the logits of what it looks at? -1 to 1")
@@ -107,19 +117,24 @@ class Statistics(ABC, Generic[V]):
 
 
 def all_statistics() -> dict[str, Statistic]:
-    """Every statistic by name, in the order in which they are shown."""
+    """Every statistic by name, in the order in which they are shown: that of the class."""
     return {name: value for name, value in vars(Statistics).items() if isinstance(value, Statistic)}
 
 
 def formula_of(name: str) -> Formula:
-    """The formula of a statistic that has one."""
+    """The formula of a statistic that has one; of another it is an error of the caller."""
     formula = all_statistics()[name].formula
     assert formula is not None, name
     return formula
 
 
 def formulas(known: Collection[str], offsets: Iterable[int], marks: Iterable[str]) -> dict[str, Formula]:
-    """What can be measured where this is known; `offset_k` for a distance k of 2 or more; the caller's sets of keys."""
+    """The formulas of what can be measured, by name.
+
+    known    of POSITIONS, IDS, W_O and TOP what is known
+    offsets  distances k whose mass is wanted as `offset_k`; -1, 0 and 1 are statistics by other names
+    marks    names of the marked sets of keys: "delimiter" and "rare" are statistics, any other is measured by its name
+    """
     known = {*known, *marks}
     table = all_statistics()
     measured = {name: item.formula for name, item in table.items() if item.formula and known.issuperset(item.needs)}
@@ -135,5 +150,6 @@ def unknown_statistic(name: str, known: Iterable[str]) -> MissingError:
 
 def unknown_head(name: object, known: Sequence[str]) -> MissingError:
     """What to raise for a head that the model does not have."""
+    # What `unknown` says where no name is like it.
     offer = f"there are {len(known)}, {known[0]} to {known[-1]}"
     return MissingError(str(unknown(f"no head {name!r}", name, known, offer)))

@@ -1,7 +1,8 @@
 """The arithmetic of one head at one position, number by number; and a small model to show it on.
 
-The model is copied to double precision and run once on the text. What the layer's attention was given comes from a
-watcher, what stands around the layer from hooks on the copy; the softmax steps come from the tensor rung's `trace`.
+The model is copied to double precision and run once on the text. `observe` hands over what the layer's attention was
+given, and torch's hooks what the modules around it read and give. `trace` of the tensor rung gives the steps from
+scores to weights. The stages of a query or key before that, which no run shows, are computed here.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ from headwise.records import Call, HeadSteps, KeySteps, VectorStage
 from headwise.rungs.tensor import trace
 from headwise.words import Note, refusal
 
-EXAMPLE_STEPS, EXAMPLE_SEED = 200, 0  # of the training of `example_model`: about a second
+EXAMPLE_STEPS = 200  # updates that `example_model` is trained for: about a second; more would make a better model
+EXAMPLE_SEED = 0  # of its weights and batches
 
 
 class _Seen(NamedTuple):
-    """What a run of the double-precision copy left behind; T tokens, width C."""
+    """What a run of the double-precision copy left behind; T tokens, width C of the model."""
 
     layer: MultiHeadAttention
     call: Call
@@ -48,10 +50,11 @@ class _Seen(NamedTuple):
 def head_steps(
     model: GPT, ids: Sequence[int], tokens: Sequence[str], layer: int, head: int, at: int, name: str
 ) -> HeadSteps:
-    """Every step of head `head` of layer `layer` at position `at` of the ids (T,); `tokens` are the ids as text.
+    """Every step of head `head` of layer `layer` at position `at` of the ids (T,).
 
+    `tokens` are the ids as text, one by one, and `name` is what a reader calls the model.
     Vaswani et al. 2017 (arXiv 1706.03762), section 3.2; W_O as a sum over heads: Elhage et al. 2021, "A Mathematical
-    Framework for Transformer Circuits". Computed in float64 on a copy: the model is left as it is, and its own numbers
+    Framework for Transformer Circuits". Computed in float64 on a copy; the model is left as it is, and its own numbers
     agree to its own precision. Raises HeadwiseError when there is no such layer, head or position, when the text is
     empty or longer than the context, and when ids and tokens differ in number.
     """
@@ -65,10 +68,11 @@ def head_steps(
     seen = _run(model, ids, layer)
     spec, call = seen.layer.spec, seen.call
     _check_place("head", head, spec.n_heads, layer=layer)
-    chosen = seen.layer.heads[head]
+    chosen = seen.layer.heads[head]  # its own rows of the weights: `wq` (D,C), `bq` (D,), `wo` (C,E), ...
     if seen.layer.o_proj is None:
         raise HeadwiseError("this layer has no output projection, so no head adds through one; trace a layer with W_O")
-    outs = zip(seen.layer.heads, call.out[0, :, at], strict=True)  # of each head what it gives at `at`, (E,)
+    outs = zip(seen.layer.heads, call.out[0, :, at], strict=True)  # with each head what it gives at `at`, (E,)
+    # (H,C) What each head adds to the residual stream. The `if` is for the type checker: each has its `wo`.
     added = torch.stack([each.wo @ out for each, out in outs if each.wo is not None])
     q_norm, k_norm, bias = seen.layer.q_norm, seen.layer.k_norm, seen.layer.o_proj.bias
     query = _stages(seen.layer, q_norm, chosen.wq, chosen.bq, seen.normed[at], at, call.q[0, head, at])
@@ -88,7 +92,7 @@ def head_steps(
         k_gain=None if k_norm is None else _floats(k_norm.weight),
         norm_eps=None if q_norm is None else q_norm.eps,
         pairs=spec.rope.pairs(spec.head_dim) if spec.rope else (),  # numbers that are rotated together
-        **_softmax(seen, head, at, query[-1].values),
+        **_softmax(seen, head, at, query[-1].values),  # from `scale` to `summed`
         gate=None if gate is None else float(torch.as_tensor(gate)[head]),
         out=_floats(call.out[0, head, at]),
         wo=_rows(chosen.wo),
@@ -102,6 +106,7 @@ def head_steps(
 
 
 def _check_place(what: str, number: int, count: int, **facts: int) -> None:
+    # Refuse a number that none of `count` places has. Messages such as `no_head` stand in words.toml, with `facts`.
     if not 0 <= number < count:
         last = "0" if count == 1 else Note.of("refused.up_to", last=count - 1)
         raise refusal(f"no_{what}", number=number, count=count, last=last, **facts)
@@ -111,12 +116,13 @@ def _run(model: GPT, ids: Sequence[int], number: int) -> _Seen:
     """One run of a copy of the model in float64 on the CPU, noting what happens around one layer."""
     twin = copy.deepcopy(model).to("cpu", torch.float64).eval()
     block = twin.blocks[number]
-    assert isinstance(block, Block)
-    noted = {}  # the fields of `_Seen` by their names; [0] takes the only text of the batch
+    assert isinstance(block, Block)  # for the type checker: torch's list of modules says `Module`
+    noted = {}  # the fields of `_Seen` by their names, each (T,C)
     calls: list[Call] = []
     # What a module reads is what the step before it gave: the feed-forward's norm reads the stream after the attention.
     for name, module in (("x", block.attention_norm), ("normed", block.attention), ("x_new", block.feed_forward_norm)):
-        # `name=name` holds the name of this turn of the loop, not of the last one.
+        # `name=name` keeps the name of this turn of the loop; else all hooks would use the last one. `inputs` are
+        # the module's arguments: the first is (1,T,C), and [0] takes the only text of the batch.
         module.register_forward_pre_hook(lambda _, inputs, name=name: noted.update({name: inputs[0][0]}))
     block.attention.register_forward_hook(lambda _, inputs, output: noted.update(out=output[0]))
     with observe(block.attention, calls.append):
@@ -133,11 +139,14 @@ def _stages(
     position: int,
     final: Tensor,
 ) -> tuple[VectorStage, ...]:
-    """A query or key (D,) of one position from its projection to `final`, which the attention was given."""
+    """A query or key (D,) of one position, from its projection to `final`, which the attention was given.
+
+    `x` (C,) is what the layer reads there, `weight` (D,C) and `bias` (D,) project it, `norm` is the qk-norm.
+    """
     rope = layer.spec.rope
     projected = weight @ x if bias is None else weight @ x + bias
     stages = [VectorStage("projected", _floats(projected))]
-    # "turned" is how the JSON of `trace` calls what is rotated.
+    # Two stages may follow, either of them first; a layer may lack both. In the JSON of `trace` a rotation is "turned".
     is_rotated_first = rope is not None and rope.before_norm
     for kind in ("turned", "normed") if is_rotated_first else ("normed", "turned"):
         before = stages[-1].values
@@ -145,40 +154,42 @@ def _stages(
             stages.append(_rotated(rope, layer.spec.head_dim, before, position))
         elif kind == "normed" and norm is not None:
             values = torch.tensor(before, dtype=torch.float64)
-            rms = math.sqrt(float(values.square().mean()) + (norm.eps or 0.0))
+            rms = math.sqrt(float(values.square().mean()) + (norm.eps or 0.0))  # shown beside the values
             stages.append(VectorStage("normed", _floats(norm(values)), rms=rms))
-    stages[-1] = replace(stages[-1], values=_floats(final))  # the model's own numbers have the last word
+    # The model's own numbers have the last word: these may differ by rounding, and the scores come of those.
+    stages[-1] = replace(stages[-1], values=_floats(final))
     return tuple(stages)
 
 
 def _rotated(rope: RoPE, head_dim: int, values: tuple[float, ...], position: int) -> VectorStage:
     """Values (D,) rotated by the angles of a position."""
-    frequencies, factor = rope.frequencies(head_dim)
+    frequencies, factor = rope.frequencies(head_dim)  # the factor is 1 but for yarn, which scales cosines and sines
     angles = torch.tensor(frequencies, dtype=torch.float64) * position
-    # `Rotation` of the tensor rung keeps its table in float32, also in a float64 model. So these are rounded, too, and
-    # are the very cosines that it multiplies by.
+    # `Rotation` of the tensor rung keeps its table in float32, also in a float64 model. So these are rounded, too,
+    # and are the very cosines that it multiplies by.
     cos = _floats((angles.cos() * factor).float())
     sin = _floats((angles.sin() * factor).float())
     result = list(values)
-    for m, (a, b) in enumerate(rope.pairs(head_dim)):
+    for m, (a, b) in enumerate(rope.pairs(head_dim)):  # features that no pair has are not rotated
         result[a] = values[a] * cos[m] - values[b] * sin[m]
         result[b] = values[b] * cos[m] + values[a] * sin[m]
     return VectorStage("turned", tuple(result), cos=cos, sin=sin)
 
 
 def _softmax(seen: _Seen, head: int, at: int, query: tuple[float, ...]) -> dict[str, Any]:
-    """The fields of HeadSteps from the scores to the sum of the weighted values."""
+    """The fields of HeadSteps from the scores to the sum of the weighted values; `query` (D,) is the scored one."""
     call, layer = seen.call, seen.layer
     steps = trace(call.q, call.k, call.v, call.options)
     chosen = layer.heads[head]
+    # (S,) The row of this query in four records (B,H,T,S), each made of the one before. `masked` are the logits.
     scores, capped, logits, weights = (
         record[0, head, at].tolist() for record in (steps.scores, steps.capped, steps.masked, steps.weights)
     )
-    visible = [j for j, logit in enumerate(logits) if logit > -math.inf]
+    visible = [j for j, logit in enumerate(logits) if logit > -math.inf]  # keys that the mask does not hide
     sink = None if chosen.sink is None else float(chosen.sink)
     if sink == -math.inf or not visible:
         sink = None  # a sink of -inf takes no weight; and a query that sees no key gives 0, whatever its sink
-    terms = [logits[j] for j in visible]
+    terms = [logits[j] for j in visible]  # what the softmax runs over: a sink is one extra logit
     if sink is not None:
         terms.append(sink)
     top = max(terms, default=0.0)  # subtracted before exp, as the rungs do, so that nothing overflows
@@ -194,10 +205,10 @@ def _softmax(seen: _Seen, head: int, at: int, query: tuple[float, ...]) -> dict[
                 position=j,
                 stages=stages,
                 products=products,
-                dot=math.fsum(products),
+                dot=math.fsum(products),  # rounded once, at the end
                 score=scores[j],
                 capped=capped[j],
-                bias=logits[j] - capped[j],
+                bias=logits[j] - capped[j],  # what the mask adds, such as ALiBi's slope times the distance
                 logit=logits[j],
                 shifted=logits[j] - top,
                 exp=math.exp(logits[j] - top),
@@ -225,20 +236,23 @@ def _floats(values: Tensor) -> tuple[float, ...]:
 
 
 def _rows(matrix: Tensor | None) -> tuple[tuple[float, ...], ...]:
+    # None stands only in the type of a head's `wo`.
     return () if matrix is None else tuple(map(_floats, matrix))
 
 
 def example_model() -> tuple[GPT, Tokens, str]:
-    """A model of the preset `microgpt` trained for a second on given names, its tokenizer, and what to call it.
+    """A model of the preset `microgpt` trained for a second on given names (Anna, ...), its tokenizer, and its name.
 
     It is the same each time on the same machine. Torch's own random state is left as it was.
     """
     preset = find_preset("microgpt")
     names = read_text(packaged("names")).split()
-    tokens = Tokens.characters("".join(names), boundary=True)
-    data = Documents.of_lines(tokens, names, names[:1], preset.shape["context"])  # one name held out: none is measured
+    tokens = Tokens.characters("".join(names), boundary=True)  # one more token begins and ends each name
+    # The held-out text must not be empty, but nothing is measured on it: one name, which stays in the training.
+    data = Documents.of_lines(tokens, names, names[:1], preset.shape["context"])
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), one_thread():
         torch.manual_seed(EXAMPLE_SEED)
         model = GPT(GPTConfig(vocab_size=len(tokens), **preset.shape))
+        # clip=inf: gradients stay as they are. Clipped ones would make another model of the same seed.
         fit(model, replace(preset.recipe, steps=EXAMPLE_STEPS, clip=math.inf), data, EXAMPLE_SEED)
     return model.eval(), tokens, Note.of("tell.names", count=len(names))

@@ -1,9 +1,9 @@
 """What every head of a model does on many documents: means, intervals, controls, roles and effects.
 
-Documents go through the model once; of each, one mean a head and statistic is kept, so that many documents cost no more
-memory than one. Two controls go with every number: attention spread evenly over what the mask allows, and the same
-model with untrained weights. Duplicate-token and induction heads are looked for on random tokens that are repeated
-(Olsson et al. 2022, arXiv 2209.11895), where nothing but the repetition can be used.
+Documents go through the model once. Of each the mean of a statistic over its rows goes into a running mean for each
+head, so that many documents cost no more memory than one. Two controls go with every number: attention spread evenly
+over what the mask allows, and the same model with untrained weights. Duplicate-token and induction heads are looked for
+on random tokens that are repeated (Olsson et al. 2022, arXiv 2209.11895), where nothing but the repetition can be used.
 """
 
 from __future__ import annotations
@@ -51,13 +51,17 @@ from headwise.models.weights import has_record
 from headwise.records import parse_head, share_note
 from headwise.words import Note
 
-EFFECTS = 4096  # tokens that heads are ablated on, in whole documents, two at least
-PROBES, PROBE = 4, 64  # random sequences, and the most tokens of one before it is repeated
-WHOLE, SAMPLE = 200_000_000, 2  # parameters of the largest untrained control; layers of the control of a larger model
+# Round choices, all of them. Of the first two larger ones take more time, and smaller ones make wider intervals.
+EFFECTS = 4096  # tokens that heads are ablated on, in whole documents; two of them at least, for an interval
+PROBES, PROBE = 4, 64  # texts of repeated random tokens, and the most tokens of one before it is repeated
+# A model of more parameters than the first gets an untrained control of so many layers: a whole one takes its memory
+# a second time.
+WHOLE, SAMPLE = 200_000_000, 2
 ABLATE_UP_TO = 10_000_000  # parameters; a larger model is ablated when asked for: it takes a pass for each head
-PATIENCE = 20  # seconds that need no forecast
+PATIENCE = 20  # seconds: what takes less needs no forecast
 GLIMPSE = 64  # tokens by whose time a forecast is made
-GUESS = 0.98  # of the loss of an even guess over the vocabulary: a model above it has learned next to nothing
+# Of the loss of an even guess over the vocabulary. A note says of a loss above it that it is no better than the guess.
+GUESS = 0.98
 ABLATIONS = ("auto", "zero", "mean", "none")
 
 Progress = Callable[[str, int, int], None]  # what is being done, done so far, in all
@@ -92,14 +96,15 @@ def survey(
             "auto" is "zero" for models of up to 10 million parameters
         tokens: cut every text into documents of this many tokens; default: texts that are longer than the model
             takes are cut into documents of so many, and a note says so
-        documents: stop after so many
+        documents: stop after so many documents
         seed: of the untrained control, the repeated tokens and the rows that are drawn
         progress: is called with what is being done, how much of it is done, and how much there is
         relations: what is known to belong together: the Path of a file that `read_relations` reads, "grammar" or
             "meaning" for sentences that come with headwise, or `Relations`, which also are a text; default: of
             the verb corpus
         by_document: keep the mean of each document as well, for `to_frame(by="document")`
-        ranks: processes that read a part of the documents each; all must call, and all get the same survey
+        ranks: the processes of torchrun, which read a part of the documents each; all must call, and all get the
+            same survey; default: this one alone
         keep: a folder in which what was read is kept, so that a survey that is killed goes on there
         rows: a share of the rows of each document, such as 0.125, drawn by `seed`: each is exact, and a note says
             so
@@ -133,13 +138,13 @@ def survey(
 
 
 def _digest(folder: Folder) -> Callable[[], str]:
-    """What names the weights: a digest of their files, or of the tensors of a model that was made in memory.
+    """A function that gives the digest of the weights: of their files, or of the tensors of a model made in memory.
 
-    The result is a function that waits for it. Files are read in a thread of their own, for which no process waits at
-    its end, while the model runs: for those of a model larger than memory it takes a tenth of the survey, and what was
-    read for it need not come from the disk again for its layer.
+    Files are read in a thread of their own while the model runs, and the function waits for that thread: for those of a
+    model larger than memory it takes a tenth of the survey, and what was read for it need not come from the disk again
+    for its layer. The thread is a daemon: a survey that fails does not wait for it at the end of the process.
     """
-    if described(folder.model) is None or not any(folder.path.glob(WEIGHTS)):
+    if described(folder.model) is None or not any(folder.path.glob(WEIGHTS)):  # it was made in memory
         spread = any(site.parts > 1 for site in sites_of(folder.model))
         if spread or stream_of(folder.model) is not None:  # the tensors are not here as a whole: no digest
             return str  # called without arguments it gives ""
@@ -149,7 +154,7 @@ def _digest(folder: Folder) -> Callable[[], str]:
     def run() -> None:
         try:
             if sys.platform == "linux":
-                os.nice(19)  # there of this thread alone: it takes the time that the model leaves
+                os.nice(19)  # the least claim to a processor; on Linux it is that of this thread alone
             outcome.set_result(digest(folder.path))
         except BaseException as error:  # whoever waits would wait for ever
             outcome.set_exception(error)
@@ -165,21 +170,23 @@ def forecast(
     controls: bool = False,
     reading: Callable[[nn.Module], AbstractContextManager[Any]] = watch,
 ) -> str:
-    """How long the documents take at the speed of the first tokens, in a line; nothing where that is seconds.
+    """How long the documents take at the speed of the first tokens, in a line; "" where that is seconds.
 
-    reading  a block in which the model is run as it will be
+    controls  the first CONTROLS documents will run once more, through an untrained control
+    reading   a block in which the model is run as it will be
     """
     ids = torch.tensor([documents[0][:GLIMPSE]])
     for _ in range(2):  # the time of the second counts: the first run of all is slower
         began = time.perf_counter()
         with ask.evaluating(model), reading(model):
             ask.run_body(model, ids)
-    speed = ids.numel() / max(time.perf_counter() - began, 1e-9)
+    speed = ids.numel() / max(time.perf_counter() - began, 1e-9)  # tokens a second; a coarse clock may say 0 s
     to_read = sum(map(len, documents))
     if controls:
         to_read += sum(map(len, documents[:CONTROLS]))
     if to_read / speed < PATIENCE:
         return ""
+    # The phrases of words.toml have these names in braces.
     facts = {"minutes": f"{to_read / speed / 60:,.1f}", "tokens": f"{to_read:,}", "speed": f"{speed:,.0f}"}
     return Note.of("tell.forecast_control" if controls else "tell.forecast", **facts)
 
@@ -196,9 +203,9 @@ class _Study:
         self.notes: list[str] = []
         self.relations = () if self.known_pairs is None else described_relations(self.known_pairs)
         self.roles = (*map(relation_role, self.relations), *ROLES)
-        self.followed: Scores = {}
-        self.untrained: dict[str, float] | None = None
-        # What the loss says of the heads, by name; nothing where there is none.
+        self.followed: Scores = {}  # relation -> name of a head -> how it follows
+        self.untrained: dict[str, float] | None = None  # the control, as `_untrained` gives it
+        # What the loss says of the heads, by name; empty where there is no loss.
         self.importance: Mapping[str, float] = {}
         self.ablation: Mapping[str, Interval] = {}
         self.loss: float | None = None
@@ -206,7 +213,7 @@ class _Study:
     def survey(
         self, controls: bool, how: str, ranks: Ranks, keep: Path | None, by_document: bool, rows: float | None
     ) -> Survey:
-        self.notes += filter(None, [*self.text.about, share_note(rows, self.seed)])
+        self.notes += filter(None, [*self.text.about, share_note(rows, self.seed)])  # the last is "" for all rows
         weights_digest = _digest(self.folder)  # is read while the model runs, and asked for at the end
 
         # The documents, and the repeated tokens.
@@ -215,12 +222,13 @@ class _Study:
         frequent = [token for token, _ in self.text.counts.most_common(FREQUENT)]
         vocabulary = None if self.parts > 1 else vocabulary_product(self.model)
         settings = CONTROLS, self.second_half, frequent, rows, self.seed, by_document, vocabulary
-        stages = "running the model", "repeated tokens"
+        stages = "running the model", "repeated tokens"  # what `progress` is told
         tally = self._tally(partial(Tally, self.model, *settings), documents, stages, ranks, keep)
         self.notes += [f"{line}." for line in [*missing(self.model), *tally.notes]]
-        # MLA: values come out of a latent, so no matrix of the head's own tells what it copies.
+        # MLA: values come out of a latent, so no matrix of the head's own tells what it copies. Without embeddings
+        # copying is not measured of any head, and there is nothing to say.
         latent = [site.name for site in tally.sites.values() if site.w_v is None and site.w_o is not None]
-        if latent and ask.embeddings(self.model) is not None:  # else copying is not measured of any head
+        if latent and ask.embeddings(self.model) is not None:
             self._note("note.compressed", sites=", ".join(latent))
         if not self.probes:
             self._note("note.few_tokens")
@@ -229,20 +237,21 @@ class _Study:
 
         # What needs further passes: relations, controls, effects.
         self.followed = self._follow(self.model, "relations")
-        if controls and self.parts == 1:  # a part has no fresh twin
+        if controls and self.parts == 1:  # of a model that is spread over processes none is made
             self.untrained = self._untrained(vocabulary)
         self._weigh(how)
 
         # Now all is known of each head that its roles hang on.
         profiles = tuple(self._profile(tally, site, h) for site, h in tally.heads())
-        silent = [profile.name for profile in profiles if profile.means.get("norm") == 0]  # as `headwise prune` leaves
+        # They add 0 to the residual stream, such as heads whose part of W_O `headwise prune` has set to 0.
+        silent = [profile.name for profile in profiles if profile.means.get("norm") == 0]
         if silent:
             self._note("note.silent", heads=", ".join(silent))
-        if self.text.note and self.loss is not None:
+        if self.text.note and self.loss is not None:  # it is about the loss on this text
             self.notes.append(self.text.note)
         present: set[str] = set().union(*(profile.scores for profile in profiles))
-        # A mask may hide all keys of a role from all heads: even attention has 0 there. The role is then not said to be
-        # missing.
+        # A mask may hide all keys of a role from all heads: even attention has 0 there. Then the role is left out of
+        # those that were looked for, and no reader takes it for missing. A statistic without a control counts as 1.
         possible = {key for key in present if any(profile.uniform.get(key, 1.0) > 0 for profile in profiles)}
         statistics = {key: item.meaning for key, item in all_statistics().items() if key in present}
         for relation in self.relations:
@@ -269,6 +278,7 @@ class _Study:
         )
 
     def _note(self, key: str, **facts: Any) -> None:
+        # The phrase of `key` in words.toml, with its facts in its braces.
         self.notes.append(Note.of(key, **facts))
 
     def _tally(
@@ -279,15 +289,19 @@ class _Study:
         ranks: Ranks = ALONE,
         keep: Path | None = None,
     ) -> Tally:
-        """What the heads do on documents, on repeated tokens, and by their weights; `blank` makes an empty tally."""
+        """What the heads do on documents, on repeated tokens, and by their weights.
+
+        blank   makes an empty tally
+        stages  what `progress` is told: of the documents, and of the repeated tokens
+        """
         tally, marks = blank(), self.text.marks
         progress, progress_repeated = (partial(self.progress, stage) for stage in stages)
         # Processes that hold some heads each read every document; others share the documents out.
         readers = ALONE if self.parts > 1 else ranks
         if readers.world > 1 or keep is not None:
             tally = read_corpus(blank, documents, marks, progress, readers, keep)
-        elif stream_of(tally.model) is not None:  # its weights are read once for the documents and the repeated tokens
-
+        elif stream_of(tally.model) is not None:
+            # One run for the documents and, behind them, the repeated tokens: so its weights are read once.
             def take(number: int, *seen: Any) -> None:
                 if number < len(documents):
                     tally.take(number, *seen)
@@ -298,21 +312,25 @@ class _Study:
             return tally
         else:
             run_documents(tally.model, documents, tally.take, marks, progress)
-        with ask.encoded():  # of a model that hears, random words say nothing of the encoder
+        with ask.encoded():  # of a model that hears, the encoder is not run: random words say nothing of it
             run_documents(tally.model, self.probes, tally.take_repeated, None, progress_repeated)
         return gather_heads(tally, ranks) if self.parts > 1 else tally
 
     def _untrained(self, vocabulary: Tensor | None) -> dict[str, float] | None:
-        """The largest score that any head reaches in the same model with fresh weights; None where none can be made."""
+        """Statistic -> the largest score of any head of the same model with fresh weights; None where none is made.
+
+        vocabulary  `vocabulary_product` of the model, for a sample, which has the model's own embeddings
+        """
         is_sample = is_sampled(self.model)
         if is_sample and not has_record(self.model):
             self._note("note.no_record", most=f"{WHOLE:,}", family=self.folder.family)
             return None
         fresh, stage = fresh_model(self.model, self.seed), "untrained control"
-        if is_sample:  # its embeddings are the model's own, and so is their product
+        if is_sample:
             self._note("note.sampled", layers=SAMPLE, most=f"{WHOLE:,}")
         else:
             vocabulary = vocabulary_product(fresh)
+        # On 0 documents even attention is measured: that of the model itself is the same.
         blank = partial(Tally, fresh, 0, self.second_half, vocabulary=vocabulary)
         tally = self._tally(blank, self.text.documents[:CONTROLS], (stage, stage))
         largest: dict[str, float] = {}
@@ -324,13 +342,16 @@ class _Study:
         return largest
 
     def _follow(self, model: nn.Module, stage: str) -> Scores:
-        """How the heads follow what is known to belong together."""
+        """How the heads follow what is known to belong together: relation -> head -> scores; {} where none is known."""
         if self.known_pairs is None:
             return {}
         return follow(model, self.known_pairs, self.text.shown, partial(self.progress, stage))
 
     def _weigh(self, how: str) -> None:
-        """Importance and the change in loss, on the first documents; nothing where there is no loss."""
+        """Set `importance`, `loss` and `ablation`, on the first documents; `how` as `ablate` of `survey`.
+
+        A note says why, where there is no loss, or where it would take too long.
+        """
         if self.parts > 1:
             self._note("note.parallel", parts=self.parts)
             return
@@ -342,6 +363,7 @@ class _Study:
             return
         documents, after = self.text.documents, self.text.scored_after
         count = bisect_right(list(accumulate(map(len, documents))), EFFECTS)  # documents that fit into EFFECTS tokens
+        # With the token that ends a line, where the text has one: a model of lines predicts it, too.
         ended = [[*ids, *self.text.end] for ids in documents[: max(2, count)]]
         groups = list(batches([ids[: self.folder.context] for ids in ended]))
         self.progress("importance", 0, 1)
@@ -351,7 +373,7 @@ class _Study:
             return
         with torch.no_grad(), ask.evaluating(self.model):
             losses = [ask.next_token_losses(self.model, ids, after) for ids in groups]
-        self.loss, size = float(torch.cat(losses).mean()), self.folder.vocab_size
+        self.loss, size = float(torch.cat(losses).mean()), self.folder.vocab_size  # the mean over documents
         if size is not None and self.loss > GUESS * math.log(size):  # log V is the loss of an even guess
             self._note("note.guess", loss=f"{self.loss:.2f}", size=f"{size:,}", guess=f"{math.log(size):.2f}")
         self.ablation = ablation(self.model, groups, how, partial(self.progress, "ablation"), after, losses)
@@ -361,16 +383,16 @@ class _Study:
         name = site.head(h)
         part, layer, _ = parse_head(name)
         scores, even, untrained = tally.of_head(site, h), tally.even(site), self.untrained or {}
-        relations, elsewhere = {}, {}
+        relations, elsewhere = {}, {}  # relation -> how the head follows it; its third control
         for relation, by_head in self.followed.items():
             if name in by_head:
                 score = replace(by_head[name], untrained=untrained.get(relation, math.nan))
                 relations[relation] = score
                 scores[relation] = score.mass
                 even[relation] = score.even
-                if math.isfinite(score.elsewhere):
+                if math.isfinite(score.elsewhere):  # NaN where no other token has a key at these distances
                     elsewhere[relation] = score.elsewhere
-        kept = tally.means[site.name]
+        kept = tally.means[site.name]  # of each document, where asked for
         fields: dict[str, Any] = {key: of_site[h].numpy() for key, of_site in tally.first[site.name].items()}
         if site.name in tally.gleanings:
             fields |= tally.gleanings[site.name].fields(h, self.text)
@@ -391,12 +413,15 @@ class _Study:
 
 
 def repeated_tokens(text: Text, context: int | None, seed: int) -> tuple[list[list[int]], int]:
-    """Random tokens of the text, no two alike, then the same again; and the row from which on they are known."""
-    before, after = text.frame
+    """PROBES lists of random tokens of the text, no two alike, then the same again; and the row where that begins.
+
+    None, and row 0, where the text or the model's context has too few tokens.
+    """
+    before, after = text.frame  # the special tokens with which the model's tokenizer surrounds a text
     candidates = sorted(set(text.counts) - text.specials)
-    room = PROBE if context is None else (context - len(before) - len(after)) // 2
+    room = PROBE if context is None else (context - len(before) - len(after)) // 2  # for each of the two halves
     length = min(PROBE, room, len(candidates))
-    if length < 4:  # a repetition of so few tells nothing
+    if length < 4:  # a repetition of so few tells nothing, as attention is on the copy by chance; a round choice
         return [], 0
     generator = torch.Generator().manual_seed(seed)
     texts = []
@@ -407,7 +432,10 @@ def repeated_tokens(text: Text, context: int | None, seed: int) -> tuple[list[li
 
 
 def is_sampled(model: nn.Module) -> bool:
-    """Are a few untrained layers the control of this model, for the sake of memory?"""
+    """Are a few untrained layers the control of this model, for the sake of memory?
+
+    Only models of transformers, whose configs have `num_hidden_layers`, can be built with fewer layers.
+    """
     size = sum(parameter.numel() for parameter in model.parameters())
     return size > WHOLE and hasattr(getattr(model, "config", None), "num_hidden_layers")
 
@@ -421,11 +449,11 @@ def fresh_model(model: nn.Module, seed: int) -> nn.Module:
         from headwise.models.hf import shallow
 
         return shallow(model, SAMPLE, seed)
-    with torch.random.fork_rng(devices=[]):  # and no generator of another device is touched
+    with torch.random.fork_rng(devices=[]):  # without devices it keeps the state of the CPU's generator alone
         torch.default_generator.manual_seed(seed)
         build: Any = type(model)
         fresh: nn.Module = build(model.config)
-    if ask.hears(model):
+    if ask.hears(model):  # its own encoder must hear the same sounds
         sounds = ask.sounds_of(model)
         ask.hear(fresh, sounds.features, sounds.seconds_per_key)
     return fresh.to(next(model.parameters())).eval()

@@ -9,9 +9,9 @@ In plain types and NumPy arrays: no torch here.
 
 A head earns a role when its score reaches the threshold and the lower bound of its interval over documents lies above
 both controls: attention spread evenly over what the mask allows, and the largest score that any head of the same model
-reaches with untrained weights. A single document gives no interval, so no role that a text decides. Of a relation a
-third control is the head itself, at the same distances from other tokens: a head that looks two tokens back wherever
-it stands has found nothing.
+reaches with untrained weights. A single document gives no interval: its lower bound is -inf, so that no role is earned
+by what a text decides. Of a relation a third control is the head itself, at the same distances from other tokens: a
+head that looks two tokens back wherever it stands has found nothing.
 """
 
 from __future__ import annotations
@@ -41,19 +41,23 @@ from headwise.words import Note, key_of
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-BY = ("head", "document")
+BY = ("head", "document")  # what a row of `to_frame` is of
 BLUE = "30,90,200"  # red, green and blue of a weight of 1 in a notebook
-TOKENS = 1024  # of the first document that a survey keeps as text
+TOKENS = (
+    1024  # of the first document that a survey keeps as text, at most: a round number, for the page that shows them
+)
 
-Row = dict[str, Any]
+Row = dict[str, Any]  # column -> value, of a data frame or a card
 Array = NDArray[np.float32]
-Places = Mapping[str, tuple[str, int]]  # of a site the module of its W_O, and a head's width there, where known
+Places = Mapping[str, tuple[str, int]]  # site -> path of the module of its W_O, and a head's width there, where known
 
 
 class HeadRow(Statistics[V]):
-    """One head of a table."""
+    """One head of a table; V is what it has of a statistic: an interval, or an array with a number a row."""
 
-    if TYPE_CHECKING:  # fields of one kind of head, properties of the other
+    # They are fields of `HeadProfile`, a dataclass, and properties of `SeenHead`. For the type checker alone: when it
+    # runs, a property here would forbid the field.
+    if TYPE_CHECKING:
 
         @property
         def name(self) -> str: ...
@@ -66,11 +70,11 @@ class HeadRow(Statistics[V]):
         """The mean of each statistic."""
 
     def picture(self, height: int) -> Markup:
-        """The thumbnail as HTML."""
+        """The thumbnail as HTML, so many pixels high."""
         return picture(self.thumbnail.tolist(), f"{self.name}: keys to the right, queries downwards", height)
 
     def card(self, roles: str = "", drawn: str = "") -> str:
-        """Roles, the numbers in words, and the picture or what is drawn instead."""
+        """The head as HTML: its roles, the numbers in words, and the picture, or the HTML `drawn` in its place."""
         words = f" ({roles}) {self.in_words()}" if roles else f" {self.in_words()}"
         return f"<div><p><b>{escaped(self.name)}</b>{escaped(words)}</p>{drawn or self.picture(160)}</div>"
 
@@ -78,7 +82,7 @@ class HeadRow(Statistics[V]):
         """The main numbers as one sentence."""
         means = self.means
         parts = []
-        if "distance" in means:
+        if "distance" in means:  # not in cross attention
             direction = "back" if means["distance"] >= 0 else "ahead"
             parts.append(f"looks {abs(means['distance']):.1f} tokens {direction} on average")
         parts.append(f"its largest weight is {means['confidence']:.2f} on average")
@@ -91,7 +95,7 @@ H = TypeVar("H", bound=HeadRow[Any])
 
 
 TOOLS = ("transformer_lens", "nnsight", "headvis")
-# What TransformerLens calls the attention of layer {} of a stack; it has no other stacks.
+# Stack -> what TransformerLens calls the attention of its layer {}; it knows no other stacks.
 LENS = {
     "": "blocks.{}.attn",
     "encoder": "encoder.{}.attn",
@@ -103,7 +107,7 @@ LENS = {
 class HeadTable(Mapping[str, H]):
     """Heads by name: `table["L3.H5"].entropy`."""
 
-    places: Places
+    places: Places  # for `alias`
 
     def alias(self, name: str, tool: str) -> str:
         """What another tool calls what a head gives to W_O.
@@ -113,7 +117,9 @@ class HeadTable(Mapping[str, H]):
             tool: "transformer_lens": `blocks.3.attn.hook_z[..., 5, :]`; "headvis": `L3H5`; "nnsight":
                 `model.layers[3].self_attn.o_proj.input[..., 320:384]`, behind the name of the wrapped model
         """
-        name_there = self._name_there(name)
+        name_there = self._name_there(
+            name
+        )  # in a survey that is compared with another a head may have the other's name
         part, layer, head = parse_head(name_there)
         site = name_there.rpartition(".")[0]
         if tool == "transformer_lens" and part in LENS:
@@ -123,7 +129,7 @@ class HeadTable(Mapping[str, H]):
         if tool == "nnsight" and site in self.places:
             module, width = self.places[site]
             return f"{module}.input[..., {head * width}:{(head + 1) * width}]"
-        if tool in TOOLS:
+        if tool in TOOLS:  # none of the lines above had a name
             raise HeadwiseError(
                 f"{tool} has no name for {name}: the module of its W_O, or its stack, is not known there"
             )
@@ -160,12 +166,12 @@ class HeadTable(Mapping[str, H]):
         return frame(self.records(by))
 
     def columns(self) -> dict[str, Sequence[Cell]]:
-        """What a shown table has beside the name and the means, a cell a head."""
+        """What a shown table has beside the name and the means: heading -> a cell for each head."""
         return {}
 
     @abstractmethod
     def measured(self) -> Sequence[str]:
-        """The statistics, in the order in which they are shown."""
+        """Names of the statistics, in the order in which they are shown."""
 
     def table(self, pictures: bool = False) -> Table:
         """A line for each head: its picture where it is asked for, `columns`, and the mean of each statistic."""
@@ -174,7 +180,7 @@ class HeadTable(Mapping[str, H]):
             columns = {"map": [head.picture(64) for head in self.values()], **columns}
         means = [head.means for head in self.values()]
         for name in self.measured():
-            columns[name] = [number(of_head.get(name), 3) for of_head in means]
+            columns[name] = [number(of_head.get(name), 3) for of_head in means]  # with 3 decimals
         return Table(["head", *columns], [list(row) for row in zip(self, *columns.values(), strict=True)])
 
     def text(self, width: int = 100) -> str:
@@ -209,7 +215,7 @@ def parquet(records: Sequence[Row]) -> bytes:
 
 
 def token_map(weights: Array, rows: Sequence[str], keys: Sequence[str]) -> str:
-    """The weights (T,S) as a table whose lines are the tokens that look, and whose columns those that are looked at."""
+    """The weights (T,S) as an HTML table: its lines are the tokens that look, its columns those that are looked at."""
     style = "width:1.4em;height:1.4em"
     lines = []
     for token, line in zip(rows, weights.tolist(), strict=True):
@@ -224,9 +230,9 @@ def layer_table(cells: Iterable[tuple[str, Cell]]) -> str:
     """Cells with the names of their heads as an HTML table: a row a layer, a column a head."""
     rows: dict[str, list[Cell]] = {}
     for name, cell in cells:
-        layer = name.rpartition(".")[0]
+        layer = name.rpartition(".")[0]  # "L3" of "L3.H5": it heads the row
         rows.setdefault(layer, [layer]).append(cell)
-    width = max(map(len, rows.values()))
+    width = max(map(len, rows.values()))  # layers may have different numbers of heads; the first cell is the name
     padded = [[*row, *[""] * (width - len(row))] for row in rows.values()]
     return Table(["", *(f"H{h}" for h in range(width - 1))], padded).html()
 
@@ -239,10 +245,10 @@ class Role:
     score: str  # the statistic that decides, a key of `HeadProfile.scores`
     threshold: float  # the least score
     meaning: str  # in a line
-    source: str
+    source: str  # the paper that the role is from, or where the pairs of a relation come from
 
     def earned(self, scores: Mapping[str, Interval], *controls: Mapping[str, float]) -> bool:
-        """Does a head with these scores have the role?"""
+        """Does a head with these scores have the role? A control has the number of each statistic that it knows."""
         if self.score not in scores:
             return False
         score = scores[self.score]
@@ -259,8 +265,8 @@ class Relation:
     source: str  # where its pairs come from
     n_pairs: int
     n_documents: int
-    offset: int  # the fixed distance, query - key, that is right most often
-    offset_accuracy: float  # and how often it is: a head of that distance could have this accuracy
+    offset: int  # the one distance, query - key, that is right most often
+    offset_accuracy: float  # how often it is: a head that always looks so far back could have this accuracy
 
 
 @dataclass(frozen=True)
@@ -268,20 +274,21 @@ class Followed:
     """How well one head follows a relation; means over pairs, then over documents."""
 
     mass: Interval  # weight on the right tokens
-    accuracy: Interval  # share of the tokens that look whose largest weight is on a right one
+    accuracy: Interval  # share, of the tokens that look, of those whose largest weight is on a right one
     even: float  # control: the mass of attention that is spread evenly
-    elsewhere: float  # control: the head's weight at the same distances from other tokens; nan where there are none
-    untrained: float  # control: the largest mass of any head of the untrained model; nan where it was not measured
+    elsewhere: float  # control: the head's weight at the same distances from other tokens; NaN where there are none
+    untrained: float  # control: the largest mass of any head of the untrained model; NaN where it was not measured
     example: tuple[str, str, float]  # a good pair: the tokens that look, those looked at, the weight
 
     @property
     def lead(self) -> float:
         """How far the mass lies above the highest of the three controls."""
-        controls = self.even, self.elsewhere, self.untrained
+        controls = self.even, self.elsewhere, self.untrained  # the first is always a number
         return self.mass.mean - max(control for control in controls if not math.isnan(control))
 
 
-# Lower edges of the bins of `HeadProfile.distances`: 0, 1, 2 to 3, 4 to 7, ...; the last begins at 8 million tokens.
+# Lower edges of the bins of `HeadProfile.distances`: 0, 1, 2, 4, ...; so the bins are 0, 1, 2 to 3, 4 to 7, ... tokens.
+# The last one begins at 8 million, further than texts reach.
 DISTANCES = (0, *(2**n for n in range(24)))
 
 
@@ -289,22 +296,25 @@ DISTANCES = (0, *(2**n for n in range(24)))
 class Example:
     """Where in the text a head looked hard, at another token than the first and the one that looks."""
 
-    document: int
+    document: int  # its number, from 0
     row: int  # the token that looks, counted from the first of the document
-    key: int
-    looks: str
-    at: str
+    key: int  # the token looked at, counted likewise
+    looks: str  # the token that looks, as text
+    at: str  # the token looked at, as text
     weight: float
 
 
-MASS = 0.4  # of the attention; heads that are named in papers lie well above, even attention well below
+# The least mass for the role of a relation, the same as for most roles of data/roles.toml. A round choice: heads that
+# papers name lie well above, even attention well below.
+MASS = 0.4
 
 
 def relation_role(relation: Relation) -> Role:
-    """The role of following a relation."""
+    """The role of following a relation: its mass, which stands among the scores by the relation's name, decides."""
     return Role(relation.name, relation.name, MASS, relation.meaning, relation.source)
 
 
+# The roles that are looked for in every model. Their meanings, in two languages, stand in words.toml, by the name.
 ROLES = tuple(
     Role(name, score, threshold, Note.of(key_of("job", name)), source)
     for name, score, threshold, source in tomllib.loads(read_text(packaged("roles", "toml")))["roles"]
@@ -316,23 +326,23 @@ class HeadProfile(HeadRow[Interval]):
     """What one head does on many documents; numbers are means over rows, then over documents."""
 
     name: str  # "L3.H5"; in a model of several stacks "encoder.L3.H5", "cross.L3.H5"
-    part: str  # the stack: "", "encoder", "decoder", "cross", ...
+    part: str  # the stack, a part of the name: "", "encoder", "decoder", "cross", ...
     layer: int
     head: int
     scores: dict[str, Interval]  # statistic -> mean and interval over documents; see `Survey.statistics`
-    uniform: dict[str, float]  # the same for attention spread evenly over what the mask allows
-    roles: tuple[str, ...]  # names of `Survey.roles`
+    uniform: dict[str, float]  # control: the means for attention spread evenly over what the mask allows
+    roles: tuple[str, ...]  # those that it has earned, by name; see `Survey.roles`
     importance: float | None  # Michel et al. 2019; None where the model has no loss
     ablation: Interval | None  # change in loss, nats a token, without this head; None where it was not measured
-    thumbnail: Array  # (b,b) exact means of the weights over blocks of the first document
+    thumbnail: Array  # (b,b) means of the weights over b x b blocks of queries and keys of the first document
     first_key: Array  # (b,) what of the thumbnail's first column the first key alone accounts for
-    received: Array  # (n,) mean weight that each token of the passage receives from a query
+    received: Array  # (n,) mean weight that each token of the passage receives from a query; see `Survey.passage`
     top_keys: NDArray[np.int64]  # (n,k) for each token of the passage the keys with the largest weights ...
     top_weights: Array  # (n,k) ... and those weights, largest first; 0 where there are fewer keys
-    was: str = ""  # its name in its own model, where it has got that of the head that it is compared with
+    was: str = ""  # its name in its own model, where `Survey.renamed` gave it that of its counterpart
     relations: dict[str, Followed] = field(default_factory=dict)  # by name of `Survey.relations`
-    distances: tuple[int, ...] = ()  # rows by how far away their largest weight is, in bins from `DISTANCES` on
-    attended: tuple[tuple[str, float], ...] = ()  # the tokens that receive most of its attention, and their shares
+    distances: tuple[int, ...] = ()  # how many rows have their largest weight so far away; bins begin at `DISTANCES`
+    attended: tuple[tuple[str, float], ...] = ()  # the tokens that receive most of its attention, and their fractions
     examples: tuple[Example, ...] = ()  # of different documents, the largest weight first
     by_document: dict[str, NDArray[np.float64]] = field(default_factory=dict)  # where asked for: (documents,) means
 
@@ -349,7 +359,7 @@ class HeadProfile(HeadRow[Interval]):
 
     def __repr__(self) -> str:
         facts = [f"roles: {', '.join(self.roles) or 'none'}"]
-        if "entropy" in self.scores:
+        if "entropy" in self.scores:  # it is in every survey; a profile that is made by hand may have no scores
             facts.insert(0, f"entropy={self.entropy.mean:.4g}")
         if self.ablation is not None:
             facts.append(f"loss without it {self.ablation.mean:+.4g}")
@@ -371,23 +381,24 @@ class Survey(HeadTable[HeadProfile]):
     longest: int  # tokens of the longest document
     statistics: dict[str, str]  # name -> meaning and unit, in the order to be shown
     roles: tuple[Role, ...]  # those that were looked for
-    untrained: dict[str, float] | None  # the largest score of any head of the same model with untrained weights
+    # Control: statistic -> the largest score of any head of the same model with untrained weights. None: not measured.
+    untrained: dict[str, float] | None
     loss: float | None  # mean next-token loss of the documents that were ablated, nats a token
     ablated: str | None  # "zero" or "mean"; None where heads were not silenced
     tokens: tuple[str, ...]  # the first document as text, at most 1,024 tokens; its first n are the passage
-    passage: int  # n
+    passage: int  # n: of so many tokens each head has `received` and `top_keys`
     profiles: tuple[HeadProfile, ...]  # in the order of the model
     notes: tuple[str, ...]  # what was left out and why, in full sentences
     relations: tuple[Relation, ...] = ()  # those whose pairs are known; their masses are among the scores of a head
     digest: str = ""  # SHA-256 of the files of the weights, or of the tensors of a model that was made in memory
-    places: Places = field(default_factory=dict)  # of each site W_O's module, a head's width there
+    places: Places = field(default_factory=dict)
 
     def card(self) -> dict[str, Any]:
         """What was measured of every head, with its controls and its names in other tools, as plain data.
 
         `headwise heads --card` writes it; docs/card.schema.json says what its fields are.
         """
-        # Site -> its control, which `_card_of` fills; a head whose mask is another has its own.
+        # Site -> its control of even attention: that of its first head, which `_card_of` enters.
         even: dict[str, Row] = {}
         heads = {profile.name: self._card_of(profile, even) for profile in self.profiles}
         return {
@@ -415,6 +426,7 @@ class Survey(HeadTable[HeadProfile]):
         }
 
     def _card_of(self, profile: HeadProfile, even: dict[str, Row]) -> Row:
+        # A head has a control of its own only where that is not the one of its site in `even`.
         control = {key: _short(value) for key, value in profile.uniform.items() if key in profile.scores}
         of_site = even.setdefault(profile.name.rpartition(".")[0], control)
         names = {}
@@ -433,7 +445,7 @@ class Survey(HeadTable[HeadProfile]):
         }
 
     def _name_there(self, name: str) -> str:
-        return self[name].was or name
+        return self[name].was or name  # "" where it was not renamed
 
     def __getitem__(self, name: str) -> HeadProfile:
         for profile in self.profiles:
@@ -477,9 +489,9 @@ class Survey(HeadTable[HeadProfile]):
         return rows
 
     def renamed(self, pairs: Mapping[str, str]) -> Survey:
-        """The survey whose heads have the names of their counterparts in another model: `pairs` has theirs, then these.
+        """The survey whose heads have the names of their counterparts in another model, to be compared with it.
 
-        A head without a counterpart is `L0.H1 (gone)`.
+        pairs  name of a head of the other model -> name of its counterpart here. A head without one is `L0.H1 (gone)`
         """
         counterparts = {name: counterpart for counterpart, name in pairs.items()}
         profiles = []
@@ -509,7 +521,7 @@ def _source(text: str) -> str:
 
 
 def _short(value: float | None) -> float | None:
-    """Four digits, which the same text gives again on the same machine; None for what was not measured."""
+    """Four significant digits, which the same text gives again on the same machine; None: not measured."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.4g}")
 
 
@@ -518,9 +530,12 @@ def _bounds(score: Interval) -> list[float | None]:
 
 
 def _reach(distances: Sequence[int], part: float) -> int | None:
-    """Within how many tokens this part of the rows has its largest weight; the upper edge of a bin."""
+    """Within how many tokens this part of the rows, 0 to 1, has its largest weight; None without rows.
+
+    Of the bin in which the part is reached it is the last distance. The last bin has no end: there it is None, too.
+    """
     reached = 0
-    for count, edge in zip(distances, DISTANCES[1:], strict=False):
+    for count, edge in zip(distances, DISTANCES[1:], strict=False):  # a bin ends where the next begins
         reached += count
         if reached >= part * sum(distances) > 0:
             return int(edge) - 1
@@ -537,4 +552,5 @@ def _mean_and_bounds(key: str, value: Interval | None) -> Row:
 
 
 def _finite(value: float | None) -> float | None:
+    # The bounds of a single document are infinite, for which JSON has no number.
     return value if value is not None and math.isfinite(value) else None

@@ -44,13 +44,15 @@ from headwise.models.sites import Site, sites_of
 from headwise.models.stream import loaded, turns
 from headwise.records import Call, parse_head
 
-REACH = 32  # offsets that are counted for "positional"
+# Round choices: a larger one takes more time, or more room in the page that shows it.
+REACH = 32  # "positional" counts the offsets -REACH to REACH between a query and the key that it looks hardest at
 CONTROLS = 32  # documents that the controls are measured on: they vary little
 PASSAGE, TOP = 128, 8  # tokens of the first document whose top keys are kept, and how many keys
-
 EXAMPLES, ATTENDED = 5, 10  # of each head: examples, and tokens that it looks at most
-PRODUCTS, ROWS = 2**38, 4096  # of `vocabulary_product`: multiplications at most, tokens at a time
 FREQUENT = 8192  # the most frequent tokens, for which is noted how much attention they receive
+
+# Of `vocabulary_product`. A model as large as GPT-2 small stays below the first, and all its tokens count.
+PRODUCTS, ROWS = 2**38, 4096  # multiplications at most; tokens that are widened at a time
 
 Means = dict[str, NDArray[np.float64]]  # of a document: statistic -> its mean over the rows, (H,)
 
@@ -59,7 +61,9 @@ class Running:
     """Mean and spread of arrays that come one after another, cell by cell, NaNs left out (Welford 1962)."""
 
     def __init__(self) -> None:
-        self.n = self.mean = self.squares = np.zeros(())  # how many; of squares those around the mean
+        # Of each cell: how many values, their mean, the sum of their squared distances from it. Until the first `add`
+        # it is one 0, which broadcasts to any shape.
+        self.n = self.mean = self.squares = np.zeros(())
 
     def add(self, values: NDArray[np.float64]) -> None:
         is_number = ~np.isnan(values)
@@ -70,11 +74,11 @@ class Running:
         self.squares = self.squares + off_old_mean * off_new_mean
 
     def state(self) -> Tensor:
-        """Number, mean and squares of each cell, side by side in the last axis."""
+        """Number, mean and squares of each cell, side by side in a new last axis of length 3."""
         return torch.from_numpy(np.stack(np.broadcast_arrays(self.n, self.mean, self.squares), -1))
 
     def join(self, state: Tensor) -> None:
-        """Add what another one has seen (Chan, Golub & LeVeque 1979, formula 2.1)."""
+        """Add what another one has seen, by its `state` (Chan, Golub & LeVeque 1979, formula 2.1)."""
         n, mean, squares = np.moveaxis(state.numpy(), -1, 0)
         total = self.n + n
         apart = mean - self.mean
@@ -84,26 +88,30 @@ class Running:
         self.n = total
 
     def interval(self, *cell: int) -> Interval:
+        # `cell` is its index on each axis.
         return interval_from(int(self.n[cell]), float(self.mean[cell]), float(self.squares[cell]))
 
 
 class Gleaning:
     """Of the H heads of a site: where they look hardest, which tokens they look at, and their best examples.
 
-    An example is the row of a document with the largest weight on another token than the first and itself.
+    Each document offers one example: the row with the largest weight on another token than the first and itself.
+
+    tokens  those for which is noted how much attention they receive
     """
 
     def __init__(self, n_heads: int, tokens: Ids) -> None:
         self.tokens = torch.tensor(sorted(tokens))
-        self.distances = torch.zeros(n_heads, len(DISTANCES), dtype=torch.long)  # rows by how far they look
-        self.attended = torch.zeros(n_heads, len(tokens), dtype=torch.float64)  # weight that each token received
-        self.total = torch.zeros(n_heads, dtype=torch.float64)  # and all tokens, also those that are not counted
-        self.weights = torch.full((n_heads, EXAMPLES), -1.0, dtype=torch.float64)  # of examples; -1: there is none
+        self.distances = torch.zeros(n_heads, len(DISTANCES), dtype=torch.long)  # rows, counted by how far they look
+        self.attended = torch.zeros(n_heads, len(tokens), dtype=torch.float64)  # weight that each of them received
+        self.total = torch.zeros(n_heads, dtype=torch.float64)  # weight that all tokens received, others too
+        # The best examples so far, largest weight first; -1 where there are fewer.
+        self.weights = torch.full((n_heads, EXAMPLES), -1.0, dtype=torch.float64)
         self.places = torch.zeros(n_heads, EXAMPLES, 3, dtype=torch.long)  # document, row, key
 
     def add(self, number: int, measured: Measured, document: Document) -> None:
-        """Document `number` of the corpus."""
-        rows = (measured.places + (document.start or 0)).cpu()
+        """Add document `number` of the corpus."""
+        rows = (measured.places + (document.start or 0)).cpu()  # (n,) the key at which each measured query stands
         argmax = measured.argmax.cpu()
         if not len(rows):
             return
@@ -112,25 +120,25 @@ class Gleaning:
         self.distances.scatter_add_(1, bins, torch.ones_like(bins))
         if document.k_ids is not None:
             received, ids = measured.received.cpu().double(), document.k_ids.cpu()
-            place = torch.searchsorted(self.tokens, ids).clamp(max=len(self.tokens) - 1)
+            place = torch.searchsorted(self.tokens, ids).clamp(max=len(self.tokens) - 1)  # of each id in `tokens`
             is_counted = self.tokens[place] == ids  # else the place is that of the next larger token
             self.attended.index_add_(1, place[is_counted], received[:, is_counted])
             self.total += received.sum(1)
         is_trivial = (argmax == 0) | (argmax == rows)  # there most heads rest
-        weights = measured.rows["confidence"].cpu().double().masked_fill(is_trivial, -1)
+        weights = measured.rows["confidence"].cpu().double().masked_fill(is_trivial, -1)  # a row's largest weight
         best, at = weights.max(1, keepdim=True)  # (H,1) each
         self._keep_best(best, torch.stack([torch.full_like(at, number), rows[at], argmax.gather(1, at)], -1))
 
     def _keep_best(self, weights: Tensor, places: Tensor) -> None:
         """Of these examples, (H,n) and (H,n,3), and those so far the best; of equal weights the first document's."""
         weights, places = torch.cat([self.weights, weights], 1), torch.cat([self.places, places], 1)
-        order = np.lexsort((places[..., 0], -weights))  # the last key of a lexsort counts first
+        order = np.lexsort((places[..., 0], -weights))  # by weight, then document: a lexsort's last key counts first
         best = torch.from_numpy(order[:, :EXAMPLES])
         self.weights = weights.gather(1, best)
         self.places = places.take_along_dim(best[..., None], 1)
 
     def state(self) -> dict[str, Tensor]:
-        return {name: values for name, values in vars(self).items() if name != "tokens"}
+        return {name: values for name, values in vars(self).items() if name != "tokens"}  # `tokens` are a setting
 
     def join(self, state: Mapping[str, Tensor]) -> None:
         """Add what another one has seen of other documents."""
@@ -141,6 +149,7 @@ class Gleaning:
 
     def fields(self, h: int, text: Text) -> dict[str, Any]:
         """`HeadProfile.distances`, `attended` and `examples` of a head."""
+        # By no 0: a head that gives all to its sink attends to no token.
         fractions = self.attended[h] / self.total[h].clamp(min=torch.finfo(torch.float64).tiny)
         values, places = fractions.topk(min(ATTENDED, len(fractions)))
         examples = []
@@ -157,27 +166,28 @@ class Gleaning:
 
 @dataclass
 class Tally:
-    """Means of each document, head by head, and what is kept of the first document."""
+    """What is summed up of the documents of a corpus, head by head, and what is kept of the first one."""
 
     model: nn.Module
-    uniform_on: int  # the first documents, on which the even control is measured
+    uniform_on: int  # number of documents, the first ones, on which the even control is measured
     second_half: int = 0  # of random tokens that are repeated: the row from which on each has a copy before it
-    tokens: Ids | None = None  # whose share of the attention is noted, with examples and the first document
-    rows: float | None = None  # the share of them that is measured, drawn by `seed`
+    # Those of which is noted how much attention they receive; None: no such notes, no examples, no first document.
+    tokens: Ids | None = None
+    rows: float | None = None  # the share of each document's rows that is measured, drawn by `seed`; None: all
     seed: int = 0
     by_document: bool = False  # keep the value of each document, which takes memory
     vocabulary: Tensor | None = None  # `vocabulary_product` of the model
 
     def __post_init__(self) -> None:
         self.sites: dict[str, Site] = {}
-        # By kind and site, then statistic: "scores" (H,), "uniform" (1,) of even attention, and "offsets": fractions of
-        # the rows that look hardest at each offset, (H, 2 REACH + 1).
+        # (kind, site) -> statistic -> its values so far. Kinds: "scores" (H,), "uniform" (1,) of even attention, and
+        # "offsets" (H, 2 REACH + 1): its only statistic "all" is what `_offset_fractions` gives.
         self.running: dict[tuple[str, str], dict[str, Running]] = defaultdict(lambda: defaultdict(Running))
         self.means: dict[str, list[Means]] = defaultdict(list)  # site -> those of each document, where they are kept
         self.gleanings: dict[str, Gleaning] = {}
-        self.first: dict[str, dict[str, Tensor]] = defaultdict(dict)  # site -> pictures of the first document, by head
+        self.first: dict[str, dict[str, Tensor]] = defaultdict(dict)  # site -> pictures of the first document, (H,...)
         self.factors = Factors()
-        self.notes: dict[str, None] = {}  # what calls say of their numbers, each once
+        self.notes: dict[str, None] = {}  # what calls say of their numbers, each once: a set that keeps its order
         self.copied: dict[str, list[float] | None] = {}  # site -> copying score of each head
         self.evens: dict[object, Means] = {}  # what `_even` has measured
         self.numbers: set[int] = set()  # documents that are tallied
@@ -199,7 +209,7 @@ class Tally:
             self.means[site.name].append(means)
         if document.start is not None:
             self._add("offsets", site, {"all": _offset_fractions(measured, document.start, call.n_keys).numpy()})
-            # The frames of a sound are no tokens of a text.
+            # The keys of a model that hears may be pieces of a sound: they are no tokens of a text.
             if self.tokens is not None and (document.k_ids is not None or not hears(self.model)):
                 gleaning = self.gleanings.setdefault(site.name, Gleaning(site.n_heads, self.tokens))
                 gleaning.add(number, measured, document)
@@ -217,18 +227,27 @@ class Tally:
             self.first[site.name]["top_keys"] = keys.cpu()
 
     def take_repeated(self, number: int, site: Site, call: Call, b: int, document: Document) -> None:
-        """Tally a text of random tokens that are repeated: the statistics that are measured on them alone."""
+        """Tally a text of random tokens that are repeated, where only the repetition can be used.
+
+        What is measured here goes by another name, since texts have it, too: "induction" is "prefix" of a survey.
+        """
         document = replace(document, real_rows=torch.arange(call.n_queries) >= self.second_half)
         kinds = {"scores": _means(measure(call, b, document, top=False))}
         if number < self.uniform_on:
             kinds["uniform"] = self._even(f"repeated {number}", site, call, b, document)
         for kind, means in kinds.items():
+            # Name in a survey -> name here: "prefix" -> "induction".
             repeated = {key: item.repeated for key, item in all_statistics().items() if item.repeated in means}
             self._add(kind, site, {key: means[name] for key, name in repeated.items()})
 
     def _even(self, text: int | str, site: Site, call: Call, b: int, document: Document) -> Means:
-        """The statistics of even attention, which layers share whose masks are the same bounds on distances."""
+        """The statistics of even attention on a document, (1,) each.
+
+        They hang on the mask and the document alone. So they are measured once for all layers whose masks are the same
+        band, which is the least and the largest distance from query to key, None without such a bound.
+        """
         T, S = call.n_queries, call.n_keys
+        # A mask that is no band answers None.
         band = (None, None) if call.options.mask is None else call.options.mask.band(T, S)
         stack, _, _ = parse_head(site.head(0))
         key: object = text, stack, T, S, band, document.start
@@ -255,10 +274,10 @@ class Tally:
 
     def join(self, state: Mapping[str, Tensor]) -> None:
         """Add what another one has seen of other documents."""
-        gleaned: dict[str, dict[str, Tensor]] = defaultdict(dict)
+        gleaned: dict[str, dict[str, Tensor]] = defaultdict(dict)  # site -> the `state` of its gleaning
         seen = {*self.sites}
         for name, values in state.items():
-            kind, site, key = name.split(" ")
+            kind, site, key = name.split(" ")  # as `state` names them; no part has a space inside
             seen.add(site)
             if kind == "gleanings":
                 gleaned[site][key] = values
@@ -267,8 +286,9 @@ class Tally:
             else:
                 self.running[kind, site][key].join(values)
         for site, parts in gleaned.items():
-            assert self.tokens is not None
+            assert self.tokens is not None  # else `take` gleans nothing, with the same settings
             self.gleanings.setdefault(site, Gleaning(len(parts["total"]), self.tokens)).join(parts)
+        # Anew, in the order of the model: this process may have come to none of them.
         self.sites = {site.name: site for site in sites_of(self.model) if site.name in seen}
 
     def heads(self) -> list[tuple[Site, int]]:
@@ -280,7 +300,7 @@ class Tally:
         scores = {key: running.interval(h) for key, running in self.running["scores", site.name].items()}
         for offsets in self.running["offsets", site.name].values():  # none in cross attention, else those of "all"
             fractions = offsets.mean[h].copy()
-            fractions[REACH - 1 : REACH + 2] = 0  # the token itself and its neighbours have roles of their own
+            fractions[REACH - 1 : REACH + 2] = 0  # offsets -1, 0 and 1 have statistics of their own
             scores["positional"] = offsets.interval(h, int(fractions.argmax()))
         if site.name not in self.copied:  # another process read all documents of this one
             with loaded(self.model, parse_head(site.head(0))[1]):
@@ -301,35 +321,38 @@ def _means(measured: Measured) -> Means:
 
 
 def _offset_fractions(measured: Measured, start: int, n_keys: int) -> Tensor:
-    """For each offset the fraction of the rows that have a key there and look hardest at it, (H, 2 REACH + 1).
+    """For each offset the fraction, of the rows that have a key there, that look hardest at it: (H, 2 REACH + 1).
 
-    An offset that less than half of the rows have says too little, and counts as none.
+    An offset that less than half of the rows have says too little, and counts as none. Column REACH + 3 is offset 3:
+    the key three tokens before the query.
     """
-    at = measured.places.cpu() + start
+    at = measured.places.cpu() + start  # (n,) the key at which each query stands
     key = at[:, None] - torch.arange(-REACH, REACH + 1)  # (n,offsets) the one at each offset
     able = ((key >= 0) & (key < n_keys)).sum(0)  # rows that have it
-    bins = (at - measured.argmax.cpu() + REACH + 1).clamp(0, 2 * REACH + 2)  # (H,n) the offset at which each row looks
+    # (H,n) the offset at which each row looks, from 1 on; the first and the last bin have what lies beyond reach.
+    bins = (at - measured.argmax.cpu() + REACH + 1).clamp(0, 2 * REACH + 2)
     counts = torch.zeros(len(bins), 2 * REACH + 3, dtype=torch.float64)
     counts.scatter_add_(1, bins, counts.new_ones(bins.shape))
-    within = counts[:, 1:-1]  # the first and the last bin have what lies beyond reach
+    within = counts[:, 1:-1]
     return torch.where(2 * able >= len(at), within / able.clamp(min=1), 0)
 
 
 @torch.no_grad()
 def vocabulary_product(model: nn.Module) -> Tensor | None:
-    """W_E' W_U (C,C), in float32 or wider, of at most PRODUCTS / C^2 tokens spread over the vocabulary.
+    """W_E' W_U (C,C), the sum over tokens of embedding times unembedding, in float32 or wider; `copying` needs it.
 
-    None where the model has no two such matrices of one width.
+    Of at most PRODUCTS / C^2 tokens, spread evenly over the vocabulary. None where the model has no two such matrices
+    of one shape (V,C).
     """
     pair = embeddings(model)
     if pair is None or pair[0].shape != pair[1].shape:
         return None
     V, C = pair[0].shape
-    step = math.ceil(V * C * C / PRODUCTS)
+    step = math.ceil(V * C * C / PRODUCTS)  # every step-th token
     embed, unembed = (weights[::step] for weights in pair)
     wide = torch.promote_types(embed.dtype, torch.float32)
     total = torch.zeros(C, C, dtype=wide, device=embed.device)
-    for rows in zip(torch.split(embed, ROWS), torch.split(unembed, ROWS), strict=True):
+    for rows in zip(torch.split(embed, ROWS), torch.split(unembed, ROWS), strict=True):  # no wide copy of the whole
         first, second = (part.to(wide) for part in rows)
         total.addmm_(first.T, second)
     return total
@@ -340,14 +363,15 @@ def copying(site: Site, vocabulary: Tensor | None) -> list[float] | None:
     """For each head the sum of the eigenvalues of W_U W_O W_V W_E over the sum of their moduli, -1 to 1.
 
     Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", section on copying: 1 raises the logit of
-    every token that the head looks at. The V x V product has the non-zero eigenvalues of the E x E one computed here
-    from `vocabulary_product`. Norms between the matrices are left out. None where the widths do not fit.
+    every token that the head looks at. The product is V x V. With its first factors moved to the end, W_V W_E W_U W_O,
+    it is E x E and has the same non-zero eigenvalues; W_E W_U is `vocabulary`, of `vocabulary_product`. Norms between
+    the matrices are left out. None where the widths do not fit.
     """
     H, w_o, w_v = site.n_heads, site.w_o, site.w_v
     if vocabulary is None or w_o is None or w_v is None or site.cross or site.name.startswith("encoder."):
         return None  # an encoder beside a decoder writes no logits
     C = len(vocabulary)
-    if w_o.shape[0] != C or w_v.shape[1] != C or w_o.shape[1] % H:
+    if w_o.shape[0] != C or w_v.shape[1] != C or w_o.shape[1] % H:  # (C,H*E) and (G*E,C)
         return None
     E = w_o.shape[1] // H
     G = w_v.shape[0] // E
@@ -355,21 +379,21 @@ def copying(site: Site, vocabulary: Tensor | None) -> list[float] | None:
         return None
     read = (w_v.to(vocabulary) @ vocabulary).reshape(G, E, C).repeat_interleave(H // G, 0)  # (H,E,C)
     through = read @ w_o.to(vocabulary).reshape(C, H, E).transpose(0, 1)  # (H,E,E)
-    with one_thread():  # two of them wait for each other in matrices as small as these: ten times as long
+    with one_thread():  # in matrices as small as these threads wait for each other: two take ten times as long
         values = torch.linalg.eigvals(through)
-    tiny = torch.finfo(values.real.dtype).tiny  # of a silent head all are 0
+    tiny = torch.finfo(values.real.dtype).tiny  # a silent head, whose eigenvalues are all 0, gets 0 / tiny
     ratios: list[float] = (values.sum(-1).real / values.abs().sum(-1).clamp(min=tiny)).tolist()
     return ratios
 
 
 # A corpus shared out among processes.
 
-SAVE_SECONDS = 10.0  # of work that a kill may cost
+SAVE_SECONDS = 10.0  # between two writes: so much work a kill may cost
 KEPT = "tally-*.safetensors"
 
 
 class Part(Sequence[Ids]):
-    """Neighbouring documents, read when they are asked for."""
+    """Neighbouring documents of a corpus, by their numbers there; each is read when it is asked for."""
 
     def __init__(self, documents: Sequence[Ids], numbers: range) -> None:
         self.documents, self.numbers = documents, numbers
@@ -382,47 +406,52 @@ class Part(Sequence[Ids]):
 
 
 def shares(documents: Sequence[Ids], done: Collection[int], world: int) -> list[list[range]]:
-    """The documents that are not done, for each process, as ranges of whole batches and alike in tokens."""
+    """For each of `world` processes its part of the documents that are not done, as ranges of whole batches.
+
+    All parts have about as many tokens.
+    """
     is_left = [n not in done for n in range(len(documents))]
-    edges = np.flatnonzero(np.diff(is_left, prepend=False, append=False))  # where some are left, and where they end
-    todo = []  # of each batch its documents and its tokens
+    # Of booleans `diff` is True at each change: where documents that are left begin, and where they end, in turn.
+    edges = np.flatnonzero(np.diff(is_left, prepend=False, append=False))
+    todo = []  # of each batch the numbers of its documents, and its tokens
     for first, end in edges.reshape(-1, 2).tolist():
         for ids in side_by_side(Part(documents, range(first, end))):
             todo.append((range(first, first + len(ids)), ids.numel()))
             first += len(ids)
     parts: list[list[range]] = [[] for _ in range(world)]
-    before, total = 0, sum(n_tokens for _, n_tokens in todo)
+    before, total = 0, sum(n_tokens for _, n_tokens in todo)  # tokens of the batches before the next, and of all
     for batch, n_tokens in todo:
         part = parts[before * world // total]  # that of the process in whose tokens the batch begins
         before += n_tokens
-        if part and part[-1].stop == batch.start:  # it goes on where the last range ends: one range
+        if part and part[-1].stop == batch.start:  # it goes on where the last range ends: both become one
             batch = range(part.pop().start, batch.stop)
         part.append(batch)
     return parts
 
 
 class Tallies:
-    """What each process has tallied, in the folder of a survey that can be killed; None keeps nothing."""
+    """What each process has tallied, in the folder of a survey that can be killed; without a folder nothing is kept."""
 
     def __init__(self, folder: Path | None, tally: Tally, documents: Sequence[Ids], ranks: Ranks) -> None:
-        self.path, self.ranks, self.due = folder, ranks, time.monotonic() + SAVE_SECONDS
-        self.earlier: list[Path] = []
+        self.path, self.ranks, self.due = folder, ranks, time.monotonic() + SAVE_SECONDS  # when the next write is due
+        self.earlier: list[Path] = []  # files of processes that were killed, or are done
         if folder is None:
             return
-        # The first numbers of each matrix tell a model from another one; a digest of all would take its time.
+        # `key` tells whether a file is of the same model and text. The first nine numbers of each matrix tell a model
+        # from another one; all would take their time.
         weights = [(name, each.shape, each.flatten()[:9].tolist()) for name, each in tally.model.named_parameters()]
-        drawn = tally.rows and (tally.rows, tally.seed)  # of the documents the seed draws rows, and nothing else
+        drawn = tally.rows and (tally.rows, tally.seed)  # where all rows are read the seed changes nothing: None
         digest = hashlib.sha256(str((weights, drawn)).encode())
         for document in documents:
-            digest.update(array("q", document).tobytes() + b"|")  # the ends of documents count, too
+            digest.update(array("q", document).tobytes() + b"|")  # ids as 64 bits; and where the document ends
         self.key = digest.hexdigest()
-        self.earlier = ranks.agree(lambda: sorted(folder.glob(KEPT)))
+        self.earlier = ranks.agree(lambda: sorted(folder.glob(KEPT)))  # one looks, before any writes
         # A file is tally-ATTEMPT-RANK: what goes on writes beside those of the processes that were killed.
         attempt = max((int(path.stem.split("-")[1]) for path in self.earlier), default=0) + 1
         self.path = folder / f"tally-{attempt}-{ranks.rank}.safetensors"
 
     def read(self, tally: Tally) -> set[int]:
-        """Add to a tally this rank's part of what is kept; returns the documents of all that is."""
+        """Add to a tally the files that are this rank's to read; returns the numbers of the documents of all files."""
         for path in self.earlier[self.ranks.rank :: self.ranks.world]:  # each file is one process's to read
             state, fields = read_tensors(path)
             if fields.keys() != {"key", "numbers", "notes"}:
@@ -453,21 +482,27 @@ def read_corpus(
 ) -> Tally:
     """Tally documents, each in one of the processes, and hand the tally of all of them to all.
 
-    A model that is read layer by layer keeps nothing: between two batches no document of it is whole.
+    A streamed model must have no folder: it runs all documents through one layer, then the next, so that none is whole
+    before the end.
+
+    blank     makes an empty tally with its settings
+    marker    names sets of keys by their tokens
+    progress  is called with the tokens that have run in all processes, and those to run
+    folder    where the tallies are kept; None keeps nothing
     """
     tally, before = blank(), blank()  # `before` has what earlier files say, and stays out of the file of this process
     busy = f"another survey is at work in {folder}; pass another keep="
-    with nullcontext() if folder is None or ranks.rank else Kept(folder, [KEPT], busy=busy):
+    with nullcontext() if folder is None or ranks.rank else Kept(folder, [KEPT], busy=busy):  # rank 0 locks it
         kept = Tallies(folder, tally, documents, ranks)
         done = kept.read(before)
-        times = turns(tally.model)  # that a token passes: once, and of a streamed model through each layer
+        times = turns(tally.model)  # how often a token is counted: once, and of a streamed model in each layer
         count, total = ranks.counter(), sum(map(len, documents)) * times
         if ranks.rank == 0:  # all processes know what is done, and one counts it
             count(sum(len(documents[n]) for n in done) * times)
         for numbers in shares(documents, done, ranks.world)[ranks.rank]:
             last = 0  # tokens of this range that are counted
 
-            def passed(n_tokens: int, _: int) -> None:
+            def passed(n_tokens: int, _: int) -> None:  # after each batch; see `progress` of `run_documents`
                 nonlocal last
                 progress(count(n_tokens - last), total)
                 last = n_tokens
@@ -478,6 +513,7 @@ def read_corpus(
         kept.write(tally)
     tally.join(before.state())
 
+    # Only states travel between processes: a tally has the model in it.
     def join(state: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         joined = blank()
         joined.join(state)
@@ -486,18 +522,22 @@ def read_corpus(
 
     merged = blank()
     merged.join(ranks.merged(tally.state(), join))
+    # The notes of all ranks, each once.
     merged.notes = {note: None for notes in ranks.gathered({**before.notes, **tally.notes}) for note in notes}
     return merged
 
 
 def gather_heads(tally: Tally, ranks: Ranks) -> Tally:
-    """A tally of all heads, on all, where each process holds some of them: numbers travel, and no weights."""
+    """A tally of all heads, on all, where each process holds some heads of each site and has read all documents.
+
+    Numbers travel, and no weights: so "copying", which is read off them, is left out.
+    """
     states = ranks.gathered(tally.state())
     state = dict(states[0])
     for name in state:
         if not name.startswith("uniform "):  # even attention is that of one head, the same in each process
             state[name] = torch.cat([each[name] for each in states])
-    gathered = replace(tally)  # with its settings, and nothing of what it saw
+    gathered = replace(tally)  # a copy of a dataclass has its fields, the settings, and nothing of what it saw
     gathered.join(state)
     for name, site in gathered.sites.items():
         n_heads = site.n_heads * site.parts

@@ -1,6 +1,7 @@
 """`watch`: what every head did while a model ran, exactly, in memory that does not grow with T x S.
 
-Its table is `Seen`: every row of every head. `head_maps` keeps the whole map of each head on one short text.
+It gives a table, `Seen`, with a number for each statistic, head and row; a row is one query of the text. `head_maps`
+keeps the whole map of each head on one short text.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from headwise.models.sites import Site, missing, sites_of, w_o_places
 from headwise.records import Call, HeadMap, HeadMaps, parse_head, share_note
 from headwise.words import Note, refusal
 
+# Round choices: larger ones take more memory, and make larger pages.
 MOST_WEIGHTS = 2**20  # of a head that are kept on request: 4 MiB, of all heads of a large model some GiB
 LONGEST = 400  # tokens of a text whose maps are drawn; every head keeps a T x T map
 CELLS = 2**20  # numbers of all maps that are drawn beside a survey: they all stand in one page
@@ -38,34 +40,39 @@ Shown = Callable[[Ids], Sequence[str]]  # ids as a reader should see them, one b
 class _SeenSite:
     """What the heads of one attention did: a number for each statistic, head and row; pictures of the last document.
 
-    The numbers have one room, doubled where it ends, so that each is copied twice at most on average. One large array
-    does not break up the heap, as many small ones do; pages of it that are not written take no memory.
+    All numbers stand in one array, which is made twice as long when it is full: on average each is then copied twice
+    at most. One large array does not break up the heap, as many small ones do; the part of it that is not written yet
+    takes no memory.
     """
 
     def __init__(self, measured: Measured) -> None:
+        # Of the first document, for its statistics and its number of heads; `add` will add its rows.
         self.names = list(measured.rows)  # the statistics that every document has
-        self._rows = np.empty((len(self.names), len(measured.received), 0), np.float32)  # (statistics,H,N or more)
+        # (statistics,H,N or more): N rows so far, then room. `received` is (H,S).
+        self._rows = np.empty((len(self.names), len(measured.received), 0), np.float32)
         self.documents: list[int] = []  # rows of each
         self.maps: Array | None = None  # (H,T,S) of the last document that had such rows, or some rows of it
         self.image: Tensor | None = None  # (S,) bool, which of its keys are of an image
-        self.out_sum: NDArray[np.float64] = np.zeros(())  # (H,E) once a document is added
+        self.out_sum: NDArray[np.float64] = np.zeros(())  # sum of the outputs; a document makes it (H,E)
 
     def add(self, measured: Measured, document: Document) -> None:
         places = [n for n, name in enumerate(self.names) if name in measured.rows]
-        if len(places) < len(self.names):  # left out: a mean over some documents alone would not say that it is one
+        # A statistic that this document lacks is dropped: its mean would be over some documents, and not say so.
+        if len(places) < len(self.names):
             self.names = [self.names[n] for n in places]
             self._rows = self._rows[places]
         start, n_rows = self.n_rows, len(measured.places)
-        if start + n_rows > self._rows.shape[2]:
+        if start + n_rows > self._rows.shape[2]:  # it is full: an array of twice the length takes its place
             before = self._rows[..., :start]
             self._rows = np.empty((*before.shape[:2], max(2 * start, start + n_rows)), np.float32)
             self._rows[..., :start] = before
         for name, rows in zip(self.names, self._rows, strict=True):
             rows[:, start : start + n_rows] = as_numpy(measured.rows[name])
         self.documents.append(n_rows)
+        # The mean times its rows: the sum over this document, in float64 since many are added up.
         self.out_sum = self.out_sum + as_numpy(measured.mean_out).astype(np.float64) * n_rows
         self.received = list(as_numpy(measured.received))  # (S,) of each head
-        self.thumbnail = list(as_numpy(measured.thumbnail))  # (b,b) of each head
+        self.thumbnail = list(as_numpy(measured.thumbnail))  # (b,b) of each head, b blocks of queries and of keys
         ids = _real(document.q_ids, document.real_rows), _real(document.k_ids, document.real_keys)
         self.ids = ids if all(map(len, ids)) else None  # of the queries and the keys, where the text is short
 
@@ -99,7 +106,7 @@ class Rows(Statistics[Array]):
 class SeenHead(HeadRow[float]):
     """What one head did: `head.entropy` and so on are means over the rows, `head.rows` has them one by one."""
 
-    name: str
+    name: str  # `HeadRow` has it as a property, and so the type checker asks for this line
 
     def __init__(self, name: str, site: _SeenSite, head: int, shown: Shown | None) -> None:
         self.name = name
@@ -112,7 +119,7 @@ class SeenHead(HeadRow[float]):
         return float(rows.mean(dtype=np.float64)) if len(rows) else math.nan
 
     @property
-    def means(self) -> dict[str, float]:
+    def means(self) -> dict[str, float]:  # statistic -> its mean over the rows
         return {name: self[name] for name in self.rows}
 
     def interval(self, name: str) -> Interval:
@@ -133,12 +140,15 @@ class SeenHead(HeadRow[float]):
 
     @property
     def received(self) -> Array:
-        """What each key received from all queries together, (S,); of the last call's last document."""
+        """The sum of the weights that each key received from all queries, (S,); of the last call's last document."""
         return self._site.received[self._head]
 
     @property
     def thumbnail(self) -> Array:
-        """Exact means of the weights over blocks of queries x keys; of the last call's last document."""
+        """Exact means of the weights over blocks of queries x keys, 32 x 32 or fewer, of the last call's last document.
+
+        A text of up to 32 tokens has a block for each weight.
+        """
         return self._site.thumbnail[self._head]
 
     @property
@@ -153,25 +163,25 @@ class SeenHead(HeadRow[float]):
 
     @property
     def image_map(self) -> Array:
-        """The columns of `map` that are of an image; in a tower that reads nothing else, all of them."""
+        """The columns of `map` that are of an image; all of them in a tower that reads nothing but images."""
         return self.map if self._site.image is None else self.map[:, self._site.image.cpu().numpy()]
 
     @property
     def mean_out(self) -> Array:
         """Mean of the head's output over all rows, (E,)."""
-        return np.asarray(self._site.out_sum[self._head] / max(1, self._site.n_rows), np.float32)
+        return np.asarray(self._site.out_sum[self._head] / max(1, self._site.n_rows), np.float32)  # 0 without rows
 
     @property
     def tokens(self) -> tuple[Sequence[str], Sequence[str]] | None:
-        """The tokens that look and those that are looked at in `thumbnail`, where each has a line of its own there."""
+        """The tokens that look and are looked at in `thumbnail`; None where one line of it stands for several."""
         if self._site.ids is None:
             return None
         rows, keys = self._site.ids
         return self._words(rows), self._words(keys)
 
     def _words(self, ids: Ids) -> tuple[str, ...]:
-        """Tokens as a reader should see them; a place that an image or a sound fills is a dot."""
-        of_text = [i for i in ids if i >= 0]  # together: a character may be spread over several tokens
+        """Tokens as a reader should see them. A place that an image or a sound fills has an id below 0: it is a dot."""
+        of_text = [i for i in ids if i >= 0]  # shown together: a character may be spread over several tokens
         words = iter(map(str, of_text) if self._shown is None else self._shown(of_text))
         return tuple(next(words) if i >= 0 else "\u00b7" for i in ids)
 
@@ -180,6 +190,7 @@ class SeenHead(HeadRow[float]):
         return f"{self.name}({numbers}, rows={self._site.n_rows})"
 
     def _repr_html_(self) -> str:
+        # Of a short text a table with a line for each token; else "", for which `card` draws the thumbnail.
         return self.card(drawn="" if self.tokens is None else token_map(self.thumbnail, *self.tokens))
 
 
@@ -187,6 +198,7 @@ class Seen(HeadTable[SeenHead]):
     """Every head that ran, by name: `seen["L3.H5"]`.
 
     It holds the rows, four bytes for each row, head and statistic, with room for as many again, and little else.
+    `shown` shows ids as text; without it they are shown as numbers. `places` are for `alias`.
     """
 
     def __init__(
@@ -197,11 +209,12 @@ class Seen(HeadTable[SeenHead]):
         places: Places,
     ) -> None:
         self.places = places
-        self._heads = {site.name: site.heads for site in sites}  # of some no head is known before it has run
+        # Site -> names of its heads. How many some have is known only once they have run: then `add` puts them here.
+        self._heads = {site.name: site.heads for site in sites}
         self._shown = shown
         self.notes: list[str] = list(notes)  # what has no map, and what a number does not say, in lines
         self._sites: dict[str, _SeenSite] = {}
-        self._places: dict[str, tuple[_SeenSite, int]] = {}  # of the heads that ran
+        self._places: dict[str, tuple[_SeenSite, int]] = {}  # name of a head that ran -> its site, its number there
 
     def add(self, site: Site, measured: Measured, document: Document) -> None:
         """The numbers of one document of a call."""
@@ -209,13 +222,13 @@ class Seen(HeadTable[SeenHead]):
             self._heads[site.name] = site.heads
             of_site = self._sites[site.name] = _SeenSite(measured)
             self._places |= {name: (of_site, h) for h, name in enumerate(site.heads)}
-        only_sometimes = {*self._sites[site.name].names} ^ {*measured.rows}  # statistics that not every document has
+        only_sometimes = {*self._sites[site.name].names} ^ {*measured.rows}  # in one of the two sets, not in both
         if only_sometimes:
             self.note(Note.of("note.left_out", names=", ".join(sorted(only_sometimes))))
         self._sites[site.name].add(measured, document)
 
     @property
-    def _known(self) -> list[str]:
+    def _known(self) -> list[str]:  # all heads of the model, also those that have not run
         return [head for heads in self._heads.values() for head in heads]
 
     def note(self, line: str) -> None:
@@ -248,7 +261,7 @@ class Seen(HeadTable[SeenHead]):
         """Documents in the order in which they ran."""
         records = []
         for name, head in self.items():
-            ends = accumulate(head.documents)
+            ends = accumulate(head.documents)  # the rows of all documents follow each other: the end of each
             for n, (size, end) in enumerate(zip(head.documents, ends, strict=True)):
                 of_head = {key: head.rows[key][end - size : end] for key in head.rows}
                 means = {key: float(rows.mean()) if size else math.nan for key, rows in of_head.items()}
@@ -259,12 +272,15 @@ class Seen(HeadTable[SeenHead]):
         rows = max((site.n_rows for site in self._sites.values()), default=0)
         return f"Seen({len(self)} of {len(self._known)} heads, {rows} rows each)"
 
-    def measured(self) -> Sequence[str]:
+    def measured(self) -> Sequence[str]:  # the statistics that any head has, each once
         return list(dict.fromkeys(name for head in self.values() for name in head.rows))
 
 
 def _real(ids: Tensor | None, real: Tensor | None) -> list[int]:
-    """The ids that are no padding, where each has a line of its own in a thumbnail; else none."""
+    """The ids that are no padding, where they are so few that each has a line of its own in a thumbnail; else none.
+
+    `real` is True where an id is no padding; None: all are.
+    """
     if ids is None:
         return []
     of_text = ids.cpu() if real is None else ids.cpu()[real.cpu()]
@@ -296,10 +312,10 @@ def watch(
         with hw.watch(model, "The keys to the cabinet") as seen:
             print(seen.text())
 
-    The model's own functions make its output. `seen.notes` lists what has no map. Heads are named `L3.H5`; in
-    encoder-decoder models `encoder.L3.H5`, `cross.L3.H5`. Calls in other threads are not counted. A compiled model that
-    is not ours runs without its compiler. Statistics: `headwise.heads.statistics`. Rows are counted over all calls and
-    documents; padding is left out.
+    The model computes its output as it does outside. `seen.notes` lists what has no map. Heads are named `L3.H5`; in
+    encoder-decoder models `encoder.L3.H5`, `cross.L3.H5`. Calls in other threads are not counted. A compiled model
+    that is not ours runs without its compiler. Statistics: `headwise.heads.statistics`. Rows are counted over all
+    calls and documents; padding is left out.
 
     Args:
         model: a GPT of ours, a model of transformers, or any module whose attention calls
@@ -310,7 +326,8 @@ def watch(
             seen["L3.H5"]["delimiter"]
         maps: also keep each head's map (T,S), `.map`, of the last call's last document, or the rows listed, of the
             last document that has one of them; up to 2^20 weights a head
-        rows: a share of the rows, such as 0.125, one drawn of each 8: seen["L3.H5"].interval("entropy")
+        rows: a fraction of the rows, such as 0.125, one drawn of each 8; default all. Statistics of a few rows come
+            with an interval: seen["L3.H5"].interval("entropy")
         seed: draws them
 
     Raises:
@@ -319,31 +336,33 @@ def watch(
     """
     _check(offsets, marks or {}, maps)
     sites = sites_of(model)
-    folder = described(model)
+    folder = described(model)  # None for a model that was made in memory
     shown = None if folder is None or folder.tokens is None else folder.tokens.shown
     seen = Seen(sites, shown, missing(model), w_o_places(model, sites))
     seen.note(share_note(rows, seed))
-    factors = Factors()
+    factors = Factors()  # of each W_O, kept between calls, from which the length of what a head adds is computed
 
     def note(site: Site, call: Call, documents: Sequence[Document]) -> None:
         T = call.n_queries
-        seen.note(call.note)
-        kept = range(T) if maps is True else [row for row in maps or () if -T <= row < T]  # of False none
+        seen.note(call.note)  # "", which `seen` drops, where the call's numbers need no word
+        # The rows whose maps are kept: all, those of the list that the text has (-1 is the last one), or none.
+        kept = range(T) if maps is True else [row for row in maps or () if -T <= row < T]
         for b, document in enumerate(documents):
             document = some_rows(document, T, rows, seed)
+            # top=False: the strongest key, which no statistic shown here needs, is not looked for.
             seen.add(site, measure(call, b, document, offsets, factors.of(site, call), top=False), document)
             if kept:
                 seen.add_maps(site, _maps(call, b, kept), document)
 
     with listening(model, note, _marker(marks) if marks else None, sites):
-        if text is not None:
+        if text is not None:  # else the caller runs the model, in whatever mode it is
             with torch.no_grad(), evaluating(model):
                 run_body(model, row_of(model, text))
         yield seen
 
 
 def _marker(marks: Mapping[str, Sequence[int]]) -> Marker:
-    """What says where the marked tokens stand among the keys (S,)."""
+    """The function with which `listening` finds the marked tokens: ids of the keys (S,) -> for each set (S,) bool."""
     sets = {name: torch.tensor(list(tokens)) for name, tokens in marks.items()}
 
     def mark(ids: Tensor) -> dict[str, Tensor]:
@@ -353,6 +372,7 @@ def _marker(marks: Mapping[str, Sequence[int]]) -> Marker:
 
 
 def _maps(call: Call, b: int, rows: Sequence[int]) -> Tensor:
+    # The weights (H,rows,S) of some rows of document b; refused where they would be too many to keep.
     S = call.n_keys
     if len(rows) * S > MOST_WEIGHTS:
         raise HeadwiseError(
@@ -360,7 +380,7 @@ def _maps(call: Call, b: int, rows: Sequence[int]) -> Tensor:
             f"{len(rows) * S:,} weights; watch a shorter text, list some rows (maps=[-1]), or leave maps out: the "
             f"statistics are exact at any length"
         )
-    return row_weights(call, b, [row % call.n_queries for row in rows])
+    return row_weights(call, b, [row % call.n_queries for row in rows])  # -1 becomes the number of the last row
 
 
 def _check(offsets: Sequence[int], marks: Mapping[str, Sequence[int]], maps: bool | Sequence[int]) -> None:
@@ -370,23 +390,25 @@ def _check(offsets: Sequence[int], marks: Mapping[str, Sequence[int]], maps: boo
         raise HeadwiseError(f"maps={maps!r} must be True, False or a list of rows, such as [-1]")
     table = all_statistics()
     for name in marks:
-        # "delimiter" and "rare" are statistics of a marked set of that name, and may be marked here.
+        # A set of keys is shown as a statistic of its name. "delimiter" and "rare" are in the table of statistics,
+        # too: each needs a marked set of its own name, and that may be given here.
         if name.startswith("offset_") or (name in table and name not in table[name].needs):
             raise HeadwiseError(f"marks={name!r} is how a statistic is called; choose another name for the set of keys")
 
 
-def _are_whole(numbers: object) -> bool:
+def _are_whole(numbers: object) -> bool:  # `type`, since isinstance(True, int) holds
     return isinstance(numbers, Sequence) and all(type(number) is int for number in numbers)
 
 
 @torch.no_grad()
 def head_maps(model: nn.Module, ids: Ids, tokens: Sequence[str], name: str) -> HeadMaps:
-    """Run a model that reads ids (T,) and keep the weights (T,T) of each head; `tokens` are the ids as text.
+    """Run a model that reads ids (T,) and keep the weights (T,T) of each head.
 
+    `tokens` are the ids as text, one by one, and `name` is what a reader calls the model.
     Models of a single stack only: the maps are named by layer and head. Raises HeadwiseError for an empty text, one
     that exceeds the context of a model of ours, or one of over 400 tokens.
     """
-    longest = min(LONGEST, context_of(model) or LONGEST)
+    longest = min(LONGEST, context_of(model) or LONGEST)  # a model without a context reads texts of any length
     why = "the model's context" if longest < LONGEST else "the most that whole maps are drawn for"
     require_text(ids, longest, why)
     maps: list[HeadMap] = []
@@ -414,7 +436,7 @@ def require_text(ids: Ids, longest: int, why: str) -> None:
 def maps_of_short(model: nn.Module, documents: Sequence[Ids], shown: Shown, name: str) -> HeadMaps | None:
     """The maps of a single short document, in a model of a single stack; else None."""
     n_tokens, sites = len(documents[0]), sites_of(model)
-    several = any(parse_head(site.head(0))[0] for site in sites)
+    several = any(parse_head(site.head(0))[0] for site in sites)  # the stack: "encoder" of encoder.L3.H0, else ""
     cells = n_tokens**2 * sum(site.n_heads for site in sites)
     if several or len(documents) > 1 or n_tokens > LONGEST or cells > CELLS:
         return None

@@ -1,6 +1,8 @@
 """Why a model predicts what it predicts: the heads that bring the answer, those that work against it, and their paths.
 
-The answer is the next token, that of a masked word, or the first that the decoder of an encoder-decoder writes.
+The answer is the next token, that of a masked word, or the first that the decoder of an encoder-decoder writes. Three
+numbers say what a head does: what it adds to the answer's logit, what it carries of the difference to a corrupted
+text (its effect when it is patched), and how the answer's log-probability changes without it.
 """
 
 from __future__ import annotations
@@ -29,15 +31,17 @@ from headwise.records import head_name
 from headwise.story import Story, StoryHead, StoryKeys, StoryPath
 from headwise.words import Note, refusal
 
-Progress = Callable[[str, int, int], None]
+Progress = Callable[[str, int, int], None]  # the name of a stage, the steps done, and of all
 
 # Positions at which a head is patched alone, at most: those where what it gives differs most between the two texts.
+# A round choice: each one more costs a variant of the text for each of the first heads.
 PLACES = 8
 # Ends of the names of classes that predict the next token: Gemma3ForConditionalGeneration does. T5's has the same end,
 # but its config says that it is an encoder-decoder.
 PREDICTING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
+# Also where the caller is in inference mode, as in `patch`: its tensors could take no part in a later backward pass.
 @torch.inference_mode(False)
 @torch.no_grad()
 def why(
@@ -72,10 +76,10 @@ def why(
         return _Question(way, folder.tokens, text, row_of(model, text)[0].tolist())
 
     question, notes = asked(prompt), list[str]()
-    twin = None if corrupt is None else _twin(question, asked(corrupt))
+    twin = None if corrupt is None else _twin(question, asked(corrupt))  # the corrupted text
 
     def choose(good: Tensor, bad: Tensor | None) -> tuple[int, int | None]:
-        """The token that is explained, and what it is compared with; None: with nothing."""
+        # The logits (V,) of both texts -> the token that is explained, and what it is compared with or None.
         row = good.double()
         token = int(row.argmax()) if answer is None else _token(question, answer, row, notes)
         if other is not None:
@@ -84,16 +88,16 @@ def why(
                 raise refusal("same_answer", token=repr(other))
             return token, second
         second = _likeliest(row, token) if bad is None else int(bad.argmax())
-        return token, None if second == token else second
+        return token, None if second == token else second  # both texts may be answered alike
 
     with evaluating(model):
         telling = _Telling(Passes(model, layers_of(model), question.position), question, twin, choose, progress)
         token, second = telling.read()
-        study, row = telling.study, telling.text.answer.double()
+        study, row = telling.study, telling.text.answer.double()  # `row`: logits (V,)
         compared = second is not None  # else the probability of the one token counts
         second = _likeliest(row, token) if second is None else second  # for what parts add, which needs two
         heads, keys, paths = telling.tell((token, second), notes)
-    shown, parts, chances = question.shown, telling.parts, row.softmax(-1)
+    shown, parts, chances = question.shown, telling.parts, row.softmax(-1)  # `parts`: None where not known
     difference = float(row[token] - row[second])
     return Story(
         model=folder.name,
@@ -133,7 +137,8 @@ def forecast(model: nn.Module, prompt: str | Sequence[int], corrupt: str | Seque
     # both texts; every head is patched, which runs the layers from its own up, on average half of them; and the first
     # heads are patched at each of their places.
     passes = 1 + Story.MOST if corrupt is None else 2 + heads // 2 + Story.MOST * PLACES
-    # The weights are read twice. Whether there are paths to follow, for which they are read a third time, is not known.
+    # The weights are read twice, as `_Telling` says. Whether there are paths to follow, for which they are read a
+    # third time, is not known yet.
     return stream.forecast(n_tokens * passes, n_tokens, 2)
 
 
@@ -144,10 +149,10 @@ def check_question(
     if tokens is None or not prompt.strip():  # `why` refuses these itself, when the model is open
         return
     config = read_config(folder)
-    kind = str((config.get("architectures") or [""])[0])
+    kind = str((config.get("architectures") or [""])[0])  # the name of the model's class; "" where none is given
     # What is not sure to go on with the next token is taken for an encoder-decoder, whose answer may be of any length.
     is_sure = kind.endswith(PREDICTING) and not config.get("is_encoder_decoder")
-    way, end = ("next", []) if is_sure else ("first", tokens.frame[1])
+    way, end = ("next", []) if is_sure else ("first", tokens.frame[1])  # a text that is read whole is closed
 
     def asked(text: str) -> _Question:
         return _Question(way, tokens, text, [*tokens.prompt(text), *end])
@@ -171,20 +176,20 @@ def _likeliest(row: Tensor, token: int) -> int:
 class _Question:
     """A text as ids, and where its answer stands."""
 
-    way: str  # "next", "masked", "first"
+    way: str  # which token answers it: "next", "masked", or "first" of what a decoder writes
     tokens: TextTokens | None  # of the model, where they are known
     source: str | Sequence[int]  # the text as it was passed
     ids: list[int]
 
     @cached_property
     def position(self) -> int:
-        """Of a masked word; -1: the answer comes at the end."""
+        """Where the answer is read: the position of the masked word, or -1, the end."""
         if self.way != "masked":
             return -1
         sign = getattr(self.tokens, "mask", None)
         if self.tokens is None or sign is None:
             raise HeadwiseError("no tokenizer that names a mask is known of the model, so no word of a text is hidden")
-        (mask,) = self.tokens.encode(sign)
+        (mask,) = self.tokens.encode(sign)  # a mask is a single token
         count = self.ids.count(mask)
         if count != 1:
             raise HeadwiseError(f"the text has {count} masked words; write {sign} once, for the word to explain")
@@ -194,12 +199,12 @@ class _Question:
         return tuple(map(str, ids)) if self.tokens is None else self.tokens.shown(ids)
 
     @property
-    def written(self) -> str:
+    def written(self) -> str:  # the text for a reader, also where ids were passed
         return self.source if isinstance(self.source, str) else " ".join(self.shown(self.ids))
 
 
 def _twin(question: _Question, twin: _Question) -> _Question:
-    """The corrupted text, which has as many tokens and its masked word at the same place."""
+    """The corrupted text `twin`; refused unless it has as many tokens and its masked word at the same place."""
     if len(twin.ids) != len(question.ids):
         first, second = (f"{len(each.ids)} tokens ({' '.join(each.shown(each.ids))})" for each in (question, twin))
         raise refusal("lengths_differ", first=first, second=second)
@@ -214,7 +219,10 @@ def _twin(question: _Question, twin: _Question) -> _Question:
 
 
 def _token(question: _Question, word: str | int, row: Tensor, notes: list[str]) -> int:
-    """The token of an answer as it stands in its place, with a space before it or without: the likelier of the two."""
+    """The id of an answer, which is an id or a word; `row` are the logits (V,) of the prompt.
+
+    A word may be one token with a space before it and another without: the likelier one is taken, and a note says so.
+    """
     if not isinstance(word, str):
         if not 0 <= word < len(row):
             raise HeadwiseError(f"the token {word} is outside the vocabulary of {len(row)} tokens")
@@ -225,7 +233,7 @@ def _token(question: _Question, word: str | int, row: Tensor, notes: list[str]) 
 
 
 def _single(question: _Question, word: str, notes: list[str]) -> list[int]:
-    """The single tokens that a word can be in the place of the answer."""
+    """The single tokens that a word can be in the place of the answer; a word that takes several is refused."""
     choices = _pieces(question, word)  # each a list of ids, one or more
     single = [ids[0] for ids in choices if len(ids) == 1]
     if single:
@@ -240,18 +248,21 @@ def _single(question: _Question, word: str, notes: list[str]) -> list[int]:
 
 
 def _pieces(question: _Question, word: str) -> list[list[int]]:
-    """The ids that a word becomes in the place of the answer, written in two ways."""
+    """The ids that a word becomes in the place of the answer, written with a space before it and without.
+    A tokenizer may join a word with its neighbours. So the text is encoded with the word in it, and the ids of the
+    text around it are taken off on both sides.
+    """
     tokens, ids, text, place = question.tokens, question.ids, question.source, question.position
-    assert tokens is not None  # else a word was refused
+    assert tokens is not None  # `why` refuses a word where there is no tokenizer
     bare = word.strip()
     # How a text becomes ids, and the ids that stand before the answer and behind it in the question.
     encode, before, after = tokens.prompt, ids, list[int]()
     # The answer continues no text that is known as one: ids were passed, or a decoder begins with it.
     if not isinstance(text, str) or question.way == "first":
         texts = word, f" {bare}"
-        encode, before = tokens.encode, []
+        encode, before = tokens.encode, []  # the word alone
     elif question.way == "next":
-        texts = f"{text.rstrip()} {bare}", text + word  # with one space between, and as both were passed
+        texts = f"{text.rstrip()} {bare}", text + word  # with one space, and as both were passed
     else:
         sign = tokens.shown([ids[place]])[0]  # how the mask is written in the text, such as [MASK]
         texts = text.replace(sign, bare, 1), text.replace(sign, f" {bare}", 1)
@@ -281,9 +292,10 @@ def _pieces(question: _Question, word: str) -> list[list[int]]:
 class _Telling:
     """One prediction, and what is known of it.
 
-    With a corrupted text a streamed model reads its weights twice: both texts pass with a variant for each head, then
-    what is asked of the heads that carry most; and a third time where paths are followed. Without one it reads them
-    for the text, and for the text without each of the first heads; in between W_O of each layer, for what parts add.
+    Things are asked in such an order that a streamed model reads its weights as seldom as can be. With a corrupted
+    text it reads them for both texts with a variant for each head, then for all that is asked of the heads that carry
+    most, and a third time where paths are followed. Without one it reads them for the text, and then for the text
+    without each of the first heads; in between it reads W_O of each layer, for what the parts add.
     """
 
     def __init__(
@@ -293,22 +305,23 @@ class _Telling:
         ids = torch.tensor(question.ids)  # (T,)
         self.study = None if twin is None else Study(passes, ids, torch.tensor(twin.ids), choose)
         self.text = Reading(ids[None].to(device_of(passes.model))) if self.study is None else self.study.clean_text
-        self.recorder = Recorder(passes.layers)
-        self.adding: Parts  # while layers are added up
-        self.parts: Attribution | None = None  # the outcome
+        self.recorder = Recorder(passes.layers)  # what the modules read and gave, which `Parts` adds up
+        self.adding: Parts  # from `_begin` to `_sum`, while layers are added up
+        self.parts: Attribution | None = None  # the outcome: what each part adds to the logit
         self.refused = ""  # why it is not known
         self.effects: dict[str, float] = {}  # what each head carries of the difference to the corrupted text
-        # (H,S) Where the heads of a site look from a position; many of them look from the same one.
+        # (H,S) The weights of all heads of a site at a position. Kept: many heads are asked for at the same one.
         self.weights = cache(lambda site, t: row_weights(self.text.calls[site], 0, [t])[:, 0])
 
     def read(self) -> tuple[int, int | None]:
-        """Read the texts; the token that is explained, and what it is compared with."""
+        """Read the texts; the token that is explained, and what it is compared with, as `choose` gives them."""
+        # Of other answers it is not known what parts add: `_begin` refuses them, and nothing has to be recorded.
         listening = self.recorder.listening if self.question.way == "next" else nullcontext
         if self.study is not None:
             progress = partial(self.progress, "patching heads")
             self.effects = self.study.read(listening, effects=True, progress=progress)
             return self.study.target
-        self.passes.asked({"text": self.passes.text(self.text, listening)})
+        self.passes.asked({"text": self.passes.text(self.text, listening)})  # fills `self.text`
         return self.choose(self.text.answer, None)
 
     def tell(
@@ -316,7 +329,7 @@ class _Telling:
     ) -> tuple[list[StoryHead], list[StoryKeys], list[StoryPath]]:
         """All heads, those first that carry most, or that add most, or without which most changes; keys; paths."""
         self._go_on(lambda: self._begin(target))
-        names = []  # of all heads that ran
+        names = []  # of all heads that ran, from the first layer to the last
         for site, call in self.text.calls.items():
             names += [head_name(site, h) for h in range(call.q.shape[1])]
         if self.study is None:  # what the heads add ranks them, so it comes first
@@ -330,12 +343,12 @@ class _Telling:
         if not size and self.parts is not None:
             size = self.parts.heads
         ranked = sorted(names, key=lambda name: -abs(size.get(name, 0.0)))
-        first = ranked[: Story.MOST] if size else names
-        # All that is asked is put together first, so that one read of the weights answers it. Keys: ("without", head),
-        # (head, position), and a receiver such as ("k", "L3.KV1").
+        first = ranked[: Story.MOST] if size else names  # the heads that are asked about
+        # All that is asked is put together first, so that one read of the weights answers it. The keys of `variants`
+        # are ("without", head), (head, position), and a receiver such as ("k", "L3.KV1").
         variants = self._silenced(first, target[0])
         places: dict[str, list[int]] = {}  # of the first heads, the positions at which they are patched alone
-        readers: dict[Receiver, str] = {}
+        readers: dict[Receiver, str] = {}  # as `_readers` gives them
         refused = ""  # why what queries, keys and values carry is not known
         if self.study is not None:
             places = {name: self._places(self.study, name) for name in first}
@@ -345,7 +358,7 @@ class _Telling:
             readers = self._readers(self.study, first)
             read: dict[Any, Variant] = {}
             try:  # refused where heads have a gate or a norm before W_O, or a module makes its weights itself
-                for at in READ:
+                for at in READ:  # q, k and v
                     sets = {(at, name): [name] for of, name in readers if of == at}
                     read |= self.study.variants(at, sets)
             except HeadwiseError as error:
@@ -380,7 +393,7 @@ class _Telling:
             except HeadwiseError as error:
                 self.refused = str(error)
 
-    def _begin(self, target: tuple[int, int]) -> None:
+    def _begin(self, target: tuple[int, int]) -> None:  # the first of the three steps
         model = self.passes.model
         if self.question.way == "masked":
             raise HeadwiseError(f"{type(model).__name__} turns the last hidden state into logits in more than one step")
@@ -398,7 +411,7 @@ class _Telling:
     # What is asked of the first heads
 
     def _silenced(self, names: Iterable[str], token: int) -> dict[Any, Variant]:
-        """The text without each of these heads, for the change of the answer's log-probability in nats."""
+        """A variant of the text without each of these heads, asked for the change of log p of the token, in nats."""
 
         def chance(logits_v: Tensor) -> Tensor:
             return logits_v.cpu().double().log_softmax(-1)[token]
@@ -420,7 +433,7 @@ class _Telling:
         return variants
 
     def _places(self, study: Study, name: str) -> list[int]:
-        """Where what a head gives differs most between the two texts."""
+        """The positions, PLACES of them at most, where what a head gives differs most between the two texts."""
         site, h = place_of(name)
         if self.question.way == "first" and not site.startswith("encoder."):
             return []  # of a head of the decoder, which has its own text
@@ -429,7 +442,10 @@ class _Telling:
         return [t for t in distance.argsort(descending=True)[:PLACES].tolist() if distance[t] > 0]
 
     def _readers(self, study: Study, names: Sequence[str]) -> dict[Receiver, str]:
-        """The queries, keys and values that heads which carry something read, and of these heads the strongest."""
+        """The queries, keys and values of heads that carry something -> the strongest of the heads that use them.
+
+        A key or a value belongs to all heads of its group: ("k", "L3.KV1") -> "L3.H5".
+        """
         carriers = [name for name in names if abs(self.effects[name]) >= Story.CLEAR]
         readers = {}
         for at in READ:
@@ -442,7 +458,11 @@ class _Telling:
 
     def _head(self, name: str, without: float | None, places: Mapping[int, float]) -> StoryHead:
         """A head with where it acts: where it carries most alone, or where the answer stands; and the three places that
-        it looks at most from there."""
+        it looks at most from there.
+
+        `without` is the change of the answer without it, None where that was not asked; `places` are positions with
+        what it carries at each alone.
+        """
         # An answer that a decoder begins with stands nowhere in the text. Else % makes of -1 the last token's position.
         end = None if self.question.way == "first" else self.question.position % len(self.question.ids)
         at = max(places, key=lambda t: abs(places[t]), default=end)
@@ -466,7 +486,10 @@ class _Telling:
     def _through(
         self, readers: Mapping[Receiver, str], values: Mapping[Any, float]
     ) -> tuple[list[StoryKeys], list[StoryPath]]:
-        """What keys and values carry, and the clear paths to the heads that carry something, the strongest first."""
+        """What keys and values carry, and the clear paths to the heads that carry something, the strongest first.
+
+        `values` are the answers to all variants, by the keys that `tell` names.
+        """
         keys = [StoryKeys(name, values["k", name], values["v", name]) for at, name in readers if at == "k"]
         # Where all that arrives there together changes little, no single path is followed.
         receivers = [receiver for receiver in readers if abs(values[receiver]) >= Story.CLEAR]

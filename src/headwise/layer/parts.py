@@ -154,16 +154,9 @@ def _check_alike(weights: dict[str, Tensor]) -> None:
 def _fields(weights: dict[str, Tensor], n_heads: int, n_kv_heads: int) -> dict[str, Any]:
     """What the matrices say of a layer's spec. Raises HeadwiseError where they do not agree on the widths of heads."""
     q, k, v = (weights[f"{name}_proj.weight"] for name in "qkv")
-    widths = []
-    for name, matrix, field, heads in (
-        ("q", q, "n_heads", n_heads),
-        ("k", k, "n_kv_heads", n_kv_heads),
-        ("v", v, "n_kv_heads", n_kv_heads),
-    ):
-        if len(matrix) % heads:
-            raise HeadwiseError(f"{name} has {len(matrix)} rows; {field}={heads} does not divide them")
-        widths.append(len(matrix) // heads)
-    head_dim, key_dim, value_dim = widths
+    head_dim = _head_width("q", q, "n_heads", n_heads)
+    key_dim = _head_width("k", k, "n_kv_heads", n_kv_heads)
+    value_dim = _head_width("v", v, "n_kv_heads", n_kv_heads)
     if key_dim != head_dim:
         raise HeadwiseError(
             f"n_heads={n_heads} makes queries of width {head_dim} of {len(q)} rows, n_kv_heads={n_kv_heads} keys of "
@@ -187,16 +180,23 @@ def _fields(weights: dict[str, Tensor], n_heads: int, n_kv_heads: int) -> dict[s
     }
 
 
+def _head_width(name: str, matrix: Tensor, field: str, heads: int) -> int:
+    """How many rows of a matrix a head has. Raises HeadwiseError where not all have as many."""
+    if len(matrix) % heads:
+        raise HeadwiseError(f"{name} has {len(matrix)} rows; {field}={heads} does not divide them")
+    return len(matrix) // heads
+
+
 def _latent_fields(weights: dict[str, Tensor], n_heads: int) -> dict[str, Any]:
     """What the matrices say of the spec of a layer with a latent, whose rows of `kv_up` lie head after head."""
     up, down, q = (weights[f"{name}.weight"] for name in ("kv_up", "kv_down", "q_proj"))
     reads_x = "q_down" if "q_down.weight" in weights else "q_proj"  # the first matrix on the way to the queries
-    latent_dim, head_dim = up.shape[1], len(q) // n_heads
+    latent_dim, head_dim = up.shape[1], _head_width("q", q, "n_heads", n_heads)
     rope_dim = len(down) - latent_dim  # `kv_down` makes the latent and, behind it, the rotary key
     return {
         "head_dim": head_dim,
         # For each head `kv_up` makes that part of its key which is not rotated, and its value.
-        "value_dim": len(up) // n_heads - (head_dim - rope_dim),
+        "value_dim": _head_width("kv_up", up, "n_heads", n_heads) - (head_dim - rope_dim),
         "rope_dim": rope_dim,
         "latent_dim": latent_dim,
         "q_latent_dim": q.shape[1] if reads_x == "q_down" else None,

@@ -35,30 +35,33 @@ def predicts(model: nn.Module) -> Literal["next", "masked"] | None:
     """What the logits of a model are about: "next" (the next token), "masked" (hidden tokens), or None without any.
 
     It is told by what the model does: logits over its vocabulary, one row a token, are of the next token where a later
-    token changes no row before it. What stands in a class name may be wrong: a BERT is one by its config.
+    token changes no row before it. A class name may be wrong: whether a BertLMHeadModel looks ahead, its config says.
     """
-    if isinstance(model, GPT) or hears(model):
+    if isinstance(model, GPT) or hears(model):  # the decoder of a model of speech writes a transcript token by token
         return "next"
-    if "transformers" not in sys.modules or _has_encoder(model):
+    if "transformers" not in sys.modules or _has_encoder(model):  # where it is not loaded, no model is of it
         return None
-    if model not in _predicts:  # in a context of its own: those who watch do not see it
+    if model not in _predicts:
+        # Watchers act in the context (contextvars) that opened their block: in an empty one they do not see this call.
         _predicts[model] = Context().run(_try_predicting, model)
     return _predicts[model]
 
 
+# What `_try_predicting` found, so that each model is tried once.
 _predicts: WeakKeyDictionary[nn.Module, Literal["next", "masked"] | None] = WeakKeyDictionary()
 
 
 @torch.no_grad()
 def _try_predicting(model: nn.Module) -> Literal["next", "masked"] | None:
+    """Run the model on two texts that differ in the last token, and see whether the rows before it differ."""
     size, most = vocabulary_of(model) or 0, context_of(model) or 8
     if not reads_tokens(model) or size < 8 or most < 4:  # a toy: too few ids to draw two texts of
         return None
     # Two texts of up to 8 tokens that differ in the last; ids from 3 on, for the first ones are often special.
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(3, size, (1, min(8, most)), generator=generator).repeat(2, 1)
-    ids[1, -1] = 3 + (ids[0, -1] - 2) % (size - 3)  # the next id, or after the last one the first
-    # One layer tells as much as all: whether a token sees what comes after it. Of a streamed model that is one read.
+    ids[1, -1] = 3 + (ids[0, -1] - 2) % (size - 3)  # one id further; behind the last id of the vocabulary comes 3
+    # Whether a token sees what comes after it, one layer tells as well as all: a streamed model need read only that.
     stream = stream_of(model)
     try:
         with evaluating(model), nullcontext() if stream is None else stream.alone():
@@ -67,9 +70,9 @@ def _try_predicting(model: nn.Module) -> Literal["next", "masked"] | None:
         return None
     if rows is None or rows.ndim != 3 or rows.shape[1] != ids.shape[1] or rows.shape[2] < size:
         return None
-    first, second = rows[:, :-1].cpu().double()
-    # The two rows of a batch may be rounded otherwise. A token that is seen moves the logits of trained models by ten
-    # roundings of 8 bits (an ALBERT in bfloat16) and 10^5 of 24, so that fewer are allowed where each is large.
+    first, second = rows[:, :-1].cpu().double()  # each text's logits (T-1,V), without those of the last token
+    # Kernels may round the two texts of a batch differently. A later token that is seen moves the logits of a trained
+    # model by 10 roundings in bfloat16 (ALBERT), by 10^5 in float32. Between the two lie 4 there, and 16 here.
     eps = torch.finfo(rows.dtype).eps
     rounding = (16 if eps < 1e-6 else 4) * eps * first.abs().max()
     return "next" if (first - second).abs().max() <= rounding else "masked"
@@ -103,7 +106,10 @@ def answering(model: nn.Module) -> Literal["next", "masked", "first"]:
 
 
 def answer_logits(model: nn.Module, ids: Tensor, position: int = -1) -> Tensor:
-    """Logits (B,V) of the token that the model answers ids (B,T) with, at a masked position or at the end."""
+    """Logits (B,V) of the token that the model answers ids (B,T) with; see `answering`.
+
+    position  that of the masked token; -1, the end, where the next one is asked for. An encoder-decoder ignores it.
+    """
     start = _start_of(model)
     if start is not None:
         return _forward(model, ids, start=start).logits[:, -1]
@@ -116,14 +122,17 @@ def _has_encoder(model: nn.Module) -> bool:
 
 
 def _start_of(model: Any) -> list[int] | None:
-    """What the decoder of an encoder-decoder reads before its first token; None of another model."""
+    """The ids that the decoder of an encoder-decoder reads before it writes; None of another model.
+
+    The second is there where the model writes no other first: a translator's language (forced_bos_token_id of mBART).
+    """
     if not _has_encoder(model):
         return None
     config = model.config
     start: list[int] = []
     for name in ("decoder_start_token_id", "forced_bos_token_id"):
+        # As transformers does, the generation config is asked before the config of the model.
         told = [getattr(holder, name, None) for holder in (getattr(model, "generation_config", None), config)]
-        # The first one that says it.
         start += [token for token in told if token is not None][:1]
     if not start:
         raise HeadwiseError(
@@ -147,19 +156,20 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def reads_tokens(model: nn.Module) -> bool:
-    """Does the forward of the model take token ids, or does its decoder read them while the encoder hears a sound?"""
+    """Does the model take token ids? One that hears does, too: its decoder reads them while the encoder has a sound."""
+    # `forward` of a GPT of ours calls them ids, that of transformers input_ids.
     return hears(model) or bool({"ids", "input_ids"} & set(_parameters(body_of(model))))
 
 
 class Sounds(NamedTuple):
-    """What a model hears."""
+    """What a model of speech (Whisper) hears: N spectrograms of M mel bands by F frames."""
 
     features: Tensor  # (N,M,F)
     states: Tensor  # what its encoder makes of them, (N,S,C)
-    seconds_per_key: float
+    seconds_per_key: float  # of sound for which one of the S keys of cross attention stands
 
 
-_encoded = ContextVar("encoded", default=False)
+_encoded = ContextVar("encoded", default=False)  # are we inside a block of `encoded`?
 
 
 @torch.no_grad()
@@ -167,10 +177,11 @@ def hear(model: nn.Module, features: Tensor, seconds_per_key: float) -> None:
     """Let a model of speech hear N sounds, (N,M,F). From then on it is asked as a decoder, which reads a transcript.
 
     The first id of a transcript names its sound: the size of the vocabulary plus n for sound n, in the place of the
-    token that begins a transcript.
+    token that begins a transcript. `_forward` puts that token back. `seconds_per_key` is only kept: see `Sounds`.
     """
     body = body_of(model)
     with evaluating(model):
+        # [0] of what the encoder answers with: its last hidden states.
         states = torch.cat([body.get_encoder()(sound[None])[0] for sound in features])
     body.headwise_sounds = Sounds(features, states, seconds_per_key)
 
@@ -181,7 +192,7 @@ def hears(model: nn.Module) -> bool:
 
 
 def sounds_of(model: nn.Module) -> Sounds:
-    """What it was given."""
+    """What `hear` gave it; AttributeError where it was given none."""
     sounds: Sounds = body_of(model).headwise_sounds
     return sounds
 
@@ -200,19 +211,20 @@ def logits(model: nn.Module, ids: Tensor, last: bool = False) -> Tensor:
     """Logits (B,T,V) of ids (B,T); with `last` those of the last position alone, (B,1,V)."""
     with compact_rows(model) if last else nullcontext():
         rows: Tensor = _forward(model, ids, last).logits
-    return rows[:, -1:] if last else rows
+    return rows[:, -1:] if last else rows  # not every model of transformers can leave the other rows out
 
 
 @contextmanager
 def compact_rows(model: nn.Module) -> Iterator[None]:
-    """Inside this block W_U reads rows whose numbers lie together.
+    """Inside this block W_U reads a copy of its rows that is a tensor of its own.
 
-    Where a row is a part of a larger tensor, as the last of a text, torch takes fifty times as long for this product
-    in bfloat16; the numbers are the same.
+    Where a row is a part of a larger tensor, as the last of a text, torch has been seen to take fifty times as long for
+    this product in bfloat16; the numbers are the same.
     """
     head = _head_of(model)
 
     def compact(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        # `contiguous()` would copy nothing: it ignores the stride of an axis of length 1, on which the slow way hangs.
         return args[0].clone(memory_format=torch.contiguous_format), *args[1:]
 
     with hooked([(head.register_forward_pre_hook, compact)] if isinstance(head, nn.Linear) else []):
@@ -225,7 +237,7 @@ def answers(model: nn.Module, ids: Tensor) -> Tensor:
 
 
 def last_states(model: nn.Module, ids: Tensor) -> Tensor:
-    """The last hidden states (B,T,C) of ids (B,T), without a head."""
+    """The last hidden states (B,T,C) of ids (B,T); of a model of transformers, for a GPT of ours gives logits alone."""
     return _forward(body_of(model), ids).last_hidden_state
 
 
@@ -234,17 +246,18 @@ def run_body(model: nn.Module, ids: Tensor) -> None:
 
     Of a model that holds a text against an image or a sound (CLIP), the layers of the text.
     """
+    # The module that has both sides, by the method by which transformers runs the text alone.
     pair: Any = next((module for module in model.modules() if hasattr(module, "get_text_features")), None)
     if pair is not None:
         pair.get_text_features(input_ids=ids.to(device_of(model)))
     else:
-        _forward(body_of(model), ids, last=True)
+        _forward(body_of(model), ids, last=True)  # a GPT of ours is its own body: one row of logits is the least
 
 
 def next_token_losses(model: nn.Module, ids: Tensor, after: int | None = None) -> Tensor:
     """Cross-entropy of the next token in nats, the mean of each document of ids (B,T); (B,).
 
-    after  count only what comes behind the first token of this id, which each document must have
+    after  count only what comes behind the first token of this id, which each document must have (else NaN)
     """
     ids = ids.to(device_of(model))
     if ids.shape[1] < 2:
@@ -254,14 +267,17 @@ def next_token_losses(model: nn.Module, ids: Tensor, after: int | None = None) -
     losses = losses.reshape(ids.shape[0], -1)
     if after is None:
         return losses.mean(1)
-    counted = (ids[:, :-1] == after).cumsum(1) > 0
+    counted = (ids[:, :-1] == after).cumsum(1) > 0  # False up to that token, True from it on: it predicts the next
     return (losses * counted).sum(1) / counted.sum(1)
 
 
 def each(
     model: nn.Module, batches: Sequence[Tensor], question: Callable[[nn.Module, Tensor], Tensor]
 ) -> Iterator[Tensor]:
-    """What the model answers to a question on each batch of ids (B,T); a streamed one has them all pass at once."""
+    """What the model answers to a question on each batch of ids (B,T).
+
+    A streamed model takes all batches through one layer after another, so that its weights are read once for them all.
+    """
     stream = stream_of(model)
     if stream is None:
         yield from (question(model, ids) for ids in batches)
@@ -269,7 +285,7 @@ def each(
     for turn in sweep(model, batches):
         for _, ids in turn:
             run_body(model, ids)
-    with stream.only(len(stream.blocks)):
+    with stream.only(len(stream.blocks)):  # no layer runs now: the question gets the states behind the last layer
         yield from (question(model, ids) for _, ids in stream.numbered(batches))
 
 
@@ -302,15 +318,16 @@ def context_of(model: nn.Module) -> int | None:
     if isinstance(model, GPT):
         return model.config.context
     config = _text_config(model)
-    if getattr(config, "model_type", "") in ("t5", "mt5", "umt5"):  # positions are distances: no text is too long
-        return None
+    if getattr(config, "model_type", "") in ("t5", "mt5", "umt5"):
+        return None  # positions are distances, so that no text is too long; n_positions in their configs is no bound
     most = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     if not isinstance(most, int) or most < 1:
         return None
     for name, table in model.named_modules():
         if name.endswith("position_embeddings") and getattr(table, "num_embeddings", None) == most:
             padding: int | None = getattr(table, "padding_idx", None)
-            return most if padding is None else most - padding - 1  # RoBERTa counts from behind the padding token's id
+            # RoBERTa counts positions from padding_idx + 1 on, so that the first rows of the table stand for no token.
+            return most if padding is None else most - padding - 1
     return most
 
 
@@ -327,12 +344,16 @@ def _text_config(model: nn.Module) -> Any:
 
 def config_fields(model: Any) -> dict[str, Any]:
     """The fields of the model's config.json."""
+    # None: the token between documents, which the file names, belongs to a tokenizer, and a model alone has none.
     return hf_config(model.config, None) if isinstance(model, GPT) else dict(model.config.to_dict())
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode, and after the last such block, of whatever thread, each module in the mode it had."""
+    """The model in eval mode inside this block.
+
+    After the last of the blocks that are open, in any thread, each module has the mode again that it had before them.
+    """
     modules = list(model.modules())
     with _lock:
         for module in modules:
@@ -355,11 +376,11 @@ _modes: WeakKeyDictionary[nn.Module, tuple[int, bool]] = WeakKeyDictionary()  # 
 _lock = Lock()
 
 
-CACHES = ("cache", "past_key_values")  # what transformers calls keys and values of earlier tokens: from 5.24 on; before
+CACHES = ("cache", "past_key_values")  # the argument of transformers for a cache: from version 5.24 on, and before
 
 
 def cache_name(model: nn.Module) -> str:
-    """The argument by which a model of transformers is passed such a cache."""
+    """The argument by which this model of transformers is passed a cache."""
     return CACHES[0] if CACHES[0] in _parameters(model) else CACHES[1]
 
 
@@ -380,8 +401,8 @@ class Reader:
     """
 
     model: nn.Module
-    cache: Any = None  # of a GPT those of its layers; of transformers what the last call gave, if it keeps any
-    text: Tensor | None = None
+    cache: Any = None  # of a GPT of ours those of its layers; of transformers what the last call gave, if anything
+    text: Tensor | None = None  # all ids so far, for a model without a cache; a GPT of ours needs none
 
     def __call__(self, ids: Tensor) -> Tensor:
         model = self.model
@@ -393,12 +414,13 @@ class Reader:
         options: dict[str, Any] = {"use_cache": True} if "use_cache" in parameters else {}
         if "logits_to_keep" in parameters:
             options["logits_to_keep"] = 1  # of a long prompt, the other logits are by far the largest tensor
-        # A layer with a state in the place of keys (Mamba) goes on from it by one token, and by several wrongly.
+        # A layer with a state in the place of keys (Mamba) goes on from it by one token, and by several wrongly: then
+        # the cache is dropped. `all` of no layers is True.
         if ids.shape[1] > 1 and not all(hasattr(layer, "keys") for layer in getattr(self.cache, "layers", ())):
             self.cache = None
         # Without a past, at first and always with a model that keeps no keys and values, the whole text is read.
         past = {} if self.cache is None else {cache_name(model): self.cache}
-        with nullcontext() if ids.shape[1] == 1 else compact_rows(model):
+        with nullcontext() if ids.shape[1] == 1 else compact_rows(model):  # the row of a single token is whole
             answer = model(input_ids=ids if past else self.text, **past, **options)
         self.cache = cache_in(answer)
         return answer.logits[0, -1]
@@ -409,7 +431,10 @@ class Reader:
 
 
 def reader(model: nn.Module, plan: Plan | None = None) -> Reader:
-    """What reads a text from its beginning; `plan` is what each key/value head keeps and sees of it, None: all."""
+    """What reads a text from its beginning.
+
+    plan  what each key/value head keeps and sees of the text, None: all. Only a GPT of ours heeds it.
+    """
     return Reader(model, model.new_caches(plan) if isinstance(model, GPT) else None)
 
 
@@ -419,6 +444,7 @@ def hidden_states(model: nn.Module) -> Iterator[list[Tensor]]:
     states = []
 
     def keep(module: nn.Module, inputs: Any, output: Any) -> None:
+        # Some families hand other things on in a tuple behind the states.
         states.append(output[0] if isinstance(output, tuple) else output)
 
     with hooked((block.register_forward_hook, keep) for block in blocks(model)):
@@ -426,9 +452,10 @@ def hidden_states(model: nn.Module) -> Iterator[list[Tensor]]:
 
 
 def _forward(model: nn.Module, ids: Tensor, last: bool = False, start: Sequence[int] | None = None) -> Any:
-    """A forward pass without a cache, of which `.logits` is asked.
+    """What a model gives for ids (B,T) without a cache; `.logits` or, of a body, `.last_hidden_state` is read of it.
 
-    start  what a decoder reads beside an encoder; default: the ids on both sides
+    last   spare the logits of all but the last position, where the model can
+    start  ids of one text, which the decoder beside an encoder reads; default: ids, which the encoder reads, too
     """
     ids = ids.to(device_of(model))
     if isinstance(model, GPT):
@@ -436,9 +463,9 @@ def _forward(model: nn.Module, ids: Tensor, last: bool = False, start: Sequence[
     inputs: dict[str, Any] = {"input_ids": ids}
     if hears(model):  # the ids are of transcripts, and their first ones name the sounds
         sounds, config = sounds_of(model), _text_config(model)
-        sound = (ids[:, 0] - config.vocab_size).clamp(min=0)
+        sound = (ids[:, 0] - config.vocab_size).clamp(min=0)  # a text that names none, as random words, has the first
         if _encoded.get():
-            inputs = {"encoder_outputs": (sounds.states[sound],)}
+            inputs = {"encoder_outputs": (sounds.states[sound],)}  # a tuple, as the encoder gives it
         else:
             inputs = {"input_features": sounds.features[sound]}
         inputs["decoder_input_ids"] = ids.where(ids < config.vocab_size, config.decoder_start_token_id)
@@ -452,4 +479,5 @@ def _forward(model: nn.Module, ids: Tensor, last: bool = False, start: Sequence[
 
 
 def _parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
+    """The arguments that its `forward` takes, by name."""
     return inspect.signature(model.forward).parameters

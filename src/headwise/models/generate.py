@@ -1,8 +1,8 @@
 """Continue a text by any model that predicts the next token: our GPT, or one of transformers.
 
-A model begins a text by itself, and continues it in a form of it that is made once the first token is there: nobody
-waits for the form before. It is a `Decoder` where the model has one; else `Rows`, which is the model itself with the
-products of its steps laid out anew.
+A form of a model is a copy of its weights, laid out for reading one token a step. To make one takes as long as some
+steps, so a model reads the prompt by itself, and its form is made when the first token has been shown. It is a
+`Decoder` where the model has one; else `Rows`, the model itself with the products of its steps laid out anew.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from headwise.models.open import described, open_model
 from headwise.models.stream import stream_of
 from headwise.plan import Plan
 
-SCORED = 512  # tokens of a text on which the loss of a decode form is measured
-ROPES = ("default", "linear", "llama3", "yarn")  # whose frequencies do not change with the length of the text
+SCORED = 512  # last tokens of a text on which the loss of a decode form is measured: a round number, more take longer
+# The `rope_type` of models whose frequencies do not change with the length of the text; those of "dynamic" do.
+ROPES = ("default", "linear", "llama3", "yarn")
 
 
 def generate(
@@ -106,7 +107,7 @@ def steps(
     lookup: int = 0,
     **options: Any,
 ) -> Iterator[list[int | None]]:
-    """Yield the next id of each text, None for one that has ended; see `generate`."""
+    """Yield, step by step, the next id of each text, None for one that has ended; arguments as of `generate`."""
     module = model.source if isinstance(model, Decoder) else open_model(model)
     if predicts(module) != "next":
         raise HeadwiseError(
@@ -122,18 +123,21 @@ def steps(
 
     planned = _for_plan(module) if plan is not None and not isinstance(module, GPT) else module
     begin: Callable[[], Callable[[Tensor], Tensor]] = partial(reader, planned, plan)
-    begin()  # a plan that does not fit is refused before the text begins
+    begin()  # only for its errors: a plan that does not fit is refused before the text begins
 
     decoder = model if isinstance(model, Decoder) else None
     if decoder is None and plan is None and options.get("cache", True):
         # Is the text long enough to make a form for it, and the model small enough to be held once more?
         is_worth_a_form = n_tokens >= WORTH and sum(x.nbytes for x in module.parameters()) <= MOST
-        rows = len(prompts) + lookup
+        rows = len(prompts) + lookup  # tokens that a step reads: one of each text, and the guesses
         if lookup:
-            decoder = decode_form(module, rows=rows)
-        elif is_worth_a_form and (len(prompts) > 1 or isinstance(module, GPT)):  # that of a GPT is made at once
+            decoder = decode_form(module, rows=rows)  # raises where there is none
+        # A `Decoder` reads texts side by side, a `Begun` each by itself. Nor can `Begun` take over the cache of a GPT
+        # of ours, so that its form reads the prompt, too.
+        elif is_worth_a_form and (len(prompts) > 1 or isinstance(module, GPT)):
             decoder = _form(module, rows)
-        if decoder is None and is_worth_a_form:  # the texts share one, which the first that goes on makes
+        if decoder is None and is_worth_a_form:
+            # `functools.cache` makes the form when the first text goes on, and gives the others the same one.
             begin = partial(Begun, module, cache(lambda: _form(module) or Rows(module)), n_tokens)
     source = Source(begin, context_of(module), vocabulary_of(module), decoder)
     return continued(source, ids, n_tokens, stops=stops, lookup=lookup, **options)
@@ -159,14 +163,13 @@ class Begun:
     def __call__(self, ids: Tensor) -> Tensor:
         unread, before = ids[0].tolist(), len(self._ids)
         self._ids += unread
-        # The prompt is read by the model itself.
-        form = self._form() if before else None
+        form = self._form() if before else None  # None: this is the prompt, which the model reads itself
         if isinstance(form, Decoder) and not form.disturbed():
             if self._texts is None:
                 # What the form does not know yet: the new token, or the whole text.
                 self._texts, is_read = self._taken_over(form, before)
                 unread = unread if is_read else self._ids
-            return self._texts([unread])[0, -1]
+            return self._texts([unread])[0, -1]  # of (1,1,V)
         if self._reader is None:  # the prompt, or all there is where somebody begins to watch
             self._reader, self._texts = reader(self._model), None
             return self._reader(ids.new_tensor([self._ids]))
@@ -174,9 +177,13 @@ class Begun:
             return self._reader(ids)
 
     def _taken_over(self, form: Decoder, length: int) -> tuple[Texts, bool]:
-        """What goes on in the form, and does it know the tokens before, from keys and values that the model kept?"""
+        """What goes on in the form, and does it know the tokens before, from keys and values that the model kept?
+
+        length  how many tokens came before
+        """
         cached = [] if self._reader is None else getattr(self._reader.cache, "layers", [])
         self._reader = None
+        # With room for all that is still written; at the context `gpt.generate.continued` begins anew.
         texts = Texts(form, min(context_of(self._model) or sys.maxsize, length + self._n_tokens))
         shape = (1, form.spec.n_kv_heads, length, form.spec.head_dim)
         past: list[tuple[Any, Any]] = []
@@ -194,25 +201,28 @@ class Begun:
 class Rows:
     """The products of a model's layers in bfloat16, laid out for one row at a time: inside this block it uses them.
 
-    In a plain product oneDNN lays the whole weight out anew, which takes longer than to multiply one row with it. Laid
-    out once it gives the same bits; where a processor gives others, the product stays as it is. It takes the memory of
-    the weights again.
+    In a plain product oneDNN (mkldnn in torch) lays the whole weight out anew, which takes longer than to multiply one
+    row with it. Laid out once it gives the same bits; where a processor gives others, the product stays as it is. It
+    takes the memory of the weights again.
     """
 
     @torch.no_grad()
     def __init__(self, model: nn.Module) -> None:
         self._forwards: dict[nn.Module, Callable[[Tensor], Tensor]] = {}
-        same_bits: dict[tuple[int, ...], bool] = {}  # by shape
+        same_bits: dict[tuple[int, ...], bool] = {}  # by shape: does the product give them laid out?
         mkldnn: Any = torch.backends.mkldnn
+        # A streamed model has no weights to be laid out yet, and autocast multiplies copies in another format.
         if not mkldnn.is_available() or stream_of(model) is not None or torch.is_autocast_enabled("cpu"):
             return
-        # A compiler would have to begin anew where a module gets another function.
+        # What torch.compile has made of a module (it leaves these two marks) would have to be compiled anew, with
+        # another `forward`.
         if any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in model.modules()):
             return
         for module in model.modules():
-            if type(module) is not nn.Linear or "forward" in vars(module):
+            if type(module) is not nn.Linear or "forward" in vars(module):  # it may compute something else
                 continue
             weight = module.weight
+            # A weight of inference mode does not count its versions, which `_laid_out` reads.
             if weight.dtype != torch.bfloat16 or weight.device.type != "cpu" or weight.is_inference():
                 continue
             shape = (*weight.shape, module.bias is None)
@@ -228,7 +238,8 @@ class Rows:
 
     def __enter__(self) -> None:
         for module, forward in self._forwards.items():
-            vars(module)["forward"] = forward  # before the one of its class; its hooks run as they did
+            # An attribute of the module goes before the method of its class; its hooks run as they did.
+            vars(module)["forward"] = forward
 
     def __exit__(self, *error: object) -> None:
         for module in self._forwards:
@@ -238,17 +249,18 @@ class Rows:
 def _laid_out(linear: nn.Linear) -> Callable[[Tensor], Tensor]:
     """What the module does, for one row with the weight laid out; for more, or a weight that has changed, as ever."""
     weight, bias = linear.weight, linear.bias
-    # For 1 row. Who writes to the weight later raises its version: then the layout is out of date.
+    # 1 is the number of rows of x. Who writes to the weight later raises its version: then the layout is out of date.
     block, version = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 1), weight._version
 
     def forward(x: Tensor) -> Tensor:
         if x.numel() != linear.in_features or x.dtype != weight.dtype or weight._version != version:
             return F.linear(x, weight, bias)
-        return torch.ops.mkldnn._linear_pointwise(x, block, bias, "none", [], "")
+        return torch.ops.mkldnn._linear_pointwise(x, block, bias, "none", [], "")  # "none": no activation behind it
 
     return forward
 
 
+# `decode_form`, or None where the model has none.
 def _form(module: nn.Module, rows: int = 1) -> Decoder | None:
     with suppress(HeadwiseError):
         return decode_form(module, rows=rows)
@@ -264,7 +276,7 @@ def decode_form(model: nn.Module | str | Path, int8: bool = False, rows: int = 1
     Args:
         model: a GPT of ours, a model of transformers, or the folder of one
         int8: products in 8 bits: faster, another function
-        rows: texts that are written side by side
+        rows: tokens that a step reads: the texts written side by side, and those that `lookup` guesses
 
     Raises:
         HeadwiseError: with the reason, for all other models.
@@ -273,19 +285,24 @@ def decode_form(model: nn.Module | str | Path, int8: bool = False, rows: int = 1
     if isinstance(module, GPT):
         return Decoder(module, int8, rows)
     decoder = Decoder(_as_ours(module, "no decode form"), int8, rows)
-    decoder.follow(module)
+    decoder.follow(module)  # not the GPT that it was made of, which nobody else holds
+    # The frequencies of RoPE as the model has computed them, with any scaling of its `rope_type`.
     rotary = module.model.rotary_emb
-    assert decoder.rotation is not None
+    assert decoder.rotation is not None  # a Llama-like model has RoPE
     decoder.rotation.frequencies, decoder.rotation.factor = rotary.inv_freq.tolist(), rotary.attention_scaling
     difference = decode_loss(decoder, _few_ids(module))
-    # Another order of sums stays below a millionth of a nat; 8 bits cost more. `not <`, so that NaN is refused, too.
+    # Another order of sums stays below a millionth of a nat. 8 bits cost more, those of our tests under 0.05: from 0.1
+    # on the form is taken for another function. `not <`, so that NaN is refused, too.
     if not difference < (0.1 if int8 else 1e-6):
         raise HeadwiseError(f"this model has no decode form: ours differs from it by {difference:.2g} nats a token")
     return decoder
 
 
 def _as_ours(module: Any, lacks: str) -> GPT:
-    """A Llama-like model of transformers as a GPT of ours with the same weights, whose RoPE is still to be set."""
+    """A Llama-like model of transformers as a GPT of ours with the same weights, whose RoPE is still to be set.
+
+    lacks  how the error begins where it cannot be one: "this model has" ...
+    """
     if stream_of(module) is not None:
         raise HeadwiseError(f"this model has {lacks}: it is read layer by layer, and that takes it whole in memory")
     config: Any = getattr(module, "config", None)
@@ -299,19 +316,20 @@ def _as_ours(module: Any, lacks: str) -> GPT:
 def _for_plan(module: Any) -> GPT:
     """A Llama-like model of transformers as a GPT of ours, whose caches take a plan."""
     ours = _as_ours(module, "no cache that takes a plan")
-    rope = import_attention(module.model.layers[0].self_attn).layer.spec.rope
+    rope = import_attention(module.model.layers[0].self_attn).layer.spec.rope  # all layers of these families share it
     for block in cast(list[Block], ours.blocks):
         block.attention.spec = block.attention.spec.replace(rope=rope)
     ids = torch.tensor([_few_ids(module)])
     difference = _divergence(logits(module, ids), logits(ours, ids))
-    most = 1e-6 if next(module.parameters()).dtype == torch.float32 else 1e-3  # half precision rounds more
+    # Of another order of sums, as in `decode_form`; half precision rounds more, and is allowed 1,000 times as much.
+    most = 1e-6 if next(module.parameters()).dtype == torch.float32 else 1e-3
     if not difference < most:
         raise HeadwiseError(f"this model takes no plan: our form differs from it by {difference:.2g} nats a token")
     return ours
 
 
 def _few_ids(module: Any) -> list[int]:
-    """A text of 8 tokens on which two forms are compared, whatever it says: the first of the vocabulary."""
+    """A text of 8 tokens, 0 to 7, on which two forms are compared: what it says does not matter, and 8 take no time."""
     return list(range(min(8, module.config.vocab_size, module.config.max_position_embeddings)))
 
 
@@ -339,6 +357,7 @@ def prompt_ids(model: nn.Module, text: str) -> list[int]:
         raise HeadwiseError(f"{where}, so its words are not known; pass token ids instead of a text (ids=)")
     if isinstance(folder.tokens, Tokens):
         return folder.tokens.prompt(text) or folder.tokens.opening()
+    # Of a model of transformers, the token that begins a text (bos), the first of them where it names several.
     return folder.tokens.prompt(text) or sorted(_special(model, "bos_token_id"))[:1]
 
 
@@ -351,7 +370,7 @@ def end_ids(model: nn.Module) -> set[int]:
 
 
 def _special(model: nn.Module, name: str) -> set[int]:
-    """Ids that a model of transformers names, as `generate` there reads them."""
+    """Ids that a model of transformers names, one or a list, where its own `generate` looks for them."""
     value = getattr(getattr(model, "generation_config", None), name, None)
     if value is None:
         return set()

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
-from transformers import AttentionInterface as AttentionInterface
+from transformers import AttentionInterface as AttentionInterface  # `as` itself: `hook` takes the name from here
 from transformers import (
     AutoConfig,
     AutoFeatureExtractor,
@@ -41,13 +41,14 @@ from headwise.models.stream import Stream, hollow, is_finite
 
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 FOREIGN_CODE = "; the folder brings code of its own (auto_map), which headwise never runs"
-MOST_LAYERS = 1000  # so many are built without comparing them with the weights
+MOST_LAYERS = 1000  # that a config may state whatever its files hold: to build so many still takes little time
 
 
 def load_folder(folder: Path, ranks: Ranks = ALONE, dtype: torch.dtype | str = "auto") -> PreTrainedModel:
     """The model of a folder in Hugging Face layout, in eval mode, with its own class (its head included).
 
-    ranks  processes of which each holds some of the heads, by the family's own plan
+    ranks  processes of which each holds some of the heads, by the tensor-parallel plan that transformers has for the
+           family
     """
     kind, config = _described(folder)
     if ranks.world > 1:  # the family has a plan of how its heads are spread, and the ranks divide their numbers
@@ -62,6 +63,7 @@ def load_folder(folder: Path, ranks: Ranks = ALONE, dtype: torch.dtype | str = "
         n_kv_heads = getattr(part, "num_key_value_heads", None) or heads
         ranks.require_divisor({"heads": heads, "key/value heads": n_kv_heads})
     with _loading(folder / "config.json", f"{folder} does not load as {kind.__name__}"):
+        # `loading` tells which weights were found and which were not.
         model, loading = kind.from_pretrained(
             folder, config=config(), dtype=dtype, use_safetensors=True, output_loading_info=True, **LOCAL
         )
@@ -69,7 +71,10 @@ def load_folder(folder: Path, ranks: Ranks = ALONE, dtype: torch.dtype | str = "
     bad = next((name for name, weights in model.named_parameters() if not is_finite(weights)), None)
     if bad is not None:
         raise HeadwiseError(f"{folder} has NaN or inf in {bad}; the model is not usable")
-    if ranks.world > 1:  # after the weights are there: to load them in parts the library needs accelerate
+    # After the weights are there: to load them in parts the library needs accelerate.
+    if ranks.world > 1:
+        # `spread` is the config with the library's defaults, `mesh` says which process is which. Between them comes a
+        # map of layers to devices, which tensor parallelism excludes.
         spread, _, mesh = kind.prepare_distribute_model(DistributedConfig(tp_size=ranks.world))
         with torch.no_grad():
             model = kind.maybe_distribute_model(model, spread, mesh)
@@ -77,16 +82,22 @@ def load_folder(folder: Path, ranks: Ranks = ALONE, dtype: torch.dtype | str = "
 
 
 def _layers_apart(model: Any) -> Any:
-    """ALBERT runs one layer again and again: as many layers with the same weights, each with heads of its own name."""
+    """The model; of an ALBERT, which runs one layer again and again, with a module for each time that it runs.
+
+    Then a hook can tell the times apart, as layers with the same weights and heads of their own names.
+    """
     for module in [*model.modules()]:
         groups, config = getattr(module, "albert_layer_groups", None), model.config
         if groups is not None:
-            layers_of_group = config.num_hidden_layers / len(groups)  # no whole number, perhaps: ALBERT divides so
-            shared = {id(x): x for x in (config, module.config, *groups.parameters())}  # not copied: all layers have it
+            # ALBERT's own rule for the group of layer n: it divides so even where that gives no whole number.
+            layers_of_group = config.num_hidden_layers / len(groups)
+            # What deepcopy finds in its memo, by id, it takes for copied: so all layers have these in common.
+            shared = {id(x): x for x in (config, module.config, *groups.parameters())}
             layers = []
             for n in range(config.num_hidden_layers):
                 layers.append(copy.deepcopy(groups[int(n / layers_of_group)], dict(shared)))
             module.albert_layer_groups = nn.ModuleList(layers)
+            # A group for each layer, so that ALBERT's rule picks layer n for layer n.
             module.config.num_hidden_groups = config.num_hidden_groups = config.num_hidden_layers
     return model
 
@@ -100,7 +111,7 @@ def write_gguf(path: Path, folder: Path) -> None:
         read = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, **LOCAL)
         config = read.config
         fields = config.to_dict()
-        # What names the file's own form, or another class; a model of these fields is made anew.
+        # These tell of the file, as its form of quantisation. A model of the same class is made anew without them.
         for name in ("model_type", "quantization_config", "architectures", "dtype"):
             fields.pop(name, None)
         fresh: Any = type(read)(type(config)(**fields))
@@ -108,8 +119,8 @@ def write_gguf(path: Path, folder: Path) -> None:
         fresh.tie_weights()
         fresh.to(torch.bfloat16).save_pretrained(scratch)
         AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, **LOCAL).save_pretrained(scratch)
-        Path(scratch).rename(folder)
-        Path(scratch).mkdir()  # which the end of the block takes away
+        Path(scratch).rename(folder)  # so that the folder appears whole, or not at all
+        Path(scratch).mkdir()  # the end of the block removes it, and would fail without one
 
 
 def gguf_config(path: Path) -> dict[str, Any]:
@@ -120,21 +131,22 @@ def gguf_config(path: Path) -> dict[str, Any]:
 
 
 def stream_folder(folder: Path, dtype: torch.dtype | str = "auto", device: torch.device = CPU) -> Any:
-    """The same model without its weights, which each layer borrows from the files while it runs (`models.stream`)."""
+    """What `load_folder` gives, but streamed: each layer borrows its weights from the files while it runs."""
     kind, config = _described(folder)
     files = ["model.safetensors"]
     if not (folder / files[0]).exists():
+        # The index of a model in several files says in which of them each tensor lies.
         files = sorted(set(read_json(folder / "model.safetensors.index.json")["weight_map"].values()))
     places = {name: place for file in files for name, place in tensors_in(folder / file).items()}
     with _loading(folder / "config.json", f"{folder} does not load as {kind.__name__}"):
         described = config()
         if getattr(described, "quantization_config", None) or described.is_encoder_decoder:
             raise HeadwiseError("a quantised model, or one of two stacks, is not run layer by layer")
-        if isinstance(dtype, str):
+        if isinstance(dtype, str):  # "auto": that of the config, or of the first tensor in a file
             dtype = described.dtype or next(FORMATS[place.dtype] for place in places.values() if place.dtype in FORMATS)
         model = hollow(kind, described, dtype)
     prefix = f"{model.base_model_prefix}."  # a file may hold the body of a model with a head, or the reverse
-    held: dict[nn.Parameter, Place] = {}  # by the weights: an embedding may be the output matrix, too
+    held: dict[nn.Parameter, Place] = {}  # an embedding that is the output matrix, too, has one place for two names
     named = dict(model.named_parameters(remove_duplicate=False))
     for name, weights in named.items():
         for key in (name, name.removeprefix(prefix), prefix + name):
@@ -146,12 +158,16 @@ def stream_folder(folder: Path, dtype: torch.dtype | str = "auto", device: torch
 
 
 def shallow(model: Any, n_layers: int, seed: int) -> Any:
-    """The first layers alone, newly drawn each time that they run, between the model's own embeddings and head."""
+    """The control of a large model: its first layers untrained, between its own embeddings and output matrix.
+
+    Their weights are drawn anew, from `seed`, each time that a layer runs: so no more than one is held.
+    """
     config = copy.deepcopy(model.config)
     config.num_hidden_layers = n_layers
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:n_layers]
     fresh = hollow(type(model), config, model.dtype)
+    # Those of layers, too, as placeholders: a Stream with a seed does not read them.
     kept = {name: weights.detach() for name, weights in model.named_parameters(remove_duplicate=False)}
     Stream(fresh.eval(), kept, seed, model.device)
     return fresh
@@ -172,15 +188,16 @@ def _described(folder: Path) -> tuple[Any, Callable[[], Any]]:
 
     # Each layer has a tensor or more. To build millions of layers takes for ever, even without their weights.
     shapes = [place.shape for path in folder.glob("*.safetensors") for place in tensors_in(path).values()]
-    for part in (fields, *fields.values()):
+    for part in (fields, *fields.values()):  # the config, and the parts of one that has an encoder, a vision part, ...
         if not isinstance(part, Mapping):
             continue
         for name, value in part.items():
+            # num_hidden_layers, n_layer, encoder_layers, ...: whatever a family calls it.
             if "layer" in name and isinstance(value, int) and value > max(MOST_LAYERS, len(shapes)):
                 raise HeadwiseError(
                     f"{folder / 'config.json'} says {name}={value:,}, and there are {len(shapes)} tensors"
                 )
-    described, held = 0, sum(map(math.prod, shapes))
+    described, held = 0, sum(map(math.prod, shapes))  # numbers by the config, and in the files
     # Without any weights it is damaged, which is said when it is loaded. Of a quantised model one number of a tensor
     # may hold several weights, so there is nothing to compare.
     if held and not fields.get("quantization_config"):
@@ -195,6 +212,7 @@ def _described(folder: Path) -> tuple[Any, Callable[[], Any]]:
     return kind, config
 
 
+# Raises HeadwiseError where names of weights are lacking, with the first three of them.
 def _require_whole(folder: Path, kind: Any, lacking: Iterable[str]) -> None:
     if lacking := sorted(lacking):
         raise HeadwiseError(f"{folder} lacks weights of {kind.__name__}: {', '.join(lacking[:3])}")
@@ -205,7 +223,7 @@ def _own_choices(config: Any) -> Any:
     parts = [getattr(config, name, None) for name in getattr(config, "sub_configs", ())]
     for part in (config, *parts):
         if part is not None:
-            part._attn_implementation = None
+            part._attn_implementation = None  # the library's own choice; a name may lead to a kernel on the hub
             if hasattr(part, "auto_map"):
                 del part.auto_map
     return config
@@ -213,7 +231,10 @@ def _own_choices(config: Any) -> Any:
 
 @contextmanager
 def _loading(config: Path, failure: str, remedy: str = "") -> Iterator[None]:
-    """What goes wrong in this block, in one line; a config with an auto_map names code that lies beside it."""
+    """What goes wrong in this block becomes a HeadwiseError of one line: failure, the reason, remedy.
+
+    config  where a field auto_map shows that the folder relies on code of its own, that is the reason
+    """
     try:
         with _quiet():
             yield
@@ -248,7 +269,10 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 class FolderTokens:
-    """The tokenizer of a model folder, through transformers; or one of transformers that is open already."""
+    """The tokenizer of a model folder, through transformers; or one of transformers that is open already.
+
+    One that the library calls fast is written in Rust (`backend_tokenizer`). A slow one, in Python, can do less.
+    """
 
     def __init__(self, source: Any) -> None:
         self._tokenizer = source
@@ -262,14 +286,14 @@ class FolderTokens:
                 self._tokenizer = AutoTokenizer.from_pretrained(source, **LOCAL)
                 if self._tokenizer.is_fast:
                     self._growth = growth_of(self._tokenizer.backend_tokenizer, source / "tokenizer.json")
-        # The token between documents, where this is a run folder of our own, read as any other.
-        if self._tokenizer.is_fast:  # without a copy of the vocabulary
+        # The token between documents, where this is a run folder of our own, read as any other; else None.
+        if self._tokenizer.is_fast:  # it looks one token up; get_vocab would copy the whole vocabulary
             boundary = self._tokenizer.backend_tokenizer.token_to_id(BOUNDARY)
         else:
             boundary = self._tokenizer.get_vocab().get(BOUNDARY)
         self.frame = self._find_frame() if boundary is None else ([boundary], [])
         self.specials = frozenset(self._tokenizer.all_special_ids)
-        # Where an unknown character stands, by `places`, a slow tokenizer cannot say.
+        # Of a slow one None: where an unknown character stands is asked of `places`, which it does not have.
         self.unknown: int | None = self._tokenizer.unk_token_id if self._tokenizer.is_fast else None
         self.mask: str | None = self._tokenizer.mask_token
         self.beyond = "[{}]"  # how an id is shown that the vocabulary does not have
@@ -279,6 +303,7 @@ class FolderTokens:
         with tokenising():
             framed = list(self._tokenizer("a").input_ids)
         plain = self.encode("a")
+        # Where the bare ids are found among the framed ones, what stands before and after them is the frame.
         for start in range(len(framed) - len(plain) + 1):
             if framed[start : start + len(plain)] == plain:
                 return framed[:start], framed[start + len(plain) :]
@@ -308,7 +333,7 @@ class FolderTokens:
     def begin_with(self, transcript: list[int], last: int) -> None:
         """Begin each text from now on as this transcript does, whose first id is its sound, up to the last such id."""
         self.frame = transcript[: transcript.index(last) + 1], []
-        self.beyond = "\u266a"  # a sound is shown as a note
+        self.beyond = "\u266a"  # the id of a sound, which no vocabulary has, is shown as a note of music
         self.specials |= {*self.frame[0]}
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -323,25 +348,32 @@ class FolderTokens:
         shown = []
         for i in ids:
             text = str(self._tokenizer.decode([i]))
-            if not text or "\ufffd" in text:  # then it shows as the vocabulary writes it, where it has the id
+            # A token of no text, or of a part of a character, which decodes to U+FFFD: it is shown as the vocabulary
+            # writes it, where it has the id.
+            if not text or "\ufffd" in text:
                 text = str(self._tokenizer.convert_ids_to_tokens(i) or self.beyond.format(i))
             shown.append(text)
         return tuple(shown)
 
 
 def sound_features(folder: Path, samples: Any) -> tuple[torch.Tensor, float]:
-    """What a model of speech is given for samples, 16,000 a second, and how many seconds it always hears."""
+    """What a model of speech is given for samples, 16,000 a second, (1,M,F), and how many seconds it always hears.
+
+    A shorter sound is filled up with silence to that length (`chunk_length`, 30 seconds of Whisper).
+    """
     with _loading(folder / "preprocessor_config.json", f"{folder} has nothing that turns sound into its inputs"):
         extractor = AutoFeatureExtractor.from_pretrained(folder, **LOCAL)
+        # Without a rate the extractor warns. Its own is that of our samples: Whisper knows no other than 16,000.
         features = extractor(samples, sampling_rate=extractor.sampling_rate, return_tensors="pt").input_features
     return features, float(extractor.chunk_length)
 
 
 def transcribed(model: Any, states: torch.Tensor) -> list[int]:
     """What a model of speech writes, decoded greedily, of what its encoder has made of a sound, (1,S,C)."""
-    # A model of one language refuses the word.
+    # It is to write what it hears in the language that it hears; a model of one language refuses to be told.
     task = {"task": "transcribe"} if getattr(model.generation_config, "is_multilingual", False) else {}
     with _quiet():
+        # In a single call, whose answer begins with the ids that the decoder was given: they tell language and task.
         rows = model.generate(encoder_outputs=BaseModelOutput(states), force_unique_generate_call=True, **task)
     ids: list[int] = rows[0].tolist()
     return ids[:-1] if ids[-1] == model.generation_config.eos_token_id else ids
@@ -349,7 +381,7 @@ def transcribed(model: Any, states: torch.Tensor) -> list[int]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the library's progress bars and warnings: what matters is said by our own errors."""
+    """No progress bars and warnings of the library inside this block: what matters is said by our own errors."""
     level = logging.get_verbosity()
     logging.set_verbosity_error()
     bars = logging.is_progress_bar_enabled()

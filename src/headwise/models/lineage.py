@@ -1,8 +1,8 @@
 """Where a model lies that is named on a command line or in Python, and where the heads of a reshaped one come from.
 
-It is a folder, a GGUF file, or a name on the hub (owner/name). That is looked up in the cache of `huggingface_hub`, and
-downloaded through it where there is a network: weights as safetensors, never pickles or code. A GGUF file becomes a
-folder once, which is kept in the cache.
+It is a folder, a GGUF file, or a name on the hub (owner/name). A name is looked up in the cache of `huggingface_hub`,
+and downloaded through it where there is a network: weights as safetensors, never pickles or code. A GGUF file becomes
+a folder once, which is kept in a cache of our own.
 
 `headwise.json` of a reshaped model says which head of each earlier model its heads were. Models are known by the
 contents of their weights, not by their folders, which are moved and renamed.
@@ -29,14 +29,18 @@ from headwise.words import refusal
 if TYPE_CHECKING:
     from torch import nn
 
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")  # "openai-community/gpt2", with one slash and no leading dot
 CONFIG = "config.json"
 PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]  # of a repository's files: no pickles, no code
-GGUF_PACKAGES = ("transformers", "torch", "gguf", "accelerate")  # that transformers reads such a file with
+GGUF_PACKAGES = ("transformers", "torch", "gguf", "accelerate")  # what transformers needs to read such a file
 
 
 def located(source: Path) -> Path:
-    """The folder of a model. Raises HeadwiseError where it is named, and neither here nor to be had."""
+    """The folder of a model, downloaded or made of a GGUF file where that is what is named.
+
+    Raises HeadwiseError for a name that is not in the hub's cache and cannot be downloaded, and for a GGUF file that
+    cannot be read. Whether a folder is one of a model is not looked at.
+    """
     if _is_gguf(source):
         return _from_gguf(source)
     return _from_hub(str(source)) if _is_hub_name(source) else source
@@ -50,7 +54,7 @@ def config_of(model: str) -> str | Path | dict[str, Any]:
     path = Path(model)
     if _is_gguf(path):
         _require_readers(path)
-        from headwise.models.hf import gguf_config
+        from headwise.models.hf import gguf_config  # here: this module is imported where torch is not
 
         return gguf_config(path)
     return _from_hub(model, config_alone=True) if _is_hub_name(path) else model
@@ -69,13 +73,16 @@ def _from_hub(name: str, config_alone: bool = False) -> Path:
             f"{name} is no folder here; to look it up on the hub: pip install 'headwise[hf]', or pass a folder"
         ) from None
     options: dict[str, Any] = {"repo_id": name, "allow_patterns": [CONFIG] if config_alone else PATTERNS}
-    with suppress(Exception):  # it is not in the cache, or in a state that the library does not take
+    # First from the cache, without a network. What is suppressed: it is not there, or not whole.
+    with suppress(Exception):
         folder = Path(hub.snapshot_download(**options, local_files_only=True))
-        # The library hands out what the cache has: after a price the config alone, after a broken download some shards.
+        # The library hands out what the cache has, if that is the config alone (after `config_of`) or some shards
+        # (after a broken download). Here this raises, so that the rest is downloaded below.
         (read_config if config_alone else check_folder)(folder)
         return folder
     try:
-        return Path(hub.snapshot_download(**options, etag_timeout=5))  # seconds: without a network nobody waits long
+        # The library asks first which version is the newest: so many seconds at most, for there may be no network.
+        return Path(hub.snapshot_download(**options, etag_timeout=5))
     except Exception as error:  # no network, no such name, no right to read it: the library lets through what it meets
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise HeadwiseError(
@@ -89,9 +96,13 @@ def _is_gguf(path: Path) -> bool:
 
 
 def _from_gguf(path: Path) -> Path:
-    """A folder with the weights of a GGUF file in bfloat16, made once; with another size or time it is another file."""
+    """A folder with the weights of a GGUF file in bfloat16, made once.
+
+    Its name has a hash of the file's path, size and time of change: a file that has changed gets another folder.
+    """
     check_file(path)
     state = path.stat()
+    # 16 hexadecimal digits, 64 bits: enough for two files never to meet, and short enough for a name.
     key = hashlib.sha256(f"{path.resolve()} {state.st_size} {state.st_mtime_ns}".encode()).hexdigest()[:16]
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = caches / "headwise" / f"{path.stem}-{key}"
@@ -112,14 +123,15 @@ def _require_readers(path: Path) -> None:
 # Where the heads of a reshaped model come from.
 
 RECORD = "headwise.json"  # what was done; also the sign that a folder may be replaced
-WEIGHTS = "model*.safetensors"
-BLOCK = 1 << 24  # bytes read at once
+WEIGHTS = "model*.safetensors"  # one file, or shards: model-00001-of-00002.safetensors
+BLOCK = 1 << 24  # bytes read at once, 16 MiB: a round number, far below the size of the files
 
 
 def ancestors(source: Path, origins: Sequence[Sequence[int]], out: Path | None) -> tuple[Ancestor, ...]:
-    """The models that a child of `source`, to be written to `out`, comes from, the nearest first.
+    """The models that a child of `source` comes from, the nearest first: `source`, then what `source` comes from.
 
     origins  for each layer of the child the number in `source` of each of its heads
+    out      where the child is to be written; None: nowhere, it is only reported on
     """
 
     def as_written(path: Path) -> str:
@@ -130,34 +142,39 @@ def ancestors(source: Path, origins: Sequence[Sequence[int]], out: Path | None) 
     for older in recorded(source):
         try:
             heads = []
+            # Head 0 of a layer was n = numbers[0] in `source`, and older_numbers[n] in the older model.
             for numbers, older_numbers in zip(origins, older.heads, strict=True):
                 heads.append(tuple(older_numbers[n] for n in numbers))
             lineage.append(Ancestor(as_written(source / older.folder), older.digest, tuple(heads)))
-        except (ValueError, IndexError):
+        except (ValueError, IndexError):  # the record has other layers, or fewer heads, than `source`
             raise _damaged(source / RECORD) from None
     return tuple(lineage)
 
 
 def digest(folder: Path) -> str:
-    """SHA-256 of a folder's weights."""
+    """SHA-256 of the files of a folder's weights; `digest_of` is another number even for the same model."""
     paths = [path.resolve() for path in sorted(folder.glob(WEIGHTS))]
     return _sha256(tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths))
 
 
 def digest_of(model: nn.Module) -> str:
-    """SHA-256 of the weights of a model in memory."""
+    """SHA-256 of the weights of a model in memory, with their names."""
     import torch
 
     hashed = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         hashed.update(name.encode())
+        # As bytes, for NumPy has no bfloat16; flat, for a tensor of no axes cannot be viewed as several bytes.
         hashed.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     return hashed.hexdigest()
 
 
-@lru_cache(maxsize=16)  # a command asks several times, and files may be large
+@lru_cache(maxsize=16)  # a command asks several times for a few models, and files may be large
 def _sha256(files: tuple[tuple[Path, int, int], ...]) -> str:
-    """Of files one after the other; sizes and times are there so that a changed file is read again."""
+    """SHA-256 of files (path, size, time of change), read one after the other.
+
+    Size and time are not hashed: as arguments they make `lru_cache` take a file that has changed for another one.
+    """
     hashed = hashlib.sha256()
     for path, _, _ in files:
         with path.open("rb") as file:
@@ -167,12 +184,15 @@ def _sha256(files: tuple[tuple[Path, int, int], ...]) -> str:
 
 
 def run_of(folder: Path) -> Path | None:
-    """The run of headwise that a folder is, or that its model comes from; None without one, or where it has moved."""
+    """The run of headwise that a folder is, or that its model comes from; None without one, or where it has moved.
+
+    A run is where the training and its text are known.
+    """
     if (folder / RUN).exists():
         return folder
     for older in recorded(folder):
         path = folder / older.folder
-        if (path / RUN).exists() and digest(path) == older.digest:
+        if (path / RUN).exists() and digest(path) == older.digest:  # not another run in its place
             return path
     return None
 
@@ -186,28 +206,33 @@ def require_run(folder: Path) -> Path:
 
 
 def counterparts(folder: Path, other: Path) -> dict[str, str] | None:
-    """Heads of one model and the heads of another that they come from, go to, or share an ancestor with, by name.
+    """The heads of one model (`folder`), each with the head of the other that has the same origin, by name.
 
-    None where neither comes from the other and both come from no third model.
+    One model may come from the other, or both from a third one. A head without a counterpart is left out.
+    None where the two have no model in common. Both names of a pair are like "L3.H5".
     """
     our_record, their_record = recorded(folder), recorded(other)
     if not our_record and not their_record:
         return None  # and no digest is taken, for files may be large
+    # By the digest of each ancestor, the nearest first: our heads' names -> their names there.
     our_names, their_names = _names_in(folder, our_record), _names_in(other, their_record)
-    common = next((model for model in our_names if model in their_names), None)  # by digest, the nearest first
+    common = next((model for model in our_names if model in their_names), None)
     if common is None:
         return None
     ours, theirs = our_names[common], their_names[common]
-    if theirs is None:
-        return ours  # None where both are the common model: the same weights
+    if theirs is None:  # the other is the common model, so that names there are its names
+        return ours  # None where we are that model, too: the same weights
     name_of = {ancestor: name for name, ancestor in theirs.items()}
-    if ours is None:
+    if ours is None:  # we are the common model, so that our names are those there
         return name_of
     return {name: name_of[ancestor] for name, ancestor in ours.items() if ancestor in name_of}
 
 
 def _names_in(folder: Path, older: Sequence[Ancestor]) -> dict[str, dict[str, str] | None]:
-    """What the heads of a folder were called in each model that it comes from, by digest; None for itself."""
+    """By the digest of each model that a folder comes from: its heads' names -> their names there; None for itself.
+
+    older  the ancestors that the folder's record names
+    """
     models: dict[str, dict[str, str] | None] = {digest(folder): None}
     for ancestor in older:
         names = {}

@@ -25,12 +25,15 @@ from headwise.models.stream import stream_of
 from headwise.table import DECIMAL, amount, scaled
 from headwise.words import Note, refusal
 
+# Round numbers: more runs and steps give steadier medians, and take longer.
 RUNS = 5  # prefills that are timed
 STEPS, WARM_UP = 10, 2  # tokens that are written and timed; and those before them that are not timed
-LONG = 5.0  # seconds that prefills may take: a longer one is not repeated
-NUMBERS = 32  # that a pass holds at once for each token and each feature of the model's width, about
-SIDE = 8192  # of the square matrix by which the machine is measured, larger than its caches
-ROWS = 512  # that are multiplied with it
+LONG = 5.0  # seconds that all timed prefills together may take: a longer one is not repeated
+# An estimate: so many numbers a pass holds at once for each token and each feature of the model's width. Larger: a text
+# that would fit is refused; smaller: one is begun that memory does not hold.
+NUMBERS = 32
+SIDE = 8192  # of the square matrix by which the machine is measured: 268 MB in float32, larger than its caches
+ROWS = 512  # that are multiplied with it at once: so many that FLOPs take the time, and not the reading of the matrix
 
 Progress = Callable[[str, int, int], None]
 
@@ -39,8 +42,8 @@ Progress = Callable[[str, int, int], None]
 class Measured:
     """A prefill of random ids, and steps after it, at the setting of a price; times are medians.
 
-    A share is the time that the bound needs over the time it took. The bound of a pass is the longer of its FLOPs at
-    the machine's speed and its bytes at the machine's bandwidth, each measured right after.
+    A share is the time that the bound needs over the time it took. The bound of a pass is the longer of two times: of
+    its FLOPs at the machine's speed, and of its bytes at the machine's bandwidth, each measured right after.
     """
 
     streamed: bool  # the weights were read from files, a layer at a time
@@ -52,7 +55,7 @@ class Measured:
     runs: int  # of the prefill
     prefill_seconds: float
     prefill_flops_per_second: float
-    prefill_share: float
+    prefill_share: float  # 0 to 1, as the other one
     steps: int  # of decoding; 0 where the model is streamed, which reads all weights for each
     decode_seconds: float | None = None  # of a step
     tokens_per_second: float | None = None  # of the batch together
@@ -62,7 +65,7 @@ class Measured:
     peak_bytes: int | None = None  # most memory of the process; on another device, of the tensors there
 
     def rows(self, price: Price) -> list[tuple[str, str, str]]:
-        """What, computed, measured."""
+        """The rows of a table: what it is, what the price says of it, what was measured."""
         machine = self.machine_flops_per_second, self.machine_bytes_per_second
         flops, held = _per_second(self.prefill_flops_per_second, "FLOP"), price.weight_bytes + price.cache.total_bytes
         at_least = Note.of("price.at_least", seconds=f"{prefill_bound(price, *machine):,.3g}")
@@ -95,14 +98,15 @@ class Measured:
 def prefill_bound(price: Price, flops: float, bandwidth: float) -> float:
     """Seconds of a prefill at `flops` a second, or at `bandwidth` bytes a second for the weights of a single step.
 
-    Of the experts and the embeddings a prefill may read more than a step does, and need not. The model must decode.
+    Of the experts and the embeddings a prefill may read more than a step does, but it need not: so these bytes are the
+    least. The model must be one that decodes, whose price has `decode`.
     """
     assert price.decode is not None
     return max(price.prefill.total_flops / flops, price.decode.weight_bytes / bandwidth)
 
 
 def decode_bound(price: Price, flops: float, bandwidth: float) -> float:
-    """Seconds of a step of decoding, by its FLOPs or by the bytes of its weights and cache. The model must decode."""
+    """Seconds of a step of decoding, by its FLOPs or by the bytes of its weights and cache; see `prefill_bound`."""
     assert price.decode is not None
     return max(price.decode.flops / flops, (price.decode.weight_bytes + price.decode.cache_bytes) / bandwidth)
 
@@ -118,14 +122,16 @@ def _of_bound(reached: str, share: float | None) -> Note:
 def open_priced(folder: Path, price: Price, stream: bool | None, device: str) -> nn.Module:
     """The model that a price is of. Raises HeadwiseError where it cannot be measured at the price's setting."""
     setting = price.setting
+    # `source` has the tokens that an encoder reads: what is measured is a decoder without one.
     if price.decode is None or setting.source is not None:
         raise refusal("unmeasured", family=price.family)
+    # Formats that torch computes in; the cache of a model that runs has the format of its weights.
     if setting.dtype not in COMPUTED or setting.cache_dtype != setting.dtype:
         raise refusal("measured_in", known=", ".join(COMPUTED), dtype=setting.dtype, cache=setting.cache_dtype)
-    if str(folder) in PRESETS or not folder.is_dir():
+    if str(folder) in PRESETS or not folder.is_dir():  # a preset is a price alone, without weights
         raise refusal("none_to_run", folder=folder)
     model = open_folder(folder, stream=stream, dtype=setting.dtype, device=device).model
-    if stream_of(model) is None:
+    if stream_of(model) is None:  # a streamed one takes texts a layer at a time
         _require_room(price, device_named(device))
     return model
 
@@ -133,6 +139,7 @@ def open_priced(folder: Path, price: Price, stream: bool | None, device: str) ->
 def _require_room(price: Price, device: torch.device) -> None:
     """Refuse a text whose cache and features do not fit beside the weights, which are there already."""
     setting, free = price.setting, free_on(device)
+    # Bytes of a token: features, and its keys and values.
     token = NUMBERS * price.d_model * bytes_of(1, setting.dtype) + price.cache.bytes_per_token
     tokens = setting.batch * setting.context
     if token * tokens <= free.size:
@@ -155,18 +162,20 @@ def measured(model: nn.Module, price: Price, progress: Progress = lambda *counts
     """
     require_next(model)
     setting, device, streamed = price.setting, device_of(model), stream_of(model) is not None
-    like = next(model.parameters())
+    like = next(model.parameters())  # for its format and device
     generator = torch.Generator().manual_seed(0)
     # Where the config does not say how many ids there are, 0 and 1 are among them.
     ids = torch.randint(vocabulary_of(model) or 2, (setting.batch, setting.context), generator=generator).to(device)
     times = _prefilled(model, ids, streamed, progress)
     seconds = statistics.median(times)
+    # Of one token nothing is left to be decoded after a prefill.
     steps, held = ([], None) if streamed or setting.context < 2 else _decoded(model, ids, progress)
     peak = peak_memory() if device.type == "cpu" else None
     if device.type != "cpu":
         with suppress(RuntimeError):  # not every device keeps account
             peak = int(torch.accelerator.max_memory_allocated(device)) or None
     progress("the machine", 0, 0)
+    # 2 FLOPs, a product and a sum, for each number of the matrix and each row.
     flops = 2 * ROWS * SIDE**2 / _product_seconds(like, ROWS)
     bandwidth = setting.bandwidth or like.itemsize * SIDE**2 / _product_seconds(like, 1)
     decoding: dict[str, Any] = {}
@@ -198,13 +207,14 @@ def measured(model: nn.Module, price: Price, progress: Progress = lambda *counts
 
 def _prefilled(model: nn.Module, ids: Tensor, streamed: bool, progress: Progress) -> list[float]:
     """Seconds of each prefill of ids (B,T) after the first, which warms up; of that alone where it takes long."""
-    count = itertools.count()
+    count = itertools.count()  # of the prefills so far, which `progress` is told
 
     def prefill() -> None:
         progress("prefill", next(count), RUNS)
+        # `each` reads the weights of a streamed model once; a new reader begins a text with an empty cache.
         rows = each(model, [ids], partial(logits, last=True)) if streamed else [reader(model)(ids)]
         for row in rows:
-            row.flatten()[0].item()  # a device has then computed what it was handed
+            row.flatten()[0].item()  # waits until the device has computed what it was handed
 
     return in_turn({"prefill": prefill}, RUNS, LONG)["prefill"]
 
@@ -217,18 +227,19 @@ def _decoded(model: nn.Module, ids: Tensor, progress: Progress) -> tuple[list[fl
     times: list[float] = []
     for token in ids[:, -n:].T[..., None]:  # (B,1)
         progress("step", len(times), n)
-        times.append(seconds_of(lambda: read(token)[0].item()))  # noqa: B023  # which calls it at once
+        times.append(seconds_of(lambda: read(token)[0].item()))  # noqa: B023  # called at once, with this token
     held = 0
+    # The cache of transformers has its layers in `layers`; that of a GPT of ours is a list of them, with `nbytes` each.
     for cache in getattr(read.cache, "layers", read.cache) or ():
-        tensors = (getattr(cache, name, None) for name in ("keys", "values"))  # of a cache of transformers
+        tensors = (getattr(cache, name, None) for name in ("keys", "values"))
         held += getattr(cache, "nbytes", 0) or sum(x.nbytes for x in tensors if isinstance(x, Tensor))
-    return times[min(WARM_UP, n - 1) :], held
+    return times[min(WARM_UP, n - 1) :], held  # of a text too short to warm up, the last step at least
 
 
 def _product_seconds(like: Tensor, rows: int) -> float:
     """Seconds of rows times a matrix, the fastest of a few: what the machine can do while nobody disturbs it.
 
-    Of many rows FLOPs take the time, of one the reading of the matrix.
+    Of many rows FLOPs take the time, of one the reading of the matrix. `like` has the format and the device.
     """
     # 8192 products of 0.01 with 0.01 sum up to 0.8, within the range of every format.
     matrix = torch.full((SIDE, SIDE), 0.01, dtype=like.dtype, device=like.device)

@@ -35,7 +35,7 @@ COPIED = (
     "chat_template.json", "generation_config.json",
 )  # fmt: skip
 
-FRACTION = 0.8  # of the free memory that weights may take; activations and a cache need the rest
+FRACTION = 0.8  # of the free memory that weights may take, a round number: activations and a cache need the rest
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ class Folder:
         return f"{path.parent.name}/model" if path.name == "model" else path.name
 
 
+# Of each model that was opened its path, its tokenizer, its family.
 _origins: WeakKeyDictionary[nn.Module, tuple[Path, TextTokens | None, str]] = WeakKeyDictionary()
 
 
@@ -94,12 +95,15 @@ def described(model: nn.Module) -> Folder | None:
 
 
 def folder_of(model: nn.Module, tokenizer: Any = None) -> Folder:
-    """What is known of a model, with another tokenizer where one is passed; one made in memory has its class's name."""
+    """What is known of a model, with another tokenizer where one is passed: of ours (`TextTokens`) or of transformers.
+
+    Of a model made in memory the name of its class stands in the place of a path.
+    """
     family = getattr(getattr(model, "config", None), "model_type", OURS)
     folder = described(model) or _folder(model, Path(type(model).__name__), None, family)
     if tokenizer is None:
         return folder
-    if not hasattr(tokenizer, "shown"):
+    if not hasattr(tokenizer, "shown"):  # it is no `TextTokens`
         from headwise.models.hf import FolderTokens
 
         tokenizer = FolderTokens(tokenizer)
@@ -138,6 +142,7 @@ def ids_of(model: nn.Module, text: Any) -> Any:
 def row_of(model: nn.Module, text: Any) -> Tensor:
     """The ids (1,T) of one text, as `ids_of` has them."""
     ids = torch.as_tensor(ids_of(model, text))
+    # Only the last axis may be longer than 1: (T,) or (1,T).
     if ids.numel() != ids.shape[-1] or not ids.numel() or ids.is_floating_point():
         raise HeadwiseError(
             f"the ids are {tuple(ids.shape)} of {ids.dtype}; pass those of one text, (T,) whole numbers, one or more"
@@ -146,7 +151,10 @@ def row_of(model: nn.Module, text: Any) -> Tensor:
 
 
 def token_of(model: nn.Module, word: int | str) -> int:
-    """The id of a word that is one token, written as it stands in a text: with the space before it, if there is one."""
+    """The id of a word that is one token, written as it stands in a text: with the space before it, if there is one.
+
+    An id is handed back as it is. Raises HeadwiseError for a word of several tokens.
+    """
     if not isinstance(word, str):
         return int(word)
     ids = tokens_of(model).encode(word)
@@ -180,7 +188,7 @@ def open_folder(
     """Read a model folder, with our own model where it is one of ours, else through transformers; see `open_model`.
 
     ranks  processes of which each holds some of the heads; all must call
-    check  is called with the tokenizer of a model of others before its weights are read
+    check  is called with the tokenizer of a model of others before its weights are read: what it raises saves the wait
     """
     path = located(path)
     if ranks.world > 1 and stream:
@@ -188,16 +196,16 @@ def open_folder(
     place = device_named(device)
     if ranks.world > 1 and place != CPU:
         raise HeadwiseError("parallel= and device=: pass one of them; each process has the device of its rank")
-    numbers: Any = computed_in(dtype)
+    numbers: Any = computed_in(dtype)  # "auto", or torch's name of the format
     if numbers != "auto":
         numbers = getattr(torch, numbers)
     if is_own(path):
         run, tokens = load_run(path)
-        if isinstance(numbers, torch.dtype):
+        if isinstance(numbers, torch.dtype):  # not "auto"
             cast(run, numbers)
         if ranks.world > 1:
             run.split(ranks)
-        if stream:  # it was trained in memory, where its weights stay
+        if stream:  # asked for; a run was trained in memory, and its weights stay there
             Stream(run, {name: weights.detach() for name, weights in run.named_parameters()}, device=place)
         elif place != CPU:
             run.to(place)
@@ -205,6 +213,7 @@ def open_folder(
     try:
         from headwise.models.hf import FolderTokens, has_tokenizer, load_folder, stream_folder
     except ModuleNotFoundError as error:
+        # Another module that transformers or we lack is no matter of this message.
         if error.name != "transformers":
             raise
         raise HeadwiseError(f"{path} is no run of headwise; to read other models: pip install 'headwise[hf]'") from None
@@ -215,7 +224,7 @@ def open_folder(
     else:
         model = load_folder(path, ranks, numbers)
         if place != CPU:
-            nn.Module.to(model, place)
+            nn.Module.to(model, place)  # transformers' own `to` differs from it only for quantised weights
     return remember(model, path, folder_tokens, model.config.model_type)
 
 
@@ -224,22 +233,23 @@ def _is_too_large(path: Path, device: torch.device) -> bool:
     sizes = [file.stat().st_size for file in path.glob("*.safetensors")]
     room = min(free_memory(), free_on(device))
     needed = sum(sizes)
-    if "ulimit" in room.limit:  # there the pages of the file that is being read count, too
+    if "ulimit" in room.limit:  # a limit of the process counts the pages of the file that is being read, too
         needed += max(sizes, default=0)
     return needed > FRACTION * room.size
 
 
 def write_folder(folder: Path, model: nn.Module, source: Folder) -> None:
-    """Write a model, with the tokenizer of the folder that it comes from, to a folder that is there."""
+    """Write a model, with the tokenizer of the folder that it comes from (`source`), to a folder that exists."""
     stream = stream_of(model)
     if isinstance(model, GPT):
-        assert isinstance(source.tokens, Tokens)
+        assert isinstance(source.tokens, Tokens)  # each run of ours has a tokenizer of ours
         with ExitStack() as stack:
+            # All layers of a streamed one have their weights at once while it is saved: they lie in memory anyway.
             for layer in range(turns(model)):
                 stack.enter_context(loaded(model, layer))
             save_model(folder, model, source.tokens)
         return
-    foreign: Any = model
+    foreign: Any = model  # a PreTrainedModel
     if stream is None:
         foreign.save_pretrained(folder)
     else:

@@ -21,19 +21,22 @@ from headwise.models.sites import attention_layers
 from headwise.records import Call
 from headwise.rungs.tensor import trace
 
-EXACT = 500_000  # parameters of a model that travels in float32
-MOST = 4_000_000  # and of one that travels in float16; a larger one stays at home
-EMBEDDED = 30_000_000  # or so many, where that is asked for: a file of 80 MB
+# Most parameters of a packed model, round numbers by the size of the page: base64 takes 4 bytes for 3.
+EXACT = 500_000  # in float32, where nothing is rounded: 2.7 MB
+MOST = 4_000_000  # in float16: 10.7 MB; a larger model is not packed
+EMBEDDED = 30_000_000  # the same, for a caller who asks for a large page by passing it as `most`: 80 MB
 PROBES = 5  # random texts on which the rounding to float16 is measured
-MARGIN = 2.0  # what is stated is so many times the largest difference that was measured
+MARGIN = 2.0  # what is stated is so many times the largest difference on them, for other texts may differ more
 
-PRE_TOKENIZERS = {"WhitespaceSplit", "Whitespace", "Split", "ByteLevel", "Sequence"}  # those that tokens.js reads
+# The kinds that `view/page/tokens.js` reads, as tokenizer.json calls them.
+PRE_TOKENIZERS = {"WhitespaceSplit", "Whitespace", "Split", "ByteLevel", "Sequence"}
 NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Prepend", "Replace", "Sequence"}
 
 
 def pack_model(model: nn.Module, tokens: object, most: int = MOST) -> dict[str, Any]:
-    """The block of data: config, tokenizer, weights in base64; or `{"reason": ..., ...}`, the facts why there is none.
+    """The block of data: config, tokenizer, weights in base64; or `{"reason": ..., ...}`, why there is none.
 
+    tokens  the model's tokenizer
     most    parameters of the largest model that is packed
     reason  "foreign" (no GPT of ours), "reshaped" (its layers differ), "latent" (MLA), "size" (with `parameters` and
             `most`), "tokenizer" (with the `part` that the page cannot follow), or "range" (too large for float16)
@@ -54,18 +57,20 @@ def pack_model(model: nn.Module, tokens: object, most: int = MOST) -> dict[str, 
         return {"reason": "tokenizer", "part": part}
     dtype = torch.float32 if model.n_parameters <= EXACT else torch.float16
     token_of = {i: token for token, i in tokens.vocabulary.items()}
+    # Where each token is shown as the vocabulary writes it, the list is not packed (None at the end).
     shown = tokens.shown(range(len(tokens)))
     error = 0.0 if dtype is torch.float32 else MARGIN * rounding_error(model, dtype)
-    if not math.isfinite(error):
+    if not math.isfinite(error):  # a weight beyond 65,504, the largest number in float16, became inf
         return {"reason": "range"}
     config, spec, state = model.config, model.config.attention, model.state_dict()
     if config.tied:
         del state["lm_head.weight"]  # the embedding once more
-    order = "<f4" if dtype is torch.float32 else "<f2"  # the same on every machine
+    order = "<f4" if dtype is torch.float32 else "<f2"  # the lowest byte first (<), whatever the machine's own order is
     pieces = []
     for weight in state.values():
         pieces.append(weight.detach().cpu().to(dtype).numpy().astype(order).tobytes())
     return {
+        # The spec has worked out what the config leaves to a default, and has eps, which the config lacks.
         "config": asdict(config) | {"n_kv_heads": spec.n_kv_heads, "qk_norm_eps": spec.qk_norm_eps},
         "dtype": str(dtype).removeprefix("torch."),
         "parameters": model.n_parameters,
@@ -85,12 +90,14 @@ def unread_part(layout: dict[str, Any]) -> str | None:
     for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "fuse_unk"):
         if model.get(name):
             return f"{model['type']} with {name}"
+    # Added tokens that are not special are looked for in the text before all else, which tokens.js does not do.
     if any(not token["special"] for token in layout["added_tokens"]):
         return "added tokens"
     for key, readable in (("normalizer", NORMALIZERS), ("pre_tokenizer", PRE_TOKENIZERS)):
         for step in _steps(layout[key]):
             kind = step["type"]
-            # Of patterns, those by text, and divisions that keep or drop what matches.
+            # Replacing is followed where the pattern is a text, no regular expression; splitting, where what matches
+            # the pattern becomes a piece of its own (Isolated) or is dropped (Removed).
             simple = kind != "Replace" or "String" in step["pattern"]
             if kind == "Split":
                 simple = step["behavior"] in ("Isolated", "Removed") and not step["invert"]
@@ -100,7 +107,7 @@ def unread_part(layout: dict[str, Any]) -> str | None:
 
 
 def _steps(rule: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """A rule and those that it is made of."""
+    """A rule and those that it is made of, at any depth; none for None."""
     if rule is None:
         return []
     inner = rule.get("pretokenizers") or rule.get("normalizers") or ()
@@ -109,7 +116,10 @@ def _steps(rule: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 @torch.no_grad()
 def rounding_error(model: GPT, dtype: torch.dtype) -> float:
-    """The largest difference of logits and attention weights on random texts, with weights rounded to a dtype."""
+    """The largest difference of logits and attention weights on random texts, with weights rounded to a dtype.
+
+    Computed in float32 both times, as the page does.
+    """
     exact, rounded = (copy.deepcopy(model).to("cpu", torch.float32) for _ in range(2))
     for parameter in rounded.parameters():
         parameter.copy_(parameter.to(dtype))
@@ -124,6 +134,7 @@ def _numbers(model: GPT, ids: Tensor) -> list[Tensor]:
     calls: list[Call] = []
     with evaluating(model), ExitStack() as stack:
         for layer in attention_layers(model):
-            stack.enter_context(observe(layer, calls.append))
+            stack.enter_context(observe(layer, calls.append))  # append returns None: the output stays as it is
         logits = model(ids)
+    # The model's own call need not make the weights, so each is traced: computed again from its q and k.
     return [logits, *(trace(call.q, call.k, call.v, call.options).weights for call in calls)]

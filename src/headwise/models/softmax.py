@@ -2,7 +2,7 @@
 
 Inside a block of the hook, and in its thread, every call of torch passes here. Three of them are attention:
 
-    scaled_dot_product_attention    q, k, v, mask and scale are its arguments; `reading` proves rows of them
+    scaled_dot_product_attention    q, k, v, mask and scale are its arguments; `reading` checks rows of its output
     multi_head_attention_forward    runs as it is written, in Python: inside of it is one of the two others
     softmax, and a product          of two tensors a product makes scores, of these a softmax makes weights, and a
                                     product of these and other tensors makes what the heads give
@@ -50,7 +50,7 @@ FUSED, PACKED = F.scaled_dot_product_attention, F.multi_head_attention_forward
 SPELLED_OUT = types.FunctionType(
     PACKED.__code__, {**vars(F), "has_torch_function": lambda tensors: False}, argdefs=PACKED.__defaults__
 )
-SIGNATURE = inspect.signature(PACKED)
+SIGNATURE = inspect.signature(PACKED)  # gives its arguments their names, however they are passed
 SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax}
 PRODUCTS = {torch.matmul, Tensor.matmul, torch.bmm, Tensor.bmm, torch.mm, Tensor.mm, torch.einsum}
 PRODUCT_ADDED = {torch.baddbmm, Tensor.baddbmm}  # to the first argument: the product of the second with the third
@@ -61,9 +61,10 @@ KEEPS_ROWS = {
     "to", "type", "type_as", "float", "half", "double", "bfloat16", "contiguous", "clone", "detach", "dropout", "view",
     "reshape", "flatten", "unflatten", "transpose", "permute", "squeeze", "unsqueeze", "expand", "__get__",
 }  # fmt: skip
-JOINS = {"cat", "concat", "concatenate", "stack"}
+JOINS = {"cat", "concat", "concatenate", "stack"}  # these are given a list of tensors
 # What these give is no form of their input any more: its trail ends.
 MAKES_NEW = {"linear", "addmm", "layer_norm", "rms_norm", "group_norm", "batch_norm", "conv1d", "conv2d", "embedding"}
+# The note of a call of a module that does not make its queries and keys itself.
 HANDED = "it is handed queries and keys, perhaps of two texts: there are no distances"
 # `@` and `@=` in bytecode, each as the byte of its operation and the byte of its argument. To let `dis` take every line
 # of every class apart takes far longer than to look for these two pairs.
@@ -92,7 +93,7 @@ def _names_in(kind: type[nn.Module]) -> tuple[bool, bool, bool]:
     """
     names: set[str] = set()
     read = set()
-    waiting: list[Any] = []  # functions and other things that are still to be looked at
+    waiting: list[Any] = []  # functions, and other things, None too, which the loop passes by
     for base in kind.__mro__:
         waiting += [vars(base).get("forward"), vars(base).get("__init__")]
     # torch's own attentions (nn.TransformerEncoderLayer) are read like a user's; its other functions are not.
@@ -108,7 +109,7 @@ def _names_in(kind: type[nn.Module]) -> tuple[bool, bool, bool]:
         if of_library or package in sys.stdlib_module_names:
             continue
         codes = [function.__code__]
-        for code in codes:  # the list grows by functions inside of functions
+        for code in codes:  # the list grows in the loop, by functions inside of functions
             codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
             names.update(code.co_names)
             # Bytecode is pairs of bytes, operation and argument: 0, 2, 4, ... are operations, 1, 3, 5, ... arguments.
@@ -120,6 +121,7 @@ def _names_in(kind: type[nn.Module]) -> tuple[bool, bool, bool]:
             named = [function.__globals__.get(name) for name in code.co_names]
             places = [kind, *(place for place in named if isinstance(place, types.ModuleType))]
             waiting += named
+            # Any name that the code mentions may be that of a method or of a module's function: all are tried.
             waiting += [getattr(place, name, None) for place in places for name in code.co_names]
     fused = not names.isdisjoint({"scaled_dot_product_attention", "multi_head_attention_forward"})
     product = "@" in names or any("matmul" in name or name in ("bmm", "mm", "einsum", "baddbmm") for name in names)
@@ -135,12 +137,12 @@ class Trail(NamedTuple):
     weights: bool = False  # is it weights? Else it is scores
     axis: int | None = None  # of weights: the one of the softmax, counted from the end; None where it was lost
     whole: bool = True  # of weights: is every row still what a softmax gave?
-    undropped: Tensor | None = None  # the same without dropout, where there was some
-    joined: bool = False  # was it put together of several?
+    undropped: Tensor | None = None  # the same tensor without dropout, where there was some
+    joined: bool = False  # was it put together of several products, as the scores of chunks are?
 
 
 class Product(NamedTuple):
-    """Weights times values, with the last axes as named here and those before them alike, or of length 1."""
+    """Weights times values, with the last axes as named here; the axes before them are equal in all three, or 1."""
 
     weights: Tensor  # (...,T,S)
     v: Tensor  # (...,S,E)
@@ -154,6 +156,7 @@ def _product(
 ) -> Product | None:
     """The product whose operand number `side` are weights; None where it has another form than attention.
 
+    func     the function, `args` and `operands` its arguments and the two tensors among them, `result` what it gave
     n_heads  as the module says, which tells windows behind the heads, (B,H,W,T,E), from those before them
     """
     weights, v = operands[side], operands[1 - side]
@@ -163,10 +166,11 @@ def _product(
         product = None
     elif side == 0:
         product = Product(weights, v, result, -1, lambda out: out)
-    else:
+    else:  # values times weights: the transpose is weights times values
         product = Product(weights.mT, v.mT, result.mT, -2, lambda out: out.mT)
     if product is None or not product.out.ndim == product.weights.ndim == product.v.ndim == 5:
         return product
+    # Windows behind the heads are put before them, (B,W,H,T,E), where `_heads` takes them for documents.
     if product.out.shape[1] != n_heads or product.out.shape[2] == n_heads:
         return product
     weights, v, out = (x.transpose(1, 2) for x in (product.weights, product.v, product.out))
@@ -182,7 +186,10 @@ def _einsum(equation: str, operands: Sequence[Tensor], result: Tensor, side: int
     free = "".join(letter for letter in ascii_uppercase if letter not in equation)
 
     def spelled_out(letters: str, x: Tensor) -> str:
-        """With letters for "...", the same in all tensors: its axes broadcast, so they are counted from the last."""
+        """With letters for "...", the same in all tensors: its axes broadcast, so they are counted from the last.
+
+        With free letters A, B, ...: "...ts" is "BAts" of a tensor of 4 axes, and "Ats" of one of 3.
+        """
         n_hidden = x.ndim - len(letters.replace("...", ""))  # axes that "..." stands for
         return letters.replace("...", free[:n_hidden][::-1])
 
@@ -190,6 +197,7 @@ def _einsum(equation: str, operands: Sequence[Tensor], result: Tensor, side: int
     weights, values = spelled_out(parts[side], operands[side]), spelled_out(parts[1 - side], v)
     out = spelled_out(out, result)
     in_weights, in_values, in_out = set(weights), set(values), set(out)
+    # Keys are summed over; queries stand in the weights and in the output, features in the values and in the output.
     keys = (in_weights & in_values) - in_out
     queries, features = (in_weights & in_out) - in_values, (in_values & in_out) - in_weights
     if len(keys) != 1 or in_weights - in_out - in_values:  # of the latter, an axis of the weights alone is summed up
@@ -203,7 +211,8 @@ def _einsum(equation: str, operands: Sequence[Tensor], result: Tensor, side: int
     query, feature = queries.pop(), features.pop()
     lead = weights.replace(key, "").replace(query, "")  # documents, heads, ...
     ours = f"{lead}{query}{feature}"
-    # Times a single 1: so v gets the axes that it lacks, of length 1. One that it alone has is summed up.
+    # v times a single 1 of as many axes as `lead`: so v gets those that it lacks, of length 1. An axis that v alone has
+    # is summed up.
     single = v.new_ones([1] * len(lead))
     return Product(
         torch.einsum(f"{weights}->{lead}{query}{key}", operands[side]),
@@ -230,11 +239,11 @@ class Running:
     n_heads: int  # as the module says; 0 where it does not
     cross: bool = False  # is it given another sequence for its keys?
     others: Sequence[Tensor] = ()  # what it is given beside the sequence of its queries, and looks like one
-    sizes: tuple[int, ...] = ()  # 1, and the first axes of what it is given: one is the number of its documents
+    sizes: tuple[int, ...] = ()  # lengths, of which one is the number of its documents: see `Block.enter`
     gets_heads: bool = False  # is it handed queries and keys that another module has made?
     packed: Mapping[str, Any] = field(default_factory=dict)  # the arguments of PACKED, while it runs
     made: list[Tensor] = field(default_factory=list)  # what linear layers have given in it so far
-    refused: bool = False
+    refused: bool = False  # was a call of it refused? Then its others are not handed on
 
 
 class Block:
@@ -245,6 +254,7 @@ class Block:
         self.running: list[Running] = []  # the outermost first
         self.ran: set[nn.Module] = set()
 
+    # A forward pre-hook of each attention: it is about to run.
     def enter(self, module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         running = Running(module, *self.takes.get(module, (None, 0)))
         self.running.append(running)
@@ -257,19 +267,21 @@ class Block:
         first = next(iter(tensors.values()))
         others = {name: x for name, x in tensors.items() if x is not first}
         running.cross = not CONTEXT.isdisjoint(others)
-        if "key" not in inputs:  # which is told by its name, and may be the queries' own sequence once more
+        # A keyword `key` tells it by its name, and may be the queries' own sequence once more.
+        if "key" not in inputs:
             running.others = [x for x in others.values() if x.ndim == first.ndim == 3]
-        # (B,T,C) or (T,B,C); with more axes they are heads, or height and width of an image
+        # (B,T,C) or (T,B,C), or one document (T,C); with more axes they are heads, or height and width of an image.
         running.sizes = (1, *first.shape[:2]) if first.ndim < 4 else tuple(first.shape[:1])
         running.gets_heads = first.ndim > 3 and not {"k", "key"}.isdisjoint(others)
 
+    # A forward hook of each attention: it has run. What began inside of it and did not come here, ends with it.
     def leave(self, module: nn.Module, *more: Any) -> None:
         while self.running and self.running.pop().module is not module:
             pass
 
 
 class Listener(TorchFunctionMode):
-    """What every call of torch in a thread passes while a block of it is open."""
+    """What every call of torch in a thread passes while a block is open: `__torch_function__` runs in its place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -290,7 +302,7 @@ class Listener(TorchFunctionMode):
         if func is PACKED:
             self.packed = SIGNATURE.bind(*args, **keywords).arguments
             try:
-                with self:  # torch has this mode off while the mode itself runs
+                with self:  # torch turns a mode off while it handles a call, and what this one calls is to come here
                     return SPELLED_OUT(*args, **keywords)
             finally:
                 self.packed = {}
@@ -302,11 +314,12 @@ class Listener(TorchFunctionMode):
             return self._hand(lambda running: _fused(running, result, *args, **keywords), result)
         if func in PRODUCTS or func in PRODUCT_ADDED:
             return self._multiplied(func, [*args, *keywords.values()], result)
-        if func is F.linear:  # keys and values are made of it
+        if func is F.linear:
             for running in self.running:
+                # Who multiplies another sequence makes keys of it.
                 running.cross |= any(args[0] is x for x in running.others)
                 running.made.append(result)
-        for part in result if isinstance(result, tuple | list) else [result]:
+        for part in result if isinstance(result, tuple | list) else [result]:  # chunk and split give several
             if isinstance(part, Tensor) and part.is_floating_point():
                 self._follow(func, args, keywords, part, undropped)
         return result
@@ -327,17 +340,18 @@ class Listener(TorchFunctionMode):
         """What is made of a tensor with a trail has one, too."""
         name = getattr(func, "__name__", "")
         operands = args[0] if name in JOINS else [*args, *keywords.values()]
-        source = next((x for x in operands if self._trail(x) is not None), None)
+        source = next((x for x in operands if self._trail(x) is not None), None)  # the first operand that has a trail
         trail = self._trail(source)
         if source is None or trail is None or name in MAKES_NEW:
             return
         if func in SOFTMAX:
-            axis = keywords.get("dim", args[1] if len(args) > 1 else -1)
+            axis = keywords.get("dim", args[1] if len(args) > 1 else -1)  # nn.Softmax may leave it None: then unknown
             if axis is not None and axis >= 0:
                 axis -= result.ndim  # from the end, where views leave it as it is
             trail = Trail(True, axis, joined=trail.joined)
         elif name in JOINS:
-            is_sink = len(operands) == 2 and source.shape[-1] + 1 == result.shape[-1]  # one more column of scores
+            # One more column of scores, of a sink, leaves them those of one product.
+            is_sink = len(operands) == 2 and source.shape[-1] + 1 == result.shape[-1]
             trail = trail._replace(joined=trail.joined or not is_sink)
         elif undropped is not None:  # this call is the dropout itself
             trail = trail._replace(undropped=undropped)
@@ -359,11 +373,11 @@ class Listener(TorchFunctionMode):
         """A product: of scores, or of weights with values."""
         operands = [x for x in tree_leaves(args) if isinstance(x, Tensor)]  # an einsum may have them in a list
         if func in PRODUCT_ADDED:
-            del operands[0]
+            del operands[0]  # what the product is added to
         if len(operands) != 2:
             return result
         trails = [self._trail(x) for x in operands]
-        sides = [side for side, x in enumerate(operands) if self._is_weights(x)]
+        sides = [side for side, x in enumerate(operands) if self._is_weights(x)]  # 0: the left operand, 1: the right
         has_parameter = any(isinstance(x, nn.Parameter) for x in operands)
         # Two tensors that were computed make scores; and scores times a matrix are still some.
         if not sides and (not has_parameter or trails != [None, None]):
@@ -391,11 +405,12 @@ class Listener(TorchFunctionMode):
         if trail.axis not in (None, product.axis):
             why = "its softmax is over another axis than the one along which it is multiplied with values"
             return self._refuse(why, result)
-        shown = product
+        shown = product  # what a watcher sees: the weights before dropout
         if trail.undropped is not None:
             shown = _product(func, args, [*map(self._undropped, operands)], result, side, n_stated) or product
         return self._hand(lambda running: _mapped(running, product, shown.weights, trail.whole), result, product)
 
+    # Hand on, in the place of a call, why it is not read.
     def _refuse(self, why: str, result: Tensor) -> Tensor:
         def read(running: Running) -> Reading:
             raise UnreadError(why)
@@ -403,8 +418,13 @@ class Listener(TorchFunctionMode):
         return self._hand(read, result)
 
     def _hand(self, read: Callable[[Running], Reading], result: Tensor, product: Product | None = None) -> Tensor:
-        """Hand a call to every block whose attention runs; what the model goes on with."""
-        gave: Tensor | None = None
+        """Hand a call to every block whose attention runs, and give what the model goes on with.
+
+        read     makes the call of one of them, or raises UnreadError
+        result   what torch has given
+        product  how the heads lie in it; None: as they are
+        """
+        gave: Tensor | None = None  # what the blocks so far have put in the place of the heads
         for running in self.running:
             if running.take is None or running.refused:
                 continue
@@ -438,7 +458,7 @@ class Listener(TorchFunctionMode):
 
 
 def _before_dropout(weights: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor | None:
-    """Weights as they are before such a call of `F.dropout`; None where it changes nothing."""
+    """Weights as they are before such a call of `F.dropout`, whose arguments these are; None where it drops nothing."""
     if not training or not p:
         return None
     return weights.clone() if inplace else weights
@@ -479,7 +499,7 @@ def unheard() -> AbstractContextManager[None]:
 
 
 def _heads(x: Tensor, n_heads: int) -> Tensor:
-    """(B,H,...) of tensors (H,...) or (B*H,...), or with more axes before those of the heads."""
+    """(B,H,T,X) of a tensor (T,X), (H,T,X), (B*H,T,X), or with more axes before those of the heads."""
     if x.ndim == 2:
         return x[None, None]
     if x.ndim == 3:
@@ -508,6 +528,7 @@ def _n_heads(running: Running, shape: Sequence[int]) -> tuple[int, bool]:
     N = shape[0]  # documents, heads, or both in one axis
     if running.packed:  # torch's own: (B*H,T,S), the heads of a document side by side
         return running.packed["num_heads"], True
+    # What is left is (N,T,S) of a module that is not torch's own.
     if n_stated <= 1:  # (B,T,S), if one of the axes of its input is as long
         if N in running.sizes:
             return 1, True
@@ -526,13 +547,15 @@ def _n_heads(running: Running, shape: Sequence[int]) -> tuple[int, bool]:
 def _mapped(running: Running, product: Product, weights: Tensor, whole: bool) -> Reading:
     """A softmax over keys times values. Raises UnreadError where that is no attention, or is not what the model did.
 
+    It is tried on a few rows: are they distributions over keys, and do they times the values give the output?
+
     weights  before dropout, which are shown; those of the product are what the model multiplied
     whole    is each row still what a softmax gave?
     """
-    out, lead = product.out, product.out.shape[:-2]
+    out, lead = product.out, product.out.shape[:-2]  # all axes but (T,E): documents, heads, windows, ...
     H, sure = _n_heads(running, (*lead, *weights.shape[-2:]))
     p, used = (x.detach().expand(*lead, *x.shape[-2:]) for x in (weights, product.weights))
-    v = product.v[(None,) * (out.ndim - product.v.ndim)]
+    v = product.v[(None,) * (out.ndim - product.v.ndim)]  # axes of length 1 in front
     # With documents and heads apart, values that all heads share stay one.
     v = v.expand(lead[0], -1, -1, -1) if len(lead) == 2 else v.expand(*lead, -1, -1)
     p, used, v, out = (_heads(x, H) for x in (p, used, v, out))
@@ -541,7 +564,8 @@ def _mapped(running: Running, product: Product, weights: Tensor, whole: bool) ->
     rows = probed_rows(T)
     wide = torch.promote_types(out.dtype, torch.float32)
     probed = p[:, :, rows].to(wide)
-    # By rounding alone, weights of float32 miss a sum of 1 by less than 1e-3, those of 8 or 11 bits by some roundings.
+    # By rounding alone, weights of float32 miss a sum of 1 by less than 1e-3, those of 8 or 11 bits by some roundings,
+    # for which 8 are allowed.
     sums, close = probed.sum(-1), max(1e-3, 8 * torch.finfo(weights.dtype).eps)
     # A row that may attend nothing sums to 0, or is NaN; weights changed after the softmax may sum to less than 1.
     as_weights = ((sums - 1).abs() <= close) | (sums.abs() <= close) | ~sums.isfinite()
@@ -557,11 +581,12 @@ def _mapped(running: Running, product: Product, weights: Tensor, whole: bool) ->
     values = v.detach()
     difference = (used[:, :, rows].to(wide) @ values.to(wide) - out.detach()[:, :, rows].to(wide)).abs()
     most = float(difference.nan_to_num().max()) if difference.numel() else 0.0
-    # A wrong reading is off by about the size of the values; sums in another order by fewer than 64 roundings of it.
+    # A wrong reading is off by about the size of the values. Sums in another order are off by some roundings of it; 64
+    # of them, a round number, lie far from either. A rounding counts as 1e-6 at least, in float32 and float64, too.
     rounding = max(torch.finfo(out.dtype).eps, 1e-6)
     if most > 64 * rounding * max(1.0, float(values.abs().max())):
         raise UnreadError(f"in {name} weights times values differ from what it goes on with by {most:.3g}")
-    q, k = p.new_empty(B, H, T, 0), p.new_empty(B, v.shape[1], S, 0)
+    q, k = p.new_empty(B, H, T, 0), p.new_empty(B, v.shape[1], S, 0)  # not known; the weights stand for them
     sees_ahead = bool(p.triu(1).any()) if running.gets_heads else False
     return _call(running, q, k, v, Options(), out, not sees_ahead)._replace(weights=p), sure
 
@@ -587,7 +612,10 @@ def _fused(
     scale: float | None = None,
     **more: Any,
 ) -> Reading:
-    """A call of the fused function, by its own arguments. Raises UnreadError where its axes cannot be told."""
+    """A call of the fused function, by its own arguments. Raises UnreadError where its axes cannot be told.
+
+    more  arguments that change no number here, as enable_gqa, which lets q have more heads than k
+    """
     if query.is_nested or key.is_nested:
         raise UnreadError(f"{type(running.module).__name__} gives its attention nested tensors; pad them")
     lead, T, S = query.shape[:-2], query.shape[-2], key.shape[-2]
@@ -607,9 +635,9 @@ def _fused(
 
 
 def _call(running: Running, q: Tensor, k: Tensor, v: Tensor, options: Options, out: Tensor, causal: bool) -> Call:
-    """Of queries and keys that are handed in it is not known whose they are.
+    """A call, and whether it is cross attention: of queries and keys that are handed in it is not known whose they are.
 
-    Where no query of a square looks ahead, they are taken for one text's.
+    Where as many queries as keys look at none behind themselves (`causal`), they are taken for one text's.
     """
     T, S = q.shape[2], k.shape[2]
     cross = running.cross and not (running.gets_heads and T == S > 1 and causal)

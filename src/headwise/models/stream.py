@@ -1,11 +1,11 @@
 """Models larger than memory: a layer has its weights while it runs, and lets them go.
 
-The model lies on the meta device; a layer that runs borrows its weights from the pages of the safetensors files. A
-`sweep` takes many documents through the first layer, then through the second, and so on, so that the weights are read
-once however long the text is. For that the model itself runs once for each layer and batch, with all layers but one
-left out: its own masks and positions, and the hooks of whoever watches, are what they always are. On a device other
-than the processor a layer's weights go there while it runs; what documents are between two layers waits in the memory
-of the machine, the larger one.
+The model's layers lie on the meta device, as shapes without numbers; a layer that runs borrows its weights from the
+safetensors files, which are mapped into memory. A `sweep` takes many documents through the first layer, then through
+the second, and so on, so that the weights are read once however long the text is. Each of these is a turn. In a turn
+the whole model is called for each batch, and all layers but one are left out: its own masks and positions, and the
+hooks of whoever watches, are what they always are. On a device other than the processor a layer's weights go there
+while it runs; the states of documents between two layers wait in the memory of the machine, the larger one.
 """
 
 from __future__ import annotations
@@ -38,13 +38,16 @@ from headwise.table import amount
 from headwise.words import Note
 
 Ids = TypeVar("Ids", bound=Sequence[int])
-PROBE = 256  # tokens on which the speed of matrix products is tried
-COPIES = 8  # tensors as wide as the widest that a token fills
+PROBE = 256  # tokens on which the speed of matrix products is tried: a round number, and a fraction of a second
+COPIES = 8  # an estimate: so many numbers lie in memory for a token and each feature of the widest matrix (`_active`)
 
 
 def is_finite(weights: Tensor) -> bool:
-    """Is there no NaN and no inf? The sum of all tells it in a tenth of the time, but for one that overflows."""
-    wide = torch.float32 if weights.dtype == torch.float16 else None  # the sum of a large matrix passes its range
+    """Is there no NaN and no inf?
+
+    A finite sum tells it in a tenth of the time. Where the sum is not, it may have overflowed: then each is looked at.
+    """
+    wide = torch.float32 if weights.dtype == torch.float16 else None  # float16 ends at 65,504, which a sum soon passes
     return bool(weights.detach().sum(dtype=wide).isfinite() or weights.isfinite().all())
 
 
@@ -54,7 +57,7 @@ class Slot(NamedTuple):
     module: nn.Module
     leaf: str  # the attribute of the module
     name: str  # of the weights in the model
-    hollow: nn.Parameter  # on the meta device, what stands there meanwhile
+    hollow: nn.Parameter  # on the meta device: what stands there while the layer has no weights
 
     def put(self, weights: nn.Parameter) -> None:
         setattr(self.module, self.leaf, weights)
@@ -64,9 +67,9 @@ class Stream:
     """Runs a model layer by layer; it takes the place of the layers' own `forward`.
 
     model   of a family that has a record, with one stack of layers
-    stored  the weights by the names of the model: in files, or as tensors
+    stored  the weights by the names of the model: in files (`Place`), or as tensors
     seed    draw those of the layers anew each time, as untrained ones
-    device  on which a layer runs, and what lies outside of the layers stays
+    device  on which a layer runs, and on which what lies outside of the layers stays
     """
 
     def __init__(
@@ -83,15 +86,15 @@ class Stream:
         self.scratch: Path | None = None  # where a child's weights wait; None for a temporary folder
         self.layer: int | None = None  # number of the only one that runs now; len(blocks): none does; None: all do
         self.number = 0  # of the batch that runs now
-        self.states: dict[int, Tensor] = {}  # of each batch, what the layer gave
+        self.states: dict[int, Tensor] = {}  # number of a batch -> what the latest layer made of it, (B,T,C)
         # Weights that were looked through for NaN and inf: those in memory were, when they were read.
         self.finite = {name for name, place in self.stored.items() if isinstance(place, Tensor)}
         self._users = Counter[int]()  # of each layer the blocks of `loaded` that are open
         self._slots: list[list[Slot]] = [[] for _ in self.blocks]
-        inside = {module: n for n, block in enumerate(self.blocks) for module in block.modules()}
+        inside = {module: n for n, block in enumerate(self.blocks) for module in block.modules()}  # number of its layer
         outside = {}  # weights on the meta device -> those read for them
         for path, module in model.named_modules(remove_duplicate=False):
-            for leaf, weights in [*module.named_parameters(recurse=False)]:
+            for leaf, weights in [*module.named_parameters(recurse=False)]:  # a list, for the loop replaces them
                 name = f"{path}.{leaf}" if path else leaf
                 if module in inside:
                     slot = Slot(module, leaf, name, nn.Parameter(weights.to("meta"), requires_grad=False))
@@ -106,6 +109,7 @@ class Stream:
                 setattr(module, leaf, buffer.to(device))
         for n, block in enumerate(self.blocks):
             block.forward = self._in_turn(n, block.forward)
+        # As `model.headwise_stream = self`, where torch's types allow tensors and modules alone.
         object.__setattr__(model, "headwise_stream", self)
 
     def borrow(self, name: str) -> Tensor:
@@ -113,6 +117,7 @@ class Stream:
         place = self.stored[name]
         return place.borrow() if isinstance(place, Place) else place
 
+    # The weights of this name, looked through once, in the format of `like`.
     def _weights(self, name: str, like: Tensor) -> nn.Parameter:
         tensor = self.borrow(name).to(self.device)
         if tensor.shape != like.shape:
@@ -130,7 +135,7 @@ class Stream:
 
     @contextmanager
     def loaded(self, layer: int) -> Iterator[None]:
-        """The layer has its weights inside this block."""
+        """The layer has its weights inside this block; of blocks within one another the outer one borrows them."""
         if not self._users[layer]:
             for slot in self._slots[layer]:
                 if self.seed is None:
@@ -139,10 +144,11 @@ class Stream:
                     slot.put(nn.Parameter(torch.empty_like(slot.hollow, device="cpu"), requires_grad=False))
             if self.seed is not None:
                 whole: Any = self.model
+                # A seed for each layer, so that each time it gets the same weights; torch's state stays as it was.
                 with torch.random.fork_rng(devices=[]):
                     torch.default_generator.manual_seed(self.seed + layer)
                     for module in self.blocks[layer].modules():
-                        whole._init_weights(module)
+                        whole._init_weights(module)  # transformers' way to draw first weights
                 self.blocks[layer].to(self.device)
         self._users[layer] += 1
         try:
@@ -155,7 +161,7 @@ class Stream:
 
     @contextmanager
     def only(self, layer: int | None) -> Iterator[None]:
-        """No other layer runs inside this block."""
+        """No other layer runs inside this block; the number behind the last layer: none does, None: all do."""
         before, self.layer = self.layer, layer
         try:
             yield
@@ -164,7 +170,7 @@ class Stream:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """The first layer stands for the whole model inside this block."""
+        """The first layer stands for the whole model inside this block, and a sweep outside keeps its states."""
         before, self.states = self.states, {}
         try:
             with self.loaded(0), self.only(0):
@@ -181,15 +187,16 @@ class Stream:
             start += len(ids)
 
     def with_layers(self, layers: Iterable[AttentionWeights], config: Any) -> nn.Module:
-        """The child of a model, streamed too: what changes of a layer goes to a file as soon as it is made.
+        """A child of the model with these attention weights and this config, streamed too.
 
-        The files lie in `scratch`, or in the system's folder for temporary files, and go when the child goes.
+        The attention of a layer goes to a file as soon as it is made; all else is read from the parent's files. The new
+        ones lie in `scratch`, or in the system's folder for temporary files, and go when the child goes.
         """
         like = next(self.model.parameters())
         child = Stream(hollow(type(self.model), config, like.dtype).eval(), self.stored, device=self.device)
         child.finite |= self.finite
         folder = Path(tempfile.mkdtemp(prefix="headwise-", dir=self.scratch))
-        weakref.finalize(child, shutil.rmtree, folder, ignore_errors=True)
+        weakref.finalize(child, shutil.rmtree, folder, ignore_errors=True)  # called when `child` is collected
         for layer, weights in zip(range(len(self.blocks)), layers, strict=True):
             inside = set(attentions(child.model)[layer].modules())
             slots = [slot for slot in child._slots[layer] if slot.module in inside]
@@ -204,18 +211,19 @@ class Stream:
             path = folder / f"layer-{layer}.safetensors"
             write_shard(path, fresh)
             child.stored |= tensors_in(path)
-            child.finite -= fresh.keys()
+            child.finite -= fresh.keys()  # new numbers, to be looked through when they are read
             for slot in slots:
                 slot.put(slot.hollow)
         return child.model
 
     def write(self, folder: Path) -> None:
         """The weights as shards of a layer each, with their index; tensor by tensor, from file to file."""
-        places = {slot.name: n for n, slots in enumerate(self._slots, 1) for slot in slots}
+        places = {slot.name: n for n, slots in enumerate(self._slots, 1) for slot in slots}  # 0: outside of the layers
         shards: dict[int, dict[str, Tensor]] = {}
         for name, weights in self.model.named_parameters():  # one that stands in two places is written once
             shards.setdefault(places.get(name, 0), {})[name] = weights
         index = {}
+        # i numbers the files without a gap: there may be no shard 0.
         for i, n in enumerate(sorted(shards), 1):
             file = f"model-{i:05}-of-{len(shards):05}.safetensors"
             tensors = {name: self._weights(name, like).detach().cpu() for name, like in shards[n].items()}
@@ -231,19 +239,24 @@ class Stream:
 
     @property
     def at_once(self) -> int:
-        """Tokens that may run together: what they fill in a layer takes a quarter of the free memory at most."""
+        """Tokens that may run together: what they fill in a layer takes a quarter of the free memory at most.
+
+        No more than BATCH, as with a model in memory. A quarter is a round choice; `portions` takes another one.
+        """
         return max(1, min(BATCH, free_on(self.device).size // 4 // self._active))
 
     @property
     def _active(self) -> int:
-        """Bytes that a token fills while a layer runs, about: some copies of its widest part."""
+        """Bytes that a token fills while a layer runs, about: some copies of its widest state."""
+        # The longer side of a matrix is the wider of what it reads and what it gives.
         matrices = [slot.hollow for slots in self._slots for slot in slots if slot.hollow.ndim == 2]
         return COPIES * max(max(matrix.shape) for matrix in matrices) * next(self.model.parameters()).itemsize
 
     def forecast(self, tokens: int, longest: int, reads: int = 1) -> Note:
         """What so many tokens take, in a line; HeadwiseError where the longest document does not fit into memory.
 
-        reads  how many times the weights are read
+        longest  tokens of the longest document
+        reads    how many times the weights are read, for the line
         """
         free = free_on(self.device)
         layer = max(sum(slot.hollow.nbytes for slot in slots) for slots in self._slots)  # bytes of the largest
@@ -293,9 +306,9 @@ class Stream:
         In turn n, layer n runs; layer n - 1 gives what it made a turn ago, which is what layer n reads; each other one
         hands its input on. In a turn after the last layer none runs, and what the last one made goes to the final norm.
         """
-        first = next(iter(inspect.signature(forward).parameters))
+        first = next(iter(inspect.signature(forward).parameters))  # the name of what the layer reads: hidden_states
 
-        @functools.wraps(forward)
+        @functools.wraps(forward)  # whoever asks for its signature gets that of the layer
         def run(*args: Any, **keywords: Any) -> Tensor:
             if self.layer is None:  # a plain forward pass: every layer comes and goes
                 with self.loaded(layer):
@@ -314,8 +327,12 @@ class Stream:
 
 
 def hollow(kind: Any, config: Any, dtype: torch.dtype) -> Any:
-    """A model whose weights lie on the meta device; of what no file holds, RoPE's frequencies, it has the numbers."""
+    """A model whose weights lie on the meta device; of what no file holds, RoPE's frequencies, it has the numbers.
+
+    kind  a class of models of transformers, or one of its AutoModel classes
+    """
     with shapes_alone():
+        # AutoModel has from_config, a class of transformers _from_config; other classes take the config themselves.
         build = getattr(kind, "from_config", None) or getattr(kind, "_from_config", None)
         model: Any = cast(kind(config), dtype) if build is None else build(config, dtype=dtype)
     for module in model.modules():
@@ -323,7 +340,7 @@ def hollow(kind: Any, config: Any, dtype: torch.dtype) -> Any:
         for leaf in lacking:  # not `to_empty`: it makes new weights, too, and a tied matrix would be tied no more
             setattr(module, leaf, torch.empty_like(getattr(module, leaf), device="cpu"))
         if lacking:
-            model._init_weights(module)
+            model._init_weights(module)  # writes the numbers of buffers, too; what lies on the meta device stays there
     return model
 
 
@@ -339,7 +356,10 @@ def turns(model: nn.Module) -> int:
 
 
 def portions(model: nn.Module, documents: Sequence[Ids]) -> Iterator[tuple[int, Sequence[Ids]]]:
-    """Documents in parts whose states fit into a quarter of the free memory, each with the number of its first."""
+    """Documents in parts whose states fit into a quarter of the free memory, each with the number of its first.
+
+    A document is not cut: one that is longer makes a part alone. Of a model in memory all are one part.
+    """
     stream = stream_of(model)
     if stream is None:
         yield 0, documents
@@ -359,12 +379,12 @@ def portions(model: nn.Module, documents: Sequence[Ids]) -> Iterator[tuple[int, 
 def sweep(model: nn.Module, batches: Sequence[Tensor]) -> Iterator[Iterator[tuple[int, Tensor]]]:
     """Turns in which the model's body is to run on the batches: all layers at once, or of a streamed model one each.
 
-    A turn gives the number of the first document of each batch, and its ids (B,T). The
-    layer of a turn has its weights until the next turn begins.
+    A turn gives for each batch the number of its first document, and its ids (B,T). The layer of a turn has its weights
+    until the next turn begins.
     """
     stream = stream_of(model)
     if stream is None:
-        starts = itertools.accumulate(map(len, batches), initial=0)  # the last one is of no batch
+        starts = itertools.accumulate(map(len, batches), initial=0)  # one more than batches: the last is the end
         yield zip(starts, batches, strict=False)
         return
     for layer in range(len(stream.blocks)):

@@ -4,8 +4,8 @@ Families keep weights in four Linears, or q, k and v in one matrix, or as y = x 
 are one record, y = W x, head by head.
 
 A config of transformers says which layers have a window in `layer_types` and `sliding_window`: one window for all that
-have one. A Llama or Mistral has no such fields. It computes what a Qwen2 computes whose biases are zero, and that has
-them.
+have one. A Llama or Mistral has no `layer_types`. It computes what a Qwen2 computes whose biases are zero, and a Qwen2
+has the field: so a Llama that is given windows becomes a Qwen2.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ from headwise.layer.parts import parts_of
 from headwise.positions import RoPE
 from headwise.words import Note
 
-AS_QWEN2 = {"llama": "Llama", "mistral": "Mistral"}  # family and what the names of its classes begin with
+# Families that compute what a Qwen2 does, and what the names of their classes begin with: LlamaForCausalLM.
+AS_QWEN2 = {"llama": "Llama", "mistral": "Mistral"}
 SLIDING, FULL = "sliding_attention", "full_attention"
-# Fields of a Llama's config that a Qwen2 has not, or that are said anew.
+# Fields of a Llama's or Mistral's config that a Qwen2 does not have, or that are given anew.
 DROPPED = ("model_type", "architectures", "transformers_version", "dtype", "layer_types", "attention_bias", "mlp_bias")
 
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    """One attention layer as query heads h, key/value heads g. Query head h reads key/value head h // (H / G)."""
+    """One attention layer as H query heads and G key/value heads. Query head h reads key/value head h // (H / G)."""
 
     wq: Tensor  # (H,D,C)
     wk: Tensor  # (G,D,C)
@@ -64,9 +65,9 @@ class AttentionWeights:
         return self.n_heads // self.n_kv_heads
 
     def widened(self) -> AttentionWeights:
-        """On the processor, detached, in the format that what is folded into weights is computed in.
+        """A copy on the processor, without gradients, wide enough to compute new weights from.
 
-        float64, or float32 where half precision keeps 8 or 11 bits of the result: that takes half the time.
+        float64; of half precision, which keeps 8 or 11 bits of the result, float32: that takes half the time.
         """
         dtype = torch.float32 if self.wk.dtype.itemsize == 2 else torch.float64
         tensors: dict[str, Any] = {}
@@ -81,6 +82,7 @@ class AttentionWeights:
         for name in ("wq", "bq", "wk", "bk", "wv", "bv"):
             x = getattr(self, name)
             if x is not None:
+                # wq and bq have query heads, the others key/value heads.
                 tensors[name] = x[list(heads if name.endswith("q") else kv_heads)]
         return dataclasses.replace(self, **tensors)
 
@@ -96,7 +98,7 @@ def grouped(x: Tensor, n: int) -> Tensor:
 
 
 def has_record(model: nn.Module) -> bool:
-    """Does the model's family have a record, so that its layers can be drawn anew and its heads written?"""
+    """Does the model's family have a record, by which `family_of` finds its layers and their weights?"""
     try:
         family_of(model)
     except HeadwiseError:
@@ -111,11 +113,12 @@ def family_of(model: nn.Module) -> Family:
             dim = model.config.latent_dim
             raise HeadwiseError(f"latent_dim={dim}: heads that share a latent cannot be reshaped yet; train without it")
         return family_for("reshape", OURS)
+    # A model without a config is refused by the name of its class.
     return family_for("reshape", str(getattr(getattr(model, "config", None), "model_type", type(model).__name__)))
 
 
 def body_of(model: nn.Module) -> Any:
-    """The model without the projection onto the vocabulary."""
+    """The model without the projection onto the vocabulary; a GPT of ours, which has no such part, itself."""
     return getattr(model, "base_model", model)
 
 
@@ -153,19 +156,20 @@ def read_layers(model: nn.Module) -> list[AttentionWeights]:
 
 
 def layers_in_turn(model: nn.Module) -> Iterator[AttentionWeights]:
-    """The same one by one: of a streamed model a layer is borrowed when it is asked for."""
+    """What `read_layers` gives, one by one: of a streamed model a layer is borrowed when it is asked for."""
     family, (n_heads, n_kv_heads, head_dim) = family_of(model), head_counts(model)
     pairs = _pairs(model, head_dim)
     counts = {"q": n_heads, "k": n_kv_heads, "v": n_kv_heads}
-    stream = getattr(model, "headwise_stream", None)
+    stream = getattr(model, "headwise_stream", None)  # `stream_of`, whose module imports this one
     for layer, module in enumerate(attentions(model)):
+        # The views keep a borrowed layer in memory after the block.
         with nullcontext() if stream is None else stream.loaded(layer):
             weights = _views(family, module)
         for name, x in weights.items():
             if name == "wo":
                 weights[name] = x.view(len(x), n_heads, -1)
             elif not name.endswith("gain"):
-                weights[name] = x.view(counts[name[1]], -1, *x.shape[1:])
+                weights[name] = x.view(counts[name[1]], -1, *x.shape[1:])  # the "q" of wq and bq says whose heads
         yield AttentionWeights(**weights, pairs=pairs)
 
 
@@ -195,17 +199,18 @@ def with_layers(
 
 
 def write_layer(model: nn.Module, layer: int, weights: AttentionWeights) -> None:
-    """Write the attention weights of a layer in place; gains stay as they are."""
+    """Write the attention weights of a layer in place; gains, which all heads share, stay as they are."""
     assert (weights.n_heads, weights.n_kv_heads) == head_counts(model)[:2]
     for name, view in _views(family_of(model), attentions(model)[layer]).items():
         value = getattr(weights, name)
         if not name.endswith("gain"):
+            # (C,H,E) -> (C,H*E), and (H,D,C) -> (H*D,C): the heads side by side, as the module has them.
             view.copy_(value.flatten(1) if name == "wo" else value.flatten(0, 1))
 
 
 def changed_config(model: nn.Module, n_heads: int, n_kv_heads: int) -> Any:
     """The model's config with other numbers of heads."""
-    head_dim = head_counts(model)[2]
+    head_dim = head_counts(model)[2]  # stated, for the default is the width by the number of heads
     if isinstance(model, GPT):
         return dataclasses.replace(model.config, n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim)
     config: Any = copy.deepcopy(model.config)
@@ -218,6 +223,7 @@ def cannot_carry(model: nn.Module, n_heads: int, n_kv_heads: int) -> Note | None
     """Why the model's config cannot have these numbers of heads, naming the field; None where it can."""
     old_heads, old_kv_heads, head_dim = head_counts(model)
     config: Any = model.config
+    # The architecture of transformers that must still read the model. One of ours that none reads may have any numbers.
     form = stock_form(config) if isinstance(model, GPT) else config.model_type
     if form is None or (n_heads, n_kv_heads) == (old_heads, old_kv_heads):
         return None
@@ -238,6 +244,7 @@ def cannot_carry(model: nn.Module, n_heads: int, n_kv_heads: int) -> Note | None
 def stock_form(config: GPTConfig) -> str | None:
     """The architecture of transformers that reads a run of ours with this config; None where none does."""
     form = hf_form(config)
+    # LlamaConfig refuses a width that the number of heads does not divide, whatever head_dim says.
     return None if form == "llama" and config.d_model % config.n_heads else form
 
 
@@ -247,9 +254,12 @@ def reads_as_stock(model: nn.Module) -> bool:
 
 
 def rebuilt(model: nn.Module, config: Any, kind: Any = None) -> nn.Module:
-    """A model of a class, default the same one, made anew from a config; what has the same name and shape is copied."""
+    """A model of the class `kind`, default the model's own, made anew from a config.
+
+    Weights of the same name and shape are copied; others are newly drawn, and the caller writes them.
+    """
     parameter, kind = next(model.parameters()), kind or type(model)
-    with torch.random.fork_rng(devices=[]):  # the first weights are drawn, and thrown away
+    with torch.random.fork_rng(devices=[]):  # first weights are drawn: torch's random state stays as it was
         new: nn.Module = GPT(config) if isinstance(model, GPT) else kind._from_config(config, dtype=parameter.dtype)
     new = cast(new.to(parameter.device), parameter.dtype)
     shapes = {name: x.shape for name, x in new.state_dict().items()}
@@ -283,8 +293,8 @@ def _pairs(model: nn.Module, head_dim: int) -> tuple[tuple[int, int], ...]:
     if isinstance(model, GPT):
         rope = model.config.attention.rope
     elif family_of(model).rope:
-        # By the number of frequencies, one a pair: not every family heeds partial_rotary_factor. Gemma 3 has
-        # some for each type of layer, of one length.
+        # RoPE rotates twice as many features as it has frequencies, one a pair. (The config's partial_rotary_factor
+        # does not tell it: not every family heeds that.) Gemma 3 has a list for each type of layer, of one length.
         buffers = body_of(model).rotary_emb.named_buffers()
         rope = RoPE(dim=2 * next(len(values) for name, values in buffers if name.endswith("inv_freq")))
     return () if rope is None else rope.pairs(head_dim)
@@ -299,12 +309,17 @@ def windows_of(model: nn.Module) -> list[int | None]:
     if isinstance(model, GPT):
         return [config.window(layer) for layer in range(config.n_layers)]
     window = getattr(config, "sliding_window", None)
+    # Without layer_types (Mistral) all layers have the window, if there is one.
     types = getattr(config, "layer_types", None) or [SLIDING if window else FULL] * config.num_hidden_layers
     return [window if kind == SLIDING else None for kind in types]
 
 
 def angles_by_kind(model: nn.Module) -> bool:
-    """Has a layer with a window other angles of RoPE than one without (Gemma 3), so that it must stay what it is?"""
+    """Do layers with a window have other angles of RoPE than those without (Gemma 3)?
+
+    Then a layer cannot be given a window, or lose it: it would get other angles, too.
+    """
+    # By kind of layer, or for all layers at once: then the keys are rope_theta and the like.
     parameters = getattr(getattr(model, "config", None), "rope_parameters", None) or {}
     return {SLIDING, FULL} <= set(parameters)
 
@@ -316,6 +331,7 @@ def cannot_narrow(model: nn.Module) -> str | None:
     config: Any = model.config
     name = family_of(model).name
     if name in AS_QWEN2:
+        # A bias that is not zero where a Qwen2 has none: of W_O, or of the feed-forward.
         foreign = "mlp_bias" if getattr(config, "mlp_bias", False) else None
         for key, x in model.state_dict().items():
             if key.endswith(("o_proj.bias", "mlp.bias")) and x.any():
@@ -333,14 +349,19 @@ def cannot_narrow(model: nn.Module) -> str | None:
 
 @torch.no_grad()
 def with_windows(model: nn.Module, windows: Sequence[int | None]) -> nn.Module:
-    """The model with these windows, which have one length; `model` is left alone. Ask `cannot_narrow` before."""
+    """The model with these windows, one a layer; `model` is left alone. Ask `cannot_narrow` before.
+
+    Those that are not None have one length, and of transformers one is there at least. A Llama or Mistral becomes a
+    Qwen2.
+    """
     if isinstance(model, GPT):
         return rebuilt(model, dataclasses.replace(model.config, windows=tuple(windows)))
     foreign: Any = model
     kind, prefix = type(foreign), AS_QWEN2.get(family_of(foreign).name)
     if prefix is not None:
         library = sys.modules["transformers"]  # it is loaded, for the model is of it
-        kind = getattr(library, kind.__name__.replace(prefix, "Qwen2"))
+        kind = getattr(library, kind.__name__.replace(prefix, "Qwen2"))  # LlamaForCausalLM -> Qwen2ForCausalLM
+    # All fields of a family that stays what it is (prefix is None); of a Llama what a Qwen2 has, too.
     fields = {key: value for key, value in foreign.config.to_dict().items() if key not in DROPPED or prefix is None}
     fields |= {
         "layer_types": [FULL if window is None else SLIDING for window in windows],
@@ -349,10 +370,10 @@ def with_windows(model: nn.Module, windows: Sequence[int | None]) -> nn.Module:
     if prefix is not None or "use_sliding_window" in fields:
         # From that layer on a Qwen2 lets layers slide; with 0, `layer_types` alone says which do.
         fields |= {"use_sliding_window": True, "max_window_layers": 0}
-    fields.pop("model_type", None)
+    fields.pop("model_type", None)  # the class of the config says it
     child: Any = rebuilt(model, kind.config_class(**fields), kind)
     for name in child.state_dict().keys() - model.state_dict().keys():  # biases of a Qwen2, which a Llama has not
         child.get_parameter(name).zero_()
-    if foreign.can_generate():
+    if foreign.can_generate():  # only such a model has a generation config
         child.generation_config = copy.deepcopy(foreign.generation_config)
     return child

@@ -51,7 +51,7 @@ from headwise.words import Note
 HeadPairs = Sequence[Sequence[tuple[int, int]]]  # for each layer (head of the parent, the same head of the child)
 WATCHED = 4  # documents whose entropies are taken, of the first batch
 DECODE_CONTEXT = 2048  # tokens in the cache, at most, while speed is measured
-RUNS = 9  # of each model, in turn; odd, so that the median is one of them
+RUNS = 9  # of each model, in turn; odd, so that the median is one of them. The bounds in `decode_speed` are for 9
 MEMORY = 24 * 2**30  # bytes of a device, taken as an example: how many texts fit into them beside the weights
 NEW_TOKENS, WARM_UP = 8, 2  # tokens a run, and how many of them are not timed: they grow the cache
 
@@ -97,6 +97,7 @@ def divergence(parent: Tensor, child: Tensor) -> Tensor:
 
 
 def relative_error(parent: Tensor, child: Tensor) -> Tensor:
+    # The mean square of the difference over that of the parent; 1e-30 keeps a parent of zeros from 0 / 0.
     return (child - parent).float().square().mean() / parent.float().square().mean().clamp(min=1e-30)
 
 
@@ -104,19 +105,20 @@ def relative_error(parent: Tensor, child: Tensor) -> Tensor:
 def compared(
     parent: nn.Module, child: nn.Module, batches: Sequence[Tensor]
 ) -> tuple[float | None, float | None, float]:
-    """Losses of both models on batches (B,T), which are taken as they are, and how far apart they answer.
+    """The loss of the parent and of the child on batches (B,T), and how far apart they answer.
 
-    Losses in nats a token, None where no next token is predicted; the divergence a token, or the relative error.
-    Call it in eval mode.
+    Losses are in nats a token, None where no next token is predicted. The distance is the KL divergence in nats a
+    token; of models without logits it is the relative error of their last hidden states. Call it in eval mode.
     """
-    kind = predicts(parent)
+    kind = predicts(parent)  # "next" token, "masked" ones, or None: answers are then hidden states
     distance_of = divergence if kind else relative_error
     distance, losses, n_tokens, n_predicted = 0.0, [0.0, 0.0], 0, 0
+    # `both`: the answers of parent and child, each (B,T,V), or (B,T,C) of hidden states.
     for ids, *both in zip(batches, each(parent, batches, answers), each(child, batches, answers), strict=True):
         distance += distance_of(*both).item() * ids.numel()
         n_tokens += ids.numel()
         if kind == "next":
-            n = ids[:, 1:].numel()
+            n = ids[:, 1:].numel()  # nothing comes before the first token of a document, which is not predicted
             n_predicted += n
             for i, logits in enumerate(both):
                 predicted, following = logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten().to(logits.device)
@@ -136,7 +138,9 @@ def measure(
 ) -> Damage:
     """Compare two models in eval mode on batches (B,T).
 
-    context  bounds the text whose decoding is timed
+    pairs    the heads whose entropies are compared
+    context  the longest text, for which the cache is counted; it also bounds the text whose decoding is timed
+    say      hears what is being done
     speed    of a child of the same shape, where it is known already
     """
     say(Note.of("reshaped.measures"))
@@ -145,7 +149,7 @@ def measure(
     kind = predicts(parent)
     tokens = context or DECODE_CONTEXT
     cache = Pair(cache_bytes(parent, tokens), cache_bytes(child, tokens))
-    length = max(0, min(tokens, DECODE_CONTEXT) - NEW_TOKENS)
+    length = max(0, min(tokens, DECODE_CONTEXT) - NEW_TOKENS)  # room is left for the tokens that are decoded
     sizes = Pair(n_parameters(parent), n_parameters(child))
     smaller = cache.after != cache.before or sizes.after != sizes.before  # else two timings differ by chance alone
     if speed is None and smaller and kind == "next" and length > 0 and stream_of(parent) is None:
@@ -175,8 +179,9 @@ def entropies(model: nn.Module) -> Iterator[dict[str, list[float]]]:
     """Inside this block: of each attention, "L0", the mean entropy of each head on the first documents it reads."""
     means = {}
 
+    # Each document of a call has rows["entropy"] (H,T): the mean is over the tokens of the first few.
     def note(site: Site, call: Call, documents: Sequence[Document]) -> None:
-        if site.name not in means:
+        if site.name not in means:  # the first call of this attention
             first = [measure_call(call, b, document, top=False) for b, document in enumerate(documents[:WATCHED])]
             means[site.name] = torch.cat([measured.rows["entropy"] for measured in first], 1).mean(1).tolist()
 
@@ -184,7 +189,7 @@ def entropies(model: nn.Module) -> Iterator[dict[str, list[float]]]:
         yield means
 
 
-def n_parameters(model: nn.Module) -> int:
+def n_parameters(model: nn.Module) -> int:  # a weight that two modules share counts once
     return sum(p.numel() for p in model.parameters())
 
 
@@ -213,6 +218,7 @@ def decode_speed(parent: nn.Module, child: nn.Module, text: Tensor, length: int)
     speeds: tuple[list[float], list[float]] = ([], [])
     for run in range(RUNS):
         for i in (0, 1) if run % 2 else (1, 0):  # neither is always the first
+            # Which token is decoded makes no difference to the time: the first one of the text.
             speeds[i].append(_run_speed(readers[i].fork(), prompt[:, :1]))
     # Whatever the distribution, fewer than 2 of 9 values lie on one side of the true median with a probability of
     # 20 / 512: the second and the last but one are bounds that hold it with a probability of 0.96.
@@ -222,8 +228,10 @@ def decode_speed(parent: nn.Module, child: nn.Module, text: Tensor, length: int)
 
 
 def _run_speed(decode: Callable[[Tensor], Tensor], token: Tensor) -> float:
+    """Tokens a second of what turns a token (1,1) into the logits (V,) of the next."""
+
     def step() -> None:
-        decode(token)[0].item()  # the number is there when the device is done
+        decode(token)[0].item()  # some logit: it can be read only when the device is done
 
     return 1 / statistics.median([seconds_of(step) for _ in range(NEW_TOKENS)][WARM_UP:])
 
@@ -251,9 +259,10 @@ class Healing:
     model       the child; at the end it has the weights of its best evaluation
     train       documents (T,), drawn without repetition as long as there are fresh ones
     held_out    batches (B,T) on which the child is evaluated and its best weights chosen
-    folder      of the state, which is gone on from if there is one
+    folder      of the state, which is gone on from if there is one; None: no state is saved
     report      hears of every evaluation, and of the number of steps asked for
     silent      heads that are zero, and are made so again after each step
+    save_seconds  from one save of the state to the next, at least
     """
 
     parent: nn.Module
@@ -277,19 +286,19 @@ class Healing:
         for module in attentions(self.model):
             module.requires_grad_(True)
         self.due = time.monotonic() + self.save_seconds
-        self.weights = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        self.weights = {name: p for name, p in self.model.named_parameters() if p.requires_grad}  # of the attentions
         self.optimizers = make_optimizers(self.weights.values(), self.recipe)
-        self.every = math.ceil(self.recipe.steps / self.recipe.evaluations)
+        self.every = math.ceil(self.recipe.steps / self.recipe.evaluations)  # steps from one evaluation to the next
 
     def run(self) -> Healing:
         """Heal. Raises Stopped after Ctrl-C, with the state saved; HeadwiseError when the loss is no number."""
         start = self.restore()
-        in_turn = itertools.islice(drawn(self.train, self.recipe), start, None)
+        in_turn = itertools.islice(drawn(self.train, self.recipe), start, None)  # without the batches read before
         with interrupts() as interrupted:
-            if not self.curve:
+            if not self.curve:  # a new healing: before the first step the child may be at its best
                 self.evaluate(0)
                 self.keep(0, interrupted())
-            for step, ids in zip(range(start, self.recipe.steps), in_turn, strict=False):
+            for step, ids in zip(range(start, self.recipe.steps), in_turn, strict=False):  # batches never end
                 # So many evaluations since the best one were no better.
                 if len([point for point in self.curve if point.step > self.best_step]) >= self.recipe.patience:
                     break
@@ -298,6 +307,7 @@ class Healing:
                 if done % self.every == 0 or done == self.recipe.steps:
                     self.evaluate(done)
                 self.keep(done, interrupted())
+        # A call that was killed behind this, while the child was written, finds a healing that is done.
         self.save(self.steps)
         with torch.no_grad():
             for name, parameter in self.weights.items():
@@ -305,7 +315,7 @@ class Healing:
         return self
 
     @property
-    def steps(self) -> int:
+    def steps(self) -> int:  # made up to the last evaluation, with which a healing ends
         return self.curve[-1].step
 
     @property
@@ -313,6 +323,7 @@ class Healing:
         return min(self.curve, key=lambda point: point.distance).step
 
     def step(self, step: int, ids: Tensor) -> None:
+        # The states of a block, one (B,T,C) a layer, are there once the model in it has answered.
         with hidden_states(self.parent) as parent_states, torch.no_grad():
             wanted = answers(self.parent, ids)
         with hidden_states(self.model) as child_states:
@@ -321,7 +332,7 @@ class Healing:
             errors = [relative_error(a, b) for a, b in zip(parent_states, child_states, strict=True)]
             loss = loss + self.recipe.hidden * torch.stack(errors).mean()
         warmup = max(1, round(self.recipe.warmup * self.recipe.steps))
-        rate = warm_cosine(step, self.recipe.steps, warmup, final=0.0)
+        rate = warm_cosine(step, self.recipe.steps, warmup, final=0.0)  # a fraction of lr and of vector_lr
         try:
             value = take_step(loss, self.weights.values(), self.optimizers, step, rate, self.recipe.clip)
         except DivergedError as error:
@@ -351,6 +362,7 @@ class Healing:
             raise Stopped(step)
 
     def save(self, step: int) -> None:
+        # A file of tensors: each point of the curve is a row of its five fields, in their order, with NaN for None.
         if self.folder is None:
             return
         rows = [[math.nan if x is None else x for x in vars(point).values()] for point in self.curve]
@@ -366,7 +378,7 @@ class Healing:
         done, kept = restore_state(self.folder / STATE, self.weights, self.optimizers)
         if kept:
             for step, tokens, *numbers, distance in kept["curve"].tolist():
-                mean, loss = (None if math.isnan(x) else x for x in numbers)  # a tensor has no place for None
+                mean, loss = (None if math.isnan(x) else x for x in numbers)  # train_loss, held_out_loss
                 self.curve.append(HealPoint(int(step), int(tokens), mean, loss, distance))
             tokens, self.total, count = kept["sums"].tolist()
             self.tokens, self.count = int(tokens), int(count)
@@ -385,6 +397,7 @@ def silence(model: nn.Module, heads: Gone) -> None:
 
 def silenced(weights: AttentionWeights, heads: Sequence[int]) -> AttentionWeights:
     """A copy of a layer in which these heads are zero."""
+    # (H,1), True for heads that go: over bq (H,D) and wo (C,H,E) as it is, over wq (H,D,C) with one more axis.
     gone = torch.tensor([head in heads for head in range(weights.n_heads)], device=weights.wq.device)[:, None]
     return replace(
         weights,
@@ -395,10 +408,13 @@ def silenced(weights: AttentionWeights, heads: Sequence[int]) -> AttentionWeight
 
 
 def drawn(documents: Sequence[Tensor], recipe: HealRecipe) -> Iterator[Tensor]:
-    """Batches of ids (B,T) without end: an order drawn anew for each pass over the text, from the seed alone."""
+    """Batches of ids (B,T) without end: an order drawn anew for each pass over the text, from the seed alone.
+
+    Documents are shuffled, put side by side by their length, and the batches that come of it are shuffled, too.
+    """
     for number in itertools.count():
-        # A prime beyond any number of passes, so that no two seeds share the order of a pass; a seed of torch has to be
-        # below 2^63.
+        # 1,000,003 is a prime beyond any number of passes: no two seeds share the order of a pass. Below 2^63 it is a
+        # seed that torch takes.
         generator = torch.Generator().manual_seed((recipe.seed * 1_000_003 + number) % 2**63)
         shuffled = [documents[i] for i in torch.randperm(len(documents), generator=generator).tolist()]
         in_turn = batches(shuffled, recipe.batch)
@@ -407,9 +423,9 @@ def drawn(documents: Sequence[Tensor], recipe: HealRecipe) -> Iterator[Tensor]:
 
 
 def make_optimizers(weights: Collection[nn.Parameter], recipe: HealRecipe) -> list[torch.optim.Optimizer]:
-    """Muon on matrices, AdamW on the rest, without decay."""
+    """Muon on matrices, AdamW on the rest; without decay, which pulls weights to 0 and so away from the parent's."""
     matrices, others = [p for p in weights if p.ndim == 2], [p for p in weights if p.ndim != 2]
     optimizers: list[torch.optim.Optimizer] = [Muon(matrices, lr=recipe.lr, weight_decay=0.0)]
-    if others:
+    if others:  # betas as in training (`Recipe`)
         optimizers.append(AdamW(others, lr=recipe.vector_lr, betas=(0.9, 0.95), weight_decay=0.0))
     return optimizers

@@ -35,7 +35,7 @@ from headwise.reshape.workplace import Workplace
 from headwise.table import amount
 from headwise.words import Note
 
-GLIMPSE = 64  # tokens on which the speed of a model is tried
+GLIMPSE = 64  # tokens on which the speed of a model is tried: a round choice, short beside what is then read
 IN_MEMORY = Path("the model in memory")  # stands for the folder of a model that was not read from one
 
 
@@ -44,16 +44,16 @@ class Changed:
     """A child, and what is known about it."""
 
     model: nn.Module
-    what: Note
-    details: dict[str, object]
+    what: Note  # one line: what was done
+    details: dict[str, object]  # by the names of JSON
     origins: Sequence[Sequence[int]]  # for each layer the parent's number of each head
     notes: tuple[Note, ...] = ()
     silent: Gone = ()  # heads that are zero and must stay so while the child heals
 
     @property
     def pairs(self) -> HeadPairs:
-        """The heads that give something in both models."""
-        silent = self.silent or ((),) * len(self.origins)
+        """For each layer the heads that give something in both models: (its number in the parent, in the child)."""
+        silent = self.silent or ((),) * len(self.origins)  # () stands for none in any layer
         rows = zip(self.origins, silent, strict=True)
         return [[(old, new) for new, old in enumerate(row) if new not in zeros] for row, zeros in rows]
 
@@ -66,7 +66,7 @@ class Change(ABC):
         """Refuse what cannot be done, before a text is read."""
 
     def tokens_run(self, model: nn.Module, calibration: Calibration) -> int:
-        """About how many tokens the model reads until the child is there."""
+        """About how many tokens the model reads until the child is there, for a forecast of the time."""
         return 0
 
     @abstractmethod
@@ -76,7 +76,10 @@ class Change(ABC):
 
 @dataclass(frozen=True)
 class Listener:
-    """Whom to tell: lines for a reader, points of the recovery curve with the number of steps, and the first damage."""
+    """Whom to tell: lines for a reader, points of the healing's curve with the steps asked for, and the first damage.
+
+    That comes with what was done and the notes, before a healing begins, which may take hours.
+    """
 
     say: Callable[[Note], None] = lambda line: None
     point: Callable[[HealPoint, int], None] = lambda point, steps: None
@@ -85,7 +88,7 @@ class Listener:
 
 @dataclass(frozen=True, repr=False)
 class Reshaped:
-    """A model that was shared or pruned, and what that cost."""
+    """A model that was shared, pruned or narrowed, and what that cost."""
 
     model: nn.Module = field(compare=False)  # the child, in eval mode
     source: str
@@ -109,6 +112,7 @@ class Reshaped:
 
     @property
     def won_parts(self) -> list[Note]:
+        # The parts of `won`, each left out where there is nothing to tell.
         last = self.healed or self.damage
         cache, texts, speed = last.cache_bytes, last.texts, last.tokens_per_second
         parts = []
@@ -122,6 +126,7 @@ class Reshaped:
         if last.loss is not None:
             parts.append(Note.of("reshaped.loss_changed", change=f"{last.loss.after - last.loss.before:+.3f}"))
         if speed is not None:
+            # The widest span of the factor: the least of one over the most of the other.
             factor = f"{speed.after / speed.before:.2g}"
             low = f"{speed.after_range[0] / speed.before_range[1]:.2g}"
             high = f"{speed.after_range[1] / speed.before_range[0]:.2g}"
@@ -136,7 +141,12 @@ class Reshaped:
 
 @dataclass
 class Job:
-    """A change to a model, and all that goes with it."""
+    """A change to a model, and all that goes with it; `run` sets the fields without an argument.
+
+    model     a model in memory, or the folder of one
+    options   the keyword arguments of `share`, `prune` and `narrow`, which `share` explains
+    source    the model that is changed, with its folder and tokenizer
+    """
 
     model: nn.Module | str | Path
     change: Change
@@ -152,6 +162,7 @@ class Job:
         if isinstance(model, nn.Module):
             if self.device != "cpu":
                 raise HeadwiseError("device= is where a folder is opened; a model in memory stays where it is")
+            # `described` knows a model that was read from a folder. Of another neither folder nor tokenizer is known.
             self.source = described(model) or Folder(
                 IN_MEMORY, model, None, context_of(model), family_of(model).name, vocabulary_of(model)
             )
@@ -160,7 +171,7 @@ class Job:
             path = located(Path(model))
             check_reshapable(path)
         with ExitStack() as stack:
-            workplace = None
+            workplace = None  # without `out` nothing is written
             if out is not None:
                 workplace = stack.enter_context(Workplace(path, Path(out), options.get("force", False)))
             if not isinstance(model, nn.Module):
@@ -178,6 +189,8 @@ class Job:
         if next(model.parameters()).is_meta:
             raise HeadwiseError("the model is on the meta device and has no numbers; load its weights first")
         name = type(model).__name__
+        # A class whose name ends so has no head: its hidden states are compared. Others without logits have a head
+        # for something else, such as a classifier's.
         if not predicts(model) and not name.endswith("Model"):
             raise HeadwiseError(
                 f"{name} answers with something other than tokens, and what sharing or pruning costs is measured on "
@@ -192,6 +205,7 @@ class Job:
                     f"{amount(free_memory().size)} of memory are free; leave heal= away: aligned+norm and principal "
                     f"need no training"
                 )
+            # The changed attentions are written to `scratch` first, and with `out` then all layers to the folder.
             folder = stream.scratch = Path(tempfile.gettempdir()) if workplace is None else workplace.path
             needed, free = stream.attention_size, disk_usage(folder).free
             if workplace is not None:
@@ -219,7 +233,7 @@ class Job:
                     "text": calibration.digest,
                     "tokens": calibration.length,
                     "documents": calibration.most,
-                    **({"steps": 0} if recipe is None else asdict(recipe)),
+                    **({"steps": 0} if recipe is None else asdict(recipe)),  # 0 differs from any healing that waits
                 }
             )
             if workplace.has_state:
@@ -230,6 +244,7 @@ class Job:
         def damage_of(child: nn.Module, speed: Speed | None = None) -> Damage:
             return measure(source.model, child, calibration.evaluation, changed.pairs, source.context, say, speed)
 
+        # The speed is measured once: a healing changes numbers alone.
         model, damage = changed.model, damage_of(changed.model)
         notes: list[str] = [*changed.notes]
         if calibration.built_in and damage.loss is not None:
@@ -245,7 +260,7 @@ class Job:
             model, curve = healing.model, healing.curve
             details["healing"] = {**asdict(recipe), "steps_made": healing.steps, "best_step": healing.best_step}
             healed = damage_of(model, damage.tokens_per_second)
-        model.requires_grad_(stream is None)
+        model.requires_grad_(stream is None)  # the weights of a streamed model are borrowed, and cannot learn
         out = None if workplace is None else workplace.shown
         # A streamed model that is not written gets no ancestors: their digest takes as long as reading all weights.
         if stream is not None and out is None:
@@ -267,7 +282,7 @@ class Job:
         try:
             verified = export(model, source, workplace, report.document(), say)
         except KeyboardInterrupt:
-            if not curve:
+            if not curve:  # there was no healing, and nothing waits
                 raise
             raise Stopped(curve[-1].step) from None  # the state of the healing waits
         if stream is not None:  # its files have moved with the folder that `export` gave its name
@@ -280,11 +295,12 @@ class Job:
         model, calibration = self.source.model, self.calibration
         stream = stream_of(model)
         if stream is not None:
+            # To make the child the first is read, and to measure the second, by parent and child.
             parts = calibration.statistics, calibration.evaluation, calibration.evaluation
             return stream.forecast(n_tokens(chain(*parts)), calibration.length, len(parts))
         ids = calibration.evaluation[0][:1, :GLIMPSE]
         answers(model, ids)  # the first run of all is slower
-        speed = ids.numel() / max(seconds_of(partial(answers, model, ids)), 1e-9)
+        speed = ids.numel() / max(seconds_of(partial(answers, model, ids)), 1e-9)  # not by 0, where a clock is coarse
         to_measure = n_tokens(calibration.evaluation)
         to_change = self.change.tokens_run(model, calibration)
         seconds = (to_change + 2 * to_measure) / speed  # the parent and the child
@@ -307,10 +323,11 @@ class Job:
         return self.source.path if same else None
 
     def _healed(self, recipe: HealRecipe, changed: Changed, workplace: Workplace | None) -> Healing:
-        """Heal in float32, whatever the number format of the weights, and go back to it afterwards."""
+        """Heal in float32, whatever the number format of the weights, and go back to that format afterwards."""
         if workplace is None:
             self.listener.say(Note.of("reshaped.heals", steps=recipe.steps))
         else:
+            # Which heads the child has is part of what a state belongs to; it is known only now.
             workplace.claim({"origins": changed.origins, "silent": changed.silent})
             self.listener.say(Note.of("reshaped.heals_in", steps=recipe.steps, folder=workplace.path))
         dtype = next(changed.model.parameters()).dtype
@@ -330,6 +347,7 @@ class Job:
 
 @contextmanager
 def _left_alone(model: nn.Module) -> Iterator[None]:
+    """Inside this block a model is in eval mode and takes no gradients; afterwards it is as it was."""
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     with evaluating(model):
         model.requires_grad_(False)

@@ -38,8 +38,9 @@ from headwise.rungs.tensor import attend
 from headwise.table import amount
 from headwise.words import Note, refusal
 
-TOLERANCE = 0.01  # nats a token, where nothing else is asked for
-LOOK = 16_384  # tokens, at most, that one choice is measured on
+TOLERANCE = 0.01  # nats a token, where nothing else is asked for; a round choice
+# Tokens, at most, that one choice is measured on: every layer and length takes a pass over them. A round choice.
+LOOK = 16_384
 
 
 def narrow(
@@ -71,7 +72,7 @@ def narrow(
 
 @dataclass(frozen=True)
 class Narrowing(Change):
-    """The arguments of `narrow` that say how much goes."""
+    """The arguments of `narrow` that say how much goes: a tolerance or a fraction of the cache, never both."""
 
     tolerance: float | None
     cache: float | None
@@ -79,7 +80,7 @@ class Narrowing(Change):
 
     def __post_init__(self) -> None:
         check_narrowing(self.tolerance, self.cache, self.window)
-        if self.tolerance is self.cache is None:
+        if self.tolerance is self.cache is None:  # neither is given; object.__setattr__: the dataclass is frozen
             object.__setattr__(self, "tolerance", TOLERANCE)
 
     def check(self, model: nn.Module) -> None:
@@ -92,7 +93,7 @@ class Narrowing(Change):
         if self.window is not None and context is not None and self.window >= context:
             raise refusal("window_wide", window=self.window, context=context)
         there = {window for window in windows_of(model) if window is not None}
-        if angles_by_kind(model):
+        if angles_by_kind(model):  # only layers that have a window can be changed: they can get a shorter one
             if not there:
                 raise HeadwiseError("no layer has a window, and one that gets it would get other angles of RoPE, too")
             if self.window is not None and self.window >= max(there):
@@ -109,6 +110,7 @@ class Narrowing(Change):
     def tokens_run(self, model: nn.Module, calibration: Calibration) -> int:
         layers = 1 if angles_by_kind(model) else 2 * len(windows_of(model))  # each alone, and beside those chosen
         lengths = 1 if self.window is not None else 5  # as many powers of two fit documents of 512 to 1,023 tokens
+        # 2: the loss as it is, and the look at how far heads see.
         return (2 + layers * lengths) * sum(map(len, spread(calibration.train, LOOK, calibration.most)))
 
     def apply(self, job: Job) -> Changed:
@@ -117,7 +119,10 @@ class Narrowing(Change):
 
 @contextmanager
 def seeing(model: nn.Module, masks: Mapping[str, Mask]) -> Iterator[None]:
-    """Inside this block the attentions of these names ("L3") see what their mask allows and no more."""
+    """Inside this block the attentions of these names ("L3") see what their mask allows and no more.
+
+    Each call is computed again with the mask, and that replaces its output.
+    """
 
     def again(mask: Mask, call: Call) -> Tensor:
         both = mask if call.options.mask is None else call.options.mask & mask
@@ -141,16 +146,20 @@ class _Search:
 
     def __init__(self, asked: Narrowing, job: Job) -> None:
         self.asked, self.model, self.say = asked, job.source.model, job.listener.say
+        # The text to calibrate on: what is held out measures the result.
         documents = spread(job.calibration.train, LOOK, job.calibration.most)
         self.batches = batches(documents)
-        self.now = windows_of(self.model)
-        self.longest = job.source.context or job.calibration.length
-        self._cost = cache(self._measured)
+        self.now = windows_of(self.model)  # of each layer, None where it keeps all
+        self.longest = job.source.context or job.calibration.length  # tokens of the longest text
+        self._cost = cache(self._measured)  # the same layers, window and sinks are asked for several times
         self.base = self._loss({})
-        self.tied = angles_by_kind(self.model)
+        self.tied = angles_by_kind(
+            self.model
+        )  # to a window belong other angles of RoPE: no layer can get one or lose it
         # First tokens that stay visible while layers are chosen: 1 before a healing, which teaches to do without it.
         self.sinks = int(job.recipe is not None and not self.tied)
         self.heads: tuple[KVReach, ...] = ()
+        # `open`: layers that may get a window, or a shorter one. `steps`: those that can only get it together.
         if self.tied:  # layers with a window get a shorter one, all together: a config has one length
             self.open = [n for n, w in enumerate(self.now) if w is not None]
             self.steps = [tuple(self.open)]
@@ -166,14 +175,15 @@ class _Search:
         choices = [choice for choice in map(self._choice, tried) if choice is not None]
         if not choices:
             raise HeadwiseError(self._refusal(tried))
-        # Where a fraction of the cache was asked for, all choices reach it: the cheapest is best.
-        # Within a tolerance the one that leaves the smallest cache is.
+        # Where a fraction of the cache was asked for, all choices reach it: the cheapest is best. Within a tolerance
+        # the one that leaves the smallest cache is. The second name decides among equals.
         order = ("cost", "fraction") if self.asked.tolerance is None else ("fraction", "cost")
         best = min(choices, key=attrgetter(*order))
         child = with_windows(self.model, [best.window if n in best.layers else w for n, w in enumerate(self.now)])
         names = [f"L{n}" for n in best.layers]
         what = Note.of("reshaped.narrowed", window=best.window, count=len(names), all=len(self.now), layers=names)
-        first_token = {}  # of each layer that could be narrowed alone, what its window costs without it and with it
+        # Of each layer that could be narrowed by itself, what its window costs without the first token and with it.
+        first_token = {}
         for n in () if self.tied else self.open:
             dropped, kept = (self._cost((n,), best.window, sinks) for sinks in (0, 1))
             first_token[f"L{n}"] = {"dropped": dropped, "kept": kept}
@@ -190,9 +200,10 @@ class _Search:
     def _lengths(self) -> list[int]:
         """The lengths of a window that are tried: the one asked for, or powers of two up to half a document."""
         today = [window for window in self.now if window is not None]
-        if today and not self.tied:  # a config has one length for all
+        if today and not self.tied:  # a config has one length for all, and `check` refuses any other
             return today[:1]
         half = max(ids.shape[1] for ids in self.batches) // 2
+        # SMALLEST, twice that, ... up to half; half itself where documents are shorter than that.
         lengths = [SMALLEST << k for k in range(half.bit_length()) if SMALLEST << k <= half] or [max(1, half)]
         if self.asked.window is not None:
             lengths = [self.asked.window]
@@ -210,26 +221,28 @@ class _Search:
         chosen: tuple[int, ...] = ()
         for layers in sorted(alone, key=alone.__getitem__):  # those that need the rest of the text least come first
             if most is not None:
-                is_wanted = self._fraction(chosen, window) > most
+                is_wanted = self._fraction(chosen, window) > most  # not enough is saved yet
             else:
-                assert tolerance is not None
+                assert tolerance is not None  # without a fraction of the cache there is a tolerance, see Narrowing
+                # Costs of layers do not add up: each addition is measured with the layers chosen so far.
                 is_wanted = alone[layers] <= tolerance and self._cost(chosen + layers, window, self.sinks) <= tolerance
             if is_wanted:
                 chosen += layers
         fraction = self._fraction(chosen, window)
         if not chosen or (most is not None and fraction > most):
             return None
+        # Whatever the layers were chosen by, the child drops the first token: 0 sinks.
         return Choice(tuple(sorted(chosen)), window, self._cost(chosen, window, 0), fraction)
 
     def _fraction(self, layers: Sequence[int], window: int) -> float:
         """The fraction of the cache that is left at the longest text with a window in these layers."""
-        rows = [min(self.longest, w or self.longest) for w in self.now]
+        rows = [min(self.longest, w or self.longest) for w in self.now]  # tokens that each layer keeps today
         left = [min(n, window) if layer in layers else n for layer, n in enumerate(rows)]
         return sum(left) / sum(rows)
 
     def _measured(self, layers: tuple[int, ...], window: int, sinks: int) -> float:
         """Loss with the windows in place less the loss without, nats a token; `sinks` first tokens are kept, too."""
-        mask = Streaming(sinks, window) if sinks else Window(window - 1, 0)
+        mask = Streaming(sinks, window) if sinks else Window(window - 1, 0)  # `window` counts the current token, too
         return self._loss({f"L{n}": mask for n in layers}) - self.base
 
     @torch.no_grad()
@@ -243,9 +256,9 @@ class _Search:
         return total / count
 
     def _notes(self, child: nn.Module, best: Choice, first: Mapping[str, Mapping[str, float]]) -> Iterator[Note]:
-        if type(child) is not type(self.model):
+        if type(child) is not type(self.model):  # a Llama or Mistral, written as a Qwen2, which has more biases
             more = n_parameters(child) - n_parameters(self.model)
-            name = type(child).__name__.partition("For")[0]
+            name = type(child).__name__.partition("For")[0]  # "Qwen2" of Qwen2ForCausalLM
             yield Note.of("reshaped.written_as", family=name, biases=more)
         yield Note.of("reshaped.windows_cost", cost=f"{best.cost:+.4f}", share=f"{best.fraction:.2f}")
         for head in self.heads:
@@ -262,6 +275,7 @@ class _Search:
             yield Note.of("reshaped.own_runtime")
 
     def _refusal(self, tried: Sequence[int]) -> str:
+        # Why no length among `tried`, the shortest first, can be chosen, and what could be asked for instead.
         lengths = f"{tried[0]}" if len(tried) == 1 else f"{tried[0]} to {tried[-1]}"
         keeping = [f"L{n}" for n, window in enumerate(self.now) if window is None and n not in self.open]
         rest = f"; {', '.join(keeping)} keep all, for heads there find needles" if keeping and not self.tied else ""

@@ -18,6 +18,9 @@ group is expected to make in the layer's output. Scores that err by 1 or more in
 the head adds to the residual stream, smaller errors that fraction of it; values add an error of their own. All follows
 from second moments, with the token that asks taken as independent of the one that answers. Grouping by relative
 similarity was worse than chance where it was tried.
+
+Axes: H query heads, G key/value heads, D their width, E value width, C model width, P planes of RoPE. X are the columns
+of a root of the second moments (`align.moments`): sums over them stand for means over the text.
 """
 
 from __future__ import annotations
@@ -59,10 +62,15 @@ from headwise.words import Note
 
 Groups = tuple[tuple[int, ...], ...]
 Pair = tuple[Tensor, Tensor]  # what is multiplied, such as queries and keys, one of each for every query head
-EXACT = 200  # possible groups, at most, for each to be priced by itself; of more, each costs the sum of its pairs
+# So many possible groups, at most, are priced one by one; of more, each is taken to cost what its pairs cost
+# together. A round choice: to price one takes about 7 ms in a layer 256 wide, and 60 ms in one of 1,024 (one core).
+EXACT = 200
 
 Pool = Callable[[AttentionWeights, Tensor, int], AttentionWeights]  # weights, root of the moments, number of groups
-ROUNDINGS = 4096  # a component below so many units of rounding (eps) of the largest one is taken to be rounding itself
+# A component below so many units of rounding (eps) of the largest one counts as rounding and gets 0. Of a smaller
+# number rounding would be blown up by its inverse, and a larger one would drop true components. A round choice: 1e-12
+# in float64.
+ROUNDINGS = 4096
 
 
 def share(
@@ -119,9 +127,9 @@ def share(
 class Sharing(Change):
     """The arguments of `share` that say what is shared, and how."""
 
-    n_kv_heads: int
-    method: str
-    groups: str
+    n_kv_heads: int  # of the child, in each layer
+    method: str  # of POOLS
+    groups: str  # adjacent, best
 
     def __post_init__(self) -> None:
         check_sharing(self.method, self.groups)
@@ -133,7 +141,7 @@ class Sharing(Change):
             raise HeadwiseError(problem)
 
     @property
-    def blind(self) -> bool:
+    def blind(self) -> bool:  # does it need no text to choose and pool heads?
         return self.groups == "adjacent" and self.method in BLIND
 
     def tokens_run(self, model: nn.Module, calibration: Calibration) -> int:
@@ -159,9 +167,12 @@ def share_heads(
     Sharing(n_kv_heads, method, groups).check(model)
     n_heads, before, _ = head_counts(model)
     neighbours = adjacent(before, n_kv_heads)
+    # `pooled` fills these in layer by layer, when `with_layers` asks for its weights.
     chosen = []  # for each layer the key/value heads of the parent that share, in the new order
     origins = []  # of each layer the query heads of the parent in the child's order
-    notes: dict[Note, None] = {}  # what alignment of the keys is exact, each once, and who shares
+    notes: dict[
+        Note, None
+    ] = {}  # what alignment of the keys is exact, and who shares; a dict keeps each once, in order
 
     def pooled(weights: AttentionWeights, root: Tensor) -> AttentionWeights:
         weights = weights.widened()
@@ -172,13 +183,13 @@ def share_heads(
         if method in ALIGNING:
             notes[key_rule(weights).note] = None
         if sharing != neighbours:
-            weights = weights.permuted(order)
+            weights = weights.permuted(order)  # a pool takes neighbours
         return POOLS[method](weights, root, n_kv_heads)
 
     roots = roots or itertools.repeat(torch.empty(0))  # one for each layer: a method of BLIND does not look at it
-    pairs = zip(layers_in_turn(model), roots, strict=False)
+    pairs = zip(layers_in_turn(model), roots, strict=False)  # not strict: `repeat` never ends
     child = with_layers(model, itertools.starmap(pooled, pairs), n_kv_heads=n_kv_heads)
-    if set(chosen) != {neighbours}:
+    if set(chosen) != {neighbours}:  # in some layer others than neighbours share
         for layer, sharing in enumerate(chosen):
             row = " | ".join(" ".join(map(str, group)) for group in sharing)
             notes[Note.of("reshaped.who_shares", layer=layer, groups=row)] = None
@@ -189,7 +200,7 @@ def share_heads(
 # Which heads share
 
 
-def adjacent(n_heads: int, n_groups: int) -> Groups:
+def adjacent(n_heads: int, n_groups: int) -> Groups:  # 4 heads, 2 groups: ((0, 1), (2, 3))
     size = n_heads // n_groups
     return tuple(tuple(range(n * size, (n + 1) * size)) for n in range(n_groups))
 
@@ -205,12 +216,12 @@ def best(weights: AttentionWeights, root: Tensor, n_groups: int, pool: Pool) -> 
     def by_pairs(group: tuple[int, ...]) -> float:
         return sum(exact(pair) for pair in itertools.combinations(group, 2))
 
-    small = math.comb(weights.n_kv_heads, size) <= EXACT
+    small = math.comb(weights.n_kv_heads, size) <= EXACT  # of as many groups may `cheapest` ask the price
     return cheapest(weights.n_kv_heads, n_groups, exact if small else by_pairs)
 
 
 def cheapest(n_heads: int, n_groups: int, price: Callable[[tuple[int, ...]], float]) -> Groups:
-    """Groups of equal size with a small sum of prices; the smallest is a hard problem (balanced partition).
+    """Groups of equal size with a small sum of prices; to find the smallest is NP-hard (balanced partition).
 
     Two heads of different groups are exchanged as long as that helps, once from neighbours and once from heads dealt
     out like cards; the better end wins.
@@ -223,6 +234,7 @@ def cheapest(n_heads: int, n_groups: int, price: Callable[[tuple[int, ...]], flo
 
 
 def _exchanged(start: Groups, price: Callable[[tuple[int, ...]], float]) -> Groups:
+    # Rounds over all pairs of heads in different groups, until a round exchanges none.
     groups = list(start)
     improved = True
     while improved:
@@ -231,10 +243,13 @@ def _exchanged(start: Groups, price: Callable[[tuple[int, ...]], float]) -> Grou
             for i, j in itertools.product(groups[a], groups[b]):
                 if i not in groups[a] or j not in groups[b]:
                     continue  # an earlier exchange of this round has moved one of them
-                first = tuple(sorted({*groups[a], j} - {i}))
+                first = tuple(
+                    sorted({*groups[a], j} - {i})
+                )  # sorted, so that a group has one key in the cache of prices
                 second = tuple(sorted({*groups[b], i} - {j}))
                 before, after = price(groups[a]) + price(groups[b]), price(first) + price(second)
-                # A gain of more than rounding, also in float32: otherwise two heads could be exchanged for ever.
+                # 1e-5 is more than rounding, also in float32: by a gain of rounding alone two heads could be
+                # exchanged for ever.
                 if after < before * (1 - 1e-5):
                     groups[a], groups[b], improved = first, second, True
     return tuple(groups)
@@ -242,7 +257,7 @@ def _exchanged(start: Groups, price: Callable[[tuple[int, ...]], float]) -> Grou
 
 def pooling_error(weights: AttentionWeights, root: Tensor, group: Sequence[int], pool: Pool) -> float:
     """The squared error that one key/value head made of this group is expected to make in the layer's output."""
-    before = weights.permuted(group)
+    before = weights.permuted(group)  # the heads of this group alone
     after = pool(before, root, 1)
     added, error = output_errors(before, after, root)
     # The scores' error says what fraction of `added`, what a head adds, is lost: all of it from 1 on.
@@ -259,7 +274,7 @@ def output_errors(before: AttentionWeights, after: AttentionWeights, root: Tenso
 
 
 def score_errors(before: AttentionWeights, after: AttentionWeights, root: Tensor) -> Tensor:
-    """(H,): E(q.k - q'.k')^2 / D of every query head.
+    """(H,): E(q.k - q'.k')^2 / D of every query head: of scores, which are q.k / sqrt(D).
 
     Over all distances RoPE rotates its part of a key through all angles. In the mean over the angles nothing is left of
     products of two planes, and of each plane half of |q|^2 |k|^2.
@@ -299,7 +314,7 @@ def _squared_difference(products: Callable[[Pair, Pair], Tensor], old: Pair, new
     return (products(old, old) - 2 * products(old, new) + products(new, new)).clamp(min=0)
 
 
-def _for_queries(heads: Tensor, n_heads: int) -> Tensor:
+def _for_queries(heads: Tensor, n_heads: int) -> Tensor:  # (G,...) -> (H,...): what each query head reads
     return heads.repeat_interleave(n_heads // len(heads), 0)
 
 
@@ -317,7 +332,8 @@ def aligned(weights: AttentionWeights, root: Tensor, n_groups: int, with_norms: 
     if not with_norms:
         return fold(weights, k_maps, v_maps)
     q_scale: Tensor | float = 1.0
-    if weights.k_gain is None:  # with a qk-norm the mean gets its norm from that, and needs no scale
+    # With a qk-norm the mean gets its norm from that, and needs no scale. Without one the key rule has no `signs`.
+    if weights.k_gain is None:
         q_scale = _shrinkage(k_maps @ k, n_groups, [*rule.planes, rule.free])[..., None]
     o_scale = _shrinkage(v_maps @ v, n_groups, [range(weights.wv.shape[1])])[:, None]
     return fold(weights, k_maps, v_maps, q_scale, o_scale)
@@ -325,6 +341,7 @@ def aligned(weights: AttentionWeights, root: Tensor, n_groups: int, with_norms: 
 
 def _mean(weights: AttentionWeights, root: Tensor, n_groups: int, k_weights: Tensor | float = 1.0) -> AttentionWeights:
     """The mean over each group; keys count by k_weights (G,1,1), whose mean is 1 in each group."""
+    # It is a Pool, and needs no `root`.
     weights = mapped(weights, "k", lambda rows: grouped(rows * k_weights, n_groups).mean(1))
     return mapped(weights, "v", lambda rows: grouped(rows, n_groups).mean(1))
 
@@ -347,13 +364,15 @@ def _shrinkage(heads: Tensor, n_groups: int, parts: Sequence[Sequence[int]]) -> 
     before, means = heads.square().sum(-1), grouped(heads, n_groups).mean(1)
     after = means.square().sum(-1).repeat_interleave(len(heads) // n_groups, 0)
     factor = torch.ones_like(before)
-    for part in map(list, parts):
+    for part in map(list, parts):  # lists: a tuple would index one axis after the other
         size, pooled_size = before[:, part].sum(1, keepdim=True), after[:, part].sum(1, keepdim=True)
         factor[:, part] = torch.where(pooled_size > 0, (size / pooled_size).sqrt(), torch.ones_like(size))
     return factor
 
 
 def _principal(weights: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWeights:
+    # x_in and x_out are the maps A and B of `_components`: A goes into what makes a head, whose products are summed
+    # up over the group, and B into what reads it.
     r = weights.group_size
     # (G,r*C,E): of each key/value head the W_O of its r query heads, one below another.
     readers = grouped(weights.wo.transpose(0, 1), weights.n_kv_heads).flatten(1, 2)
@@ -376,9 +395,9 @@ def _key_components(weights: AttentionWeights, root: Tensor, n_groups: int) -> t
     # (G,r*X,D): of each key/value head the queries that read it, one below another.
     readers = grouped(queries(weights, root).mT, weights.n_kv_heads).flatten(1, 2)
     n_heads, D, _ = heads.shape
-    inward, outward = torch.zeros(2, n_heads, D, D, dtype=heads.dtype)
-    # RoPE rotates a query through all angles, so that only the size of its part in a plane counts. Each plane is thus a
-    # problem of its own for `_components`: one complex feature (E = 1), read by one row, which is that size.
+    inward, outward = torch.zeros(2, n_heads, D, D, dtype=heads.dtype)  # filled in by planes, and by free features
+    # RoPE rotates a query through all angles, so that only the size of its part in a plane counts. Each plane is thus
+    # a problem of its own for `_components`: one complex feature (E = 1), read by one row, which is that size.
     if rule.planes:
         numbers = as_complex(heads, rule.planes)[..., None, :]  # (G,P,1,X)
         # (G,P,1,1), complex as the numbers are: a product of a real and a complex matrix is refused.
@@ -421,7 +440,7 @@ def _components(heads: Tensor, readers: Tensor) -> tuple[Tensor, Tensor]:
     norm = mean_norm(heads.movedim(0, -3).flatten(-3, -2).abs())[..., None]
     rounding = ROUNDINGS * torch.finfo(sizes.dtype).eps * sizes[..., :1]
     inverse = torch.where(sizes > rounding, norm / sizes, torch.zeros_like(sizes))
-    # The rows U_i of each head: U lies (...,n*F,E), and the rows of the n heads are taken apart again.
+    # U_i' of each head: U lies (...,n*F,E); the rows of the n heads are taken apart again, and transposed (mH).
     back = left.reshape(*left.shape[:-2], *seen.shape[-3:-1], E).movedim(-3, 0).mH  # (n,...,E,F)
     return inverse[..., None] * (back @ factors), heads @ right.mH / norm[..., None]
 

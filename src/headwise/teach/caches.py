@@ -40,21 +40,24 @@ from headwise.teach.subject import (
     value_of,
 )
 
-# What is rotated, or kept in a cache, is the vectors of a head.
+# Values of parameters, by what a name means or by the name itself. A width is that of a head: its vectors are what is
+# rotated, or kept in a cache.
 WIDTHS = {"WIDTH": HEAD_DIM, "n": TOKENS, "b": BATCH}
 LENGTHS = {"CONTEXT": TOKENS, "end": TOKENS, "length": TOKENS}
+# Names of parameters: of positions, of what is rotated, of tables of angles.
 POSITIONS = r"pos\w*|position\w*|m|t|p|idx|offset|start\w*|input_pos|token_positions"
 VECTORS = r"_?x?_?(q|k|v|x|quer\w+|keys?|values?)\w?|vec\w*|t?ensor|inputs?|hidden\w*"
 TABLES = r"cos|sin|freq|angle|table|cis|rot"
 ROTATORS = r"^(forward|__call__)$|^(?!_).*(rotate|apply)"  # methods of a class that rotates
+# In names of functions that make tables of angles.
 MAKERS = r"freq|cos|sin|table|param|precomp|angle|build|cache|make"
 Way = Callable[[Any], Any]
-# The axes of an input, as a learner's code may want them, and the way back to (B,H,T,d).
+# From (B,H,T,d) to the axes that a learner's code may want, and the way back.
 LAYOUTS: tuple[tuple[Way, Way], ...] = (
     (lambda x: x, lambda y: y),
     (lambda x: x.swapaxes(1, 2), lambda y: y.swapaxes(1, 2)),
-    (lambda x: x[:, 0], lambda y: y[:, None]),  # one head
-    (lambda x: x[0, 0], lambda y: y[None, None]),  # of one document
+    (lambda x: x[:, 0], lambda y: y[:, None]),  # (B,T,d): one head
+    (lambda x: x[0, 0], lambda y: y[None, None]),  # (T,d): one head of one document
 )
 Problem = tuple[Any, str]  # the id of a bug, None for none, and what shows it
 RIGHT: Problem = (None, "")
@@ -68,7 +71,10 @@ def examine_rotation(target: Target) -> Verdict:
 
 
 def first_right(target: Target, attempts: Iterator[Attempt]) -> Verdict:
-    """Right where one way of calling the code shows no problem, else the first problem; each way is a guess."""
+    """Right where one way of calling the code shows no problem, else the first problem; each way is a guess.
+
+    UncheckedError where no way came to a result that says anything.
+    """
     problems: list[Problem] = []
     failure = ""
     for attempt in attempts:
@@ -77,7 +83,7 @@ def first_right(target: Target, attempts: Iterator[Attempt]) -> Verdict:
         except UncheckedError:
             raise
         except Exception as error:
-            failure = failure or f": {error}"
+            failure = failure or f": {error}"  # the first one is shown
             continue
         if problem:
             problems.append(problem)
@@ -106,8 +112,9 @@ def _attempts(target: Target) -> Iterator[Attempt]:
 
 def _tables(target: Target, arguments: Mapping[str, Any], kind: str) -> Iterator[dict[str, Any]]:
     """What to pass besides the vectors: the tables of the learner's own builder, or the usual ones, and positions."""
+    # The first argument is a vector, even where its name is one of POSITIONS, as `t`.
     asked = {name: p for name, p in [*arguments.items()][1:] if re.fullmatch(POSITIONS, name)}
-    # Positions one a token, or a number at which the text starts; one that has a default is left at it.
+    # Two ways: a position for each token, or one number at which the text starts, left out where it has a default.
     numbers = {name: 0 for name, parameter in asked.items() if parameter.default is parameter.empty}
     places = [dict.fromkeys(asked, to_kind(np.arange(TOKENS), kind)), numbers]
     wanted = [name for name in arguments if re.search(TABLES, name)]
@@ -122,7 +129,7 @@ def _tables(target: Target, arguments: Mapping[str, Any], kind: str) -> Iterator
                 made.append(maker(**{argument: value_of(argument, sizes) for argument in required_of(maker)}))
     for table, place in itertools.product(made or angle_tables(kind, {}), places):
         tables = table if isinstance(table, tuple) else (table,)
-        yield dict(zip(wanted, tables, strict=False)) | place
+        yield dict(zip(wanted, tables, strict=False)) | place  # a builder may make more tables than the call takes
 
 
 def _problem(
@@ -152,9 +159,10 @@ def _problem(
         return "rope-on-values", target.say("by_property")
     queries, keys = from_layout(rotated[0]), from_layout(rotated[1])
     product = queries @ keys.swapaxes(-1, -2)
-    if np.allclose(product, product[..., :1, :1], atol=1e-3):
+    if np.allclose(product, product[..., :1, :1], atol=1e-3):  # the same at all places: nothing has moved
         return None
-    # Along a diagonal the distance is the same, so the product is if it depends on nothing else.
+    # Along a diagonal the distance is the same, so the product is if it depends on nothing else. Where a table in one
+    # layout meets a turn in the other, it depends on the places themselves.
     before, after = product[..., :-1, :-1], product[..., 1:, 1:]
     changes = np.abs(after - before)
     if changes.max() > 1e-3:
@@ -166,7 +174,7 @@ def _problem(
     most = np.abs(lengths - right).argmax()
     if not np.isclose(lengths[most], right[most], rtol=1e-3):
         return UNKNOWN, target.say("lengthened", a=right[most], b=lengths[most])
-    if not np.allclose(product, product[:1], atol=1e-3):
+    if not np.allclose(product, product[:1], atol=1e-3):  # every document has the same vectors
         return UNKNOWN, target.say("by_property")
     if left := [name for name in arguments_of(call) if name not in (*data, *tables)]:
         target.left_out("untried", names=", ".join(left))
@@ -174,22 +182,26 @@ def _problem(
 
 
 def _parts(result: Any, rank: int) -> list[Any]:
-    """What a call hands back, one by one; a list with that number of axes is a single array."""
+    """What a call hands back, one by one; a list that has `rank` axes is a single array."""
     several = isinstance(result, list) and getattr(to_array(result), "ndim", 0) != rank
     return list(result) if several or isinstance(result, tuple) else [result]
 
 
 # Caches: what both checks of them take.
 
-PIECES = (4, 1, 6)  # of a text that a cache gets
+PIECES = (4, 1, 6)  # tokens of each update of a cache: some when it is empty, one alone, and more after it
 LONG = 13  # tokens of a text read step by step: more than heads or features of one, which may stand for its length
-ONE_TOKEN = (  # what says that code takes a single token after a cache
+# What says that code takes a single token after a cache: such words, or a test of a length, `T == 1`. The test
+# `n_rep == 1` is of groups of heads.
+ONE_TOKEN = (
     r"(one|single)[- ](new[- ])?token|token by token|one at a time|un (solo |nuevo )?token|token (a|por) token|"
     r"(?<!rep )(==|>|!=) 1\b"
 )
+# START, HELD: names of parameters, for where a piece starts and for what is held of those before it. UPDATES, READERS:
+# names of methods, which add to a cache or read it.
 START = r"start|offset|pos(ition)?s?|length|(start|cur|input|cache)_?(pos(ition)?s?|len|start)"
 HELD = r"past|cache|old|prev"
-# Of shapes and names; of other errors a call of ours may be the cause.
+# Errors of shapes and names, that count as a bug of the code; of other ones a call of ours may be the cause.
 FAILS = (RuntimeError, IndexError, NameError, KeyError)
 UPDATES = r"update|append|add|extend|forward|put|push|write|store|step|__call__"
 READERS = r"get|read|fetch|all|kv|stack|keys_values"
@@ -219,6 +231,7 @@ def cache_bug(subject: Subject, x: Any, whole: Any, target: Target) -> dict[str,
     tokens = x.shape[1]
     worst: dict[str, str] = {}
     failures = []
+    # Three ways to cut the text, the hardest first; code that is right in it is right.
     pieces, prompt_and_tokens, single_tokens = (3, 1, 2, tokens - 6), (3, *(1,) * (tokens - 3)), (1,) * tokens
     for steps in (pieces, prompt_and_tokens, single_tokens):
         try:
@@ -238,8 +251,10 @@ def cache_bug(subject: Subject, x: Any, whole: Any, target: Target) -> dict[str,
             return {}
         if not held and "cache" in used:  # it comes from a class that the file does not have
             raise UncheckedError("no_cache_kept")
+        # A small gap here: the output is right, and only the order of what is held is not.
         phrase = "by_property" if gap < 1e-3 else "by_property_cache-offset"
         shown = target.say("crossed" if bug == "values-from-keys" else phrase, gap=gap)
+        # A gap of which nothing more is known: most often the piece was taken for the start of the text.
         worst = worst or {bug or "cache-offset": shown}
     if worst:
         return worst
@@ -271,7 +286,12 @@ def _cache_object(target: Target) -> Any:
 
 
 def _step_by_step(subject: Subject, x: Any, steps: tuple[int, ...], names: dict[str, str]) -> tuple[Any, list[Any]]:
-    """Output (B,T,C) of the pieces joined, and the arrays that the cache holds at the end."""
+    """Output (B,T,C) of the pieces joined, and the arrays that the cache holds at the end.
+
+    x      (B,T,C)
+    steps  tokens of each piece; together T
+    names  argument -> what it is of a cache, from `cache_arguments`
+    """
     subject.restart()
     state = subject.new_cache()
     outs = []
@@ -282,13 +302,14 @@ def _step_by_step(subject: Subject, x: Any, steps: tuple[int, ...], names: dict[
         arguments = {subject.inputs[0]: to_kind(piece, subject.kind)}
         result = subject.result(arguments | {name: of_cache[role] for name, role in names.items()}, n)
         outs.append(pick(result, piece.shape))
-        if isinstance(result, tuple):
+        if isinstance(result, tuple):  # the output, and then the cache for the next call
             later = [part for part in result[1:] if part is not None]
             if len(later) > 1 and hasattr(later[-1], "shape"):  # keys and values, one after the other
                 state = tuple(later)
             elif later:
                 state = later[-1]
         start += n
+    # A cache may also stand in attributes of the object; torch keeps buffers apart from the others.
     kept = {**vars(subject.module), **getattr(subject.module, "_buffers", {})}
     inside = [value for name, value in kept.items() if re.search("cache|past", name)]
     held = [array.value for array in arrays_of([state, inside]) if array.value.ndim >= 3]
@@ -303,6 +324,7 @@ def _out_of_order(held: list[Any], x: Any, subject: Subject, names: dict[str, st
         _, whole = _step_by_step(subject, x, (total,), names)
     except Exception:  # a cache that takes single tokens alone
         return None
+    # What is held after the pieces, and after the whole text, the axis of tokens first in both.
     pairs = [
         [np.moveaxis(array, right.shape.index(total), 0) for array in (part, right)]
         for part, right in zip(held, whole, strict=False)
@@ -310,6 +332,7 @@ def _out_of_order(held: list[Any], x: Any, subject: Subject, names: dict[str, st
     ]
     if any(_misplaced(array, right, 0) == "cache-order" for array, right in pairs):
         return "cache-order"
+    # Is the first token of one of them that of another one of the right ones, as a key in the place of a value?
     for (array, _), (_, other) in itertools.permutations(pairs, 2):
         if close(array[0], other[0]):
             return "values-from-keys"
@@ -322,11 +345,15 @@ def _out_of_order(held: list[Any], x: Any, subject: Subject, names: dict[str, st
 def examine_cache(target: Target) -> Verdict:
     """The verdict on a cache, or on a function that attends with new tokens to those held."""
     target.did("pieces")
+    # The way back from a layout is not needed: what should be held is brought into the layout instead.
     return first_right(target, (partial(_fill, target, to) for to, _ in LAYOUTS))
 
 
 def _misplaced(array: Any, whole: Any, axis: int) -> str | None:
-    """None where the cache holds the tokens in order; else which bug."""
+    """None where an array of a cache holds the tokens in order, as `whole` does along `axis`; else which bug.
+
+    A cache that was made for more tokens has more places behind them, which are left aside.
+    """
     total = whole.shape[axis]
     if array.shape[axis] < total:
         return "cache-offset"
@@ -340,6 +367,8 @@ def _misplaced(array: Any, whole: Any, axis: int) -> str | None:
 def _fill(target: Target, to: Way) -> Problem | None:
     """What is wrong with keys and values that are held after all pieces, or with what a function attends to in them.
 
+    to  brings (B,H,T,d) into the layout in which the code is given keys and values
+
     None where nothing comes out.
     """
     thing, kind = target.thing, kind_of_arrays(None, target.source.code)
@@ -347,6 +376,7 @@ def _fill(target: Target, to: Way) -> Problem | None:
     if isinstance(thing, type):
         state = build(target, {**WIDTHS, **target.options.args})
         methods = sorted(vars(thing))
+        # Of several the last in the alphabet, so that `update` is taken rather than `append`, `forward` or `__call__`.
         call = getattr(state, [name for name in methods if re.match(UPDATES, name)][-1])
         reader = next((getattr(state, name) for name in methods if re.match(READERS, name)), None)
     total = sum(PIECES)
@@ -366,13 +396,15 @@ def _fill(target: Target, to: Way) -> Problem | None:
         new = [to_kind(np.take(x, range(start, start + n), axis), kind) for x in inputs]
         past = _parts(call(**_arguments_of_update(call, new, past, start)), whole[0].ndim)
         start += n
-    if reader and past == [None]:
+    if reader and past == [None]:  # an update hands nothing back
         past = list(reader())
+    # What the last update handed back is looked at first, then the attributes of the object.
     for kept in (past, vars(state).values() if state else ()):
         arrays = [array for array in map(to_array, kept) if np.ndim(array) == whole[0].ndim]
         held = [array for array in arrays if not attends or array.shape == whole[0].shape]
         for array, right in zip(held, whole, strict=False):
             if bug := _misplaced(array, right, axis):
+                # Which token stands in the first place? The nearest one, by one head of one document.
                 tokens = np.moveaxis(right, axis, 0).reshape(total, -1)[:, :HEAD_DIM]
                 first = np.take(array, 0, axis).ravel()[:HEAD_DIM]
                 key = int(np.abs(first - tokens).sum(-1).argmin())
@@ -384,16 +416,17 @@ def _fill(target: Target, to: Way) -> Problem | None:
             gaps = [np.abs(array - right).max() for array in arrays if array.shape == right.shape]
             gap = max(gaps, default=np.nan)  # none where the output has not even the shape
             return "cache-offset", target.say("by_property_cache-offset", gap=gap)
-        if len(held) > 1:
+        if len(held) > 1:  # keys and values, and neither is misplaced
             return RIGHT
     return None
 
 
 def _arguments_of_update(call: Any, new: list[Any], past: list[Any], start: int) -> dict[str, Any]:
-    """Arguments of one update: what was held, what is new, and how much was held."""
+    """Arguments of one update: what was held, what is new, and how much was held (`start`, in tokens)."""
     arguments: dict[str, Any] = {}
     names = list(arguments_of(call))
     held = [name for name in names if re.search(HELD, name)]
+    # An argument for each of keys and values; or one for the pair, None as long as there is none.
     olds, news = iter(past if len(held) > 1 else [tuple(past) or None]), iter(new)
     for name in names:
         if re.search(r"layer|idx", name):

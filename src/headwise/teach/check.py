@@ -46,7 +46,8 @@ from headwise.teach.source import Source, candidates, kind_of, passed_over
 from headwise.teach.subject import Options, Target
 from headwise.words import Note, refusal, unknown
 
-# A course's wrapper imports its head from a file that a reader may not have; the same class is here.
+# A course's wrapper imports its head from a file that a reader may not have, and that is written either way: the same
+# class stands in the module STACKED.
 LENT, STACKED = ("casual_attention", "causal_attention"), "headwise.lab.courses.stacked"
 SECONDS = 20.0  # for one check, the import of the file included
 LONGEST = 86_400.0  # a day; clocks of a system end somewhere above
@@ -88,15 +89,16 @@ def check(
     for role in mapping or {}:
         if role not in ROLES:
             raise unknown(Note.of("refused.no_role", role=role), role, ROLES)
-    of_search = seconds * 0.3  # of the processor, and up to twice as long by the clock: the rest is for all else
+    # Seconds of the processor; by the clock they may be twice as many, 0.6 of all. The rest is for all else.
+    of_search = seconds * 0.3
     options = Options(causal, dict(args or {}), dict(mapping or {}), lang, of_search)
-    speaker(lang)
+    speaker(lang)  # an error where there is no such language, before any work
     if isinstance(target, str | Path):
         return _check_file(str(target), options, seconds)
     name = getattr(target, "__name__", type(target).__name__)
     source = _source_of(target)
     kind = kind_of(source.definitions.get(name)) or ("function" if inspect.isfunction(target) else "layer")
-    module = sys.modules.get(getattr(target, "__module__", ""))
+    module = sys.modules.get(getattr(target, "__module__", ""))  # whose names the code may use
     return judged(Target(target, name, kind, source, options, getattr(module, "__dict__", {})), seconds)
 
 
@@ -107,13 +109,14 @@ def judged(target: Target, seconds: float, load: Callable[[], None] = lambda: No
         if target.source.is_blank(target.name):
             name = target.name if target.kind == "function" else "forward"
             raise UncheckedError("returns_nothing", name=name)
+        # An argument whose name stands nowhere in the text, where there is one, is most likely misspelt.
         for name in target.options.args:
             if target.source.text and not re.search(rf"\b{re.escape(name)}\b", target.source.text):
                 raise UncheckedError("no_argument", name=name)
         with _clock(seconds), _random_state_kept(), warnings.catch_warnings(action="ignore"):
             load()
             verdict = _examined(target)
-            around = (target.say("around_loop"),) * (target.name == NAME)
+            around = (target.say("around_loop"),) * (target.name == NAME)  # once, or not at all
             return replace(verdict, not_checked=(*around, *target.lent, *verdict.not_checked))
     except TimeOut:
         reason = target.say("too_long", seconds=seconds)
@@ -133,12 +136,13 @@ def _examined(target: Target) -> Verdict:
     target.source, target.namespace = loop, dict(target.namespace)
     run(loop, target.namespace)
     target.name, target.thing = NAME, target.namespace[NAME]
-    target.__dict__.pop("scope", None)  # of what it was before
+    target.__dict__.pop("scope", None)  # it is cached, of what the target was before
     return examine(target)
 
 
 def run(source: Source, namespace: dict[str, Any]) -> None:
     """Run the text of a file, or of a loop with what that may use."""
+    # Only a loop has numbers of its own. What pages call without printing it is added, under what is there already.
     if source.numbers_of_lines:
         namespace.update({**CALLED, **unimported(source), **namespace})
     exec(compile(source.text, source.path or "<learner>", "exec"), namespace)
@@ -154,13 +158,14 @@ def explained(error: BaseException, source: Source, lang: str) -> str:
     text = say("exits") if isinstance(error, SystemExit) else in_one_line(error)
     if re.search("CUDA|cuda|NVIDIA", text):
         text = f"{say('gpu')} ({text})"
-    calls = traceback.extract_tb(error.__traceback__)
+    calls = traceback.extract_tb(error.__traceback__)  # the innermost call last
     for call in reversed(calls):
         if call.filename == source.path:
             line = call.lineno or 1
             quote = "".join(source.lines[line - 1 : line]).strip()
             return f"{text} ({say('line')} {source.number_of(line)}: {quote})"
     ours = calls and Path(calls[-1].filename).is_relative_to(Path(__file__).parent.parent)
+    # A TypeError arises in our line where a call does not suit the learner's signature: that is theirs.
     if ours and not isinstance(error, TypeError | HeadwiseError):
         return f"{say('ours')} ({text})"
     return text
@@ -171,10 +176,11 @@ def _source_of(target: Any) -> Source:
     thing = target if inspect.isclass(target) or inspect.isfunction(target) else type(target)
     try:
         path = inspect.getsourcefile(thing) or ""
-        lines, first = inspect.findsource(thing)
+        lines, first = inspect.findsource(thing)  # all lines of the file
         source = Source("".join(lines), path)
         if thing.__name__ in source.definitions:
             return source
+        # It is defined within something else: its own lines, which begin at `first` of the file, from 1; or at 0.
         lines, first = inspect.getsourcelines(thing)
         return Source(textwrap.dedent("".join(lines)), path, tuple(range(max(first, 1), max(first, 1) + len(lines))))
     except (OSError, TypeError, SyntaxError):
@@ -210,6 +216,7 @@ def _random_state_kept() -> Iterator[None]:
     torch = sys.modules.get("torch")
     states = random.getstate(), np.random.get_state()
     try:
+        # (): no graphics card, but the generator of the processor.
         with torch.random.fork_rng(()) if torch else nullcontext():
             yield
     finally:
@@ -223,7 +230,7 @@ def _random_state_kept() -> Iterator[None]:
 def _path_and_name(spec: str, say: Say) -> tuple[Path, str]:
     """The file of FILE or FILE:NAME, and the name, empty where there is none."""
     path, name = Path(spec), ""
-    if not path.exists() and ":" in spec:
+    if not path.exists() and ":" in spec:  # a file may have a colon in its own name
         text, name = spec.rsplit(":", 1)
         path = Path(text)
     problem = ""
@@ -257,6 +264,7 @@ def read_targets(spec: str, options: Options) -> list[Target]:
         node = source.definitions[each]
         kind = kind_of(node) or ("layer" if isinstance(node, ast.ClassDef) else "function")
         targets.append(Target(None, each, kind, source, options))
+    # Where nothing was asked for by name, what was not looked at is said once, with the first target.
     if not (name or source.numbers_of_lines) and (rest := passed_over(source)):
         targets[0].lent.append(say("passed_over", names=listed(rest, 6), file=path.name, name=rest[0]))
     return targets
@@ -284,6 +292,7 @@ def _check_file(spec: str, options: Options, seconds: float) -> Verdict:
         target = Target(None, name or path.name, "", Source("", str(path)), options)
         return target.verdict(None, reason=explained(error, target.source, options.lang))
     verdicts = [_check_apart(target, seconds) for target in targets]
+    # Wrong before unchecked before right.
     first, *others = sorted(verdicts, key=lambda verdict: (False, None, True).index(verdict.right))
     return replace(first, others=tuple(others))
 
@@ -297,23 +306,27 @@ def _check_apart(target: Target, seconds: float) -> Verdict:
         verdict = from_json(Verdict, json.loads(ended.answer))
         return replace(verdict, not_checked=(*target.lent, *verdict.not_checked))
     reason = f"{say('exits')} ({ended.code})"
-    if ended.code is None:
+    if ended.code is None:  # it was killed at the end of its time
         reason = say("too_long", seconds=seconds)
         # The line of the learner's file in which the time ended, as faulthandler wrote it.
         match = re.search(rf'File "{re.escape(target.source.path)}", line (\d+)', ended.trace)
         if match:
             reason += f" ({say('line')} {match[1]})"
-    elif ended.code in (-signal.SIGKILL, -signal.SIGXCPU):
+    elif ended.code in (-signal.SIGKILL, -signal.SIGXCPU):  # by the system, beyond a limit
         reason = say("killed", memory=MEMORY >> 30)
     return target.verdict(None, reason=reason)
 
 
 def read_source(text: str, path: str = "", name: str = "") -> Source:
-    """The text of a file as it is; or its loop over heads as a function, where it has nothing else to check."""
+    """The text of a file as it is; or its loop over heads as a function, where it has nothing else to check.
+
+    name  what is asked for in it; empty where nothing is
+    """
     source = Source(text, path)
     try:
+        # A name that the file does not have is known, too: it is refused later, with the nearest names.
         is_known = kind_of(source.definitions[name]) if name in source.definitions else name or candidates(source)
-    except SyntaxError:
+    except SyntaxError:  # as of a page that was printed without its indentation
         loop = head_loop(text, path)
         if loop is None:
             raise
@@ -324,17 +337,29 @@ def read_source(text: str, path: str = "", name: str = "") -> Source:
 def request_of(target: Target) -> dict[str, Any]:
     """What a process of its own is told of something in a file; `read_request` reads it there."""
     source, options = target.source, target.options
-    request = {"path": source.path, "name": target.name, "kind": target.kind, "lang": options.lang}
-    return request | {"text": source.text, "numbers": source.numbers_of_lines, "options": asdict(options)}
+    # As Python writes them, for JSON would make lists of tuples.
+    args = repr(dict(options.args))
+    try:
+        ast.literal_eval(args)
+    except (ValueError, SyntaxError):
+        raise HeadwiseError(target.say("no_literal", args=args)) from None
+    request = {"path": source.path, "name": target.name, "kind": target.kind, "lang": options.lang, "args": args}
+    return request | {
+        "text": source.text,
+        "numbers": source.numbers_of_lines,
+        "options": asdict(replace(options, args={})),
+    }
 
 
 def read_request(request: Mapping[str, Any]) -> tuple[Target, Callable[[], None]]:
     """What is to be checked, and a function that runs its file and puts the object in."""
     path = request["path"]
     source = Source(request["text"], path, tuple(request["numbers"]))
-    target = Target(None, request["name"], request["kind"], source, Options(**request["options"]))
+    options = replace(Options(**request["options"]), args=ast.literal_eval(request["args"]))
+    target = Target(None, request["name"], request["kind"], source, options)
 
     def load() -> None:
+        # As when Python runs the file: what lies beside it can be imported, and it is a module (`learner`).
         sys.path.insert(0, str(Path(path).parent))
         module = sys.modules["learner"] = types.ModuleType("learner")
         module.__file__ = path

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from headwise.teach import subject as size
+from headwise.teach import subject as size  # `size.HEADS`: the sizes of what is built and passed here
 from headwise.teach.bugs import UNKNOWN, UncheckedError, Verdict, bug_named, in_one_line
 from headwise.teach.caches import cache_arguments, cache_bug
 from headwise.teach.form import Inputs, Masks, Weights
@@ -50,6 +50,7 @@ from headwise.teach.subject import (
 
 LENGTHS = np.array([7, 4, 6, 3, 5])  # real tokens of the five documents
 # Words of the learner's code, as regular expressions, and what they tell.
+# CAUSAL is looked for in the code, CAUSAL_NAME in the name of the class or function: either says that it is causal.
 CAUSAL = r"causal|tril|triu|context_?length|block_?size|autoregress|look_?ahead|no_?peek|subsequent"
 CAUSAL_NAME = r"causal|masked|gpt|llama|mistral|decoder|autoregress|qwen|gemma"
 # WIDE finds a softmax that is computed in 32 bits, in one of two cases: something before it is turned to 32 bits
@@ -57,10 +58,12 @@ CAUSAL_NAME = r"causal|masked|gpt|llama|mistral|decoder|autoregress|qwen|gemma"
 # `bfloat16` too). What makes 16 bits after its call rounds the result alone, and is allowed.
 WIDENED = r"(\.float\(\)|float32).*"
 NEVER_NARROWED = r"\A((?!half\(|float16|autocast).)*"
-NOT_OF_16_BITS = r"(?!\(((?!dim|axis|-1)[^\n])*(half|16)|\([^\n]*dtype=\w+\.b?float16)"  # in its call, as far as `dim`
+# Not `softmax(x.half(), -1)` and not `softmax(x, -1, dtype=torch.float16)`. What stands past `dim`, `axis` or `-1` is
+# let be: `softmax(x, -1).half()` rounds the result alone.
+NOT_OF_16_BITS = r"(?!\(((?!dim|axis|-1)[^\n])*(half|16)|\([^\n]*dtype=\w+\.b?float16)"
 # `(?<!def )`: the line that defines a softmax is no call of it. `(?s)`: `.` goes on over the ends of lines.
 WIDE = rf"(?s)({WIDENED}|{NEVER_NARROWED})(?<!def )softmax{NOT_OF_16_BITS}"
-# Axes in which tokens come before the documents of a batch, as an unpacked shape or a comment has them.
+# Axes in which tokens come before the documents of a batch, as an unpacked shape or a comment has them: `T, B, C`.
 TOKENS_FIRST = r"(?m)(^\s*|\()(s|t|l|(n_)?tokens|seq\w*|\w*len\w*), ?(b|n|bs|bsz|(n_)?batch\w*), ?\w+"
 LENGTH = r"(valid|seq|key|x|src|input)?_?(lens?|lengths?)"  # an argument with the lengths of documents
 CONTEXTS = r"context|memory|enc\w*|key_value_states|kv|source|other|cond|cross\w*"  # with another text
@@ -70,13 +73,15 @@ NOT_MODELLED = (  # what the correct form here cannot compute: code with it is n
 )
 TABLE = r"(all_?)?(params?|weights|state_dict|sd|p|w|theta|pesos|parametros)"  # an argument with all weights by name
 HELPERS = r"softmax|linear|mul|vec|dot|norm"  # in the name of a function that is given what is wrong elsewhere
-TOLERANCE_OF_16_BITS = 2e-2  # of the largest number: bfloat16 keeps 8 bits, and a softmax multiplies lost ones
+# Of the largest number. bfloat16 keeps 8 bits, so one rounding is off by 0.4 % at most; but several follow one another,
+# and of a score of 5 that is an error of 2 % in its weight.
+TOLERANCE_OF_16_BITS = 2e-2
 # Errors that wrong code raises; others, such as of memory or of the system, say nothing of it.
 STOPS = (NameError, AttributeError, TypeError, ValueError, IndexError, KeyError, RuntimeError, ZeroDivisionError)
 
 
 class Table(dict[str, Any]):
-    """Weights by their names; by their roles where code puts a layer's number before: `layer0.attn_wq`."""
+    """Weights by their names, as `attn_wq`. A key that is none of them, as `layer0.attn_wq`, gets that of its role."""
 
     def __missing__(self, key: str) -> Any:
         return next(value for name, value in self.items() if role_of(name) == role_of(key))
@@ -93,10 +98,11 @@ class Examiner:
 
     def __init__(self, target: Target) -> None:
         self.target, self.options, self.scope = target, target.options, target.scope
-        self.rng = np.random.default_rng(0)
+        self.rng = np.random.default_rng(0)  # so that every check of the same code gives the same verdict
         self.context = False  # are keys and values made of another text?
         self.n_listed = 1  # matrices of queries: more where each head has its own
-        # Bugs that a property shows, beside the numbers, with what shows them; empty: the bug's own phrase does.
+        # Bug -> the sentence that shows it, of bugs seen by a property and not by the numbers that come out. An empty
+        # sentence: `evidence_of` has one for this bug.
         self.shown: dict[str, str] = {}
 
     # A layer: weights inside, (B,T,C) in and out.
@@ -107,7 +113,8 @@ class Examiner:
             thing = copy.deepcopy(thing)  # it gets other weights, and gradients
             return self._with_weights(thing, call_of(thing), thing)
         args, names = self.options.args, set(arguments_of(thing))
-        attempts = [(args, False), (args, True)]  # where our sizes do not fit, the learner's defaults stay
+        # The sizes given by the caller, and whether the learner's own defaults stay: they do where ours do not fit.
+        attempts = [(args, False), (args, True)]
         if {"d_in", "d_out"} <= names and "HEADS" not in map(meaning_of, names):
             # A single head comes out narrower than its input first, so that a scale by the wrong width shows.
             attempts.insert(0, ({"d_out": size.HEAD_DIM, **args}, False))
@@ -151,7 +158,8 @@ class Examiner:
         # A helper is right most often, and what it is given is not.
         line = next((f for f in reversed(frames) if not re.search(HELPERS, f.name)), frames[-1]).lineno or 1
         evidence, bug = in_one_line(error), "raises"
-        # Code that stops at our shorter text, and not at one that fills the context, is fixed to that length.
+        # Code that stops at our shorter text, and not at one that fills the context, is fixed to that length. Where it
+        # stops there as well, the suppressed error skips the rest of this block.
         with contextlib.suppress(Exception):
             instance = build(self.target, self.options.args)
             whole_context = np.ones((size.BATCH, size.CONTEXT, size.WIDTH))
@@ -162,17 +170,23 @@ class Examiner:
         return self.target.verdict(False, (replace(finding, line=source.number_of(line), quote=quote),))
 
     def _with_weights(self, instance: Any, call: Any, module: Any) -> Verdict:
-        """The verdict on what has weights, called by `call`."""
+        """The verdict on what has weights.
+
+        instance  holds the weights
+        call      what attends: a method of the instance, or a function to which weights have been bound
+        module    the instance again, where it is a learner's object; None for a function
+        """
         if hasattr(module, "named_parameters"):
             module.eval()
+            # torch finds no module in a plain list, so that an optimizer never gets its weights.
             for kept in vars(module).values():
                 if isinstance(kept, list) and any(hasattr(part, "named_parameters") for part in kept):
                     self.shown["modules-in-list"] = ""
         parts = parts_of(instance, self.options.mapping)
         self.n_listed = len(parts.weights.get("q", ()))
-        folded = scale_is_folded(parts)
+        folded = scale_is_folded(parts)  # as the learner drew the weights: `renew` overwrites them
         renew(arrays_of(instance), self.rng)
-        if not {"q", "qkv"} & set(parts.weights) and self._is_apart(call, module):
+        if not {"q", "qkv"} & set(parts.weights) and self._is_apart(call, module):  # such as an MLP
             raise UncheckedError("is_mlp", name=self.target.name)
         choices = readings(self.target, instance, folded)
         subject = subject_of(self.target, call, module)
@@ -184,8 +198,10 @@ class Examiner:
             if subject.kind != "torch":  # a list, or a list for each head, is empty until the first token is there
                 subject.gathers = any(isinstance(kept, list | dict) and not any(kept) for kept in vars(module).values())
             if subject.gathers or cache_arguments(subject):
+                # The second argument: what refers to the module itself is not copied, but goes on to refer to it.
                 subject.fresh = copy.deepcopy(vars(module), {id(module): module})
-            if not isinstance(self.target.thing, type):  # an object may have been used, and hold tokens
+            # An object that the learner passed may have been used, and hold tokens; one that was built here does not.
+            if not isinstance(self.target.thing, type):
                 for name, kept in subject.fresh.items():
                     if "cache" in name and (isinstance(kept, tuple) or hasattr(kept, "shape")):
                         subject.fresh[name] = None
@@ -199,12 +215,13 @@ class Examiner:
             errors.append(error)
         else:
             raise max(errors, key=self._reached)
-        self.target.kind = "layer"
+        self.target.kind = "layer"  # a function that takes its weights is judged as one
         return self._judge(subject, choices, inputs)
 
     def _reached(self, error: Exception) -> tuple[bool, int]:
         """Did the call come to its end, and else in which line did it stop?"""
         frames = self._frames(error)
+        # An UncheckedError is raised by what reads the result, after the call.
         return isinstance(error, UncheckedError), (frames[0].lineno or 0) if frames else 0
 
     def _is_apart(self, call: Any, module: Any) -> bool:
@@ -235,7 +252,8 @@ class Examiner:
             weights, n_heads = self._weights_as_arguments(narrow)
             if not weights:
                 continue
-            holder = types.SimpleNamespace(**weights, n_heads=n_heads)
+            holder = types.SimpleNamespace(**weights, n_heads=n_heads)  # for what reads weights of an object
+            # Where the file has its own class of numbers, the code is given such; the holder keeps arrays.
             passed = {name: to_kind(value, number) for name, value in weights.items()} if number else weights
             call = functools.partial(thing, **passed)
             try:
@@ -250,8 +268,8 @@ class Examiner:
         failures = []
         split = self._sizes_of_split(subject)
         ranks = self._ranks()
-        # Code that works with a number of heads is tried first with inputs whose last axis holds all of them, which
-        # have no axis of heads: of (B,h,T,d) that is the second of 4.
+        # Code that works with a number of heads may cut them itself: it gets (B,T,h*d) or (T,h*d), `joined`, before it
+        # gets one head's vectors. Inputs of 4 axes, (B,h,T,d), are cut already.
         forms = [(rank, True) for rank in ranks if split and rank < 4] + [(rank, False) for rank in ranks]
         for rank, joined in forms:
             if verdicts and split and not joined:
@@ -268,6 +286,7 @@ class Examiner:
                 return verdict
             verdicts.append(verdict)
         if verdicts:
+            # The mildest: the way of calling was a guess, and a wrong guess makes right code look wrong.
             return min(verdicts, key=lambda verdict: (UNKNOWN in verdict.bugs, len(verdict.bugs)))
         for failure in failures:
             if isinstance(failure, UncheckedError):
@@ -283,9 +302,10 @@ class Examiner:
         used = {node.id for node in names}
         variables = {node.id for node in names if isinstance(node.ctx, ast.Store)}
         defaults = {name: p.default for name, p in arguments_of(subject.call).items()}
-        theirs = {}
+        theirs = {}  # by meaning; a later place overrides an earlier one
         for place in (self.target.namespace, defaults, self.options.args):
             for name, value in place.items():
+                # A name that the code binds itself does not mean the constant of the file.
                 is_local = place is self.target.namespace and name in variables
                 if name in used and not is_local and type(value) is int:
                     theirs[meaning_of(name)] = value
@@ -308,15 +328,16 @@ class Examiner:
         heads, groups, d = sizes
         if not joined:
             inputs = self._inputs(subject, *((size.BATCH, n, size.TOKENS, d) for n in (heads, groups)))
-            return inputs, [Reading(Weights(heads, groups, dict.fromkeys("qkvo")))]
+            return inputs, [Reading(Weights(heads, groups, dict.fromkeys("qkvo")))]  # no matrices: nothing is projected
         inputs = self._inputs(subject, *((size.BATCH, size.TOKENS, n * d) for n in (heads, groups)))
+        # Identities as projections, which leave the inputs as they are, so that every layout of heads can be tried.
         identity = {"q": np.eye(heads * d), "k": np.eye(groups * d), "v": np.eye(groups * d)}
         return inputs, list(styles(Reading(Weights(heads, groups, identity)), []))
 
     def _weights_as_arguments(self, narrow: bool) -> tuple[dict[str, Any], int]:
-        """Matrices and biases for a function that takes them, and its heads; none where it takes none.
+        """Matrices and biases by the arguments of a function that takes them, and its number of heads; {} for others.
 
-        narrow  matrices (C,d), d other than C: for one head without W_O, none for other code
+        narrow  are matrices (C,d), with d other than C? That fits one head without W_O; other code gets {}
         """
         names = list(arguments_of(self.target.thing))
         table = next((name for name in names if re.fullmatch(TABLE, name)), None)
@@ -327,11 +348,13 @@ class Examiner:
         # Of those, only names that tell a role (q, k, v, o, ...) are given a matrix or a bias.
         roles = {name: role for name in wanted if (role := role_of(name))}
         if table and {"q", "k", "v"} & set(roles.values()):
-            roles |= {f"w{role}": role for role in "qkv" if role not in roles.values()}  # which the code forgets
+            # Code that wrongly takes K for values, too, never names W_V: the table has it all the same.
+            roles |= {f"w{role}": role for role in "qkv" if role not in roles.values()}
         if not {"q", "k", "v"} <= set(roles.values()):
             return {}, 1
         kind = kind_of_arrays(None, self.scope.code)
         without_data = Subject(self.target.thing, kind, (), fixed=dict.fromkeys(names))  # any parameter may be a size
+        # The key/value heads in the middle are left: all of q, k and v get as many heads.
         heads, _, d = self._sizes_of_split(without_data) or (1, 1, size.WIDTH)
         three = [name for name in wanted if roles.get(name) in ("q", "k", "v")]
         # Of `W_q[h]` there is a matrix for each head.
@@ -357,19 +380,24 @@ class Examiner:
         """How many axes an input has: as an unpacked shape says, or the documentation; else all are tried."""
         text = self.scope.text
         docs = "\n".join(re.findall(r'#.*$|"""(?:.|\n)*?"""', text, re.M))
+        # `B, T, C = x.shape` in the code; `(B, T, C)` in a comment, before the end of a line, a colon, `array`, `->`.
         unpacked = r"^\s*([\w]+(?:\s*,\s*\w+)+)\s*=\s*\w+\.(?:shape|size\(\))\s*$"
         written = r"\(([A-Za-z_]+(?:\s*,\s*[A-Za-z_]+){1,3})\)\s*(?:$|[,.;:#-]|array|list|tensor|->)"
         for match in (re.search(unpacked, text, re.M), re.search(written, docs, re.M)):
             axes = 0 if match is None else match[1].count(",") + 1
             if 2 <= axes <= 4:
                 return [2, 1] if axes == 2 else [axes]  # of 2 axes may be the keys alone, and the query a vector
-        is_batched = self.scope.says(r"(transpose|swapaxes)\([^)]*-2|\.mt\b")  # the last two axes of more
+        # Code that exchanges the last two axes by their numbers from behind has others before them.
+        is_batched = self.scope.says(r"(transpose|swapaxes)\([^)]*-2|\.mt\b")
         return [4, 3] if is_batched else [4, 3, 2, 1]
 
     # Both.
 
     def _inputs(self, subject: Subject, shape: tuple[int, ...], of_keys: tuple[int, ...] = ()) -> Inputs:
-        """Queries, keys and values: different as far as the code takes them apart. `of_keys`: where not as queries."""
+        """Queries, keys and values: different as far as the code takes them apart.
+
+        shape, of_keys  of queries; of keys and values, where that is another one
+        """
         x, y, z = (self.rng.normal(size=each) for each in (shape, of_keys or shape, of_keys or shape))
         count = len(subject.inputs)
         self.context = count == 2
@@ -415,9 +443,10 @@ class Examiner:
         for pairs, guess in rounds:
             search = Search(fills, self.options.seconds / len(rounds), self._has(choices[0]), pairs)
             explanation = search.explain(choices, versions[guess])
-            if cases[0].name not in explanation.unexplained:
+            if cases[0].name not in explanation.unexplained:  # the first case is explained, so the guess is right
                 cases, causal = versions[guess], guess
                 break
+        # Code in 16 bits rounds more: what comes near its correct form is right, and so is one bug that does.
         if explanation.unexplained and is_narrow:
             search.tolerance, search.pairs = TOLERANCE_OF_16_BITS, False
             close_by = search.explain(choices, cases)
@@ -458,7 +487,7 @@ class Examiner:
         if subject.mask is None:
             return
         past = np.tril(np.ones((T, T), bool))
-        real = np.arange(T)[None] < LENGTHS[:B, None]
+        real = np.arange(T)[None] < LENGTHS[:B, None]  # (B,S)
         of_documents = real[:, None, None] & (past if masks_itself else np.ones((T, T), bool))
         cases = [("mask", past[None, None], Masks(True)), ("padding", of_documents, Masks(masks_itself, real))]
         if re.search("pad|key|relleno|clave", subject.mask, re.I):
@@ -478,7 +507,7 @@ class Examiner:
         """
         read = [n.id for n in ast.walk(self.scope.tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
         for name, parameter in arguments_of(subject.call).items():
-            if parameter.default is not None or name not in read:
+            if parameter.default is not None or name not in read:  # what the code takes by choice has the default None
                 continue
             case, call = "", subject
             if re.fullmatch(LENGTH, name) and subject.rank == 3:
@@ -490,13 +519,13 @@ class Examiner:
                 call = replace(subject, inputs=(*subject.inputs, name))
                 case, passed, masks = "context", (inputs[0], other, other), Masks()
             if case:
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(Exception):  # of the call, which comes before the case is handed out
                     yield Case(case, passed, masks, {"": call(passed)})
                     self.target.did(case)
 
     def _masked(self, subject: Subject, inputs: Inputs, allowed: Any, real: Any) -> dict[str, Any]:
         """Outputs with a mask, by the form in which it was passed; forms that the code refuses are left out."""
-        whole = np.repeat(allowed, len(inputs[0]) // len(allowed), 0)  # (B,1,T,S)
+        whole = np.repeat(allowed, len(inputs[0]) // len(allowed), 0)  # (1,1,T,S) or (B,1,T,S) -> (B,1,T,S)
         if real is None:
             shapes = {"(T,S)": allowed[0, 0], "(B,1,T,S)": whole, "(B,T,S)": whole[:, 0]}
         else:
@@ -544,6 +573,7 @@ class Examiner:
                 self.target.did("gradients_by_hand")
             except Exception as error:  # it may want other things than we pass
                 self.target.left_out("no_gradients", failure=in_one_line(error))
+        # Another first document: what comes out for the rest of the batch must stay.
         if subject.rank == case.inputs[0].ndim and same:
             others = [np.concatenate([self.rng.normal(size=x[:1].shape), x[1:]]) for x in case.inputs]
             q, k, v = others[:1] * 3 if len(subject.inputs) == 1 else others
@@ -567,7 +597,7 @@ class Examiner:
         # Where documents meet, no form here computes the same numbers: that bug alone explains them.
         explained = not explanation.unexplained or "batch-mixed" in self.shown
         for bug in map(self._renamed, self.shown):
-            hidden_by = bug_named(bug).hidden_by
+            hidden_by = bug_named(bug).hidden_by  # a pattern of bugs beside which this property says nothing
             if bug == "no-gradient" and not explained:  # then the output is not right either
                 continue
             if not any(re.fullmatch(hidden_by, other) for other in bugs):
@@ -589,7 +619,8 @@ class Examiner:
         if not explained and self.scope.says(NOT_MODELLED):
             right = False if bugs else None
             self.target.left_out("beyond")
-        if explained and self.scope.says("window_size|sliding_window"):  # ours is longer than the text
+        # A window gets our CONTEXT for its size, which is longer than our text: it hides nothing.
+        if explained and self.scope.says("window_size|sliding_window"):
             self.target.left_out("window")
         if explanation.settings.get("residual"):
             self.target.did("residual")
@@ -635,21 +666,24 @@ def _wrong_slopes(subject: Subject, x: Any) -> list[str]:
     slope = np.random.default_rng(2).normal(size=output().shape)  # it may be narrower than the input
     pairs = {"x": (x, pick(module.backward(to_kind(slope, subject.kind)), x.shape))}
     kept = dict(vars(module))
+    # `grads["W_q"]` of a dictionary is looked for as `dW_q`.
     for holder in vars(module).values():
         kept.update({f"d{key}": value for key, value in holder.items()} if isinstance(holder, dict) else {})
     for name, weight in vars(module).items():
         for other in {f"d{name}", f"d_{name}", f"grad_{name}", f"{name}_grad"} & set(kept):
             pairs[name] = weight, kept[other]
-    length = 1e-3  # of a step: float32, and a bend of the slope, come to far less than a wrong gradient
+    # Of a step in one number. Roundings of float32, and the bend of the function, come to less than the 2 % below.
+    length = 1e-3
     wrong = []
     for name, (place, gradient) in pairs.items():
         step = length * np.random.default_rng(3).normal(size=place.shape)
-        place += step
+        place += step  # in place, so that the learner's object itself computes with it; put back below
         change = output()
         place -= 2 * step
         change = change - output()
         place += step
         difference = float((change * slope).sum())
+        # A random step changes the sum by about |gradient| * length, on either side; that is the measure.
         if abs(difference - 2 * float((gradient * step).sum())) > 0.02 * float(np.linalg.norm(gradient) * length):
             wrong.append(name)
     return wrong

@@ -18,46 +18,47 @@ from headwise.teach.bugs import Settings
 Inputs = tuple[Any, Any, Any]  # queries, keys and values
 Arrays = Mapping[str, Any]  # by their roles
 
+# Every step of the layer, as it is right. A comment tells the step, and in quotes the other values that a bug gives it.
 CORRECT: dict[str, Any] = {
     "input_width": 1,  # of the input, filled in by `compute`
-    "compared": "head",  # how much of queries and keys: a head's slice, or all of them by every head
-    "scale": "head",  # by the root of what scores are divided, or by what; see `attend`
+    "compared": "head",  # how much of queries and keys a head compares: its own slice, or "all" of their width
+    "scale": "head",  # the width by whose root scores are divided; the other divisors are named in `attend`
     "scale_at": "scores",  # or "weights": after the softmax
-    "axis": -1,  # of (B,H,T,S), along which a softmax sums to 1
-    "top": "all",  # or "row": the largest of each row is taken off before a softmax along another axis
-    "norm": "softmax",  # or another function of the scores, "shared" out among the keys or not: see `weighted`
-    "see": "past",  # which keys a causal query sees; next, others, future, later, all, or the inverse of the mask
+    "axis": -1,  # of (B,H,T,S), along which a softmax sums to 1; names of several axes at once: see `softmax`
+    "top": "all",  # or "row": the largest score of each row is subtracted first, which a softmax of rows hides
+    "norm": "softmax",  # or another function of the scores, such as "exp-shared": see `weighted`
+    "see": "past",  # the keys that a causal query sees, itself too; others: see `allowed_by`
     "fill": -math.inf,  # what stands in the place of a forbidden score
     "fill_by": "replace",  # or "add" to the score
     "fill_at": "scaled",  # or "raw": before the scores are divided
-    "empty": "nan",  # what a row without any key gives: nan, zero, or uniform weights
+    "empty": "nan",  # the weights of a row without any key, as 0 / 0 gives them; or "zero", "uniform"
     "mask_at": "scores",  # or "weights": after the softmax; or "times": scores times what ought to be added
-    "mixes": "rows",  # of the weights, with the values; or columns
-    "mask_of": "own",  # whose mask a head of a document gets; or cycle, next
-    "padding": "keys",  # what the padding mask lies on: keys, queries, nothing
+    "mixes": "rows",  # what of the weights meets the values; or "columns": the weights transposed
+    "mask_of": "own",  # the document whose padding a head sees; or "cycle", "next": see `allowed_by`
+    "padding": "keys",  # what the padding mask lies on; or "queries", "nothing"
     "split_q": "blocks",  # (B,T,h*d) -> (B,h,T,d): see `_split`
     "split_k": "blocks",
     "split_v": "blocks",
-    "join": "blocks",
-    "q_from": "q",  # whose projection and whose input make the queries, the keys and the values
+    "join": "blocks",  # (B,h,T,e) -> (B,T,h*e): see `output`
+    "q_from": "q",  # whose projection, and below whose input, makes the queries, the keys and the values
     "k_from": "k",
     "v_from": "v",
     "q_input": "q",
     "k_input": "k",
     "v_input": "v",
     "shared": "",  # those of q, k, v whose heads all use the matrix of head 0; in capitals: its bias too
-    "bias_of": "matrix",  # or "place": q, k, v whose bias is added where the matrix of another is used
-    "out_proj": True,
+    "bias_of": "matrix",  # or "place": where keys are made with W_Q (`k_from`), the bias added is still that of keys
+    "out_proj": True,  # is W_O there?
     "no_bias": "",  # those of q, k, v, o that leave their bias out
     "turned": "",  # those of q, k, v, o that use their matrix transposed
-    "group": "repeat",  # how key heads are spread over query heads: repeat, tile, or (axes, axis, how)
-    "grouped": "kv",  # those of k, v that are spread so; the other one is right
+    "group": "repeat",  # how key/value heads are spread over query heads: see `_spread`
+    "grouped": "kv",  # those of k, v that are spread so; the other one is spread rightly
     "batch": "apart",  # or "flat": all documents of a batch as one long one
-    "rope": None,  # (layout of the turn, layout of the table, base)
-    "rope_k": None,  # where keys are turned in another way
-    "rope_values": False,
-    "rope_part": 1,  # of the features of a head: the first ones, which are turned
-    "start": 0,  # position of the first query; "tokens", "-tokens" are the length of the text
+    "rope": None,  # none; or (layout of the turn, layout of the table, base): see `rotate`
+    "rope_k": None,  # the same of keys, where they are rotated in another way than queries
+    "rope_values": False,  # are values rotated, too?
+    "rope_part": 1,  # how much of a head's features is rotated, 0 to 1: the first ones
+    "start": 0,  # position of the first query, where keys begin at 0; or "tokens", "-tokens": T, -T
     "residual": False,  # is the input of queries added to what comes out?
     "qk_norm": None,  # "rms" or "layer", with the gains of the weights
 }
@@ -65,7 +66,7 @@ CORRECT: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Weights:
-    """Matrices in the convention x @ matrix; None is the identity: then the input is (B,h,T,d) already."""
+    """Matrices in the convention x @ matrix. A matrix that is None is not applied: its input is (B,h,T,d) already."""
 
     n_heads: int
     n_kv_heads: int
@@ -102,6 +103,7 @@ def compute(weights: Weights, inputs: Inputs, masks: Masks, settings: Settings, 
     """
     s = {**CORRECT, **settings, "input_width": inputs[0].shape[-1]}
     x = dict(zip("qkv", inputs, strict=True))
+    # A place is what vectors are used as; a bug may make those of place k with the matrix, or of the input, of queries.
     vectors = {place: project(weights, x[s[f"{place}_input"]], place, s, xp) for place in "qkv"}
     if s["rope"]:
         T = x["q"].shape[1]
@@ -110,12 +112,12 @@ def compute(weights: Weights, inputs: Inputs, masks: Masks, settings: Settings, 
         vectors["k"] = rotate(vectors["k"], s["rope_k"] or s["rope"], 0, xp, s["rope_part"])
         if s["rope_values"]:
             vectors["v"] = rotate(vectors["v"], s["rope"], 0, xp, s["rope_part"])
-    if s["split_k"] != "tokens":
+    if s["split_k"] != "tokens":  # there axis 1 is not heads
         for place in "kv":
             how = s["group"] if place in s["grouped"] else "repeat"
             vectors[place] = _spread(vectors[place], weights.n_heads, how, xp)
     q, k, v = vectors.values()
-    if s["batch"] == "flat":
+    if s["batch"] == "flat":  # (B,h,S,d) -> (1,h,B*S,d): the documents stand one behind the other
         B, H, T, _ = q.shape
         real = None if masks.real is None else masks.real.reshape(1, -1)
         q_, k_, v_ = (x.swapaxes(0, 1).reshape(1, x.shape[1], -1, x.shape[3]) for x in (q, k, v))
@@ -130,28 +132,31 @@ def compute(weights: Weights, inputs: Inputs, masks: Masks, settings: Settings, 
 
 
 def project(w: Weights, x: Any, place: str, s: Settings, xp: Any) -> Any:
-    """(B,T,C) -> (B,h,T,d), to stand in the place of q, k or v."""
-    role = s[f"{place}_from"]
+    """(B,T,C) -> (B,h,T,d), to stand in the place of q, k or v.
+
+    w, s, xp  weights, settings with all of CORRECT, and numpy or torch
+    """
+    role = s[f"{place}_from"]  # of the matrix
     matrix = w.matrices.get(role)
     if matrix is None:
         return x
     n = w.n_heads if role == "q" else w.n_kv_heads
     projected = x @ (matrix.T if role in s["turned"] else matrix)
-    if role in s["shared"]:
+    if role in s["shared"]:  # head 0's part of the matrix for all; each head has its own bias
         d = projected.shape[-1] // n
         projected = xp.concatenate([projected[..., :d]] * n, -1)
     bias = w.biases.get(place if s["bias_of"] == "place" else role)
     if bias is not None and role not in s["no_bias"]:
         projected = projected + bias
     heads = _split(projected, n, s[f"split_{place}"], xp)
-    if role.upper() in s["shared"]:
+    if role.upper() in s["shared"]:  # the finished head 0 for all, with its bias
         heads = xp.concatenate([heads[:, :1]] * n, 1)
     gain = w.gains.get(role)
     return heads if gain is None or s["qk_norm"] is None else normed(heads, gain, s["qk_norm"])
 
 
 def normed(x: Any, gain: Any, kind: str) -> Any:
-    """RMSNorm, or LayerNorm without bias, over the last axis."""
+    """RMSNorm, or LayerNorm without bias, over the last axis. `kind` is "rms" or "layer"; 1e-6 is the usual guard."""
     if kind == "layer":
         x = x - x.mean(-1)[..., None]
     return x / ((x * x).mean(-1)[..., None] + 1e-6) ** 0.5 * gain
@@ -163,9 +168,9 @@ def _split(x: Any, n: int, how: str, xp: Any = np) -> Any:
     d = width // n
     if how == "blocks":  # head h is the h-th slice of the width
         return x.reshape(B, T, n, d).swapaxes(1, 2)
-    if how == "interleaved":  # head h has every n-th feature
+    if how == "interleaved":  # head h has every n-th feature, from feature h on
         return x.reshape(B, T, d, n).swapaxes(2, 3).swapaxes(1, 2)
-    if how == "overlap":  # head h starts at feature h
+    if how == "overlap":  # head h starts at feature h, in the place of h * d
         return xp.stack([x[:, :, h : h + d] for h in range(n)], 1)
     if how == "raw":  # the axes are named anew without moving them: tokens get into other heads
         return x.reshape(B, n, T, d)
@@ -173,12 +178,15 @@ def _split(x: Any, n: int, how: str, xp: Any = np) -> Any:
 
 
 def _spread(x: Any, n_heads: int, how: Any, xp: Any) -> Any:
-    """Key/value heads (B,g,S,d) for every query head."""
+    """Key/value heads (B,g,S,d) for every query head: (B,n_heads,S,d).
+
+    how  "repeat" is right and gives 0 0 0 1 1 1; "tile" gives 0 1 0 1 0 1. Or (axes, axis, way): repeated or tiled
+         along that axis of (B,g,S,d), "bgsd", or of (B,S,g,d), and then cut into heads
+    """
     B, G, S, d = x.shape
     if n_heads == G:
         return x
     r = n_heads // G
-    # "repeat" gives 0 0 0 1 1 1, "tile" gives 0 1 0 1 0 1, of the right axis or of another one
     axes, axis, way = ("bgsd", 1, how) if isinstance(how, str) else how
     x = x if axes == "bgsd" else x.swapaxes(1, 2)
     x = xp.concatenate([x] * r, axis) if way == "tile" else xp.stack([x] * r, axis + 1)
@@ -186,7 +194,7 @@ def _spread(x: Any, n_heads: int, how: Any, xp: Any) -> Any:
 
 
 def attend(q: Any, k: Any, v: Any, masks: Masks, s: Settings, xp: Any = np) -> tuple[Any, Any, Any]:
-    """Scores and weights (B,h,T,S), heads (B,h,T,e)."""
+    """Scores and weights (B,h,T,S), heads (B,h,T,e). `s` has all of CORRECT."""
     (B, H, T, d), S = q.shape, k.shape[2]
     widths = {"head": d, "model": H * d, "input": s["input_width"], "heads": H, "tokens": T}
     # What scores are divided by, under the name of each scale. "head" is the root of that width, "whole-head" the width
@@ -204,10 +212,11 @@ def attend(q: Any, k: Any, v: Any, masks: Masks, s: Settings, xp: Any = np) -> t
     allowed = allowed_by(masks, s, B, H, T, S)
     ok = None if allowed is None else xp.asarray(allowed)
     if ok is not None and s["mask_at"] == "scores":
-        fill = s["fill"] / size if s["fill_at"] == "raw" else s["fill"]
+        fill = s["fill"] / size if s["fill_at"] == "raw" else s["fill"]  # a raw one is divided like the scores
         scores = xp.where(ok, scores, fill if s["fill_by"] == "replace" else scores + fill)
     if ok is not None and s["mask_at"] == "times":
         scores = scores * xp.where(ok, 0.0, s["fill"])
+    # A softmax of rows is not changed by it; "exp" is, and a softmax along another axis.
     if s["top"] == "row":
         scores = scores - xp.amax(scores, -1)[..., None]
     weights = softmax(scores, s["axis"], xp) if s["norm"] == "softmax" else weighted(scores, s["norm"], xp)
@@ -221,8 +230,11 @@ def attend(q: Any, k: Any, v: Any, masks: Masks, s: Settings, xp: Any = np) -> t
 
 
 def weighted(x: Any, how: str, xp: Any) -> Any:
-    """What is written in the place of softmax; `shared`: divided by its sum, `guarded` against a sum of 0."""
-    kind, _, guarded = how.partition("-shared")
+    """What is written in the place of softmax: "relu", or "relu-shared", which is divided by its sum over the keys.
+
+    "relu-shared-guarded" adds 1e-9 to the sum, against a sum of 0.
+    """
+    kind, _, guarded = how.partition("-shared")  # `guarded` is what comes after it: "" or "-guarded"
     positive = xp.where(x > 0, x, 0.0)
     functions = {"none": x, "square": x * x, "exp": xp.exp(x), "sigmoid": 1 / (1 + xp.exp(-x))}
     functions |= {"relu": positive, "relu-square": positive * positive}
@@ -233,10 +245,10 @@ def weighted(x: Any, how: str, xp: Any) -> Any:
 
 
 def softmax(x: Any, axis: Any, xp: Any) -> Any:
-    """Let what stands along an axis add up to 1, or along several at once, which have a name."""
-    shapes = {
-        "rows": (*x.shape[:2], -1),  # over queries and keys of a head, of a document, or of all
-        "document": (len(x), -1),
+    """Let what stands along an axis of (B,h,T,S) add up to 1, or along several at once, which have a name."""
+    shapes = {  # (B,h,T,S) with the axes that are summed over as the last one
+        "rows": (*x.shape[:2], -1),  # all queries and keys of a head
+        "document": (len(x), -1),  # and all heads of a document
         "all": (-1,),
     }
     if axis in shapes:
@@ -254,11 +266,15 @@ def allowed_by(masks: Masks, s: Settings, B: int, H: int, T: int, S: int) -> Any
         return None
     allowed = np.ones((1, 1, T, S), bool)
     if masks.causal:
+        # (T,S): how many tokens a key stands after a query. The last of both are the same token, also where S > T.
         ahead = np.arange(S)[None] - np.arange(T)[:, None] - (S - T)
+        # Whatever is no rule here, "past" and "inverse", sees the past and itself.
         rules = {"next": ahead <= 1, "others": ahead < 0, "future": ahead > 0, "later": ahead >= 0, "all": True}
         allowed = allowed & rules.get(s["see"], ahead <= 0)
     if masks.real is not None and s["padding"] != "nothing":
         document, head = np.arange(B)[:, None], np.arange(H)[None]
+        # "cycle": the B masks are laid again and again on the B * H maps, so that head 1 of document 0 gets the mask of
+        # document 1. "next": the mask of the next document.
         owners = {"cycle": (document * H + head) % B, "next": (document + 1) % B}
         real = np.asarray(masks.real)[owners.get(s["mask_of"], document)]  # (B,H|1,S), of whose mask a head gets
         on_queries = s["padding"] == "queries" and T == S
@@ -267,16 +283,16 @@ def allowed_by(masks: Masks, s: Settings, B: int, H: int, T: int, S: int) -> Any
 
 
 def output(w: Weights, heads: Any, s: Settings, xp: Any) -> Any:
-    """Heads (B,h,T,e) joined, times W_O."""
+    """Heads (B,h,T,e) joined, times W_O: (B,T,C). Without a W_Q the heads as they are."""
     matrix, how = w.matrices.get("o"), s["join"]
     if w.matrices.get("q") is None:
         return heads
     if s["split_q"] == "tokens":  # (B,T,h,e) by then
         heads = heads.swapaxes(1, 2)
     B, H, T, e = heads.shape
-    if how == "interleaved":
+    if how == "interleaved":  # (B,T,e,h): the heads take turns, feature by feature
         joined = heads.swapaxes(1, 2).swapaxes(2, 3)
-    elif how == "raw":
+    elif how == "raw":  # tokens and heads are not exchanged before the reshape below
         joined = heads
     elif how == "raw-columns":  # tokens and features are exchanged, in the place of tokens and heads
         joined = heads.swapaxes(2, 3)
@@ -284,16 +300,16 @@ def output(w: Weights, heads: Any, s: Settings, xp: Any) -> Any:
         joined = xp.flip(heads, (1,)).swapaxes(1, 2)
     elif how in ("mean", "sum"):
         joined = heads.sum(1) / (H if how == "mean" else 1)
-        if matrix is not None and matrix.shape[0] == H * e:
+        if matrix is not None and matrix.shape[0] == H * e:  # what is multiplied must be as wide as W_O reads
             joined = xp.concatenate([joined] * H, -1)
-    elif how == "overlap":  # head h is written at feature h, over what stood there
+    elif how == "overlap":  # head h is written at feature h, over what stood there: of all but the last 1 is left
         firsts = [heads[:, h, :, :1] for h in range(H - 1)]
         joined = xp.concatenate([*firsts, heads[:, -1], xp.zeros((B, T, (H - 1) * (e - 1)))], -1)
     elif how == "last":  # each head over the one before it
         joined = heads[:, -1]
     elif how == "last-first":  # the same, in the place of the first
         joined = xp.concatenate([heads[:, -1], xp.zeros((B, T, (H - 1) * e))], -1)
-    else:
+    else:  # "blocks", the right one, and "divided"
         joined = heads.swapaxes(1, 2)
     joined = joined.reshape(B, T, -1)
     if how == "divided":
@@ -307,10 +323,12 @@ def output(w: Weights, heads: Any, s: Settings, xp: Any) -> Any:
 def rotate(x: Any, rope: tuple[str, str, float], start: int, xp: Any, part: float = 1) -> Any:
     """Rotary positions on (...,T,d), Su et al. 2021 (arXiv 2104.09864).
 
-    rope  three parts: turn, table, base
+    rope   (turn, table, base), as follows
     turn   which features make a pair: "half" (i, i + d/2) or "interleaved" (2i, 2i + 1); "none" turns nothing
     table  in which order the angles stand; another one than that of the turn is the bug
-    part   how much of the features is turned: the first ones
+    base   of the angles: position * base**(-2i/d) for pair i; the paper has 10000
+    start  position of the first token
+    part   how much of the features is turned, 0 to 1: the first ones
     """
     if part != 1:
         width = int(x.shape[-1] * part)
@@ -322,6 +340,7 @@ def rotate(x: Any, rope: tuple[str, str, float], start: int, xp: Any, part: floa
     angles = np.outer(np.arange(T) + start, base ** (-np.arange(0, d, 2) / d))
     full = np.repeat(angles, 2, 1) if table == "interleaved" else np.concatenate([angles, angles], 1)
     cos, sin = (xp.asarray(f(full), dtype=x.dtype) for f in (np.cos, np.sin))
+    # (a, b) -> (a cos - b sin, b cos + a sin) of each pair: `other` has -b in the place of a, and a in that of b.
     if turn == "interleaved":
         other = xp.stack([-x[..., 1::2], x[..., 0::2]], -1).reshape(x.shape)
     else:

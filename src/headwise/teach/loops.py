@@ -18,7 +18,7 @@ from typing import Any
 from headwise.teach.source import KEY, VALUE, Source
 from headwise.teach.subject import meaning_of
 
-NAME, OUTPUTS = "head_loop", "outputs_of_tokens"
+NAME, OUTPUTS = "head_loop", "outputs_of_tokens"  # names in the function that is written out below
 LAYERS = r"li|layer|layer_idx"  # names of the layer's number: a loop is checked alone, so it is the first
 MODULES = {
     "math": "math",
@@ -28,13 +28,14 @@ MODULES = {
     "nn": "torch.nn",
     "F": "torch.nn.functional",
 }  # of texts that are pasted without imports
+# The name of a matrix of weights: "wq", "attn_wq", "W_key", "q_proj", "out_weight".
 WEIGHT = re.compile(r"(^|[_.])w_?(q|k|v|o|query|key|value|out)$|(q|k|v|o|query|key|value|out)_?(proj|weight)", re.I)
 # A plain value: names, numbers and operators, and no call.
 PLAIN = re.compile(r"(?!.*\w\()[\w.,+*/%'\s()-]+")
-# A page printed this without indentation: its body ends where it last adds to a list.
+# A loop that a page printed without indentation: its first line, and its body, which ends where it last adds to a list.
 UNINDENTED = re.compile(r"(?ms)^([ \t]*for [^\n]*:[ \t]*(?:#[^\n]*)?\n)(.*(?:\.(?:extend|append)\(|\+=)[^\n]*)")
-# What adds something to a list: `x += ...`, `x[i] = ...`, `x.append(...)`, or `x = ...` of x itself with more: \1 is x
-# again, as a name of its own and not as that of an argument, `x=`.
+# A statement that adds something to a list or an array: `x += ...`, `x[i] = ...`, `x.append(...)`, or `x = ...` of x
+# itself with more: \1 is x again, as a name of its own, not behind a dot or in quotes, nor as an argument, `x=`.
 GROWTH = re.compile(
     r"(?s)(\w+)(?:(?:\[.*\])? [-+*/@|]+= |\[.*\] = |(?:\[.*\])?\.(?:append|extend)\("
     r"| = .*(?<![\w.'\"])\1(?![\w'\"]|=[^=]))"
@@ -47,6 +48,7 @@ def dot(a: Any, b: Any) -> Any:
 
 def linear(x: Any, w: Any) -> Any:
     """Each row of W times x; in either order, as courses write it."""
+    # The matrix is the one whose first part is a list, too.
     matrix, vector = (x, w) if hasattr(x[0], "__len__") else (w, x)
     return [dot(row, vector) for row in matrix]
 
@@ -63,11 +65,12 @@ CALLED: Mapping[str, Callable[..., Any]] = {"dot": dot, "linear": linear, "softm
 def head_loop(text: str, path: str = "", within: str = "") -> Source | None:
     """A source in which the loop over heads is the function `head_loop`; None where the text has no such loop.
 
+    path    of the file that the text is of, for errors
     within  the function in which it is looked for; all of the text where empty
     """
     text = textwrap.dedent(text)
     indented = UNINDENTED.sub(lambda match: match[1] + textwrap.indent(match[2], "    "), text, count=1)
-    for version in (text, indented):
+    for version in (text, indented):  # the second only where the first is no Python
         try:
             tree = ast.parse(version)
         except SyntaxError:
@@ -77,7 +80,10 @@ def head_loop(text: str, path: str = "", within: str = "") -> Source | None:
 
 
 def _taken_out(tree: ast.Module, lines: list[str], path: str, within: str) -> Source | None:
-    """The loop over heads of a text, as `head_loop` has it."""
+    """The source that `head_loop` gives: first the function, then the definitions that it may use.
+
+    Its `numbers` say of each line where it stands in the text.
+    """
     places: list[ast.AST] = [tree]
     if within:
         places = [node for node in tree.body if getattr(node, "name", "") == within]
@@ -86,9 +92,10 @@ def _taken_out(tree: ast.Module, lines: list[str], path: str, within: str) -> So
         return None
     block = blocks[-1]  # the innermost
     kept = []
-    defined: set[str] = set()
+    defined: set[str] = set()  # names of what is kept, which the function need not be given
+    # Definitions of the file, and functions beside the loop, as within a `gpt()`.
     for node in (*tree.body, *(node for node in block if isinstance(node, ast.FunctionDef))):
-        is_around = any(inner is block for inner in _blocks(node))
+        is_around = any(inner is block for inner in _blocks(node))  # it has the loop in it
         if node not in kept and not is_around and _is_kept(node, defined):
             kept.append(node)
             defined.update(_defined(node))
@@ -96,7 +103,7 @@ def _taken_out(tree: ast.Module, lines: list[str], path: str, within: str) -> So
     text, numbers = _written_out(lines, taken, result, defined)
     for node in kept:
         if node not in taken:
-            spanned = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+            spanned = range(node.lineno, (node.end_lineno or node.lineno) + 1)  # its lines, from 1
             text += textwrap.dedent("\n".join(lines[spanned[0] - 1 : spanned[-1]])).splitlines()
             numbers += spanned
     return Source("\n".join(text) + "\n", path, tuple(numbers))
@@ -117,7 +124,7 @@ def _is_head_loop(node: ast.stmt) -> bool:
     count = node.iter.args[-1]  # n_head of `range(n_head)` and of `range(self.n_head)`; a number has no name
     name = getattr(count, "id", getattr(count, "attr", ""))
     is_of_heads = meaning_of(name) == "HEADS"
-    wanted = ast.Subscript if is_of_heads else ast.Slice
+    wanted = ast.Subscript if is_of_heads else ast.Slice  # x[h], or, where 4 may be a number of anything, x[a:b]
     return (is_of_heads or not name) and any(isinstance(part, wanted) for part in ast.walk(node))
 
 
@@ -129,6 +136,7 @@ def _is_kept(node: ast.stmt, defined: set[str]) -> bool:
 
 
 def _defined(node: ast.stmt) -> list[str]:
+    # The names that a statement of the file binds.
     if isinstance(node, ast.Import | ast.ImportFrom):
         return [alias.asname or alias.name for alias in node.names]
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -154,15 +162,19 @@ def _grown(statement: ast.AST) -> str:
 
 
 def _is_weighted(statement: ast.AST) -> bool:
-    """Does it multiply by a matrix of weights?"""
+    """Does it multiply by a matrix of weights? It does where it names one."""
     return any(map(WEIGHT.search, re.findall(r"\w+", ast.unparse(statement))))
 
 
 def _extent(block: list[ast.stmt], defined: set[str]) -> tuple[list[ast.stmt], str]:
-    """The statements that make what the loop reads, the loop, and those that read what it makes; and the result."""
+    """The statements that make what the loop reads, the loop, and those that read what it makes; and the result.
+
+    The result is a piece of code, most often a name: what the function is to return.
+    """
     place = next(i for i, statement in enumerate(block) if _is_head_loop(statement))
     loop = block[place]
     inside = [node for node in ast.walk(loop) if isinstance(node, ast.stmt)]
+    # Names that the loop makes anew in each round, lists to which it adds, and what it reads from before it.
     bound = _names([node for node in inside if isinstance(node, ast.Assign) and not _grown(node)], ast.Store)
     grown = [name for name in map(_grown, inside) if name and name not in bound]
     read = {*_names([loop], ast.Load), *grown} - defined
@@ -173,18 +185,19 @@ def _extent(block: list[ast.stmt], defined: set[str]) -> tuple[list[ast.stmt], s
         if read & {*_names([statement], ast.Store), _grown(statement)}:
             makers.append(i)
     start = min(projections or makers, default=place)
-    # The last of these names that there is counts. "None" is what the text written out returns where there is none.
-    # The result is the list that grows last. Where none grows, the last head is all that is left of what was begun
-    # before the loop.
+    # The result is the list that grows last. Where none grows, it is a name from before the loop that the loop writes
+    # over: the last head is all that is left. Where that is missing, too, the function returns None.
     before = _names(block[:place], ast.Store)
     result = ["None", *(name for name in bound if name in before), *grown][-1]
-    # Forwards from the loop to W_O: what reads the result makes a new one.
+    # Forwards from the loop to W_O: what reads the result makes a new one. `end` is behind the last statement taken.
     end = place + 1
     for i, statement in enumerate(block[end:], end):
         weighted = _is_weighted(statement)
         if result in _names([statement], ast.Load):
+            # Would the function need more arguments with this statement?
             reads_more = set(_free(block[start : i + 1], defined)) > set(_free(block[start:i], defined))
-            if (weighted and not projections) or (reads_more and not weighted):  # W_O alone, or a residual
+            # Not taken: W_O where q, k and v are given without a projection; and a residual, which reads the input.
+            if (weighted and not projections) or (reads_more and not weighted):
                 break
             if isinstance(statement, ast.Assign):
                 end, result = i + 1, ast.unparse(statement.targets[0])
@@ -199,28 +212,44 @@ def _free(taken: Sequence[ast.stmt], defined: set[str]) -> list[str]:
     """Names that are read before they are bound, and that neither Python nor the file defines."""
     bound = {*defined, *vars(builtins), *MODULES, *CALLED}
     parts = [node for statement in taken for node in ast.walk(statement)]
+    # Variables of comprehensions are no names from outside, wherever they stand.
     bound.update(_names([node.target for node in parts if isinstance(node, ast.comprehension)], ast.Store))
     free = []
     for statement in taken:
         stored = _names([statement], ast.Store)
-        if isinstance(statement, ast.For):
+        if isinstance(statement, ast.For):  # its body reads what it binds itself; other statements read first
             bound.update(stored)
         free += [name for name in _names([statement], ast.Load) if name not in bound]
         bound.update(stored)
-    return list(dict.fromkeys(free))
+    return list(dict.fromkeys(free))  # each once, in the order of the code
 
 
 def _written_out(
     lines: list[str], taken: list[ast.stmt], result: str, defined: set[str]
 ) -> tuple[list[str], list[int]]:
-    """The lines of the function, and where each of them stands in the file."""
+    """The lines of the function, and the line of the file for each of them.
+
+    taken, result, defined  as `_extent` gives them, and names that need not be arguments
+
+    With projections in it, the text is one step, for one token. Then the function makes a step for each:
+
+        def head_loop(x_of_tokens, state_dict, n_head, head_dim):
+            li = 0
+            keys = [[]]
+            values = [[]]
+            outputs_of_tokens = []
+            for x in x_of_tokens:
+                (the lines of the file, from that of q to that of W_O)
+                outputs_of_tokens.append(x)
+            return outputs_of_tokens
+    """
     first, last = taken[0].lineno, taken[-1].end_lineno or taken[-1].lineno
     text = textwrap.dedent("\n".join(lines[first - 1 : last]))
     projects = any(_is_weighted(statement) for statement in taken if not _is_head_loop(statement))
     arguments = []
     data = []  # of the arguments, vectors of tokens
     gathers = False  # does it make keys and values itself?
-    before = []
+    before = []  # lines before those of the file
     for name in _free(taken, defined):
         per_layer = re.search(rf"\b{name}\[({LAYERS})\]", text)  # keys[li]
         is_table = re.search(rf"\b{name}\[f?['\"]", text)  # state_dict["attn_wq"]
@@ -228,7 +257,7 @@ def _written_out(
             before.append(f"{name} = 0")
         elif projects and (KEY.match(name) or VALUE.match(name)):
             gathers = True
-            before.append(f"{name} = [[]]" if per_layer else f"{name} = []")
+            before.append(f"{name} = [[]]" if per_layer else f"{name} = []")  # for the one layer that there is
         else:
             arguments.append(name)
             if per_layer and not is_table:
@@ -248,12 +277,13 @@ def _written_out(
         after = [f"    {OUTPUTS}.append({result})", f"return {OUTPUTS}"]
     body = [*before, *text.splitlines(), *after]
     whole = [f"def {NAME}({', '.join(arguments)}):", *(f"    {line}" for line in body)]
+    # Lines that the file does not have get the number of its first or last line.
     numbers = [first] * (1 + len(before)) + list(range(first, last + 1)) + [last] * len(after)
     return whole, numbers
 
 
 def unimported(source: Source) -> dict[str, Any]:
-    """The usual modules that a text uses and does not import: a page prints a class without them."""
+    """The usual modules, by name, that a text uses and does not import: a page prints a class without them."""
     known = _names([source.tree], ast.Store)
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Import | ast.ImportFrom):

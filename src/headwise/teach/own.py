@@ -45,7 +45,8 @@ from headwise.teach.source import ENCODINGS, MASK, meanings_of
 from headwise.teach.subject import Target, arguments_of, build, meaning_of, subject_of, to_kind
 
 LARGEST_DIFFERENCE = 1e-3  # of logits, which are of the order of 10: float32, two layers, sums in another order
-WIDEST = 128  # a class that has sizes of its own may be as wide; the preset has 64
+# How wide a class with sizes of its own may be: twice the 64 of the preset, a round choice. A wider one trains longer.
+WIDEST = 128
 SHAPE = {"bias": True}  # of the preset `course`: a course's class has a bias in its last projection
 TELLING = "sees_later", "adds_input", "too_wide", "returns_shape", "no_such_layer"  # reasons, the most telling first
 MaskForm = tuple[str, int]  # how a causal mask is written for a call, and with how many axes
@@ -54,6 +55,8 @@ AXES = (2, 4, 3)  # of a mask, (T,S), (B,1,T,S) or (B,T,S), as code takes it
 
 class LearnerAttention(nn.Module):
     """A module of the learner where a GPT has its attention, called with what its parameters ask for.
+
+    Of what the module gives back the first tensor of the shape (B,T,C) counts.
 
     mask  how a causal mask is written for it, and with how many axes; None where it is causal by itself
     """
@@ -65,6 +68,7 @@ class LearnerAttention(nn.Module):
         self.inputs, self.fixed, self.mask_name = subject.inputs, subject.fixed, subject.mask or ""
 
     def forward(self, x: Tensor, cache: KVCache | None = None) -> Tensor:
+        # A block of the GPT passes a cache on. It is None here: texts are written by the model with layers of ours.
         B, T, _ = x.shape
         arguments = dict.fromkeys(self.inputs, x)
         for name, value in self.fixed.items():
@@ -84,7 +88,7 @@ class LearnerAttention(nn.Module):
 
 
 def _cut(value: Any, n_tokens: int) -> Any:
-    """Of tables of positions, made for the whole context, those of a text; what else was passed as it is."""
+    """Of a table of positions (context,d), or of a pair, the rows of the tokens of a text; anything else as it is."""
     if isinstance(value, tuple):
         return tuple(_cut(part, n_tokens) for part in value)
     return value[:n_tokens] if isinstance(value, Tensor) and value.ndim == 2 else value
@@ -130,12 +134,13 @@ def fitted(target: Target, config: GPTConfig) -> Learner:
         raise UncheckedError("no_module", name=target.name)
     failures = []
     for sizes, theirs in _attempts(target, config):
-        target.options = replace(target.options, args=sizes)
+        target.options = replace(target.options, args=sizes)  # where `readings` looks for sizes, too
         for mask in _masks(target):
             try:
                 return _fitted(target, sizes, theirs, mask, config)
             except Exception as error:  # whatever the learner's code raises; the next way may be the right one
                 failures.append(error)
+    # No way is right: the reason that tells most is given, or else that of the first way.
     for key in TELLING:
         for failure in failures:
             if getattr(failure, "key", "") == key:
@@ -146,21 +151,23 @@ def fitted(target: Target, config: GPTConfig) -> Learner:
 def _fitted(target: Target, sizes: Sizes, theirs: bool, mask: MaskForm | None, config: GPTConfig) -> Learner:
     """The class built and called in one way, where the correct form gives what it gives."""
     layer = LearnerAttention(target, build(target, sizes, theirs).eval(), mask)
-    renew(arrays_of(layer.module), np.random.default_rng(0))
+    renew(arrays_of(layer.module), np.random.default_rng(0))  # a bias of 0 would not tell how it is used
     reading = reading_of(layer, target, config.context)
     weights, settings = reading.weights, {**CORRECT, **reading.settings}
-    width, joined = weights.matrices["q"].shape
+    width, joined = weights.matrices["q"].shape  # (C,h*d)
     head_dim, rope = joined // weights.n_heads, settings["rope"]
     if settings["residual"]:
         raise UncheckedError("adds_input", name=target.name)
     if width > WIDEST:
         raise UncheckedError("too_wide", name=target.name, width=width, most=WIDEST)
+    # A layer of ours has values as wide as keys, RMSNorm on queries and keys, and rotates all features of a head.
     if (
         weights.matrices["v"].shape[1] != weights.n_kv_heads * head_dim
         or settings["qk_norm"] == "layer"
         or settings["rope_part"] != 1
     ):
         raise UncheckedError("no_such_layer", name=target.name)
+    # None is the default: as many key/value heads as heads, and heads that share the width out evenly.
     config = replace(
         config,
         d_model=width,
@@ -175,7 +182,10 @@ def _fitted(target: Target, sizes: Sizes, theirs: bool, mask: MaskForm | None, c
 
 
 def _attempts(target: Target, config: GPTConfig) -> Iterator[tuple[Sizes, bool]]:
-    """Sizes to build it with, and whether its own defaults stay: first the sizes of the GPT, everywhere in the file."""
+    """Sizes to build it with, and whether its own defaults stay: first the sizes of the GPT, everywhere in the file.
+
+    Between the attempts the constants in `target.namespace` change, so each must be tried before the next is asked for.
+    """
     sizes: dict[str, Any] = {
         "WIDTH": config.d_model,
         "HEADS": config.n_heads,
@@ -186,14 +196,15 @@ def _attempts(target: Target, config: GPTConfig) -> Iterator[tuple[Sizes, bool]]
         "DROPOUT": config.dropout,
     }
     sizes |= {name: value for name, value in target.options.args.items() if meaning_of(name) not in sizes}
-    # Constants of the file are sizes, too.
+    # Constants of the file are sizes, too: those with such a name get the sizes of the GPT for the first attempts.
     theirs = {n: x for n, x in target.namespace.items() if type(x) in (int, float) and meaning_of(n) in sizes}
     target.namespace.update({name: sizes[meaning_of(name)] for name in theirs})
     yield sizes, False
-    for name in arguments_of(target.thing):  # of each head, where heads stand side by side without a projection
+    # An `out` width may be that of each head: heads that stand side by side without W_O come to the width of the model.
+    for name in arguments_of(target.thing):
         if meaning_of(name) == "WIDTH" and "out" in name.lower():
             yield {**sizes, name: sizes["HEAD_DIM"]}, False
-    target.namespace.update(theirs)
+    target.namespace.update(theirs)  # then with the constants of the file as they are
     yield sizes, False
     yield sizes, True
 
@@ -209,10 +220,10 @@ def _masks(target: Target) -> list[MaskForm | None]:
 @torch.no_grad()
 def reading_of(layer: LearnerAttention, target: Target, n_tokens: int) -> Reading:
     """The reading of its weights by which the correct form gives what it gives. UncheckedError where none does."""
-    choices = readings(target, layer.module, folded=True)
+    choices = readings(target, layer.module, folded=True)  # code without a scale is right here: see `state_of`
     x = np.random.default_rng(1).normal(size=(2, n_tokens, choices[0].weights.matrices["q"].shape[0]))
     out = layer(torch.from_numpy(x).float()).numpy()
-    for causal in (True, False):
+    for causal in (True, False):  # without the mask only to say that this is what is wrong
         for reading in choices:
             if close(out, compute(reading.weights, (x, x, x), Masks(causal), reading.settings).out):
                 if not causal:
@@ -225,26 +236,30 @@ def reading_of(layer: LearnerAttention, target: Target, n_tokens: int) -> Readin
 
 
 def state_of(reading: Reading) -> dict[str, Tensor]:
-    """The same weights as our layer keeps them: what the form makes of unit vectors, one head after the other.
+    """The same weights as our layer keeps them, (out,in), one head after the other.
 
-    The two of a rotary pair are half a head apart.
+    They are found by what the form makes of unit vectors, so that any layout it knows is read alike. The two of a
+    rotary pair are half a head apart.
     """
     weights, settings = reading.weights, {**CORRECT, **reading.settings}
     width, joined = weights.matrices["q"].shape
     arrays = {}
     for place in "qkv":
-        plain = {**settings, "qk_norm": None}
+        plain = {**settings, "qk_norm": None}  # a norm is no part of the matrix
+        # Of zeros comes the bias; of the unit vectors, one as each token, the rows of the matrix and the bias.
         bias = project(weights, np.zeros((1, 1, width)), place, plain, np)[0]  # (h,1,d)
         matrix = project(weights, np.eye(width)[None], place, plain, np)[0] - bias  # (h,C,d)
         order = np.arange(bias.shape[-1])
         if place in "qk" and settings["rope"] and settings["rope"][0] == "interleaved":
-            order = np.concatenate([order[::2], order[1::2]])
+            order = np.concatenate([order[::2], order[1::2]])  # pairs (2i, 2i + 1) become (i, i + d/2)
+        # Code without a scale has it in its weights; our layer divides by sqrt(d), so that W_Q is multiplied by it.
         factor = len(order) ** 0.5 if place == "q" and settings["scale"] == "none" else 1.0
         arrays[f"{place}_proj.weight"] = matrix[..., order].swapaxes(1, 2).reshape(-1, width) * factor
         arrays[f"{place}_proj.bias"] = bias[..., order].reshape(-1) * factor
         if place in "qk" and settings["qk_norm"]:
             gain = weights.gains.get(settings[f"{place}_from"], np.ones(len(order)))
             arrays[f"{place}_norm.weight"] = gain[order]
+    # (1,h,h*d,d): a unit vector of the joined heads as each token, cut into heads.
     heads = np.eye(joined).reshape(1, joined, weights.n_heads, -1).swapaxes(1, 2)
     bias = weights.biases.get("o", np.zeros(width))
     arrays |= {"o_proj.weight": (output(weights, heads, settings, np)[0] - bias).T, "o_proj.bias": bias}
@@ -279,7 +294,7 @@ def carried(model: GPT, target: Target, texts: list[list[int]]) -> Carried:
         ids = torch.tensor([text])
         differences.append(float((model(ids) - ours(ids)).abs().max()))
     difference = max(differences)
-    if not difference <= LARGEST_DIFFERENCE:
+    if not difference <= LARGEST_DIFFERENCE:  # NaN is refused, too
         raise UncheckedError("carried_apart", difference=difference, most=LARGEST_DIFFERENCE)
     try:
         theirs, right = _maps(model, texts[0]), _maps(ours, texts[0])
@@ -343,13 +358,14 @@ def train_apart(folder: Path, target: Target, steps: int | None, report: Callabl
     if "error" in answer:
         raise HeadwiseError(answer["error"])
     run = read_run(folder)
-    assert run is not None
+    assert run is not None  # an answer without an error comes after the end of a training, which `keep` has copied
     return Learned(run, **answer)
 
 
 def main() -> None:
     """In the process of its own: each report is a line of standard output, where what the file prints does not go."""
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    # Reports go to what was standard output; standard output, to which the file may print, goes where errors do.
     reports = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     target, load = read_request(request)
@@ -365,19 +381,22 @@ def main() -> None:
             text = explained(error, target.source, request["lang"])
             return {"error": text if isinstance(error, HeadwiseError) else f"{Path(request['path']).name}: {text}"}
 
-    alone(request, "", work)
+    alone(request, "", work)  # no text of code, which would only say whether torch is wanted: it is loaded already
 
 
 def train_own(
     folder: Path, target: Target, steps: int | None, report: Callable[[Progress], None]
 ) -> dict[str, float | str | None]:
     """Train a GPT with the learner's class on the verbs, into a run folder; how near our layer comes to it."""
-    corpus, config, _ = Settings(preset="course", shape=SHAPE).resolve()
+    corpus, config, _ = Settings(
+        preset="course", shape=SHAPE
+    ).resolve()  # the recipe comes again with the settings below
     learner = fitted(target, config)
     differing = {name: value for name, value in asdict(learner.config).items() if value != asdict(config)[name]}
     results = []
 
     def finish(model: GPT) -> GPT:
+        # The model that is written has layers of ours. They are compared on about 2000 tokens, a round number.
         results.append(carried(model, target, corpus.data.held_out_documents(2_000)))
         return results[0].model
 

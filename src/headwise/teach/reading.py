@@ -19,11 +19,12 @@ from headwise.teach.bugs import Settings, UncheckedError
 from headwise.teach.form import Weights
 from headwise.teach.subject import HEAD_DIM, HEADS, NAMES, VALUES, WIDTH, Target, arguments_of, meaning_of
 
+# Role -> the pattern of a whole name, from parts in names.toml: "wq", "qproj" and "toqueries" are q. The order counts.
 ROLES = {
     role: re.compile(f"{NAMES['weights']['stem']}(?:{NAMES['weights'][role]}){NAMES['weights']['tail']}")
     for role in ("qkv", "kv", "q", "k", "v", "o")
 }
-# Rotary positions that are used; a parameter `cos` alone may be left aside.
+# What says that rotary positions are used: calls and products. A parameter `cos` alone may be left aside by the code.
 ROTATES = (
     r"(rope|rotary|rotat)\w*\(|\bcos\w*\(|\* ?\(?\w*(cos|freqs)|(cos|freqs)\w*(\[[^]]*\])? \*|"
     r"view_as_complex|1j|inv_freq"
@@ -32,17 +33,19 @@ ROTATES_PART = (
     r"partial|pct|percent|(rotary|rope|rot)_?(n?dims?|fraction|width)|\[\.\.\., :self\.\w+\]"  # of a head's features
 )
 FRACTIONS = (1, 0.5, 0.25)  # of its features that models rotate: all, half as GLM, a quarter as GPT-NeoX
-RESIDUAL = r"residual|return [^\n]*\+|\+ ?(x|inputs?|queries|q|hidden_states)\b"  # it may add its input
+# What says that code may add its input to what comes out.
+RESIDUAL = r"residual|return [^\n]*\+|\+ ?(x|inputs?|queries|q|hidden_states)\b"
+# Of a path: "b", "b_q", "bq", "q_bias", "sesgo". It decides where two axes leave open whether an array is a bias.
 _BIAS = re.compile(r"(^|_|\.)b(ias)?(_|$|\.)|^b[qkvo]$|bias|sesgo", re.I)
 
 
 @dataclass(frozen=True)
 class Array:
-    """One array of the object: where it is, its numbers, and whether it is `weight` of a Linear, (out, in)."""
+    """One array of floats that an object holds."""
 
-    path: str
-    value: Any
-    linear: bool = False
+    path: str  # attributes that lead to it: ".heads.0.query.weight"
+    value: Any  # its numbers, as a NumPy array
+    linear: bool = False  # is it the `weight` of an nn.Linear, which is (out, in)?
     holder: Any = None  # the tensor or array itself, to write new numbers into
 
 
@@ -50,15 +53,15 @@ class Array:
 class Parts:
     """The arrays of a layer by role: each role has one matrix, or one for each head."""
 
-    weights: dict[str, list[Array]] = field(default_factory=dict)
+    weights: dict[str, list[Array]] = field(default_factory=dict)  # by q, k, v, o, qkv or kv
     biases: dict[str, list[Array]] = field(default_factory=dict)
-    gains: dict[str, Array] = field(default_factory=dict)
+    gains: dict[str, Array] = field(default_factory=dict)  # of norms on queries and keys: by q, k
     same_head: bool = False  # one module stands in the list of heads several times
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Weights in our convention, and settings that correct code of this style has."""
+    """Weights in our convention, and the settings of `form.py` under which correct code of this style computes."""
 
     weights: Weights
     settings: Settings = field(default_factory=dict)
@@ -73,7 +76,7 @@ def arrays_of(target: Any) -> list[Array]:
     def visit(value: Any, path: str, linear: bool) -> None:
         if path.count(".") > 6 or id(value) in seen:  # no layer is that deep, and objects may hold one another
             return
-        seen.add(id(value))
+        seen.add(id(value))  # shared weights count once
         numbers = _numbers_of(value)
         if numbers is None:
             is_linear = hasattr(value, "in_features") and hasattr(value, "out_features")
@@ -87,7 +90,7 @@ def arrays_of(target: Any) -> list[Array]:
 
 
 def _numbers_of(value: Any) -> Any:
-    """A tensor, an array or a matrix of lists as an array; None for what is none."""
+    """A tensor, an array or a matrix of lists as an array; None for what is none, such as a plain list of numbers."""
     if isinstance(value, np.ndarray):
         return value
     if hasattr(value, "detach") and hasattr(value, "numpy"):
@@ -106,19 +109,21 @@ def _children(value: Any) -> Any:
         return enumerate(value)
     if isinstance(value, dict):
         return value.items()
-    if not hasattr(value, "__dict__") or hasattr(value, "__code__"):
+    if not hasattr(value, "__dict__") or hasattr(value, "__code__"):  # a number or text, or a function
         return ()
     kept = vars(value)
     if not hasattr(value, "named_parameters"):
         return kept.items()
+    # torch's own attributes begin with "_"; numbers of a config are no weights.
     public = {name: kept[name] for name in kept if not re.match("_|(training|config|cfg)$", name)}
     return {**value._parameters, **value._modules, **public}.items()
 
 
 def role_of(path: str) -> str | None:
     """q, k, v, o, qkv or kv, by the last part of a path that names a role."""
-    for part in reversed(path.lower().split(".")):
+    for part in reversed(path.lower().split(".")):  # "attn.q_proj.weight": the last parts are the most exact
         plain = re.sub(r"[^a-z]", "", part)
+        # The pattern of a role matches some words that tell none by themselves.
         for role, pattern in ROLES.items():
             if pattern.match(plain) and plain not in ("weight", "weights", "bias", "b", "w", "attn", "attention"):
                 return role
@@ -128,13 +133,14 @@ def role_of(path: str) -> str | None:
 def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
     """The arrays of an object by role; `mapping` has the names of attributes whose role no name tells."""
     parts = Parts(same_head=_is_one_module(target))
+    # `named` has every path and each of its parts, by which `mapping` may name an array; `paths` are for the error.
     named, paths = set[str](), list[str]()
     for array in arrays_of(target):
         path = array.path.strip(".")
         paths.append(path)
         named |= {path, *path.split(".")}
         flat = array.value.ndim == 1
-        if re.search(r"(?i)norm|(^|\.)ln", path):
+        if re.search(r"(?i)norm|(^|\.)ln", path):  # a norm: its gain counts where its name says q or k
             side = re.search(r"\b(q|k)", path)
             if side and flat:
                 parts.gains[side[1]] = array
@@ -144,6 +150,7 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
             if name in (path, *path.split(".")):
                 role = wanted
         if role is not None:
+            # A bias may have an axis of heads: b_q (h,d).
             is_bias = flat or (array.value.ndim == 2 and _BIAS.search(path) is not None)
             (parts.biases if is_bias else parts.weights).setdefault(role, []).append(array)
     for wanted, name in mapping.items():
@@ -159,16 +166,17 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
 def readings(target: Target, instance: Any, folded: bool = False) -> list[Reading]:
     """How correct code may use the weights of an object, the usual readings first. UncheckedError where none fits.
 
-    folded  may the scale be in a weight?
+    folded  may the scale 1/sqrt(d) be in a weight, so that code without one is right?
     """
     parts = parts_of(instance, target.options.mapping)
     width = width_of(parts, target.options.args)
     counts = [heads_of(instance, target)]
     attributes = getattr(instance, "__dict__", {}).values()
     kept = {x for x in attributes if type(x) is int and 1 < x < width}
-    if counts[0][0] not in kept:  # where no name tells, any number that the object keeps may be theirs
+    # A count that the object does not keep may be wrong: then each number that it keeps is tried, too.
+    if counts[0][0] not in kept:
         counts += [(n, None) for n in sorted(kept) if width % n == 0]
-    orders: tuple[str, ...] = ("blocks",)  # of what one fused matrix holds
+    orders: tuple[str, ...] = ("blocks",)  # how q, k and v stand in one fused matrix; see `_unfused`
     if {"qkv", "kv"} & set(parts.weights):
         orders = ("blocks", "heads", "features", "kqv", "vqk", "qvk")
     sides: tuple[str, ...] = ("in-out",)  # of a matrix: which of its axes is summed over
@@ -181,9 +189,9 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
     if not fitting:
         shapes = ", ".join(f"{role} {arrays[0].value.shape}" for role, arrays in parts.weights.items())
         raise UncheckedError("no_fit", shapes=shapes)
-    bases = []  # of rotary angles
+    bases = []  # of rotary angles; none: nothing is rotated
     if target.scope.says(ROTATES):
-        # The usual one, then a few numbers of the file that may be one.
+        # The usual one, then three numbers of the file at most that may be one: each of them multiplies the readings.
         others = [n for n in target.source.numbers if 100 <= n < 1e7 and n != 10000.0]
         bases = [10000.0, *others[:3]]
     fractions = FRACTIONS if target.scope.says(ROTATES_PART) else (1,)
@@ -204,15 +212,23 @@ def _is_square(array: Array) -> bool:
 
 
 def _matrix(array: Array, width: int, n: int, side: str, output: bool) -> Any:
-    """(in, out), heads as blocks of the width; `output` for W_O, which reads joined heads."""
+    """A matrix as (in, out), heads as blocks of the width.
+
+    width   C, of the input
+    n       heads in it
+    side    "in-out" or "out-in", where it is square
+    output  is it W_O, which reads joined heads and gives C?
+    """
     value = array.value
-    if value.ndim == 3:  # einsum parameters: axes told apart by their sizes
+    if value.ndim == 3:  # einsum parameters, (h,C,d) in any order: axes told apart by their sizes
         h = value.shape.index(n) if n in value.shape else 0
-        c = [axis for axis in range(3) if value.shape[axis] == width and axis != h][0]  # noqa: RUF015  # an IndexError
-        d = 3 - h - c
+        # Where no axis is C, `[0]` raises the IndexError of which `_read` speaks.
+        c = [axis for axis in range(3) if value.shape[axis] == width and axis != h][0]  # noqa: RUF015
+        d = 3 - h - c  # the axis that is left of 0, 1, 2
         return value.transpose(h, d, c).reshape(-1, width) if output else value.transpose(c, h, d).reshape(width, -1)
     if array.linear or (_is_square(array) and side == "out-in"):
         return value.T
+    # Where it has two sizes, the one that is C tells: the first axis; of W_O, whose `output` is 1, the second.
     return value if value.shape[output] == width else value.T
 
 
@@ -222,6 +238,7 @@ def _read(parts: Parts, H: int | None, G: int | None, width: int, order: str, si
     H, G  heads of queries, and of keys and values, as names tell them or as a guess; None where nothing does
     """
     listed = 1  # heads that have a matrix each
+    # One list may be shorter than the others: of keys, where heads share them.
     for role in {"q", "k", "v"} & set(parts.weights):
         listed = max(listed, len(parts.weights[role]))
     H = listed if listed > 1 else H or 1
@@ -256,19 +273,28 @@ def _read(parts: Parts, H: int | None, G: int | None, width: int, order: str, si
     G = of_k // max(d, 1)
     if not G or of_q % H or of_k % d or H % G or of_v % G:
         raise ValueError("heads of other widths")
+    # A norm of all heads together, (h*d,), is left out: the form has none.
     gains = {role: array.value for role, array in parts.gains.items() if array.value.shape == (d,)}
-    structural = ("heads-share-projection",) if shared else ()
+    structural = ("heads-share-projection",) if shared else ()  # an id of the catalogue of bugs
     return Reading(Weights(H, G, matrices, biases, gains), {"qk_norm": "rms"} if gains else {}, structural)
 
 
 def _unfused(fused: str, width: int, H: int, G: int, order: str) -> tuple[str, Callable[[Any], list[Any]]]:
-    """What W_QKV, or W_KV, holds, and how it is cut: "blocks" q | k | v, "heads" (h, 3, d), "features" (h, d, 3)."""
+    """What W_QKV, or W_KV, holds, and a function that cuts it, or its bias, into those.
+
+    fused  "qkv" or "kv"
+    width  features that it makes
+    order  "blocks" q | k | v; "heads" (h, 3, d); "features" (h, d, 3); "kqv" and such: blocks in another order
+
+    Returns the roles in their order, such as "kqv", and the function. ValueError where the width has no whole heads.
+    """
     names = fused
     if order in ("kqv", "vqk", "qvk"):
         names = order if fused == "qkv" else "vk"
-    shares = [H, G, G] if fused == "qkv" else [1, 1]
+    shares = [H, G, G] if fused == "qkv" else [1, 1]  # of the width, for each role
     parts = len(shares)
     n = H if fused == "qkv" else G
+    # Only in blocks may there be fewer key/value heads than query heads.
     if width % sum(shares) or (order != "blocks" and n != G):
         raise ValueError("no whole heads")
 
@@ -289,12 +315,14 @@ def _unfused(fused: str, width: int, H: int, G: int, order: str) -> tuple[str, C
 def styles(reading: Reading, bases: Sequence[float], parts: Sequence[float] = (1,)) -> Iterator[Reading]:
     """The readings of the same weights in every layout, and in every rotation with one of these bases.
 
-    parts  of the features of a head: how many of them may be rotated
+    bases  of rotary angles; without one nothing is rotated
+    parts  how much of the features of a head may be rotated, 0 to 1
     """
     interleaved = {f"split_{role}": "interleaved" for role in "qkv"} | {"join": "interleaved"}
-    exchanged = {"q_from": "k", "k_from": "q"}
+    exchanged = {"q_from": "k", "k_from": "q"}  # W_Q is called W_K and the other way round, which is no bug
     weights = reading.weights
     turns = itertools.product(parts, bases, ("half", "interleaved"))
+    # The layout stands twice: of the turn, and of the table, which agree in correct code.
     ropes: list[Settings] = [{"rope": (turn, turn, base), "rope_part": part} for part, base, turn in turns]
     norms: list[Settings] = [{"qk_norm": kind} for kind in ("rms", "layer")]
     choices: list[list[Settings]] = [
@@ -316,7 +344,7 @@ def kept_as(meaning: str, instance: Any, sizes: Settings) -> int | None:
     kept = getattr(instance, "__dict__", {})
     configs = [kept[name] for name in ("config", "cfg") if name in kept]
     for place in (sizes, kept, *configs, *kept.get("_modules", {}).values()):
-        for name, value in getattr(place, "__dict__", place).items():
+        for name, value in getattr(place, "__dict__", place).items():  # of a dictionary its own items
             if type(value) is int and name not in VALUES and meaning_of(name) == meaning:
                 return value
     return None
@@ -327,7 +355,8 @@ def heads_of(instance: Any, target: Target) -> tuple[int | None, int | None]:
     sizes = target.options.args
     heads = kept_as("HEADS", instance, sizes)
     if heads is None:
-        counts = r"(?i)^(?!.*(dim|size)).*(head|cabeza|^h$|config|cfg)"  # as an argument; the object need not keep it
+        # The class has an argument of that kind, which the object need not keep: it was given our number of heads.
+        counts = r"(?i)^(?!.*(dim|size)).*(head|cabeza|^h$|config|cfg)"
         if any(re.search(counts, name) for name in arguments_of(target.thing)):
             heads = sizes.get("HEADS", HEADS)
     return heads, kept_as("KV_HEADS", instance, sizes)
@@ -362,19 +391,22 @@ def scale_is_folded(parts: Parts) -> bool:
     q, k, v = (float(np.std(parts.weights[role][0].value)) for role in "qkv")
     if v == 0:
         return False
-    ratios = np.array([q / v, k / v, q * k / v**2]) * HEAD_DIM**0.5  # or half of it in each of the two
-    return bool(((ratios > 0.85) & (ratios < 1.18)).any())  # 1, as near as deviations of drawn weights tell
+    # In W_Q, in W_K, or a part of it in each. The width is that of our sizes, with which the object was built.
+    ratios = np.array([q / v, k / v, q * k / v**2]) * HEAD_DIM**0.5
+    # 1, as near as deviations of drawn weights tell: 0.85 and its inverse. Without the fold it is sqrt(8) = 2.8.
+    return bool(((ratios > 0.85) & (ratios < 1.18)).any())
 
 
 def renew(arrays: list[Array], rng: np.random.Generator) -> None:
     """New numbers for all weights: biases that start at 0 would hide, and small weights make every row alike."""
     for array in arrays:
         shape = array.value.shape
-        spread = 0.4  # of biases, so that one that is missing shows
+        spread = 0.4  # of biases, so that one that is missing shows; a round choice
         if len(shape) > 1:
             summed = shape[-1] if array.linear else shape[-2]
-            spread = 1.2 / max(summed, 1) ** 0.5  # what comes out has a deviation of 1.2: maps are far from even
-        numbers = rng.normal(size=shape) * spread + ("norm" in array.path.lower())
+            # What comes out has a deviation of 1.2, and scores one of 1.2**2 = 1.4: maps are far from even.
+            spread = 1.2 / max(summed, 1) ** 0.5
+        numbers = rng.normal(size=shape) * spread + ("norm" in array.path.lower())  # a gain lies around 1
         if isinstance(array.holder, np.ndarray):
             if array.holder.flags.writeable:
                 array.holder[...] = numbers

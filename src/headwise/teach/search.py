@@ -24,6 +24,8 @@ TOLERANCE = 3e-5  # of the largest number: float32 rounds to 6e-8, and a dozen s
 class Case:
     """One experiment with the learner's code.
 
+    name     "plain", "mask", "padding" or "context"
+    masks    who ought to attend to whom
     outputs  what came out, by the form in which a mask was passed; more than one where forms are guessed
     """
 
@@ -63,6 +65,7 @@ def close(a: Any, b: Any, tolerance: float = TOLERANCE) -> bool:
     finite = np.isfinite(a)
     if a.shape != b.shape or not np.array_equal(finite, np.isfinite(b)):
         return False
+    # The tolerance is of the largest number of b; of 1, where all are smaller.
     size = max(1.0, float(np.abs(b[finite]).max(initial=0)))
     return float(np.abs(a[finite] - b[finite]).max(initial=0)) <= tolerance * size
 
@@ -70,15 +73,17 @@ def close(a: Any, b: Any, tolerance: float = TOLERANCE) -> bool:
 class Search:
     """The search for an explanation, within some seconds of processor time, and twice as many of the clock.
 
-    fills  numbers of the source that may stand for a forbidden score
-    has    what the code has, of that which bugs need; None: all of it
-    pairs  are two bugs at once looked for?
+    fills    numbers of the source that may stand for a forbidden score
+    seconds  of processor time
+    has      what the code has, of that which bugs need; None: all of it
+    pairs    are two bugs at once looked for?
     """
 
     def __init__(
         self, fills: Sequence[float], seconds: float, has: Collection[str] | None = None, pairs: bool = True
     ) -> None:
         self.fills, self.pairs, self.tolerance = fills, pairs, TOLERANCE
+        # Whether there is a mask is told by the case: see `_sets`.
         self.bugs = [bug for bug in catalogue().values() if has is None or {*bug.needs} <= {*has, "mask"}]
         self.strong = [fill for fill in fills if fill <= -1e4] or [-1e9]  # so low that its softmax is 0
         # Processor time, so that a busy machine judges alike; the clock, so that the search ends.
@@ -90,7 +95,7 @@ class Search:
         if so_far is None:
             return Explanation(readings[0], unexplained=(cases[0].name,))
         by_case = {cases[0].name: so_far.settings}
-        for case in cases[1:]:
+        for case in cases[1:]:  # with the same reading of the weights, and the bugs that were found so far
             step = self._first([so_far.reading], case, so_far.settings)
             if step is None:
                 so_far = replace(so_far, unexplained=(*so_far.unexplained, case.name))
@@ -102,12 +107,13 @@ class Search:
 
     def _first(self, readings: Sequence[Reading], case: Case, base: Settings) -> Explanation | None:
         """The first that reproduces a case: without a bug, then with one, then with two."""
-        # Pairs of the usual forms of each bug come before those of all forms.
+        # How many bugs at once, and how many forms of each, None for all: pairs of the two usual forms come first.
         rounds = [(0, None), (1, None), (2, 2), (2, None)]
         for number, forms in rounds if self.pairs else rounds[:2]:
             for reading in readings:
                 settings = {**reading.settings, **base}
                 for names, change in self._sets(number, forms, settings, case):
+                    # Time over; but whether the code is right is always asked.
                     if number and (time.process_time() > self.until or time.monotonic() > self.clock):
                         return None
                     hit = self._fit(reading, {**settings, **change}, case)
@@ -118,11 +124,12 @@ class Search:
     def _sets(
         self, number: int, forms: int | None, settings: Settings, case: Case
     ) -> Iterator[tuple[tuple[str, ...], Settings]]:
-        """No bug, every bug, or every two of them, in their first forms; what they change in the settings."""
+        """No bug, every bug, or every two of them, each in its first `forms`; and what they change in the settings."""
         if number == 0:
             yield (), {}
             return
-        # What shows with the mask alone is a bug of the mask, where both give the same numbers.
+        # What shows with the mask alone is a bug of the mask, where both give the same numbers: there bugs that need a
+        # mask come first, False before True.
         bugs = sorted(self.bugs, key=lambda bug: case.name != "plain" and "mask" not in bug.needs)
         singles = []
         for bug in bugs:
@@ -133,7 +140,7 @@ class Search:
             yield from (((bug,), change) for bug, change in singles)
             return
         for (a, first), (b, second) in itertools.combinations(singles, 2):
-            if a != b and not set(first) & set(second):
+            if a != b and not set(first) & set(second):  # two bugs, which change different settings
                 yield (a, b), {**first, **second}
 
     def _fit(self, reading: Reading, settings: Settings, case: Case) -> Settings | None:
@@ -141,6 +148,7 @@ class Search:
         for filling in self._fillings(settings, case):
             whole = {**settings, **filling}
             stages = stages_of(reading, whole, case)
+            # An output of NaN alone would equal any other such output.
             if stages is None or not np.isfinite(stages.out).any():
                 continue
             if any(close(output, stages.out, self.tolerance) for output in case.outputs.values()):
@@ -148,18 +156,22 @@ class Search:
         return None
 
     def _fillings(self, settings: Settings, case: Case) -> Iterator[Settings]:
-        """A forbidden score is -inf, or a large negative number: it matters where a row has no key, or no softmax."""
+        """What correct code may do otherwise with forbidden scores: settings to add to those of a case, none first.
+
+        Such a score is -inf, or a large negative number: it matters where a row has no key, or no softmax.
+        """
         yield {}
         s = {**CORRECT, **settings}
         if not case.is_masked or "fill" in settings or s["mask_at"] == "weights":
             return
         (B, T), S = case.inputs[0].shape[:2], case.inputs[1].shape[-2]
+        # Are there rows without a key? Of inputs (B,h,T,d), where the second size is not T, it is not counted: perhaps.
         empty = case.inputs[0].ndim != 3 or not allowed_by(case.masks, s, B, 1, T, S).any(-1).all()
         if empty and "empty" not in settings:
             yield {"empty": "zero"}
             yield {"empty": "uniform"}
         if empty or s["norm"] != "softmax" or s["axis"] != -1:
-            if s["norm"] not in ("softmax", "exp"):
+            if s["norm"] not in ("softmax", "exp"):  # without exp a score of 0 forbids: its weight is 0
                 yield {"fill": 0.0}
             for fill in self.strong:
                 yield {"fill": fill, "fill_by": "replace"}
@@ -178,7 +190,8 @@ def stages_of(reading: Reading, settings: Settings, case: Case) -> Stages | None
 def evidence_of(bug: Bug, explanation: Explanation, cases: list[Case], say: Say) -> str:
     """A sentence that shows a bug, with numbers where there are any.
 
-    The form with the bug gives the learner's output, so its stages are taken for the learner's. A phrase of the bug's
+    The form with the bug gives the learner's output, so its stages are taken for the learner's: `wrong`, beside
+    `right`, those of the form without it. `bug.evidence` says which stage shows this bug. A phrase of the bug's
     own comes first, where the outputs are alike or a property shows the bug; then what the bug changes; last, how far
     the outputs are apart.
     """
@@ -207,7 +220,10 @@ def evidence_of(bug: Bug, explanation: Explanation, cases: list[Case], say: Say)
 
 
 def _shown_in(explanation: Explanation, cases: Sequence[Case]) -> tuple[Stages, Stages, Case] | None:
-    """The first case in which learner and form differ, as both compute it; where none does, the first of all."""
+    """The first case in which learner and form differ, as both compute it; where none does, the first of all.
+
+    Returns the stages with the bugs, those of the correct form, and the case; None where no case is explained.
+    """
     first = None
     for case in cases:
         if case.name in explanation.unexplained:
@@ -228,14 +244,14 @@ def _future(wrong: Stages, right: Stages, case: Case, say: Say) -> str:
     if not case.is_masked or wrong.weights.shape != right.weights.shape:
         return ""
     allowed = allowed_by(case.masks, CORRECT, *right.weights.shape)
-    leak = np.where(allowed, 0.0, np.nan_to_num(wrong.weights))
+    leak = np.where(allowed, 0.0, np.nan_to_num(wrong.weights))  # the weights on forbidden keys alone
     b, h, t, s = np.unravel_index(np.abs(leak).argmax(), leak.shape)
     weight = float(leak[b, h, t, s])
-    return say("future", document=b, head=h, row=t, weight=weight, key=s) if abs(weight) > 1e-4 else ""
+    return say("future", document=b, head=h, row=t, weight=weight, key=s) if abs(weight) > 1e-4 else ""  # no rounding
 
 
 def _rows(wrong: Stages, say: Say) -> str:
-    """The row whose weights add up to something else than 1; a row of NaN adds up to 0."""
+    """The row whose weights add up to a number farthest from 1, empty where all do to 1; a row of NaN adds up to 0."""
     sums = np.nan_to_num(wrong.weights, posinf=0, neginf=0).sum(-1)
     b, h, t = np.unravel_index(np.abs(sums - 1).argmax(), sums.shape)
     total = float(sums[b, h, t])
@@ -243,7 +259,7 @@ def _rows(wrong: Stages, say: Say) -> str:
 
 
 def _scores(wrong: Stages, right: Stages, say: Say) -> str:
-    """How far scores spread, without those that stand for -inf."""
+    """How far scores spread: their standard deviation, without those that stand for -inf, which are beyond 1000."""
     values = [scores[np.isfinite(scores) & (np.abs(scores) < 1e3)] for scores in (wrong.scores, right.scores)]
     if not (values[0].size and values[1].size):
         return ""
@@ -260,9 +276,11 @@ def stage_of(explanation: Explanation, case: Case, say: Say) -> str:
     if not np.isfinite(output).any():
         return say("all_nan")
     gap = np.abs(output - right.out)
-    rows = np.nan_to_num(np.moveaxis(gap, -2, 0).reshape(gap.shape[-2], -1), nan=np.inf).max(-1)  # of each token
+    # The largest difference of each token, whose axis is the last but one.
+    rows = np.nan_to_num(np.moveaxis(gap, -2, 0).reshape(gap.shape[-2], -1), nan=np.inf).max(-1)
     first = int((rows > min(1e-3, rows.max() / 2)).argmax())  # a small difference begins somewhere, too
     stage = "any"
-    if case.masks.causal:  # whose row 0 sees only itself
+    # Row 0 of a causal layer sees only itself: whatever its score, its weight is 1, and only values can be wrong in it.
+    if case.masks.causal:
         stage = "scores" if first else "values"
     return say("starts", gap=float(np.nan_to_num(gap).max()), row=first, stage=say(f"stage_{stage}"))

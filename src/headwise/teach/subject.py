@@ -36,6 +36,7 @@ from headwise.teach.source import CALLS, DATA, MASK, Source
 # No two of these sizes are equal, so that no axis can be taken for another.
 BATCH, TOKENS, HEADS, KV_HEADS, HEAD_DIM, CONTEXT = 5, 7, 6, 2, 8, 16
 WIDTH = HEADS * HEAD_DIM
+# What is passed for a parameter, by what its name means in names.toml. Dropout is high, so that it shows where it acts.
 VALUES: dict[str, Any] = {
     "KV_HEADS": KV_HEADS,
     "HEADS": HEADS,
@@ -48,18 +49,24 @@ VALUES: dict[str, Any] = {
     "rng": np.random.default_rng(0),
 }
 NAMES = read_toml("names.toml")
-# Parameters of the learner's code by their names: a config, what a call can do without, what keys are made of.
+# Names of the learner's parameters. CONFIG: an object with all sizes. FREE: none of these is the input.
 CONFIG = r"(config|cfg|args|conf|c|params|hparams|configuration|opts?|settings)"
 FREE = re.compile(
     r"cache|past|pos|start|offset|cos|sin|freq|training|train|need|return|output|causal|drop|scale|layer|use_", re.I
 )
 SECOND = r"context|memory|enc|kv|cross|y|other|source|key|x_?2|x2"  # what keys and values are made of
-UNFILLED: Any = object()  # stands for "nothing is known", where None is a value
+UNFILLED: Any = object()  # stands for "nothing is known": None is a value that may be passed
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the caller of a check says; see `headwise.check`. `seconds` are those of the search."""
+    """What the caller of a check says; see `headwise.check`.
+
+    causal   ought it to be causal? None: nothing was said
+    args     values by the names of parameters, or by meanings, such as "WIDTH"
+    mapping  role, such as "q", -> name of the attribute that holds its weights
+    seconds  of the search for bugs
+    """
 
     causal: bool | None = None
     args: Settings = field(default_factory=dict)
@@ -80,7 +87,7 @@ class Target:
     kind: str
     source: Source
     options: Options
-    namespace: dict[str, Any] = field(default_factory=dict)
+    namespace: dict[str, Any] = field(default_factory=dict)  # what the names of its file stand for
     checked: list[str] = field(default_factory=list)
     not_checked: list[str] = field(default_factory=list)
     lent: list[str] = field(default_factory=list)  # what stood in for parts that a file does not have
@@ -97,7 +104,10 @@ class Target:
 
     @property
     def number(self) -> type | None:
-        """The file's own class of numbers, which remember how they were made; None where floats will do."""
+        """The file's own class of numbers, which remember how they were made; None where floats will do.
+
+        Courses call it `Value`. The code wants such numbers where it reads their `.data`, or calls `.exp()` of one.
+        """
         value = self.namespace.get("Value")
         return value if isinstance(value, type) and self.scope.says(r"\.data\b|\.exp\(\)") else None
 
@@ -132,27 +142,33 @@ def value_of(name: str, sizes: Settings, default: Any = UNFILLED) -> Any:
     meaning = meaning_of(name)
     if name in sizes or meaning is None:
         return sizes.get(name, default)
+    # A meaning that has no entry in VALUES is the value itself: True, 1e-6, "cpu".
     return sizes.get(meaning, VALUES.get(meaning, meaning))
 
 
 def meaning_of(name: str) -> Any:
-    """The `value` that names.toml has for such a name, as "HEADS"; None where the name says nothing."""
+    """The `value` that names.toml has for such a name: "HEADS" for `num_heads`. None where the name says nothing."""
     plain = name.lower().strip("_")
     return next((e["value"] for e in NAMES["arguments"] if re.fullmatch("|".join(e["names"]), plain)), None)
 
 
 class Config:
-    """A config object of any course: attributes and items, by what their names mean, else as the defaults say."""
+    """A config object of any course: attributes and items, by what their names mean, else as the defaults say.
+
+    sizes     come first, as for `value_of`
+    defaults  an object with the learner's own fields, or None
+    theirs    do the defaults come before everything else?
+    """
 
     def __init__(self, sizes: Settings, defaults: Any = None, theirs: bool = False) -> None:
         self._sizes, self._defaults, self._theirs = sizes, defaults, theirs
 
     def get(self, name: str, default: Any = None) -> Any:
-        kept = getattr(self._defaults, name, default)
+        kept = getattr(self._defaults, name, default)  # which is the default itself where they have no such field
         return kept if self._theirs and kept is not default else value_of(name, self._sizes, kept)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("__"):  # Python asks for such names itself, as for `__deepcopy__`
             raise AttributeError(name)
         if (value := self.get(name, UNFILLED)) is UNFILLED:
             raise AskedError("asks_config", name=name)
@@ -161,7 +177,7 @@ class Config:
     __getitem__ = __getattr__
 
     def __contains__(self, name: str) -> bool:
-        return True
+        return True  # what is asked for is there, or an error says that it is not
 
 
 def build(target: Target, sizes: Settings, theirs: bool = False) -> Any:
@@ -169,12 +185,12 @@ def build(target: Target, sizes: Settings, theirs: bool = False) -> Any:
 
     theirs  the learner's defaults stay, where there are any
     """
-    arguments = {}
+    arguments = {}  # what stands in none of the branches below is left at the learner's default
     for name, parameter in arguments_of(target.thing).items():
         plain, default = name.lower(), parameter.default
         if re.fullmatch(CONFIG, plain):
             arguments[name] = Config(sizes, _defaults(default, target), theirs)
-        elif re.fullmatch(r"w_?(q|k|v|o|query|key|value|out)", plain):
+        elif re.fullmatch(r"w_?(q|k|v|o|query|key|value|out)", plain):  # a matrix that is handed in
             arguments[name] = np.random.default_rng(1).normal(size=(WIDTH, WIDTH)) / WIDTH**0.5
         elif default is parameter.empty or name in sizes or (not theirs and _is_ours(plain, default)):
             value = value_of(name, sizes)
@@ -186,12 +202,15 @@ def build(target: Target, sizes: Settings, theirs: bool = False) -> Any:
 
 
 def _is_ours(name: str, default: Any) -> bool:
-    """Is an optional argument ours to set? Sizes and biases are, so that nothing hides; other choices stay theirs."""
+    """Is an optional argument ours to set? Sizes and biases are, so that nothing hides; other choices stay theirs.
+
+    At their defaults biases are often off and dropout 0, and None stands for as many key/value heads as heads.
+    """
     if re.search("bias|drop|causal|^p$", name):
         return True
     if default is None:
         return re.search("kv|group", name) is not None
-    return type(default) is int and "seed" not in name
+    return type(default) is int and "seed" not in name  # no bool, though Python counts it among the whole numbers
 
 
 def _defaults(default: Any, target: Target) -> Any:
@@ -210,7 +229,7 @@ def _defaults(default: Any, target: Target) -> Any:
 def call_of(thing: Any) -> Any:
     """What attends of an object or of a class: the usual one of its methods. A function is its own."""
     kind = thing if isinstance(thing, type) else type(thing)
-    if kind in (types.FunctionType, functools.partial):
+    if kind in (types.FunctionType, functools.partial):  # a partial is a function with weights bound
         return thing
     call = next((getattr(thing, name) for name in CALLS if name in dir(kind)), None)
     if call is None:
@@ -222,20 +241,24 @@ def call_of(thing: Any) -> Any:
 class Seen:
     """What the calls of dropout got."""
 
-    in_eval: bool = False
-    on_scores: bool = False
+    in_eval: bool = False  # one would have dropped something, though the module was not training
+    on_scores: bool = False  # one got scores, in the place of weights
 
 
 @contextlib.contextmanager
 def still_dropout(seen: Seen, trains: bool, tokens: int) -> Iterator[None]:
-    """Within this block torch's dropout changes nothing, and `seen` learns where it was called."""
+    """Within this block torch's dropout changes nothing, and `seen` learns where it was called.
+
+    trains  is the module training?
+    tokens  of the text, by which a map (T,T) is told
+    """
     torch = sys.modules.get("torch")
     if torch is None:
         yield
         return
     from unittest.mock import patch
 
-    functional = torch.nn.functional
+    functional = torch.nn.functional  # where nn.Dropout finds its function, too
     attend = functional.scaled_dot_product_attention
 
     def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
@@ -260,6 +283,7 @@ def kind_of_arrays(module: Any, code: str) -> str:
     if hasattr(module, "named_parameters") or re.search(r"\btorch\b|\bf\.softmax", code):
         return "torch"
     arrays = any(isinstance(value, np.ndarray) for value in getattr(module, "__dict__", {}).values())
+    # Of code whose text is not known, NumPy arrays are the best guess.
     return "numpy" if arrays or not code or re.search(r"\bnp\b|\bnumpy\b", code) else "lists"
 
 
@@ -284,7 +308,7 @@ def to_array(value: Any) -> Any:
     try:
         return np.array(value, dtype=float)
     except (ValueError, TypeError):
-        if isinstance(value, list) and value:
+        if isinstance(value, list) and value:  # of tensors, or of the file's own numbers
             parts = [to_array(part) for part in value]
             return None if any(part is None for part in parts) else np.array(parts)
         number = getattr(value, "data", None)  # of a class that remembers how its numbers were made
@@ -304,13 +328,16 @@ def arrays_in(result: Any) -> Iterator[Any]:
 
 
 def pick(result: Any, shape: tuple[int, ...]) -> Any:
-    """That array of a result which has the axes of an output; the width may be another. None where there is none."""
+    """That array of a result which has the axes of an output, `shape`; its width may differ. None where none has."""
     fitting = [x for x in arrays_in(result) if x.ndim == len(shape) and x.shape[:-1] == shape[:-1]]
     return min(fitting, key=lambda x: x.shape != shape, default=None)  # the first of the same width, if one has it
 
 
 def angle_tables(kind: str, sizes: Settings) -> list[Any]:
-    """The usual tables of rotary positions, of halves, of pairs, and one angle a pair; `sizes` come before ours."""
+    """The usual tables (cos, sin) of rotary positions: (T,d) for halves, (T,d) for pairs, (T,d/2), one angle a pair.
+
+    sizes  come before ours
+    """
     tokens, width = sizes.get("TOKENS", TOKENS), sizes.get("HEAD_DIM", HEAD_DIM)
     angles = np.outer(np.arange(tokens), 10000.0 ** (-np.arange(0, width, 2) / width))
     tables = []
@@ -323,8 +350,12 @@ def angle_tables(kind: str, sizes: Settings) -> list[Any]:
 class Subject:
     """Something of a learner's that attends, ready to be called.
 
+    kind     of arrays: "torch", "numpy" or "lists"; or the file's own class of numbers
     inputs   names of the parameters that take data: one (x), two (x, context) or three (q, k, v), in our order
-    rank     axes of an input: 4 (B,H,T,d), 3 (B,T,C) or 2 (T,C); of lower ranks the documents go in one by one
+    mask     name of the parameter that takes a mask; None where there is none
+    rank     axes of an input: 4 (B,H,T,d), 3 (B,T,C), 2 (T,C) or 1 (C); below 3 the documents go in one by one
+    fixed    what every call gets besides, by the names of parameters
+    module   the learner's object; None for a function
     """
 
     call: Callable[..., Any]
@@ -350,7 +381,7 @@ class Subject:
 
     def __call__(self, inputs: Inputs, mask: Any = None) -> Any:
         """Output (B,T,C) or (B,H,T,e) as float64, whatever the rank that the learner's code takes."""
-        lead = inputs[0].ndim - self.rank
+        lead = inputs[0].ndim - self.rank  # axes that the code does not take: they are looped over
         if lead <= 0:
             return self._output(inputs, mask)
         axes = inputs[0].shape[:lead]
@@ -361,9 +392,9 @@ class Subject:
             q, k, v = inputs
             document = index if self.rank > 1 else index[:-1]  # a single query, and all keys of its document
             row_mask = mask
-            if mask is not None and mask.ndim > 2:
+            if mask is not None and mask.ndim > 2:  # (B,...,T,S) -> (T,S) of this document
                 row_mask = mask[index[0]].reshape(mask.shape[-2:])
-            if mask is not None and self.rank == 1:
+            if mask is not None and self.rank == 1:  # (S,) of this query
                 row_mask = row_mask[index[-1]]
             rows.append(self._output((q[index], k[document], v[document]), row_mask))
         stacked = np.array(rows)
@@ -378,9 +409,9 @@ class Subject:
 
     def result(self, arguments: dict[str, Any], tokens: int) -> Any:
         """What the code hands back; `seen` learns of its dropout, which changes nothing."""
-        kept = sys.modules["torch"].set_grad_enabled(self.learns) if self.kind == "torch" else contextlib.nullcontext()
+        grad = sys.modules["torch"].set_grad_enabled(self.learns) if self.kind == "torch" else contextlib.nullcontext()
         training = bool(getattr(self.module, "training", False))
-        with still_dropout(self.seen, training, tokens), np.errstate(all="ignore"), kept:
+        with still_dropout(self.seen, training, tokens), np.errstate(all="ignore"), grad:
             result = self.call(**{**self.fixed, **arguments})
             if self.learns:
                 outputs = result if isinstance(result, tuple) else (result,)
@@ -408,7 +439,7 @@ class Subject:
 
 def arguments_of(call: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The parameters of a call that have a name and no value yet."""
-    bound = {"self", *getattr(call, "keywords", ())}
+    bound = {"self", *getattr(call, "keywords", ())}  # of a functools.partial, those that it passes itself
     parameters = inspect.signature(call).parameters.items()
     starred = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return {name: p for name, p in parameters if name not in bound and p.kind not in starred}
@@ -420,24 +451,28 @@ def required_of(call: Callable[..., Any]) -> list[str]:
 
 
 def subject_of(target: Target, call: Callable[..., Any], module: Any) -> Subject:
-    """A call with its inputs and its mask told apart, and with values for whatever else it wants."""
+    """A call with its inputs and its mask told apart, and with values for whatever else it wants.
+
+    module  the object that `call` is a method of; None for a function
+    """
     names, required = list(arguments_of(call)), required_of(call)
     mask = next(filter(MASK.search, names), None)
     rest = [name for name in names if name != mask]
+    # The first name like a query's, the first like a key's, the first like a value's.
     inputs = [name for pattern in DATA for name in [*filter(pattern.match, rest)][:1]]
-    if len(inputs) < 3:
+    if len(inputs) < 3:  # then one input of whatever name, and perhaps another text
         data = [name for name in rest if name in required and not FREE.search(name)]
         inputs = data[:1] or rest[:1]
         inputs += [name for name in data[1:] if re.search(SECOND, name)][:1]
     kind: Any = kind_of_arrays(module, target.source.code)
-    if module is None:
+    if module is None:  # of a function its own text tells: a file may have code of several kinds
         kind = kind_of_arrays(None, f"{target.scope.code} {inspect.signature(call)}".lower())
         if kind == "lists" and target.scope.says(r"\.(shape|size|view|reshape|transpose|swapaxes)\b"):
             kind = "torch" if "torch" in target.source.code else "numpy"  # methods alone: the imports say whose
         kind = target.number or kind
     cos, sin = angle_tables(kind, target.options.args)[0]
     real, imaginary = angle_tables("numpy", target.options.args)[2]
-    turns = to_kind(real + 1j * imaginary, kind)
+    turns = to_kind(real + 1j * imaginary, kind)  # (T,d/2) complex numbers of length 1, as Llama's code has them
     tables = {"cos": cos, "sin": sin, "position_embeddings": (cos, sin), "freqs_cis": turns}
     fixed = {}
     for name in names:
@@ -451,5 +486,5 @@ def subject_of(target: Target, call: Callable[..., Any], module: Any) -> Subject
             fixed[name] = value_of(name, tables)
             if fixed[name] is UNFILLED:
                 raise UncheckedError("asks_call", name=name)
-    rank = 4 if module is None else 3
+    rank = 4 if module is None else 3  # to begin with: the examination tries others
     return Subject(call, kind, tuple(inputs), mask, mask in required, rank, fixed, module=module)

@@ -44,7 +44,7 @@ def print_models(screen: Screen, prices: Sequence[Price]) -> None:
     for price in prices:
         heads = price.layers[0].attention
         sizes = (price.d_model, heads.n_heads, heads.head_dim, heads.n_kv_heads)
-        windows = {layer.attention.window for layer in price.layers}
+        windows = dict.fromkeys(layer.attention.window for layer in price.layers)  # each once, as layers come
         window = ", ".join(f"{size:,}" for size in windows if size is not None)
         if window and None in windows:
             window = Note.of("price.some_layers", window=window)
