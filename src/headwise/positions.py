@@ -117,7 +117,7 @@ class RoPE(_Brief):
             mixed.append(frequency * (1 - slowness) + frequency / self.factor * slowness)
         if self.attention_factor is not None:
             return mixed, self.attention_factor
-        # The paper's fit, its section 3.4: as it multiplies queries and keys, scores grow by its square.
+        # The paper's fit. As it multiplies queries and keys, scores grow by its square.
         return mixed, 0.1 * math.log(self.factor) + 1.0
 
     def _pair_that_turns(self, times: float, dim: int) -> float:
