@@ -558,9 +558,9 @@ def _projections(
     # The record's attention may lie around the one that calls the interface, and W_O may stand beside it.
     around = [path, path.rpartition(".")[0]]
     parts = {}
-    for x, usual in PROJECTIONS.items():
-        names = [recorded[x], *usual] if x in recorded else usual
-        parts[x] = _first_matrix(modules, around if x == "o" or x in recorded else [path], names)
+    for part, usual in PROJECTIONS.items():
+        names = [recorded[part], *usual] if part in recorded else usual
+        parts[part] = _first_matrix(modules, around if part == "o" or part in recorded else [path], names)
     parts["o"] = parts["o"] or _first_matrix(modules, around, outputs)
     # Where values have a matrix of their own, what has a packed name is something else.
     return parts if parts["v"] is None else parts | {"packed": None}
