@@ -239,6 +239,7 @@ def _loading(config: Path, failure: str, remedy: str = "") -> Iterator[None]:
         with _quiet():
             yield
     except Exception as error:  # the library lets through whatever its parts raise
+        # The first line of its message, or the name of its class where it has none.
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         with suppress(OSError, ValueError, TypeError):
             if "auto_map" in read_json(config):
