@@ -215,7 +215,7 @@ def packaged(name: str, kind: str = "txt") -> Path:
     return Path(__file__).with_name("data") / f"{name}.{kind}"
 
 
-# The most bytes that are read. Round choices: a text as a list of token ids takes some 16 times its bytes, and JSON as
+# The most bytes that are read. Round choices: a text as a list of token ids takes some 16 times its bytes, JSON as
 # dicts some ten times, so that either needs some 2 GiB at most.
 MOST_TEXT = 1 << 27  # 128 MiB
 MOST_JSON = 1 << 26  # 64 MiB

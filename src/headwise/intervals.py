@@ -9,7 +9,7 @@ from functools import cache
 from random import Random
 from typing import TypeVar
 
-LEVEL = 0.95  # of confidence: `Interval` says what it means
+LEVEL = 0.95  # of confidence, the usual one: `Interval` says what it means
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,11 @@ T = TypeVar("T")
 
 
 def held_apart(texts: Sequence[T], rng: Random, held_out: float = 0.5, least: int = 1) -> tuple[list[T], list[T]]:
-    """Texts to choose by, and others to judge on: drawn, and at least so many on either side."""
+    """Texts to choose by, and others to judge on, drawn at random.
+
+    held_out  fraction of the texts to judge on
+    least     so many are on either side; with fewer than twice as many texts, the side to choose by has them
+    """
     drawn = list(texts)
     rng.shuffle(drawn)
     n_held = min(max(least, int(held_out * len(drawn))), len(drawn) - least)
@@ -46,26 +50,26 @@ def held_apart(texts: Sequence[T], rng: Random, held_out: float = 0.5, least: in
 
 
 def interval_of(values: Sequence[float]) -> Interval:
-    """Mean and Student's t interval of independent values (Student 1908); NaNs are left out, none left gives NaN."""
+    """Mean and Student's t interval of independent values (Student 1908). NaNs are left out; of none all is NaN."""
     numbers = [value for value in values if not math.isnan(value)]
     mean = math.fsum(numbers) / len(numbers) if numbers else math.nan
     return interval_from(len(numbers), mean, math.fsum((value - mean) ** 2 for value in numbers))
 
 
 def interval_from(n: int, mean: float, squares: float) -> Interval:
-    """The interval of n values whose mean and whose sum of squares around it are known."""
+    """The interval of n values whose mean is known, and `squares`, the sum of their squared distances from it."""
     if n == 0:
         return Interval(math.nan, math.nan, math.nan, 0)
     if n == 1:  # one value says nothing of how far others lie
         return Interval(mean, -math.inf, math.inf, 1)
-    reach = t_quantile(n - 1) * math.sqrt(squares / (n - 1) / n)  # times the standard error of the mean
+    reach = t_quantile(n - 1) * math.sqrt(squares / (n - 1) / n)  # the root is the standard error of the mean
     return Interval(mean, mean - reach, mean + reach, n)
 
 
 @cache
 def t_quantile(degrees: int, level: float = LEVEL) -> float:
     """t such that a Student variable of `degrees` degrees of freedom lies within +-t with probability `level`."""
-    low, high = 0.0, 1.0
+    low, high = 0.0, 1.0  # a first guess, and then bisection
     while _inside(degrees, high) < level:  # until t lies between `low` and `high`
         high *= 2
     for _ in range(60):  # halvings: more than a float has digits
@@ -75,13 +79,16 @@ def t_quantile(degrees: int, level: float = LEVEL) -> float:
 
 
 def _inside(degrees: int, t: float) -> float:
-    """P(|T| < t), by the finite series of Abramowitz & Stegun 1964, 26.7.3 and 26.7.4."""
+    """P(|T| < t), by the finite series of Abramowitz & Stegun 1964, 26.7.3 and 26.7.4.
+
+    With c = cos(angle), odd: 2/pi * (angle + sin(angle) * (c + 2/3 c^3 + ...)), even: sin(angle) * (1 + 1/2 c^2 + ...).
+    """
     angle = math.atan(t / math.sqrt(degrees))
     odd = degrees % 2  # the series differ: 26.7.3 is for odd degrees, 26.7.4 for even ones
     cosine = math.cos(angle)
     term = cosine if odd else 1.0
     total = 0.0
-    for k in range(2 + odd, degrees + 1, 2):  # one term for each two degrees
+    for k in range(2 + odd, degrees + 1, 2):  # one term for each two degrees; k is the divisor of the next one
         total += term
         term *= cosine * cosine * (k - 1) / k
     total *= math.sin(angle)

@@ -244,8 +244,7 @@ class KVReach:
     name: str  # "L3.KV1"
     layer: int
     kv_head: int
-    # outside[s][w]: mass outside SINKS[s] first tokens and the last tokens of window w; a mean over queries
-    outside: tuple[tuple[Interval, ...], ...]
+    outside: tuple[tuple[Interval, ...], ...]  # mass outside, for each of SINKS and each window; a mean over queries
     reached: tuple[Interval, ...]  # tokens back within which each of SHARES of the mass lies
     needle: Interval  # mass on the token that continues a planted needle; NaN where none could be planted
     lift: Interval  # natural log of that mass over the mean one of the needle's other tokens

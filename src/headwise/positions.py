@@ -8,13 +8,14 @@ from typing import Any
 
 from headwise.errors import HeadwiseError
 
+# Fields of RoPE that mean something with scaling="yarn" alone.
 _OF_YARN = ("original_context", "beta_fast", "beta_slow", "attention_factor")
 
 
 class _Brief:
     """A dataclass whose repr leaves out what is as usual."""
 
-    def __repr__(self: Any) -> str:
+    def __repr__(self: Any) -> str:  # Any, as this class itself is no dataclass
         chosen = []
         for field in fields(self):
             value = getattr(self, field.name)
@@ -58,9 +59,11 @@ class RoPE(_Brief):
     attention_factor: float | None = None
 
     def __post_init__(self) -> None:
-        needs = {} if self.scaling == "yarn" else dict.fromkeys(_OF_YARN, "scaling='yarn'")  # field -> what it is for
+        # Fields that would be ignored, with the setting that each needs. `factor` stands first, as the first that is
+        # found is named in the error, and it asks for less: for any scaling.
+        needs = {} if self.scaling == "yarn" else dict.fromkeys(_OF_YARN, "scaling='yarn'")
         if self.scaling is None:
-            needs = {"factor": "scaling=; one of linear, ntk, yarn", **needs}  # said first: it asks for less
+            needs = {"factor": "scaling=; one of linear, ntk, yarn", **needs}
         for name, setting in needs.items():
             if getattr(self, name) != RoPE.__dataclass_fields__[name].default:
                 raise HeadwiseError(f"rope {name}={getattr(self, name)} needs {setting}")
@@ -82,11 +85,11 @@ class RoPE(_Brief):
             raise HeadwiseError(f"rope beta_fast={self.beta_fast} must exceed beta_slow={self.beta_slow}, and both 0")
         if not (self.attention_factor is None or self.attention_factor > 0):
             raise HeadwiseError(f"rope attention_factor={self.attention_factor} is not positive; 1 changes nothing")
-        if not self.theta > 1:
+        if not self.theta > 1:  # `_pair_that_turns` divides by its logarithm, and pairs must slow down
             raise HeadwiseError(f"rope theta={self.theta} with scaling='yarn' must exceed 1; 10000 is usual")
 
     def pairs(self, head_dim: int) -> tuple[tuple[int, int], ...]:
-        """The features of a head that are rotated together."""
+        """The features of a head that are rotated together: (m, m + dim/2) for each m, or (2m, 2m + 1)."""
         half = (self.dim or head_dim) // 2
         return tuple((2 * m, 2 * m + 1) if self.interleaved else (m, m + half) for m in range(half))
 
@@ -102,6 +105,7 @@ class RoPE(_Brief):
             return [f / self.factor for f in plain], 1.0
         if self.scaling != "yarn":
             return plain, 1.0
+        # YaRN: pairs up to `low` are fast and stay, those from `high` on are slow and go by `factor`.
         low = max(math.floor(self._pair_that_turns(self.beta_fast, dim)), 0)
         # dim - 1 as in the authors' code, and so in checkpoints, though there are only dim / 2 pairs.
         high = min(math.ceil(self._pair_that_turns(self.beta_slow, dim)), dim - 1)
@@ -113,6 +117,7 @@ class RoPE(_Brief):
             mixed.append(frequency * (1 - slowness) + frequency / self.factor * slowness)
         if self.attention_factor is not None:
             return mixed, self.attention_factor
+        # The paper's fit. As it multiplies queries and keys, scores grow by its square.
         return mixed, 0.1 * math.log(self.factor) + 1.0
 
     def _pair_that_turns(self, times: float, dim: int) -> float:
@@ -141,6 +146,7 @@ class RelativeBias(_Brief):
 
     def __post_init__(self) -> None:
         sides = 2 if self.two_sided else 1
+        # Each side splits its buckets into two halves, one by one and logarithmic.
         if self.n_buckets < 2 * sides or self.n_buckets % (2 * sides):
             raise HeadwiseError(f"relative bias n_buckets={self.n_buckets} must be a positive multiple of {2 * sides}")
         exact = self.n_buckets // sides // 2

@@ -35,10 +35,11 @@ if TYPE_CHECKING:
 
 AnyArray = TypeVar("AnyArray", list[Any], "NDArray[Any]", "Tensor")  # what the plain, array and tensor rungs take
 
-MOST_ALIGNED = 8  # heads that `align` chooses together, at most: as many as were published of Whisper base
+MOST_ALIGNED = 8  # heads that `align` chooses together, at most: as many as OpenAI published for Whisper base
 Vector = tuple[float, ...]  # its numbers, one a feature
-DECIMALS = 6  # of arrays in plain data: float32 has no more that mean anything
-PICTURED = {"documents": 4, "heads": 32, "queries": 96, "keys": 96}  # of a trace in a notebook, at most
+DECIMALS = 6  # of arrays in plain data: of numbers up to 1, as weights are, float32 has no more that mean anything
+PICTURED = {"documents": 4, "heads": 32, "queries": 96, "keys": 96}  # of a trace in a notebook, at most: round choices
+# "L3.H5", "encoder.L3.H5"
 HEAD_NAME = re.compile(r"(?:(?P<part>.+)\.)?L(?P<layer>\d+)\.H(?P<head>\d+)")
 
 
@@ -59,7 +60,10 @@ def parse_head(name: str) -> tuple[str, int, int]:
 
 
 def share_note(rows: float | None, seed: int) -> str:
-    """What a result says of a share of the rows; nothing for all of them. Raises HeadwiseError where it is no share."""
+    """What a result says that was made of a fraction of the rows; "" for None, all of them.
+
+    Raises HeadwiseError where `rows` is no fraction. `seed` drew them.
+    """
     if rows is None:
         return ""
     if not 0 < rows <= 1:
@@ -70,7 +74,10 @@ def share_note(rows: float | None, seed: int) -> str:
 def from_json(kind: Any, value: Any, name: str = "the document") -> Any:
     """A record, or a field of one, of what `plain_data` and JSON have made of it.
 
-    kind  a dataclass, or the type of a field. Raises HeadwiseError for what is missing, unknown or of another type.
+    kind  a dataclass, or the type of a field; each branch below is for one form of type
+    name  what an error calls it
+
+    Raises HeadwiseError for what is missing, unknown or of another type.
     """
     origin, arguments = get_origin(kind), get_args(kind)
     if isinstance(kind, type) and is_dataclass(kind) and isinstance(value, dict):
@@ -82,16 +89,18 @@ def from_json(kind: Any, value: Any, name: str = "the document") -> Any:
         except TypeError:
             needed = {each.name for each in fields(kind) if each.default is each.default_factory is MISSING}
             raise HeadwiseError(f"{name} is not whole: it lacks {sorted(needed - value.keys())}") from None
-    if origin is UnionType:
+    if origin is UnionType:  # `int | None`: the first type that fits
         for option in arguments:
             with suppress(HeadwiseError):
                 return from_json(option, value, name)
     elif origin is tuple and isinstance(value, list):
-        kinds = arguments[:1] * len(value) if ... in arguments else arguments  # tuple[int, ...], or one kind a place
+        # tuple[int, ...] has one type for all places, tuple[str, int] one for each.
+        kinds = arguments[:1] * len(value) if ... in arguments else arguments
         if len(kinds) == len(value):
             return tuple(map(from_json, kinds, value, [name] * len(value)))
     elif origin is dict and isinstance(value, dict):
         return {key: from_json(arguments[1], x, key) for key, x in value.items()}
+    # The type itself, as True would pass for an int; but JSON may write a float as 1.
     elif kind is Any or type(value) is kind or (kind is float and type(value) is int):
         return value
     raise HeadwiseError(f"{name} is {value!r:.60}, where {getattr(kind, '__name__', kind)} belongs")
@@ -101,7 +110,7 @@ def plain_data(value: Any) -> Any:
     """Records, arrays and tuples as dicts and lists, paths as text; None for what is not finite, which JSON has not."""
     if isinstance(value, Path):
         return str(value)
-    if hasattr(value, "tolist"):
+    if hasattr(value, "tolist"):  # an array; rounded as float64, so that 0.1 does not become 0.10000000149
         return plain_data((value.astype("float64").round(DECIMALS) if value.dtype.kind == "f" else value).tolist())
     if isinstance(value, dict):
         return {key: plain_data(inner) for key, inner in value.items()}
@@ -133,7 +142,7 @@ class Trace(Generic[AnyArray]):
         shape = shape_of(self.weights)
         if 0 in shape:
             return escaped(repr(self))
-        documents: Any = self.weights if len(shape) == 4 else [self.weights]
+        documents: Any = self.weights if len(shape) == 4 else [self.weights]  # lists may lack the axis of documents
         queries, keys = min(PICTURED["queries"], shape[-2]), min(PICTURED["keys"], shape[-1])
         rows: list[list[str]] = []
         for b, heads in enumerate(documents[: PICTURED["documents"]]):
@@ -142,7 +151,8 @@ class Trace(Generic[AnyArray]):
                 part = f"{queries} of {shape[-2]} queries, {keys} of {shape[-1]} keys"
                 values = []
                 for row in weights[:queries]:
-                    values.append([float(getattr(x, "data", x)) for x in flat(row[:keys])])  # of a scalar its number
+                    # A Value of the scalar autograd has its number in `data`.
+                    values.append([float(getattr(x, "data", x)) for x in flat(row[:keys])])
                 pictures.append(picture(values, f"weights of head {h}, document {b}: {part}"))
             rows.append(pictures)
         head = ["weights", *(f"head {h}" for h in range(len(rows[0]) - 1))]
@@ -252,7 +262,10 @@ class VectorStage:
 
 @dataclass(frozen=True)
 class KeySteps:
-    """What one head makes of one key that it may see, from the dot product to the weighted value."""
+    """What one head makes of one key that it may see, from the dot product to the weighted value.
+
+    `top` and `total` are those of its `HeadSteps`.
+    """
 
     position: int
     stages: tuple[VectorStage, ...]  # the last one is the key k that is scored
@@ -263,7 +276,7 @@ class KeySteps:
     bias: float  # what the mask adds
     logit: float  # capped + bias, which the softmax reads
     shifted: float  # logit - top
-    exp: float
+    exp: float  # of `shifted`
     weight: float  # exp / total
     value: Vector  # (E,)
     weighted: Vector  # (E,) weight * value
@@ -280,7 +293,7 @@ class HeadSteps:
     tokens: tuple[str, ...]
     layer: int
     head: int
-    at: int
+    at: int  # the position whose query it is
     n_heads: int
     n_kv_heads: int
     kv_head: int  # the key/value head that this head reads
@@ -326,7 +339,7 @@ class LadderSizes:
 
     @property
     def note(self) -> Note:
-        """They in a line."""
+        """The sizes in a line."""
         facts = {"batch": self.batch, "tokens": self.tokens, "width": self.d_model}
         return Note.of("ladder.sizes", **facts, n_heads=self.n_heads, n_kv_heads=self.n_kv_heads)
 
@@ -356,10 +369,10 @@ class LadderRung:
     dtype: str  # of the timed runs: "float64" for Python's own numbers, "float32" elsewhere
     parameters: int  # weights of the layer in this form
     refused: str | None = None  # why it cannot run this layer at all; then all that follows is empty
-    differences: dict[str, float | None] = field(default_factory=dict)  # stage -> largest; only stages it hands out
-    gradients: dict[str, float | None] | None = None  # the same for each slope; None: the rung has no gradients
+    differences: dict[str, float | None] = field(default_factory=dict)  # stage -> largest; those that it hands out
+    gradients: dict[str, float | None] | None = None  # the same along each of LEAVES; None: the rung has no gradients
     timed_difference: float | None = None  # of the output, computed as in the timed runs, in `dtype`
-    agrees: bool = False
+    agrees: bool = False  # are all these differences within the tolerances?
     ms: float | None = None  # milliseconds of a call, the median of `repeats`
     repeats: int = 0
     peak_bytes: int | None = None  # the most that one call held at a time besides weights and input

@@ -9,7 +9,7 @@ from headwise.errors import HeadwiseError
 
 
 def shape_of(values: Any) -> tuple[int, ...]:
-    """The shape of an array, or of nested lists."""
+    """The shape of an array, or of nested lists by their first entries; () of a number."""
     if hasattr(values, "shape"):
         return tuple(values.shape)
     if not isinstance(values, list | tuple):
@@ -18,7 +18,9 @@ def shape_of(values: Any) -> tuple[int, ...]:
 
 
 def check_even(name: str, values: Any) -> tuple[int, ...]:
-    """The shape of nested lists, which must be as regular as an array; the shape of an array."""
+    """The shape of an array, or of nested lists, all of which are looked at. Raises HeadwiseError, with `name`, for
+    lists that are not as regular as an array.
+    """
     if not isinstance(values, list | tuple):
         return shape_of(values)
     shapes = {check_even(name, value) for value in values}
@@ -29,7 +31,7 @@ def check_even(name: str, values: Any) -> tuple[int, ...]:
 
 def flat(values: Any) -> Iterator[Any]:
     """The numbers of an array or of nested lists, one after another."""
-    if hasattr(values, "tolist"):
+    if hasattr(values, "tolist"):  # an array of NumPy or torch
         values = values.tolist()
     if isinstance(values, list | tuple):
         for value in values:
@@ -39,12 +41,12 @@ def flat(values: Any) -> Iterator[Any]:
 
 
 def kind_of(values: Any) -> str:
-    """ "bool", "float" or "int": the dtype of an array, or what nested lists hold.
+    """One of "bool", "float" and "int": the dtype of an array, or what nested lists hold.
 
     A list that mixes whole numbers and floats is float, and so are scalars that carry gradients.
     """
     if hasattr(values, "dtype"):
         name = str(values.dtype)
-        return "bool" if "bool" in name else "float" if "float" in name else "int"
+        return "bool" if "bool" in name else "float" if "float" in name else "int"  # "torch.bfloat16" is a float, too
     kinds = {type(value) for value in flat(values)}  # a set: <= asks whether all are among the types named
     return "bool" if kinds <= {bool} else "int" if kinds <= {int, bool} else "float"

@@ -16,7 +16,7 @@ from headwise.words import phrase, said
 if TYPE_CHECKING:
     from rich.console import Console
 
-COLUMNS = ("head", "adds", "carries", "looks", "without")
+COLUMNS = ("head", "adds", "carries", "looks", "without")  # of the table; `why.column_head` is the first one's heading
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ class StoryPath:
 class Story:
     """Why a model predicts what it predicts; also the JSON of `headwise why`. A notebook shows it; `text()`."""
 
+    # Round choices: lower and higher ones make a longer story, which takes longer to measure.
     CLEAR: ClassVar[float] = 0.1  # share of the difference that a head must carry to have a place in the story
     MOST: ClassVar[int] = 12  # heads that are silenced, followed, and shown in the table
 
@@ -83,7 +84,8 @@ class Story:
     notes: tuple[str, ...]  # which token an answer was taken for, and what was left out
 
     def moves(self, part: StoryHead) -> float:
-        """How many nats of what counts come with a head: above 0 towards the answer."""
+        """How many nats of what counts (see `counts`) come with a head: above 0 towards the answer."""
+        # Measured against the corrupted text where there is one, else read off the logit, else off the silencing.
         if part.brings is not None and self.corrupted_value is not None:
             return part.brings * (self.clean_value - self.corrupted_value)
         # Without the head the answer's log-probability changes by `without`, so the head brings the opposite.
@@ -113,7 +115,7 @@ class Story:
     def _sides(self, lang: str) -> list[str]:
         """The heads on either side, the strongest first, in a line each."""
         lines = []
-        for key, sign in (("why.bring", 1), ("why.against", -1)):
+        for key, sign in (("why.bring", 1), ("why.against", -1)):  # moves above 0, and below
             heads = [part for part in self.told if sign * self.moves(part) > 0]
             names = ", ".join(f"*{part.head}* ({self._amount(part)})" for part in heads)
             if heads:
@@ -134,7 +136,7 @@ class Story:
             key = "why.adds" if part.adds >= 0 else "why.takes"
             words.append(phrase(key, lang, adds=f"{abs(part.adds):.2f}", **values))
         if part.looks:
-            t, weight = part.looks[0]
+            t, weight = part.looks[0]  # the strongest
             key, here = ("why.looks", "") if part.at is None else ("why.looks_from", self.word(part.at))
             words.append(phrase(key, lang, here=here, at=self.word(t), weight=f"{weight:.2f}"))
         if part.without is not None:
@@ -177,7 +179,7 @@ class Story:
             if max(abs(carried.k), abs(carried.v)) >= self.CLEAR:
                 k, v = _percent(carried.k), _percent(carried.v)
                 lines.append(phrase("why.keys", lang, head=carried.head, k=k, v=v))
-        for path in self.paths:
+        for path in self.paths:  # only clear ones were kept
             values = {"sender": path.sender, "receiver": path.receiver, "share": _percent(path.effect)}
             lines.append(phrase(f"why.path_{path.at}", lang, **values))
         return [*lines, *(said(note, lang) for note in self.notes)]
@@ -208,18 +210,19 @@ class Story:
         parts = ", ".join(f"{part.head} {self._amount(part)}" for part in self.told[:4])
         return f"Story({self.prompt!r} -> {self.answer!r}: {parts})"
 
+    # Facts that most phrases here have.
     def _words(self) -> dict[str, str]:
         return {"answer": _bare(self.answer), "other": _bare(self.other)}
 
 
 def _bare(token: str) -> str:
-    """A token without the space before it; a token that is nothing else as it is."""
+    """A token without the space before it; one of spaces alone as it is."""
     return _plain(token.strip() or token)
 
 
 def _plain(text: str) -> str:
     """A text of others, whose stars are no marks of ours."""
-    return text.replace("*", "\u2217")
+    return text.replace("*", "\u2217")  # the star of formulas looks alike
 
 
 def _percent(share: float) -> str:
@@ -227,5 +230,6 @@ def _percent(share: float) -> str:
 
 
 def _strong(line: str) -> str:
+    """A line as HTML, with *words* between stars in bold."""
     pieces = escaped(line).split("*")  # stars come in pairs: what stands between two of them is every second piece
     return "".join(f"<b>{piece}</b>" if place % 2 else piece for place, piece in enumerate(pieces))

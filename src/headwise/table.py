@@ -1,7 +1,7 @@
 """A table of words and numbers, and its ways out: the terminal, a notebook, Markdown, comma-separated values.
 
-On a narrow console no digit is cut and no column dropped. `rich` is loaded only where something is printed. Before it
-stand the pieces of HTML and of plain sentences that every room writes alike: escaping, small pictures, numbers.
+On a narrow console no digit is cut and no column dropped. `rich` is loaded only where something is printed. First stand
+the pieces of HTML and of plain sentences that every room writes alike: escaping, small pictures, numbers.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 MISSING = "\u2013"  # an en dash
-BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
-DECIMAL = ("", "k", "M", "G", "T", "P", "E")
+BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")  # units of bytes, each 1024 of the one before
+DECIMAL = ("", "k", "M", "G", "T", "P", "E")  # of operations, each 1000 of the one before
 
 
 class Markup(str):
@@ -31,7 +31,7 @@ class Markup(str):
 
 def escaped(text: str) -> str:
     """Safe in an element or a quoted attribute; half a surrogate pair, which UTF-8 cannot hold, becomes `?`."""
-    return html.escape(text.encode("utf-8", "replace").decode())
+    return html.escape(text.encode("utf-8", "replace").decode())  # names of files may hold such halves
 
 
 def plural(count: int, noun: str) -> str:
@@ -48,9 +48,9 @@ def number(value: float | None, decimals: int, signed: bool = False) -> str:
     """A number for a column; a dash for what is not finite or was not measured. No zero has a sign."""
     if value is None or not math.isfinite(value):
         return MISSING
-    rounded = round(value, decimals) or 0.0
+    rounded = round(value, decimals) or 0.0  # -0.0 becomes 0.0
     text = f"{rounded:+,.{decimals}f}" if signed and rounded else f"{rounded:,.{decimals}f}"
-    return text.replace("-", "\u2212")
+    return text.replace("-", "\u2212")  # the sign of typography, as wide as a plus
 
 
 def scaled(value: float, base: int, units: Sequence[str]) -> str:
@@ -73,6 +73,7 @@ def picture(values: Sequence[Sequence[float]], label: str, height: int = 96) -> 
     An <img> whose pixels are inside the page, so that it needs no script and no network. `label` is its description,
     `height` that of the picture on the page, in pixels.
     """
+    # The largest magnitude; 1 for a matrix of zeros, which is white.
     top = max((abs(x) for row in values for x in row if math.isfinite(x)), default=0.0) or 1.0
     n_rows, n_columns = len(values), len(values[0]) if values else 0
     pixels = b""
@@ -81,7 +82,7 @@ def picture(values: Sequence[Sequence[float]], label: str, height: int = 96) -> 
         pixels += b"\0" + b"".join(_colour(x / top) for x in row)
     # PNG's header: 8 bits each of red, green and blue (kind 2), and the usual compression, filter and order of rows.
     header = struct.pack(">IIBBBBB", n_columns, n_rows, 8, 2, 0, 0, 0)
-    data = b"\x89PNG\r\n\x1a\n"
+    data = b"\x89PNG\r\n\x1a\n"  # with which every PNG begins; then chunks: length, kind, body and checksum
     for kind, body in ((b"IHDR", header), (b"IDAT", zlib.compress(pixels, 9)), (b"IEND", b"")):
         data += struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
     width = max(1, round(height * n_columns / max(1, n_rows)))
@@ -93,7 +94,7 @@ def picture(values: Sequence[Sequence[float]], label: str, height: int = 96) -> 
 
 
 def _colour(share: float) -> bytes:
-    """-1 to 1 as red, white, blue; grey for what is not finite."""
+    """A number from -1 to 1 as red, green and blue bytes: red at -1, white, blue at 1; grey for what is not finite."""
     if not math.isfinite(share):
         return bytes((128, 128, 128))
     fade = round(255 * (1 - min(1.0, abs(share))))
@@ -101,14 +102,16 @@ def _colour(share: float) -> bytes:
 
 
 Cell = str | int | float | None
-FORMULAS = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # begin a cell that a spreadsheet runs
-WORDS = 10  # columns of the console that a column of words keeps, however narrow the console is
+# Begin a cell that a spreadsheet may run as a formula; the last four are the full-width forms of the first.
+FORMULAS = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
+WORDS = 10  # characters that a column of words keeps, however narrow the console is: a round choice
 
 
 def say(console: Console, line: str) -> None:
     """A paragraph as it is: brackets are no markup, numbers get no colour. A terminal wraps it between words."""
     from rich.text import Text
 
+    # soft_wrap leaves a line whole, which a console may ask for and a terminal does not get.
     console.print(Text(line), highlight=False, markup=False, soft_wrap=console.soft_wrap and not console.is_terminal)
 
 
@@ -125,7 +128,8 @@ def shown(cell: Cell) -> str:
 class Table:
     """Rows of cells under their headings; the first column names the rows. Cells that are `Markup` go out as they are.
 
-    `left` lists the columns of words, which stand at the left and may wrap; numbers stand at the right.
+    In its methods `left` lists the columns of words by their number from 0: they stand at the left and may wrap, and
+    numbers stand at the right.
     """
 
     columns: Sequence[str]
@@ -166,7 +170,7 @@ class Table:
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
     def text(self, width: int = 100, left: Iterable[int] = (0,), last: int = 0) -> str:
-        """What `print` prints on a console of that width."""
+        """What `print` prints on a console of that width, in characters."""
         from rich.console import Console
 
         file = io.StringIO()
@@ -193,6 +197,7 @@ class Table:
         cells = [[speak(cell) if isinstance(cell, str) else shown(cell) for cell in row] for row in self.rows]
         lefts = set(left)
         columns = [[speak(heading), *(row[place] for row in cells)] for place, heading in enumerate(self.columns)]
+        # `cell_len` is a text's width on a console, where a Chinese character takes two places.
         wide = [max(map(cell_len, column)) for column in columns]  # what each column would like
         least = []  # and what it must have: its longest number, or the longest word of its heading
         for place, (heading, *column) in enumerate(columns):
@@ -202,7 +207,8 @@ class Table:
         # All in one band with gaps of 2: n columns have n - 1 gaps, and the edges take 2 more, which makes 2 * n.
         fits = sum(wide) + 2 * len(wide) <= console.width
         gap = 2 if fits else 1  # between two columns
-        first = wide[0]  # the width of the first column: a third of the console, or what the others leave
+        # The width of the first column: all that it would like, or a third of the console, or what the others leave.
+        first = wide[0]
         if not fits:
             remaining = console.width - 2 - sum(least[1:]) - gap * (len(least) - 1)
             first = min(wide[0], max(least[0], console.width // 3, remaining))
@@ -234,8 +240,8 @@ class Table:
 
 
 def markdown_text(text: str) -> str:
-    """What Markdown would take for markup, escaped."""
-    for sign in ("\\", "|", "*", "<", "_"):
+    """A text in one line, with what Markdown would take for markup escaped."""
+    for sign in ("\\", "|", "*", "<", "_"):  # the backslash first, as the others bring more of it
         text = text.replace(sign, f"\\{sign}")
     return " ".join(text.split())
 
@@ -243,7 +249,7 @@ def markdown_text(text: str) -> str:
 def _value(cell: Cell) -> Cell:
     if isinstance(cell, str) and cell.startswith(FORMULAS):
         return f"'{cell}"
-    return f"{cell:.7g}" if isinstance(cell, float) else cell
+    return f"{cell:.7g}" if isinstance(cell, float) else cell  # the digits of a float32
 
 
 def _html(cell: Cell) -> str:
@@ -255,7 +261,7 @@ def _markdown(cell: Cell) -> str:
 
 
 def _spread(wide: list[int], least: list[int], room: int) -> list[int]:
-    """What each column gets: its least, and from the left what is still free up to all that it can use."""
+    """What each column gets: its least, and of what is still free as much as it can use, the leftmost first."""
     free = room - sum(least)
     widths = []
     for full, small in zip(wide, least, strict=True):

@@ -21,13 +21,15 @@ from headwise.table import escaped
 
 LANGUAGES = ("en", "es")
 Facts = dict[str, Any]  # values by their names: of a phrase, of a JSON object
+# {name} is group 1; of {name:one|many} groups 2 and 3 are the two words.
 _PLACE = r"\{(\w+)(?::([^|{}]*)\|([^|{}]*))?\}"
+# A place, or one of the three marks of a page: *bold*, `key` and k_j.
 _MARKUP = re.compile(rf"{_PLACE}|\*(?P<bold>[^*]+)\*|`(?P<kbd>[^`]+)`|\b(?P<letter>[A-Za-z])_(?P<index>[A-Za-z]+)")
 
 
 @functools.cache
 def table() -> dict[str, dict[str, str]]:
-    """Key to language to phrase; the key of `[report] lede` is `report.lede`."""
+    """{key: {language: phrase}}; the key of `[report] lede` is `report.lede`."""
     text = resources.files("headwise").joinpath("words.toml").read_text(encoding="utf-8")
     sections = tomllib.loads(text)
     return {f"{name}.{key}": phrase for name, section in sections.items() for key, phrase in section.items()}
@@ -40,7 +42,7 @@ def check_lang(lang: str) -> None:
 
 
 def phrases(sections: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Language to key to phrase, of some sections: what a page carries."""
+    """{language: {key: phrase}} of some sections: what a page carries."""
     keys = [key for key in table() if key.split(".")[0] in sections]
     return {lang: {key: table()[key][lang] for key in keys} for lang in LANGUAGES}
 
@@ -51,7 +53,8 @@ def phrase(key: str, lang: str = "en", /, **facts: Any) -> str:
 
 
 def marked(key: str, lang: str, facts: Facts, marks: tuple[str, str] = ("*", "*")) -> str:
-    """A phrase with its facts; what it emphasises stands between the marks."""
+    """A phrase with its facts; what it emphasises stands between the two `marks`."""
+    # Marks first: a star in a value is no mark.
     text = re.sub(r"\*([^*]+)\*", lambda mark: f"{marks[0]}{mark[1]}{marks[1]}", table()[key][lang])
     values = {name: said(fact, lang) for name, fact in facts.items()}
     return re.sub(_PLACE, lambda place: _value(place, values), text)
@@ -92,17 +95,18 @@ def unknown(what: str, name: object, known: Iterable[str], offer: str | None = N
     offer  what to say when nothing is near; default: a list of the known names
     """
     names = list(known)
-    near = difflib.get_close_matches(str(name), names, n=2)
+    near = difflib.get_close_matches(str(name), names, n=2)  # the two nearest, of those that are alike enough
     if not near:  # difflib takes capitals for other letters, so that "LLAMA" is not near "llama"
         near = [other for other in names if other.lower() == str(name).lower()]
     if near:
         key = "near" if len(near) == 1 else "near_two"
-        return refusal(key, what=what, name=near[0], other=near[-1])
+        return refusal(key, what=what, name=near[0], other=near[-1])  # the phrase of a single one has no {other}
     return refusal("offered", what=what, offer=offer) if offer else refusal("among", what=what, names=", ".join(names))
 
 
 def system_language() -> str:
     """The language of this system's messages, where the table has it, else en: LC_ALL, else LC_MESSAGES, else LANG."""
+    # The first that is set and not empty, such as "es_ES.UTF-8".
     locale = next(filter(None, map(os.environ.get, ("LC_ALL", "LC_MESSAGES", "LANG"))), "")
     return locale[:2] if locale[:2] in LANGUAGES else LANGUAGES[0]
 
@@ -158,7 +162,7 @@ def translator(section: str, lang: str) -> Callable[[str], str]:
     def speak(text: str) -> str:
         if isinstance(text, Note):
             return phrase(text.key, lang, **text.facts)
-        label = text.lstrip()
+        label = text.lstrip()  # spaces in front, which set a row under the one above, stay
         indent = text[: len(text) - len(label)]
         return indent + str(said(labelled(section, label), lang))
 
@@ -167,7 +171,7 @@ def translator(section: str, lang: str) -> Callable[[str], str]:
 
 def phrase_html(key: str, lang: str, values: Facts) -> str:
     """A phrase with its values as HTML, its own marks as elements and the values as text."""
-    text, html, done = table()[key][lang], "", 0
+    text, html, done = table()[key][lang], "", 0  # `done`: where what is not yet HTML begins
     for mark in _MARKUP.finditer(text):
         html += escaped(text[done : mark.start()])
         done = mark.end()
@@ -186,4 +190,4 @@ def _value(place: re.Match[str], values: Facts) -> str:
     value, singular, plural = values[place[1]], place[2], place[3]
     if singular is None:
         return str(value)
-    return singular if value in (1, "1") else plural
+    return singular if value in (1, "1") else plural  # a number may come as text, already formatted

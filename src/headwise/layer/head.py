@@ -19,7 +19,7 @@ from headwise.words import unknown
 
 # Sizes for the eye, all round choices.
 MOST_HEADS = 24  # rows of a table; the others are counted below it
-# The most pixels of a picture, rows and columns: in the row of a head, and alone. A larger matrix is shown by the means
+# The most pixels of a picture, rows and columns: in the row of a head, and alone. A larger matrix is shown by means
 # of its blocks.
 SMALL, LARGE = (16, 48), (64, 192)
 LayerT = TypeVar("LayerT", bound=Projections)

@@ -259,7 +259,7 @@ def from_transformers(module: nn.Module, family: Family) -> Imported:
     A module for cross attention becomes a layer without mask, to be called with context=. Of BERT's attention the part
     without W_O (BertSelfAttention) becomes a layer without output projection.
     """
-    # The module is all of the attention, with W_O, or only the part that computes the heads, and then `whole` is None.
+    # The module is all of the attention, with W_O, or only the part that computes the heads; then `whole` is None.
     whole = module if family.whole in class_names(module) else None
     core = module if whole is None else whole.get_submodule(family.core)
     w_o = None if whole is None else whole.get_submodule(family.o)
@@ -301,8 +301,8 @@ def _original(core: nn.Module, family: Family, w_o: nn.Module | None) -> Origina
     cross = family.is_cross(core)
 
     def original(x: Tensor, keys: Tensor, values: Tensor, added: Tensor | None) -> Tensor:
-        # Its mask is in the dtype of its scores, with the lowest number instead of -inf. With this flag GPT-2 computes
-        # scores in float32.
+        # Its mask is in the dtype of its scores, with the lowest number instead of -inf. With this flag GPT-2
+        # computes scores in float32.
         dtype = torch.float32 if getattr(twin, "reorder_and_upcast_attn", False) else x.dtype
         mask = None if added is None else added.clamp(min=torch.finfo(dtype).min).to(dtype)
         keywords: dict[str, Any] = {family.cross_mask if cross else "attention_mask": mask}

@@ -83,7 +83,7 @@ def parts_of(family: Family, core: nn.Module, w_o: nn.Module | None) -> dict[str
                 f"can be neither imported nor reshaped"
             )
         gain: Tensor = norm.weight
-        # Without an offset nothing is added, not even 0: a sum is a copy, and what is written there misses the module.
+        # Without an offset nothing is added, not even 0: a sum is a copy, and to write there misses the module.
         weights[f"{name}.weight"] = gain + family.norm_offset if family.norm_offset else gain
     return weights
 
@@ -101,9 +101,9 @@ def build(
 ) -> MultiHeadAttention:
     """The layer with copies of these weights. Raises HeadwiseError when they do not fit together.
 
-    weights  by the names of the layer's parameters; its widths are read off their shapes
+    weights   by the names of the layer's parameters; its widths are read off their shapes
     training  is the layer to be in training mode?
-    options  the fields of AttentionSpec that weights do not say: mask, rope, scale, dropout, ...
+    options   the fields of AttentionSpec that weights do not say: mask, rope, scale, dropout, ...
     """
     n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
     require_size("n_heads", n_heads)

@@ -16,11 +16,16 @@ from headwise.records import Call
 from headwise.rungs.tensor import Rotation
 from headwise.spec import AttentionSpec
 
-_numbers = itertools.count()
+_numbers = itertools.count()  # of layers, one each, in the order in which they are made
 
 
 class Projections(nn.Module):
-    """What `MultiHeadAttention` computes with; its docstring names the parts."""
+    """The parameters of `MultiHeadAttention`, whose docstring names them.
+
+    A class apart, as `layer.head` reads them and `layer.layer` imports that.
+
+    fields  those of AttentionSpec, which decide which parameters there are
+    """
 
     def __init__(
         self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None, **fields: Any
@@ -50,11 +55,12 @@ class Projections(nn.Module):
         self.sink = nn.Parameter(zeros(spec.n_heads)) if spec.sink else None
         rule = spec.relative_bias
         self.relative_bias = nn.Parameter(zeros(rule.n_buckets, spec.n_heads)) if rule else None
-        self.watchers: list[Callable[[Call], Tensor | None]] = []  # what one returns takes the place of `out`
+        # Each gets the `Call` of every forward pass; what it returns, unless None, takes the place of `out`.
+        self.watchers: list[Callable[[Call], Tensor | None]] = []
         self._rotation = None
         if spec.rope is not None and spec.latent_dim is None:
             self._rotation = Rotation(spec.rope, spec.head_dim)
-        elif spec.rope is not None:  # behind what the latent says stand the features that carry positions
+        elif spec.rope is not None:  # with a latent only the last features, which carry positions, are rotated
             self._rotation = Rotation(spec.rope, spec.rope_dim, last=True)
         self._number = next(_numbers)  # by which a cache knows its layer
 
@@ -68,12 +74,13 @@ class Projections(nn.Module):
         cls, spec: AttentionSpec, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Self:
         """The layer that a spec describes."""
-        return cls(**vars(spec), device=device, dtype=dtype)
+        return cls(**vars(spec), device=device, dtype=dtype)  # a spec's instance variables are its fields
 
 
 class _NothingDrawn(TorchFunctionMode):
-    """The functions of torch.nn.init leave their tensor as it is."""
+    """While it is on, the functions of torch.nn.init leave their tensor as it is."""
 
+    # torch hands every call of its functions to the mode instead.
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if getattr(func, "__module__", "") == "torch.nn.init":
@@ -85,7 +92,8 @@ class _NothingDrawn(TorchFunctionMode):
 def shapes_alone() -> Iterator[None]:
     """Modules that are built within this block have shapes and no numbers: they lie on the meta device.
 
-    First weights are not drawn: torch would import its compiler in order to pretend to, which takes over a second.
+    First weights are not drawn: on the meta device torch only pretends to draw, for which it imports its compiler, and
+    that takes over a second.
     """
     with torch.device("meta"), _NothingDrawn():
         yield

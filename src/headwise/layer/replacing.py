@@ -25,12 +25,12 @@ from headwise.records import Call
 from headwise.rungs.tensor import trace
 from headwise.table import amount
 
-ROUNDS = 5  # of each model, one after the other in turn
-Answer = tuple[Tensor, Tensor | None]
+ROUNDS = 5  # of each model, in turn, of which the median counts: a round choice
+Answer = tuple[Tensor, Tensor | None]  # the output, and the weights if they were asked for
 
 
 class TorchAttention(nn.Module):
-    """A `MultiHeadAttention`, as `.layer`, behind the call of nn.MultiheadAttention and with its attributes.
+    """A `MultiHeadAttention`, as `.layer`, that is called as nn.MultiheadAttention is and has its attributes.
 
     A query that may attend to nothing gives 0, with weights of 0; torch gives NaN. Weights are those before dropout.
     """
@@ -57,12 +57,14 @@ class TorchAttention(nn.Module):
         """Masks mean what they mean in torch: True may not be attended to, numbers are added to the scores."""
         is_one_document = query.ndim == 2
         tokens_first = not is_one_document and not self.batch_first
+        # Self attention by one source, as three would be cross attention to the layer.
         sources = [query] if key is query and value is query else [query, key, value]
         if tokens_first:
             sources = [source.transpose(0, 1) for source in sources]
         weights: list[Tensor] = []
         thread = threading.get_ident()
 
+        # A watcher, as the layer hands out no weights: it takes the steps of the call again and keeps them.
         def look(call: Call) -> None:
             if threading.get_ident() == thread:  # other threads may call the same layer
                 weights.append(trace(call.q, call.k, call.v, call.options).weights)
@@ -79,7 +81,7 @@ class TorchAttention(nn.Module):
             out = out.transpose(0, 1)
         if not need_weights:
             return out, None
-        (maps,) = weights
+        (maps,) = weights  # (B,H,T,S), of the one call above
         maps = maps.mean(1) if average_attn_weights else maps
         maps = maps[0] if is_one_document else maps
         return out, maps.to(out.dtype)
@@ -87,8 +89,9 @@ class TorchAttention(nn.Module):
     def _mask(self, padding: Tensor | None, attn_mask: Tensor | None, is_causal: bool) -> Mask | None:
         masks: list[Mask] = []
         if is_causal:
-            masks.append(Causal(offset=0))
-        if attn_mask is not None and not (is_causal and _is_causal(attn_mask)):  # said twice, Causal is the faster one
+            masks.append(Causal(offset=0))  # torch counts from the first key, also where there are more keys
+        # torch's layers pass a causal mask and the flag: where both say the same, Causal alone is the faster one.
+        if attn_mask is not None and not (is_causal and _is_causal(attn_mask)):
             if attn_mask.ndim == 3:  # (B*H,T,S)
                 attn_mask = attn_mask.reshape(-1, self.num_heads, *attn_mask.shape[1:])
             masks.append(_theirs(attn_mask))
@@ -98,13 +101,13 @@ class TorchAttention(nn.Module):
 
 
 def _theirs(mask: Tensor) -> Mask:
-    """torch's masks have the other polarity: True may not be attended to."""
+    """torch's masks as ours: in its bools True may not be attended to, its numbers are added as ours are."""
     return Allowed(~mask) if mask.dtype == torch.bool else Bias(mask)
 
 
 def _is_causal(mask: Tensor) -> bool:
     """Does it say the same as Causal, as bools or as numbers?"""
-    later = torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).triu(1)
+    later = torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).triu(1)  # keys after the query
     causal = later if mask.dtype == torch.bool else torch.zeros_like(mask).masked_fill(later, -math.inf)
     return torch.equal(mask, causal)
 
@@ -119,7 +122,7 @@ class Replaced:
         model: the copy; the model that was passed is as it was
         layers: the path of each module that was replaced -> its certificate
         difference: largest absolute difference of both models' outputs on `inputs`
-        seconds: of a forward pass on `inputs`: before and after, the median of five, in turn
+        seconds: of a forward pass on `inputs`: before and after, each the median of five, measured in turn
         peak: bytes of the tensors that live at once during it: before and after
     """
 
@@ -160,7 +163,7 @@ def replace(model: nn.Module, inputs: Tensor | Sequence[Any] | None = None) -> R
         HeadwiseError: with the name of every module that cannot be replaced, and then nothing is.
     """
     layers, refused = {}, []
-    for path, module in _attentions(model):
+    for path, module in _attentions(model):  # all of them before any is replaced, so that the error names all
         try:
             if type(module) is not nn.MultiheadAttention:
                 raise HeadwiseError(f"it is a {type(module).__name__}, whose forward may be another")
@@ -189,6 +192,7 @@ def _attentions(model: nn.Module) -> Iterator[tuple[str, nn.MultiheadAttention]]
 def _with(model: nn.Module, layers: dict[str, Imported]) -> nn.Module:
     """The model with these layers; a module that stands at two places is replaced at both."""
     ours: dict[nn.Module, TorchAttention] = {}
+    # `model` is a copy, but of the same modules at the same paths as the one that `layers` was made of.
     for path, module in _attentions(model):
         ours[module] = TorchAttention(layers[path].layer, module.batch_first).train(module.training)
         _freeze(module, layers[path].layer)
@@ -198,7 +202,7 @@ def _with(model: nn.Module, layers: dict[str, Imported]) -> nn.Module:
         for name, child in parent._modules.items():
             if child in ours:
                 parent._modules[name] = ours[child]
-    return ours.get(model, model)
+    return ours.get(model, model)  # the model itself may be an attention
 
 
 def _freeze(module: nn.MultiheadAttention, layer: Any) -> None:
@@ -219,10 +223,12 @@ def _measured(model: nn.Module, done: Replaced, inputs: Sequence[Any]) -> Replac
         raise HeadwiseError("inputs= compares both models, and dropout makes them differ; call model.eval() first")
     ours = done.model
     with torch.no_grad():
+        # Of whatever they give, tuples or dicts, the tensors.
         before, after = (tree_leaves(run(*inputs)) for run in (model, ours))
         pairs = [(x, y) for x, y in zip(before, after, strict=True) if isinstance(x, Tensor)]
         difference = max(float((x - y).abs().max()) for x, y in pairs)
     calls = [partial(_awaited, run, inputs) for run in (model, ours)]
+    # `in_turn` wants names: 0 is the model as it was, 1 the copy.
     before_seconds, after_seconds = map(statistics.median, in_turn(dict(enumerate(calls)), ROUNDS).values())
     before_peak, after_peak = map(peak_of, calls)
     return dataclasses.replace(

@@ -55,7 +55,8 @@ _predicts: WeakKeyDictionary[nn.Module, Literal["next", "masked"] | None] = Weak
 def _try_predicting(model: nn.Module) -> Literal["next", "masked"] | None:
     """Run the model on two texts that differ in the last token, and see whether the rows before it differ."""
     size, most = vocabulary_of(model) or 0, context_of(model) or 8
-    if not reads_tokens(model) or size < 8 or most < 4:  # a toy: too few ids to draw two texts of
+    # 8 and 4 are the least with which two texts can be drawn as below; only toys have fewer.
+    if not reads_tokens(model) or size < 8 or most < 4:
         return None
     # Two texts of up to 8 tokens that differ in the last; ids from 3 on, for the first ones are often special.
     generator = torch.Generator().manual_seed(0)
@@ -68,11 +69,12 @@ def _try_predicting(model: nn.Module) -> Literal["next", "masked"] | None:
             rows = getattr(_forward(model, ids), "logits", None)
     except Exception:  # it wants more than ids; the library lets through whatever its parts raise
         return None
+    # Logits of something else: of classes, or of a whole text. A row may be padded to more than the vocabulary.
     if rows is None or rows.ndim != 3 or rows.shape[1] != ids.shape[1] or rows.shape[2] < size:
         return None
     first, second = rows[:, :-1].cpu().double()  # each text's logits (T-1,V), without those of the last token
-    # Kernels may round the two texts of a batch differently. A later token that is seen moves the logits of a trained
-    # model by 10 roundings in bfloat16 (ALBERT), by 10^5 in float32. Between the two lie 4 there, and 16 here.
+    # Kernels may round the two texts of a batch differently: 4 roundings are allowed in half precision, 16 in float32.
+    # A later token that is seen moves the logits of a trained model by more: 10 (ALBERT in bfloat16), or 10^5.
     eps = torch.finfo(rows.dtype).eps
     rounding = (16 if eps < 1e-6 else 4) * eps * first.abs().max()
     return "next" if (first - second).abs().max() <= rounding else "masked"
@@ -124,7 +126,8 @@ def _has_encoder(model: nn.Module) -> bool:
 def _start_of(model: Any) -> list[int] | None:
     """The ids that the decoder of an encoder-decoder reads before it writes; None of another model.
 
-    The second is there where the model writes no other first: a translator's language (forced_bos_token_id of mBART).
+    Those are the start, and where the model is made to write a certain token first, that one, too: a translator's
+    language (forced_bos_token_id of mBART).
     """
     if not _has_encoder(model):
         return None
@@ -263,6 +266,7 @@ def next_token_losses(model: nn.Module, ids: Tensor, after: int | None = None) -
     if ids.shape[1] < 2:
         raise HeadwiseError(f"documents of {ids.shape[1]} tokens have no next token to predict; pass longer ones")
     predicted = logits(model, ids)[:, :-1]
+    # In float32, for half precision would round each loss to 8 or 11 bits.
     losses = F.cross_entropy(predicted.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
     losses = losses.reshape(ids.shape[0], -1)
     if after is None:
@@ -366,7 +370,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         with _lock:
             for module in modules:
                 n_open, mode = _modes.pop(module)
-                if n_open > 1:
+                if n_open > 1:  # another block, of this thread or of another one, is open still
                     _modes[module] = n_open - 1, mode
                 else:
                     module.training = mode

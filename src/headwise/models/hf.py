@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -51,7 +52,8 @@ def load_folder(folder: Path, ranks: Ranks = ALONE, dtype: torch.dtype | str = "
            family
     """
     kind, config = _described(folder)
-    if ranks.world > 1:  # the family has a plan of how its heads are spread, and the ranks divide their numbers
+    # Checked first: transformers has a plan for this family, and its heads can be dealt out evenly.
+    if ranks.world > 1:
         part = config().get_text_config()
         if not getattr(part, "base_model_tp_plan", None):
             raise HeadwiseError(
@@ -97,15 +99,13 @@ def _layers_apart(model: Any) -> Any:
             for n in range(config.num_hidden_layers):
                 layers.append(copy.deepcopy(groups[int(n / layers_of_group)], dict(shared)))
             module.albert_layer_groups = nn.ModuleList(layers)
-            # A group for each layer, so that ALBERT's rule picks layer n for layer n.
+            # As many groups as layers: then ALBERT's rule picks group n for layer n.
             module.config.num_hidden_groups = config.num_hidden_groups = config.num_hidden_layers
     return model
 
 
 def write_gguf(path: Path, folder: Path) -> None:
     """Write a GGUF file as a model folder in bfloat16; the library does not save such a model as it reads it."""
-    from tempfile import TemporaryDirectory
-
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.parent) as scratch, _loading(path, f"{path} does not load"):
         read = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, **LOCAL)
@@ -239,6 +239,7 @@ def _loading(config: Path, failure: str, remedy: str = "") -> Iterator[None]:
         with _quiet():
             yield
     except Exception as error:  # the library lets through whatever its parts raise
+        # The first line of its message, or the name of its class where it has none.
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         with suppress(OSError, ValueError, TypeError):
             if "auto_map" in read_json(config):

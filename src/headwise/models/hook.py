@@ -1,8 +1,8 @@
 """The one hook point: a call of attention, and who may change it.
 
 `attach` hands every call of a site to a function, its handler, and what that returns takes the place of what the heads
-gave. An attention of ours hands its calls on itself; one of transformers, and any other, is caught at two places,
-marked *:
+gave. An attention of ours hands its calls on itself; one of transformers, and any other, is caught by a `Tap` at two
+places, marked *: where its attention function has given the heads, and before W_O reads them.
 
     ours                  transformers                   any module of torch
 
@@ -22,7 +22,8 @@ marked *:
        |                     |                              |
       W_O                   W_O                            W_O
 
-Blocks nest: a later handler gets what an earlier one has made of `out`. Calls of other threads do not count.
+A block is a `with` statement in one thread. Blocks nest: a later handler gets what an earlier one has made of `out`.
+Calls of other threads do not count. Attentions of the third column are called free.
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ from headwise.spec import Options
 Handler = Callable[[Call], Tensor | None]
 Hook = tuple[Callable[..., RemovableHandle], Callable[..., Any]]  # a module's way to register one, and what it calls
 
+# The blocks that are open in this context, each by an object of its own.
 _tokens: ContextVar[frozenset[object]] = ContextVar("headwise_blocks", default=frozenset())
-_lock = Lock()
+_lock = Lock()  # of what all threads share: `watchers`, `_blocks`, the attention interface
 
 
 # Blocks of one thread
@@ -89,7 +91,10 @@ class Within:
 
 @contextmanager
 def hooked(hooks: Iterable[Hook], **options: Any) -> Iterator[None]:
-    """The hooks act inside this block, in its thread alone."""
+    """The hooks act inside this block, in its thread alone.
+
+    options  for each registration, as with_kwargs=True
+    """
     with inside() as here, ExitStack() as stack:
         for register, hook in hooks:
             stack.callback(register(Within(here, hook), **options).remove)
@@ -106,7 +111,7 @@ def observe(layer: MultiHeadAttention | Watchable, watcher: Handler) -> Iterator
     Calls of other threads do not count. Blocks may end in any order.
     """
     with inside() as here:
-        # A shallow copy of the layer has this function, too, and is nobody's business.
+        # A shallow copy of the layer (copy.copy) has this function, too; its calls are not those of the layer.
         listen = Within(here, lambda call: watcher(call) if call.layer is layer else None)
         with _lock:  # a new list each time: another thread may be reading the one that is there
             layer.watchers = [*layer.watchers, listen]
@@ -124,14 +129,14 @@ def attach(handlers: Mapping[Site, Handler]) -> Iterator[None]:
     Blocks nest: a later handler sees what an earlier one has made of the output. Calls of other threads do not count.
     Raises HeadwiseError at the end of a block in which none of the sites was reached.
     """
-    reached = set()
-    refused = []
+    reached = set()  # sites of which a call came
+    refused = []  # why others came to none
 
     def handler_of(site: Site) -> Handler:
         def handle(call: Call) -> Tensor | None:
             if len(call.out):
                 reached.add(site)
-            else:
+            else:  # a call of no documents: see `Tap.refuse`
                 refused.append(call.note or f"{site.name} was given a batch without a text; pass at least one")
             with softmax.unheard():
                 return handlers[site](call)
@@ -147,12 +152,14 @@ def attach(handlers: Mapping[Site, Handler]) -> Iterator[None]:
             else:
                 taps[module] = Tap(site, handler_of(site))
         free = {module: tap for module, tap in taps.items() if tap.site.free}
+        # The hooks at W_O, the attention interface, the functions of torch.
         if taps:
             stack.enter_context(hooked(hook for tap in taps.values() for hook in tap.hooks()))
             stack.enter_context(_tapped(taps))
         if free:
             stack.enter_context(_read(free))
         yield
+        # Not where the block raises: what waits then is half of a call.
         for tap in taps.values():
             tap.end()
     if handlers and not reached:
@@ -172,13 +179,13 @@ class Tap:
     """One attention that is not ours inside one block, and its handler.
 
     Between the attention function and W_O some families gate, norm or rotate what the heads gave. What a head gives is
-    what W_O reads of it: so a call waits until W_O is called. Of one that is `free`, that calls functions of torch
-    itself, it is not known before that its projection is W_O: what that reads must be the heads, number by number.
+    what W_O reads of it: so a call waits until W_O is called, and is handed to the handler then. That the projection of
+    a free attention is its W_O is only a guess by its name: it is, if what it reads are the heads, number by number.
     """
 
     def __init__(self, site: Site, handler: Handler) -> None:
         self.site, self.handler = site, handler
-        self.projection = None if site.module in _elsewhere else site.projection
+        self.projection = None if site.module in _elsewhere else site.projection  # W_O; None: not known
         self.waiting: list[Call] = []  # calls whose heads have not entered W_O yet
         self.mixed = ""  # the norm between attention and W_O that reads several heads at once
         self.sure = True  # is it known in which order the heads of the calls that wait lie?
@@ -189,13 +196,16 @@ class Tap:
         if self.projection is None:
             return []
         module = self.site.module
-        # A call of the module ends the one before, which never came to W_O.
+        # A call of the module ends the one before, if that never came to W_O.
         acts = [(module, self.end), (self.projection, self.at_w_o)]
         acts += [(child, self.at_norm) for child in module.children() if "norm" in type(child).__name__.lower()]
         return [(part.register_forward_pre_hook, act) for part, act in acts]
 
     def at_interface(self, asked: Asked, out: Tensor) -> Tensor | None:
-        """The attention function of transformers has given `out` (B,H,T,E); what takes its place."""
+        """The attention function of transformers has given `out` (B,H,T,E); give what takes its place, None: nothing.
+
+        out  `asked.out`, or what an earlier block has made of it
+        """
         site, n_heads = self.site, asked.q.shape[1]
         if site.n_heads != n_heads:
             raise HeadwiseError(
@@ -205,17 +215,17 @@ class Tap:
         return self.wait(read_call(asked, site.cross)._replace(out=out))
 
     def attended(self, call: Call | str, sure: bool, w_o: Tensor | None) -> Tensor | None:
-        """The functions of torch have given `call.out`; what takes its place.
+        """The functions of torch have given `call.out`; give what takes its place, None: nothing.
 
-        call  or why it was not read
+        call  a call; or a text, why it was not read
         sure  is the order of its heads known?
-        w_o   the matrix that the function itself multiplies the heads with, where it does
+        w_o   the matrix that the function itself multiplies the heads with, where it does (torch's own module)
         """
         self.heard = True
         if isinstance(call, str):
             return self.refuse(call)
         site, kind, n_heads = self.site, type(self.site.module).__name__, call.out.shape[1]
-        if site.n_heads not in (0, n_heads):
+        if site.n_heads not in (0, n_heads):  # 0: the module does not say how many it has
             return self.refuse(
                 f"{kind} says that it has {site.n_heads} heads, and its attention gives {n_heads}: chunks or windows, "
                 f"or heads that cannot be told apart"
@@ -227,12 +237,13 @@ class Tap:
         call = call._replace(note=f"{site.name}: {call.note}" if call.note else "")
         if w_o is None:
             return self.wait(call)
+        # No module of W_O will be called: the handler gets the call here. Is the matrix the one that the site names?
         self.learn(call)
         is_of_site = site.w_o is not None and w_o.data_ptr() == site.w_o.data_ptr()
         return self.handler(call) if is_of_site else self.without_w_o(call)
 
     def wait(self, call: Call) -> Tensor | None:
-        """Keep a call until W_O is called. Where that is not known: what takes the place of what its heads gave."""
+        """Keep a call until W_O is called, and give None. Where W_O is not known, the handler gets it at once."""
         if self.projection is None:
             return self.without_w_o(call)
         # DiffLlama lays the same maps over other values in a second call: these are the same heads.
@@ -248,23 +259,26 @@ class Tap:
         return self.handler(call._replace(note="; ".join(filter(None, [call.note, note])), at_w_o=False))
 
     def at_norm(self, module: nn.Module, args: Any) -> None:
-        """A norm of the attention is called."""
+        """A norm of the attention is called: one of a row wider than a head's mixes several heads."""
         if self.waiting and args and args[0].shape[-1] > self.waiting[0].out.shape[-1]:
             self.mixed = type(module).__name__
 
     def at_w_o(self, module: nn.Module, args: Any) -> Any:
-        """W_O is about to read the joined heads; what it shall read in their place."""
+        """W_O is about to read the joined heads, `args[0]`; give what it shall read in their place, None: no other.
+
+        A forward pre-hook of the module of W_O.
+        """
         if not self.waiting:
             return None
         joined: Tensor = args[0]
         rows = self.compared(joined) if self.site.free else self.stacked(joined)
-        if rows is None:
+        if rows is None:  # what W_O reads are not the heads of the calls that wait
             return self.end()
         calls, self.waiting = self.waiting, []
         note = ""
         if self.mixed:
             note = f"{self.site.name}: {self.mixed} norms several heads at once before W_O: what one gives hangs on all"
-        counts = [len(call.out) * call.n_queries for call in calls]
+        counts = [len(call.out) * call.n_queries for call in calls]  # rows of each call: B*T
         parts, changed = [], False
         for call, part in zip(calls, torch.split(rows.reshape(-1, rows.shape[-1]), counts), strict=True):
             self.learn(call)
@@ -275,7 +289,7 @@ class Tap:
         if not changed:
             return None
         replaced = torch.cat(parts).reshape(rows.shape)
-        if rows is not joined:
+        if rows is not joined:  # `compared` has transposed it
             replaced = replaced.transpose(0, 1)
         # The next block's `at_w_o` gets `replaced`, and must still find the heads in it: see `compared`. Where an
         # earlier block has changed `joined` itself, what stood there first is handed on.
@@ -297,6 +311,7 @@ class Tap:
         An earlier block may have changed it since: then what was there before is compared.
         """
         before, out = _before.get(joined, joined), self.waiting[0].out
+        # Only a single call is compared.
         if self.waiting[1:] or before.numel() != out.numel():
             return None
         B, H, T, E = out.shape
@@ -312,10 +327,13 @@ class Tap:
         return None
 
     def end(self, *args: Any) -> None:
-        """Calls that never entered W_O in a form that is known are handed on as they left the attention."""
+        """Calls that never entered W_O in a form that is known are handed on as they left the attention.
+
+        Also a forward pre-hook of the attention, whose arguments (`args`) are not needed.
+        """
         calls, self.waiting = self.waiting, []
         if calls and self.site.free:
-            _elsewhere.add(self.site.module)
+            _elsewhere.add(self.site.module)  # the next block reads its calls where they leave the attention
         for call in calls:
             self.hand_on(call)
         self.sure = True
@@ -341,7 +359,10 @@ class Tap:
             remember(self.site.module, call.out.shape[1])
 
     def refuse(self, why: str) -> Tensor | None:
-        """Tell the handler, by a call of no documents, that what the module does is not read."""
+        """Tell the handler, by a call of no documents (B = 0), that what the module does is not read.
+
+        A handler that wants to replace something nevertheless cannot: then the reason is raised.
+        """
         note, self.waiting = f"{self.site.name}: {why}, no map", []  # calls that wait are parts of what is refused
         nothing = torch.empty(0, 1, 0, 0)
         if self.handler(Call(self.site.module, nothing, nothing, nothing, Options(), nothing, note=note)) is not None:
@@ -351,13 +372,14 @@ class Tap:
 
 # What a block made W_O read -> what W_O was to read before any block changed it.
 _before: Any = WeakIdKeyDictionary()
-_elsewhere: WeakSet[nn.Module] = WeakSet()  # attentions whose W_O has been seen to read something else
+_elsewhere: WeakSet[nn.Module] = WeakSet()  # attentions whose projection has been seen to read something else
 
 
 @contextmanager
 def _read(taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
     """Inside this block, and in its thread, what attentions make by functions of torch goes to their taps."""
     block = softmax.Block({module: (tap.attended, tap.site.n_heads) for module, tap in taps.items()})
+    # Attentions inside of one another, too: the block asks which is the innermost that runs. A dict, for its order.
     parts = {part: None for module in taps for part in module.modules() if part in taps or is_attention(part)}
     with (
         hooked([(part.register_forward_pre_hook, block.enter) for part in parts], with_kwargs=True),
@@ -365,6 +387,7 @@ def _read(taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
         softmax.opened(block),
     ):
         yield
+    # One that ran, and of which nothing was heard, is refused; one around other attentions may leave it to those.
     for module, tap in taps.items():
         has_attentions = any(part is not module and is_attention(part) for part in module.modules())
         if module in block.ran and not tap.heard and not has_attentions:
@@ -372,7 +395,7 @@ def _read(taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
             tap.refuse(f"{kind} ran, and no softmax over keys was seen that it multiplies with values")
 
 
-# The blocks that are open, in any thread: is the caller inside, and which taps has it?
+# The blocks that are open, in any thread: of each a function, is the caller inside of it? And its taps.
 _blocks: list[tuple[Callable[[], bool], Mapping[nn.Module, Tap]]] = []
 _library = ExitStack()  # what puts the library back as it was, after the last block
 
@@ -411,6 +434,7 @@ def _replace_interface() -> None:
     _library.callback(setattr, interface, "get_interface", get)
     _library.callback(delattr, interface, "__getitem__")
     # A module that is used alone may name none: then it is given its own default, which is eager code.
+    # Both ways by which models look a function up, with the arguments that they have in transformers.
     interface.get_interface = lambda self, attn_implementation, default: _listened(
         get(self, attn_implementation, default), attn_implementation or "eager"
     )
@@ -418,17 +442,22 @@ def _replace_interface() -> None:
 
 
 def _listened(function: Any, name: str) -> Any:
-    """An attention function of transformers whose output goes to the taps of the module that calls it."""
-    if hasattr(function, "headwise"):
+    """An attention function of transformers whose output goes to the taps of the module that calls it.
+
+    name  by which it was looked up: "eager", "sdpa", ...
+    """
+    if hasattr(function, "headwise"):  # the mark of ours: `get_interface` may look up by `__getitem__`
         return function
 
     def listening(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **keywords: Any
     ) -> Any:
+        # A copy of the list, for another thread may open or close a block meanwhile.
         tapped = [taps[module] for here, taps in [*_blocks] if module in taps and here()]
         result = function(module, query, key, value, attention_mask, **keywords)
         if not tapped:
             return result
+        # result[0] is (B,T,H,E); what follows it, as weights, stays as it is.
         asked = Asked(module, query, key, value, attention_mask, keywords, name, function, result[0].transpose(1, 2))
         out, replaced = asked.out, False
         for tap in tapped:

@@ -84,6 +84,7 @@ def _from_hub(name: str, config_alone: bool = False) -> Path:
         # The library asks first which version is the newest: so many seconds at most, for there may be no network.
         return Path(hub.snapshot_download(**options, etag_timeout=5))
     except Exception as error:  # no network, no such name, no right to read it: the library lets through what it meets
+        # The first line of its message, or the name of its class where it has none.
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise HeadwiseError(
             f"{name} is no folder here, and not in the hub's cache; it could not be downloaded ({reason[:80]}): "
@@ -102,7 +103,7 @@ def _from_gguf(path: Path) -> Path:
     """
     check_file(path)
     state = path.stat()
-    # 16 hexadecimal digits, 64 bits: enough for two files never to meet, and short enough for a name.
+    # 16 hexadecimal digits are 64 bits: two files of one name get the same ones by chance once in 2^64.
     key = hashlib.sha256(f"{path.resolve()} {state.st_size} {state.st_mtime_ns}".encode()).hexdigest()[:16]
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = caches / "headwise" / f"{path.stem}-{key}"

@@ -42,8 +42,8 @@ Progress = Callable[[str, int, int], None]
 class Measured:
     """A prefill of random ids, and steps after it, at the setting of a price; times are medians.
 
-    A share is the time that the bound needs over the time it took. The bound of a pass is the longer of two times: of
-    its FLOPs at the machine's speed, and of its bytes at the machine's bandwidth, each measured right after.
+    A share is the time that the bound needs over the time it took, 1 at best. The bound of a pass is the longer of two
+    times: its FLOPs at the speed of the machine, and its bytes at its bandwidth, each measured right after the model.
     """
 
     streamed: bool  # the weights were read from files, a layer at a time
@@ -55,7 +55,7 @@ class Measured:
     runs: int  # of the prefill
     prefill_seconds: float
     prefill_flops_per_second: float
-    prefill_share: float  # 0 to 1, as the other one
+    prefill_share: float
     steps: int  # of decoding; 0 where the model is streamed, which reads all weights for each
     decode_seconds: float | None = None  # of a step
     tokens_per_second: float | None = None  # of the batch together

@@ -1,9 +1,13 @@
 """Where attention happens in a model: its modules, their names, their weights.
 
-A site is one attention of a model: a `MultiHeadAttention` of ours, wherever it sits, or an attention module of
-transformers that goes through its attention interface. A model may have several stacks of layers, self and cross
-attention apart; what tells them apart becomes part of the name, `encoder.L3`. Weights are found by the record of the
-family, or by names that many families share.
+A site is one attention of a model. It is of one of three kinds:
+
+    own      a `MultiHeadAttention` of ours, wherever it sits, or another module that hands its calls to watchers itself
+    foreign  an attention module of transformers that goes through its attention interface
+    free     any other module that calls functions of torch itself (`models.softmax`)
+
+A model may have several stacks of layers, self and cross attention apart; what tells them apart becomes part of the
+name, `encoder.L3`. Weights are found by the record of the family, or by names that many families share.
 """
 
 from __future__ import annotations
@@ -31,30 +35,33 @@ from headwise.layer.parts import as_rows
 from headwise.models.softmax import attends
 from headwise.records import head_name
 
-NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")  # a part of a path
-Stack = tuple[str, bool]  # see `_stack`
+NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")  # a part of a path that is a number: ".3" of "layers.3.attn"
+Stack = tuple[str, bool]  # the path up to the number of a layer, and is it cross attention? See `_stack`
 Modules = Mapping[str, nn.Module]  # by their paths
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z][a-z0-9]*|[a-z0-9]+")  # in the name of a class: LlamaMLP is Llama, MLP
 BASE = ("transformers.modeling_utils", "PreTrainedModel")  # by name: models of ours need no transformers
-# Names by which modules and configs call the same thing, tried in this order.
+# Names by which modules and configs call the same thing, tried in this order: of the number of heads, and parts of a
+# path that say that an attention is cross attention. They stand in families.toml.
 COUNTS, CROSS = USUAL["counts"], USUAL["cross"]
 PROJECTIONS = USUAL["projections"] | {"packed": USUAL["packed"]}  # of W_Q to W_O, and of the first three in one
 # Of W_O in classes that people write: whether it reads the heads is seen when it runs.
 OWN_OUTPUTS = ("out", "w_o", "W_o", "W_O", "fc_out", "fc_o", "fc", "out_linear", "unify_heads", "output_projection")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)  # two sites are equal if they are the same object: so they can be keys of a dict
 class Site:
     """One attention of a model; its heads are `L3.H0`, `L3.H1`, ... with `name` L3."""
 
     name: str  # "L3"; in a model of several stacks with the stack before it: "encoder.L3", "cross.L3"
     module: nn.Module
-    n_heads: int
-    weights: Callable[[str], Tensor | None]  # of "q" to "o", as they are now: a streamed layer has some for a while
+    n_heads: int  # 0 of a free one that has not run yet and does not say it
+    # By "q", "k", "v" or "o" W_Q to W_O, as they are now: a streamed layer has some for a while.
+    weights: Callable[[str], Tensor | None]
     cross: bool  # as far as the module tells; a call of ours has the last word
     # Of transformers: the module of W_O, whose input is what the heads give; None where it is not known.
     projection: nn.Module | None = None
-    # Of a model whose heads are spread over processes: weights and `n_heads` are those of this one's, the part-th.
+    # Of a model whose heads are spread over `parts` processes: `weights` and `n_heads` are those that this process
+    # holds, and `part` is its number.
     part: int = 0
     parts: int = 1
     free: bool = False  # does it call functions of torch itself?
@@ -78,7 +85,7 @@ class Site:
 
 
 def sites_of(model: nn.Module) -> list[Site]:
-    """The attentions of a model, in the order of its modules.
+    """The attentions of a model: own ones, then foreign, then free ones, each in the order of its modules.
 
     Raises HeadwiseError where there are none. What stays without a map is said by `missing`.
     """
@@ -95,6 +102,7 @@ def sites_of(model: nn.Module) -> list[Site]:
         taken = {site.name for site in sites}
         for site in others:
             layer = site.name.rpartition(".")[2]  # "L3"
+            # A name that a site of another kind has gets the module's whole path before it.
             sites.append(replace(site, name=f"{paths[site.module]}.{layer}") if site.name in taken else site)
     if not sites:
         kind = getattr(getattr(model, "config", None), "model_type", None)
@@ -103,7 +111,8 @@ def sites_of(model: nn.Module) -> list[Site]:
             f"headwise.MultiHeadAttention, none that goes through the attention interface of transformers, and no "
             f"module that calls scaled_dot_product_attention or multiplies a softmax with values"
         )
-    gathered: set[nn.Module] = set()  # by torch's `fully_shard`, while they run: every process has all of their heads
+    # Modules whose weights torch's `fully_shard` gathers while they run: every process has all of their heads then.
+    gathered: set[nn.Module] = set()
     for module in model.modules():
         if any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__):
             gathered.update(module.modules())
@@ -122,7 +131,7 @@ def _held_here(site: Site) -> Site:
         weights = site.weights(name)
         return None if weights is None else held(weights)[0]
 
-    n_heads = site.n_heads if is_watchable(site.module) else site.n_heads // parts
+    n_heads = site.n_heads if is_watchable(site.module) else site.n_heads // parts  # ours counts those held already
     return replace(site, n_heads=n_heads, weights=local, part=part, parts=parts)
 
 
@@ -147,6 +156,7 @@ def _own_site(name: str, module: Any) -> Site:
     return Site(name, module, n_heads, weights, cross=False)
 
 
+# W_Q to W_O of a layer of ours, by the name "q" to "o".
 def _own_weights(module: MultiHeadAttention, name: str) -> Tensor | None:
     if module.spec.latent_dim is None or name == "o":
         return getattr(getattr(module, f"{name}_proj", None), "weight", None)
@@ -157,15 +167,16 @@ def _own_weights(module: MultiHeadAttention, name: str) -> Tensor | None:
 
 
 def is_hf(module: nn.Module) -> bool:
-    """Is this a model of transformers? It is told by its classes: only who uses transformers loads it."""
+    """Is this a model of transformers? Its classes tell it by name, so that transformers need not be loaded."""
     return any((kind.__module__, kind.__name__) == BASE for kind in type(module).__mro__)
 
 
 def uses_interface(module: nn.Module) -> bool:
     """Does a method of this module's class call the attention interface of transformers itself?"""
-    return _calls_interface(type(module))  # type: ignore[arg-type]  # a class has a hash
+    return _calls_interface(type(module))  # type: ignore[arg-type]  # the checker doubts that a class has a hash
 
 
+# Once for each class, by the names in the bytecode of its methods: nothing is run.
 @cache
 def _calls_interface(kind: type) -> bool:
     for base in kind.__mro__:
@@ -206,6 +217,7 @@ def _foreign_sites(model: nn.Module) -> list[Site]:
         family = families("import").get(str(kind))
         parts = _projections(modules, path, family)
         weights = partial(_weight, parts, n_heads)
+        # Keys and values come out of a latent (DeepSeek).
         if family is not None and family.kv_down and family.read(core, family.kv_down) is not None:
             weights = partial(_latent_weight, family, core, parts, n_heads)
         projection = None if weights("o") is None else parts["o"]
@@ -229,7 +241,9 @@ def remember(module: nn.Module, n_heads: int) -> None:
 def _free_sites(model: nn.Module, apart: set[nn.Module]) -> list[Site]:
     """The attentions that call functions of torch themselves; `n_heads` is 0 where it is known after a run only.
 
-    Names come from the code of all of them, whether they run or not: they stay what they were.
+    apart  modules that belong to sites of ours
+
+    All whose code reads as an attention are named, whether they run or not, so that a run changes no name.
     """
     modules = {path: module for path, module in model.named_modules() if module not in apart}
     paths = [path for path, module in modules.items() if attends(module) and not uses_interface(module)]
@@ -237,14 +251,14 @@ def _free_sites(model: nn.Module, apart: set[nn.Module]) -> list[Site]:
     for path in paths:
         layer, dot, last = path.rpartition(".")
         is_decoder = isinstance(modules.get(layer), nn.TransformerDecoderLayer)
-        # What torch calls its cross attention.
+        # In a decoder layer of torch cross attention is called multihead_attn, which does not tell it.
         path_of[f"{layer}{dot}cross_attn" if is_decoder and last == "multihead_attn" else path] = path
     # An attention that has others inside belongs to none of their layers, and does not change their names.
     innermost = [place for place, path in path_of.items() if not any(_is_inside(other, path) for other in paths)]
     names = _names(model, innermost)
     sites = []
     for place, path in path_of.items():
-        name = names.get(place, f"{place or 'whole'}.L0")
+        name = names.get(place, f"{place or 'whole'}.L0")  # "whole": the model itself, whose path is ""
         core = modules[path]
         n_heads = _ran.get(core) or _told_count(core, getattr(core, "config", None)) or 0
         if isinstance(core, nn.MultiheadAttention):
@@ -252,7 +266,7 @@ def _free_sites(model: nn.Module, apart: set[nn.Module]) -> list[Site]:
         else:
             parts = _projections(modules, path, None, OWN_OUTPUTS)
             parts["packed"] = None  # in which order its rows lie is not known here
-            weights = partial(_weight, parts, n_heads or 1)
+            weights = partial(_weight, parts, n_heads or 1)  # 1 divides the columns of any W_O
             projection = None if weights("o") is None else parts["o"]
         sites.append(Site(name, core, n_heads, weights, _is_cross(place), projection, free=True))
     return sites
@@ -264,7 +278,7 @@ def _is_inside(path: str, outer: str) -> bool:
 
 
 def _packed_weight(module: nn.MultiheadAttention, name: str) -> Tensor | None:
-    """W_Q to W_O of torch's own module."""
+    """W_Q to W_O of torch's own module, which has the first three in one matrix where keys are as wide as queries."""
     if name == "o":
         return module.out_proj.weight
     packed: Tensor | None = getattr(module, "in_proj_weight", None)
@@ -272,14 +286,17 @@ def _packed_weight(module: nn.MultiheadAttention, name: str) -> Tensor | None:
 
 
 def w_o_places(model: nn.Module, sites: Iterable[Site]) -> dict[str, tuple[str, int]]:
-    """Of each site whose W_O is known its module, `model.layers[3].self_attn.o_proj`, and the width of a head there."""
+    """By the name of each site whose W_O is known: where its module is, and how many columns of it a head has.
+
+    The place is written as in Python, `model.layers[3].self_attn.o_proj`.
+    """
     paths = {module: path for path, module in model.named_modules()}
     places = {}
     for site in sites:
         projection, w_o = site.projection or getattr(site.module, "o_proj", None), site.w_o
         path = None if projection is None else paths.get(projection)
         if path and w_o is not None and site.n_heads:
-            width = w_o.shape[1] // (site.n_heads * site.parts)
+            width = w_o.shape[1] // (site.n_heads * site.parts)  # of the whole W_O, which all processes hold together
             places[site.name] = re.sub(r"\.(\d+)(?=\.)", r"[\1]", path), width  # layers.3.attn -> layers[3].attn
     return places
 
@@ -300,7 +317,8 @@ def layers_of(model: nn.Module) -> list[Layer]:
     layers = []
     for site in sites_of(model):
         above = _upwards(paths[site.module])
-        path = next((path for path in above if path.rpartition(".")[2].isdigit()), "")  # "model.layers.3"
+        # The innermost path that ends in a number: "model.layers.3" of "model.layers.3.self_attn".
+        path = next((path for path in above if path.rpartition(".")[2].isdigit()), "")
         block = model.get_submodule(path)
         projection = site.projection or next((part for part in block.modules() if _holds(part, site.w_o)), None)
         if not path or projection is None:
@@ -316,11 +334,15 @@ def _holds(module: nn.Module, weights: Tensor | None) -> bool:
     weight = getattr(module, "weight", None)
     if not isinstance(weight, Tensor) or weights is None:
         return False
+    # On the meta device all weights have the address 0.
     return weight is weights or (not weight.is_meta and weight.data_ptr() == weights.data_ptr())
 
 
 def missing(model: nn.Module) -> list[str]:
-    """What of a model has no heads to be watched, in lines, "L0 to L2: gated delta net, no map"; what it leaves."""
+    """What of a model has no heads to be watched, in lines, "L0 to L2: gated delta net, no map".
+
+    Then where watching takes the model off torch's native fast path, so that its answers may be rounded differently.
+    """
     modules = dict(model.named_modules())
     lines = []
     if any(map(is_hf, modules.values())):
@@ -345,11 +367,13 @@ def _layers_without(
 ) -> list[str]:
     """Layers of a stack that have no heads, by their first module of a kind that those with heads do not have."""
     layers = {path: module for path, module in modules.items() if re.fullmatch(re.escape(place) + r"\.\d+", path)}
+    # Layers that hold an attention, or are one.
     with_heads = [path for path in layers if any(path == other or _is_inside(other, path) for other in attentions)]
     usual = {type(part) for path in with_heads for part in modules[path].modules()}
     kinds: dict[str, list[int]] = {}
     for path in sorted(layers.keys() - set(with_heads), key=_number):
         others = (type(part) for part in layers[path].modules())
+        # What stands in the place of the attention: not the layer itself, and no norm or feed-forward that all have.
         unusual = next((kind for kind in others if kind not in usual and kind is not type(layers[path])), None)
         kinds.setdefault("no attention" if unusual is None else _words(unusual, model), []).append(_number(path))
         covered.add(path)
@@ -376,7 +400,7 @@ def _attentions_outside(modules: Modules, covered: set[str]) -> list[str]:
 
 
 def _native_paths(model: nn.Module, modules: Modules) -> list[str]:
-    """Where torch's native fast path, which runs nothing around the weights of an attention, is left."""
+    """Lines that say where torch's native fast path, one fused call for a whole layer, is left for the Python code."""
     lines = []
     native = [path for path, module in modules.items() if isinstance(module, nn.MultiheadAttention)]
     if native and not model.training:
@@ -397,7 +421,10 @@ def _number(path: str) -> int:
 
 
 def _words(kind: type, model: nn.Module) -> str:
-    """The name of a class as words, without what all classes of its family begin with."""
+    """The name of a class as words, without those with which the model's class begins, too.
+
+    Qwen3NextGatedDeltaNet in a Qwen3NextForCausalLM is "gated delta net".
+    """
     words, family = (WORD.findall(name) for name in (kind.__name__, type(model).__name__))
     shared = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(words, family, strict=False))
     return " ".join(words[len(list(shared)) :] or words).lower()
@@ -431,7 +458,7 @@ def _names(model: nn.Module, attentions: Sequence[str]) -> dict[str, str]:
         for path, parts in parts_of.items():
             # layers.3.attn.0 and layers.3.attn.1 would both be L3: they become attn0.L3 and attn1.L3.
             telling = [part for part in parts if part not in shared] or parts
-            prefix = name.rpartition(".")[0]
+            prefix = name.rpartition(".")[0]  # "encoder" of "encoder.L3", "" of "L3"
             before = [prefix] if prefix and prefix not in telling else []
             names[path] = ".".join([*before, *telling, f"L{numbers[path]}"])
     twice = _several_times(names)  # still: then the whole path is a part of the name
@@ -441,6 +468,7 @@ def _names(model: nn.Module, attentions: Sequence[str]) -> dict[str, str]:
     return names
 
 
+# The names that several paths have.
 def _several_times(names: Mapping[str, str]) -> list[str]:
     return [name for name, times in Counter(names.values()).items() if times > 1]
 
@@ -495,18 +523,20 @@ def _told_count(*holders: Any) -> int | None:
     for holder in holders:
         for name in COUNTS:
             value = getattr(holder, name, None)
+            # A bool is an int in Python.
             if isinstance(value, int) and not isinstance(value, bool):
                 return value
     return None
 
 
+# How many heads a module of transformers has, by itself, its config, that of its model, or W_Q; 0 where none says it.
 def _count(module: nn.Module, owner: nn.Module) -> int:
     told = _told_count(module, getattr(module, "config", None), getattr(owner, "config", None))
     if told is not None:
         return told
     width, rows = getattr(module, "head_dim", None), getattr(getattr(module, "q_proj", None), "weight", None)
     if isinstance(width, int) and isinstance(rows, Tensor) and width and len(rows) % width == 0:
-        return len(rows) // width  # each call is held against it
+        return len(rows) // width  # a call with another number is refused (`Tap.at_interface`)
     return 0
 
 
@@ -515,6 +545,7 @@ def _projections(
 ) -> dict[str, nn.Module | None]:
     """The modules of W_Q to W_O, "q" to "o", or of the first three in one, "packed": by the record or usual names.
 
+    family   the record; None: there is none
     outputs  further names of W_O
     """
     recorded = {}
@@ -527,10 +558,11 @@ def _projections(
     # The record's attention may lie around the one that calls the interface, and W_O may stand beside it.
     around = [path, path.rpartition(".")[0]]
     parts = {}
-    for x, usual in PROJECTIONS.items():
-        names = [recorded[x], *usual] if x in recorded else usual
-        parts[x] = _first_matrix(modules, around if x == "o" or x in recorded else [path], names)
+    for part, usual in PROJECTIONS.items():
+        names = [recorded[part], *usual] if part in recorded else usual
+        parts[part] = _first_matrix(modules, around if part == "o" or part in recorded else [path], names)
     parts["o"] = parts["o"] or _first_matrix(modules, around, outputs)
+    # Where values have a matrix of their own, what has a packed name is something else.
     return parts if parts["v"] is None else parts | {"packed": None}
 
 
@@ -538,6 +570,7 @@ def _weight(parts: Mapping[str, nn.Module | None], n_heads: int, name: str) -> T
     """W_Q, W_K, W_V or W_O, of the name "q" to "o", as rows, y = W x."""
     w_o, rows = _plain_rows(parts["o"]), _plain_rows(parts[name])
     if name == "o":
+        # Columns that the heads do not divide are no heads side by side.
         return None if w_o is None or w_o.shape[1] % n_heads else w_o
     packed = _plain_rows(parts["packed"])
     if packed is None:
@@ -545,7 +578,7 @@ def _weight(parts: Mapping[str, nn.Module | None], n_heads: int, name: str) -> T
     # Queries have as many rows as W_O has columns; keys and values have half of the rest each.
     n_queries = packed.shape[0] // 3 if w_o is None else w_o.shape[1]
     n_keys, left = divmod(packed.shape[0] - n_queries, 2)
-    if n_keys <= 0 or left:
+    if n_keys <= 0 or left:  # then it is not packed like this
         return rows
     return torch.split(packed, [n_queries, n_keys, n_keys])["qkv".index(name)]
 
@@ -555,6 +588,7 @@ def _plain_rows(module: nn.Module | None) -> Tensor | None:
     if module is None:
         return None
     for name, _ in module.named_parameters():
+        # torch.nn.utils.parametrize makes `weight` of parameters with the latter names.
         if name not in ("weight", "bias") and not name.startswith("parametrizations.weight."):
             return None
     return as_rows(module)
@@ -565,12 +599,13 @@ def _latent_weight(
 ) -> Tensor | None:
     """W_Q to W_O as `_weight` gives them, where keys and values come out of a latent.
 
-    Of head h, W_K is W_UK,h W_DKV with the rows that make the rotary key below it, and W_V is W_UV,h W_DKV.
+    W_DKV makes the latent of a token, and W_UK,h and W_UV,h the key and the value of head h of that (DeepSeek-V2). So
+    of head h, W_K is W_UK,h W_DKV with the rows that make the rotary key below it, and W_V is W_UV,h W_DKV.
     """
     w_o = _weight(parts, n_heads, "o")
     if name == "o" or w_o is None:
         return w_o
-    read = partial(family.read, core)
+    read = partial(family.read, core)  # the part of the attention that has this place in the record
     places = (family.q_down, family.q_up, family.kv_down, family.k, family.q)
     if any(part is not None and _plain_rows(part) is None for part in map(read, places)):
         return None
@@ -579,12 +614,14 @@ def _latent_weight(
         if q_down is None:
             return as_rows(read(family.q))
         return through(as_rows(q_down), read(family.q_norm), as_rows(read(family.q_up)))
+    # (H,D+E,C): `up` has for each head the rows of its key, then those of its value.
     down, up = as_rows(read(family.kv_down)), as_rows(read(family.k))
     by_head = through(down, read(family.k_norm), up).reshape(n_heads, -1, down.shape[1])
     value_dim = w_o.shape[1] // n_heads
     if name == "v":
         return by_head[:, -value_dim:].flatten(0, 1)
-    rotary = down[up.shape[1] :].expand(n_heads, -1, -1)  # one rotary key for all heads
+    # Rows of `down` beyond those that `up` reads make one rotary key for all heads.
+    rotary = down[up.shape[1] :].expand(n_heads, -1, -1)
     return torch.cat([by_head[:, :-value_dim], rotary], 1).flatten(0, 1)
 
 

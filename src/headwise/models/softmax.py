@@ -96,7 +96,8 @@ def _names_in(kind: type[nn.Module]) -> tuple[bool, bool, bool]:
     waiting: list[Any] = []  # functions, and other things, None too, which the loop passes by
     for base in kind.__mro__:
         waiting += [vars(base).get("forward"), vars(base).get("__init__")]
-    # torch's own attentions (nn.TransformerEncoderLayer) are read like a user's; its other functions are not.
+    # torch's own attentions (nn.TransformerEncoderLayer) are read like a user's, as are models of transformers. Other
+    # functions of libraries are not: what they call is no part of the class.
     homes = {base.__module__ for base in kind.__mro__ if base.__module__.startswith("torch.nn")}
     while waiting:
         function = inspect.unwrap(waiting.pop())
@@ -154,7 +155,7 @@ class Product(NamedTuple):
 def _product(
     func: Any, args: Sequence[Any], operands: Sequence[Tensor], result: Tensor, side: int, n_heads: int
 ) -> Product | None:
-    """The product whose operand number `side` are weights; None where it has another form than attention.
+    """The product of which operand number `side` is the weights; None where it has another form than attention.
 
     func     the function, `args` and `operands` its arguments and the two tensors among them, `result` what it gave
     n_heads  as the module says, which tells windows behind the heads, (B,H,W,T,E), from those before them
@@ -264,7 +265,7 @@ class Block:
         tensors = {name: x for name, x in inputs.items() if isinstance(x, Tensor) and x.is_floating_point()}
         if not tensors:
             return
-        first = next(iter(tensors.values()))
+        first = next(iter(tensors.values()))  # by custom the sequence of the queries, or the queries
         others = {name: x for name, x in tensors.items() if x is not first}
         running.cross = not CONTEXT.isdisjoint(others)
         # A keyword `key` tells it by its name, and may be the queries' own sequence once more.

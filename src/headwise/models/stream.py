@@ -144,12 +144,12 @@ class Stream:
                     slot.put(nn.Parameter(torch.empty_like(slot.hollow, device="cpu"), requires_grad=False))
             if self.seed is not None:
                 whole: Any = self.model
-                # A seed for each layer, so that each time it gets the same weights; torch's state stays as it was.
+                # A seed for each layer, so that each time it gets the same weights; torch's own state is put back.
                 with torch.random.fork_rng(devices=[]):
                     torch.default_generator.manual_seed(self.seed + layer)
                     for module in self.blocks[layer].modules():
                         whole._init_weights(module)  # transformers' way to draw first weights
-                self.blocks[layer].to(self.device)
+                self.blocks[layer].to(self.device)  # drawn on the processor, so that every device has the same ones
         self._users[layer] += 1
         try:
             yield

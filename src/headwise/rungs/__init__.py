@@ -81,14 +81,15 @@ def trace(
 
 
 def _rung(q: Any, k: Any, v: Any, mask: Any) -> Any:
-    """The module of the rung that q, k and v belong to."""
+    """The module of the rung that q, k and v belong to. Raises HeadwiseError for a mixture, and for a bare mask."""
     kinds = {name: _kind(name, x) for name, x in (("q", q), ("k", k), ("v", v))}
     if len(set(kinds.values())) > 1:
         rungs = ", ".join(f"{name} is on the {kind} rung" for name, kind in kinds.items())
         raise HeadwiseError(f"{rungs}; pass all three as lists, as NumPy arrays or as torch tensors")
     if mask is not None and not isinstance(mask, Mask):
         raise bare_mask_error(mask)
-    if kinds["q"] == "tensor":  # spelled out, since torch.compile does not look into importlib
+    # The module has the name of its kind. This one is spelled out, since torch.compile does not look into importlib.
+    if kinds["q"] == "tensor":
         from headwise.rungs import tensor
 
         return tensor
@@ -96,6 +97,7 @@ def _rung(q: Any, k: Any, v: Any, mask: Any) -> Any:
 
 
 def _kind(name: str, x: Any) -> str:
+    # What was never imported has made no tensor or array; to ask so loads neither library.
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(x, torch.Tensor):
         return "tensor"

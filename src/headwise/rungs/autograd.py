@@ -12,14 +12,15 @@ import itertools
 import math
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Union, cast
+from typing import cast
 
-_birth = itertools.count().__next__
+_birth = itertools.count().__next__  # each call gives the next number
 
 
 class Value:
     """One number, its gradient (filled by `backward`), and where it came from."""
 
+    # A graph has very many Values: slots spare each of them a dict.
     __slots__ = ("_born", "_inputs", "_slopes", "data", "grad")
 
     def __init__(self, data: float, inputs: tuple[Value, ...] = (), slopes: Sequence[float] = ()) -> None:
@@ -53,6 +54,7 @@ class Value:
             return Value(self.data - other.data, (self, other), (1.0, -1.0))
         return self + -other
 
+    # A quotient is a product with a power, a difference a sum with the negative: so their slopes come by themselves.
     def __truediv__(self, other: Scalar) -> Value:
         return self * other**-1
 
@@ -71,10 +73,11 @@ class Value:
     def backward(self) -> None:
         """Fill `.grad` of every Value that this one depends on with d self / d that Value, added to what is there."""
         made = self._made_below()
-        earlier = [node.grad for node in made]  # what another walk left must not be sent down again
+        # What an earlier walk left in `grad` is set aside, so that it is not sent down again, and added at the end.
+        earlier = [node.grad for node in made]
         for node in made:
             node.grad = 0.0
-        self.grad = 1.0
+        self.grad = 1.0  # d self / d self
         for node in made:
             grad = node.grad
             for parent, slope in zip(node._inputs, node._slopes, strict=True):
@@ -86,7 +89,7 @@ class Value:
         """This Value and those below it, youngest first; without leaves, which have nothing to pass on."""
         made = []
         seen: set[Value] = set()
-        layer = [self]
+        layer = [self]  # then what that was made of, and so on down
         while layer:
             made += layer
             inputs = set().union(*[node._inputs for node in layer]) - seen
@@ -96,7 +99,7 @@ class Value:
         return made
 
 
-Scalar = Union[float, Value]  # noqa: UP007  # Value is still a name in strings above when this line runs
+Scalar = float | Value
 
 
 def number(x: Scalar) -> float:
@@ -106,7 +109,7 @@ def number(x: Scalar) -> float:
 
 def exp(x: Scalar) -> Scalar:
     y = math.exp(number(x))
-    return Value(y, (x,), (y,)) if isinstance(x, Value) else y
+    return Value(y, (x,), (y,)) if isinstance(x, Value) else y  # the slope of exp is exp itself
 
 
 def log(x: Scalar) -> Scalar:
@@ -116,7 +119,7 @@ def log(x: Scalar) -> Scalar:
 
 def tanh(x: Scalar) -> Scalar:
     y = math.tanh(number(x))
-    return Value(y, (x,), (1.0 - y * y,)) if isinstance(x, Value) else y
+    return Value(y, (x,), (1.0 - y * y,)) if isinstance(x, Value) else y  # the slope of tanh is 1 - tanh^2
 
 
 def relu(x: Scalar) -> Scalar:
@@ -137,7 +140,7 @@ def dot(xs: Sequence[Scalar], ys: Sequence[Scalar]) -> Scalar:
     x_data = [x.data if isinstance(x, Value) else x for x in xs]  # `number`, without the price of a call
     y_data = [y.data if isinstance(y, Value) else y for y in ys]
     total = sum([x * y for x, y in zip(x_data, y_data, strict=True)])
-    return _node(total, (*xs, *ys), y_data + x_data)
+    return _node(total, (*xs, *ys), y_data + x_data)  # the slope along each x is its y, and along each y its x
 
 
 def _node(data: float, inputs: Sequence[Scalar], slopes: list[float]) -> Scalar:
