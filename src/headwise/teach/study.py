@@ -146,13 +146,16 @@ def trained_maps(bug: str | None, steps: int, seed: int = 0) -> tuple[list[Any],
 
 @dataclass(frozen=True)
 class Shown:
-    """One bug beside the correct model. A number is None where it cannot be trained here, or where training fails."""
+    """One bug beside the correct model. What is None could not be measured: the bug is not trained, or training fails.
+
+    loss, correct  held-out losses in nats a token, with the bug and without; their difference is taken seed by seed
+    """
 
     bug: str
-    loss: Interval | None  # held-out, in nats a token
-    correct: Interval | None  # the same of the correct model
-    difference: Interval | None  # of the two, seed by seed
-    betrayed: bool | None  # by the loss; None where it cannot be trained
+    loss: Interval | None  # None where it cannot be trained here
+    correct: Interval | None
+    difference: Interval | None
+    betrayed: bool | None  # by the loss
     sentence: str
 
 
