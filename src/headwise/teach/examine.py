@@ -50,7 +50,8 @@ from headwise.teach.subject import (
 
 LENGTHS = np.array([7, 4, 6, 3, 5])  # real tokens of the five documents
 # Words of the learner's code, as regular expressions, and what they tell.
-# CAUSAL is looked for in the code, CAUSAL_NAME in the name of the class or function: either says that it is causal.
+# CAUSAL is looked for in the code, CAUSAL_NAME in the name of the class or function: either says that it is causal. A
+# `context_length` or `block_size` does, for it is the size of the causal mask that such code makes.
 CAUSAL = r"causal|tril|triu|context_?length|block_?size|autoregress|look_?ahead|no_?peek|subsequent"
 CAUSAL_NAME = r"causal|masked|gpt|llama|mistral|decoder|autoregress|qwen|gemma"
 # WIDE finds a softmax that is computed in 32 bits, in one of two cases: something before it is turned to 32 bits
@@ -66,7 +67,7 @@ WIDE = rf"(?s)({WIDENED}|{NEVER_NARROWED})(?<!def )softmax{NOT_OF_16_BITS}"
 # Axes in which tokens come before the documents of a batch, as an unpacked shape or a comment has them: `T, B, C`.
 TOKENS_FIRST = r"(?m)(^\s*|\()(s|t|l|(n_)?tokens|seq\w*|\w*len\w*), ?(b|n|bs|bsz|(n_)?batch\w*), ?\w+"
 LENGTH = r"(valid|seq|key|x|src|input)?_?(lens?|lengths?)"  # an argument with the lengths of documents
-CONTEXTS = r"context|memory|enc\w*|key_value_states|kv|source|other|cond|cross\w*"  # with another text
+CONTEXTS = r"context|memory|enc\w*|key_value_states|kv|source|other|cond|cross\w*"  # an argument with another text
 NOT_MODELLED = (  # what the correct form here cannot compute: code with it is not called wrong for it
     r"tanh|temperature|logit_scale|normalize\(|alibi|softcap|soft_cap|sink|relative_|conv\d?d|sigmoid|window_size|"
     r"sliding|bucket|layernorm|layer_norm\("
@@ -227,7 +228,7 @@ class Examiner:
     def _is_apart(self, call: Any, module: Any) -> bool:
         """Does no token change what comes out for another?"""
         x = self.rng.normal(size=(size.BATCH, size.TOKENS, size.WIDTH))
-        other = np.concatenate([x[:, :1] + 1, x[:, 1:]], 1)
+        other = np.concatenate([x[:, :1] + 1, x[:, 1:]], 1)  # another first token of each document
         with contextlib.suppress(Exception):  # what cannot be called so is judged elsewhere
             subject = subject_of(self.target, call, module)
             a, b = subject((x,) * 3), subject((other,) * 3)
@@ -439,7 +440,7 @@ class Examiner:
         # rounds are gone through, those of single bugs.
         if "batch-mixed" in self.shown or is_narrow:
             rounds = rounds[: len(versions)]
-        fills = [x for x in self.scope.numbers if x < 1e-3]  # that may stand for a forbidden score
+        fills = [x for x in self.scope.numbers if x < 1e-3]  # may stand for a forbidden score: negative, 0 or nearly
         for pairs, guess in rounds:
             search = Search(fills, self.options.seconds / len(rounds), self._has(choices[0]), pairs)
             explanation = search.explain(choices, versions[guess])
@@ -672,7 +673,7 @@ def _wrong_slopes(subject: Subject, x: Any) -> list[str]:
     for name, weight in vars(module).items():
         for other in {f"d{name}", f"d_{name}", f"grad_{name}", f"{name}_grad"} & set(kept):
             pairs[name] = weight, kept[other]
-    # Of a step in one number. Roundings of float32, and the bend of the function, come to less than the 2 % below.
+    # Of the step in each number. Roundings of float32, and the bend of the function, come to less than the 2 % below.
     length = 1e-3
     wrong = []
     for name, (place, gradient) in pairs.items():
