@@ -74,15 +74,15 @@ NOT_MODELLED = (  # what the correct form here cannot compute: code with it is n
 )
 TABLE = r"(all_?)?(params?|weights|state_dict|sd|p|w|theta|pesos|parametros)"  # an argument with all weights by name
 HELPERS = r"softmax|linear|mul|vec|dot|norm"  # in the name of a function that is given what is wrong elsewhere
-# Of the largest number. bfloat16 keeps 8 bits, so one rounding is off by 0.4 % at most; but several follow one another,
-# and of a score of 5 that is an error of 2 % in its weight.
+# Of the largest number. bfloat16 keeps 8 bits, so one rounding is off by 0.4 % at most; but several follow one
+# another, and of a score of 5 that is an error of 2 % in its weight.
 TOLERANCE_OF_16_BITS = 2e-2
 # Errors that wrong code raises; others, such as of memory or of the system, say nothing of it.
 STOPS = (NameError, AttributeError, TypeError, ValueError, IndexError, KeyError, RuntimeError, ZeroDivisionError)
 
 
 class Table(dict[str, Any]):
-    """Weights by their names, as `attn_wq`. A key that is none of them, as `layer0.attn_wq`, gets that of its role."""
+    """Weights by their names, as `attn_wq`. Any other key, as `layer0.attn_wq`, gets that of its role."""
 
     def __missing__(self, key: str) -> Any:
         return next(value for name, value in self.items() if role_of(name) == role_of(key))
@@ -159,8 +159,8 @@ class Examiner:
         # A helper is right most often, and what it is given is not.
         line = next((f for f in reversed(frames) if not re.search(HELPERS, f.name)), frames[-1]).lineno or 1
         evidence, bug = in_one_line(error), "raises"
-        # Code that stops at our shorter text, and not at one that fills the context, is fixed to that length. Where it
-        # stops there as well, the suppressed error skips the rest of this block.
+        # Code that stops at our shorter text, and not at one that fills the context, is fixed to that length. Where
+        # it stops there as well, the suppressed error skips the rest of this block.
         with contextlib.suppress(Exception):
             instance = build(self.target, self.options.args)
             whole_context = np.ones((size.BATCH, size.CONTEXT, size.WIDTH))
@@ -269,8 +269,8 @@ class Examiner:
         failures = []
         split = self._sizes_of_split(subject)
         ranks = self._ranks()
-        # Code that works with a number of heads may cut them itself: it gets (B,T,h*d) or (T,h*d), `joined`, before it
-        # gets one head's vectors. Inputs of 4 axes, (B,h,T,d), are cut already.
+        # Code that works with a number of heads may cut them itself: it gets (B,T,h*d) or (T,h*d), `joined`, before
+        # it gets one head's vectors. Inputs of 4 axes, (B,h,T,d), are cut already.
         forms = [(rank, True) for rank in ranks if split and rank < 4] + [(rank, False) for rank in ranks]
         for rank, joined in forms:
             if verdicts and split and not joined:
@@ -329,7 +329,7 @@ class Examiner:
         heads, groups, d = sizes
         if not joined:
             inputs = self._inputs(subject, *((size.BATCH, n, size.TOKENS, d) for n in (heads, groups)))
-            return inputs, [Reading(Weights(heads, groups, dict.fromkeys("qkvo")))]  # no matrices: nothing is projected
+            return inputs, [Reading(Weights(heads, groups, dict.fromkeys("qkvo")))]  # nothing is projected
         inputs = self._inputs(subject, *((size.BATCH, size.TOKENS, n * d) for n in (heads, groups)))
         # Identities as projections, which leave the inputs as they are, so that every layout of heads can be tried.
         identity = {"q": np.eye(heads * d), "k": np.eye(groups * d), "v": np.eye(groups * d)}
@@ -508,7 +508,7 @@ class Examiner:
         """
         read = [n.id for n in ast.walk(self.scope.tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
         for name, parameter in arguments_of(subject.call).items():
-            if parameter.default is not None or name not in read:  # what the code takes by choice has the default None
+            if parameter.default is not None or name not in read:  # by choice: its default is None
                 continue
             case, call = "", subject
             if re.fullmatch(LENGTH, name) and subject.rank == 3:

@@ -53,8 +53,8 @@ class Exercise:
     figure: str | None = None
     name_of_class: str | None = None  # that `headwise.check` reads as a whole
     causal: bool = True  # ought that class to be causal by itself?
-    # Each has an id, `replace` (pairs of texts: of the solution, and what stands there with the bug) and a sentence for
-    # each language. With `told` it is a remark, and the exercise is passed all the same.
+    # Each has an id, `replace` (pairs of texts: of the solution, and what stands there with the bug) and a sentence
+    # for each language. With `told` it is a remark, and the exercise is passed all the same.
     bugs: tuple[dict[str, Any], ...] = ()
 
     @property
@@ -94,8 +94,8 @@ class Exercise:
             code = self.code()
             pairs = [pair for place in chosen for pair in self.bugs[place]["replace"]]
             for before, after in pairs:
-                # The first of two bugs may have changed the text that the second one would change: then the pair is no
-                # variant.
+                # The first of two bugs may have changed the text that the second one would change: then the pair is
+                # no variant.
                 if before not in code:
                     break
                 code = code.replace(before, after)

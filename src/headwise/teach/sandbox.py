@@ -62,7 +62,7 @@ def run_apart(
         work = Path(folder) / "work"
         work.mkdir()
         asked.write_text(json.dumps({**request, "answer": str(answer), "trace": str(trace)}), encoding="utf-8")
-        # The folder of this package first, so that the process runs the same one. An empty entry means its own folder.
+        # This package comes first, so that the process runs the same one. An empty entry would be its own folder.
         path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
         # No graphics card, no window of a plot, one thread; and no file outside of the folder that it stands in.
         environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "HOME": str(work)}
@@ -259,8 +259,8 @@ def _program() -> bytes:
             steps += [(EQUAL, 0, 1, numbers[column]), (END, 0, 0, REFUSE)]
     # A C library takes `clone` where there is no `clone3`, whose flags no filter can read.
     steps += [(EQUAL, 0, 1, CLONE3[column]), (END, 0, 0, ERROR | errno.ENOSYS)]
-    # Of these calls one argument decides, as far as a mask leaves its bits: `clone` may start a thread and no process,
-    # `mmap` may not share memory without a file, and `tgkill` may reach the threads of this process alone.
+    # Of these calls one argument decides, as far as a mask leaves its bits: `clone` may start a thread and no
+    # process, `mmap` may not share memory without a file, and `tgkill` may reach the threads of this process alone.
     THREAD, SHARED_AND_NAMELESS, PROCESS = 0x10000, 0x21, 0xFFFFFFFF
     for numbers, place, mask, value, if_so, else_ in (
         (CLONE, 0, THREAD, THREAD, ALLOW, REFUSE),

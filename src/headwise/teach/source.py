@@ -17,7 +17,7 @@ from headwise.teach.bugs import read_toml
 ATTENTION = re.compile(r"att|mha|mqa|gqa|head|sdpa|atenc|cabeza", re.I)
 ROTARY = re.compile(r"rope|rotar|rotat", re.I)
 CACHE = re.compile(r"cache", re.I)
-AFTER = "after softmax: "  # before a pattern in bugs.toml: it is looked for below the line of a softmax; see `line_of`
+AFTER = "after softmax: "  # before a pattern in bugs.toml: it is looked for below a softmax; see `line_of`
 MASK = re.compile(r"mask|m[aá]scara", re.I)  # an argument of such a name is a mask
 # Methods of a class that attend, the usual one first.
 CALLS = ("forward", "__call__", "call", "attend", "attention", "step")
@@ -52,7 +52,7 @@ class Source:
 
     @cached_property
     def code(self) -> str:
-        """The text without comments and documentation, in small letters, and with the spaces that Python would set."""
+        """The text without comments and documentation, in small letters, with the spaces that Python would set."""
         tree = ast.parse(self.text)  # a tree of its own, which is changed here
         for node in ast.walk(tree):
             body = getattr(node, "body", None)

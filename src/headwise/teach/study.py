@@ -70,8 +70,8 @@ class Switched:
         return model
 
     def __getattr__(self, name: str) -> Any:
-        # A function or a class has this name by itself, an object of this class has not; `lab.experiments` reads it of
-        # what builds an arm, so it holds the bug.
+        # A function or a class has this name by itself, an object of this class has not; `lab.experiments` reads it
+        # of what builds an arm, so it holds the bug.
         if name == "__qualname__":  # by which a unit on the disk is known
             return f"Switched({self.bug!r})"
         raise AttributeError(name)
@@ -106,7 +106,7 @@ def measured(model: GPT, corpus: Corpus) -> dict[str, float]:
     if weights.shape[-2] != T:  # a guard: every bug that is trained today has maps (T,T)
         return {"loss": loss}
     past = np.tril(np.ones((T, T), bool))
-    # A bug may make weights negative, or sum to anything. Shares of a row are positive and sum to 1, but of a row of 0.
+    # A bug may make weights negative, or sum to anything. Shares are positive and sum to 1, but in a row of zeros.
     size = np.abs(weights)
     shares = size / np.maximum(size.sum(-1, keepdims=True), 1e-9)
     entropy = -(shares * np.log(np.maximum(shares, 1e-12))).sum(-1) / np.log(T)  # 1 for an even look at all T keys
@@ -146,7 +146,7 @@ def trained_maps(bug: str | None, steps: int, seed: int = 0) -> tuple[list[Any],
 
 @dataclass(frozen=True)
 class Shown:
-    """One bug beside the correct model. What is None could not be measured: the bug is not trained, or training fails.
+    """One bug beside the correct model. None stands where the bug is not trained, or training fails.
 
     loss, correct  held-out losses in nats a token, with the bug and without; their difference is taken seed by seed
     """
