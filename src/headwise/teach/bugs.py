@@ -20,20 +20,18 @@ UNKNOWN = "unknown"  # the id of a difference that no bug explains
 
 @dataclass(frozen=True)
 class Bug:
-    """A bug that learners write. The fields are those of `bugs.toml`, which says what each is.
+    """A bug that learners write, as an entry of `bugs.toml` has it."""
 
-    texts  language -> name, wrong (what is wrong), symptom (what it does), how (it is found), fix
-    """
-
-    id: str
+    id: str  # "scale-missing"
+    # Language -> name, wrong (what is wrong), symptom (what it does), how (it is found), fix.
     texts: Mapping[str, Mapping[str, str]]
-    lines: Sequence[str]
-    evidence: str
-    needs: Sequence[str] = ()
-    changes: Sequence[Settings] = ()
-    hidden_by: str = ""
-    renamed: Sequence[Mapping[str, str]] = ()
-    untrained: str = ""
+    lines: Sequence[str]  # patterns of the source line in which it most likely stands, the likeliest first
+    evidence: str  # which numbers show it, such as "scores"; see `evidence_of` in `search.py`
+    needs: Sequence[str] = ()  # what code must have, so that the bug is tried: "mask", "rope", "groups" and others
+    changes: Sequence[Settings] = ()  # each way to write it, as settings of `form.py`; none: a property shows it
+    hidden_by: str = ""  # a pattern of other bugs, beside which that property says nothing
+    renamed: Sequence[Mapping[str, str]] = ()  # code (a pattern), to (a bug): where it matches, that bug is named
+    untrained: str = ""  # what the verb model lacks, so that it cannot be trained with the bug
 
     def name(self, lang: str = "en") -> str:
         return self.text("name", lang)
@@ -60,6 +58,7 @@ def catalogue() -> dict[str, Bug]:
     names = read_toml("bugs.toml")["names"]
     for name, entry in read_toml("bugs.toml")["bug"].items():
         texts = {lang: entry.pop(lang) for lang in LANGUAGES}
+        # Words in capitals, such as SCORES, stand for patterns of what courses call these things.
         lines = [re.sub("|".join(names), lambda match: names[match[0]], line) for line in entry.pop("lines")]
         bugs[name] = Bug(name, texts, lines, **entry)
     return bugs
@@ -85,11 +84,12 @@ Say = Callable[..., str]  # a phrase by its key, with its facts
 def speaker(lang: str) -> Say:
     """What says the phrases of this room in a language."""
     phrases = words(lang)
+    # `/`, so that a fact may be called `key`.
     return lambda key, /, **facts: phrases[key].format(**facts)
 
 
 def in_one_line(error: BaseException) -> str:
-    """An error with its class."""
+    """An error with its class, and its text on one line: "ValueError: not enough values"."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
@@ -105,11 +105,13 @@ class UncheckedError(HeadwiseError):
 
 
 class AskedError(UncheckedError, AttributeError):
-    """A config was asked for what it has not; code that asks with a default takes that."""
+    """A config was asked for what it has not: an AttributeError, so that `getattr(config, name, 0)` gives the 0."""
 
 
 def changes_of(bug: Bug, base: Settings, fills: Sequence[float] = ()) -> Iterator[Settings]:
-    """Every way in which a bug changes a layer whose correct settings are `base`.
+    """Every way in which a bug changes a layer whose correct settings are `base`: settings that go over those.
+
+    Without rotary positions there are none of the bugs of rotations; what changes nothing is left out.
 
     fills  numbers of the learner's source that may stand in the place of a forbidden score
     """
@@ -119,10 +121,10 @@ def changes_of(bug: Bug, base: Settings, fills: Sequence[float] = ()) -> Iterato
     for row in bug.changes:
         change = dict(row)
         for name in {"rope", "rope_k"} & set(row):
-            change[name] = row[name] and _rotation(row[name], rope)
+            change[name] = row[name] and _rotation(row[name], rope)  # false in the row: nothing is rotated
         choices = change.get("fill")
         if choices == "theirs":
-            choices = [fill for fill in fills if fill > -1e4]
+            choices = [fill for fill in fills if fill > -1e4]  # a lower one forbids as it should
         versions = [{**change, "fill": fill} for fill in choices] if isinstance(choices, list) else [change]
         for version in versions:
             if any(name not in base or base[name] != value for name, value in version.items()):
@@ -130,8 +132,11 @@ def changes_of(bug: Bug, base: Settings, fills: Sequence[float] = ()) -> Iterato
 
 
 def _rotation(row: tuple[str, str, float], rope: tuple[str, str, float]) -> tuple[str, str, float]:
-    """A rotation of a row of the catalogue, beside the one that is right."""
-    right, _, theta = rope
+    """A rotation of the catalogue as the form takes it, where `rope` is the right one: (turn, table, base) of both.
+
+    row  says of turn and table "right", "wrong" or "none", and to which power the right base is taken
+    """
+    right, _, theta = rope  # the layout stands twice, as turn and table agree
     layouts = {"right": right, "wrong": "half" if right == "interleaved" else "interleaved", "none": "none"}
     of_turn, of_table, power = row
     return layouts[of_turn], layouts[of_table], theta**power
@@ -142,7 +147,12 @@ def _rotation(row: tuple[str, str, float], rope: tuple[str, str, float]) -> tupl
 
 @dataclass(frozen=True)
 class Finding:
-    """One bug in the learner's code."""
+    """One bug in the learner's code.
+
+    line      of the learner's file, from 1, in which it most likely stands; None where no line looks like it
+    quote     the text of that line
+    evidence  the sentence that shows the bug
+    """
 
     bug: str  # an id of the catalogue, or "unknown"
     line: int | None
@@ -153,7 +163,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a check. `right` is None where it could not be checked; then `not_checked` says why."""
+    """The result of a check. `right` is None where it could not be checked; then `not_checked` says why.
+
+    target                the name of what was checked
+    checked, not_checked  phrases in the language of `lang`
+    """
 
     target: str
     kind: str  # layer, function, rotary or cache; empty where nothing was found to check
@@ -214,11 +228,11 @@ class Verdict:
             yield from other._lines()
 
     def _repr_html_(self) -> str:
-        colour = {True: "#1a7f37", False: "#b42318", None: "#8a6100"}[self.right]
+        colour = {True: "#1a7f37", False: "#b42318", None: "#8a6100"}[self.right]  # green, red, brown
         rows: list[str] = []
         for depth, text in self._lines():
             style = f"margin:.15em 0 .15em {depth * 1.2}em;overflow-wrap:anywhere"
-            if not rows:
+            if not rows:  # the heading
                 style += f";font-weight:600;border-left:.3em solid {colour};padding-left:.6em"
             rows.append(f'<p style="{style}">{escaped(text)}</p>')
         return f"<div>{''.join(rows)}</div>"

@@ -142,7 +142,7 @@ def _problem(
     to_layout, from_layout = ways
     rng = np.random.default_rng(0)
     shape = (BATCH, HEADS, TOKENS, HEAD_DIM)
-    # The same query, and the same key, at every place of every document: what differs among products is of the places.
+    # The same query, and the same key, at every place of every document: products differ by their places alone.
     q, k = np.broadcast_to(rng.normal(size=(2, 1, HEADS, 1, HEAD_DIM)), (2, *shape))
     v = rng.normal(size=shape)
     # A function of one kind of vector is called twice.
@@ -168,8 +168,8 @@ def _problem(
     if changes.max() > 1e-3:
         a, b = (x.flat[changes.argmax()] for x in (before, after))
         return "rope-mixed-layout", target.say("by_property_rope-mixed-layout", a=a, b=b)
-    # Two rows, each with the length of every vector: those of the rotated queries and then keys, and those of the same
-    # vectors as they were passed. A rotation changes no length.
+    # Two rows, each with the length of every vector: those of the rotated queries and then keys, and those of the
+    # same vectors as they were passed. A rotation changes no length.
     lengths, right = np.linalg.norm([rotated[:2], [to_layout(q), to_layout(k)]], axis=-1).reshape(2, -1)
     most = np.abs(lengths - right).argmax()
     if not np.isclose(lengths[most], right[most], rtol=1e-3):
@@ -197,8 +197,8 @@ ONE_TOKEN = (
     r"(one|single)[- ](new[- ])?token|token by token|one at a time|un (solo |nuevo )?token|token (a|por) token|"
     r"(?<!rep )(==|>|!=) 1\b"
 )
-# START, HELD: names of parameters, for where a piece starts and for what is held of those before it. UPDATES, READERS:
-# names of methods, which add to a cache or read it.
+# START, HELD: names of parameters, for where a piece starts and for what is held of those before it. UPDATES,
+# READERS: names of methods, which add to a cache or read it.
 START = r"start|offset|pos(ition)?s?|length|(start|cur|input|cache)_?(pos(ition)?s?|len|start)"
 HELD = r"past|cache|old|prev"
 # Errors of shapes and names, that count as a bug of the code; of other ones a call of ours may be the cause.
@@ -242,8 +242,8 @@ def cache_bug(subject: Subject, x: Any, whole: Any, target: Target) -> dict[str,
         gap = float(np.nan_to_num(np.abs(out - whole), nan=np.inf).max())
         bug = _out_of_order(held, x, subject, names)
         if gap < 1e-3 and bug != "cache-order":  # float32 rounds by less, and a token in another place changes more
-            # A prompt and single tokens after it: so text is generated, and pieces alone are wrong. Code that is right
-            # for single tokens alone was made for them.
+            # A prompt and single tokens after it: so text is generated, and pieces alone are wrong. Code that is
+            # right for single tokens alone was made for them.
             if steps is prompt_and_tokens and worst and not target.scope.tells(ONE_TOKEN):
                 return {bug: f"{shown}; {target.say('by_pieces')}" for bug, shown in worst.items()}
             if steps is not pieces:
@@ -376,7 +376,7 @@ def _fill(target: Target, to: Way) -> Problem | None:
     if isinstance(thing, type):
         state = build(target, {**WIDTHS, **target.options.args})
         methods = sorted(vars(thing))
-        # Of several the last in the alphabet, so that `update` is taken rather than `append`, `forward` or `__call__`.
+        # Of several the last in the alphabet: `update` rather than `append`, `forward` or `__call__`.
         call = getattr(state, [name for name in methods if re.match(UPDATES, name)][-1])
         reader = next((getattr(state, name) for name in methods if re.match(READERS, name)), None)
     total = sum(PIECES)

@@ -20,7 +20,7 @@ from headwise.teach.exercises import COURSE_NAMES, Exercise, Mark, exercises, fi
 from headwise.words import LANGUAGES
 
 PROGRESS, BACKUP = "progress.json", "backup"
-HINTS = 3  # of every exercise, each after another try
+HINTS = 3  # of every exercise, as its data file has them; each is shown after another try
 
 
 @dataclass
@@ -52,6 +52,7 @@ class Course:
         """Every file that is missing, and those that nobody has touched, in the language of the course."""
         for exercise in exercises():
             path, blank = self.path(exercise), exercise.source(self.language)
+            # An untouched file in another language is written anew.
             if not path.exists() or (read_bytes(path) != blank.encode() and self._untouched(exercise)):
                 write_whole(path, blank)
             if exercise.figure:
@@ -82,12 +83,15 @@ class Course:
             self.passed = [number for number in self.passed if number != exercise.number]
             times = self.tries.get(str(exercise.number))  # None before it has been marked
             is_try = verdict.status != "open" or (asked and times is not None and not self._untouched(exercise))
-            self.tries[str(exercise.number)] = (times or 0) + is_try
+            self.tries[str(exercise.number)] = (times or 0) + is_try  # from now on it counts as marked, also with 0
         self.save()
         return verdict
 
     def _named_by_check(self, exercise: Exercise, verdict: Mark) -> Mark:
-        """The verdict with the bugs that `headwise.check` finds, which knows more of them, and other styles of code."""
+        """The verdict with the bugs that `headwise.check` finds, which knows more of them, and other styles of code.
+
+        The same verdict where it finds none.
+        """
         checked = check(self.place_of_class(exercise), causal=exercise.causal, lang=self.language)
         findings = [finding for finding in checked.findings if finding.bug != UNKNOWN]
         if not findings:
@@ -116,7 +120,7 @@ class Course:
         for number in itertools.count(1):
             backup = backups / f"{exercise.name}-{number}.py"
             with suppress(FileExistsError):
-                backup.touch(exist_ok=False)  # so that of two calls at once no two have the number
+                backup.touch(exist_ok=False)  # taken, so that of two calls at once no two have the number
                 break
         write_whole(backup, read_bytes(path))
         write_whole(path, exercise.source(self.language))
@@ -128,7 +132,7 @@ class Course:
 
 def open_course(folder: Path, language: str | None) -> tuple[Course, bool]:
     """The course in a folder, made there if need be; and whether it is new."""
-    say = speaker(language or "en")  # the course's own language is not read yet
+    say = speaker(language or "en")  # the course's own language, which counts where none is given, is not read yet
     if folder.exists() and not folder.is_dir():
         raise HeadwiseError(say("course_is_file", folder=folder))
     path = folder / PROGRESS
@@ -138,10 +142,11 @@ def open_course(folder: Path, language: str | None) -> tuple[Course, bool]:
     course = Course(folder) if new else _read(path, say)
     course.language = language or course.language
     folder.mkdir(parents=True, exist_ok=True)
-    left = {folder: [PROGRESS, *_files()], folder / "figures": ["*.svg"], folder / BACKUP: ["*.py"]}  # by killed calls
+    # Unfinished files that killed calls left there, of these names.
+    left = {folder: [PROGRESS, *_files()], folder / "figures": ["*.svg"], folder / BACKUP: ["*.py"]}
     for place, names in left.items():
         if place.is_dir():
-            remove_unfinished(place, names, alone=False)
+            remove_unfinished(place, names, alone=False)  # another call may be running, and writing
     course.write_files()
     course.save()
     return course, new
@@ -158,6 +163,7 @@ def _files() -> list[str]:
 
 
 def _read(path: Path, say: Say) -> Course:
+    # Each line raises an error where the file was written by hand, and wrongly.
     try:
         course = Course(path.parent, **read_json(path))
         words(course.language)
@@ -171,7 +177,12 @@ def _read(path: Path, say: Say) -> Course:
 
 
 def told(exercise: Exercise, verdict: Mark, language: str, due: int, file: str, command: str) -> list[str]:
-    """What a learner reads of a verdict, line by line; `due` is the number of the hint that is due, 0 for none."""
+    """What a learner reads of a verdict, line by line.
+
+    due      number of the hint that is due, from 1; 0 for none
+    file     name of the learner's file or notebook
+    command  the command line that shows the solution, but for the options
+    """
     say, texts = speaker(language), exercise.texts[language]
     first = say(verdict.status, number=exercise.number, title=texts["title"], file=file)
     if verdict.status == "passed":
@@ -180,6 +191,7 @@ def told(exercise: Exercise, verdict: Mark, language: str, due: int, file: str, 
         return [line for line in (first, reveal, verdict.fix) if line]
     lines = [verdict.evidence]
     if verdict.bugs:
+        # Ids of an exercise's own bugs are not in the catalogue: their sentence alone is shown, which is the fix.
         known = [f"{catalogue()[bug].name(language)} ({bug})." for bug in verdict.bugs if bug in catalogue()]
         lines.append(say("bug", text=" ".join([*known, verdict.fix])))
     elif verdict.status == "wrong":
@@ -190,6 +202,6 @@ def told(exercise: Exercise, verdict: Mark, language: str, due: int, file: str, 
     if due:
         hint = exercise.hint(language, due, verdict.evidence)
         lines.append(say("hint", step=due, steps=HINTS, hint=hint))
-    if due == HINTS:
+    if due == HINTS:  # the last: the command that shows the solution is offered
         lines.append(say("last_hint", command=command, number=exercise.number))
     return [first, *(f"  {line}" for line in lines)]

@@ -50,7 +50,8 @@ from headwise.teach.subject import (
 
 LENGTHS = np.array([7, 4, 6, 3, 5])  # real tokens of the five documents
 # Words of the learner's code, as regular expressions, and what they tell.
-# CAUSAL is looked for in the code, CAUSAL_NAME in the name of the class or function: either says that it is causal.
+# CAUSAL is looked for in the code, CAUSAL_NAME in the name of the class or function: either says that it is causal. A
+# `context_length` or `block_size` does, for it is the size of the causal mask that such code makes.
 CAUSAL = r"causal|tril|triu|context_?length|block_?size|autoregress|look_?ahead|no_?peek|subsequent"
 CAUSAL_NAME = r"causal|masked|gpt|llama|mistral|decoder|autoregress|qwen|gemma"
 # WIDE finds a softmax that is computed in 32 bits, in one of two cases: something before it is turned to 32 bits
@@ -66,22 +67,22 @@ WIDE = rf"(?s)({WIDENED}|{NEVER_NARROWED})(?<!def )softmax{NOT_OF_16_BITS}"
 # Axes in which tokens come before the documents of a batch, as an unpacked shape or a comment has them: `T, B, C`.
 TOKENS_FIRST = r"(?m)(^\s*|\()(s|t|l|(n_)?tokens|seq\w*|\w*len\w*), ?(b|n|bs|bsz|(n_)?batch\w*), ?\w+"
 LENGTH = r"(valid|seq|key|x|src|input)?_?(lens?|lengths?)"  # an argument with the lengths of documents
-CONTEXTS = r"context|memory|enc\w*|key_value_states|kv|source|other|cond|cross\w*"  # with another text
+CONTEXTS = r"context|memory|enc\w*|key_value_states|kv|source|other|cond|cross\w*"  # an argument with another text
 NOT_MODELLED = (  # what the correct form here cannot compute: code with it is not called wrong for it
     r"tanh|temperature|logit_scale|normalize\(|alibi|softcap|soft_cap|sink|relative_|conv\d?d|sigmoid|window_size|"
     r"sliding|bucket|layernorm|layer_norm\("
 )
 TABLE = r"(all_?)?(params?|weights|state_dict|sd|p|w|theta|pesos|parametros)"  # an argument with all weights by name
 HELPERS = r"softmax|linear|mul|vec|dot|norm"  # in the name of a function that is given what is wrong elsewhere
-# Of the largest number. bfloat16 keeps 8 bits, so one rounding is off by 0.4 % at most; but several follow one another,
-# and of a score of 5 that is an error of 2 % in its weight.
+# Of the largest number. bfloat16 keeps 8 bits, so one rounding is off by 0.4 % at most; but several follow one
+# another, and of a score of 5 that is an error of 2 % in its weight.
 TOLERANCE_OF_16_BITS = 2e-2
 # Errors that wrong code raises; others, such as of memory or of the system, say nothing of it.
 STOPS = (NameError, AttributeError, TypeError, ValueError, IndexError, KeyError, RuntimeError, ZeroDivisionError)
 
 
 class Table(dict[str, Any]):
-    """Weights by their names, as `attn_wq`. A key that is none of them, as `layer0.attn_wq`, gets that of its role."""
+    """Weights by their names, as `attn_wq`. Any other key, as `layer0.attn_wq`, gets that of its role."""
 
     def __missing__(self, key: str) -> Any:
         return next(value for name, value in self.items() if role_of(name) == role_of(key))
@@ -158,8 +159,8 @@ class Examiner:
         # A helper is right most often, and what it is given is not.
         line = next((f for f in reversed(frames) if not re.search(HELPERS, f.name)), frames[-1]).lineno or 1
         evidence, bug = in_one_line(error), "raises"
-        # Code that stops at our shorter text, and not at one that fills the context, is fixed to that length. Where it
-        # stops there as well, the suppressed error skips the rest of this block.
+        # Code that stops at our shorter text, and not at one that fills the context, is fixed to that length. Where
+        # it stops there as well, the suppressed error skips the rest of this block.
         with contextlib.suppress(Exception):
             instance = build(self.target, self.options.args)
             whole_context = np.ones((size.BATCH, size.CONTEXT, size.WIDTH))
@@ -227,7 +228,7 @@ class Examiner:
     def _is_apart(self, call: Any, module: Any) -> bool:
         """Does no token change what comes out for another?"""
         x = self.rng.normal(size=(size.BATCH, size.TOKENS, size.WIDTH))
-        other = np.concatenate([x[:, :1] + 1, x[:, 1:]], 1)
+        other = np.concatenate([x[:, :1] + 1, x[:, 1:]], 1)  # another first token of each document
         with contextlib.suppress(Exception):  # what cannot be called so is judged elsewhere
             subject = subject_of(self.target, call, module)
             a, b = subject((x,) * 3), subject((other,) * 3)
@@ -268,8 +269,8 @@ class Examiner:
         failures = []
         split = self._sizes_of_split(subject)
         ranks = self._ranks()
-        # Code that works with a number of heads may cut them itself: it gets (B,T,h*d) or (T,h*d), `joined`, before it
-        # gets one head's vectors. Inputs of 4 axes, (B,h,T,d), are cut already.
+        # Code that works with a number of heads may cut them itself: it gets (B,T,h*d) or (T,h*d), `joined`, before
+        # it gets one head's vectors. Inputs of 4 axes, (B,h,T,d), are cut already.
         forms = [(rank, True) for rank in ranks if split and rank < 4] + [(rank, False) for rank in ranks]
         for rank, joined in forms:
             if verdicts and split and not joined:
@@ -328,7 +329,7 @@ class Examiner:
         heads, groups, d = sizes
         if not joined:
             inputs = self._inputs(subject, *((size.BATCH, n, size.TOKENS, d) for n in (heads, groups)))
-            return inputs, [Reading(Weights(heads, groups, dict.fromkeys("qkvo")))]  # no matrices: nothing is projected
+            return inputs, [Reading(Weights(heads, groups, dict.fromkeys("qkvo")))]  # nothing is projected
         inputs = self._inputs(subject, *((size.BATCH, size.TOKENS, n * d) for n in (heads, groups)))
         # Identities as projections, which leave the inputs as they are, so that every layout of heads can be tried.
         identity = {"q": np.eye(heads * d), "k": np.eye(groups * d), "v": np.eye(groups * d)}
@@ -439,7 +440,7 @@ class Examiner:
         # rounds are gone through, those of single bugs.
         if "batch-mixed" in self.shown or is_narrow:
             rounds = rounds[: len(versions)]
-        fills = [x for x in self.scope.numbers if x < 1e-3]  # that may stand for a forbidden score
+        fills = [x for x in self.scope.numbers if x < 1e-3]  # may stand for a forbidden score: negative, 0 or nearly
         for pairs, guess in rounds:
             search = Search(fills, self.options.seconds / len(rounds), self._has(choices[0]), pairs)
             explanation = search.explain(choices, versions[guess])
@@ -507,7 +508,7 @@ class Examiner:
         """
         read = [n.id for n in ast.walk(self.scope.tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
         for name, parameter in arguments_of(subject.call).items():
-            if parameter.default is not None or name not in read:  # what the code takes by choice has the default None
+            if parameter.default is not None or name not in read:  # by choice: its default is None
                 continue
             case, call = "", subject
             if re.fullmatch(LENGTH, name) and subject.rank == 3:
@@ -672,7 +673,7 @@ def _wrong_slopes(subject: Subject, x: Any) -> list[str]:
     for name, weight in vars(module).items():
         for other in {f"d{name}", f"d_{name}", f"grad_{name}", f"{name}_grad"} & set(kept):
             pairs[name] = weight, kept[other]
-    # Of a step in one number. Roundings of float32, and the bend of the function, come to less than the 2 % below.
+    # Of the step in each number. Roundings of float32, and the bend of the function, come to less than the 2 % below.
     length = 1e-3
     wrong = []
     for name, (place, gradient) in pairs.items():

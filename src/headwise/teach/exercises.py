@@ -34,6 +34,7 @@ from headwise.words import LANGUAGES
 BLANK = re.compile(r"^\s*\.\.\.\s*(#.*)?$")  # a line that the learner must replace
 WIDTH = 88  # columns of the text of an exercise
 SECONDS = 30  # of the learner's process, the import of torch included
+# A course's name of a class -> the exercise's.
 COURSE_NAMES = {"MultiHeadAttn": "MultiHeadAttention", "MultiHeadedAttentionWrapper": "MultiHeadAttentionWrapper"}
 SHOWN = 60  # characters of a value or call, at most
 
@@ -52,7 +53,8 @@ class Exercise:
     figure: str | None = None
     name_of_class: str | None = None  # that `headwise.check` reads as a whole
     causal: bool = True  # ought that class to be causal by itself?
-    # Each has an id, `replace` (pairs of texts) and a sentence for each language; with `told` it is no failure.
+    # Each has an id, `replace` (pairs of texts: of the solution, and what stands there with the bug) and a sentence
+    # for each language. With `told` it is a remark, and the exercise is passed all the same.
     bugs: tuple[dict[str, Any], ...] = ()
 
     @property
@@ -66,6 +68,7 @@ class Exercise:
             code = code.replace(f"<{index}>", note)
         if solved:
             return re.sub(r" *#\?$", "", code, flags=re.MULTILINE)
+        # Lines with `#?` that follow one another become one blank, as far in as the first of them.
         blank = rf"\1...  # {speaker(language)('fill')}\n"
         return re.sub(r"^( *)[^\n]*#\?\n(?:[^\n]*#\?\n)*", blank, code, flags=re.MULTILINE)
 
@@ -91,8 +94,8 @@ class Exercise:
             code = self.code()
             pairs = [pair for place in chosen for pair in self.bugs[place]["replace"]]
             for before, after in pairs:
-                # The first of two bugs may have changed the text that the second one would change: then the pair is no
-                # variant.
+                # The first of two bugs may have changed the text that the second one would change: then the pair is
+                # no variant.
                 if before not in code:
                     break
                 code = code.replace(before, after)
@@ -107,9 +110,10 @@ class Exercise:
     def hint(self, language: str, step: int, evidence: str) -> str:
         """The hint of that number, from 1; those on functions that are right already come last."""
         functions = re.findall(r"^def (\w+)", self.solution, re.M)
+        # The evidence begins with the first call that is wrong, such as "dot([1.0, ...": its function is at fault.
         wrong = re.split(r"\W", evidence, maxsplit=1)[0]
         right = [name for name in functions if wrong in functions and name != wrong]
-        hints = self.texts[language]["hints"]
+        hints = self.texts[language]["hints"]  # one on a single function begins with its name
         return sorted(hints, key=lambda hint: re.split(r"\W", hint, maxsplit=1)[0] in right)[step - 1]
 
     def figure_file(self, language: str) -> str:
@@ -183,14 +187,15 @@ def mark(exercise: Exercise, source: str, language: str) -> Mark:
 
 def judge(exercise: Exercise, source: str, outcomes: dict[str, Any], guess: str | None, language: str) -> Mark:
     """The verdict on `outcomes`: the learner's under the file's name, the solution's under "", those of the bugs."""
+    # Where the process ended early, there is nothing of the solution.
     learner, right = outcomes.pop(exercise.file), outcomes.pop("", {"values": []})
     error = learner.get("error")
     difference = first_difference(exercise, learner["values"], right["values"], language)
     if difference is None and error is None:
         return Mark("passed", guess)
-    variant = ""
-    for name, outcome in outcomes.items():
-        if outcome.get("error") == error and close(learner["values"], outcome["values"]):
+    variant = ""  # none: no known bug does the same
+    for name, wrong in outcomes.items():
+        if wrong.get("error") == error and close(learner["values"], wrong["values"]):
             variant = name
             break
     bugs = exercise.bugs_of(variant)
@@ -204,7 +209,7 @@ def judge(exercise: Exercise, source: str, outcomes: dict[str, Any], guess: str 
             evidence = speaker(language)(learner["end"], seconds=SECONDS)
         elif learner["call"]:
             evidence = f"{shortened(learner['call'])}: {error}"
-    if bugs and all(bug.get("told") for bug in bugs):
+    if bugs and all(bug.get("told") for bug in bugs):  # remarks alone
         status = "passed"
     names = tuple(bug["id"] for bug in bugs)
     return Mark(status, guess, line, quoted, names, evidence, " ".join(bug[language] for bug in bugs))
@@ -220,7 +225,7 @@ def guess_of(source: str) -> str | None:
 
 def choice(value: object) -> str | None:
     """a, b or c, as people write them; None for anything else."""
-    letter = str(value).strip(" ().").lower()
+    letter = str(value).strip(" ().").lower()  # "(B)." -> "b"
     return letter if letter in ("a", "b", "c") else None
 
 
@@ -262,14 +267,14 @@ def outcome(code: str | Mapping[str, Any], name: str, setup: str, calls: Sequenc
         inputs: dict[str, Any] = {}
         exec(compile(setup, "setup", "exec"), inputs)
         for call in calls:
-            kept = {key: _copied(value) for key, value in inputs.items()}
+            kept = {key: _copied(value) for key, value in inputs.items()}  # fresh inputs for each call
             values.append(plain(eval(call, {**module, **kept})))
-    except BaseException as error:
+    except BaseException as error:  # `exit()` too
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == name]
         text = str(error)
         if isinstance(error, SyntaxError):
             text, lines = error.msg, [error.lineno]
-        text = f"{type(error).__name__}: {text}".removesuffix(": ")
+        text = f"{type(error).__name__}: {text}".removesuffix(": ")  # of an error without a text
         return {"values": values, "call": call, "error": text, "line": lines[-1] if lines else None}
     return {"values": values}
 
@@ -283,7 +288,7 @@ def with_course_names(names: dict[str, Any]) -> None:
 
 def _copied(value: Any) -> Any:
     """A copy, so that code which writes into its input spoils nothing; modules and functions as they are."""
-    with contextlib.suppress(TypeError):
+    with contextlib.suppress(TypeError):  # of what cannot be copied, such as a module
         return copy.deepcopy(value)
     return value
 
@@ -299,9 +304,9 @@ def first_difference(exercise: Exercise, values: list[Any], right: list[Any], la
             return say("nothing", call=call)
         shape, shape_wanted = _shape(got), _shape(wanted)
         if shape != shape_wanted:
-            key = "shape" if shape and shape_wanted else "gives"
+            key = "shape" if shape and shape_wanted else "gives"  # a number has no shape: then both are shown
             return say(key, call=call, got=shape or shortened(str(got)), right=shape_wanted or shortened(str(wanted)))
-        while isinstance(got, list):
+        while isinstance(got, list):  # down to the first number that differs: call[0][2]
             index = next(n for n, pair in enumerate(zip(got, wanted, strict=True)) if not close(*pair))
             got, wanted, call = got[index], wanted[index], f"{call}[{index}]"
         return say("gives", call=call, got=_number(got), right=_number(wanted))
@@ -330,7 +335,7 @@ def likely_line(exercise: Exercise, source: str, variant: str) -> tuple[int | No
     best = (0.6, 0)  # a line less like it than that says nothing; of two as like, the upper one
     likeliest: tuple[int | None, str] = (None, "")
     for wrong in exercise.variants()[variant.split()[0]].splitlines():
-        if wrong in right or wrong.strip() == "pass":
+        if wrong in right or wrong.strip() == "pass":  # "pass" stands where the bug leaves a line out
             continue
         for number, line in enumerate(source.splitlines(), 1):
             likeness = SequenceMatcher(None, line.strip(), wrong.strip()).ratio()
@@ -340,10 +345,15 @@ def likely_line(exercise: Exercise, source: str, variant: str) -> tuple[int | No
 
 
 def mark_names(exercise: Exercise, names: Mapping[str, Any], guess: str | None, language: str) -> Mark:
-    """Mark what a notebook has defined, in its own process; see `mark`."""
+    """Mark what a notebook has defined, in its own process; see `mark`.
+
+    names  what it has defined, as `globals()` gives it
+    guess  its answer to the question, a, b or c
+    """
     if guess is None:
         return Mark("open", evidence=speaker(language)("unanswered"))
     outcomes = _outcomes(exercise.setup, exercise.calls, {exercise.file: names, "": exercise.code()})
+    # The bugs are run only where something is wrong, for that takes time.
     if not close(outcomes[exercise.file]["values"], outcomes[""]["values"]):
         outcomes |= _outcomes(exercise.setup, exercise.calls, exercise.variants())
     return judge(exercise, "", outcomes, guess, language)
@@ -356,7 +366,8 @@ def _outcomes(setup: str, calls: Sequence[str], codes: Mapping[str, Any]) -> dic
 def main() -> None:
     """In the process of its own: what the calls give, of the variants first, which are ours, then of the learner."""
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    codes = {**job["variants"], job["name"]: job["source"]}
+    codes = {**job["variants"], job["name"]: job["source"]}  # the order counts: what runs first cannot be spoilt
+    # The text of the solution says whether torch is wanted.
     alone(job, job["variants"][""], lambda: _outcomes(job["setup"], job["calls"], codes))
 
 

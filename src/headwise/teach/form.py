@@ -18,7 +18,7 @@ from headwise.teach.bugs import Settings
 Inputs = tuple[Any, Any, Any]  # queries, keys and values
 Arrays = Mapping[str, Any]  # by their roles
 
-# Every step of the layer, as it is right. A comment tells the step, and in quotes the other values that a bug gives it.
+# Every step of the layer, as it is right. A comment tells the step, and in quotes other values, which bugs give it.
 CORRECT: dict[str, Any] = {
     "input_width": 1,  # of the input, filled in by `compute`
     "compared": "head",  # how much of queries and keys a head compares: its own slice, or "all" of their width
@@ -103,7 +103,7 @@ def compute(weights: Weights, inputs: Inputs, masks: Masks, settings: Settings, 
     """
     s = {**CORRECT, **settings, "input_width": inputs[0].shape[-1]}
     x = dict(zip("qkv", inputs, strict=True))
-    # A place is what vectors are used as; a bug may make those of place k with the matrix, or of the input, of queries.
+    # A place is what vectors are used as. A bug may make those of place k with W_Q, or of the input of queries.
     vectors = {place: project(weights, x[s[f"{place}_input"]], place, s, xp) for place in "qkv"}
     if s["rope"]:
         T = x["q"].shape[1]
@@ -197,9 +197,9 @@ def attend(q: Any, k: Any, v: Any, masks: Masks, s: Settings, xp: Any = np) -> t
     """Scores and weights (B,h,T,S), heads (B,h,T,e). `s` has all of CORRECT."""
     (B, H, T, d), S = q.shape, k.shape[2]
     widths = {"head": d, "model": H * d, "input": s["input_width"], "heads": H, "tokens": T}
-    # What scores are divided by, under the name of each scale. "head" is the root of that width, "whole-head" the width
-    # itself, and so for the other widths. "times" and "times-width" multiply by the root, or by the width, of a head:
-    # to divide by 1 / n is to multiply by n.
+    # What scores are divided by, under the name of each scale. "head" is the root of that width, "whole-head" the
+    # width itself, and so for the other widths. "times" and "times-width" multiply by the root, or by the width, of a
+    # head: to divide by 1 / n is to multiply by n.
     sizes = {"none": 1, "times": d**-0.5, "times-width": 1 / d}
     for name, width in widths.items():
         sizes |= {name: width**0.5, f"whole-{name}": width}
@@ -273,8 +273,8 @@ def allowed_by(masks: Masks, s: Settings, B: int, H: int, T: int, S: int) -> Any
         allowed = allowed & rules.get(s["see"], ahead <= 0)
     if masks.real is not None and s["padding"] != "nothing":
         document, head = np.arange(B)[:, None], np.arange(H)[None]
-        # "cycle": the B masks are laid again and again on the B * H maps, so that head 1 of document 0 gets the mask of
-        # document 1. "next": the mask of the next document.
+        # "cycle": the B masks are laid again and again on the B * H maps, so that head 1 of document 0 gets the mask
+        # of document 1. "next": the mask of the next document.
         owners = {"cycle": (document * H + head) % B, "next": (document + 1) % B}
         real = np.asarray(masks.real)[owners.get(s["mask_of"], document)]  # (B,H|1,S), of whose mask a head gets
         on_queries = s["padding"] == "queries" and T == S

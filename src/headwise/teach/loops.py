@@ -32,7 +32,7 @@ MODULES = {
 WEIGHT = re.compile(r"(^|[_.])w_?(q|k|v|o|query|key|value|out)$|(q|k|v|o|query|key|value|out)_?(proj|weight)", re.I)
 # A plain value: names, numbers and operators, and no call.
 PLAIN = re.compile(r"(?!.*\w\()[\w.,+*/%'\s()-]+")
-# A loop that a page printed without indentation: its first line, and its body, which ends where it last adds to a list.
+# A loop that a page printed without indentation: its first line; its body, which ends where it last adds to a list.
 UNINDENTED = re.compile(r"(?ms)^([ \t]*for [^\n]*:[ \t]*(?:#[^\n]*)?\n)(.*(?:\.(?:extend|append)\(|\+=)[^\n]*)")
 # A statement that adds something to a list or an array: `x += ...`, `x[i] = ...`, `x.append(...)`, or `x = ...` of x
 # itself with more: \1 is x again, as a name of its own, not behind a dot or in quotes, nor as an argument, `x=`.

@@ -45,7 +45,8 @@ from headwise.teach.source import ENCODINGS, MASK, meanings_of
 from headwise.teach.subject import Target, arguments_of, build, meaning_of, subject_of, to_kind
 
 LARGEST_DIFFERENCE = 1e-3  # of logits, which are of the order of 10: float32, two layers, sums in another order
-# How wide a class with sizes of its own may be: twice the 64 of the preset, a round choice. A wider one trains longer.
+# How wide a class with sizes of its own may be: twice the 64 of the preset, a round choice. A wider one takes
+# longer to train.
 WIDEST = 128
 SHAPE = {"bias": True}  # of the preset `course`: a course's class has a bias in its last projection
 TELLING = "sees_later", "adds_input", "too_wide", "returns_shape", "no_such_layer"  # reasons, the most telling first
@@ -184,7 +185,7 @@ def _fitted(target: Target, sizes: Sizes, theirs: bool, mask: MaskForm | None, c
 def _attempts(target: Target, config: GPTConfig) -> Iterator[tuple[Sizes, bool]]:
     """Sizes to build it with, and whether its own defaults stay: first the sizes of the GPT, everywhere in the file.
 
-    Between the attempts the constants in `target.namespace` change, so each must be tried before the next is asked for.
+    Between the attempts constants in `target.namespace` change, so each must be tried before the next is asked for.
     """
     sizes: dict[str, Any] = {
         "WIDTH": config.d_model,
@@ -200,7 +201,7 @@ def _attempts(target: Target, config: GPTConfig) -> Iterator[tuple[Sizes, bool]]
     theirs = {n: x for n, x in target.namespace.items() if type(x) in (int, float) and meaning_of(n) in sizes}
     target.namespace.update({name: sizes[meaning_of(name)] for name in theirs})
     yield sizes, False
-    # An `out` width may be that of each head: heads that stand side by side without W_O come to the width of the model.
+    # An `out` width may be that of each head: side by side, without W_O, heads come to the width of the model.
     for name in arguments_of(target.thing):
         if meaning_of(name) == "WIDTH" and "out" in name.lower():
             yield {**sizes, name: sizes["HEAD_DIM"]}, False

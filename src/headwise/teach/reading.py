@@ -19,7 +19,8 @@ from headwise.teach.bugs import Settings, UncheckedError
 from headwise.teach.form import Weights
 from headwise.teach.subject import HEAD_DIM, HEADS, NAMES, VALUES, WIDTH, Target, arguments_of, meaning_of
 
-# Role -> the pattern of a whole name, from parts in names.toml: "wq", "qproj" and "toqueries" are q. The order counts.
+# Role -> the pattern of a whole name, from parts in names.toml: "wq", "qproj" and "toqueries" are q. The first
+# role that fits counts.
 ROLES = {
     role: re.compile(f"{NAMES['weights']['stem']}(?:{NAMES['weights'][role]}){NAMES['weights']['tail']}")
     for role in ("qkv", "kv", "q", "k", "v", "o")
@@ -198,8 +199,8 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
     scales: list[Settings] = [{}, {"scale": "none"}] if folded else [{}]
     residuals: list[Settings] = [{}, {"residual": True}] if target.scope.says(RESIDUAL) else [{}]
     choices: list[Reading] = []
-    # Of readings that give the same numbers the first one counts, so the usual ones come before a scale that is folded
-    # into a weight, and before an input that is added.
+    # Of readings that give the same numbers the first one counts, so the usual ones come before a scale that is
+    # folded into a weight, and before an input that is added.
     for residual, scale, reading in itertools.product(residuals, scales, fitting):
         settings = {**reading.settings, **scale, **residual}
         choices += styles(replace(reading, settings=settings), bases, fractions)
@@ -269,7 +270,8 @@ def _read(parts: Parts, H: int | None, G: int | None, width: int, order: str, si
                 if role in biases:
                     biases[role] = np.concatenate([biases[role]] * H)
             of_q, of_k, of_v = H * of_q, H * of_k, H * of_v
-    # From here the shapes decide, not a name: the heads of keys are as many as heads of width d fit in their features.
+    # From here the shapes decide, not a name: the heads of keys are as many as heads of width d fit in their
+    # features.
     G = of_k // max(d, 1)
     if not G or of_q % H or of_k % d or H % G or of_v % G:
         raise ValueError("heads of other widths")

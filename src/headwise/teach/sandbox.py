@@ -28,16 +28,17 @@ from typing import Any, NamedTuple
 
 from headwise.teach.bugs import read_toml, speaker
 
-MEMORY = 4 << 30  # bytes that the process may hold
-LARGEST_FILE = 1 << 30  # bytes of a file that it writes
+# In bytes, and round: 4 GiB that the process may hold, 1 GiB of a file that it writes. A check needs far less.
+MEMORY = 4 << 30
+LARGEST_FILE = 1 << 30
 
 
 class Ended(NamedTuple):
-    """What a process left: its answer, empty where there is none; its exit code, None where time ended it; a trace."""
+    """What a process left."""
 
-    answer: str
-    code: int | None
-    trace: str
+    answer: str  # JSON; empty where there is none
+    code: int | None  # its exit code, -9 where signal 9 ended it; None where it ran out of time
+    trace: str  # what it wrote of where it stood; empty where it wrote nothing
 
 
 def run_apart(
@@ -61,12 +62,14 @@ def run_apart(
         work = Path(folder) / "work"
         work.mkdir()
         asked.write_text(json.dumps({**request, "answer": str(answer), "trace": str(trace)}), encoding="utf-8")
+        # This package comes first, so that the process runs the same one. An empty entry would be its own folder.
         path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
+        # No graphics card, no window of a plot, one thread; and no file outside of the folder that it stands in.
         environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "HOME": str(work)}
         environment |= {"TMPDIR": str(work), "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "agg", "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(
             [sys.executable, "-m", module, str(asked)],
-            cwd=work, env=environment, start_new_session=True,
+            cwd=work, env=environment, start_new_session=True,  # a session, and so a group, of its own: `killpg`
             stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True,
             stdout=subprocess.PIPE if hear else subprocess.DEVNULL,
         )  # fmt: skip
@@ -79,7 +82,7 @@ def run_apart(
         except subprocess.TimeoutExpired:
             code = None
         finally:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # of a group that has ended
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         keep(work)
@@ -88,12 +91,17 @@ def run_apart(
 
 
 def alone(request: dict[str, Any], text: str, work: Callable[[], Any]) -> None:
-    """In the process of its own: limit what code of that text may do, write the answer of `work` as JSON, and end."""
+    """In the process of its own: limit what code of that text may do, write the answer of `work` as JSON, and end.
+
+    request  as `run_apart` wrote it, with `answer`, the file to write, and `lang`
+    text     of the code that `work` runs, which tells whether it wants torch
+    """
+    # Where the system has no such limits, or lower ones.
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no dump of the memory where it crashes
         resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
     if re.search(r"\btorch\b|\bnn\.", text):  # `nn.` alone: imports that are missing are lent
         import torch  # before the guard stands: it opens what it needs
@@ -105,6 +113,8 @@ def alone(request: dict[str, Any], text: str, work: Callable[[], Any]) -> None:
     os._exit(0)  # threads and handlers of the learner's code are not waited for
 
 
+# Audit events of Python: what must not be called at all; what must not meet a path outside the folder; and flags with
+# which a file is opened to be written.
 FORBIDDEN = ("os.fork", "os.forkpty", "os.exec", "os.posix_spawn", "os.spawn", "os.system", "os.kill", "os.killpg",
              "subprocess.Popen", "pty.spawn", "socket.connect", "socket.bind", "socket.sendto",
              "socket.sendmsg")  # fmt: skip
@@ -123,7 +133,7 @@ def guard(work: Path, lang: str) -> None:
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if key := objection(event, arguments, work):
-            thing = arguments[0] if arguments else ""
+            thing = arguments[0] if arguments else ""  # what the message names
             if key == "must_not_write":
                 thing = os.fsdecode(thing)
             raise RefusedError(say(key, event=event, thing=thing))
@@ -153,13 +163,15 @@ def objection(event: str, arguments: tuple[Any, ...], work: Path) -> str:
 # What the kernel of Linux holds.
 
 # Numbers of system calls, on x86-64 and on ARM of 64 bits. Those that are refused stand in calls.toml.
+# The numbers here are those of the kernel's headers: unistd.h, audit.h, seccomp.h, landlock.h, prctl.h, bpf_common.h.
 CLONE3, CLONE, TGKILL, MMAP = (435, 435), (56, 220), (234, 131), (9, 222)
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # the column above; AUDIT_ARCH
-SECCOMP = {"x86_64": 317, "aarch64": 277}
+SECCOMP = {"x86_64": 317, "aarch64": 277}  # the call that installs a filter
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446  # on both
 # What a filter answers: let the call be, or refuse it with an error, whose number is added.
 ALLOW, ERROR = 0x7FFF0000, 0x00050000
 
+# Bits of what Landlock can forbid. LANDLOCK_CHANGES has, by the version of Landlock, those that change files.
 WRITE_FILE, TRUNCATE = 1 << 1, 1 << 14
 # Bits 4 to 12 remove and make entries of each kind; 13 moves them to another folder; kernels know 13 and 14 later.
 LANDLOCK_CHANGES = {1: WRITE_FILE | 0x1FF0, 2: WRITE_FILE | 0x3FF0}
@@ -193,34 +205,36 @@ def confine(folder: Path) -> None:
     if _filters():
         program = _program()
         buffer = ctypes.create_string_buffer(program)
-        sock_fprog = struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer))  # steps of 8 bytes, their address
+        # The struct sock_fprog of C: how many steps of 8 bytes, and their address, which `buffer` keeps alive.
+        sock_fprog = struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer))
         SET_FILTER, EVERY_THREAD = 1, 1
         _call(SECCOMP[platform.machine()], SET_FILTER, EVERY_THREAD, sock_fprog)
 
 
 def _call(number: int, *arguments: object) -> int:
     """A system call; -1 where it is refused."""
+    # Whole numbers in all 64 bits; ctypes would pass 32. Bytes go as their address.
     whole = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
     return int(ctypes.CDLL(None).syscall(ctypes.c_long(number), *whole))
 
 
 def _landlock() -> int:
     """The version of Landlock; 0 or less where there is none."""
-    VERSION = 1
+    VERSION = 1  # a flag: no rules are made, the version comes back
     return _call(LANDLOCK_CREATE, None, 0, VERSION) if sys.platform == "linux" else 0
 
 
 def _filters() -> bool:
     if sys.platform != "linux" or platform.machine() not in ARCHITECTURES:
         return False
-    ACTION_AVAILABLE = 2
+    ACTION_AVAILABLE = 2  # asks whether a filter may answer with an error
     return _call(SECCOMP[platform.machine()], ACTION_AVAILABLE, 0, struct.pack("=I", ERROR)) == 0
 
 
 def _hold_files(folder: Path, changes: int) -> None:
     """Landlock: files change beneath the folder alone, and the null device may be written to."""
     BENEATH_PATH = 1
-    rules = _call(LANDLOCK_CREATE, struct.pack("=Q", changes), 8, 0)
+    rules = _call(LANDLOCK_CREATE, struct.pack("=Q", changes), 8, 0)  # what is forbidden, but for the two rules below
     for path, allowed in ((folder, changes), (Path(os.devnull), changes & (WRITE_FILE | TRUNCATE))):
         opened = os.open(path, os.O_PATH)
         _call(LANDLOCK_ADD, rules, BENEATH_PATH, struct.pack("=Qi", allowed, opened), 0)
@@ -240,18 +254,20 @@ def _program() -> bytes:
     column, architecture = ARCHITECTURES[platform.machine()]
     steps = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, architecture), (END, 0, 0, REFUSE), (LOAD, 0, 0, NUMBER)]
     steps += [(AT_LEAST, 0, 1, 1 << 30), (END, 0, 0, REFUSE)]  # the same calls under other numbers, on x86-64
-    for numbers in read_toml("calls.toml").values():
+    for numbers in read_toml("calls.toml").values():  # -1: this kind of processor has no such call
         if numbers[column] >= 0:
             steps += [(EQUAL, 0, 1, numbers[column]), (END, 0, 0, REFUSE)]
     # A C library takes `clone` where there is no `clone3`, whose flags no filter can read.
     steps += [(EQUAL, 0, 1, CLONE3[column]), (END, 0, 0, ERROR | errno.ENOSYS)]
-    # Of these calls one argument decides, as far as a mask leaves its bits.
+    # Of these calls one argument decides, as far as a mask leaves its bits: `clone` may start a thread and no
+    # process, `mmap` may not share memory without a file, and `tgkill` may reach the threads of this process alone.
     THREAD, SHARED_AND_NAMELESS, PROCESS = 0x10000, 0x21, 0xFFFFFFFF
     for numbers, place, mask, value, if_so, else_ in (
         (CLONE, 0, THREAD, THREAD, ALLOW, REFUSE),
         (MMAP, 3, SHARED_AND_NAMELESS, SHARED_AND_NAMELESS, REFUSE, ALLOW),
         (TGKILL, 0, PROCESS, os.getpid(), ALLOW, REFUSE),  # a process may end itself, as abort() does
     ):
+        # Of another call the next five steps are jumped over, and its number stays loaded.
         steps += [(EQUAL, 0, 5, numbers[column]), (LOAD, 0, 0, FIRST + 8 * place), (AND, 0, 0, mask)]
         steps += [(EQUAL, 0, 1, value), (END, 0, 0, if_so), (END, 0, 0, else_)]
     return b"".join(struct.pack("=HBBI", *step) for step in [*steps, (END, 0, 0, ALLOW)])

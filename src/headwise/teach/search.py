@@ -124,12 +124,12 @@ class Search:
     def _sets(
         self, number: int, forms: int | None, settings: Settings, case: Case
     ) -> Iterator[tuple[tuple[str, ...], Settings]]:
-        """No bug, every bug, or every two of them, each in its first `forms`; and what they change in the settings."""
+        """No bug, every bug, or every two of them, in their first `forms`; and what they change in the settings."""
         if number == 0:
             yield (), {}
             return
-        # What shows with the mask alone is a bug of the mask, where both give the same numbers: there bugs that need a
-        # mask come first, False before True.
+        # What shows with the mask alone is a bug of the mask, where both give the same numbers: there bugs that need
+        # a mask come first, False before True.
         bugs = sorted(self.bugs, key=lambda bug: case.name != "plain" and "mask" not in bug.needs)
         singles = []
         for bug in bugs:
@@ -165,7 +165,7 @@ class Search:
         if not case.is_masked or "fill" in settings or s["mask_at"] == "weights":
             return
         (B, T), S = case.inputs[0].shape[:2], case.inputs[1].shape[-2]
-        # Are there rows without a key? Of inputs (B,h,T,d), where the second size is not T, it is not counted: perhaps.
+        # Are there rows without a key? Inputs (B,h,T,d), whose second size is not T, are taken to have some.
         empty = case.inputs[0].ndim != 3 or not allowed_by(case.masks, s, B, 1, T, S).any(-1).all()
         if empty and "empty" not in settings:
             yield {"empty": "zero"}
@@ -251,7 +251,7 @@ def _future(wrong: Stages, right: Stages, case: Case, say: Say) -> str:
 
 
 def _rows(wrong: Stages, say: Say) -> str:
-    """The row whose weights add up to a number farthest from 1, empty where all do to 1; a row of NaN adds up to 0."""
+    """The row whose weights add up to a number farthest from 1, empty where that is 1; a row of NaN adds up to 0."""
     sums = np.nan_to_num(wrong.weights, posinf=0, neginf=0).sum(-1)
     b, h, t = np.unravel_index(np.abs(sums - 1).argmax(), sums.shape)
     total = float(sums[b, h, t])
@@ -280,7 +280,7 @@ def stage_of(explanation: Explanation, case: Case, say: Say) -> str:
     rows = np.nan_to_num(np.moveaxis(gap, -2, 0).reshape(gap.shape[-2], -1), nan=np.inf).max(-1)
     first = int((rows > min(1e-3, rows.max() / 2)).argmax())  # a small difference begins somewhere, too
     stage = "any"
-    # Row 0 of a causal layer sees only itself: whatever its score, its weight is 1, and only values can be wrong in it.
+    # Row 0 of a causal layer sees only itself. Its weight is 1, whatever the score: only values can be wrong in it.
     if case.masks.causal:
         stage = "scores" if first else "values"
     return say("starts", gap=float(np.nan_to_num(gap).max()), row=first, stage=say(f"stage_{stage}"))

@@ -13,16 +13,19 @@ import numpy as np
 
 from headwise.teach.bugs import read_toml
 
+# What names of classes and functions tell: att(ention), rotary positions, a cache, in English or Spanish.
 ATTENTION = re.compile(r"att|mha|mqa|gqa|head|sdpa|atenc|cabeza", re.I)
 ROTARY = re.compile(r"rope|rotar|rotat", re.I)
 CACHE = re.compile(r"cache", re.I)
-AFTER = "after softmax: "  # before a pattern of a line
+AFTER = "after softmax: "  # before a pattern in bugs.toml: it is looked for below a softmax; see `line_of`
 MASK = re.compile(r"mask|m[aá]scara", re.I)  # an argument of such a name is a mask
 # Methods of a class that attend, the usual one first.
 CALLS = ("forward", "__call__", "call", "attend", "attention", "step")
+# A function with such a name is a helper, even where its name says attention too: `attention_mask`.
 HELPER = re.compile(r"mask|split|join|merge|combin|softmax|repeat|config|block|transformer|norm|test|main|demo", re.I)
-QUERIES = r"\b(w_?q\w*|q|q_\w+|to_q\w*|quer\w+|c_attn|consultas?)\b"  # what code that attends makes
-_END = r"(_?(new|in|input|states?|heads?|x))?\w?$"
+# What a text that attends has a name for.
+QUERIES = r"\b(w_?q\w*|q|q_\w+|to_q\w*|quer\w+|c_attn|consultas?)\b"
+_END = r"(_?(new|in|input|states?|heads?|x))?\w?$"  # what may follow: "k_new", "q_heads", "ks"
 # Names of what attention takes: q, k_new, x_v, values, consultas.
 QUERY, KEY, VALUE = DATA = tuple(
     re.compile(rf"^_*(x_?)?({words}){_END}", re.I)
@@ -32,11 +35,12 @@ QUERY, KEY, VALUE = DATA = tuple(
 
 @dataclass(frozen=True)
 class Source:
-    """A file, or the text of one object. `kinds` are the candidates by name: layer, function, rotary or cache."""
+    """A file, or the text of one object."""
 
     text: str
     path: str = ""
-    numbers_of_lines: tuple[int, ...] = ()  # of each line of the text in its file, where they are others
+    # Where the text is taken out of a file: the number that each of its lines has there. Empty: it is the whole file.
+    numbers_of_lines: tuple[int, ...] = ()
 
     @cached_property
     def tree(self) -> ast.Module:
@@ -48,8 +52,8 @@ class Source:
 
     @cached_property
     def code(self) -> str:
-        """The text without comments and documentation, in small letters."""
-        tree = ast.parse(self.text)
+        """The text without comments and documentation, in small letters, with the spaces that Python would set."""
+        tree = ast.parse(self.text)  # a tree of its own, which is changed here
         for node in ast.walk(tree):
             body = getattr(node, "body", None)
             if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
@@ -62,6 +66,7 @@ class Source:
     def numbers(self) -> list[float]:
         """Numbers in the text, negative ones as such, and those in float("-1e20")."""
         literals = re.findall(r"(?<![\w.])-?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?(?![\w.])", self.code)
+        # Each once, in the order of the text.
         return list(dict.fromkeys(map(float, literals)))
 
     def number_of(self, line: int) -> int:
@@ -77,9 +82,11 @@ class Source:
         return re.search(pattern, self.text, re.I) is not None
 
     def line_of(self, patterns: Sequence[str], within: Sequence[str] = ()) -> tuple[int, str] | None:
-        """Number and text of the first line that matches the first pattern that matches any.
+        """Number and text of the first line that matches the first pattern that matches any; None where none does.
 
-        A pattern that begins with AFTER matches below the first line with a softmax alone.
+        A pattern that begins with AFTER matches only below the first line with a softmax.
+
+        within  names of definitions, outside of which no line counts; all of the text where empty
         """
         numbers = self._lines_of(within) or range(1, len(self.lines) + 1)
         for pattern in patterns:
@@ -87,6 +94,7 @@ class Source:
             for number in numbers:
                 text = self.lines[number - 1].split("#")[0]
                 matches = is_below and re.search(pattern.removeprefix(AFTER), text)
+                # In none of these lines does code compute: definitions, imports, texts and decorators.
                 if matches and not re.match(r"\s*(def |class |import |assert |[\"@])", text):
                     return self.number_of(number), self.lines[number - 1].strip()
                 is_below = is_below or "softmax" in text
@@ -97,11 +105,12 @@ class Source:
         functions = []
         for name in names:
             functions += sorted(_functions(self.definitions[name]), key=lambda function: function.name not in CALLS)
-        functions.sort(key=lambda function: function.name == "__init__")
+        functions.sort(key=lambda function: function.name == "__init__")  # False comes first; the rest stays in order
         return [line for f in functions for line in range(f.body[0].lineno, (f.end_lineno or f.lineno) + 1)]
 
     @cached_property
     def definitions(self) -> dict[str, ast.ClassDef | ast.FunctionDef]:
+        # Classes and functions of the file itself, by name; not those within others.
         return {n.name: n for n in self.tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef)}
 
     def uses(self, name: str) -> set[str]:
@@ -118,7 +127,7 @@ class Source:
         return bool(steps) and all(re.fullmatch(empty, ast.unparse(step), re.S) for step in steps)
 
     def is_module(self, name: str) -> bool:
-        """May it be an nn.Module? Of a base that the file does not define this cannot be told, so it may."""
+        """May a class be an nn.Module? Of a base that the file does not define this cannot be told, so it may."""
         node = self.definitions.get(name)
         bases = [ast.unparse(base) for base in node.bases] if isinstance(node, ast.ClassDef) else []
         return any(self.is_module(base) if base in self.definitions else base != "object" for base in bases)
@@ -126,7 +135,7 @@ class Source:
     def reach(self, name: str) -> list[str]:
         """A definition and all that it uses, it first."""
         reached = [name] if name in self.definitions else []
-        for each in reached:
+        for each in reached:  # the loop goes on over what is added within it
             reached += sorted(self.uses(each) - set(reached))
         return reached
 
@@ -151,9 +160,11 @@ def kind_of(node: ast.AST | None) -> str | None:
         # The last word counts: an AttentionBlock has attention in it, and GPTAttention is one.
         is_around = re.search(rf"(config|block|transformer|gpt)(?!.*({ATTENTION.pattern}))", node.name, re.I)
         return "layer" if is_called and attends and not is_around else None
+    # A function, told by its name and the names of its arguments.
     names = [argument.arg for argument in node.args.args]
     if keeps and len(names) > 1:
         return "cache"
+    # Functions with such names make tables of angles, or turn half of a vector: no rotation by itself.
     if turns and names and not re.search(r"half|freq|table|param|precomp|angles|build|cos", node.name):
         return "rotary"
     takes_all_three = all(any(map(pattern.match, names)) for pattern in DATA)
@@ -169,7 +180,7 @@ def candidates(source: Source) -> dict[str, str]:
             if isinstance(node, ast.ClassDef) and any(function.name in CALLS for function in _functions(node)):
                 kinds[name] = "layer"
     used = {name for candidate in kinds for name in source.reach(candidate)[1:]}
-    top = {name: kind for name, kind in kinds.items() if name not in used} or kinds
+    top = {name: kind for name, kind in kinds.items() if name not in used} or kinds  # all, where they use one another
     first = min(top.values(), key=("layer", "function", "rotary", "cache").index, default="")
     return {name: kind for name, kind in top.items() if kind == first}
 
@@ -180,6 +191,7 @@ def passed_over(source: Source) -> list[str]:
     names = []
     for name, node in source.definitions.items():
         text = ast.unparse(node)
+        # A softmax by some name, and queries.
         attends = re.search(r"softmax|scaled_dot_product|exp\(", text) and re.search(QUERIES, text, re.I)
         if name not in reached and (attends or kind_of(node) in ("rotary", "cache")):
             names.append(name)
@@ -188,6 +200,7 @@ def passed_over(source: Source) -> list[str]:
 
 # The forms in which code takes a mask, and what tells which of them a learner means.
 
+# By what a mask says: how to write it, from an array that is True where a query may attend.
 ENCODINGS: dict[str, Any] = {
     "True = may attend": lambda allowed: allowed,
     "1 = may attend": lambda allowed: allowed.astype(float),
@@ -197,17 +210,24 @@ ENCODINGS: dict[str, Any] = {
     "1 = forbidden": lambda allowed: (~allowed).astype(float),
 }
 
+# Words beside a 1 or a 0 in a comment, in English and Spanish, some of them beginnings ("allow", "ignor").
 _MAY = r"\b(may|can|keep|kept|attend|visible|allow|valid|real|see|seen|look|puede|permit|ver|se ve)"
 _NOT = r"\b(masked|mask out|forbid|hid|block|ignor|pad|not|cannot|never|prohib|tapa|ocult|future|futuro)"
 
 
 def meanings_of(scope: Source, whole: Source, name: str) -> list[str]:
-    """The keys of ENCODINGS that a mask argument of that name may have, by comments, names or the rest of the file."""
+    """The keys of ENCODINGS that a mask argument of that name may have, by comments, names or the rest of the file.
+
+    All of them where nothing tells.
+
+    scope, whole  the text of what is checked, with what it uses; that of the file
+    """
     texts = {"text": scope.text, "code": scope.code, "file": whole.code}
-    texts = {key: MASK.sub("mask", text) for key, text in texts.items()}
+    texts = {key: MASK.sub("mask", text) for key, text in texts.items()}  # "máscara" -> "mask"
     name = MASK.sub("mask", name.lower())
     rules = [rule for rule in read_toml("names.toml")["masks"] if _fits(rule, texts, name)]
     told = _told(scope.text) or _told(whole.text)
+    # Ends of the keys: "may attend", "forbidden", "added"; "" is the end of every one.
     conventions = [told or next((rule["means"] for rule in rules), "")]
     # A text may say what is added, and in an error message what True would mean: then either is right.
     conventions += [rule["means"] for rule in rules[:1] if told and "text" in rule]
@@ -218,14 +238,18 @@ def _fits(rule: Mapping[str, str], texts: Mapping[str, str], name: str) -> bool:
     """Does each text match, or with `no_` not match, what a rule of names.toml says of it?"""
     for key, text in texts.items():
         for wanted, place in ((True, key), (False, f"no_{key}")):
+            # Is the search without a match, though a match is wanted; or the other way round?
             if place in rule and wanted is (re.search(rule[place].replace("NAME", name), text, re.I) is None):
                 return False
     return True
 
 
 def _told(text: str) -> str | None:
-    """What a one, or True, means in a mask, where a text says it in so many words, such as "1 = may attend"."""
-    # `other` is what a one means where the text says of this number that it may attend: of 0, a one is forbidden then.
+    """What a one, or True, means in a mask, where a text says it in so many words, such as "1 = may attend".
+
+    "may attend" or "forbidden"; None where no text says it.
+    """
+    # `other` is what a one means where the text says of `number` that it may attend: of 0, a one is forbidden then.
     for number, other in (("1s?|true|ones?", "may attend"), ("0s?|false|zeros?", "forbidden")):
         # The number, a sign or a space, and what stands behind it, as far as the next number.
         # After it, 3 to 60 characters are read, none past a full stop, a comma, a semicolon or the end of the line.

@@ -22,7 +22,7 @@ from headwise.lab.results import Comparison, Metric
 from headwise.teach.bugs import Bug, bug_named, changes_of, speaker
 from headwise.teach.form import Masks, Stages, Weights, compute
 
-STEPS, SEEDS = 400, 3
+STEPS, SEEDS = 400, 3  # updates of each model, and the least seeds from which anything is said
 LINE = "he will write = él escribirá"
 FUTURE = Metric("future", "share of the weight on later tokens", "", lower_is_better=True)
 ROWS = Metric("rows", "distance of a row's sum from 1", "", lower_is_better=True)
@@ -30,7 +30,10 @@ EVEN = Metric("even", "entropy of the weights, as a share of an even look", "")
 
 
 class SwitchedAttention(nn.Module):
-    """The attention of a block, computed by `form.compute` with the weights of the layer and changed settings."""
+    """The attention of a block, computed by `form.compute` with the weights of the layer and changed settings.
+
+    The weights have no biases, and causal is the only mask, as the preset of the verbs has it.
+    """
 
     def __init__(self, layer: Any, settings: dict[str, Any]) -> None:
         super().__init__()
@@ -58,15 +61,17 @@ class Switched:
         model = GPT(config)
         right = {"rope": ("half", "half", config.rope_theta)}
         # A row that sees nothing would be NaN and end the training at once: it looks evenly, as with a fill of -1e9.
+        # Without a softmax a forbidden score is the weight itself, so 0 forbids.
         fill = {"fill": 0.0 if self.bug == "norm-missing" else -1e9}
+        # The first way of writing the bug, which is the usual one.
         change = {**fill, **next(changes_of(bug_named(self.bug), right))} if self.bug else {}
         for block in model.blocks:
             block.attention = SwitchedAttention(block.attention, {**right, **change})
         return model
 
     def __getattr__(self, name: str) -> Any:
-        # A function or a class has this name by itself, an object of this class has not; `lab.experiments` reads it of
-        # what builds an arm, so it holds the bug.
+        # A function or a class has this name by itself, an object of this class has not; `lab.experiments` reads it
+        # of what builds an arm, so it holds the bug.
         if name == "__qualname__":  # by which a unit on the disk is known
             return f"Switched({self.bug!r})"
         raise AttributeError(name)
@@ -98,12 +103,13 @@ def measured(model: GPT, corpus: Corpus) -> dict[str, float]:
     """The held-out loss, and three figures of the maps on one line of verbs, means over heads and rows."""
     loss, weights = evaluate(model, corpus.data), np.stack(maps(model, corpus)[0])
     T = weights.shape[-1]
-    if weights.shape[-2] != T:
+    if weights.shape[-2] != T:  # a guard: every bug that is trained today has maps (T,T)
         return {"loss": loss}
     past = np.tril(np.ones((T, T), bool))
+    # A bug may make weights negative, or sum to anything. Shares are positive and sum to 1, but in a row of zeros.
     size = np.abs(weights)
     shares = size / np.maximum(size.sum(-1, keepdims=True), 1e-9)
-    entropy = -(shares * np.log(np.maximum(shares, 1e-12))).sum(-1) / np.log(T)
+    entropy = -(shares * np.log(np.maximum(shares, 1e-12))).sum(-1) / np.log(T)  # 1 for an even look at all T keys
     return {
         "loss": loss,
         "future": float((shares * ~past).sum(-1).mean()),
@@ -122,25 +128,28 @@ def maps(model: GPT, corpus: Corpus) -> tuple[list[Any], list[str]]:
         block: Any = module
         weights = block.attention.stages(block.attention_norm(x)).weights[0].double().numpy()
         heads += list(weights)
-        x = block(x, None)
+        x = block(x, None)  # without a cache
     return heads, list(corpus.tokens.shown(ids))
 
 
 def trained_maps(bug: str | None, steps: int, seed: int = 0) -> tuple[list[Any], list[str]]:
     """The maps of a model trained with that bug, or without any."""
     unit = experiment([bug] if bug else [])
-    arm = unit.arms[-1]
+    arm = unit.arms[-1]  # that of the bug, or the only one
     with one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         corpus = verbs_or_text(None, seed)
         model = arm.build(unit.config(arm, len(corpus.tokens)))
-        fit(model, unit.as_asked(steps, None).task.recipe, corpus.data, seed)
+        fit(model, unit.as_asked(steps, None).task.recipe, corpus.data, seed)  # None: no text but the verbs
         return maps(model.eval(), corpus)
 
 
 @dataclass(frozen=True)
 class Shown:
-    """One bug beside the correct model."""
+    """One bug beside the correct model. None stands where the bug is not trained, or training fails.
+
+    loss, correct  held-out losses in nats a token, with the bug and without; their difference is taken seed by seed
+    """
 
     bug: str
     loss: Interval | None  # None where it cannot be trained here
@@ -159,10 +168,17 @@ def study(
     report: Report = silent,
     lang: str = "en",
 ) -> tuple[Comparison | None, tuple[Shown, ...]]:
-    """Train with each bug and without; what is finished in the folder `out` is not trained again."""
+    """Train with each bug and without; what is finished in the folder `out` is not trained again.
+
+    seeds, steps  of each arm: SEEDS seeds or more, else HeadwiseError; updates of the weights
+    workers       processes side by side
+
+    Returns the comparison, None where no bug of these can be trained; and what is said of each.
+    """
     if seeds < SEEDS:
         raise HeadwiseError(f"seeds={seeds} is too few to tell a bug from chance; pass {SEEDS} or more")
     trained = [bug for bug in bugs if not bug_named(bug).untrained]
+    # None: the verbs, no other text. One experiment is asked for, and one comparison comes back.
     comparison = compare([experiment(trained)], out, seeds, steps, None, workers, report)[0] if trained else None
     return comparison, tuple(shown(bug_named(bug), comparison, lang) for bug in bugs)
 
@@ -183,10 +199,12 @@ def shown(bug: Bug, comparison: Comparison | None, lang: str = "en") -> Shown:
     pairs = list(zip(arm.scores["loss"].values, right["loss"].values, strict=True))
     betrayed = all(a > 2 * b for a, b in pairs) or all(a < b / 2 for a, b in pairs)
     difference = interval_of([a - b for a, b in pairs])
+    # Of each metric the mean over seeds: the middle of the interval in which it lies.
     wrong_means, right_means = ({name: s.mean.mean for name, s in x.items()} for x in (arm.scores, right))
     differing = []
+    # The least difference of which something is said: 2 % of a row's weight, a tenth of an even look. Round choices.
     for metric, least in ((FUTURE, 0.02), (ROWS, 0.02), (EVEN, 0.1)):
-        if metric.name in wrong_means:
+        if metric.name in wrong_means:  # else there were no maps (T,T)
             a, b = wrong_means[metric.name], right_means[metric.name]
             if abs(a - b) > least:
                 differing.append(say("against", what=say(f"of_{metric.name}"), wrong=a, right=b))

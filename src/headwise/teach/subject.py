@@ -36,7 +36,7 @@ from headwise.teach.source import CALLS, DATA, MASK, Source
 # No two of these sizes are equal, so that no axis can be taken for another.
 BATCH, TOKENS, HEADS, KV_HEADS, HEAD_DIM, CONTEXT = 5, 7, 6, 2, 8, 16
 WIDTH = HEADS * HEAD_DIM
-# What is passed for a parameter, by what its name means in names.toml. Dropout is high, so that it shows where it acts.
+# What is passed for a parameter, by what its name means in names.toml. Dropout is high, so that it shows.
 VALUES: dict[str, Any] = {
     "KV_HEADS": KV_HEADS,
     "HEADS": HEADS,
