@@ -125,3 +125,5 @@ def test_what_masks_say_of_themselves() -> None:
         assert [alike, mask.bias_may_forbid(), counts] == expected, mask
         assert mask.real_length(1) == (None if real < 0 else real), mask
         assert {mask: 1}[eval(text)] == 1  # masks are values, which compare and have a hash
+    fixed, queries = hw.Causal(offset=0), slice(1)
+    assert fixed.without_bias().aligned() is fixed.for_queries(queries, 3).aligned() is fixed.aligned() is False

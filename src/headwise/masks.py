@@ -280,6 +280,9 @@ class _Derived(Mask):
     def counts_from_first(self) -> bool:
         return self.mask.counts_from_first()
 
+    def aligned(self) -> bool | None:
+        return self.mask.aligned()
+
     def real_length(self, b: int) -> int | None:
         return self.mask.real_length(b)
 

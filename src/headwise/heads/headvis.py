@@ -168,7 +168,7 @@ def _head(profile: HeadProfile, strongest: Sequence[float], chosen: dict[int, in
     last = max((n for n, count in enumerate(profile.distances) if count), default=0) + 1
     return {
         "sequences": sequences,
-        "qk_distance_histogram": {"bin_edges": DISTANCES[: last + 1], "bin_values": profile.distances[:last]},
+        "qk_distance_histogram": {"bin_edges": DISTANCES[: last + 1], "bin_values": profile.distances[:last] or (0,)},
         "top_query_tokens": [{"token": token, "weight": round(weight, 4)} for token, weight in queries],
         "top_key_tokens": [{"token": token, "weight": round(share, 4)} for token, share in profile.attended],
         "histogram": {"bin_edges": edges.round(4).tolist(), "bin_values": counts.tolist()},

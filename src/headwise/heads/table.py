@@ -25,6 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import PurePath
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -516,8 +517,9 @@ class Survey(HeadTable[HeadProfile]):
 
 def _source(text: str) -> str:
     """The name of a file without its folders; of a text that was passed as it is, its beginning."""
-    words = text.split()
-    return PurePath(text).name if len(words) == 1 else f"{' '.join(words)[:60]} ..."
+    path = PurePath(text)
+    is_name = len(text.split()) == 1 or len(path.suffix.split()) == 1  # folders may have spaces, an ending has none
+    return path.name if is_name else shorten(text, 64, placeholder=" ...")
 
 
 def _short(value: float | None) -> float | None:

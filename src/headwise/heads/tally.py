@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import time
 from array import array
 from collections import defaultdict
@@ -445,7 +446,8 @@ class Tallies:
         for document in documents:
             digest.update(array("q", document).tobytes() + b"|")  # ids as 64 bits; and where the document ends
         self.key = digest.hexdigest()
-        self.earlier = ranks.agree(lambda: sorted(folder.glob(KEPT)))  # one looks, before any writes
+        found = ranks.agree(lambda: sorted(folder.glob(KEPT)))  # one looks, before any writes
+        self.earlier = [path for path in found if re.fullmatch(r"tally-\d+-\d+", path.stem)]
         # A file is tally-ATTEMPT-RANK: what goes on writes beside those of the processes that were killed.
         attempt = max((int(path.stem.split("-")[1]) for path in self.earlier), default=0) + 1
         self.path = folder / f"tally-{attempt}-{ranks.rank}.safetensors"

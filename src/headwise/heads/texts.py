@@ -16,6 +16,7 @@ import json
 import re
 import wave
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,18 +90,19 @@ def read_texts(
         relations = bench(folder, relations)
     if texts is None and relations is not None:
         texts = [document.ids for document in relations.documents]
-    if isinstance(texts, Text):
-        texts.relations = relations or texts.relations
-        return texts
     sources: list[Any] = []
-    if texts is not None:
+    if texts is not None and not isinstance(texts, Text):
         sources = [texts] if isinstance(texts, str | Path) else list(texts)
     words = [str(source) for source in sources if isinstance(source, str | Path)]  # names of files, and texts
     if sources and not words and shape_of(sources[0]) == ():  # numbers, not documents: the ids of a single one
         sources = [sources]
+    if isinstance(texts, Text) and (tokens, documents) != (None, None):
+        raise HeadwiseError("a Text has its documents already; leave tokens= and documents= out")
     if tokens is not None and not words:
         raise HeadwiseError(f"tokens {tokens} cuts a text into documents; pass a text with it")
-    if texts is None:
+    if isinstance(texts, Text):
+        text = copy(texts)  # the caller's keeps its relations
+    elif texts is None:
         text = held_out(folder, run or folder.path, documents)
     elif words and len(words) < len(sources):
         raise HeadwiseError(f"{len(words)} of {len(sources)} documents are texts and the others ids; pass either")
@@ -144,7 +146,7 @@ def held_out(folder: Folder, run: Path, documents: int | None) -> Text:
 
 def are_sounds(texts: object) -> bool:
     """Is each of these texts, or the only one, the name of a WAV file?"""
-    names = texts if isinstance(texts, list) else [texts]
+    names = texts if isinstance(texts, list | tuple) else [texts]
     return bool(names) and all(str(name).lower().endswith(".wav") for name in names)
 
 
@@ -244,10 +246,10 @@ def _spoken(folder: Folder, tokens: TextTokens, record: dict[str, Any], near: Pa
     features, seconds_per_key, n_keys = _features(folder, near / record["audio"])
     options, begin = model.generation_config, [model.config.decoder_start_token_id]
     if getattr(options, "is_multilingual", False):  # then a transcript begins with its language and the task
-        language = f"<|{record.get('language', 'en')}|>"
-        if language not in options.lang_to_id:
-            raise HeadwiseError(f"the model knows no language {record.get('language')!r}")
-        begin += [options.lang_to_id[language], options.task_to_id["transcribe"]]
+        language = record.get("language", "en")
+        if f"<|{language}|>" not in options.lang_to_id:
+            raise HeadwiseError(f"the model knows no language {language!r}")
+        begin += [options.lang_to_id[f"<|{language}|>"], options.task_to_id["transcribe"]]
     ids = [*begin, options.no_timestamps_token_id]
     first = len(ids) - 1  # the row that predicts the first token of the first word
     starts = []

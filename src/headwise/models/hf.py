@@ -119,8 +119,12 @@ def write_gguf(path: Path, folder: Path) -> None:
         fresh.tie_weights()
         fresh.to(torch.bfloat16).save_pretrained(scratch)
         AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, **LOCAL).save_pretrained(scratch)
-        Path(scratch).rename(folder)  # so that the folder appears whole, or not at all
-        Path(scratch).mkdir()  # the end of the block removes it, and would fail without one
+        try:
+            Path(scratch).rename(folder)  # so that the folder appears whole, or not at all
+        except OSError:
+            if not folder.exists():  # else another process has written it in the meantime
+                raise
+        Path(scratch).mkdir(exist_ok=True)  # the end of the block removes it, and would fail without one
 
 
 def gguf_config(path: Path) -> dict[str, Any]:

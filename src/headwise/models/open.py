@@ -141,9 +141,12 @@ def ids_of(model: nn.Module, text: Any) -> Any:
 
 def row_of(model: nn.Module, text: Any) -> Tensor:
     """The ids (1,T) of one text, as `ids_of` has them."""
-    ids = torch.as_tensor(ids_of(model, text))
+    try:
+        ids = torch.as_tensor(ids_of(model, text))
+    except (TypeError, ValueError, RuntimeError):
+        raise HeadwiseError(f"{text!r:.60} is neither a text nor its ids") from None
     # Only the last axis may be longer than 1: (T,) or (1,T).
-    if ids.numel() != ids.shape[-1] or not ids.numel() or ids.is_floating_point():
+    if not ids.ndim or ids.numel() != ids.shape[-1] or not ids.numel() or ids.is_floating_point():
         raise HeadwiseError(
             f"the ids are {tuple(ids.shape)} of {ids.dtype}; pass those of one text, (T,) whole numbers, one or more"
         )

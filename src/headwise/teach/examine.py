@@ -85,7 +85,11 @@ class Table(dict[str, Any]):
     """Weights by their names, as `attn_wq`. Any other key, as `layer0.attn_wq`, gets that of its role."""
 
     def __missing__(self, key: str) -> Any:
-        return next(value for name, value in self.items() if role_of(name) == role_of(key))
+        role = role_of(key)
+        for name, value in self.items():
+            if role is not None and role_of(name) == role:
+                return value
+        raise KeyError(key)  # code may ask for what is not there, and go on without it
 
 
 def examine(target: Target) -> Verdict:
