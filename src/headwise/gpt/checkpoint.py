@@ -389,7 +389,7 @@ def as_gpt(fields: dict[str, Any], tensors: dict[str, Tensor]) -> GPT:
     model, and compares the logits.
     """
     window, n_layers = fields.get("sliding_window"), fields["num_hidden_layers"]
-    kinds = fields.get("layer_types") or ["sliding_attention"] * n_layers  # as in Mistral; of a Llama `window` is None
+    kinds = fields.get("layer_types") or ["sliding_attention"] * n_layers  # of Mistral; Llama has window None
     config = GPTConfig(
         vocab_size=fields["vocab_size"],
         context=fields["max_position_embeddings"],
