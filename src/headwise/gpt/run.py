@@ -263,8 +263,8 @@ def write_run(folder: Path, run: Run) -> None:
 def _check(folder: Path, settings: Settings, corpus: Corpus, resume: bool) -> Run | None:
     """The run in the folder, None if there is none yet. Raises HeadwiseError where this training may not go on there.
 
-    Without `resume` it may not where there is a run at all. A finished run may be resumed only while its report, which
-    the commands write last, is missing.
+    Without `resume` it may not where there is a run at all. A finished run may be resumed only while its report,
+    which the commands write last, is missing.
     """
     if folder.exists() and not folder.is_dir():
         raise refusal("out_is_file", folder=folder)
@@ -295,8 +295,8 @@ def _results(
     seconds: float,
     n_samples: int,
 ) -> tuple[RunSummary, tuple[int, int, int] | None]:
-    """What a reader of the report should know of a run: facts, losses beside the best n-gram, samples; and the `cells`
-    of `Run`, None for any other text than the verb corpus."""
+    """What a reader of the report should know of a run: facts, losses beside the best n-gram, samples; and the
+    `cells` of `Run`, None for any other text than the verb corpus."""
     spec, tokens = model.config.attention, corpus.tokens
     cells, pieces = None, "lines" if isinstance(corpus.data, Documents) else "pieces"
     latent = {} if spec.latent_dim is None else {"latent + rotary key": f"{spec.latent_dim} + {spec.rope_dim}"}
