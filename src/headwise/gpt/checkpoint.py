@@ -102,8 +102,8 @@ def load_model(folder: str | Path) -> tuple[GPT, Tokens]:
     try:
         model.load_state_dict(from_hf(config, tensors))
     except (KeyError, RuntimeError) as error:
-        one = str(error).strip().splitlines()[-1].strip()  # torch lists all that does not fit, a line each
-        raise HeadwiseError(f"{folder} holds weights that do not fit its config.json: {one}") from None
+        misfit = str(error).strip().splitlines()[-1].strip()  # torch lists all that does not fit, a line each
+        raise HeadwiseError(f"{folder} holds weights that do not fit its config.json: {misfit}") from None
     tokens = Tokens.from_file(folder / "tokenizer.json")
     if len(tokens) > config.vocab_size:
         raise HeadwiseError(
