@@ -328,9 +328,8 @@ def _stacks(config: GPTConfig) -> dict[str, list[str]]:
     for name in names:
         if config.tied and name == "lm_head.weight":  # it is the embedding, which is written once
             continue
-        theirs = ".".join(
-            parts.get(part, part) for part in name.split(".")
-        )  # "blocks.0.up" -> "model.layers.0.up_proj"
+        # Part by part: "blocks.0.feed_forward.up.weight" -> "model.layers.0.mlp.up_proj.weight".
+        theirs = ".".join(parts.get(part, part) for part in name.split("."))
         stacks.setdefault(theirs, []).append(name)
     return stacks
 
@@ -341,7 +340,7 @@ def _transposed(name: str, tensor: Tensor) -> Tensor:
 
 
 def _meta_state(config: GPTConfig) -> dict[str, Tensor]:
-    """Names and shapes of our tensors."""
+    """Our tensors by their names, which have a shape each and no numbers: nothing of their size is made."""
     with shapes_alone():
         return GPT(config).state_dict()
 
