@@ -23,7 +23,7 @@ class Recipe:
     batch: int  # texts of each
     lr: float  # AdamW (Loshchilov & Hutter 2017, arXiv 1711.05101)
     muon_lr: float | None = None  # Muon on the matrices of the blocks (Jordan et al. 2024); None = AdamW on all
-    betas: tuple[float, float] = (0.9, 0.95)  # of AdamW: how slowly its means of gradients, and of their squares, move
+    betas: tuple[float, float] = (0.9, 0.95)  # of AdamW: how slowly its means of gradients, and their squares, move
     weight_decay: float = 0.1  # of matrices; see `make_optimizers`
     warmup: int = 100  # steps in which the rate rises
     final_lr: float = 0.1  # the cosine ends at this fraction of the peak

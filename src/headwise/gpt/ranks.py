@@ -172,7 +172,7 @@ class Ranks:
 
     @staticmethod
     def sum_gradient(weights: Tensor) -> None:
-        """From now on, add up over the ranks the gradients of weights that each has whole, for its own heads alone."""
+        """From now on, add up over the ranks the gradients of weights that each has whole for its own heads alone."""
 
         def summed(gradient: Tensor) -> Tensor:
             total = gradient.clone()  # a hook must leave what it is given
