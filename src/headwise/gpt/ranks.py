@@ -155,7 +155,7 @@ class Ranks:
             from torch.distributed.fsdp import fully_shard  # these imports take half a second
 
             for block in (*model.blocks, model):  # type: ignore[misc]  # of a GPT, whose file imports this one
-                fully_shard(block, mesh=self.mesh)  # each block by itself, so that one at a time is whole in memory
+                fully_shard(block, mesh=self.mesh)  # each block by itself: never are all whole in memory at once
         loss = _Loss(model)
         return DistributedDataParallel(loss) if self.world > 1 and not shard else loss
 
