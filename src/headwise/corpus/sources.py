@@ -22,9 +22,7 @@ MOST_PACKING = 100  # times that a large column of a Parquet file may grow when 
 # The kinds of file, by the ends of their names; "a.jsonl.gz" is one of records that is packed.
 PLAIN, RECORDS, PACKED = (".txt", ".md", ".rst", ".text"), (".jsonl", ".ndjson", ".parquet"), (".gz", ".zst")
 
-Progress = Callable[
-    [str, int, int], None
-]  # called with ("MB of text read", 3, 17): what is done, how much, of how much
+Progress = Callable[[str, int, int], None]  # ("MB of text read", 3, 17): what is done, how much of it, of how much
 
 
 class Sources:
@@ -47,7 +45,7 @@ class Sources:
         self.name = " and ".join(names)
 
     def key(self, *options: Any) -> str:
-        """What names the tokens that come of these files with these options: a SHA-256 of all of it."""
+        """A name for the tokens that come of these files with these options: a SHA-256 of all bytes and options."""
         whole = sha256(json.dumps([self.field, *options]).encode())
         for file in self.files:
             with file.open("rb") as opened:

@@ -156,7 +156,7 @@ class Documents:
         rows = np.concatenate(train), np.concatenate(held_out)
         return best_order(ngram_losses(*rows, vocab_size, counted=counted, boundary=self.boundary))
 
-    def ngram_model(self, vocab_size: int, order: int) -> NGramModel:
+    def ngram_model(self, vocab_size: int, order: int) -> NGramModel:  # of all lines to train on
         return NGramModel(np.concatenate(self._cut(self._train)), vocab_size, order, boundary=self.boundary)
 
     def _unscored(self, ids: list[int]) -> int:
@@ -176,7 +176,7 @@ class Documents:
         spread = part[:: max(1, len(part) // count)] if isinstance(part, range) else part
         return np.asarray(spread)[:count]
 
-    def _cut(self, numbers: Iterable[int]) -> list[list[int]]:
+    def _cut(self, numbers: Iterable[int]) -> list[list[int]]:  # the ids of lines, as much as is read of each
         return [self._lines[int(number)][: self.context + 1] for number in numbers]
 
     def _padded(self, numbers: Ints) -> Batch:
@@ -200,7 +200,7 @@ class Corpus:
     name: str
     tokens: Tokens
     data: Stream | Documents
-    example: str  # a held-out text to look at: a line, or the begin of the held-out part
+    example: str  # a held-out text to look at: a line, or the first tokens of the held-out part
     cells: tuple[verbs.Cell, ...] = ()  # held-out cells of the verb corpus
 
 

@@ -36,11 +36,12 @@ from headwise.layer.projections import shapes_alone
 from headwise.words import refusal
 
 MODEL_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json", "model.safetensors")
+# For transformers, which else may drop the spaces before commas and full stops from what it decodes.
 TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-DIGEST = "sha256"
+DIGEST = "sha256"  # the name of the digest in the header of a safetensors file
 FORMATS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 # A config that describes so many times the numbers in its file is damaged. Up to that, tied weights may be the reason:
-# an embedding that serves in several places is in the file once.
+# an embedding that serves in several places is in the file once. 8 is a round choice.
 TOO_MANY = 8
 
 
@@ -66,11 +67,15 @@ def save_model(folder: str | Path, model: GPT, tokens: Tokens) -> None:
     ):
         write_whole(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     beside = {"config.json": digest(config["headwise"]), "tokenizer": digest(json.loads(tokenizer))}
+    # "format" says that the tensors are torch's; some versions of transformers refuse a file without it.
     write_tensors(folder / "model.safetensors", to_hf(model), {"format": "pt", **beside})
 
 
 def load_model(folder: str | Path) -> tuple[GPT, Tokens]:
-    """Read a folder that `save_model` wrote. Raises HeadwiseError for anything damaged, foreign or pickled."""
+    """Read a folder that `save_model` wrote: the model, in evaluation mode on the CPU, and its tokenizer.
+
+    Raises HeadwiseError for anything damaged, foreign or pickled.
+    """
     folder = Path(folder)
     if folder.is_file() and folder.suffix in PICKLED:
         raise _pickle(folder)
@@ -97,8 +102,8 @@ def load_model(folder: str | Path) -> tuple[GPT, Tokens]:
     try:
         model.load_state_dict(from_hf(config, tensors))
     except (KeyError, RuntimeError) as error:
-        first = str(error).strip().splitlines()[-1].strip()
-        raise HeadwiseError(f"{folder} holds weights that do not fit its config.json: {first}") from None
+        misfit = str(error).strip().splitlines()[-1].strip()  # torch lists all that does not fit, a line each
+        raise HeadwiseError(f"{folder} holds weights that do not fit its config.json: {misfit}") from None
     tokens = Tokens.from_file(folder / "tokenizer.json")
     if len(tokens) > config.vocab_size:
         raise HeadwiseError(
@@ -110,7 +115,7 @@ def load_model(folder: str | Path) -> tuple[GPT, Tokens]:
     for name, content in sealed.items():
         expected = digest(content)
         if written.get(name, expected) != expected:  # weights that others wrote carry no digest: nothing to compare
-            path = folder / Path(name).with_suffix(".json")
+            path = folder / Path(name).with_suffix(".json")  # "tokenizer" -> "tokenizer.json"
             raise HeadwiseError(f"{path} is not the one that {weights.name} was written with; bring that back")
     return model.eval(), tokens
 
@@ -119,7 +124,7 @@ def _check_sizes(folder: Path, config: GPTConfig, tensors: dict[str, Tensor]) ->
     """Compare what config.json describes with the weights, before anything of that size is made."""
     n_stored = sum(tensor.numel() for tensor in tensors.values())
     described = f"n_layers={config.n_layers:,}"
-    if config.n_layers <= len(tensors):
+    if config.n_layers <= len(tensors):  # a layer has a tensor or more; millions of layers are not even built
         with shapes_alone():
             n_parameters = GPT(config).n_parameters
         if n_parameters <= TOO_MANY * n_stored:
@@ -132,7 +137,10 @@ def _check_sizes(folder: Path, config: GPTConfig, tensors: dict[str, Tensor]) ->
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a safetensors file, and the free-form strings in its header."""
+    """The tensors of a safetensors file, and the strings by their names in its header, without the digest.
+
+    Raises HeadwiseError for a pickle, and for a file that is damaged.
+    """
     if path.suffix in PICKLED:
         raise _pickle(path)
     data = read_bytes(path)
@@ -146,7 +154,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise refusal("cut_short", path=path, count=len(data), error=error) from None
     header, contents = _split(data)
     metadata = header.get("__metadata__") or {}
-    written = metadata.pop(DIGEST, None)
+    written = metadata.pop(DIGEST, None)  # out of `header`, too: the digest is that of the header without it
     if written not in (None, digest(header, contents)):
         raise HeadwiseError(f"{path} is damaged: its contents are not those that were written to it (SHA-256)")
     return tensors, metadata
@@ -171,13 +179,13 @@ def _written(header: dict[str, Any]) -> bytes:
 
 
 def _split(data: bytes) -> tuple[dict[str, Any], bytes]:
-    """Header and numbers of a safetensors file."""
+    """Header and numbers of a safetensors file. The header says of each tensor its type, its shape and its place."""
     start = 8 + int.from_bytes(data[:8], "little")
     return json.loads(data[8:start]), data[start:]
 
 
 class Place(NamedTuple):
-    """Where a tensor lies in a safetensors file."""
+    """Where a tensor lies in a safetensors file, and what it is."""
 
     path: Path
     start: int  # byte of the file
@@ -189,7 +197,7 @@ class Place(NamedTuple):
         """The tensor as pages of the file, which the system brings and takes away; what is written to it is lost."""
         if self.dtype not in FORMATS:
             raise HeadwiseError(f"{self.path} holds numbers of type {self.dtype}; known are {', '.join(FORMATS)}")
-        if not self.size:
+        if not self.size:  # a mapping of no bytes is refused by the system
             return torch.empty(self.shape, dtype=FORMATS[self.dtype])
         before = self.start % mmap.ALLOCATIONGRANULARITY  # a mapping begins at a whole page: some bytes too early
         with self.path.open("rb") as file:
@@ -200,14 +208,15 @@ class Place(NamedTuple):
 def tensors_in(path: Path) -> dict[str, Place]:
     """The tensors of a safetensors file, from its header alone; none where that is damaged."""
     with path.open("rb") as file:
-        size, whole = int.from_bytes(file.read(8), "little"), path.stat().st_size
+        size, whole = int.from_bytes(file.read(8), "little"), path.stat().st_size  # bytes of the header, of the file
         try:
-            header = json.loads(file.read(size)) if size < whole else {}
+            header = json.loads(file.read(size)) if size < whole else {}  # a damaged size may be more than memory has
             header.pop("__metadata__", None)
             places = {}
             for name, entry in header.items():
                 start, end = (8 + size + offset for offset in entry["data_offsets"])
                 shape, dtype = tuple(entry["shape"]), FORMATS.get(entry["dtype"])
+                # Of a type that is not in FORMATS the size is not known; `borrow` refuses it when it is asked for.
                 wanted = 0 if dtype is None else math.prod(shape) * dtype.itemsize
                 if not 8 + size <= start <= start + wanted <= end <= whole:  # behind the header, and all of it there
                     return {}
@@ -218,7 +227,10 @@ def tensors_in(path: Path) -> dict[str, Place]:
 
 
 def write_shard(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file tensor by tensor, in no more memory than one takes, to a folder without its name yet."""
+    """Write a safetensors file tensor by tensor, in no more memory than one takes.
+
+    It is not written whole or not at all: the folder gets its name when all of it is there. It has no digest.
+    """
     kinds = {dtype: name for name, dtype in FORMATS.items()}
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -227,7 +239,7 @@ def write_shard(path: Path, tensors: Mapping[str, Tensor]) -> None:
         header[name] = {"dtype": kinds[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     with path.open("wb") as file:
         file.write(_written(header))
-        for tensor in tensors.values():
+        for tensor in tensors.values():  # as bytes: NumPy has no bfloat16
             file.write(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
 
 
@@ -236,12 +248,16 @@ def _pickle(path: Path, kind: str = "a pickle", remedy: str = "model.safetensors
 
 
 def hf_form(config: GPTConfig) -> str | None:
-    """The Hugging Face form that computes exactly this model: llama, qwen2, qwen3, deepseek_v3, gpt2, or None."""
+    """The Hugging Face form that computes exactly this model: llama, qwen2, qwen3, deepseek_v3, gpt2, or None.
+
+    That is the first family of families.toml all of whose `needs` are among the facts of the model.
+    """
     spec, windows = config.attention, set(config.windows or ()) - {None}
     facts = asdict(config) | {
         "latent": spec.latent_dim is not None,
         "windows": bool(windows),
         "gelu": config.activation.startswith("gelu"),
+        # W_Q, W_K, W_V and W_O have equal sizes, as those of GPT-2.
         "square": spec.n_kv_heads == spec.n_heads and spec.q_dim == config.d_model,
     }
     for name, family in families().items():
@@ -251,7 +267,10 @@ def hf_form(config: GPTConfig) -> str | None:
 
 
 def hf_config(config: GPTConfig, boundary: int | None) -> dict[str, Any]:
-    """config.json: the Hugging Face fields, where there is a form, and our own under `headwise`."""
+    """config.json: the Hugging Face fields, where there is a form, and our own under `headwise`.
+
+    boundary  the id of the token that begins and ends documents; None where there is none
+    """
     form = hf_form(config)
     general = {
         "vocab_size": config.vocab_size,
@@ -266,14 +285,14 @@ def hf_config(config: GPTConfig, boundary: int | None) -> dict[str, Any]:
     record = _record(form)
     fields = {field: attrgetter(path)(config) for field, path in record["fields"].items()}
     fields |= record.get("constants", {})
-    fields[record["activation"]] = record.get(config.activation, config.activation)
-    if "rope_theta" in fields:
+    fields[record["activation"]] = record.get(config.activation, config.activation)  # under their name for it
+    if "rope_theta" in fields:  # which transformers reads in `rope_parameters` from version 5 on
         fields["rope_parameters"] = {"rope_type": "default", "rope_theta": config.rope_theta}
     windows = config.windows or ()
     if any(windows):
         fields |= {
             "layer_types": ["full_attention" if window is None else "sliding_attention" for window in windows],
-            "sliding_window": next(filter(None, windows)),
+            "sliding_window": next(filter(None, windows)),  # all have the same, or there is no form
             "use_sliding_window": True,
         }
     return {
@@ -292,7 +311,11 @@ def _record(form: str) -> Mapping[str, Any]:
 
 
 def _stacks(config: GPTConfig) -> dict[str, list[str]]:
-    """The tensors of the file, and which of ours each stacks: GPT-2 has queries, keys and values in one."""
+    """The tensors of the file, and which of ours each stacks: GPT-2 has queries, keys and values in one.
+
+    "transformer.h.0.attn.c_attn.weight" -> the weights of q_proj, k_proj and v_proj of block 0; in Llama each has its
+    own. Without a form each tensor stands for itself.
+    """
     form, names = hf_form(config), list(_meta_state(config))
     record = {} if form is None else _record(form)
     parts = record.get("names", {})
@@ -303,8 +326,9 @@ def _stacks(config: GPTConfig) -> dict[str, list[str]]:
         names = [name for name in all_names if name in names or re.search(record["biases"], name)]
     stacks: dict[str, list[str]] = {}
     for name in names:
-        if config.tied and name == "lm_head.weight":
+        if config.tied and name == "lm_head.weight":  # it is the embedding, which is written once
             continue
+        # Part by part: "blocks.0.feed_forward.up.weight" -> "model.layers.0.mlp.up_proj.weight".
         theirs = ".".join(parts.get(part, part) for part in name.split("."))
         stacks.setdefault(theirs, []).append(name)
     return stacks
@@ -316,7 +340,7 @@ def _transposed(name: str, tensor: Tensor) -> Tensor:
 
 
 def _meta_state(config: GPTConfig) -> dict[str, Tensor]:
-    """Names and shapes of our tensors."""
+    """Our tensors by their names, which have a shape each and no numbers: nothing of their size is made."""
     with shapes_alone():
         return GPT(config).state_dict()
 
@@ -332,12 +356,13 @@ def to_hf(model: GPT) -> dict[str, Tensor]:
 
 def _with_zero_biases(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The same, and for each weight without a bias one of zeros."""
+    # Of a name that does not end in "weight" it makes one that no model has, and nobody asks for.
     zeros = {name.removesuffix("weight") + "bias": weight.new_zeros(len(weight)) for name, weight in tensors.items()}
     return zeros | tensors
 
 
 def from_hf(config: GPTConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The reverse of `to_hf`."""
+    """The reverse of `to_hf`: our tensors by our names. Raises KeyError for one too many or too few."""
     wanted, stacks = _meta_state(config), _stacks(config)
     foreign = set(tensors) - set(stacks)
     if foreign:
@@ -357,9 +382,13 @@ def from_hf(config: GPTConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def as_gpt(fields: dict[str, Any], tensors: dict[str, Tensor]) -> GPT:
-    """The GPT with the tensors of a Llama-like model, by its config.json; what it cannot carry is not looked for."""
+    """The GPT with the tensors of a Llama-like model, by its config.json.
+
+    What a GPT cannot carry is not looked for, and its RoPE has our default angles: the caller sets those of the
+    model, and compares the logits.
+    """
     window, n_layers = fields.get("sliding_window"), fields["num_hidden_layers"]
-    kinds = fields.get("layer_types") or ["sliding_attention"] * n_layers
+    kinds = fields.get("layer_types") or ["sliding_attention"] * n_layers  # of Mistral; Llama has window None
     config = GPTConfig(
         vocab_size=fields["vocab_size"],
         context=fields["max_position_embeddings"],
@@ -377,9 +406,11 @@ def as_gpt(fields: dict[str, Any], tensors: dict[str, Tensor]) -> GPT:
         windows=tuple(window if kind == "sliding_attention" else None for kind in kinds[:n_layers]),
     )
     tensors = _with_zero_biases(tensors)
-    unlimited = replace(config, windows=None)  # windows have no weights, and a Qwen2 may have biases beside them
+    # The names of tensors are those of the form, and no form has windows and biases at once, as a Qwen2 may. Windows
+    # have no weights, so the names of the model without them do.
+    unlimited = replace(config, windows=None)
     with shapes_alone():
         model = GPT(config)
     stacks = {name: tensors[name] for name in _stacks(unlimited)}
-    model.load_state_dict(from_hf(unlimited, stacks), assign=True)
+    model.load_state_dict(from_hf(unlimited, stacks), assign=True)  # the tensors themselves where they are not split
     return model.eval()

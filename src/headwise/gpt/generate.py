@@ -31,14 +31,15 @@ from headwise.spec import Options
 from headwise.words import refusal
 
 WORTH = 16  # new tokens from which on a decode form pays: to make it takes about as long as so many steps of the model
-MOST = 2**31  # bytes of weights, at most, of which `models.generate` makes a second copy unasked
+MOST = 2**31  # bytes of weights, at most, of which `models.generate` makes a second copy unasked; a round choice
 
 
 @dataclass(frozen=True)
 class Source:
     """What the loop must know of a model, ours or another."""
 
-    begin: Callable[[], Callable[[Tensor], Tensor]]  # a text; then ids (1,T) that follow -> logits (V,) of the next one
+    # Begins a text, and returns what reads on in it: ids (1,T) that follow -> logits (V,) of the next one.
+    begin: Callable[[], Callable[[Tensor], Tensor]]
     context: int | None  # most tokens of a text; None where the model sets no bound
     vocab_size: int | None
     decoder: Decoder | None = None  # its decode form
@@ -49,10 +50,13 @@ class Apart:
 
     def __init__(self, source: Source, n_texts: int) -> None:
         self.readers = [source.begin() for _ in range(n_texts)]
-        self.logits = [torch.empty(0)] * n_texts
+        self.logits = [torch.empty(0)] * n_texts  # of each text, the latest
 
     def __call__(self, ids: Sequence[Sequence[int]], last: int = 1) -> Tensor:
-        """Read what follows in each text, nothing in one that has ended; logits (B,1,V) of what comes next."""
+        """Read what follows in each text, nothing in one that has ended; logits (B,1,V) of what comes next.
+
+        `last` is always 1: it is there since `Texts`, for which tokens are guessed, has it.
+        """
         for n, new in enumerate(ids):
             if new:
                 self.logits[n] = self.readers[n](torch.tensor([new]))
@@ -68,8 +72,9 @@ def generate(
         caches, device = model.new_caches(), model.lm_head.weight.device
         return lambda ids: model(ids.to(device), caches, last_only=True)[0, -1]
 
-    worth = cache and n_tokens >= WORTH and why_not(model) is None
-    source = Source(begin, model.config.context, model.config.vocab_size, Decoder(model) if worth else None)
+    is_worth_a_form = cache and n_tokens >= WORTH and why_not(model) is None
+    decoder = Decoder(model) if is_worth_a_form else None
+    source = Source(begin, model.config.context, model.config.vocab_size, decoder)
     stops = () if stop is None else (stop,)
     return only(continued(source, [prompt], n_tokens, stops=stops, cache=cache, **options))
 
@@ -94,6 +99,10 @@ def continued(
 
     Text n draws with the seed `seed + n`, as it would alone. A text that reaches the model's context forgets its older
     half, and the rest is read again from the start.
+
+    temperature   0 takes the likeliest id; top_k draws among so many of the likeliest, None among all
+    cache         without it the whole text is read again at each step
+    lookup        how many ids may be guessed in a step, and are read together; 0 guesses none
     """
     _check(source, prompts, n_tokens=n_tokens, temperature=temperature, top_k=top_k, seed=seed, lookup=lookup)
     decoder = source.decoder if cache else None
@@ -109,6 +118,7 @@ def continued(
         reading = None
         while written < n_tokens and not all(ended):
             form = None if decoder is None or decoder.disturbed() else decoder
+            # The second: padding takes places, too, so these may run out while every text is still short enough.
             if any(len(text) > limit for text in texts) or (isinstance(reading, Texts) and reading.length >= limit):
                 reading = None
                 for n, text in enumerate(texts):
@@ -150,6 +160,7 @@ def continued(
 
 
 def _check(source: Source, prompts: Sequence[Sequence[int]], *, seed: int, **numbers: Any) -> None:
+    # Raises HeadwiseError for what `continued` cannot honour.
     if not prompts or not all(prompts):
         raise HeadwiseError("the prompt is empty, and this model has no token that begins a text; pass prompt=")
     wrong = [i for ids in prompts for i in ids if i < 0 or (source.vocab_size is not None and i >= source.vocab_size)]
@@ -167,7 +178,10 @@ def _check(source: Source, prompts: Sequence[Sequence[int]], *, seed: int, **num
 
 
 def looked_up(ids: Sequence[int], n: int) -> list[int]:
-    """The n ids that came after the latest place where the text has had its last two before (Saxena 2023)."""
+    """The n ids that came after the latest place where the text has had its last two before (Saxena 2023).
+
+    [7, 8, 9, 4, 7, 8] -> [9, 4] for n = 2; none where the two are new.
+    """
     if n <= 0:
         return []
     for end in range(len(ids) - 1, 1, -1):  # behind each pair of tokens, the latest first
@@ -177,14 +191,17 @@ def looked_up(ids: Sequence[int], n: int) -> list[int]:
 
 
 def _choose(logits: Tensor, generator: torch.Generator, temperature: float, top_k: int | None) -> int:
-    if not math.isfinite(logits.sum()):
+    # The next token by its logits (V,), drawn with the probabilities softmax(logits / temperature).
+    if not math.isfinite(logits.sum()):  # one that is not finite makes the sum so
         raise HeadwiseError("the model's logits are NaN or inf; its weights are damaged or its training diverged")
     if temperature == 0:
         return int(logits.argmax())
     ids, rows = None, logits.cpu().double()
     if top_k is not None and top_k < len(rows):
         rows, ids = rows.topk(top_k)
-    bounds = ((rows - rows.max()) / temperature).exp().cumsum(0)  # the largest term is exp(0): no overflow
+    # Token i has the stretch from bounds[i - 1] to bounds[i], as long as it is likely; the largest term is exp(0), so
+    # that none overflows.
+    bounds = ((rows - rows.max()) / temperature).exp().cumsum(0)
     point = torch.rand((), generator=generator, dtype=torch.float64) * bounds[-1]
     place = min(int(torch.searchsorted(bounds, point, right=True)), len(rows) - 1)  # rounding may reach the last bound
     return place if ids is None else int(ids[place])
@@ -192,7 +209,7 @@ def _choose(logits: Tensor, generator: torch.Generator, temperature: float, top_
 
 # The decode form.
 
-# The modules that a model may be made of.
+# The classes of modules that a model may be made of; one of a subclass may compute something else.
 PARTS = {
     GPT, Block, MultiHeadAttention, FeedForward, nn.ModuleList, nn.Linear, nn.Embedding, nn.RMSNorm, nn.LayerNorm,
     nn.Dropout, nn.Identity,
@@ -208,7 +225,8 @@ def product(
 
     gain   (in) is multiplied into W; `order` rearranges the outputs
     int8   W in 8 bits with a scale for each output, x in 8 bits with one scale: torch's dynamic quantised product
-    rows   how many rows x will mostly have: for one, W is stored transposed, for more in oneDNN's own layout
+    rows   how many rows x will mostly have: for one, W is stored transposed, for more in oneDNN's own layout. Each is
+           the faster one for so many rows
     """
     weight = torch.cat([part.weight for part in parts])[order] * (1 if gain is None else gain)
     bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])[order]
@@ -232,7 +250,7 @@ def product(
         columns = weight.T.contiguous()
 
         def by_columns(x: Tensor, y: Tensor, add: bool = False) -> None:
-            torch.addmm(y, x, columns, beta=int(add), out=y)
+            torch.addmm(y, x, columns, beta=int(add), out=y)  # beta * y + x W; with beta 0 what y holds is not read
             if bias is not None:
                 y.add_(bias)
 
@@ -297,6 +315,7 @@ class Decoder:
         laid_out = partial(product, int8=int8, rows=rows)
         blocks = cast(list[Block], model.blocks)
         self.layers = [Layer(block, model.config.window(n), laid_out) for n, block in enumerate(blocks)]
+        # The model's own modules, not copies: products alone have another layout.
         self.embedding, self.embedding_norm = model.token_embedding, model.embedding_norm
         self.positions = None if model.position_embedding is None else model.position_embedding.weight
         self.final_norm, gain = _norm(model.final_norm)
@@ -338,7 +357,7 @@ class Texts:
     def take(self, past: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Begin with tokens that the model itself has read: for each layer their keys and values, (1,G,T,D) each."""
         self.length = past[0][0].shape[2]
-        self._begin([[0] * self.length], self.length)
+        self._begin([[0] * self.length], self.length)  # of the ids only their number counts
         for cache, (k, v) in zip(self._cache, past, strict=True):
             if self.decoder.rotation is not None:
                 k = k.view(*k.shape[:-1], 2, -1).transpose(-2, -1).flatten(-2)  # pairs side by side, as in `Layer`
@@ -442,7 +461,8 @@ def _norm(norm: nn.Module) -> tuple[Callable[[Tensor], Tensor], Tensor | None]:
     """A norm over the width, and the gain that is left to the product behind it."""
     if not isinstance(norm, nn.RMSNorm):
         return norm, None
-    root = torch.tensor(norm.normalized_shape[0] ** 0.5)  # of the width
+    # `_rms` leaves out sqrt(width), which goes into the gain, and takes small^2 = width * eps, as in `Layer`.
+    root = torch.tensor(norm.normalized_shape[0] ** 0.5)
     gain = root if norm.weight is None else norm.weight * root
     return partial(_rms, small=root * (norm.eps or 0) ** 0.5), gain
 

@@ -1,7 +1,7 @@
 """A GPT, read from top to bottom: configuration, norms, feed-forward, block, model.
 
-One class serves microgpt, GPT-2 / nanoGPT, Llama and Qwen3: they differ in the fields of `GPTConfig`, and the tables
-below turn a field into a module. Pre-norm residual blocks: x + attention(norm(x)), then x + feed_forward(norm(x)).
+One class serves microgpt, GPT-2 / nanoGPT, Llama and Qwen3: they differ in the fields of `GPTConfig`. Pre-norm
+residual blocks: x + attention(norm(x)), then x + feed_forward(norm(x)).
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 # Sizes that no model exceeds: larger ones would loop for hours over layers and heads before memory is asked for. The
-# largest matrix, of n_heads * head_dim rows and d_model columns, then has fewer than 2^63 bytes, as torch wants.
+# largest matrix, of n_heads * head_dim rows and d_model columns, then has fewer than 2^63 bytes, as torch wants: 2^57
+# numbers of 4 bytes. Below that the bounds are round choices.
 MOST = {"n_layers": 2**14, "n_heads": 2**19, "d_model": 2**19, "head_dim": 2**19, "rope_dim": 2**19}
 MOST |= {"vocab_size": 2**30, "d_ff": 2**30, "context": 2**30}
 
@@ -42,30 +43,30 @@ class GPTConfig:
     """The shape of a model. Widths count features, `context` counts tokens."""
 
     vocab_size: int
-    context: int
+    context: int  # the longest text
     n_layers: int
     n_heads: int
     d_model: int
     n_kv_heads: int | None = None  # default n_heads
     head_dim: int | None = None  # default d_model / n_heads
-    latent_dim: int | None = None  # with it MLA, and what AttentionSpec says of these three
+    latent_dim: int | None = None  # with it multi-head latent attention; `AttentionSpec` says what these three are
     rope_dim: int | None = None
     q_latent_dim: int | None = None
-    d_ff: int | None = None  # default 4 * d_model
-    norm: str = "rms"
-    norm_gain: bool = True
-    norm_eps: float = 1e-5
-    embedding_norm: bool = False
-    final_norm: bool = True
-    position: str = "rope"
-    rope_theta: float = 10_000.0
-    activation: str = "silu"
-    gated: bool = True
-    bias: bool = False
+    d_ff: int | None = None  # width of the feed-forward; default 4 * d_model
+    norm: str = "rms"  # or "layer"
+    norm_gain: bool = True  # do norms learn a factor for each feature?
+    norm_eps: float = 1e-5  # added to the variance, or the mean square; as in Llama 2 and GPT-2
+    embedding_norm: bool = False  # a norm of the embeddings, before the first block
+    final_norm: bool = True  # a norm behind the last block
+    position: str = "rope"  # or "learned": an embedding of positions
+    rope_theta: float = 10_000.0  # the base of RoPE's angles, of Su et al. 2021 (arXiv 2104.09864)
+    activation: str = "silu"  # one of ACTIVATIONS
+    gated: bool = True  # the feed-forward; see `FeedForward`
+    bias: bool = False  # of every projection but that to the logits, and of LayerNorm
     tied: bool = False  # the output projection is the token embedding
-    qk_norm: bool = False
-    dropout: float = 0.0
-    init_std: float = 0.02
+    qk_norm: bool = False  # an RMSNorm of each query and key, in each head
+    dropout: float = 0.0  # of attention weights, and of what attention and feed-forward add
+    init_std: float = 0.02  # of the normal distribution that matrices are drawn from; as in GPT-2
     scale_residual_init: bool = True  # W_O and the last feed-forward matrix start at init_std / sqrt(2 n_layers), GPT-2
     windows: tuple[int | None, ...] | None = None  # of each layer the tokens that a query sees, its own too; None: all
 
@@ -77,7 +78,7 @@ class GPTConfig:
             if getattr(self, name) is not None:
                 vars(self)[name] = require_size(name, getattr(self, name))
         for name, most in MOST.items():
-            if (getattr(self, name) or 0) > most:
+            if (getattr(self, name) or 0) > most:  # None is bounded by what it defaults to
                 raise HeadwiseError(f"{name}={getattr(self, name):,} is more than headwise builds, {most:,}")
         for name in ("norm_eps", "rope_theta", "init_std"):
             value = getattr(self, name)
@@ -91,7 +92,7 @@ class GPTConfig:
             raise HeadwiseError(f"rope_dim={self.rope_dim} with position={self.position!r}; pass position='rope'")
         _ = self.attention  # validates heads and widths
         if self.windows is not None:
-            object.__setattr__(self, "windows", tuple(self.windows))  # a JSON document has a list
+            vars(self)["windows"] = tuple(self.windows)  # a JSON document has a list
             wrong = [w for w in self.windows if w is not None and (type(w) is not int or w < 1)]
             if len(self.windows) != self.n_layers or wrong:
                 raise HeadwiseError(
@@ -101,7 +102,7 @@ class GPTConfig:
 
     @property
     def attention(self) -> AttentionSpec:
-        """The spec of every layer's attention, but for its window."""
+        """The spec of every layer's attention, but for its window. Making it checks heads and widths."""
         same = ("d_model", "n_heads", "n_kv_heads", "head_dim", "latent_dim", "rope_dim", "q_latent_dim", "qk_norm")
         return AttentionSpec(
             **{name: getattr(self, name) for name in same},
@@ -120,6 +121,7 @@ class GPTConfig:
     def attention_of(self, layer: int) -> AttentionSpec:
         """The spec of one layer's attention."""
         window = self.window(layer)
+        # A Window counts the tokens before a query, without its own, and those behind it.
         return self.attention if window is None else self.attention.replace(mask=Window(window - 1, 0))
 
     @property
@@ -128,7 +130,10 @@ class GPTConfig:
 
 
 def make_norm(config: GPTConfig) -> nn.Module:
-    """RMSNorm (Zhang & Sennrich 2019, arXiv 1910.07467) or LayerNorm over the width, with or without gain."""
+    """RMSNorm (Zhang & Sennrich 2019, arXiv 1910.07467) or LayerNorm over the width, with or without gain.
+
+    LayerNorm has a bias where the config says so, but none without a gain; RMSNorm has none.
+    """
     if config.norm == "rms":
         return nn.RMSNorm(config.d_model, eps=config.norm_eps, elementwise_affine=config.norm_gain)
     return nn.LayerNorm(config.d_model, config.norm_eps, elementwise_affine=config.norm_gain, bias=config.bias)
@@ -154,7 +159,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: tokens exchange information in the heads, then each thinks for itself in the feed-forward."""
+    """One layer: attention, in which tokens read what others hold, then a feed-forward for each token by itself."""
 
     def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__()
@@ -176,7 +181,7 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self.token_embedding = nn.Embedding(config.vocab_size, config.d_model)
-        learned = config.position == "learned"
+        learned = config.position == "learned"  # RoPE has no weights: each layer's attention rotates
         self.position_embedding = nn.Embedding(config.context, config.d_model) if learned else None
         self.embedding_norm = make_norm(config) if config.embedding_norm else nn.Identity()
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
@@ -191,7 +196,8 @@ class GPT(nn.Module):
             if parameter.ndim < 2:
                 if name.endswith("bias"):
                     nn.init.zeros_(parameter)
-                continue  # gains start at 1
+                continue  # gains are 1 as torch makes them
+            # The last matrix of what is added to the residual stream, 2 n_layers times: so many variances add up.
             last = name.endswith(("o_proj.weight", "down.weight")) and self.config.scale_residual_init
             std = self.config.init_std / (math.sqrt(2 * self.config.n_layers) if last else 1)
             nn.init.normal_(parameter, std=std)
@@ -201,7 +207,7 @@ class GPT(nn.Module):
 
         Args:
             ids: (B,T)
-            caches: one a layer; ids are then what follows the cached tokens
+            caches: one a layer; ids are then what follows the cached tokens, and are cached, too
             last_only: give the logits (B,1,V) of the last position alone, all that generation needs
         """
         start = caches[0].length if caches else 0
@@ -220,13 +226,14 @@ class GPT(nn.Module):
         return self.lm_head(x)
 
     def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy in nats per token of targets (B,T); targets of -100 do not count."""
+        """Mean cross-entropy in nats per token of targets (B,T); targets of -100, torch's default, do not count."""
         return F.cross_entropy(self(ids).flatten(0, 1).float(), targets.flatten(), ignore_index=-100)
 
     def split(self, ranks: Ranks) -> None:
         """Keep some heads of each layer, and their part of the feed-forward, on each process; all get the same logits.
 
         W_Q, W_K, W_V and `up` are cut by their outputs, W_O and `down` by their inputs, and their products are summed.
+        A feed-forward whose width the processes do not divide stays whole on each.
         """
         spec, width = self.config.attention, self.config.feed_forward_width
         if spec.latent_dim is not None:
@@ -247,12 +254,16 @@ class GPT(nn.Module):
                     ranks.sum_gradient(norm.weight)
 
     def new_caches(self, plan: Plan | None = None) -> list[KVCache]:
-        """One empty cache for each layer, which keeps what the plan says; without one that of a window rolls."""
+        """One empty cache for each layer, which keeps what the plan says; without one that of a window rolls.
+
+        A rolling cache drops the tokens that no later query sees.
+        """
         windows = [self.config.window(layer) for layer in range(self.config.n_layers)]
         if plan is None:
             return [KVCache(window=window) for window in windows]
         plan.check(self.config.n_layers, self.config.attention.n_kv_heads)
-        rolling = [Keep(0, window) if window else None for window in windows]
+        rolling = [Keep(0, window) if window else None for window in windows]  # the latest `window` tokens, no sinks
+        # For each key/value head of a layer what the plan keeps; where it keeps all, what the layer's window does.
         return [KVCache(plan=[kept or roll for kept in keep]) for keep, roll in zip(plan.keep, rolling, strict=True)]
 
     @property

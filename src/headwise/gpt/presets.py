@@ -14,15 +14,18 @@ from headwise.words import Note, refusal, unknown
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How a model is trained. Learning rates are peaks; both optimizers follow one schedule."""
+    """How a model is trained. Learning rates are peaks; both optimizers follow one schedule.
 
-    steps: int
-    batch: int
+    The defaults are usual ones, which nanoGPT has, too; a preset names what it does otherwise.
+    """
+
+    steps: int  # updates of the weights
+    batch: int  # texts of each
     lr: float  # AdamW (Loshchilov & Hutter 2017, arXiv 1711.05101)
     muon_lr: float | None = None  # Muon on the matrices of the blocks (Jordan et al. 2024); None = AdamW on all
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.1
-    warmup: int = 100
+    betas: tuple[float, float] = (0.9, 0.95)  # of AdamW: how slowly its means of gradients, and their squares, move
+    weight_decay: float = 0.1  # of matrices; see `make_optimizers`
+    warmup: int = 100  # steps in which the rate rises
     final_lr: float = 0.1  # the cosine ends at this fraction of the peak
     clip: float = 1.0  # largest norm of all gradients together
 
@@ -32,7 +35,7 @@ class Recipe:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preset:
+class Preset:  # a record of presets.toml
     name: str
     shape: dict[str, Any]  # fields of GPTConfig, without the vocabulary
     recipe: Recipe
@@ -42,20 +45,26 @@ class Preset:
 
 _RECORDS = tomllib.loads(Path(__file__).with_name("presets.toml").read_text(encoding="utf-8"))
 PRESETS: dict[str, Preset] = {
-    name: from_json(Preset, {"name": name, **record}, name) for name, record in _RECORDS.items()
+    # The name stands in the file as the key of the record, and once more in errors.
+    name: from_json(Preset, {"name": name, **record}, name)
+    for name, record in _RECORDS.items()
 }
 
 
 def warm_cosine(step: int, steps: int, warmup: int, final: float) -> float:
-    """The fraction of the peak learning rate at a step: linear warm-up, then a cosine down to `final`."""
+    """The fraction of the peak learning rate at a step, from 0: linear warm-up, then a cosine down to `final`.
+
+    Loshchilov & Hutter 2016 (arXiv 1608.03983), without restarts. `final` itself would be the fraction of the step
+    after the last one.
+    """
     if step < warmup:
         return (step + 1) / warmup  # + 1: the first step, of number 0, learns already
-    progress = (step - warmup) / max(1, steps - warmup)
+    progress = (step - warmup) / max(1, steps - warmup)  # from 0 to 1; steps = warmup leaves none to divide by
     return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 def check_seed(seed: int) -> None:
-    """Refuse what is no seed: a whole number from 0 on, below 2^63, which torch's generators take."""
+    """Refuse what is no seed: a whole number from 0 on, below 2^63; torch's generators take all of these."""
     if not 0 <= seed < 2**63:
         raise refusal("seed", seed=seed)
 

@@ -43,7 +43,7 @@ TICK, SILENT = 1.0, 15
 ORPHANED = 3  # ticks after which a rank that is told to end does, though none is found lost
 # Seconds, at most, for which the first rank waits for the others to go. It may hold the store, by which they hear that
 # a rank is lost, that one failed, or that all are done: if it went first, they would lose it. Mostly they go within a
-# tick, and these bounds, round ones, are not reached; the one after a loss is short, since that rank never goes.
+# tick. The bounds are round; the one after a loss is short, for it is always reached: a rank that is lost never goes.
 WAIT_AFTER_LOSS, WAIT_AFTER_ERROR, WAIT_AFTER_ALL = 10, 100, 60
 # Exit codes: of a loss, or any failure of which no other code is known; and of SIGTERM, 128 + 15, as a shell has it.
 LOST, TERMINATED = 1, 143
@@ -154,8 +154,8 @@ class Ranks:
         if shard:
             from torch.distributed.fsdp import fully_shard  # these imports take half a second
 
-            for block in (*model.blocks, model):  # type: ignore[misc]  # a GPT, in a room of its own
-                fully_shard(block, mesh=self.mesh)  # each block by itself, so that one at a time is whole in memory
+            for block in (*model.blocks, model):  # type: ignore[misc]  # of a GPT, whose file imports this one
+                fully_shard(block, mesh=self.mesh)  # each block by itself: never are all whole in memory at once
         loss = _Loss(model)
         return DistributedDataParallel(loss) if self.world > 1 and not shard else loss
 
@@ -172,7 +172,7 @@ class Ranks:
 
     @staticmethod
     def sum_gradient(weights: Tensor) -> None:
-        """From now on, add up over the ranks the gradients of weights that each has whole, for its own heads alone."""
+        """From now on, add up over the ranks the gradients of weights that each has whole for its own heads alone."""
 
         def summed(gradient: Tensor) -> Tensor:
             total = gradient.clone()  # a hook must leave what it is given

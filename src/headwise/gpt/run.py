@@ -46,9 +46,10 @@ from headwise.words import Note, refusal, unknown
 REPORT, WALK, FILM = "report.html", "walk.html", "film.jsonl"
 FIRST = (TEXT, RUN)  # what is written before all else: all that a folder without a run may have of ours
 FILES = (RUN, *MODEL_FILES, METRICS, FILM, STATE, REPORT, WALK)
-SAMPLES, SAMPLE_TOKENS = 5, 60  # texts that a finished model writes for the report, and their length at most
-SAMPLE_TEMPERATURE = 0.8  # of these, and of those on the way
-CELL_TOKENS = 8  # that a held-out cell is continued by at most: more than any Spanish form has
+# Texts that a finished model writes for the report, and their length at most; round choices.
+SAMPLES, SAMPLE_TOKENS = 5, 60
+SAMPLE_TEMPERATURE = 0.8  # of these, and of those shown while it trains; a usual choice: below 1 fewer odd words come
+CELL_TOKENS = 8  # that a held-out cell is continued by at most; its Spanish half, `él ha trabajado`, has 3 at most
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,8 @@ class Settings:
         # Another width than the preset's: d_ff stays as many times the width as it is there.
         if "d_model" in self.shape and "d_ff" in preset.shape and "d_ff" not in self.shape:
             shape["d_ff"] = max(1, preset.shape["d_ff"] * self.shape["d_model"] // preset.shape["d_model"])
-        if "latent_dim" in self.shape:  # attention by a latent has neither, whatever the preset says
+        # Attention by a latent has neither of these, whatever the preset says; asked for beside it, they are refused.
+        if "latent_dim" in self.shape:
             shape |= {"n_kv_heads": None, "qk_norm": False} | self.shape
         GPTConfig(vocab_size=1, **shape)  # a wrong shape is said before a long text is read
         if self.text is None:
@@ -110,7 +112,7 @@ class Run:
     settings: Settings
     digest: str  # of its text
     status: str  # "training" or "finished"
-    summary: RunSummary | None
+    summary: RunSummary | None  # None also of a finished replay of microgpt
     cells: tuple[int, int, int] | None  # held-out verb cells: right by the model, right by the n-gram, all
     example: str | None  # a held-out text for the report
 
@@ -132,14 +134,16 @@ def run_training(
 
     `report` hears of every ten steps, `reading` of a large text that is read, `say` of what else goes on; what `film`
     makes is shown the model after every step. `build` makes the model that learns, and `finish` of it the one that is
-    kept. A folder with a run in it is refused unless `resume` says to go on, with the same settings.
+    kept. In the end it writes `n_samples` texts. Of several processes this is the first, and the others are in
+    `follow_training`. A folder with a run in it is refused unless `resume` says to go on, with the same settings; the
+    run that comes back may be one that was finished already.
     """
     corpus, config, recipe = settings.resolve(reading)
     division.check(corpus.data, recipe)
     with shapes_alone():
         size = GPT(config).n_parameters
     needed, free = 16 * size, free_memory()  # 4 bytes for each of a weight, its gradient and AdamW's two moments
-    if needed > free.size and not division.apart:
+    if needed > free.size and not division.apart:  # where they are apart, it is other memory that is needed
         raise HeadwiseError(
             f"{size:,} parameters take {amount(needed)} to train, and {amount(free.size)} are free ({free.limit}); "
             f"take a smaller model"
@@ -151,7 +155,7 @@ def run_training(
         if run is None:
             run = Run(settings, corpus.data.digest, "training", None, None, None)
             write_run(folder, run)
-        finished = run.status == "finished"
+        finished = run.status == "finished"  # and resumed for its report, which the caller writes
         if current().agree(lambda: finished):  # the other processes wait for the answer in `follow_training`
             # A kill may have come at the end of this function, after run.json was written, with the state still there.
             (folder / STATE).unlink(missing_ok=True)
@@ -233,7 +237,7 @@ def read_run(folder: Path) -> Run | None:
 
 
 def example_of(folder: Path | None) -> str:
-    """A text that a finished run held out; a name where there is no run, or none that is finished."""
+    """A text that a finished run held out; without one "emma", a name of the kind that the preset microgpt learns."""
     run = read_run(folder) if folder else None
     return (run and run.example) or "emma"
 
@@ -259,7 +263,8 @@ def write_run(folder: Path, run: Run) -> None:
 def _check(folder: Path, settings: Settings, corpus: Corpus, resume: bool) -> Run | None:
     """The run in the folder, None if there is none yet. Raises HeadwiseError where this training may not go on there.
 
-    A finished run may be resumed only while its report, which the commands write last, is missing.
+    Without `resume` it may not where there is a run at all. A finished run may be resumed only while its report,
+    which the commands write last, is missing.
     """
     if folder.exists() and not folder.is_dir():
         raise refusal("out_is_file", folder=folder)
@@ -290,8 +295,8 @@ def _results(
     seconds: float,
     n_samples: int,
 ) -> tuple[RunSummary, tuple[int, int, int] | None]:
-    """What a reader of the report should know of a run; the model beside the best n-gram, on the held-out part, and
-    on held-out cells of the verb corpus; samples."""
+    """What a reader of the report should know of a run: facts, losses beside the best n-gram, samples; and the
+    `cells` of `Run`, None for any other text than the verb corpus."""
     spec, tokens = model.config.attention, corpus.tokens
     cells, pieces = None, "lines" if isinstance(corpus.data, Documents) else "pieces"
     latent = {} if spec.latent_dim is None else {"latent + rotary key": f"{spec.latent_dim} + {spec.rope_dim}"}
@@ -309,7 +314,7 @@ def _results(
         "training time": f"{seconds:.1f} s, processes: {current().world}, torch threads: {torch.get_num_threads()}",
         "Hugging Face form": hf_form(model.config) or "none: no architecture there computes this model",
     }
-    order, baseline = corpus.data.ngram(len(tokens))
+    order, baseline = corpus.data.ngram(len(tokens))  # the order of the best n-gram, and its loss
     if corpus.cells and isinstance(corpus.data, Documents):
         ngram = corpus.data.ngram_model(len(tokens), order)
         right = _cells_right(corpus, lambda ids: generate(model, ids, CELL_TOKENS, temperature=0, stop=tokens.boundary))
@@ -331,7 +336,7 @@ def _results(
 
 def _cells_right(corpus: Corpus, likeliest: Callable[[list[int]], Iterable[int]]) -> int:
     """Held-out cells whose Spanish the likeliest continuation of the English gives exactly."""
-    tokens, right = corpus.tokens, 0
+    tokens, right = corpus.tokens, 0  # right: how many so far
     for cell in corpus.cells:
         ids = likeliest(tokens.prompt(f"{cell.english} ="))
         right += tokens.decode(list(ids)) == cell.spanish

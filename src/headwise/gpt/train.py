@@ -41,6 +41,7 @@ Kind = TypeVar("Kind", bound=Optimizer)
 
 STATE = "state.safetensors"
 METRICS = "metrics.jsonl"
+# Round choices. Each evaluation takes time from training, and a line takes next to none.
 EVALUATIONS = 10  # per run at least, the last one at its end
 LONGEST_WAIT = 500  # steps between two evaluations at most
 REPORTED = 10  # steps between two lines of the log at most
@@ -58,7 +59,7 @@ class Progress:
     held_out_loss: float | None  # on the steps that are evaluated
 
     def row(self) -> dict[str, Any]:
-        """Its line in metrics.jsonl."""
+        """Its line in metrics.jsonl, without `steps`, which run.json has."""
         return {name: value for name, value in asdict(self).items() if value is not None and name != "steps"}
 
 
@@ -77,7 +78,7 @@ class Division:
     def check(self, data: Stream | Documents, recipe: Recipe) -> None:
         """Raise HeadwiseError, before the work begins, where a batch has too few texts to be divided so."""
         n_texts = len(data.batch(torch.Generator(), recipe.batch)[0])  # a small corpus has fewer lines than a batch
-        current().parts(n_texts, self.accumulate)
+        current().parts(n_texts, self.accumulate)  # raises
         if self.shard:
             current().require_many("shard=True spreads a model over processes")
 
@@ -119,11 +120,11 @@ def train(
     """Train a GPT to the end of its recipe, going on from the state in `folder` if there is one.
 
     Writes `state.safetensors` every `save_seconds` and on Ctrl-C, and a line a report to `metrics.jsonl`. Returns the
-    model and its evaluations. Raises HeadwiseError when the loss is no number any more, and Stopped after Ctrl-C.
+    model, on the CPU, and its evaluations. Raises HeadwiseError for a loss that is no number, Stopped after Ctrl-C.
     """
     ranks = current()
     ranks.require_same("the text", data.digest)
-    torch.manual_seed(seed)
+    torch.manual_seed(seed)  # the weights are drawn from it
     model = build(config).to(ranks.device)
     loss_module = ranks.loss_module(model, division.shard)
     # DDP orders its sums by its first backward pass: done before the state is read, a resumed run gives the same bytes.
@@ -144,7 +145,7 @@ def train(
             for done in range(start + 1, recipe.steps + 1):
                 # A prime above the steps of any run keeps the steps of nearby seeds apart; seeds are below 2^63.
                 step_seed = (seed * 1_000_003 + done - 1) % 2**63
-                # The dropout's: nearby steps differ in lower bits than the rank, so that no two ranks draw alike.
+                # The dropout's: nearby steps differ in bits below the 40th, ranks above, so no two draw alike.
                 torch.manual_seed(step_seed ^ ranks.rank << 40)
                 batch = data.batch(torch.Generator().manual_seed(step_seed), recipe.batch)  # the same on all
                 loss_module.train()
@@ -169,16 +170,16 @@ def train(
                 stopping, saving = ranks.sum(interrupted(), time.monotonic() - saved_at > save_seconds)
                 if stopping or saving:
                     magnitude = sum(whole(weight.detach().abs().sum()).item() for weight in weights.values())
-                    require_finite(done, weights=magnitude)  # which it is only if each weight is
+                    require_finite(done, weights=magnitude)  # finite only if each weight is
                     save_state(folder / STATE, weights, optimizers, done)
                     saved_at = time.monotonic()
                 if stopping:
                     raise Stopped(done, folder)
     except DivergedError as error:
         raise HeadwiseError(f"training diverged: {error}; lower the learning rate or take another seed") from None
-    save_state(folder / STATE, weights, optimizers, recipe.steps)
+    save_state(folder / STATE, weights, optimizers, recipe.steps)  # until the caller has written the model
     trained = model
-    if division.shard:  # each process holds a part of it
+    if division.shard:  # each process holds a part of each weight: a new model gets them whole
         trained = build(config)
         with torch.no_grad():
             for parameter, part in zip(trained.parameters(), model.parameters(), strict=True):
@@ -187,7 +188,7 @@ def train(
 
 
 def _curve(log: StepLog | None) -> list[CurvePoint]:
-    """The evaluations of a training, where this process has its log."""
+    """The evaluations of a training; none in a process that has no log. Raises HeadwiseError for a damaged log."""
     if log is None:
         return []
     rows = []
@@ -256,7 +257,7 @@ def update(
     clip: float,
 ) -> None:
     """`take_step` where the gradients of the loss are there already."""
-    norm = whole(torch.nn.utils.clip_grad_norm_(weights, clip))
+    norm = whole(torch.nn.utils.clip_grad_norm_(weights, clip))  # the norm before it is clipped
     require_finite(step + 1, loss=loss, gradient=norm.item())
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -310,7 +311,7 @@ def without_compiler(kind: type[Kind]) -> type[Kind]:
     """
     wrapped = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
     methods = {name: inspect.unwrap(getattr(kind, name)) for name in wrapped}
-    methods["step"] = torch.no_grad()(inspect.unwrap(kind.step))
+    methods["step"] = torch.no_grad()(inspect.unwrap(kind.step))  # its wrapper is also what records no gradient in it
     return type(kind.__name__, (kind,), methods)
 
 
@@ -322,6 +323,7 @@ Muon = without_compiler(torch.optim.Muon)
 
 def make_optimizers(model: GPT, recipe: Recipe) -> list[Optimizer]:
     """AdamW, with Muon on the matrices of the blocks if the recipe has a rate for it. Only matrices decay."""
+    # Those of the blocks, which Muon updates if it is there; all other matrices; gains and biases.
     hidden, matrices, vectors = list[nn.Parameter](), list[nn.Parameter](), list[nn.Parameter]()
     for name, p in model.named_parameters():
         if p.ndim < 2:
@@ -342,7 +344,10 @@ def make_optimizers(model: GPT, recipe: Recipe) -> list[Optimizer]:
 
 @torch.no_grad()
 def evaluate(model: GPT, data: Stream | Documents, limit: int = HELD_OUT_TOKENS, batch: int = 64) -> float:
-    """Mean cross-entropy in nats per counted token, on `limit` tokens of the held-out part or a little more."""
+    """Mean cross-entropy in nats per counted token, on about `limit` tokens of the held-out part.
+
+    `batch` texts run side by side. The model is afterwards in training mode if it was before.
+    """
     training, device = model.training, next(model.parameters()).device
     model.eval()
     total, count = 0.0, 0
@@ -385,7 +390,7 @@ def restore_state(
         for name, parameter in weights.items():
             parameter.copy_(parted(saved[name], parameter))
     for n, optimizer in enumerate(optimizers):
-        state = optimizer.state_dict()
+        state = optimizer.state_dict()  # {"state": {number of a parameter: its moments}, "param_groups": settings}
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         for index, parameter in enumerate(parameters):
             moments = under(f"optimizer.{n}.{index}.", tensors)
