@@ -30,8 +30,8 @@ from headwise.models.weights import cast, reads_as_stock, windows_of
 from headwise.reshape.workplace import Workplace
 from headwise.words import Note, labelled
 
-# Largest difference of a logit that still passes. Rounding alone makes one, for the reader may compute in another
-# order; a wrong weight makes a far larger one. Weights in half precision are compared in float32, too.
+# Largest difference of a logit that still passes: rounding alone makes one, for the reader may compute in another
+# order. Weights in half precision are compared in float32, too, except those of a streamed model.
 TOLERANCE = 1e-4
 PROBE_TOKENS = 256  # ids that both models read, where no window asks for more: a round choice
 
