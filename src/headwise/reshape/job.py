@@ -347,7 +347,7 @@ class Job:
 
 @contextmanager
 def _left_alone(model: nn.Module) -> Iterator[None]:
-    """Inside this block a model is in eval mode and takes no gradients; afterwards it is as it was."""
+    # Inside this block a model is in eval mode and takes no gradients; afterwards it is as it was.
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     with evaluating(model):
         model.requires_grad_(False)
