@@ -251,7 +251,7 @@ class HealPoint:
     distance: float  # KL to the parent in nats per token, or the relative error of its hidden states
 
 
-@dataclass(eq=False)
+@dataclass(eq=False)  # without ==, which of tensors is no single truth
 class Healing:
     """All that changes while a child heals; `run` trains it towards its parent.
 
