@@ -27,6 +27,7 @@ SCRATCH = "headwise-"  # begins the names of folders with the changed layers of 
 EXPORT = "export"  # the folder that becomes OUT
 REPLACED = "replaced"  # the folder that was OUT before, set aside for the move
 PROBE = "probe.safetensors"  # what the process gets that verifies the export
+# Names that a job writes there, beside those of SCRATCH; anything else is the user's.
 OURS = (SETTINGS, STATE, SPENT, LOCK, EXPORT, REPLACED, PROBE)
 
 
