@@ -99,7 +99,7 @@ def read_calibration(
     if most is not None and most < 1:
         raise HeadwiseError(f"documents={most} must be at least 1: something has to be measured on")
     length = tokens or min(folder.context or LONGEST, LONGEST)
-    # A run that was trained on lines has a boundary, and puts it before each.
+    # `frame`: ids that the model expects before a text, and after it. A run of lines has a boundary there.
     by_lines = folder.family == "headwise" and folder.tokens is not None and bool(folder.tokens.frame[0])
     # `name` is what an error calls the text. `encoded` counts in `facts` its characters, and those unknown to the
     # tokenizer.
