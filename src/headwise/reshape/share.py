@@ -293,6 +293,7 @@ def _products(first: Pair, second: Pair) -> Tensor:
 
     And E[(W v).(W' v')] of transposed output matrices (H,E,C) and values (H,E,X).
     """
+    # Queries and keys are taken as independent: the sum over features i and j of E[q_i q'_j] E[k_i k'_j].
     (q, k), (q_other, k_other) = first, second
     return ((q @ q_other.mT) * (k @ k_other.mT)).sum((1, 2))
 
