@@ -73,8 +73,8 @@ def verify(model: nn.Module, folder: Path, probe: Path, context: int | None) -> 
     # Twice the widest window at least, so that a window of another length would show.
     count = max(PROBE_TOKENS, 2 * max(filter(None, windows_of(model)), default=0))
     count, dtype = min(count, context or count), next(model.parameters()).dtype
-    # Ids from all over the vocabulary: a prime as stride repeats none before all have been, unless it divides the
-    # size.
+    # Ids from all over the vocabulary. A prime as stride repeats none before all have been, unless it divides the
+    # size of the vocabulary.
     ids = (torch.arange(count)[None] * 7919 + 1) % int(config.vocab_size)
     wanted = answers(model if streamed else cast(model.eval(), torch.float32), ids)
     if not streamed:  # back to its own format; of a streamed model weights are borrowed, and cannot be cast
