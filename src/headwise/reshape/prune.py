@@ -92,8 +92,8 @@ class Pruning(Change):
 
     def tokens_run(self, model: nn.Module, calibration: Calibration) -> int:
         n_heads = head_counts(model)[0] * len(attentions(model))
-        # Over the text: a backward pass counts as two, a role needs importance and a survey, a head silenced one
-        # each.
+        # Passes over the text: a backward one counts as two, a role takes importance and a survey, each silenced head
+        # one.
         passes = {None: 0, "importance": 3, "role": 4, "ablation": 1 + n_heads}
         return passes[self.by] * n_tokens(calibration.statistics)
 
