@@ -101,8 +101,7 @@ def read_calibration(
     length = tokens or min(folder.context or LONGEST, LONGEST)
     # `frame`: ids that the model expects before a text, and after it. A run of lines has a boundary there.
     by_lines = folder.family == "headwise" and folder.tokens is not None and bool(folder.tokens.frame[0])
-    # `name` is what an error calls the text. `encoded` counts in `facts` its characters, and those unknown to the
-    # tokenizer.
+    # `name` is what an error calls the text. `encoded` counts its characters in `facts`, and those without a token.
     name, facts = "the text", Counter[str]()
     # What is read: a text, or lines to learn from and held-out ones, or ids.
     lines: Sequence[Sequence[str]] | None = None
