@@ -77,8 +77,8 @@ class Workplace:
         check_place(self.source, self.shown)
         if self.path.exists() or self.path.is_symlink():
             is_folder = self.path.is_dir() and not self.path.is_symlink()
-            # A folder with a name in it that no job writes is the user's; so is a file or a link, here as the name
-            # "".
+            # A folder with a name in it that no job writes is the user's. So is a file or a link, which "" stands for
+            # here.
             for name in [entry.name for entry in self.path.iterdir()] if is_folder else [""]:
                 if name not in OURS and not name.startswith(SCRATCH) and not is_unfinished(name, OURS):
                     raise HeadwiseError(
