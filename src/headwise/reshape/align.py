@@ -55,9 +55,8 @@ def moments(model: nn.Module, batches: Sequence[Tensor]) -> Iterator[Tensor]:
     They come one by one, and of a streamed model one is held at a time.
     """
     n_layers, count = len(attentions(model)), n_tokens(batches)
-    # Of each layer, by the length of the text: no more tokens than columns, and the inputs themselves, batch by
-    # batch, are the smaller root; more tokens, and the one sum of x x' over all batches, (C+1,C+1), takes less
-    # memory.
+    # Of each layer the smaller root. With no more tokens than columns these are the inputs themselves, batch by
+    # batch; with more it is the one sum of x x' over all batches, (C+1,C+1).
     sums: dict[int, list[Tensor]] = {}
 
     def add(layer: int, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
