@@ -376,7 +376,7 @@ def experts_read(feed_forward: FeedForward, batch: int) -> float:
     n = feed_forward.n_experts
     if batch == 1 or not n:  # of one text the number is exact
         return feed_forward.active_parameters
-    # One text misses an expert with probability 1 - n_active / n, and all of them miss it with the power of that.
+    # One text misses an expert with probability 1 - n_active / n, and all of them with that to the power of `batch`.
     distinct = n * (1 - (1 - feed_forward.n_active / n) ** batch)  # experts that at least one text chooses
     return float(distinct * feed_forward.expert_parameters + feed_forward.common_parameters)
 
