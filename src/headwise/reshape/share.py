@@ -245,7 +245,7 @@ def _exchanged(start: Groups, price: Callable[[tuple[int, ...]], float]) -> Grou
                 first = tuple(sorted({*groups[a], j} - {i}))
                 second = tuple(sorted({*groups[b], i} - {j}))
                 before, after = price(groups[a]) + price(groups[b]), price(first) + price(second)
-                # 1e-5 is more than rounding, also in float32: by rounding alone two heads could be exchanged for
+                # 1e-5 is more than rounding, also in float32; by rounding alone heads could be exchanged for
                 # ever.
                 if after < before * (1 - 1e-5):
                     groups[a], groups[b], improved = first, second, True
