@@ -197,7 +197,7 @@ def _own_section(config: dict[str, Any]) -> dict[str, Any] | None:
         name = name_in(field, families()[OURS])  # "d_model" for "hidden_size"
         theirs = field if around is None else name_in(field, around)  # "n_embd" for "hidden_size" in GPT-2
         sizes = section.get(name), config.get(theirs)
-        if None not in sizes and sizes[0] != sizes[1]:
+        if None not in sizes and sizes[0] != sizes[1]:  # what one side leaves out contradicts nothing
             raise HeadwiseError(
                 f"headwise.{name}={sizes[0]} and {theirs}={sizes[1]} name one size; keep the right one, or take the "
                 f"section `headwise` out"

@@ -45,14 +45,15 @@ class Fields:
         self.family, self.config = family, config
         self.record = dict(family.price or {})  # `part` changes a copy
         self.required = self.record.get("required", REQUIRED)
+        # What the config class fills in; `null` are fields whose default is None.
         self.defaults = dict.fromkeys(self.record.get("null", ())) | self.record.get("defaults", {})
         self.filled_in: dict[str, int] = {}  # sizes that the file leaves out, by the default of the class
         self.aliases: dict[str, str] = self.record.get("aliases", {})
         known = {*self.required, *self.defaults, *self.aliases, *self.record.get("derived", ()), *HARMLESS}
         fixed = self.record.get("fixed", {})
         for name, value in config.items():
-            if name in fixed:
-                is_absent = value in (None, False, [], {})  # then what the field would change is not there
+            if name in fixed:  # an option that changes sizes: it may be off, or have the one value that is priced
+                is_absent = value in (None, False, [], {})
                 if value != fixed[name] and not is_absent:
                     wanted = f"{name}={_short(fixed[name])}"
                     raise HeadwiseError(f"{name}={_short(value)} is not priced for {family.name}, only {wanted}")
@@ -253,11 +254,11 @@ def attention_of(f: Fields) -> AttentionSpec:
     if "latent" in f.record:
         return LATENTS[f.record["latent"]](f)
     bias = f.has("bias")
-    qkv_bias = f.has("qkv_bias", bias)
+    qkv_bias = f.has("qkv_bias", bias)  # as `bias`, where the record does not tell them apart
     return AttentionSpec(
         d_model=f.size("hidden_size"),
         n_heads=f.n_heads(),
-        n_kv_heads=1 if f.record.get("multi_query") else f.n_kv_heads(),
+        n_kv_heads=1 if f.record.get("multi_query") else f.n_kv_heads(),  # `falcon` says whether it is
         head_dim=f.head_dim(),
         q_bias=qkv_bias,
         kv_bias=qkv_bias,
@@ -420,7 +421,7 @@ def pieces_of(f: Fields) -> list[Piece]:  # those before the layers
 
 def class_pieces(f: Fields) -> list[Piece]:
     """Those that the class adds behind the layers: the first of `architectures`, or by default of the record."""
-    heads: dict[str, list[str]] = f.record["heads"]
+    heads: dict[str, list[str]] = f.record["heads"]  # class -> names in PIECES
     classes = f.config.get("architectures") or list(heads)
     if not isinstance(classes, list) or not isinstance(classes[0], str) or classes[0] not in heads:
         fact = f"architectures={_short(classes)} is not priced for {f.family.name}"

@@ -376,8 +376,7 @@ def experts_read(feed_forward: FeedForward, batch: int) -> float:
     n = feed_forward.n_experts
     if batch == 1 or not n:  # of one text the number is exact
         return feed_forward.active_parameters
-    # Each of the n experts is missed by one text with probability 1 - n_active / n, and by all of them with its
-    # power.
+    # One text misses an expert with probability 1 - n_active / n, and all of them with that to the power of `batch`.
     distinct = n * (1 - (1 - feed_forward.n_active / n) ** batch)  # experts that at least one text chooses
     return float(distinct * feed_forward.expert_parameters + feed_forward.common_parameters)
 
@@ -387,8 +386,7 @@ def cache_values(shape: ModelShape, tokens: int, source: int) -> int:
     total = 0
     for attention in shape.cached:
         spec = attention.spec
-        # `rows` counts over all key/value heads, cache_values_per_token is of all of them together: hence the
-        # division.
+        # `rows` counts over all key/value heads, and cache_values_per_token is of all together: hence the division.
         total += spec.cache_values_per_token * attention.rows(tokens) // spec.n_kv_heads
     return total + sum(attention.spec.cache_values_per_token for attention in shape.crossed) * source
 
@@ -403,6 +401,5 @@ def longest_context(shape: ModelShape, values: int, source: int) -> int | None:
     most = values // growing if growing else LONGEST
     if not growing and cache_values(shape, most, source) <= values:
         return None
-    # The cache only ever grows with the text: of the lengths 1, 2, ... as many fit as the longest that fits has
-    # tokens.
+    # The cache grows with the text: of the lengths 1, 2, ... as many fit as the longest that fits has tokens.
     return bisect_right(range(1, most + 1), values, key=lambda tokens: cache_values(shape, tokens, source))

@@ -2,7 +2,7 @@
 
 What is read is kept as second moments. For inputs x with a 1 appended, S = E[x x'] gives E[(a.x)(b.x)] = a' S b over
 the text. With L L' = S, the rows of [W | bias] L have the inner products of the activations, in C + 1 columns however
-long the text is.
+long the text is. A prime transposes; C is the width of the model, D that of keys, E that of values.
 
 An alignment leaves the function as it is:
 
@@ -15,7 +15,8 @@ An alignment leaves the function as it is:
 Orthogonal M are called turns here, to tell them from what RoPE does.
 
 Orthogonal M by Procrustes analysis, for a plane of RoPE in closed form (Jin et al. 2024, arXiv 2412.20677, section 3).
-The target is the mean of the group, found in rounds (generalised Procrustes analysis, Gower 1975).
+The target is the mean of the group, found in rounds (generalised Procrustes analysis, Gower 1975): heads are turned
+towards it, and it becomes the mean of the turned heads.
 """
 
 from __future__ import annotations
@@ -49,15 +50,17 @@ ROUNDS = 12  # of generalised Procrustes analysis; its sum of squares falls in e
 def moments(model: nn.Module, batches: Sequence[Tensor]) -> Iterator[Tensor]:
     """For each layer a root L (C+1,X), X at most C+1, of E[x x'], over ids (B,T) of equal length in each batch.
 
+    x is what the layer's attention reads of a token, (C,), with a 1 appended. Raises HeadwiseError without a text.
+
     They come one by one, and of a streamed model one is held at a time.
     """
     n_layers, count = len(attentions(model)), n_tokens(batches)
-    # Of each layer, by the length of the text: no more tokens than columns, and the inputs themselves, batch by batch,
-    # are the smaller root; more tokens, and the one sum of x x' over all batches, (C+1,C+1), takes less memory.
+    # Of each layer the smaller root. With no more tokens than columns these are the inputs themselves, batch by
+    # batch; with more it is the one sum of x x' over all batches, (C+1,C+1).
     sums: dict[int, list[Tensor]] = {}
 
     def add(layer: int, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        x = inputs[0].detach().flatten(0, -2)
+        x = inputs[0].detach().flatten(0, -2)  # (B,T,C) -> (B*T,C)
         # Inputs in half precision have 8 (bfloat16) or 11 (float16) significant bits: float32, on the device, sums
         # their products as well as they are known. Others are summed in float64 on the processor.
         x = x.float() if x.dtype.itemsize <= 2 else x.cpu().double()
@@ -65,7 +68,7 @@ def moments(model: nn.Module, batches: Sequence[Tensor]) -> Iterator[Tensor]:
         if count <= x.shape[1]:
             sums.setdefault(layer, []).append(x.cpu())
         else:
-            sums[layer] = [(x.T @ x).cpu().double() + sums.get(layer, [0.0])[0]]
+            sums[layer] = [(x.T @ x).cpu().double() + sums.get(layer, [0.0])[0]]  # to the sum so far, at first 0
 
     if count == 0:
         raise HeadwiseError("there is no calibration text to read; pass one as text=")
@@ -85,7 +88,10 @@ def moments(model: nn.Module, batches: Sequence[Tensor]) -> Iterator[Tensor]:
 
 
 def activations(w: Tensor, bias: Tensor | None, root: Tensor) -> Tensor:
-    """Heads w (G,D,C), bias (G,D) and `root` (C+1,X) give (G,D,X): inner products of rows are means over the text."""
+    """Heads w (G,D,C), bias (G,D) and `root` (C+1,X) give (G,D,X): inner products of rows are means over the text.
+
+    Computed in the format of the root, and returned in that of w.
+    """
     bias = w.new_zeros(w.shape[:2]) if bias is None else bias
     return (torch.cat([w, bias[..., None]], 2).to(root) @ root).to(w)
 
@@ -99,12 +105,12 @@ def queries(weights: AttentionWeights, root: Tensor) -> Tensor:
     return _normed(activations(weights.wq, weights.bq, root), weights.q_gain)
 
 
-def _normed(heads: Tensor, gain: Tensor | None) -> Tensor:
+def _normed(heads: Tensor, gain: Tensor | None) -> Tensor:  # by a qk-norm, where there is a gain
     return heads if gain is None else heads / mean_norm(heads)[:, None, None] * gain[:, None]
 
 
 def mean_norm(heads: Tensor) -> Tensor:
-    """(n,): the root mean square of the D features of activations (n,D,X); 1 where it is 0."""
+    """(n,): the root mean square of the D features of activations (n,D,X), over the text; 1 where it is 0."""
     size = heads.square().sum(-1).mean(-1).sqrt()
     return torch.where(size > 0, size, torch.ones_like(size))
 
@@ -129,6 +135,7 @@ class KeyRule:
 
 
 def key_rule(weights: AttentionWeights) -> KeyRule:
+    """The rule of a layer, by its RoPE and its qk-norm, as the table at the top of this file has it."""
     q_gain, k_gain = weights.q_gain, weights.k_gain
 
     def alike(features: tuple[int, ...]) -> bool:
@@ -140,7 +147,7 @@ def key_rule(weights: AttentionWeights) -> KeyRule:
 
     signs: list[tuple[int, ...]] = [pair for pair in weights.pairs if not alike(pair)]
     rest = unrotated(weights)
-    if not alike(rest):
+    if not alike(rest):  # then none of them is mixed: each may change sign by itself
         signs += [(d,) for d in rest]
         rest = ()
     return KeyRule(tuple(filter(alike, weights.pairs)), tuple(signs), rest)
@@ -163,6 +170,7 @@ def fold(
 
     q_scale (G,D,1) and o_scale (G,1,E) change the function: what queries, and W_O, are multiplied with besides.
     """
+    # q.k = (M^-T q).(M k) and W_O v = (W_O M^-1)(M v): what reads a head, r query heads, gets the inverse.
     r = weights.group_size
     q_maps = (torch.linalg.inv(k_maps).mT * q_scale).repeat_interleave(r, 0)
     o_maps = (torch.linalg.inv(v_maps) * o_scale).repeat_interleave(r, 0)
@@ -172,7 +180,7 @@ def fold(
 
 
 def mapped(weights: AttentionWeights, part: str, change: Callable[[Tensor], Tensor]) -> AttentionWeights:
-    """The layer with its "q", "k" or "v" changed: a linear map of W (n,D,C), and of the bias as one more column."""
+    """The layer with its "q", "k" or "v" changed: `change` is a linear map of W (n,D,C), and of the bias as (n,D,1)."""
     w, bias = getattr(weights, f"w{part}"), getattr(weights, f"b{part}")
     changed: dict[str, Any] = {
         f"w{part}": change(w),
@@ -183,16 +191,18 @@ def mapped(weights: AttentionWeights, part: str, change: Callable[[Tensor], Tens
 
 def key_maps(heads: Tensor, rule: KeyRule) -> Tensor:
     """For key activations (n,D,X) of n heads the turns (n,D,D) that bring them closest to their mean, by the rule."""
+    # Each part of the rule fills its own rows and columns.
     maps = torch.eye(heads.shape[1], dtype=heads.dtype).repeat(len(heads), 1, 1)
     if rule.planes:
         write_planes(maps, turns(as_complex(heads, rule.planes)), rule.planes)
-    # A set changes sign as a whole, so its features are laid behind one another as one row of real numbers, and `turns`
-    # finds its unit number. Of real numbers that is 1 or -1, but for rounding.
+    # A set changes sign as a whole, so its features are laid behind one another as one row of real numbers, and
+    # `turns` finds its unit number. Of real numbers that is 1 or -1, but for rounding.
     for features in rule.signs:
         signs = turns(heads[:, None, list(features)].flatten(2).to(torch.complex128)).real.round()
         maps[:, list(features), list(features)] = signs.to(maps)
     if rule.free:
         free = list(rule.free)
+        # A column of numbers and a list together index the rows `free` and in each of them the columns `free`.
         maps[:, torch.tensor(free)[:, None], free] = orthogonal_maps(heads[:, free])
     return maps
 
@@ -210,7 +220,7 @@ def orthogonal_maps(heads: Tensor) -> Tensor:
         for _ in range(_rounds(n)):
             left, _, right = torch.linalg.svd(products)
             maps = left @ right  # the orthogonal matrices closest to these products
-            products = torch.einsum("jab,jibc->iac", maps, gram)
+            products = torch.einsum("jab,jibc->iac", maps, gram)  # (sum of maps_j head_j) head_i', for each head i
     return maps
 
 
@@ -224,22 +234,25 @@ def turns(heads: Tensor) -> Tensor:
     products = gram[medoid(gram.abs().sum(-1))]
     for _ in range(_rounds(len(heads))):
         units = torch.where(products.abs() > 0, products / products.abs(), torch.ones_like(products))
-        products = (units[:, None] * gram).sum(0)
+        products = (units[:, None] * gram).sum(0)  # (sum of units_j head_j) conj(head_i), plane by plane
     return units
 
 
 def _rounds(n: int) -> int:
-    """Rounds for n heads: one for two, since the target is one of them, and the other turned onto it is optimal."""
+    """Rounds for n heads. Two need only one: the target is one of them, and turning the other onto it is optimal."""
     return ROUNDS if n > 2 else 1
 
 
 def as_complex(heads: Tensor, planes: tuple[tuple[int, ...], ...]) -> Tensor:
     """(n,D,X) -> (n,P,X): the two features of a plane as one complex number."""
-    return torch.complex(*heads[:, torch.tensor(planes)].unbind(2))
+    return torch.complex(*heads[:, torch.tensor(planes)].unbind(2))  # indexed: (n,P,2,X)
 
 
 def write_planes(maps: Tensor, numbers: Tensor, planes: tuple[tuple[int, ...], ...]) -> None:
-    """Write complex numbers (n,P) into maps (n,D,D) as what multiplies the planes by them."""
+    """Write complex numbers (n,P) into maps (n,D,D) as what multiplies the planes by them.
+
+    Of a + ib that is the block [[a, -b], [b, a]] on the two features of its plane.
+    """
     first, second = torch.tensor(planes).T
     maps[:, first, first] = maps[:, second, second] = numbers.real
     maps[:, first, second], maps[:, second, first] = -numbers.imag, numbers.imag

@@ -1,7 +1,8 @@
 """A reshaped model as a plain folder, verified by a fresh process before it gets its name.
 
-That process runs this module: `python -m headwise.reshape.export FOLDER PROBE stock|own` reads a folder with
-transformers or with our own layout, knowing nothing but its files, and prints {"difference": ..., "by": ...}.
+That process runs this module: `python -m headwise.reshape.export FOLDER PROBE stock|own|streamed DEVICE` reads a folder
+with transformers, with our own layout, or layer by layer, knowing nothing but its files. It compares what the model
+answers to the ids in PROBE with the answers there, and prints {"difference": ..., "by": ...}.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ from headwise.models.weights import cast, reads_as_stock, windows_of
 from headwise.reshape.workplace import Workplace
 from headwise.words import Note, labelled
 
-TOLERANCE = 1e-4  # largest difference of a logit; weights in half precision are compared in float32 as well
-PROBE_TOKENS = 256
+# Largest difference of a logit that still passes: rounding alone makes one, for the reader may compute in another
+# order. Weights in half precision are compared in float32, too, except those of a streamed model.
+TOLERANCE = 1e-4
+PROBE_TOKENS = 256  # ids that both models read, where no window asks for more: a round choice
 
 
 def export(
@@ -40,7 +43,9 @@ def export(
     record: dict[str, Any],
     say: Callable[[Note], None] = lambda line: None,
 ) -> str:
-    """Write `model` with the tokenizer of `source` and `record` as headwise.json; returns what was verified.
+    """Write `model` with the tokenizer of `source` and `record` as headwise.json; returns what was verified, in words.
+
+    The folder gets its name at the end (`Workplace.finish`); `say` hears what is being done.
 
     A fresh process reads the folder back and compares its logits; a folder that fails is not left behind.
     """
@@ -60,17 +65,19 @@ def export(
 def verify(model: nn.Module, folder: Path, probe: Path, context: int | None) -> str:
     """Compare a folder with the model in memory; returns the comparison in words.
 
-    A fresh process reads the folder. The file `probe` gives it ids, and what the model answers to them.
+    A fresh process reads the folder. The file `probe` gives it ids, and what the model answers to them. `context` is
+    the longest text that the model reads, None: of any length. Raises HeadwiseError where the two differ.
     """
     config: Any = model.config
     streamed = stream_of(model) is not None
-    # Beyond every window, so that a window of another length would show.
+    # Twice the widest window at least, so that a window of another length would show.
     count = max(PROBE_TOKENS, 2 * max(filter(None, windows_of(model)), default=0))
     count, dtype = min(count, context or count), next(model.parameters()).dtype
-    # Ids from all over the vocabulary: a prime as stride repeats none before all have been, unless it divides the size.
+    # Ids from all over the vocabulary. A prime as stride repeats none before all have been, unless it divides the
+    # size of the vocabulary.
     ids = (torch.arange(count)[None] * 7919 + 1) % int(config.vocab_size)
     wanted = answers(model if streamed else cast(model.eval(), torch.float32), ids)
-    if not streamed:
+    if not streamed:  # back to its own format; of a streamed model weights are borrowed, and cannot be cast
         cast(model, dtype)
     write_tensors(probe, {"ids": ids, "answers": wanted}, {})
     # -P: modules are not looked for in the folder that this is called from.
@@ -83,12 +90,12 @@ def verify(model: nn.Module, folder: Path, probe: Path, context: int | None) -> 
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     finally:
         probe.unlink(missing_ok=True)
-    if done.returncode:
+    if done.returncode:  # the last line of a traceback says what went wrong
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise HeadwiseError(f"the exported model cannot be read back: {last}; nothing was written")
     result = json.loads(done.stdout)
     reader, difference = result["by"], result["difference"]
-    if not difference <= TOLERANCE:
+    if not difference <= TOLERANCE:  # true of NaN, too
         raise HeadwiseError(
             f"the exported model, read by {reader}, differs from the one in memory by {difference:.2g} in a logit, "
             f"more than {TOLERANCE:.2g}; nothing was written"
@@ -97,16 +104,16 @@ def verify(model: nn.Module, folder: Path, probe: Path, context: int | None) -> 
 
 
 def main(folder: Path, probe: Path, how: str, device: str) -> None:
-    tensors, _ = read_tensors(probe)
+    tensors, _ = read_tensors(probe)  # the file has no other data
     if how == "streamed":  # not in float32: the answers in PROBE were computed in the format of the weights, too
         by, model = "headwise, layer by layer", open_folder(folder, stream=True, device=device).model
     elif how == "stock" and find_spec("transformers") is not None:
-        from headwise.models.hf import load_folder
+        from headwise.models.hf import load_folder  # imports transformers
 
         by, model = "stock transformers", cast(load_folder(folder), torch.float32)
     else:
         by = "headwise (transformers is not installed)" if how == "stock" else "headwise"
-        model = cast(load_model(folder)[0], torch.float32)
+        model = cast(load_model(folder)[0], torch.float32)  # the model, without the tokenizer
     with torch.no_grad():
         here = answers(model, tensors["ids"]).cpu()
     difference = (here.double() - tensors["answers"].double()).abs().max().item()

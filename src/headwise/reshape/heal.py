@@ -228,8 +228,7 @@ def decode_speed(parent: nn.Module, child: nn.Module, text: Tensor, length: int)
 
 
 def _run_speed(decode: Callable[[Tensor], Tensor], token: Tensor) -> float:
-    """Tokens a second of what turns a token (1,1) into the logits (V,) of the next."""
-
+    # `decode` takes a token (1,1) and gives the logits (V,) of the next.
     def step() -> None:
         decode(token)[0].item()  # some logit: it can be read only when the device is done
 
@@ -252,7 +251,7 @@ class HealPoint:
     distance: float  # KL to the parent in nats per token, or the relative error of its hidden states
 
 
-@dataclass(eq=False)
+@dataclass(eq=False)  # without ==, which of tensors is no single truth
 class Healing:
     """All that changes while a child heals; `run` trains it towards its parent.
 

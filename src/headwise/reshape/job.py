@@ -172,7 +172,7 @@ class Job:
             check_reshapable(path)
         with ExitStack() as stack:
             workplace = None  # without `out` nothing is written
-            if out is not None:
+            if out is not None:  # before the model is read, which may take minutes: it may refuse
                 workplace = stack.enter_context(Workplace(path, Path(out), options.get("force", False)))
             if not isinstance(model, nn.Module):
                 self.source = open_folder(path, stream=options.get("stream"), device=self.device)
@@ -254,7 +254,7 @@ class Job:
         notes += calibration.about
         self.listener.damage(changed.what, tuple(notes), damage)
         details = {**vars(self.change), **changed.details}
-        curve, healed = list[HealPoint](), None
+        curve, healed = list[HealPoint](), None  # an empty list, with a type
         if recipe is not None:
             healing = self._healed(recipe, changed, workplace)
             model, curve = healing.model, healing.curve
@@ -347,7 +347,7 @@ class Job:
 
 @contextmanager
 def _left_alone(model: nn.Module) -> Iterator[None]:
-    """Inside this block a model is in eval mode and takes no gradients; afterwards it is as it was."""
+    # Inside this block a model is in eval mode and takes no gradients; afterwards it is as it was.
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     with evaluating(model):
         model.requires_grad_(False)

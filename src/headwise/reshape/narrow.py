@@ -153,9 +153,8 @@ class _Search:
         self.longest = job.source.context or job.calibration.length  # tokens of the longest text
         self._cost = cache(self._measured)  # the same layers, window and sinks are asked for several times
         self.base = self._loss({})
-        self.tied = angles_by_kind(
-            self.model
-        )  # to a window belong other angles of RoPE: no layer can get one or lose it
+        # To a window belong other angles of RoPE (Gemma 3): no layer can get one or lose it.
+        self.tied = angles_by_kind(self.model)
         # First tokens that stay visible while layers are chosen: 1 before a healing, which teaches to do without it.
         self.sinks = int(job.recipe is not None and not self.tied)
         self.heads: tuple[KVReach, ...] = ()

@@ -42,7 +42,7 @@ def prune(
     listener: Listener | None = None,
     **options: Unpack[Options],
 ) -> Reshaped:
-    """Remove query heads from a model, which is left alone.
+    """Remove query heads from a model, which is left alone: those in `heads`, or else those that `keep` leaves over.
 
         child = hw.prune(model, ["L0.H1", "L3.H5"], text="book.txt")
         child = hw.prune(model, keep=0.75, by="ablation", heal=200)
@@ -52,11 +52,11 @@ def prune(
 
     Args:
         model: a GPT, a model of transformers, or the folder of one
-        heads: those that go, by name
-        keep: or the share of all heads that stays, above 0 and below 1; those with the lowest scores go
+        heads: those that go, by name, as a list or as "L0.H1,L3.H5"
+        keep: or the fraction of all heads that stays, above 0 and below 1; those with the lowest scores go
         by: the score: importance (by gradients, the default), ablation (loss without the head), or role (heads
             without one first); see `head_scores`
-        uniform: as many heads from each layer, so that they leave the weights
+        uniform: as many heads from each layer, so that they leave the weights; an error where they cannot
     """
     return Job(model, Pruning(heads, keep, by, uniform), options, listener or Listener()).run()
 
@@ -72,10 +72,11 @@ class Pruning(Change):
 
     def __post_init__(self) -> None:
         check_pruning(self.heads, self.keep, self.by)
-        if self.keep is not None:
+        if self.keep is not None:  # the default of `by`; object.__setattr__: the dataclass is frozen
             object.__setattr__(self, "by", self.by or SCORES[0])
 
     def _gone(self, model: nn.Module, scores: Mapping[str, float]) -> Gone:
+        # `check_pruning` has seen to it that either `heads` or `keep` is given.
         if self.keep is None:
             return chosen_heads(self.heads or "", len(attentions(model)), head_counts(model)[0])
         return weakest(model, scores, self.keep, self.uniform)
@@ -86,11 +87,13 @@ class Pruning(Change):
                 f"by={self.by!r} needs the loss of a next token, and {type(model).__name__} predicts none; pass "
                 f"by='role', or heads="
             )
-        obstacle(model, self._gone(model, defaultdict(float)), self.uniform)  # as if all scores were equal
+        # Which heads go is not known yet, how many do is: as if all scores were equal (0 for any name).
+        obstacle(model, self._gone(model, defaultdict(float)), self.uniform)
 
     def tokens_run(self, model: nn.Module, calibration: Calibration) -> int:
         n_heads = head_counts(model)[0] * len(attentions(model))
-        # Over the text: a backward pass counts as two, a role needs importance and a survey, a head silenced one each.
+        # Passes over the text: a backward one counts as two, a role takes importance and a survey, each silenced head
+        # one.
         passes = {None: 0, "importance": 3, "role": 4, "ablation": 1 + n_heads}
         return passes[self.by] * n_tokens(calibration.statistics)
 
@@ -98,14 +101,16 @@ class Pruning(Change):
         model = job.source.model
         scores = {} if self.by is None else head_scores(self.by, job.source, job.calibration)
         gone = self._gone(model, scores)
+        # Columns of W_O that are 0 already: zeroed by an earlier pruning, say.
         if all((w.wo[:, list(heads)] == 0).all() for w, heads in zip(layers_in_turn(model), gone, strict=True)):
             raise HeadwiseError(
                 f"{', '.join(_names(gone))}: these heads give nothing already, so nothing changes and nothing is "
                 f"written; name others with heads="
             )
         changed = prune_heads(model, gone, self.uniform)
-        if not scores:
+        if not scores:  # heads were named
             return changed
+        # What `headwise heads` would measure on, whose order may so differ: the note says so.
         part = "reshaped.held_out_of_run" if job.options.get("text") is None else "reshaped.whole_text"
         tokens = f"{n_tokens(job.calibration.statistics):,}"
         ranked = Note.of("reshaped.ranked", by=labelled("reshaped", str(self.by)), tokens=tokens, shown=Note.of(part))
@@ -117,7 +122,9 @@ def head_scores(by: str, source: Folder, calibration: Calibration) -> dict[str, 
 
     importance   by the gradient, relative to the layer (Michel et al. 2019, arXiv 1905.10650)
     ablation     the change in loss when the head alone is silenced
-    role         heads that earn a role before those that do not; by importance among equals
+    role         heads that earn a role before those that do not; by importance among equals, where that is known
+
+    Raises HeadwiseError for `role` without a tokenizer.
     """
     batches = calibration.statistics
     if by == "ablation":
@@ -136,9 +143,11 @@ def weakest(model: nn.Module, scores: Mapping[str, float], keep: float, uniform:
     """The heads with the lowest scores, so that a fraction `keep` of all remains.
 
     uniform  the same number from each layer: whole groups by their mean score, else evenly from each group
+
+    Every layer keeps a head at least. Raises HeadwiseError for a fraction that leaves fewer, or that removes none.
     """
     n_layers, (n_heads, n_kv_heads, _) = len(attentions(model)), head_counts(model)
-    check_pruning(None, keep, None)
+    check_pruning(None, keep, None)  # refuses a fraction outside 0 to 1
     wanted = _n_gone(n_layers * n_heads, keep)
     if wanted > n_layers * (n_heads - 1):
         stay = n_layers * n_heads - wanted
@@ -146,7 +155,7 @@ def weakest(model: nn.Module, scores: Mapping[str, float], keep: float, uniform:
     table = [[scores[head_name(layer, head)] for head in range(n_heads)] for layer in range(n_layers)]
     if uniform:
         gone = tuple(_weakest_evenly(row, n_kv_heads, keep) for row in table)
-        if all(gone):
+        if all(gone):  # otherwise `keep` is so near to 1 that no layer loses a head
             return gone
         fractions = ", ".join(f"{fraction:.3g}" for fraction in uniform_fractions(model))
         raise refusal("keeps_all", keep=keep, shares=fractions or "-")
@@ -163,7 +172,7 @@ def weakest(model: nn.Module, scores: Mapping[str, float], keep: float, uniform:
 def _n_gone(n: int, keep: float) -> int:
     """How many of n go: the whole number nearest to (1 - keep) n, of two equally near ones the smaller.
 
-    1e-9 is for rounding: it may make 1 - keep a little larger than it is, and a half would then go up.
+    1e-9 is for rounding, by which a half could go up: (1 - 0.7) * 5 is 1.5000000000000002, and 1 of the 5 goes, not 2.
     """
     return math.ceil((1 - keep) * n - 0.5 - 1e-9)
 
@@ -172,6 +181,7 @@ def _weakest_evenly(scores: Sequence[float], n_kv_heads: int, keep: float) -> tu
     """Of a layer the heads that go: whole groups if `keep` takes one at least, or as many heads from each group."""
     r = len(scores) // n_kv_heads
     groups = [range(g * r, (g + 1) * r) for g in range(n_kv_heads)]
+    # How many groups of the layer go, or else how many heads of each group; one stays in any case.
     n_groups, n_each = (min(_n_gone(n, keep), n - 1) for n in (n_kv_heads, r))
     if n_groups:
         whole = sorted(groups, key=lambda group: sum(scores[h] for h in group))[:n_groups]
@@ -181,13 +191,14 @@ def _weakest_evenly(scores: Sequence[float], n_kv_heads: int, keep: float) -> tu
 
 def prune_heads(model: nn.Module, heads: Gone, uniform: bool = False) -> Changed:
     """The model without those heads, as with a gate of 0 on them; HeadwiseError where `uniform` cannot be had."""
+    # `reason`: why the heads cannot leave the weights and become 0; None where they leave.
     reason, layers, names = obstacle(model, heads, uniform), layers_in_turn(model), _names(heads)
     kept, kv_kept = _remaining(model, heads)
     n_heads, zeroed = head_counts(model)[0], reason is not None
     notes = [Note.of("reshaped.gone", heads=names)]
     if reason is None:
         chosen = (w.selected(h, g) for w, h, g in zip(layers, kept, kv_kept, strict=True))
-        child = with_layers(model, chosen, len(kept[0]), len(kv_kept[0]))
+        child = with_layers(model, chosen, len(kept[0]), len(kv_kept[0]))  # all layers keep as many: `_reason`
     else:
         child = with_layers(model, map(silenced, layers, heads))
         kept = [list(range(n_heads)) for _ in heads]
@@ -214,6 +225,7 @@ def obstacle(model: nn.Module, heads: Gone, uniform: bool = False) -> Note | Non
 
 
 def _reason(model: nn.Module, heads: Gone) -> Note | None:
+    # A config has one number of heads for all layers, and equal groups; and it must be able to say the new numbers.
     r = head_counts(model)[0] // head_counts(model)[1]
     kept, kv_kept = _remaining(model, heads)
     lost, sizes = set(map(len, heads)), set(map(len, kv_kept))
@@ -232,6 +244,7 @@ def uniform_fractions(model: nn.Module) -> list[float]:
     """The fractions of the heads that may stay where as many leave the weights of each layer, the largest first."""
     n_heads, n_kv_heads, _ = head_counts(model)
     r = n_heads // n_kv_heads
+    # (query heads, key/value heads) that stay: n whole groups, or n heads of each group.
     sizes = [(n * r, n) for n in range(1, n_kv_heads)] + [(n_kv_heads * n, n_kv_heads) for n in range(1, r)]
     return sorted({size[0] / n_heads for size in sizes if cannot_carry(model, *size) is None}, reverse=True)
 
@@ -244,12 +257,13 @@ def _remaining(model: nn.Module, heads: Gone) -> tuple[list[list[int]], list[lis
 
 
 def _cache_note(model: nn.Module, child: nn.Module, zeroed: bool) -> Note:
+    # What becomes of the cache. Where it stays as it is and `share` could make it smaller, the note says so.
     n_heads, n_kv_heads, _ = head_counts(model)
     if (now := head_counts(child)[1]) < n_kv_heads:
         return Note.of("reshaped.cache_shrinks", before=n_kv_heads, after=now)
     if not cache_bytes(model):
         return Note.of("reshaped.no_cache_zeroed" if zeroed else "reshaped.no_cache")
     key = "reshaped.cache_zeroed" if zeroed else "reshaped.cache_stays"
-    if n_kv_heads > 1 and cannot_carry(model, n_heads, 1) is None:
+    if n_kv_heads > 1 and cannot_carry(model, n_heads, 1) is None:  # tried with one key/value head
         key += "_share"
     return Note.of(key, size=n_heads // n_kv_heads)

@@ -67,9 +67,8 @@ Pair = tuple[Tensor, Tensor]  # what is multiplied, such as queries and keys, on
 EXACT = 200
 
 Pool = Callable[[AttentionWeights, Tensor, int], AttentionWeights]  # weights, root of the moments, number of groups
-# A component below so many units of rounding (eps) of the largest one counts as rounding and gets 0. Of a smaller
-# number rounding would be blown up by its inverse, and a larger one would drop true components. A round choice: 1e-12
-# in float64.
+# A component below so many units of rounding (eps) of the largest one counts as rounding and gets 0. A smaller number
+# would let inverses blow rounding up, a larger one drop true components. A round choice: 1e-12 in float64.
 ROUNDINGS = 4096
 
 
@@ -170,9 +169,8 @@ def share_heads(
     # `pooled` fills these in layer by layer, when `with_layers` asks for its weights.
     chosen = []  # for each layer the key/value heads of the parent that share, in the new order
     origins = []  # of each layer the query heads of the parent in the child's order
-    notes: dict[
-        Note, None
-    ] = {}  # what alignment of the keys is exact, and who shares; a dict keeps each once, in order
+    # What alignment of the keys is exact, and who shares: a dict keeps each note once, in order.
+    notes: dict[Note, None] = {}
 
     def pooled(weights: AttentionWeights, root: Tensor) -> AttentionWeights:
         weights = weights.widened()
@@ -243,13 +241,12 @@ def _exchanged(start: Groups, price: Callable[[tuple[int, ...]], float]) -> Grou
             for i, j in itertools.product(groups[a], groups[b]):
                 if i not in groups[a] or j not in groups[b]:
                     continue  # an earlier exchange of this round has moved one of them
-                first = tuple(
-                    sorted({*groups[a], j} - {i})
-                )  # sorted, so that a group has one key in the cache of prices
+                # Sorted, so that a group has one key in the cache of prices.
+                first = tuple(sorted({*groups[a], j} - {i}))
                 second = tuple(sorted({*groups[b], i} - {j}))
                 before, after = price(groups[a]) + price(groups[b]), price(first) + price(second)
-                # 1e-5 is more than rounding, also in float32: by a gain of rounding alone two heads could be
-                # exchanged for ever.
+                # 1e-5 is more than rounding, also in float32; by rounding alone heads could be exchanged for
+                # ever.
                 if after < before * (1 - 1e-5):
                     groups[a], groups[b], improved = first, second, True
     return tuple(groups)
@@ -296,6 +293,7 @@ def _products(first: Pair, second: Pair) -> Tensor:
 
     And E[(W v).(W' v')] of transposed output matrices (H,E,C) and values (H,E,X).
     """
+    # Queries and keys are taken as independent: the sum over features i and j of E[q_i q'_j] E[k_i k'_j].
     (q, k), (q_other, k_other) = first, second
     return ((q @ q_other.mT) * (k @ k_other.mT)).sum((1, 2))
 

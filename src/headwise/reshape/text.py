@@ -33,7 +33,8 @@ from headwise.models.open import Folder
 from headwise.reshape.arguments import check_tokens
 
 LONGEST = 1024  # tokens of a document, where neither the model nor the user sets a lower bound
-LOGITS = 2**26  # numbers, at most, in the logits of a batch that is only read
+LOGITS = 2**26  # numbers, at most, in the logits of a batch that is only read: 256 MiB in float32
+# Round choices: with more tokens a number is surer, and the reading takes longer.
 STATISTICS = 50_000  # tokens, at most, that alignment and importance read
 GLANCE = 5_000  # tokens, at most, that an evaluation of a healing reads
 EVALUATION = 20_000  # tokens, at most, that one measurement reads
@@ -44,7 +45,10 @@ Ids = Tensor | NDArray[Any] | Sequence[int] | Sequence[Sequence[int]] | Sequence
 
 @dataclass(frozen=True)
 class Calibration:
-    """Documents as ids, each (T,), in the order of the text."""
+    """Documents as ids, each (T,), in the order of the text.
+
+    The child is made and healed on `train`; `held_out` follows the healing and measures.
+    """
 
     train: tuple[Tensor, ...]
     held_out: tuple[Tensor, ...]
@@ -55,7 +59,7 @@ class Calibration:
     about: tuple[str, ...] = ()  # what a reader of any number on it must know
 
     @property
-    def digest(self) -> str:
+    def digest(self) -> str:  # of all ids: tells whether a healing that was stopped had the same text
         return hashlib.sha256(torch.cat([*self.train, *self.held_out]).numpy().tobytes()).hexdigest()
 
     @property
@@ -66,7 +70,7 @@ class Calibration:
     @property
     def glance(self) -> list[Tensor]:
         """Held-out batches that follow a healing: others than `evaluation`, for the best weights are chosen on them."""
-        return self._batches(self.held_out[1::2] or self.held_out, GLANCE)
+        return self._batches(self.held_out[1::2] or self.held_out, GLANCE)  # a single document has to serve both
 
     @property
     def evaluation(self) -> list[Tensor]:
@@ -74,6 +78,7 @@ class Calibration:
         return self._batches(self.held_out[::2], EVALUATION)
 
     def _batches(self, documents: Sequence[Tensor], limit: int) -> list[Tensor]:
+        # `most` are the tokens of one batch: each has logits over the whole vocabulary.
         return batches(spread(documents, limit, self.most), most=min(corpus.BATCH, LOGITS // self.vocab_size))
 
 
@@ -82,14 +87,21 @@ def read_calibration(
 ) -> Calibration:
     """The documents of a text file, a text or its ids; None takes what a run of headwise was trained on.
 
+    Args:
+        text: a path, a text, a stream of ids (N,), or documents of ids
+        folder: the model, with its tokenizer
+        tokens: of a document; default: the model's context, at most LONGEST
+        most: documents that a measurement reads; default: as many as its limit of tokens allows
+
     Raises HeadwiseError for a text that is too short for its parts, and for ids that the model does not know.
     """
     check_tokens(tokens, folder.context)
     if most is not None and most < 1:
         raise HeadwiseError(f"documents={most} must be at least 1: something has to be measured on")
     length = tokens or min(folder.context or LONGEST, LONGEST)
-    # A run that was trained on lines has a boundary, and puts it before each.
+    # `frame`: ids that the model expects before a text, and after it. A run of lines has a boundary there.
     by_lines = folder.family == "headwise" and folder.tokens is not None and bool(folder.tokens.frame[0])
+    # `name` is what an error calls the text. `encoded` counts its characters in `facts`, and those without a token.
     name, facts = "the text", Counter[str]()
     # What is read: a text, or lines to learn from and held-out ones, or ids.
     lines: Sequence[Sequence[str]] | None = None
@@ -98,7 +110,7 @@ def read_calibration(
         name = str(text_path(text))
         text = read_text(name)
     elif text is None:
-        run = read_run(require_run(folder.path))
+        run = read_run(require_run(folder.path))  # None for a folder that is no run, which `require_run` refuses
         assert run is not None
         settings, name = run.settings, "the text of the run"
         sources = Sources(settings.paths, settings.field)
@@ -108,13 +120,13 @@ def read_calibration(
             )
         if settings.paths:
             text = "".join(sources.stream())
-        else:
+        else:  # a run without files learned from the verb corpus, drawn by its seed
             built_in = verbs.corpus(settings.seed, core=find_preset(settings.preset).core)
             lines = built_in.train_lines, built_in.held_out_lines
     is_built_in = lines is not None  # until here a text has no lines, and only the verb corpus has
     if isinstance(text, str) and by_lines:
         lines = _split([line.strip() for line in text.splitlines() if line.strip()])
-    # Its documents, those of the last tenth apart.
+    # Its documents as ids in two parts, the last tenth apart.
     parts: Sequence[Sequence[Any]]
     if lines is not None:
         edge = require_tokens(folder).frame[0]  # the boundary, on both sides of a line
@@ -131,7 +143,7 @@ def read_calibration(
         for piece in _split(stream):
             parts.append([[*before, *ids, *after] for ids in cut([piece], body)])
     else:
-        assert text is not None
+        assert text is not None  # without one a run has given a text or lines
         parts = _id_parts(text, length)
     train, held_out = map(_as_tensors, parts)
     if not train or not held_out:
@@ -139,7 +151,7 @@ def read_calibration(
             f"{name} is too short: of documents of 2 to {length} tokens{' (a line each)' * by_lines} it makes "
             f"{len(train)} to calibrate on and {len(held_out)} to measure on; each part needs one"
         )
-    largest = max(int(ids.max()) for ids in (*train, *held_out))
+    largest = max(int(ids.max()) for ids in (*train, *held_out))  # ids may come from another tokenizer
     if folder.vocab_size is not None and largest >= folder.vocab_size:
         raise HeadwiseError(
             f"{name} has the token id {largest} and the model knows {folder.vocab_size} tokens: they do not belong "
@@ -151,18 +163,18 @@ def read_calibration(
 
 def _split(items: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
     """Documents or ids, the last tenth apart."""
-    end = int(len(items) * (1 - HELD_OUT_SHARE))
+    end = int(len(items) * (1 - HELD_OUT_SHARE))  # the same cut as in training
     return items[:end], items[end:]
 
 
 def _as_tensors(documents: Sequence[Any]) -> tuple[Tensor, ...]:
-    """A single token predicts nothing: such documents are left out."""
+    """Documents as int64 on the processor. Those of a single token are left out: it predicts nothing."""
     return tuple(torch.as_tensor(ids).long().cpu() for ids in documents if len(ids) > 1)
 
 
 def _id_parts(ids: Ids, length: int) -> Sequence[Sequence[Any]]:
     """One stream of ids (N,) is cut into documents; documents (B,T), or one by one, stay what they are."""
-    if not isinstance(ids, Sequence) or (ids and isinstance(ids[0], int)):
+    if not isinstance(ids, Sequence) or (ids and isinstance(ids[0], int)):  # an array, or a list of ids
         ids = torch.as_tensor(ids).long().cpu()
         if ids.ndim == 1:
             return [torch.split(part, length) for part in _split(ids)]  # type: ignore[arg-type]
@@ -175,7 +187,7 @@ def _id_parts(ids: Ids, length: int) -> Sequence[Sequence[Any]]:
 def spread(documents: Sequence[Tensor], limit: int, most: int | None = None) -> list[Tensor]:
     """Documents of about `limit` tokens together, at most so many, spread evenly over the text; or all of them."""
     total, n = sum(map(len, documents)), len(documents)
-    wanted = n if total <= limit else max(1, n * limit // total)
+    wanted = n if total <= limit else max(1, n * limit // total)  # as many of mean length as the limit holds
     wanted = min(wanted, most or wanted)
     return [documents[i * n // wanted] for i in range(wanted)]
 
@@ -185,5 +197,8 @@ def n_tokens(batches: Iterable[Tensor]) -> int:
 
 
 def batches(documents: Sequence[Tensor], size: int | None = None, most: int | None = None) -> list[Tensor]:
-    """Documents of equal length side by side, (B,T), the longest first."""
+    """Documents of equal length side by side, (B,T), the longest first.
+
+    size  documents of a batch, at most; without it `most`, its tokens, decide
+    """
     return list(corpus.batches(sorted(documents, key=len, reverse=True), most, size))
