@@ -34,8 +34,8 @@ def test_texts_become_documents(folder: Folder, tmp_path: Path) -> None:
     (tmp_path / "c.bin").write_text("hhh")
     (tmp_path / "deeper").mkdir()
     (tmp_path / "deeper" / "d.txt").write_text("ha")
-    text = read_documents(folder, [str(tmp_path), str(tmp_path / "b.txt")], None, None)
-    assert ["".join(text.shown(ids)[1:]) for ids in text.documents] == ["cba.", "abc", "ha", "abc"]
+    text = read_documents(folder, [str(tmp_path), *[str(tmp_path / "b.txt")] * 2], None, None)
+    assert ["".join(text.shown(ids)[1:]) for ids in text.documents] == ["cba.", "abc", "ha", "abc", "abc"]
     content = "abcdefgh" * 4 + "a"
     text = read_documents(folder, [content], 8, None)
     assert [len(ids) for ids in text.documents] == [8, 8, 8, 8, 6]  # one of each is the boundary

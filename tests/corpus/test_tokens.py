@@ -158,13 +158,13 @@ def test_the_first_token_stands_for_the_unknown_where_there_is_neither_boundary_
 
 BY_CHARACTER = {"type": "Split", "pattern": {"Regex": "."}, "behavior": "Isolated", "invert": False}
 PIECES = {"type": "Unigram", "unk_id": None, "vocab": [["a", -1.0], ["b", -2.0]]}
+WORDS = {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "[UNK]"}
 STRIP = {"type": "Strip", "strip_left": True, "strip_right": True}
 
 
 def written(path: Path, **parts: Any) -> Path:
     """A tokenizer file of two words, with other parts."""
-    model = {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "[UNK]"}
-    path.write_text(json.dumps({"version": "1.0", "model": model, **parts}))
+    path.write_text(json.dumps({"version": "1.0", "model": WORDS, **parts}))
     return path
 
 
@@ -184,6 +184,10 @@ def test_what_is_no_tokenizer_or_would_take_all_memory_is_refused(tmp_path: Path
 
     refuses_table("tokenizers", globals() | {"read": read, "made": made, "folder": tmp_path})
     assert made(normalizer=LONGER).encode("a") == [0]
+    assert made(model=PIECES | {"unk_id": 1}).unknown == 1
+    spaces = {"type": "WhitespaceSplit"}
+    small = made(normalizer={"type": "Lowercase"}, pre_tokenizer=spaces, model=WORDS | {"unk_token": "b"})
+    assert small.known("A c b") == "a b"
     # The library takes some 400 bytes for each character, and ends the process where there are none left.
     step = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000}
     path = written(tmp_path / "tokenizer.json", normalizer=step, pre_tokenizer=BY_CHARACTER, added_tokens=[])

@@ -141,7 +141,7 @@ def letters() -> Folder:
 def test_relations_of_a_file(letters: Folder, tmp_path: Path) -> None:
     spans = [("abc", "h"), ([0, 3], [4, 5])]
     pairs = [{"name": "x", "from": start, "to": end} for start, end in spans]
-    tokens = {"text": "ba", "unit": "tokens", "pairs": [{"name": "x", "from": [1, 3], "to": [0, 1]}]}
+    tokens = {"text": "ba", "unit": "tokens", "pairs": [{"name": "x", "from": "ba", "to": [0, 1]}]}
     ids = {"ids": [1, 2, 3], "pairs": [{"name": "y", "from": [2, 3], "to": [0, 2]}]}
     content = {"documents": [{"text": "abc hd", "pairs": pairs}, tokens, ids], "relations": {"x": "why"}}
     (tmp_path / "r.json").write_text(json.dumps(content))

@@ -213,7 +213,9 @@ def test_it_is_chosen_where_memory_is_short(folder: Any, monkeypatch: pytest.Mon
 def test_free_memory_knows_its_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert memory.free_memory().size > 2**20
     files = {"/proc/self/cgroup": "0::/box/leaf\n"}  # a group that leaves memory to the one above it
-    files |= {f"/sys/fs/cgroup/box/memory.{name}": text for name, text in (("max", "314\n"), ("stat", "anon 300\nshmem 7\n"))}
+    files |= {
+        f"/sys/fs/cgroup/box/memory.{name}": text for name, text in (("max", "314\n"), ("stat", "anon 300\nshmem 7\n"))
+    }
     monkeypatch.setattr(Path, "read_text", lambda path, **_: files.get(str(path)) or path.read_bytes().decode())
     assert memory.free_memory() == memory.Room(7, "cgroup")
 

@@ -336,8 +336,9 @@ def check_ids(reader: Reader, documents: dict[str, list[int]], sources: Sequence
     the model, and for what is longer than its context."""
     for name, ids in documents.items():
         for i in ids:
-            if i < 0 or (reader.vocab_size is not None and i >= reader.vocab_size):
-                raise HeadwiseError(f"{name}: {i} is no token of a vocabulary of {reader.vocab_size}")
+            if not 0 <= i < (reader.vocab_size or LARGEST_ID):
+                size = f"of {reader.vocab_size}" if reader.vocab_size else f"of any size below {LARGEST_ID:,}"
+                raise HeadwiseError(f"{name}: {i} is no token of a vocabulary {size}")
         if reader.context is not None and len(ids) > reader.context:
             raise HeadwiseError(
                 f"{name} has {len(ids):,} tokens and {reader.name} takes {reader.context:,} at a time; "
@@ -480,12 +481,13 @@ def _positions(
     names the span in what is refused.
     """
     text: Any = item.get("text")
-    in_tokens = text is None or item.get("unit") == "tokens"
+    # Words are found in the text, whatever the unit of numbers is.
+    in_tokens = text is None or (item.get("unit") == "tokens" and not isinstance(span, str))
     length = len(ids if in_tokens else text)
     if isinstance(span, str) and text is not None:
         if text.count(span) != 1 or not span:
             raise HeadwiseError(f"{where}: {span!r} stands {text.count(span)} times in {text!r}; pass [start, end)")
-        span, in_tokens = [text.index(span), text.index(span) + len(span)], False
+        span = [text.index(span), text.index(span) + len(span)]
     whole = isinstance(span, list) and len(span) == 2 and all(type(x) is int for x in span)
     if not whole or not 0 <= span[0] < span[1] <= length:
         unit = "tokens" if in_tokens else "characters"

@@ -52,11 +52,14 @@ class Sources:
                 whole.update(file_digest(opened, "sha256").digest())
         return whole.hexdigest()
 
-    def __iter__(self) -> Iterator[tuple[str, str]]:
-        """Name and piece; pieces that follow one another under one name are a document."""
+    def __iter__(self) -> Iterator[tuple[tuple[int, str], str]]:
+        """Key and piece; a document is the pieces that follow one another with one key.
+
+        A key is the number of the file and the name of its document: the same file may stand there twice.
+        """
         # Was all so far white space; bytes of the files before this one; the last progress that was told.
         blank, before, megabytes = bool(self.files), 0, 0
-        for file in self.files:
+        for number, file in enumerate(self.files):
             with file.open("rb", buffering=0) as raw:  # without a buffer, so that tell() says what was really read
                 try:
                     for name, piece in _documents(file, raw, self.field):
@@ -64,7 +67,7 @@ class Sources:
                         if self._progress and (before + raw.tell()) >> 20 > megabytes:
                             megabytes = (before + raw.tell()) >> 20
                             self._progress("MB of text read", megabytes, self.size >> 20)
-                        yield name, piece
+                        yield (number, name), piece
                 except HeadwiseError:  # of a record; it is a ValueError, which is caught below
                     raise
                 except ModuleNotFoundError as error:
@@ -83,18 +86,18 @@ class Sources:
 
     def stream(self) -> Iterator[str]:
         """One text of all documents, in pieces, with a line end between them."""
-        before, last = "", "\n"  # the name, and the text, of the piece before
-        for name, piece in self:
-            if name != before and not last.endswith("\n"):
+        before, last = None, "\n"  # the key, and the text, of the piece before
+        for key, piece in self:
+            if key != before and not last.endswith("\n"):
                 yield "\n"
-            before, last = name, piece or last  # a record may be empty
+            before, last = key, piece or last  # a record may be empty
             yield piece
 
     def lines(self) -> Iterator[str]:
         """Each record, and each line of a plain file, without white space around it; blank ones are left out."""
-        plain = {str(file) for file in self.files if _kind(file) not in RECORDS}  # the names of their pieces, too
-        for name, piece in self:
-            yield from filter(None, map(str.strip, piece.splitlines() if name in plain else [piece]))
+        for (number, _), piece in self:
+            is_record = _kind(self.files[number]) in RECORDS
+            yield from filter(None, map(str.strip, [piece] if is_record else piece.splitlines()))
 
 
 def contents(sources: Sequence[str]) -> tuple[list[Path], list[tuple[str, str]]]:

@@ -139,7 +139,9 @@ class Tokens:
         layout = json.loads(tokenizer.to_str())
         self._by_character = layout["pre_tokenizer"] == _CHARACTERS and layout["normalizer"] is None
         self._by_word = layout["pre_tokenizer"] in (_WORDS, _WORDS_AND_COMMAS)
-        unknown = self.vocabulary.get(layout["model"].get("unk_token"))
+        model = layout["model"]
+        # The token of what is unknown, by its text; a Unigram model has its number.
+        unknown = self.vocabulary.get(model.get("unk_token"), model.get("unk_id"))
         # None, too, where `encode` refuses what is unknown: among characters, and where the boundary stands for it.
         self.unknown = None if self._by_character or unknown == self.boundary else unknown
 
@@ -246,6 +248,8 @@ class Tokens:
         return tuple(BOUNDARY if i == self.boundary else self.decode([i]) for i in ids)
 
     def _words(self, text: str) -> list[str]:
+        normalizer = self._tokenizer.normalizer  # of a file: it may write all in small letters, say
+        text = text if normalizer is None else normalizer.normalize_str(text)
         return [word for word, _ in self._tokenizer.pre_tokenizer.pre_tokenize_str(text)]
 
     def _unknown(self, missing: Sequence[str], kind: str) -> HeadwiseError:

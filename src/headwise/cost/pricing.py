@@ -300,7 +300,7 @@ def _bytes(label: str, count: int) -> tuple[str, str, str]:
 
 
 def _flops(label: str, count: int) -> tuple[str, str, str]:
-    return label, f"{count:,}", f"{scaled(count, 1000, DECIMAL)}FLOP"
+    return label, f"{count:,}", scaled(count, 1000, [f"{unit}FLOP" for unit in DECIMAL])
 
 
 def make_setting(

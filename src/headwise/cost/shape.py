@@ -220,8 +220,8 @@ class ModelShape:
         Without RoPE, too: it costs nothing that is counted, and its width may not fit another head_dim. The result is
         for a price alone.
         """
-        # None stands for: no latents, no RoPE, and the usual rope_dim, which is then 0.
-        changes = dict.fromkeys(("latent_dim", "q_latent_dim", "rope_dim", "rope")) | heads
+        # None stands for: no latents, no RoPE, the usual rope_dim, which is then 0, and groups of neighbours.
+        changes = dict.fromkeys(("latent_dim", "q_latent_dim", "rope_dim", "rope", "kv_index")) | heads
 
         def changed(attention: Attention) -> Attention:
             return replace(attention, spec=attention.spec.replace(**changes), keep=None)

@@ -82,7 +82,7 @@ class GPTConfig:
                 raise HeadwiseError(f"{name}={getattr(self, name):,} is more than headwise builds, {most:,}")
         for name in ("norm_eps", "rope_theta", "init_std"):
             value = getattr(self, name)
-            if not (isinstance(value, int | float) and value > 0):
+            if isinstance(value, bool) or not (isinstance(value, int | float) and 0 < value < math.inf):
                 raise HeadwiseError(f"{name}={value!r} must be a positive number")
         choices = {"norm": ("rms", "layer"), "position": ("rope", "learned"), "activation": tuple(ACTIVATIONS)}
         for name, known in choices.items():

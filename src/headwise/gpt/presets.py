@@ -63,9 +63,11 @@ def warm_cosine(step: int, steps: int, warmup: int, final: float) -> float:
     return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def check_seed(seed: int) -> None:
+def check_seed(seed: Any) -> None:
     """Refuse what is no seed: a whole number from 0 on, below 2^63; torch's generators take all of these."""
-    if not 0 <= seed < 2**63:
+    if (
+        isinstance(seed, bool) or not hasattr(seed, "__index__") or not 0 <= seed < 2**63
+    ):  # NumPy has whole numbers, too
         raise refusal("seed", seed=seed)
 
 

@@ -278,7 +278,9 @@ class _Search:
         lengths = f"{tried[0]}" if len(tried) == 1 else f"{tried[0]} to {tried[-1]}"
         keeping = [f"L{n}" for n, window in enumerate(self.now) if window is None and n not in self.open]
         rest = f"; {', '.join(keeping)} keep all, for heads there find needles" if keeping and not self.tied else ""
-        if self.asked.cache is not None or not self.open:
+        if not self.open:
+            return f"no layer may get a window{rest}; share, or prune, makes a cache smaller without one"
+        if self.asked.cache is not None:
             least = self._fraction(self.open, tried[0])
             return f"windows of {lengths} tokens leave {least:.2f} of the cache at least{rest}; pass a larger cache="
         costs = [(self._cost(layers, size, self.sinks), layers, size) for layers in self.steps for size in tried]

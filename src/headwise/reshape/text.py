@@ -31,6 +31,7 @@ from headwise.gpt.run import read_run
 from headwise.models.lineage import require_run
 from headwise.models.open import Folder
 from headwise.reshape.arguments import check_tokens
+from headwise.shapes import shape_of
 
 LONGEST = 1024  # tokens of a document, where neither the model nor the user sets a lower bound
 LOGITS = 2**26  # numbers, at most, in the logits of a batch that is only read: 256 MiB in float32
@@ -151,11 +152,13 @@ def read_calibration(
             f"{name} is too short: of documents of 2 to {length} tokens{' (a line each)' * by_lines} it makes "
             f"{len(train)} to calibrate on and {len(held_out)} to measure on; each part needs one"
         )
-    largest = max(int(ids.max()) for ids in (*train, *held_out))  # ids may come from another tokenizer
-    if folder.vocab_size is not None and largest >= folder.vocab_size:
+    # Ids may come from another tokenizer.
+    smallest = min(int(ids.min()) for ids in (*train, *held_out))
+    largest = max(int(ids.max()) for ids in (*train, *held_out))
+    if smallest < 0 or (folder.vocab_size is not None and largest >= folder.vocab_size):
         raise HeadwiseError(
-            f"{name} has the token id {largest} and the model knows {folder.vocab_size} tokens: they do not belong "
-            f"together"
+            f"{name} has the token id {min(smallest, 0) or largest} and the model knows {folder.vocab_size} tokens: "
+            f"they do not belong together"
         )
     about = unknown_note(folder.tokens, facts["unknown"], facts["characters"])
     return Calibration(train, held_out, length, folder.vocab_size or largest + 1, most, is_built_in, about)
@@ -174,7 +177,7 @@ def _as_tensors(documents: Sequence[Any]) -> tuple[Tensor, ...]:
 
 def _id_parts(ids: Ids, length: int) -> Sequence[Sequence[Any]]:
     """One stream of ids (N,) is cut into documents; documents (B,T), or one by one, stay what they are."""
-    if not isinstance(ids, Sequence) or (ids and isinstance(ids[0], int)):  # an array, or a list of ids
+    if not isinstance(ids, Sequence) or (ids and shape_of(ids[0]) == ()):  # an array, or a list of ids
         ids = torch.as_tensor(ids).long().cpu()
         if ids.ndim == 1:
             return [torch.split(part, length) for part in _split(ids)]  # type: ignore[arg-type]
