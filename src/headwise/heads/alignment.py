@@ -280,8 +280,7 @@ def _spoken_figures(text: Spoken, mean_maps: Sequence[Maps]) -> Numbers:
 
 
 def prepared(maps_hns: Maps) -> Maps:
-    """Maps ready for a path: each key's weights get mean 0 and deviation 1 over the rows, then the median of neighbours.
-
+    """Maps ready for a path: each key's weights over the rows, mean 0 and deviation 1; then the median of neighbours.
     So a key that all rows look at alike says nothing, and a single strong key does not draw the path.
     """
     mean, deviation = maps_hns.mean(1, keepdims=True), maps_hns.std(1, keepdims=True)
