@@ -64,7 +64,7 @@ def follow(
     scores: Scores = {name: {} for name in relations.meanings}
     for name, by_head in scores.items():
         for site, numbers in numbers_of.items():
-            by_head |= zip(site.heads, _followed(name, of_pairs, numbers, shown, first), strict=True)
+            by_head.update(zip(site.heads, _followed(name, of_pairs, numbers, shown, first), strict=True))
     return scores
 
 
@@ -103,14 +103,14 @@ class PairCells:
         self.ids = document.ids
         T = len(document.ids)
         self.pairs: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = []  # relation, rows that look, right keys
-        self.of = defaultdict(list)  # relation -> the numbers of its pairs in `pairs`
+        self.by_relation = defaultdict(list)  # relation -> the places of its pairs in `pairs`
         looking: dict[str, set[int]] = defaultdict(set)  # relation -> all rows that look in one of its pairs
         # Of each pair its cells. A pair may have several rows, of a word in pieces: their sums are averaged, each
         # counting 1 / rows.
         right = []
         for name, pairs in document.pairs.items():
             for queries, keys in pairs:
-                self.of[name].append(len(self.pairs))
+                self.by_relation[name].append(len(self.pairs))
                 self.pairs.append((name, queries, keys))
                 looking[name].update(queries)
                 right.append([(query, key, 1 / len(queries)) for query in queries for key in keys])
@@ -124,7 +124,7 @@ class PairCells:
 
     def measure(self, call: Call, b: int) -> Tensor:
         """Mass, accuracy and mass elsewhere of each pair, of each head and last of even attention, (H+1, 3, pairs)."""
-        return torch.cat([self._numbers(call, b), self._numbers(uniform(call), b)])
+        return torch.cat([self._numbers(call, b), self._numbers(uniform(call), b)])  # `uniform` is a call of one head
 
     def _numbers(self, call: Call, b: int) -> Tensor:
         # Of document b of the call, (H, 3, pairs): the sums over a part of the rows are added to those before.
@@ -165,7 +165,7 @@ class CellSum:
         # is multiplied with.
         cells = [(n, *cell) for n, cells in enumerate(sums) for cell in cells]
         table = torch.tensor(cells, dtype=torch.float64).reshape(-1, 4).T.contiguous()
-        self.number, self.row, self.key = table[:3].long()
+        self.number, self.row, self.key = table[:3].long()  # float64 holds such whole numbers exactly
         self.share = table[3]
         self.empty = torch.tensor([not cells for cells in sums], dtype=torch.bool)  # (sums,) without any cell
 
@@ -197,13 +197,14 @@ def _followed(
     The example is the best pair of document `first`, which a reader has before them, unless the head does worse there
     than on average; then it is the best of all.
     """
-    pairs = [(n, i) for n, cells in enumerate(of_pairs) for i in cells.of.get(name, ())]  # document, pair there
+    # Of each pair its document and its place there.
+    pairs = [(n, i) for n, cells in enumerate(of_pairs) for i in cells.by_relation.get(name, ())]
     masses = torch.stack([numbers[n][:, 0, i] for n, i in pairs], -1)  # (H+1, pairs): 0 is the mass
     of_documents = []  # of each document with the relation its means over pairs, (H+1, 3)
     for cells, of_document in zip(of_pairs, numbers, strict=True):
-        if name in cells.of:
+        if name in cells.by_relation:
             # NaN, which does not count, where a pair has no such distance elsewhere.
-            of_documents.append(of_document[..., cells.of[name]].nanmean(-1))
+            of_documents.append(of_document[..., cells.by_relation[name]].nanmean(-1))
     means = torch.stack(of_documents, -1)  # (H+1, 3, documents); the last row is even attention's
     even = float(means[-1, 0].mean())
     result = []

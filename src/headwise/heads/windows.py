@@ -90,7 +90,7 @@ def windows(
         unknown = torch.full((call.q.shape[1],), math.nan)
         _add(seen, site, call, outside=outside, reached=reached, needle=unknown, lift=unknown)
 
-    run_documents(folder.model, text.documents, take, None, partial(progress, "running the model"))
+    run_documents(folder.model, text.documents, take, progress=partial(progress, "running the model"))
     share = _find_needles(folder.model, plant_needles(text, longest, seed), seen, partial(progress, "needles"))
     if share is None:
         about_needles = Note.of("note.no_needles", longest=longest)
@@ -105,7 +105,7 @@ def windows(
         windows=tuple(sizes),
         heads=tuple(reach for site, values in seen.items() for reach in _heads(site, values, len(sizes))),
         needle_found=share,
-        notes=(*filter(None, [text.note, *text.about]), about_needles),
+        notes=(*filter(None, [text.note, *text.about]), about_needles),  # an empty line is none
     )
 
 
@@ -215,8 +215,8 @@ def plant_needles(text: Text, longest: int, seed: int) -> list[tuple[list[int], 
     before, _ = text.frame  # what a document begins with, such as [BOS]
     candidates = sorted(set(text.counts) - text.specials)
     room = longest - len(before) - 2 * NEEDLE + 1  # beside the needle, and the needle without its last token at the end
-    # Too short for a needle to be searched in, or without enough other tokens to fill the text with: as many as a
-    # needle has, a round choice.
+    # Too short for a needle to be searched in; or without enough other tokens to fill the text with, for without any
+    # `islice` below would never end. As many as a needle has are asked for, a round choice.
     if room < NEEDLE or len(candidates) < 2 * NEEDLE:
         return []
     generator = torch.Generator().manual_seed(seed)
