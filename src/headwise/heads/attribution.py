@@ -130,7 +130,7 @@ class Parts:
     calls     of the attention of each layer, "L0", in that pass
     logits    (V,) that came of it
     answer    the token, or the token and the one that its logit is compared with
-    position  where the last of these tokens stands
+    position  of the last token of that text
 
     A logit is direction . x, x being the last hidden state. `direction` (C,) says what the logit reads: of the last
     hidden state it is a row of W_U. Taken back through the last norm, it is what the logit reads of the residual
@@ -147,7 +147,7 @@ class Parts:
         position: int,
     ) -> None:
         self.model, self.layers, self.rows, self.calls = model, recorder.layers, recorder.rows, calls
-        # As CLOSE, but in a number format as coarse as half precision its spacing, 2^-7 of bfloat16.
+        # CLOSE for this pass: in a coarse number format it is the spacing of its numbers, 2^-7 of bfloat16.
         self.close = max(CLOSE, *recorder.digits)
         matrix, bias = output_matrix(model)
         if max(answer) >= len(matrix) or min(answer) < 0:
@@ -186,14 +186,14 @@ class Parts:
             return  # a layer that did not run adds nothing
         writer = self._writer_of(layer)  # W_O, or a norm after it
         bias = getattr(layer.projection, "bias", None)
-        at_w_o = writer.factor * self.direction  # (C,) what the logit reads of the writer's output
+        at_w_o = writer.factor * self.direction  # (C,) what the logit reads of the writer's output; soon, of W_O's
         self.rounded.append(at_w_o * rows[writer.module].gave)
-        if writer.module is not layer.projection:  # a norm after W_O: from here on, of the output of W_O
+        if writer.module is not layer.projection:  # a norm after W_O: taken back through it
             norm = _Frozen.of(writer.module, rows[writer.module])
             self.constant += float(at_w_o @ norm.bias)
             at_w_o = norm.back(at_w_o)
             self.rounded.append(at_w_o * rows[layer.projection].gave)
-        if bias is not None:
+        if bias is not None:  # that of W_O belongs to no head
             self.constant += float(at_w_o @ bias.cpu().double())
         by_head, by_token, weights_hs = _heads_of(self.calls[layer.site.name], layer.projection, rows, at_w_o)
         self.parts.heads.update(zip(layer.site.heads, by_head.tolist(), strict=True))
