@@ -29,7 +29,7 @@ from headwise.table import Table
 from headwise.words import Note
 
 SMOOTH = 7  # keys, the middle one among them, whose median is taken: as in Whisper
-# A beginning that is found within so many seconds of the known one counts: two usual limits. The headings in
+# A beginning that is found within so many seconds of the known one counts: two round limits. The headings in
 # `Alignment.table` name them, too.
 WITHIN = (0.05, 0.1)
 BATCH = 2**22  # cells of maps that are aligned at a time, which take some 50 MB: a round choice
@@ -267,9 +267,9 @@ def _greedy(texts: Sequence[Known], maps: Sequence[Maps], best: int, error: floa
 
 
 def _spoken_figures(text: Spoken, mean_maps: Sequence[Maps]) -> Numbers:
-    """Of each map the mean seconds between known and found beginnings, and the fractions found within 50 and 100 ms.
+    """Of each map the mean seconds between known and found beginnings; the fractions within 50 and 100 ms. (maps, 3)
 
-    (maps, 3). A word is found to begin at the first key that the path visits in its row.
+    A word is found to begin at the first key that the path visits in its row.
     """
     size = max(1, BATCH // mean_maps[0].size)  # maps that are aligned at a time; all are of one size
     parts = [mean_maps[at : at + size] for at in range(0, len(mean_maps), size)]
@@ -281,6 +281,7 @@ def _spoken_figures(text: Spoken, mean_maps: Sequence[Maps]) -> Numbers:
 
 def prepared(maps_hns: Maps) -> Maps:
     """Maps ready for a path: each key's weights over the rows, mean 0 and deviation 1; then the median of neighbours.
+
     So a key that all rows look at alike says nothing, and a single strong key does not draw the path.
     """
     mean, deviation = maps_hns.mean(1, keepdims=True), maps_hns.std(1, keepdims=True)
@@ -319,6 +320,7 @@ def path_starts(scores_knm: Maps) -> NDArray[np.int64]:
     while (i > 0).any():
         is_open = i > 0  # paths that have not left their first cell
         # The columns of a row come from the right to the left: the one that is written last is the first of the row.
+        # i and j count in `best`, which is one larger on either side.
         starts[k[is_open], i[is_open] - 1] = j[is_open] - 1
         way = ways(k, i, j).argmax(0)  # 0 came a row and a column on, 1 a row on, 2 a column on
         i = np.where(is_open & (way != 2), i - 1, i)

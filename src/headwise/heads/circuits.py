@@ -8,8 +8,8 @@ of the sender, and A of the receiver: W_QK^T for what it reads through its queri
 The baseline is a sender of the same spectrum that writes into random directions. Elhage et al. draw such matrices; here
 their mean and variance are exact. Let a be the squared singular values of A, divided by their sum, and s those of the
 sender's W_OV. Then the square of the score is sum a_i s_j O_ij^2, O being orthogonal and random, and the moments of
-O_ij^2 are known (Collins & Sniady 2006, arXiv math-ph/0402073). How often chance reaches a score is told by its tail,
-which is taken as that of the gamma distribution with these two moments; this last step is ours.
+O_ij^2 are known (Collins & Sniady 2006, arXiv math-ph/0402073). How often chance reaches a score is the tail of that
+distribution, which is taken as the gamma distribution with these two moments; this last step is ours.
 
 Norms, biases and RoPE between the matrices are left out.
 """

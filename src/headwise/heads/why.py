@@ -460,9 +460,9 @@ class _Telling:
         return readers
 
     def _head(self, name: str, without: float | None, places: Mapping[int, float]) -> StoryHead:
-        """A head with where it acts: where it carries most alone, or where the answer stands; and the three places that
-        it looks at most from there.
+        """A head with where it acts, and the three places that it looks at most from there.
 
+        It acts where it carries most alone, or else where the answer stands.
         `without` is the change of the answer without it, None where that was not asked; `places` are positions with
         what it carries at each alone.
         """
