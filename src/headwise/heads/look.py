@@ -393,6 +393,7 @@ class Desk:
         hardest = []
         for t in range(T):
             order = np.argsort(-best[:, t], kind="stable")[:HARDEST].tolist()  # of equal ones the earlier head first
+            # Four digits are more than the page shows, and keep the answer short.
             hardest.append([(n, int(keys[n, t]), round(float(best[n, t]), 4)) for n in order])
         return hardest
 

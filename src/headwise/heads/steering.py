@@ -204,7 +204,7 @@ class _Pair(NamedTuple):
 
 def _as_ids(model: nn.Module, texts: Texts) -> list[list[int]]:
     if isinstance(texts, str):  # a string is a sequence of strings, too: its letters would be taken for texts
-        raise HeadwiseError(f"{texts!r:.60} is one text; pass a list of them")
+        raise HeadwiseError(f"{texts!r:.60} is one text; pass a list of them")  # its first 60 characters
     return [[int(token) for token in ids_of(model, text)] for text in texts]
 
 

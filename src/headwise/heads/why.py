@@ -462,9 +462,8 @@ class _Telling:
     def _head(self, name: str, without: float | None, places: Mapping[int, float]) -> StoryHead:
         """A head with where it acts, and the three places that it looks at most from there.
 
-        It acts where it carries most alone, or else where the answer stands.
-        `without` is the change of the answer without it, None where that was not asked; `places` are positions with
-        what it carries at each alone.
+        It acts where it carries most alone, or else where the answer stands. `without` is the change of the answer
+        without it, None where that was not asked; `places` are positions with what it carries at each alone.
         """
         # An answer that a decoder begins with stands nowhere in the text. Else % makes of -1 the last token's position.
         end = None if self.question.way == "first" else self.question.position % len(self.question.ids)
