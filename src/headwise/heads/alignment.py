@@ -1,9 +1,9 @@
 """Heads that align: which cross-attention heads follow the words in time, or their partners in the source.
 
 Each head, and each set of heads, is held to texts whose alignment is known; what is chosen on some is judged on others.
-In speech a monotone path is laid through the map (dynamic time warping, Sakoe & Chiba 1978), its weights prepared as in
-Radford et al. 2022, arXiv 2212.04356, for the times of words. In text the strongest key of a row counts, and the error
-is the alignment error rate (Och & Ney 2003).
+A set of heads aligns by the mean of their maps. In speech a monotone path is laid through the map (dynamic time
+warping, Sakoe & Chiba 1978), its weights prepared as in Radford et al. 2022, arXiv 2212.04356, for the times of words.
+In text the strongest key of a row counts, and the error is the alignment error rate (Och & Ney 2003).
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ from headwise.table import Table
 from headwise.words import Note
 
 SMOOTH = 7  # keys, the middle one among them, whose median is taken: as in Whisper
-WITHIN = (0.05, 0.1)  # seconds from the known beginning; the headings in `Alignment.table` name them, too
-BATCH = 2**22  # cells of maps that are aligned at a time: some 50 MB
+# A beginning that is found within so many seconds of the known one counts: two round limits. The headings in
+# `Alignment.table` name them, too.
+WITHIN = (0.05, 0.1)
+BATCH = 2**22  # cells of maps that are aligned at a time, which take some 50 MB: a round choice
 
 Maps = NDArray[np.float32]  # (H,N,S): heads, rows that are aligned, keys
 Numbers = NDArray[np.float64]
@@ -44,9 +46,9 @@ class Spoken:
     inputs: Mapping[str, Tensor]  # of the model's forward, one text
     rows: tuple[int, ...]  # the positions whose maps are aligned, in ascending order: each predicts a token
     starts: tuple[int, ...]  # for each word the row, counted among `rows`, that predicts its first token
-    begins: tuple[float, ...]  # for each word, seconds
+    begins: tuple[float, ...]  # for each word, seconds from the beginning of the sound
     seconds_per_key: float
-    n_keys: int  # that hold sound
+    n_keys: int  # the first keys, which hold sound; the rest is silence that fills it up
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,9 @@ class Linked:
 
     n_keys = None  # all keys count. Not a field: `_maps` asks every text for it, and a `Spoken` has its own number
 
-    inputs: Mapping[str, Tensor]
-    links: tuple[tuple[int, int], ...]  # row, key
-    possible: tuple[tuple[int, int], ...] = ()  # further ones, which are neither right nor wrong to leave out
+    inputs: Mapping[str, Tensor]  # of the model's forward, one text, or two of an encoder-decoder
+    links: tuple[tuple[int, int], ...]  # (row, key) of partners: the sure ones, which should be found
+    possible: tuple[tuple[int, int], ...] = ()  # further ones: right to find, and not wrong to leave out
 
     @property
     def rows(self) -> list[int]:
@@ -70,11 +72,12 @@ Known = Spoken | Linked
 
 @dataclass(frozen=True)
 class Scored:
-    """How well a head, or a set of heads, aligns; over texts."""
+    """How well a head, or a set of heads, aligns: means over texts, with their intervals."""
 
-    heads: tuple[str, ...]
-    error: Interval  # seconds between known and found beginnings; or the alignment error rate
-    within: tuple[Interval, ...] = ()  # spoken: fractions of beginnings within 50 and 100 ms; linked: of links found
+    heads: tuple[str, ...]  # none of a straight line
+    error: Interval  # spoken: mean seconds between known and found beginnings; linked: the alignment error rate
+    # Spoken: the fractions of the beginnings found within 50 and 100 ms. Linked: the fraction of the links found.
+    within: tuple[Interval, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -95,10 +98,12 @@ class Alignment:
         The field is of the cross attention, or of the only stack: heads of others (`encoder.L3.H5`) are left out.
         """
         places = sorted(parse_head(name) for name in self.chosen.heads)
+        # The stack is "" in L3.H5 and "cross" in cross.L3.H5.
         return [[layer, head] for stack, layer, head in places if stack.split(".")[0] in ("", "cross")]
 
     def table(self, n: int = 12) -> Table:
         """The best n heads alone, and below them the sets, a row each; with 12 a screen of 24 lines holds all."""
+        # A heading for the names, the error and each of `Scored.within`.
         columns = ["heads", "alignment error rate", "links found"]
         if self.kind == "spoken":
             columns = ["heads", "mean error, s", "within 50 ms", "within 100 ms"]
@@ -115,7 +120,7 @@ class Alignment:
         return self.table().html()
 
 
-def _row(name: str, scored: Scored) -> list[Any]:
+def _row(name: str, scored: Scored) -> list[Any]:  # of the table
     return [name, round(scored.error.mean, 3), *(f"{share.mean:.0%}" for share in scored.within)]
 
 
@@ -131,11 +136,12 @@ def align(
 ) -> Alignment:
     """Rank the heads of a model by how well they align, and choose a few that do best together.
 
-    texts    by which heads are chosen, greedily: the best alone, then whichever lowers the error of the mean map most,
-             until none does
-    judged   on which what was chosen is judged; nothing is chosen by them
-    named    heads that somebody else has chosen, such as a model's published ones, to compare with
-    most     heads that are chosen at most
+    texts     by which heads are chosen, greedily: the best alone, then whichever lowers the error of the mean map
+              most, until none does; all spoken, or all linked
+    judged    of the same kind, on which what was chosen is judged; nothing is chosen by them
+    named     heads that somebody else has chosen, such as a model's published ones, to compare with
+    most      heads that are chosen at most
+    progress  is called with the texts read, and all
 
     Where the model has cross attention its heads are ranked, else those of self attention. Raises HeadwiseError where a
     text has no words or no links, or names rows that the model does not have.
@@ -145,10 +151,10 @@ def align(
     n_spoken = sum(isinstance(text, Spoken) for text in (*texts, *judged))
     if n_spoken not in (0, len(texts) + len(judged)):
         raise HeadwiseError("some texts are spoken and some linked; align each kind in a call of its own")
-    maps = []
+    maps = []  # of each text, first those to choose by, then those to judge on
     with evaluating(model):
         sites = _aligning(model, texts[0])
-        names = [head for site in sites for head in site.heads]
+        names = [head for site in sites for head in site.heads]  # from here on a head is its number in this list
         for name in named:
             if name not in names:
                 raise unknown_head(name, names)
@@ -157,12 +163,12 @@ def align(
             progress(number, len(texts) + len(judged))
     if n_spoken:
         maps = [prepared(maps_hns) for maps_hns in maps]
-    # `maps` has those of the texts to choose by, then those of the texts to judge on.
-    alone = _figures(texts, maps, [[h] for h in range(len(names))])
+    alone = _figures(texts, maps, [[h] for h in range(len(names))])  # each head as a set of its own
     errors = _mean_errors(alone)
     order = np.argsort(errors, kind="stable")
     best = int(order[0])
     chosen = _greedy(texts, maps, best, float(errors[best]), most)
+    # The controls by the name that a reader sees.
     sets: dict[str, Heads] = {Note.of("aligned.straight_line"): None}
     sets[Note.of("aligned.best_alone", head=names[best])] = [best]
     if named:
@@ -172,20 +178,22 @@ def align(
     gains: dict[str, tuple[Interval, ...]] = {}
     for (name, heads), figures in zip(sets.items(), of_controls, strict=True):
         controls[name] = _scored(heads, names, figures)
-        gains[name] = tuple(map(interval_of, (of_chosen - figures)[1:].tolist()))  # row 0 is the error, no gain
+        # Text by text, (fractions,texts): row 0, which is left out, is the error.
+        gains[name] = tuple(map(interval_of, (of_chosen - figures)[1:].tolist()))
     ranking = tuple(_scored([h], names, alone[h]) for h in order)
     kind = "spoken" if n_spoken else "linked"
     return Alignment(ranking, _scored(chosen, names, of_chosen), controls, gains, kind, (len(texts), len(judged)))
 
 
 def _scored(heads: Heads, names: Sequence[str], figures: Numbers) -> Scored:
+    # Of one set, from its (1 + fractions, texts).
     error, *within = map(interval_of, figures.tolist())
     return Scored(tuple(names[h] for h in heads or ()), error, tuple(share.of_fraction() for share in within))
 
 
 def _aligning(model: nn.Module, text: Known) -> list[Site]:
     """The sites whose keys are another sequence than their queries; of a model without such, all that run."""
-    ran = {}
+    ran = {}  # site -> is it cross attention?
 
     def remember(site: Site, call: Call, documents: Sequence[Document]) -> None:
         ran[site] = site.cross or call.cross  # a layer of ours does either, and its call says which
@@ -204,15 +212,16 @@ def _run(model: nn.Module, text: Known, listener: Listener, sites: Sequence[Site
 
 
 def _maps(model: nn.Module, sites: Sequence[Site], text: Known) -> Maps:
-    """The maps of all heads over the rows of a text that count."""
+    """The maps of the heads of all these sites over the rows of a text that count, (H,N,S)."""
     rows = list(text.rows)
     if not rows or not (text.starts if isinstance(text, Spoken) else text.links):
         raise HeadwiseError("a text without a word, or without a link, aligns with nothing")
     maps_of = {}
 
     def take(site: Site, call: Call, documents: Sequence[Document]) -> None:
-        if rows[-1] >= call.n_queries:
+        if rows[-1] >= call.n_queries:  # the last row is the largest
             raise HeadwiseError(f"row {rows[-1]} of {call.n_queries} is to be aligned")
+        # Of a linked text `n_keys` is None, and [:None] takes all keys.
         maps_of[site] = row_weights(call, 0, rows)[..., : text.n_keys].float().cpu().numpy()
 
     _run(model, text, take, sites)
@@ -220,7 +229,7 @@ def _maps(model: nn.Module, sites: Sequence[Site], text: Known) -> Maps:
 
 
 def _figures(texts: Sequence[Known], maps: Sequence[Maps], sets: Sequence[Heads]) -> Numbers:
-    """Of sets of heads the error of each in each text, and what `Scored.within` has: (sets, 1 + fractions, texts)."""
+    """Of each set of heads its error in each text, then what `Scored.within` has: (sets, 1 + fractions, texts)."""
     of_texts = []
     # The texts to choose by come with the maps of all texts, which begin with theirs: the rest is left over.
     for text, maps_hns in zip(texts, maps, strict=False):
@@ -242,7 +251,7 @@ def _mean_errors(figures: Numbers) -> Numbers:
 
 
 def _greedy(texts: Sequence[Known], maps: Sequence[Maps], best: int, error: float, most: int) -> list[int]:
-    """Heads that are added one by one to the best, as long as the error of their mean map falls."""
+    """The best head alone, whose error is given, and those that are added one by one while the error of all falls."""
     chosen = [best]
     while len(chosen) < min(most, len(maps[0])):
         rest = [h for h in range(len(maps[0])) if h not in chosen]
@@ -258,8 +267,11 @@ def _greedy(texts: Sequence[Known], maps: Sequence[Maps], best: int, error: floa
 
 
 def _spoken_figures(text: Spoken, mean_maps: Sequence[Maps]) -> Numbers:
-    """The mean of the seconds between known and found beginnings, and the fractions found within 50 and 100 ms."""
-    size = max(1, BATCH // mean_maps[0].size)  # maps that are aligned at a time
+    """Of each map the mean seconds between known and found beginnings; the fractions within 50 and 100 ms. (maps, 3)
+
+    A word is found to begin at the first key that the path visits in its row.
+    """
+    size = max(1, BATCH // mean_maps[0].size)  # maps that are aligned at a time; all are of one size
     parts = [mean_maps[at : at + size] for at in range(0, len(mean_maps), size)]
     columns = np.concatenate([path_starts(np.stack(part)) for part in parts])  # the first of each row, (sets, rows)
     off = np.abs(columns[:, list(text.starts)] * text.seconds_per_key - np.array(text.begins))  # (sets, words)
@@ -268,12 +280,15 @@ def _spoken_figures(text: Spoken, mean_maps: Sequence[Maps]) -> Numbers:
 
 
 def prepared(maps_hns: Maps) -> Maps:
-    """Each key's weights over the rows, mean 0 and deviation 1, then the median of neighbouring keys."""
+    """Maps ready for a path: each key's weights over the rows, mean 0 and deviation 1; then the median of neighbours.
+
+    So a key that all rows look at alike says nothing, and a single strong key does not draw the path.
+    """
     mean, deviation = maps_hns.mean(1, keepdims=True), maps_hns.std(1, keepdims=True)
     scores = (maps_hns - mean) / np.maximum(deviation, np.finfo(np.float32).tiny)  # 0 where all rows weigh a key alike
     # Keys on either side of the middle one: the window, 2 * half + 1, is odd and no longer than the keys.
     half = min(SMOOTH, scores.shape[2] - 1) // 2
-    wide = np.pad(scores, ((0, 0), (0, 0), (half, half)), mode="reflect")
+    wide = np.pad(scores, ((0, 0), (0, 0), (half, half)), mode="reflect")  # so that each key has neighbours
     windows = np.lib.stride_tricks.sliding_window_view(wide, 2 * half + 1, axis=2)
     return np.asarray(np.median(windows, axis=-1), np.float32)
 
@@ -291,7 +306,7 @@ def path_starts(scores_knm: Maps) -> NDArray[np.int64]:
     best[:, 0, 0] = 0  # ... but from here: every path goes to the first cell
 
     def ways(k: Any, i: Any, j: Any) -> Any:
-        """Of cells the sums with which a path comes there: from both, a row above, a column before."""
+        """(3,...) Of cells the sums with which a path comes there: a row and a column on, a row on, a column on."""
         return np.stack([best[k, i - 1, j - 1], best[k, i - 1, j], best[k, i, j - 1]])
 
     for diagonal in range(2, N + M + 1):
@@ -305,8 +320,9 @@ def path_starts(scores_knm: Maps) -> NDArray[np.int64]:
     while (i > 0).any():
         is_open = i > 0  # paths that have not left their first cell
         # The columns of a row come from the right to the left: the one that is written last is the first of the row.
+        # i and j count in `best`, which is one larger on either side.
         starts[k[is_open], i[is_open] - 1] = j[is_open] - 1
-        way = ways(k, i, j).argmax(0)  # in the order of `ways`: 0 from both, 1 from the row above, 2 the column before
+        way = ways(k, i, j).argmax(0)  # 0 came a row and a column on, 1 a row on, 2 a column on
         i = np.where(is_open & (way != 2), i - 1, i)
         j = np.where(is_open & (way != 1), j - 1, j)
     return starts
@@ -316,12 +332,15 @@ def path_starts(scores_knm: Maps) -> NDArray[np.int64]:
 
 
 def _linked_figures(text: Linked, mean_maps: Sequence[Maps]) -> Numbers:
-    """1 - (|found and sure| + |found and right|) / (|found| + |sure|), and the fraction of the links that are found."""
+    """Of each map the alignment error rate, and the fraction of the links that are found, (maps, 2).
+
+    The rate is 1 - (|found and sure| + |found and right|) / (|found| + |sure|).
+    """
     sure = set(text.links)
-    right = sure | set(text.possible)
+    right = sure | set(text.possible)  # both sure and possible
     figures = []
     for map_ns in mean_maps:
-        # Found: the strongest key of each row with a link.
+        # Found: the strongest key of each row with a link, a pair (row, key).
         pairs = set(zip(text.rows, map_ns.argmax(-1).tolist(), strict=True))
         error = 1 - (len(sure & pairs) + len(right & pairs)) / (len(sure) + len(pairs))
         figures.append((error, len(sure & pairs) / len(text.links)))

@@ -36,8 +36,12 @@ from headwise.words import refusal
 
 Float64Array = NDArray[np.float64]
 
-ROWS = 2**14  # tokens of the vocabulary whose rows of the output matrix are widened at a time
-CLOSE = 1e-4  # relative: what is read must agree with what the model computes, in float32 and wider
+# Tokens of the vocabulary whose rows of the output matrix are copied to float32 at a time: at a width of 4096 that is
+# 256 MiB. A round choice; the whole matrix of a large vocabulary would take some GiB.
+ROWS = 2**14
+# How far, relative to their size, our numbers may lie from the model's where it computes in float32 or wider.
+# Rounding puts them apart by far less, a part that is forgotten by far more.
+CLOSE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -45,8 +49,8 @@ class Attribution:
     """What each part of a model adds to the logit of a token, or to the difference of two logits, at one position."""
 
     target: tuple[int, ...]  # the token, or the token and the one that its logit is compared with
-    position: int
-    heads: dict[str, float]
+    position: int  # of the token whose next one is predicted
+    heads: dict[str, float]  # what each adds to the logit
     feed_forwards: dict[str, float]  # by layer, "L0"
     embedding: float  # of the token at the position, and of the position itself
     bias: float  # of W_O, of norms, and of the output matrix
@@ -95,7 +99,7 @@ def attribute(
     T = row.shape[1]
     if not -T <= position < T:
         raise HeadwiseError(f"position={position} is not among the {T} tokens")
-    position %= T
+    position %= T  # -1 becomes T - 1
     words = (target,) if isinstance(target, int | str) else tuple(target)
     answer = tuple(token_of(model, word) for word in words)
     if len(answer) not in (1, 2):
@@ -110,10 +114,11 @@ def attribute(
 
     handlers = {layer.site: partial(remember, layer.site) for layer in recorder.layers}
     with evaluating(model), attach(handlers), recorder.listening():
+        # (V,) The text is cut behind the position, which so becomes the last one: the recorder hears only that.
         last = logits(model, row[:, : position + 1], last=True)[0, -1]  # what comes later changes nothing here
     parts = Parts(model, recorder, calls, last, answer, position)
     for number in range(len(recorder.layers)):
-        with loaded(model, number):
+        with loaded(model, number):  # of a streamed model the weights of this layer are brought into memory
             parts.add(number)
     return parts.summed()
 
@@ -125,6 +130,11 @@ class Parts:
     calls     of the attention of each layer, "L0", in that pass
     logits    (V,) that came of it
     answer    the token, or the token and the one that its logit is compared with
+    position  of the last token of that text
+
+    A logit is direction . x, x being the last hidden state. `direction` (C,) says what the logit reads: of the last
+    hidden state it is a row of W_U. Taken back through the last norm, it is what the logit reads of the residual
+    stream, and so of all that parts have written there. Whatever is constant on the way goes to the bias.
     """
 
     def __init__(
@@ -137,14 +147,14 @@ class Parts:
         position: int,
     ) -> None:
         self.model, self.layers, self.rows, self.calls = model, recorder.layers, recorder.rows, calls
-        # Relative: how far what is read may lie from what the model computed in its number format.
+        # CLOSE for this pass: in a coarse number format it is the spacing of its numbers, 2^-7 of bfloat16.
         self.close = max(CLOSE, *recorder.digits)
         matrix, bias = output_matrix(model)
         if max(answer) >= len(matrix) or min(answer) < 0:
             raise HeadwiseError(f"target {max(answer)} is outside the vocabulary of {len(matrix)} tokens")
         # Without a picture the layers that read one do not run.
         ran = [layer for layer in self.layers if layer.site.name in calls]
-        last = self.rows[ran[-1].block].gave
+        last = self.rows[ran[-1].block].gave  # (C,) the residual stream behind the last layer
         # The last norm is the module beside the layers that read what the last layer gave. A model may have none.
         candidates = (module for module in self.layers[-1].around if module in self.rows)
         norm = next((module for module in candidates if self.rows[module].read.equal(last)), None)
@@ -155,32 +165,35 @@ class Parts:
         offsets = [0.0 if bias is None else scale * float(bias[token]) for token in answer]
         constant = offsets[0] - sum(offsets[1:])  # of one token its bias; of two the difference
         logit = float(self.direction @ normed) + constant
-        # Numbers that the model rounded, as parts of the logit: their rounding bounds how far the parts may miss it.
+        # Products that sum to the logit, or to a part of it. The model has rounded a factor of each; that bounds how
+        # far the parts may miss the logit: see `summed`.
         self.rounded = [self.direction * normed]
         if norm is not None:
+            # direction . norm(x) = direction . bias + back(direction) . x
             frozen = _Frozen.of(norm, self.rows[norm])
             constant += float(self.direction @ frozen.bias)
             self.direction = frozen.back(self.direction)
         # What the first layer reads is the embedding, of the token and of its position.
         embedding = float(self.direction @ self.rows[ran[0].block].read)
-        self.constant = constant
+        self.constant = constant  # the bias so far: layers add theirs
+        # `add` fills the four tables, of heads, feed-forwards, tokens and weights; `summed` puts the bias for the 0.
         self.parts = Attribution(answer, position, {}, {}, embedding, 0.0, logit, {}, {})
 
     def add(self, number: int) -> None:
-        """The heads and the feed-forward of a layer."""
+        """Add up what the heads and the feed-forward of a layer add; it is called once for each."""
         layer, rows = self.layers[number], self.rows
         if layer.site.name not in self.calls:
             return  # a layer that did not run adds nothing
-        writer = self._writer_of(layer)
+        writer = self._writer_of(layer)  # W_O, or a norm after it
         bias = getattr(layer.projection, "bias", None)
-        at_w_o = writer.factor * self.direction  # what is read of the writer's output, below of W_O's
+        at_w_o = writer.factor * self.direction  # (C,) what the logit reads of the writer's output; soon, of W_O's
         self.rounded.append(at_w_o * rows[writer.module].gave)
-        if writer.module is not layer.projection:  # a norm after W_O
+        if writer.module is not layer.projection:  # a norm after W_O: taken back through it
             norm = _Frozen.of(writer.module, rows[writer.module])
             self.constant += float(at_w_o @ norm.bias)
             at_w_o = norm.back(at_w_o)
             self.rounded.append(at_w_o * rows[layer.projection].gave)
-        if bias is not None:
+        if bias is not None:  # that of W_O belongs to no head
             self.constant += float(at_w_o @ bias.cpu().double())
         by_head, by_token, weights_hs = _heads_of(self.calls[layer.site.name], layer.projection, rows, at_w_o)
         self.parts.heads.update(zip(layer.site.heads, by_head.tolist(), strict=True))
@@ -188,17 +201,18 @@ class Parts:
         self.parts.weights.update(zip(layer.site.heads, weights_hs.numpy(), strict=True))
         block = rows[layer.block]
         by_heads = writer.factor * rows[writer.module].gave  # what all of them write together
-        # The feed-forward gets what is left of the layer, whatever that is. So the test of `summed` says whether heads,
-        # norms and biases are right, and nothing of this.
+        # The feed-forward gets what is left of the layer, whatever that is. So the sum cannot be wrong by it: the
+        # test in `summed` says whether heads, norms and biases are right, and nothing of the feed-forwards.
         rest = block.gave - block.read - by_heads
         self.parts.feed_forwards[layer.site.name] = float(self.direction @ rest)
 
     def summed(self) -> Attribution:
         """All parts. Raises HeadwiseError where they do not sum to the logit."""
-        # Roundings fall to either side and partly cancel: those of many numbers add up as a norm does, not as a sum.
-        # Twice that is allowed.
+        # Each product in `rounded` may be off by `close` of its size. Roundings fall to either side and partly
+        # cancel: those of many numbers add up as a norm does, not as a sum. Twice that is allowed, a round margin.
         rounding = 2 * self.close * float(torch.cat(self.rounded).norm())
         parts = replace(self.parts, bias=self.constant)
+        # The 1.0 is for a logit near 0, which is a difference of large parts.
         if abs(parts.total - parts.logit) > CLOSE * max(abs(parts.logit), 1.0) + rounding:
             raise HeadwiseError(
                 f"{type(self.model).__name__}: the parts sum to {parts.total:.6g}, the logit is {parts.logit:.6g}: "
@@ -207,8 +221,11 @@ class Parts:
         return parts
 
     def _logit_scale(self, matrix: Tensor, bias: Tensor | None, normed: Tensor, logits: Tensor) -> float:
-        """What logits are multiplied with after W_U; a softcap on them is left out. Refused where neither explains
-        them."""
+        """The factor that the model puts on its logits after W_U, 1.0 in most; with a softcap on them it is 1.0, too.
+
+        `matrix` is W_U (V,C), `bias` (V,), `normed` (C,) what they read, `logits` (V,) what the model says. Raises
+        HeadwiseError where neither a factor nor a softcap explains the logits.
+        """
         # Float32 is enough here; a copy of a large vocabulary's matrix is not held as a whole.
         wide = torch.promote_types(matrix.dtype, torch.float32)
         narrow = normed.to(matrix.device, wide)
@@ -223,7 +240,7 @@ class Parts:
             return 1.0 if is_rounding else scale
         cap = getattr(getattr(self.model, "config", None), "final_logit_softcapping", None)  # Gemma 2
         if cap and _apart(cap * torch.tanh(raw / cap), logits) <= self.close:
-            return 1.0
+            return 1.0  # then the logit that is explained is the one before the softcap
         raise HeadwiseError(
             f"{type(self.model).__name__} makes its logits in a way that is not known: its output matrix gives "
             f"{float(raw.max()):.4g} at most, the model says {float(logits.max()):.4g}"
@@ -235,12 +252,12 @@ class Parts:
         Each candidate says what the stream must be after it: what the layer read, plus what the candidate gave. The
         right one is that whose stream the rest of the layer goes on with. Raises HeadwiseError where none is right.
         """
-        rows, gave = self.rows, self.rows[layer.projection].gave
+        rows, gave = self.rows, self.rows[layer.projection].gave  # `gave`: (C,) the output of W_O
         children = [child for child in layer.block.children() if child in rows]
         # What reads W_O's output and gives it back as it is, a dropout for instance, is no norm.
         readers = [child for child in children if rows[child].read.equal(gave)]
         norms = [child for child in readers if not rows[child].gave.equal(gave)]
-        factor = getattr(layer.block, "residual_multiplier", 1.0)  # Granite
+        factor = getattr(layer.block, "residual_multiplier", 1.0)  # Granite has it
         before, after = rows[layer.block]  # the residual stream that the layer reads, and gives
 
         def unexplained(writer: _Writer) -> tuple[float, float]:
@@ -282,16 +299,19 @@ class Parts:
 def _heads_of(
     call: Call, projection: nn.Module, rows: dict[nn.Module, _Row], at_w_o: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What each head adds, (H,); what it adds for each token that it looks at, and its weight there, (H,S)."""
+    """What each head adds, (H,); what it adds for each token that it looks at, and its weight there, (H,S) each.
+
+    `at_w_o` (C,) is what the logit reads of the output of W_O, `projection`; all of it at the last position.
+    """
     H, T = call.q.shape[1:3]
     entered = rows[projection].read.reshape(H, -1)  # (H,E) what W_O reads of each head
-    back = (as_rows(projection).cpu().double().T @ at_w_o).reshape(H, -1)  # what is read of each head, (H,E)
+    back = (as_rows(projection).cpu().double().T @ at_w_o).reshape(H, -1)  # (H,E) what the logit reads of each head
     weights = row_weights(call, 0, [T - 1])[:, 0].cpu().double()  # (H,S)
-    index = resolve_kv_index(H, call.k.shape[1], call.options.kv_index)
+    index = resolve_kv_index(H, call.k.shape[1], call.options.kv_index)  # of each head its key/value head
     values = call.v[0, list(index)].cpu().double()  # (H,S,E)
     mixed = torch.einsum("hs,hse->he", weights, values)
-    # A gate, or a norm of the head, between the mixed values and what W_O reads is held as it was: a factor for each
-    # number.
+    # Between the mixed values and what W_O reads there may be a gate, or a norm of the head. It is held as it was in
+    # this pass: a factor for each number, (H,E); 1 where there is neither.
     between = _ratio(entered, mixed)
     by_head = (entered * back).sum(1)
     by_token = weights * torch.einsum("hse,he->hs", values, between * back)
@@ -304,14 +324,14 @@ def _ratio(x: Tensor, y: Tensor) -> Tensor:
 
 
 class _Writer(NamedTuple):
-    """Whose output, times a factor, an attention adds to the residual stream: W_O, or a norm after it."""
+    """The module whose output, times a factor, an attention adds to the residual stream: W_O, or a norm after it."""
 
     module: nn.Module
     factor: float
 
 
 class _Row(NamedTuple):
-    """A module's input and output at the last position, float64, on the processor."""
+    """A module's input and output at the last position, float64, on the processor; (C,) each in most modules."""
 
     read: Tensor
     gave: Tensor
@@ -323,12 +343,13 @@ class Recorder:
     def __init__(self, layers: Sequence[Layer]) -> None:
         self.layers = layers
         self.rows: dict[nn.Module, _Row] = {}
-        self.digits: list[float] = []  # of the number formats in which the model computes
+        # The spacing of numbers near 1 in each format in which the model computes: 1.2e-7 in float32.
+        self.digits: list[float] = []
 
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Passes inside this block are recorded."""
-        wanted = dict.fromkeys(self.layers[-1].around)
+        wanted = dict.fromkeys(self.layers[-1].around)  # an ordered set: each module is heard once
         for layer in self.layers:
             wanted |= dict.fromkeys((layer.block, layer.projection, *layer.block.children()))
         with hooked(((module.register_forward_hook, self._keep) for module in wanted), with_kwargs=True):
@@ -336,7 +357,7 @@ class Recorder:
 
     def _keep(self, module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any], gave: Any) -> None:
         first = args[0] if args else keywords.get("hidden_states")  # transformers names it where it passes it by name
-        result = gave[0] if isinstance(gave, tuple) else gave
+        result = gave[0] if isinstance(gave, tuple) else gave  # a tuple begins with the hidden states
         # Modules that take or give anything but hidden states are passed over, such as one that takes ids (B,T).
         tensors: Any = first, result
         is_state = all(isinstance(x, Tensor) and x.ndim in (2, 3) and x.is_floating_point() for x in tensors)
@@ -354,8 +375,12 @@ def _apart(x: Tensor, y: Tensor) -> float:
 
 
 def _wide_twin(norm: nn.Module) -> nn.Module:
-    """A copy in float64 on the processor, without hooks: other weights lent to the module would reach every thread."""
-    # deepcopy takes what stands here under an object's id, instead of copying the object.
+    """A copy in float64 on the processor, without hooks.
+
+    It is a copy, since other weights put into the module itself would reach every thread that uses it.
+    """
+    # deepcopy takes what stands here under an object's id, instead of copying the object: the weights in float64, and
+    # no hooks.
     copies: dict[int, Any] = {}
     for weights in norm.parameters():
         copies[id(weights)] = nn.Parameter(weights.detach().cpu().double())
@@ -367,15 +392,21 @@ def _wide_twin(norm: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True)
 class _Frozen:
-    """A norm as the linear map that it was at one position: y = factor * (x - mean x) + bias."""
+    """A norm as the linear map that it was at one position: y = factor * (x - mean x) + bias.
 
-    factor: Tensor  # (C,)
+    What it divided by there is held, so that x may be split into parts.
+    """
+
+    factor: Tensor  # (C,) its gain over what it divided by
     bias: Tensor  # (C,)
-    centres: bool
+    centres: bool  # LayerNorm subtracts the mean of x; RMSNorm does not, and then the formula has x alone
 
     @classmethod
     def of(cls, norm: nn.Module, row: _Row) -> _Frozen:
-        """The norm is asked anew, in float64: its answer in half precision is too coarse to be divided by."""
+        """The map of a norm that read `row.read`.
+
+        It is computed again in float64: what the model got in half precision is too coarse to be divided by.
+        """
         twin = _wide_twin(norm)
 
         def normed(x: Tensor) -> Tensor:
@@ -384,12 +415,12 @@ class _Frozen:
 
         x, y = row.read, normed(row.read)
         bias = normed(torch.zeros_like(x))  # of zeros a norm makes its bias
-        # LayerNorm subtracts the mean, RMSNorm does not: then a constant that is added to all numbers changes nothing.
+        # Does it subtract the mean? Then a constant that is added to all numbers changes nothing.
         centres = _apart(normed(x + x.abs().mean()), y) <= CLOSE
         x = x - x.mean() if centres else x
         return cls(_ratio(y - bias, x), bias, centres)
 
     def back(self, direction: Tensor) -> Tensor:
-        """The direction u in what the norm reads with u . x = direction . (y - bias)."""
+        """The direction u of what the norm reads, (C,), for which u . x = direction . (y - bias)."""
         u = self.factor * direction
-        return u - u.mean() if self.centres else u
+        return u - u.mean() if self.centres else u  # u . (x - mean x) = (u - mean u) . x

@@ -1,14 +1,15 @@
 """Circuits in the weights: what heads read, what they write, and who reads whom. No text is needed.
 
-A head has two matrices: W_QK = W_Q^T W_K says which tokens it looks at, W_OV = W_O W_V what it writes of them (Elhage
-et al. 2021, "A mathematical framework for transformer circuits"). A composition score is |A W_OV| / (|A| |W_OV|) with
-the Frobenius norm, W_OV of the sender, and A = W_QK^T, W_QK or W_OV of a later head, for what it reads through its
-queries, keys or values.
+A head has two matrices, C x C: W_QK = W_Q^T W_K says which tokens it looks at, W_OV = W_O W_V what it writes of them
+(Elhage et al. 2021, "A mathematical framework for transformer circuits"). Does a later head, the receiver, read what
+an earlier one, the sender, writes? The composition score tells: |A W_OV| / (|A| |W_OV|) with the Frobenius norm, W_OV
+of the sender, and A of the receiver: W_QK^T for what it reads through its queries, W_QK for keys, W_OV for values.
 
 The baseline is a sender of the same spectrum that writes into random directions. Elhage et al. draw such matrices; here
-their mean and variance are exact: with a, s the squared singular values, each divided by their sum, the square of the
-score is sum a_i s_j O_ij^2, O being orthogonal and random, and the moments of O_ij^2 are known (Collins & Sniady 2006,
-arXiv math-ph/0402073). Its tail is taken as that of the gamma distribution with these two moments, which is ours.
+their mean and variance are exact. Let a be the squared singular values of A, divided by their sum, and s those of the
+sender's W_OV. Then the square of the score is sum a_i s_j O_ij^2, O being orthogonal and random, and the moments of
+O_ij^2 are known (Collins & Sniady 2006, arXiv math-ph/0402073). How often chance reaches a score is the tail of that
+distribution, which is taken as the gamma distribution with these two moments; this last step is ours.
 
 Norms, biases and RoPE between the matrices are left out.
 """
@@ -37,14 +38,16 @@ from headwise.table import plural
 
 Numbers = NDArray[np.float64]
 
-CLEAR = 0.001  # a path is clear where chance would bring forth fewer that are as strong, in the whole model
+# A path is clear where chance would bring forth fewer than this many as strong ones in the whole model: one in a
+# thousand models. A round choice: a larger one shows more paths, of which more are chance.
+CLEAR = 0.001
 # Places at the top and at the bottom of all logits, as in the papers at `HeadWeights`. A small vocabulary has fewer.
 COPIED, SUPPRESSED = 5, 10
-PROBED = 64  # tokens at most, evenly spaced in the vocabulary
+PROBED = 64  # tokens that are tried at most, evenly spaced in the vocabulary: a round choice
 
 
 class Scored(NamedTuple):
-    """A share of tokens, and the same share where chance alone is at work."""
+    """The fraction of the tokens for which a head does something, and how many it would be by chance alone."""
 
     share: float
     control: float
@@ -52,19 +55,25 @@ class Scored(NamedTuple):
 
 @dataclass(frozen=True)
 class HeadWeights:
-    """One head by its weights. The scores are None where a model has no token matrices of one width."""
+    """One head by its weights.
+
+    The three scores are None where the matrices W_E and W_U, which embed tokens and make logits, are not there or
+    differ in width; `succeeds` also where no order was given.
+    """
 
     qk: Numbers  # singular values of W_QK, (D,), the largest first
     ov: Numbers  # of W_OV, (E,)
-    # Tokens whose own logit it puts among the highest (name movers, Wang et al. 2022, arXiv 2211.00593),
+    # Looking at a token, it puts the logit of that token among the highest (name movers, Wang et al. 2022, arXiv
+    # 2211.00593).
     copies: Scored | None
-    # those whose own logit it puts among the lowest (McDougall et al. 2023, arXiv 2310.04625),
+    # It puts the logit of that token among the lowest (McDougall et al. 2023, arXiv 2310.04625).
     suppresses: Scored | None
-    # and those of an order whose next it likes best of them all (Gould et al. 2023, arXiv 2312.09230).
+    # Looking at a token of an order, such as Monday, it gives the next one the highest logit of that order (Gould et
+    # al. 2023, arXiv 2312.09230).
     succeeds: Scored | None
 
     @property
-    def qk_rank(self) -> float:
+    def qk_rank(self) -> float:  # how many directions count, 1 to D: see `effective_rank`
         return effective_rank(self.qk)
 
     @property
@@ -77,9 +86,9 @@ class Path(NamedTuple):
 
     sender: str
     receiver: str
-    at: str  # q, k or v
+    at: str  # q, k or v: through what the receiver reads it
     score: float
-    baseline: float
+    baseline: float  # the score that random directions have
     chance: float  # paths of at least this strength that chance would bring forth in the whole model
 
 
@@ -89,7 +98,7 @@ class Circuits:
 
     heads: dict[str, HeadWeights]
     scores: dict[str, Numbers]  # "q", "k", "v" -> (receiver, sender), in the order of `heads`; nan where none is later
-    chances: dict[str, Numbers]
+    chances: dict[str, Numbers]  # as `scores`: of each pair what `Path.chance` is
     baseline: float  # root of the mean square of the score of random directions, 1/sqrt(C)
 
     @property
@@ -98,7 +107,7 @@ class Circuits:
         names = list(self.heads)
         clear = []
         for at, chances in self.chances.items():
-            for r, s in np.argwhere(chances < CLEAR):
+            for r, s in np.argwhere(chances < CLEAR):  # receiver and sender; nan is not below it
                 score = float(self.scores[at][r, s])
                 clear.append(Path(names[s], names[r], at, score, self.baseline, float(chances[r, s])))
         return sorted(clear, key=lambda path: -path.score)
@@ -110,10 +119,11 @@ class Circuits:
             heads[name] = {"qk_rank": head.qk_rank, "ov_rank": head.ov_rank}
             for score in ("copies", "suppresses", "succeeds"):
                 scored = getattr(head, score)
-                heads[name][score] = scored and scored._asdict()
+                heads[name][score] = scored and scored._asdict()  # None stays None
         return {"heads": heads, "paths": [path._asdict() for path in self.paths]}
 
     def __repr__(self) -> str:
+        # The twelve strongest paths; `paths` has all.
         paths = [f"  {p.sender} -> {p.receiver} through {p.at}: {p.score:.2f}" for p in self.paths[:12]]
         head = f"Circuits({len(self.heads)} heads; random directions compose to {self.baseline:.2f}; "
         return "\n".join([f"{head}{plural(len(self.paths), 'path')} above chance)", *paths])
@@ -152,12 +162,15 @@ def circuits(model: nn.Module, *, orders: Sequence[Sequence[int]] = ()) -> Circu
             spectra = layer.qk[h].cpu().numpy(), layer.ov[h].cpu().numpy()
             heads[name] = HeadWeights(*spectra, copies, suppresses, next_one)
     scores, chances = _composition(layers)
-    # 1 / sqrt(C): `random_moments` has the mean of the square.
+    # The baseline 1 / sqrt(C): `random_moments` has 1 / C for the mean of the square. `o` is (H,C,E).
     return Circuits(heads, scores, chances, 1 / math.sqrt(layers[0].o.shape[1]))
 
 
 def effective_rank(values: Numbers) -> float:
-    """The exponential of the entropy of singular values divided by their sum (Roy & Vetterli 2007)."""
+    """How many directions count: the exponential of the entropy of singular values divided by their sum.
+
+    1 where a single one is not 0, n where n are equal, 0 where all are 0 (Roy & Vetterli 2007).
+    """
     shares = values[values > 0] / max(values.sum(), 1e-300)  # 1e-300: of a silent head all are 0
     return math.exp(-math.fsum(share * math.log(share) for share in shares)) if len(shares) else 0.0
 
@@ -166,22 +179,23 @@ def effective_rank(values: Numbers) -> float:
 class _Factors:
     """One layer in float64: what its heads read and write, and the spectra of both products.
 
-    With W_K^T = Q R_K, Q having orthonormal columns, |W_K^T x| = |R_K x|. So the norm of a product of C x C numbers is
-    that of a product with the small R in its place, and none of C x C is ever made.
+    A QR decomposition W_K^T = Q R_K gives a Q of orthonormal columns, which changes no length: |W_K^T x| = |R_K x|.
+    So the norm of a product of C x C numbers is that of a product with the small R, D x D, in the place of W_K^T, and
+    none of C x C is ever made.
     """
 
     site: Site
-    v: Tensor  # (H,E,C), shared ones repeated
-    o: Tensor  # (H,C,E)
-    reads: dict[str, Tensor]  # "q": R_K W_Q (H,D,C), "k": R_Q W_K (H,D,C), "v": R_O W_V (H,E,C)
-    writes: Tensor  # W_O R_V^T (H,C,E)
-    qk: Tensor  # (H,D)
-    ov: Tensor  # (H,E)
+    v: Tensor  # W_V (H,E,C), shared ones repeated
+    o: Tensor  # W_O (H,C,E)
+    reads: dict[str, Tensor]  # A: "q": R_K W_Q (H,D,C), "k": R_Q W_K (H,D,C), "v": R_O W_V (H,E,C)
+    writes: Tensor  # W_OV: W_O R_V^T (H,C,E)
+    qk: Tensor  # (H,D) singular values of W_QK
+    ov: Tensor  # (H,E) of W_OV
 
     @classmethod
     def of(cls, site: Site) -> _Factors:
         H = site.n_heads
-        w_q, w_k, w_v, w_o = map(site.weights, "qkvo")
+        w_q, w_k, w_v, w_o = map(site.weights, "qkvo")  # (H D,C), (G D,C), (G E,C) and (C,H E); None where not known
         if w_q is None or w_k is None or w_v is None or w_o is None or w_o.shape[1] % H:
             raise HeadwiseError(f"{site.name}: W_Q, W_K, W_V and W_O are not four matrices that are known there")
         E = w_o.shape[1] // H
@@ -192,11 +206,12 @@ class _Factors:
                 f"{site.name}: W_Q has {w_q.shape[0]} rows, W_K {w_k.shape[0]} and W_V {w_v.shape[0]}, which is no "
                 f"whole number of heads of one width for {H} heads of {E} values"
             )
-        spec = getattr(site.module, "spec", None)  # of layers of ours
+        spec = getattr(site.module, "spec", None)  # of layers of ours, which may share key/value heads in any way
         index = list(resolve_kv_index(H, G, getattr(spec, "kv_index", None)))
         q, k, v = _by_head(w_q, H), _by_head(w_k, G)[index], _by_head(w_v, G)[index]
-        o = w_o.double().reshape(-1, H, E).transpose(0, 1)
+        o = w_o.double().reshape(-1, H, E).transpose(0, 1)  # (H,C,E)
         with one_thread():  # in matrices as small as these two threads wait for each other more than they work
+            # Of matrices with C rows each: mT transposes the last two axes.
             r_q, r_k, r_v, r_o = (torch.linalg.qr(columns, mode="r").R for columns in (q.mT, k.mT, v.mT, o))
             # The singular values of W_QK and W_OV: what is left out, Q, has orthonormal columns and changes none.
             qk = torch.linalg.svdvals(r_q @ r_k.mT)
@@ -211,9 +226,12 @@ def _by_head(weight: Tensor, n_heads: int) -> Tensor:
 
 
 def _composition(layers: Sequence[_Factors]) -> tuple[dict[str, Numbers], dict[str, Numbers]]:
-    """Scores, and how many as strong chance would bring forth among all of them."""
+    """Scores, and how many as strong chance would bring forth: q, k, v -> (receiver, sender) of all heads.
+
+    Of pairs in one layer, or whose sender comes later, both stay nan.
+    """
     starts = list(accumulate((layer.site.n_heads for layer in layers), initial=0))
-    N, C = starts[-1], layers[0].o.shape[1]
+    N, C = starts[-1], layers[0].o.shape[1]  # heads of the model, its width
     rows = [slice(*ends) for ends in pairwise(starts)]  # of each layer, those of its heads
     scores, chances = ({at: np.full((N, N), np.nan) for at in "qkv"} for _ in range(2))
     for b, later in enumerate(layers):
@@ -223,15 +241,17 @@ def _composition(layers: Sequence[_Factors]) -> tuple[dict[str, Numbers], dict[s
             for at, reads in later.reads.items():
                 spectrum = later.ov if at == "v" else later.qk
                 products = reads.flatten(0, 1) @ writes
-                passed = products.view(*reads.shape[:2], -1, earlier.o.shape[2])  # (R,D,S,E)
+                passed = products.view(*reads.shape[:2], -1, earlier.o.shape[2])  # (R,D,S,E): A W_OV of each pair
                 # |A| |W_OV|, (R,S); 1e-300: of a silent head it is 0.
                 sizes = (spectrum.norm(dim=-1)[:, None] * earlier.ov.norm(dim=-1)).clamp(min=1e-300)
                 square = (torch.linalg.vector_norm(passed, dim=(1, 3)) / sizes).square()
                 scores[at][place] = square.sqrt().cpu().numpy()
                 # How likely random directions reach such a square: the tail of a gamma distribution.
                 mean, variance = random_moments(spectrum, earlier.ov, C)
-                variance = variance.clamp(min=1e-12 * mean**2)  # rounding may leave none, or less than 0
-                # A gamma distribution of shape m^2 / v and scale v / m has mean m and variance v.
+                # Rounding may leave none, or less than 0: then a tiny one stands in, and is divided by.
+                variance = variance.clamp(min=1e-12 * mean**2)
+                # A gamma distribution of shape m^2 / v and scale v / m has mean m and variance v. `gammaincc` takes
+                # the shape, and the value divided by the scale.
                 tail = torch.special.gammaincc(mean**2 / variance, square * mean / variance)
                 chances[at][place] = tail.cpu().numpy()
     tried = 3 * int((~np.isnan(scores["q"])).sum())  # pairs of heads, by q, k and v
@@ -240,18 +260,21 @@ def _composition(layers: Sequence[_Factors]) -> tuple[dict[str, Numbers], dict[s
 
 
 def random_moments(reads: Tensor, writes: Tensor, C: int) -> tuple[float, Tensor]:
-    """Mean, and variance (R,S), of the squared score for random directions, from spectra (R,D) and (S,E)."""
+    """Mean, and variance (R,S), of the squared score for random directions, from spectra (R,D) and (S,E).
+
+    C is the width of the model.
+    """
     p, q = _concentration(reads)[:, None], _concentration(writes)[None]
     # The mean of the square of sum a_i s_j O_ij^2 runs over pairs of entries of O. Times C (C + 2), the mean of the
     # product of their squares is 3 for an entry with itself, 1 for two in a row or column, else (C + 1) / (C - 1).
     elsewhere = (1 - p) * (1 - q) * (C + 1) / max(C - 1, 1)  # pairs of entries that share neither row nor column
     same_line = p * (1 - q) + (1 - p) * q  # pairs in one row, or in one column
     second = (3 * p * q + same_line + elsewhere) / (C * (C + 2))
-    return 1 / C, second - 1 / C**2
+    return 1 / C, second - 1 / C**2  # the mean of O_ij^2 is 1 / C: the C squares of a row sum to 1
 
 
 def _concentration(spectrum: Tensor) -> Tensor:
-    """sum_i p_i^2 of the shares p_i that each direction has in the squared length: 1 where a single one has all."""
+    """sum_i p_i^2 of the fractions p_i that each direction has in the squared length: 1 where a single one has it."""
     squares = spectrum.square()
     shares = squares / squares.sum(-1, keepdim=True).clamp(min=1e-300)
     return shares.square().sum(-1)
@@ -259,7 +282,7 @@ def _concentration(spectrum: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Probe:
-    """Tokens as the first layer reads them and as later ones do, and the matrix that makes logits."""
+    """Some tokens, as the first layer reads them and as later ones do, and the matrix that makes logits."""
 
     model: nn.Module
     tokens: Tensor  # (n,)
@@ -275,45 +298,51 @@ class _Probe:
         for order in orders:
             if len(order) < 2 or not 0 <= min(order) <= max(order) < V:
                 raise HeadwiseError(f"the order {list(order)} must be two or more ids below {V}")
-        tokens = torch.arange(0, V, math.ceil(V / PROBED), device=pair[1].device)
+        tokens = torch.arange(0, V, math.ceil(V / PROBED), device=pair[1].device)  # PROBED or fewer, evenly spaced
         return cls(model, tokens, _alone(model, tokens), pair[1].float())
 
     def shares(self, v: Tensor, o: Tensor, first: bool) -> tuple[Scored, Scored]:
-        """Of one head, v (E,C) and o (C,E): how often a token's own logit comes out on top, and at the bottom."""
+        """Of one head, v (E,C) and o (C,E): how often a token's own logit comes out on top, and at the bottom.
+
+        `first` says that it is a head of the first layer.
+        """
         states = self.states[0] if first else self.states[1]  # the heads of the first layer read what it is given
-        logits = (states @ v.mT @ o.mT).float() @ self.unembed.mT  # (n,V)
-        tried = torch.stack([self.tokens, self.tokens.roll(1)], dim=1)  # itself, and as control another of them
+        logits = (states @ v.mT @ o.mT).float() @ self.unembed.mT  # (n,V) what it writes of each token, as logits
+        tried = torch.stack([self.tokens, self.tokens.roll(1)], dim=1)  # (n,2) itself, and as control another of them
         most = max(1, len(self.unembed) // 20)  # places of a small vocabulary: a twentieth of it
 
         def among_first(places: int, sign: int) -> Scored:
-            # The logit at the first place behind them: a token is among them if its own lies beyond that. `sign` is 1
-            # for the highest logits and -1 for the lowest.
+            # (n,1) The logit at the first place behind them: a token is among them if its own lies beyond that.
+            # `sign` is 1 for the highest logits and -1 for the lowest.
             left_out = logits.topk(min(places, most) + 1, largest=sign > 0).values[:, -1:]
             ahead = sign * logits.gather(1, tried) > sign * left_out
-            return Scored(*ahead.double().mean(0).tolist())
+            return Scored(*ahead.double().mean(0).tolist())  # of each column, itself and the control
 
         return among_first(COPIED, 1), among_first(SUPPRESSED, -1)
 
     def successor(self, v: Tensor, o: Tensor, orders: Sequence[Sequence[int]]) -> Scored:
         """How often the next token of an order has the highest logit of all tokens of that order."""
-        hits, blind = [], []
+        hits, blind = [], []  # of each token of each order, but the last: is it so, and how likely by blind choice
         for order in orders:
             row = torch.tensor(list(order), device=self.unembed.device)
             read = _alone(self.model, row)[1]  # what the first layer gives, also where `v` and `o` are of its own heads
             logits = (read @ v.mT @ o.mT).float() @ self.unembed[row].mT
-            following = torch.arange(1, len(row), device=row.device)
+            following = torch.arange(1, len(row), device=row.device)  # the place of the next one
             hits += (logits[:-1].argmax(1) == following).tolist()
             blind += [1 / len(row)] * len(following)
         return Scored(sum(hits) / max(1, len(hits)), sum(blind) / max(1, len(blind)))
 
 
 def _alone(model: nn.Module, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """What the first layer reads and gives of each token (n,) when it is the whole text, (n,C) each."""
+    """What the first layer reads and gives of each token (n,) when it is the whole text, (n,C) each.
+
+    They run as n texts of one token.
+    """
     states = []
 
     def keep(block: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any], gave: Any) -> None:
         read = args[0] if args else keywords["hidden_states"]
-        written = gave[0] if isinstance(gave, tuple) else gave
+        written = gave[0] if isinstance(gave, tuple) else gave  # a tuple begins with the hidden states
         states.extend([read[:, 0].double(), written[:, 0].double()])
 
     block = layers_of(model)[0].block

@@ -77,7 +77,7 @@ DIGITS = 4  # behind the decimal point
 
 
 Scores = dict[str, Tensor]  # name of the statistic or relation -> (N,), one for each head
-Words = tuple[str, ...]
+Words = tuple[str, ...]  # a list of strings
 # The fields of a line of the file, and the type of each as `from_json` checks it; there a tuple is a JSON list.
 HEADER: Row = {
     "heads": Words,
@@ -131,8 +131,8 @@ class Glance:
         enough = (able > 0) & (2 * able >= n_rows)  # half of the rows, as in a survey: fewer say too little
         # The token itself and its neighbour have roles of their own; the last column counts what is beyond reach.
         enough[:, [0, 1, -1]] = False
-        # What a row that looks hardest at an offset adds to its score: a part of the rows of its document that are
-        # able to, and of that a part of all documents.
+        # The score of an offset is the fraction of these rows in each document, a mean over documents: so much does one
+        # row that looks hardest there add to it.
         self.offsets = (1 / able.clamp(min=1) / len(text.documents)).where(enough, 0)
         # Of each document with relations its number in the batch, behind the lines, and the cells of its pairs.
         self.pair_cells = [(texts.index(document.ids, len(lines)), PairCells(document)) for document in labelled]
@@ -199,7 +199,7 @@ class Glance:
             cells = of_document.elsewhere if elsewhere else of_document.right
             # (N,pairs) NaN, which the means leave out, where the document has no other tokens at these distances.
             sums = cells.of(maps[:, n].double()).masked_fill(cells.empty, nan)
-            for name, pairs in of_document.of.items():  # `pairs`: the numbers of those of this relation
+            for name, pairs in of_document.by_relation.items():  # `pairs`: the columns of this relation
                 means[name].append(sums[:, pairs].nanmean(-1))
         return {name: torch.stack(of_documents).nanmean(0) for name, of_documents in means.items()}
 

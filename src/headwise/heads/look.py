@@ -43,7 +43,7 @@ from headwise.records import Call, head_name, parse_head
 from headwise.words import Note
 
 Array = NDArray[np.float32]
-# Round choices, but for those that speak of memory.
+# Round choices.
 CELLS = 2**26  # weights of all maps of a text, at most: 256 MiB in float32
 CHARACTERS = 20_000  # of a text at most; it is refused by them before time is spent on making tokens of it
 LISTED = 6  # likeliest tokens that are listed of each column, as in `_next`
@@ -102,9 +102,8 @@ class Desk:
         self.folder, self.tokens, self.kind = folder, folder.tokens, predicts(folder.model)
         self.layers = self._called()
         self.heads = [name for layer in self.layers for name in layer.heads]
-        self.crosses = [
-            layer.site.cross for layer in self.layers for _ in layer.heads
-        ]  # of each: are its keys elsewhere?
+        # Of each head: are its keys elsewhere, in another text or a sound?
+        self.crosses = [layer.site.cross for layer in self.layers for _ in layer.heads]
         # Ids that stand for no text, such as [SEP]. [UNK] is special, too, but stands for a word.
         self.signs = self.tokens.specials - {self.tokens.unknown}
         most = int((CELLS / len(self.heads)) ** 0.5)  # tokens whose maps (T,T) of all heads have CELLS weights
@@ -362,7 +361,7 @@ class Desk:
             "next_token": s == t + 1,
             "elsewhere": s >= 0,
         }
-        uncounted = np.ones_like(same_token)  # each key counts once, for the first kind that it is of
+        uncounted = np.ones_like(same_token)  # each key counts once, for the first kind in `places_of` that it is of
         masses = {}
         for name, places in places_of.items():
             masses[name] = float((rows * (places & uncounted)).sum(1).mean())
@@ -394,6 +393,7 @@ class Desk:
         hardest = []
         for t in range(T):
             order = np.argsort(-best[:, t], kind="stable")[:HARDEST].tolist()  # of equal ones the earlier head first
+            # Four digits are more than the page shows, and keep the answer short.
             hardest.append([(n, int(keys[n, t]), round(float(best[n, t]), 4)) for n in order])
         return hardest
 
@@ -446,7 +446,8 @@ class Desk:
     def _each(self, layer: int, follow: int) -> dict[str, Any]:
         """What becomes of the prediction without each head of one layer alone, all of them in one batch.
 
-        "left" is the number of layers that the page has still to ask for.
+        All other heads are as the model has them, also where the page has scaled some. "left" is the number of layers
+        that the page has still to ask for.
         """
         reading = self.readings.get("a")
         if reading is None or not 0 <= layer < len(self.layers):

@@ -1,7 +1,9 @@
-"""Heads that follow a given relation: scores that need more than a text.
+"""Heads that follow a given relation, such as "object": how much of their weight goes from verbs to their objects?
 
-A relation is a set of pairs: tokens that look, and those that they should look at. In a causal model those that look
-stand at the position that predicts.
+A relation is a set of pairs that somebody has marked in documents: tokens that look, and those that they should look
+at, the right keys. In a causal model those that look stand at the position that predicts. Of each pair and head three
+numbers are measured: the mass, the weight on the right keys; the accuracy, how often the strongest key is right; and
+the mass elsewhere, the weight at the same distances from other tokens.
 """
 
 from __future__ import annotations
@@ -23,8 +25,10 @@ from headwise.intervals import interval_of
 from headwise.models.sites import Site
 from headwise.records import Call
 
-OTHERS = 64  # about as many tokens of a document, at most 127, tell what a head does at the same distances elsewhere
-ROWS = 256  # rows of a map whose weights are held at once
+# Tokens of a document that tell what a head does at the same distances elsewhere: of T tokens every (T // 64)th, which
+# is 64 to 127 of them, or all where there are fewer. A round choice: more take longer.
+OTHERS = 64
+ROWS = 256  # rows of a map whose weights are held at once: a round choice, more take more memory
 
 Cells = Sequence[tuple[int, int, float]]  # of a map: row, key, and what the weight there counts for
 Scores = dict[str, dict[str, Followed]]  # relation -> head -> how well it follows
@@ -39,43 +43,49 @@ def follow(
 ) -> Scores:
     """How well every head of self attention follows each relation; relation -> head -> `Followed`.
 
+    `shown` gives ids as text, for the examples; `progress` is called with the tokens read, and all.
+
     Clark et al. 2019 (arXiv 1906.04341), section 4: of a token in several pieces, the weights to the pieces are added
     up, and those from them averaged. A head that looks at one fixed distance follows many relations by accident, so the
     weight at the same distances from other tokens of the document stands beside.
     """
     documents = sorted(relations.documents, key=lambda document: len(document.ids))  # those of one length run together
     of_pairs = [PairCells(document) for document in documents]
-    first = documents.index(relations.documents[0])  # where the first document as given stands among the sorted ones
-    numbers_of = defaultdict(list)  # of each site, and there of each document (H+1, 3, pairs): see `PairCells.measure`
+    # Where the first document as given stands among the sorted ones: examples are taken from it.
+    first = documents.index(relations.documents[0])
+    # Site -> of each document (H+1, 3, pairs), as `PairCells.measure` gives them, in the order of `documents`.
+    numbers_of = defaultdict(list)
 
     def take(number: int, site: Site, call: Call, b: int, document: Document) -> None:
-        if not (site.cross or call.cross):
+        if not (site.cross or call.cross):  # the keys are the tokens of the same text
             numbers_of[site].append(of_pairs[number].measure(call, b))
 
     run_documents(model, [document.ids for document in documents], take, progress=progress)
     scores: Scores = {name: {} for name in relations.meanings}
     for name, by_head in scores.items():
         for site, numbers in numbers_of.items():
-            by_head |= zip(site.heads, _followed(name, of_pairs, numbers, shown, first), strict=True)
+            by_head.update(zip(site.heads, _followed(name, of_pairs, numbers, shown, first), strict=True))
     return scores
 
 
 def described(relations: Relations) -> tuple[Relation, ...]:
     """Each relation with its size and the best fixed offset.
 
-    Voita et al. 2019 (arXiv 1905.09418), section 5.2, hold the accuracy of a head against that of the offset.
+    Voita et al. 2019 (arXiv 1905.09418), section 5.2, hold the accuracy of a head against that of the offset. Raises
+    HeadwiseError for a relation whose name is that of something else in a table of heads.
     """
     result = []
+    # A relation becomes a column of the table, and a role: these names are taken there.
     reserved = {*all_statistics(), *(role.name for role in ROLES), "name", "importance", "ablation"}
     for name, meaning in relations.meanings.items():
         if name in reserved:
             raise HeadwiseError(f"the relation {name!r} has the name of a statistic or a role; choose another")
         by_document = [document.pairs[name] for document in relations.documents if name in document.pairs]
         pairs = [pair for of_document in by_document for pair in of_document]
-        looking = [(query, keys) for queries, keys in pairs for query in queries]
-        offsets = Counter(query - key for query, keys in looking for key in keys)
-        # The distance at which most tokens that look find a right key: a head that always looks so far back is right in
-        # `hits` of them.
+        looking = [(query, keys) for queries, keys in pairs for query in queries]  # a token, and its right keys
+        offsets = Counter(query - key for query, keys in looking for key in keys)  # tokens back -> how often
+        # The distance at which most tokens that look find a right key: a head that always looks so far back is right
+        # in `hits` of them.
         offset, hits = offsets.most_common(1)[0]
         sizes = len(pairs), len(by_document)
         result.append(Relation(name, meaning, relations.source, *sizes, offset, hits / len(looking)))
@@ -83,34 +93,42 @@ def described(relations: Relations) -> tuple[Relation, ...]:
 
 
 class PairCells:
-    """Which cells of a document's map count for which pair: row, key, and what the weight there is multiplied with."""
+    """Which cells of a document's map count for which pair: row, key, and what the weight there is multiplied with.
+
+    `right` sums up the cells of each pair, `elsewhere` those at the same distances from other tokens; `rows` are all
+    rows that either needs.
+    """
 
     def __init__(self, document: Labelled) -> None:
         self.ids = document.ids
         T = len(document.ids)
         self.pairs: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = []  # relation, rows that look, right keys
-        self.of = defaultdict(list)  # relation -> the numbers of its pairs in `pairs`
-        looking: dict[str, set[int]] = defaultdict(set)
-        right = []  # of each pair its cells: the weights of a token that looks are added up, and averaged over these
+        self.by_relation = defaultdict(list)  # relation -> the places of its pairs in `pairs`
+        looking: dict[str, set[int]] = defaultdict(set)  # relation -> all rows that look in one of its pairs
+        # Of each pair its cells. A pair may have several rows, of a word in pieces: their sums are averaged, each
+        # counting 1 / rows.
+        right = []
         for name, pairs in document.pairs.items():
             for queries, keys in pairs:
-                self.of[name].append(len(self.pairs))
+                self.by_relation[name].append(len(self.pairs))
                 self.pairs.append((name, queries, keys))
                 looking[name].update(queries)
                 right.append([(query, key, 1 / len(queries)) for query in queries for key in keys])
         others = set(range(0, T, max(1, T // OTHERS)))  # evenly spread over the document
         self.rows = sorted(others.union(*looking.values()))
         self.right = CellSum(right)
+        # Rows that look in the same relation are no control of it.
         self.elsewhere = CellSum(
             [_same_distances(queries, keys, others - looking[name], T) for name, queries, keys in self.pairs]
         )
 
     def measure(self, call: Call, b: int) -> Tensor:
-        """Mass, accuracy and mass elsewhere of each pair, of each head and of even attention, (H+1, 3, pairs)."""
-        return torch.cat([self._numbers(call, b), self._numbers(uniform(call), b)])
+        """Mass, accuracy and mass elsewhere of each pair, of each head and last of even attention, (H+1, 3, pairs)."""
+        return torch.cat([self._numbers(call, b), self._numbers(uniform(call), b)])  # `uniform` is a call of one head
 
     def _numbers(self, call: Call, b: int) -> Tensor:
-        numbers = torch.zeros(())  # (H, 3, pairs) after the first rows
+        # Of document b of the call, (H, 3, pairs): the sums over a part of the rows are added to those before.
+        numbers = torch.zeros(())
         for start in range(0, len(self.rows), ROWS):
             rows = self.rows[start : start + ROWS]
             weights = row_weights(call, b, rows).cpu().double()
@@ -125,8 +143,12 @@ class PairCells:
 def _same_distances(
     queries: Sequence[int], keys: Sequence[int], others: set[int], T: int
 ) -> list[tuple[int, int, float]]:
-    """From other rows, the keys that lie at the distances of a pair: (row, key, share)."""
-    moved = []
+    """The cells at the distances of a pair, seen from other rows: (row, key, 1 / number of such rows).
+
+    A row that looks 3 back in the pair is moved to each of `others`, with its keys, unless one falls off the document
+    of T tokens.
+    """
+    moved = []  # a row, and its keys
     for query in queries:
         for row in sorted(others):
             places = [row - query + key for key in keys]
@@ -136,19 +158,22 @@ def _same_distances(
 
 
 class CellSum:
-    """Weighted sums of some cells (row, key) of a map, several of them."""
+    """Weighted sums of the weights in some cells (row, key) of a map: one sum for each list of cells."""
 
     def __init__(self, sums: Sequence[Cells]) -> None:
         # All cells in one table of four rows: the number of the sum, the row and key of the cell, and what its weight
         # is multiplied with.
         cells = [(n, *cell) for n, cells in enumerate(sums) for cell in cells]
         table = torch.tensor(cells, dtype=torch.float64).reshape(-1, 4).T.contiguous()
-        self.number, self.row, self.key = table[:3].long()
+        self.number, self.row, self.key = table[:3].long()  # float64 holds such whole numbers exactly
         self.share = table[3]
-        self.empty = torch.tensor([not cells for cells in sums], dtype=torch.bool)
+        self.empty = torch.tensor([not cells for cells in sums], dtype=torch.bool)  # (sums,) without any cell
 
     def of(self, weights: Tensor, rows: Sequence[int] | None = None) -> Tensor:
-        """The part of each sum that lies in these rows, default all, (H, sums), of weights (H, rows, S)."""
+        """The part of each sum that lies in these rows, default all, (H, sums), of weights (H, rows, S).
+
+        A long map is given a part of its rows at a time, and the parts of a sum are added up.
+        """
         place, share = self.row, self.share
         if rows is not None:
             numbers = torch.tensor(rows)  # in ascending order
@@ -156,6 +181,7 @@ class CellSum:
             place = torch.searchsorted(numbers, self.row).clamp(max=len(rows) - 1)
             share = share * (numbers[place] == self.row)
         result = weights.new_zeros(len(weights), len(self.empty))
+        # All cells at once: each weight, times its share, is added to the column of its sum.
         return result.index_add_(1, self.number, weights[:, place, self.key] * share)
 
 
@@ -166,24 +192,26 @@ def _followed(
     shown: Callable[[Sequence[int]], Sequence[str]],
     first: int,
 ) -> list[Followed]:
-    """For each head of a site how it follows a relation, from the (H+1, 3, pairs) of each document.
+    """For each head of a site how it follows the relation `name`, from the (H+1, 3, pairs) of each document.
 
     The example is the best pair of document `first`, which a reader has before them, unless the head does worse there
     than on average; then it is the best of all.
     """
-    pairs = [(n, i) for n, cells in enumerate(of_pairs) for i in cells.of.get(name, ())]  # document, pair there
-    masses = torch.stack([numbers[n][:, 0, i] for n, i in pairs], -1)  # (H+1, pairs)
-    of_documents = []
+    # Of each pair its document and its place there.
+    pairs = [(n, i) for n, cells in enumerate(of_pairs) for i in cells.by_relation.get(name, ())]
+    masses = torch.stack([numbers[n][:, 0, i] for n, i in pairs], -1)  # (H+1, pairs): 0 is the mass
+    of_documents = []  # of each document with the relation its means over pairs, (H+1, 3)
     for cells, of_document in zip(of_pairs, numbers, strict=True):
-        if name in cells.of:
-            of_documents.append(of_document[..., cells.of[name]].nanmean(-1))  # NaN: no such distance elsewhere
+        if name in cells.by_relation:
+            # NaN, which does not count, where a pair has no such distance elsewhere.
+            of_documents.append(of_document[..., cells.by_relation[name]].nanmean(-1))
     means = torch.stack(of_documents, -1)  # (H+1, 3, documents); the last row is even attention's
     even = float(means[-1, 0].mean())
     result = []
-    opening = [place for place, (n, _) in enumerate(pairs) if n == first]  # the pairs of that document
+    opening = [place for place, (n, _) in enumerate(pairs) if n == first]  # the pairs of document `first`
     for of_head, masses_of_head in zip(means[:-1], masses[:-1], strict=True):
         mass, accuracy, elsewhere = (interval_of(values).of_fraction() for values in of_head.tolist())
-        best = max(opening, key=lambda place: float(masses_of_head[place]), default=-1)
+        best = max(opening, key=lambda place: float(masses_of_head[place]), default=-1)  # -1: it has no such pair
         if best < 0 or masses_of_head[best] < mass.mean:
             best = int(masses_of_head.argmax())
         n, i = pairs[best]

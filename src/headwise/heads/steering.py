@@ -2,7 +2,8 @@
 
 The direction is the mean difference of what a head gives in two kinds of text ("difference in means": Marks & Tegmark
 2023, arXiv 2310.06824; added to a running model: Turner et al. 2023, arXiv 2308.10248; at heads: Li et al. 2023,
-arXiv 2306.03341). It acts where W_O reads the head, so it is exact with grouped heads and behind gates.
+arXiv 2306.03341). It acts where W_O reads the head: behind a gate, and on each head apart, also where several read
+the same keys and values.
 """
 
 from __future__ import annotations
@@ -29,12 +30,16 @@ from headwise.models.open import ids_of
 from headwise.models.sites import Site, sites_of
 from headwise.records import Call
 
-CLEAR = 0.1  # share of the difference that a head must carry on average to be part of a direction
-LEAST_PAIRS = 4  # two to make a direction from, and two to judge it on
-DRAWS = 5  # how often random directions in random heads are drawn, as a control: each text's mean over them counts
+# The part of the difference that a head must carry on average to be steered. A round choice: a smaller one steers
+# more heads.
+CLEAR = 0.1
+LEAST_PAIRS = 4  # two to make a direction from, and two to judge it on: one would give no interval
+# How often random directions are drawn as a control; each text's mean over them counts. A round choice: each draw
+# runs all held-out texts once more.
+DRAWS = 5
 MOST_MOVED = 5  # tokens that a certificate names
 
-Texts = Sequence[Sequence[int] | str]
+Texts = Sequence[Sequence[int] | str]  # ids, or the text itself, of each
 
 
 @dataclass(frozen=True)
@@ -43,12 +48,15 @@ class Direction:
 
     vectors: dict[str, Tensor]  # head -> (E,): what it gives more of in the clean texts
     strength: float  # by which the vectors were multiplied for what follows
-    n_pairs: int  # from which the vectors were made
-    success: Interval  # share of held-out corrupted texts that get the clean answer; unsteered none does
-    # The same of random directions of these lengths, a mean of each text; in other heads where enough are left.
+    n_pairs: int  # pairs of texts from which the vectors were made
+    success: Interval  # fraction of held-out corrupted texts that get the clean answer; unsteered none does
+    # The same of random directions of these lengths, a mean over DRAWS for each text; in other heads where enough are
+    # left.
     control: Interval
-    elsewhere: Interval  # KL(plain || steered) in nats at the other tokens, the mean of each text
-    moved: dict[int, float]  # tokens behind which the prediction moved most, with their mean KL in nats
+    # How far steering moves what it should leave alone: KL(plain || steered) in nats, a mean over the tokens of each
+    # text, on texts without the token that is to be answered.
+    elsewhere: Interval
+    moved: dict[int, float]  # ids behind which the prediction moved most, with their mean KL in nats
 
     def __repr__(self) -> str:
         return (
@@ -67,6 +75,8 @@ def steer(
         with hw.steer(model, {"L0.H1": vector, "L1.H2": 0.5}):
             model(ids)
 
+    What a head gives is its output (E,) before W_O.
+
     Args:
         model: any model that `watch` watches
         changes: for each head a vector (E,) to be added, or a number by which what it gives is multiplied; or a
@@ -84,7 +94,7 @@ def steer(
     if strength is None:
         strength = changes.strength if isinstance(changes, Direction) else 1.0
     sites = sites_of(model)
-    chosen = by_site(sites, wanted)
+    chosen = by_site(sites, wanted)  # site -> numbers of its heads that change; refuses unknown names
     for name, change in wanted.items():
         try:
             vector = torch.as_tensor(change)
@@ -92,10 +102,11 @@ def steer(
             raise HeadwiseError(f"what {name} is to give is {change!r}; pass a vector, or a factor") from None
         if not (vector * strength).isfinite().all():
             raise HeadwiseError(f"what {name} is to give is not finite")
-        wanted[name] = vector if vector.ndim else float(vector)  # also a vector of NumPy is added
+        # From here on a tensor is added and a float multiplies, whether they came as lists or arrays of NumPy.
+        wanted[name] = vector if vector.ndim else float(vector)
 
     def changed(site: Site, call: Call, documents: Sequence[Document]) -> Tensor:
-        out = call.out.clone()
+        out = call.out.clone()  # (B,H,T,E)
         width = out.shape[-1]
         for h in chosen[site.name]:
             name = site.head(h)
@@ -112,7 +123,8 @@ def steer(
         yield
 
 
-# Also where the caller is in it: the vectors are used outside, where a gradient may be asked.
+# Also where the caller is in inference mode: the vectors are used later, maybe where a gradient is asked, and a tensor
+# of that mode could take no part.
 @torch.inference_mode(False)
 @torch.no_grad()
 def direction(
@@ -138,7 +150,7 @@ def direction(
         heads: where to steer; default those that carry a tenth of the difference or more, by `hw.patch`
         other: texts on which the steered model is held to the plain one; default the held-out corrupted ones,
             without their last token, behind which the answer comes
-        held_out: share of the pairs from which the direction is not made; on them it is judged
+        held_out: fraction of the pairs from which the direction is not made; on them it is judged
         strength: with which it is judged
         seed: draws the pairs that are held out, and the random control
 
@@ -150,18 +162,21 @@ def direction(
     if not 0 <= held_out <= 1:
         raise HeadwiseError(f"held_out={held_out} must lie between 0 and 1: a fraction of the pairs")
     if heads is not None:
-        heads = heads if isinstance(heads, str) else list(heads)  # a generator is read once
+        # A list, since a generator could be read only once. A string is no list of heads: `by_site` refuses it.
+        heads = heads if isinstance(heads, str) else list(heads)
         if not by_site(sites_of(model), heads):
             raise HeadwiseError("heads=[] leaves no head to steer; name some, or leave heads= out")
     with evaluating(model):
         pairs = _answered(model, _as_ids(model, clean), _as_ids(model, corrupted))
         rng = random.Random(seed)
-        made_from, held = held_apart(pairs, rng, held_out, least=2)  # on either side half of LEAST_PAIRS
+        # Two or more on either side, half of LEAST_PAIRS.
+        made_from, held = held_apart(pairs, rng, held_out, least=2)
         names = _carriers(model, made_from) if heads is None else heads
         means = _differences(model, made_from)  # of all heads: the random control is drawn from them
         vectors = {name: means[name] for name in names}
 
         def successes(changes: Mapping[str, Tensor]) -> list[float]:
+            # Of each held-out corrupted text 1.0 if it gets the clean answer, else 0.0.
             with steer(model, changes, strength):
                 return [float(_likeliest(model, pair.corrupted) == pair.answer) for pair in held]
 
@@ -169,6 +184,7 @@ def direction(
         # Without the last token: behind it steering is meant to change the answer.
         texts = _as_ids(model, other) or [pair.corrupted[:-1] for pair in held]
         elsewhere, moved = _divergence(model, vectors, strength, texts)
+        # `controls` has a list of texts for each draw; zip gives for each text its draws.
         return Direction(
             vectors=vectors,
             strength=strength,
@@ -181,14 +197,14 @@ def direction(
 
 
 class _Pair(NamedTuple):
-    clean: list[int]
-    corrupted: list[int]
+    clean: list[int]  # ids (T,)
+    corrupted: list[int]  # as many
     answer: int  # to the clean text
 
 
 def _as_ids(model: nn.Module, texts: Texts) -> list[list[int]]:
-    if isinstance(texts, str):
-        raise HeadwiseError(f"{texts!r:.60} is one text; pass a list of them")
+    if isinstance(texts, str):  # a string is a sequence of strings, too: its letters would be taken for texts
+        raise HeadwiseError(f"{texts!r:.60} is one text; pass a list of them")  # its first 60 characters
     return [[int(token) for token in ids_of(model, text)] for text in texts]
 
 
@@ -214,13 +230,13 @@ def _answered(model: nn.Module, clean: list[list[int]], corrupted: list[list[int
     return pairs
 
 
-def _likeliest(model: nn.Module, ids: Sequence[int]) -> int:
+def _likeliest(model: nn.Module, ids: Sequence[int]) -> int:  # the next token
     return int(logits(model, torch.tensor([list(ids)]), last=True)[0, -1].argmax())
 
 
 def _carriers(model: nn.Module, pairs: Sequence[_Pair]) -> list[str]:
-    """The heads that carry a clear share of the difference, those with the largest first."""
-    effects = [patch(model, pair.clean, pair.corrupted).effects for pair in pairs]
+    """The heads that carry a clear part of the difference between clean and corrupted texts, the largest first."""
+    effects = [patch(model, pair.clean, pair.corrupted).effects for pair in pairs]  # head -> interval of one pair
     means = {name: sum(each[name].mean for each in effects) / len(pairs) for name in effects[0]}
     ordered = sorted(means, key=lambda name: -means[name])
     clear = [name for name in ordered if means[name] >= CLEAR]
@@ -233,8 +249,8 @@ def _carriers(model: nn.Module, pairs: Sequence[_Pair]) -> list[str]:
 
 
 def _differences(model: nn.Module, pairs: Sequence[_Pair]) -> dict[str, Tensor]:
-    """What each head gives more of at the last token of the clean texts, the mean over pairs, (E,)."""
-    sums: dict[str, Any] = defaultdict(float)
+    """What each head gives at the last token of the clean texts minus that of the corrupted ones, a mean, (E,)."""
+    sums: dict[str, Any] = defaultdict(float)  # 0.0 + the first vector makes a vector
     sites = sites_of(model)
 
     def add(site: Site, call: Call) -> None:
@@ -251,28 +267,32 @@ def _differences(model: nn.Module, pairs: Sequence[_Pair]) -> dict[str, Tensor]:
 def _random_direction(
     vectors: Mapping[str, Tensor], all_heads: Mapping[str, Tensor], rng: random.Random
 ) -> dict[str, Tensor]:
-    """Directions drawn at random, each as long as one of the vectors, in heads without one where enough are left."""
+    """The control: directions drawn at random, each as long as one of the vectors.
+
+    They are in heads without a vector, or in any head where too few of these are left. `all_heads` has the heads by
+    name, each with a vector (E,) of its width.
+    """
     others = [name for name in all_heads if name not in vectors]
     if len(others) < len(vectors):
         others = list(all_heads)
     drawn = {}
     for name, vector in zip(rng.sample(others, len(vectors)), vectors.values(), strict=True):
-        noise = torch.tensor([rng.gauss(0, 1) for _ in all_heads[name]])  # (E,)
-        drawn[name] = noise * (vector.norm() / noise.norm())  # as long as the vector that it stands for
+        noise = torch.tensor([rng.gauss(0, 1) for _ in all_heads[name]])  # (E,) normal numbers favour no direction
+        drawn[name] = noise * (vector.norm() / noise.norm())
     return drawn
 
 
 def _divergence(
     model: nn.Module, vectors: Mapping[str, Tensor], strength: float, texts: list[list[int]]
 ) -> tuple[list[float], dict[int, float]]:
-    """KL(plain || steered) in nats: the mean of each text, and of the tokens behind which it is largest."""
+    """KL(plain || steered) in nats: the mean of each text; and the ids behind which it is largest, with the means."""
     of_text = []
-    of_token = defaultdict(list)
+    of_token = defaultdict(list)  # id -> KL at each place where it stands
     for text in texts:
         if not text:  # a corrupted text of one token, without it
             continue
         ids = torch.tensor([text], device=device_of(model))
-        plain = logits(model, ids)[0].float().log_softmax(-1)
+        plain = logits(model, ids)[0].float().log_softmax(-1)  # (T,V)
         with steer(model, vectors, strength):
             steered = logits(model, ids)[0].float().log_softmax(-1)
         nats = (plain.exp() * (plain - steered)).sum(-1)  # (T,) KL at each token

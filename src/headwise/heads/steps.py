@@ -53,6 +53,7 @@ def head_steps(
     """Every step of head `head` of layer `layer` at position `at` of the ids (T,).
 
     `tokens` are the ids as text, one by one, and `name` is what a reader calls the model.
+
     Vaswani et al. 2017 (arXiv 1706.03762), section 3.2; W_O as a sum over heads: Elhage et al. 2021, "A Mathematical
     Framework for Transformer Circuits". Computed in float64 on a copy; the model is left as it is, and its own numbers
     agree to its own precision. Raises HeadwiseError when there is no such layer, head or position, when the text is
@@ -93,7 +94,7 @@ def head_steps(
         norm_eps=None if q_norm is None else q_norm.eps,
         pairs=spec.rope.pairs(spec.head_dim) if spec.rope else (),  # numbers that are rotated together
         **_softmax(seen, head, at, query[-1].values),  # from `scale` to `summed`
-        gate=None if gate is None else float(torch.as_tensor(gate)[head]),
+        gate=None if gate is None else float(torch.as_tensor(gate)[head]),  # one number for each head
         out=_floats(call.out[0, head, at]),
         wo=_rows(chosen.wo),
         added=_rows(added),

@@ -51,8 +51,8 @@ class _SeenSite:
         # (statistics,H,N or more): N rows so far, then room. `received` is (H,S).
         self._rows = np.empty((len(self.names), len(measured.received), 0), np.float32)
         self.documents: list[int] = []  # rows of each
-        self.maps: Array | None = None  # (H,T,S) of the last document that had such rows, or some rows of it
-        self.image: Tensor | None = None  # (S,) bool, which of its keys are of an image
+        self.maps: Array | None = None  # (H,T,S), or some rows, of the last document that had such rows
+        self.image: Tensor | None = None  # (S,) bool, which keys of that document are of an image
         self.out_sum: NDArray[np.float64] = np.zeros(())  # sum of the outputs; a document makes it (H,E)
 
     def add(self, measured: Measured, document: Document) -> None:

@@ -249,6 +249,7 @@ def _single(question: _Question, word: str, notes: list[str]) -> list[int]:
 
 def _pieces(question: _Question, word: str) -> list[list[int]]:
     """The ids that a word becomes in the place of the answer, written with a space before it and without.
+
     A tokenizer may join a word with its neighbours. So the text is encoded with the word in it, and the ids of the
     text around it are taken off on both sides.
     """
@@ -306,7 +307,7 @@ class _Telling:
         self.study = None if twin is None else Study(passes, ids, torch.tensor(twin.ids), choose)
         self.text = Reading(ids[None].to(device_of(passes.model))) if self.study is None else self.study.clean_text
         self.recorder = Recorder(passes.layers)  # what the modules read and gave, which `Parts` adds up
-        self.adding: Parts  # from `_begin` to `_sum`, while layers are added up
+        self.adding: Parts  # set by `_begin`: what is added up so far
         self.parts: Attribution | None = None  # the outcome: what each part adds to the logit
         self.refused = ""  # why it is not known
         self.effects: dict[str, float] = {}  # what each head carries of the difference to the corrupted text
@@ -356,10 +357,10 @@ class _Telling:
                 for t in positions:
                     variants |= self.study.variants("out", {(name, t): [name]}, [t])
             readers = self._readers(self.study, first)
-            read: dict[Any, Variant] = {}
+            read: dict[Any, Variant] = {}  # variants in which a query, key or value is the clean one
             try:  # refused where heads have a gate or a norm before W_O, or a module makes its weights itself
                 for at in READ:  # q, k and v
-                    sets = {(at, name): [name] for of, name in readers if of == at}
+                    sets = {(at, name): [name] for of, name in readers if of == at}  # key of a variant -> what changes
                     read |= self.study.variants(at, sets)
             except HeadwiseError as error:
                 refused, readers, read = str(error), {}, {}
@@ -368,9 +369,9 @@ class _Telling:
         # too. Without a corrupted text they are summed already, and it does nothing.
         values = self.passes.asked(variants, partial(self.progress, "silencing heads"), self._add)
         self._go_on(self._sum)
-        if self.refused:
+        if self.refused:  # of the parts
             notes.append(Note.of("why.no_parts", reason=self.refused))
-        if refused:
+        if refused:  # of queries, keys and values
             notes.append(Note.of("why.no_keys", reason=refused))
         if not size:  # `first` has all heads then
             ranked.sort(key=lambda name: -abs(values["without", name]))
@@ -393,7 +394,9 @@ class _Telling:
             except HeadwiseError as error:
                 self.refused = str(error)
 
-    def _begin(self, target: tuple[int, int]) -> None:  # the first of the three steps
+    # The three steps: `_begin`, then `_add` for each layer, then `_sum`.
+
+    def _begin(self, target: tuple[int, int]) -> None:
         model = self.passes.model
         if self.question.way == "masked":
             raise HeadwiseError(f"{type(model).__name__} turns the last hidden state into logits in more than one step")
@@ -457,11 +460,10 @@ class _Telling:
         return readers
 
     def _head(self, name: str, without: float | None, places: Mapping[int, float]) -> StoryHead:
-        """A head with where it acts: where it carries most alone, or where the answer stands; and the three places that
-        it looks at most from there.
+        """A head with where it acts, and the three places that it looks at most from there.
 
-        `without` is the change of the answer without it, None where that was not asked; `places` are positions with
-        what it carries at each alone.
+        It acts where it carries most alone, or else where the answer stands. `without` is the change of the answer
+        without it, None where that was not asked; `places` are positions with what it carries at each alone.
         """
         # An answer that a decoder begins with stands nowhere in the text. Else % makes of -1 the last token's position.
         end = None if self.question.way == "first" else self.question.position % len(self.question.ids)

@@ -1,4 +1,9 @@
-"""`windows`: how far back every key/value head looks, exactly, at any length, and whether it finds a needle."""
+"""`windows`: how far back every key/value head looks, exactly, at any length, and whether it finds a needle.
+
+A needle is a few random tokens planted in a text and begun again at its end: a head that looks things up finds what
+followed. All numbers are of key/value heads, since a cache drops keys for all heads of a group together: the query
+head that looks farthest counts.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +38,16 @@ from headwise.rungs.tensor import widest
 from headwise.spec import resolve_kv_index
 from headwise.words import Note
 
-SMALLEST = 16  # window
-NEEDLES, NEEDLE = 8, 8  # needles, at as many depths, and the tokens of one
-FEW = 0.5  # share of the needles: a model that completes less looks up too little to tell its heads by them
+# Round choices.
+SMALLEST = 16  # the smallest window that is measured, in tokens
+NEEDLES = 8  # of a corpus, each planted at another depth: more make the intervals narrower, and take longer
+NEEDLE = 8  # tokens of one
+# A model that completes less than this fraction of the needles looks up too little to tell its heads by them: a note
+# says so.
+FEW = 0.5
 
-Gathered = dict[str, dict[str, Running]]  # site -> "outside", "reached", "needle", "lift": of its key/value heads
+# Site -> "outside", "reached" (see `distances`), "needle", "lift" (see `_find_needles`) -> its key/value heads.
+Gathered = dict[str, dict[str, Running]]
 
 
 def windows(
@@ -52,16 +62,17 @@ def windows(
 ) -> Windows:
     """How far back every key/value head looks: `hw.windows("runs/book")["L3.KV1"].reached`.
 
-    The mass outside the first s and last w tokens, the distances within which most of it lies, and the mass on what
-    continues a needle: random tokens, planted in the text and begun again at its end. The arguments are those of
-    `survey`; `seed` draws the needles. Memory grows with the length of a text, not with its square.
+    The mass outside the first s and last w tokens, for several s and w; the distances within which half of the mass,
+    or nearly all of it, lies; and the mass on what continues a needle: random tokens, planted in the text and begun
+    again at its end. The arguments are those of `survey`; `seed` draws the needles. Memory grows with the length of a
+    text, not with its square.
 
     Raises:
         HeadwiseError: for a model that does not predict the next token, or a text that does not fit.
     """
     check_seed(seed)
     folder = folder_of(open_model(model), tokenizer)
-    progress = progress or (lambda *counts: None)
+    progress = progress or (lambda *counts: None)  # called with the name of a stage, what is done, and all
     ask.require_next(folder.model)
     text = read_texts(folder, texts, tokens, documents)
     longest = max(map(len, text.documents))
@@ -74,11 +85,12 @@ def windows(
 
     def take(number: int, site: Site, call: Call, b: int, document: Document) -> None:
         outside, reached = distances(call, b, document, sizes)
-        # A text without a needle says nothing of one: `Running` leaves NaNs out.
+        # A text without a needle says nothing of one: `Running` leaves NaNs out. They make room for the heads, also
+        # where no needle can be planted.
         unknown = torch.full((call.q.shape[1],), math.nan)
         _add(seen, site, call, outside=outside, reached=reached, needle=unknown, lift=unknown)
 
-    run_documents(folder.model, text.documents, take, None, partial(progress, "running the model"))
+    run_documents(folder.model, text.documents, take, progress=partial(progress, "running the model"))
     share = _find_needles(folder.model, plant_needles(text, longest, seed), seen, partial(progress, "needles"))
     if share is None:
         about_needles = Note.of("note.no_needles", longest=longest)
@@ -93,7 +105,7 @@ def windows(
         windows=tuple(sizes),
         heads=tuple(reach for site, values in seen.items() for reach in _heads(site, values, len(sizes))),
         needle_found=share,
-        notes=(*filter(None, [text.note, *text.about]), about_needles),
+        notes=(*filter(None, [text.note, *text.about]), about_needles),  # an empty line is none
     )
 
 
@@ -102,34 +114,39 @@ def forecast(model: nn.Module, text: Text) -> str:
     longest = max(text.documents, key=len)
 
     def listener(site: Site, call: Call, documents: Sequence[Document]) -> None:
-        distances(call, 0, documents[0], [SMALLEST])
+        distances(call, 0, documents[0], [SMALLEST])  # takes as long with one window as with all
 
-    documents = [*text.documents, *[longest] * NEEDLES]
+    documents = [*text.documents, *[longest] * NEEDLES]  # a text with a needle is as long as the longest document
     return reading_time(model, documents, reading=lambda model: listening(model, listener))
 
 
 class _Distances(Pass):
-    """Sums of the weights by distance, and the weights on the first keys: taken of each block beside nothing else."""
+    """A pass over the weights, block by block, that sums them up by distance, and keeps those on the first keys.
+
+    It replaces what `Pass` does with each block: `totals` is what the blocks are added to, `_add` adds one.
+    """
 
     def __init__(self, call: Call, b: int, document: Document) -> None:
         document = replace(document, marks=None)  # sums over marked keys would stand before the three that are kept
         super().__init__(call, b, document)
-        self.formulas, self.offsets = {}, []
+        self.formulas, self.offsets = {}, []  # no statistics
         # Less to add up: of the sums `distances` needs none but "share", "total" and "shifted", which stand first, and
         # of the near keys none but the first.
         self.names, self.sums = self.names[:3], self.sums[:3]
         self.near = self.near[..., :1]
-        self.start = document.start or 0
+        self.start = document.start or 0  # the key at which query 0 stands, behind those of a cache
+        # (H,T,first) the weights of each query on the first keys, as many as the most sinks that are asked for.
         self.early = torch.zeros(self.H, self.T, max(SINKS), dtype=self.dtype, device=self.device)
 
     def totals(self) -> Tensor:
-        """(H,n) the weights by distance."""
+        """(H,n) the weights by distance: column n has the keys that lie n tokens back."""
         return torch.zeros(self.H, self.T + self.start, dtype=widest(self.device), device=self.device)
 
     def _add(self, totals: Tensor, e: Tensor, share: Tensor, heads: slice, strip: Strip) -> None:
         """Sum up the diagonals of a block: on each of them query and key are equally far from each other.
 
-        The queries are neighbours: documents that run by themselves have no padding.
+        The weights are e (h,t,s) times share (h,t), of t queries and the s keys that they may see. The queries are
+        neighbours: documents that run by themselves have no padding.
         """
         h, t, s = e.shape
         keys, width = strip.keys, s + t
@@ -149,24 +166,27 @@ class _Distances(Pass):
         # The first column holds nothing, the second the largest distance. Flipped, the distances ascend.
         by_distance = diagonals[:, 1:].flip(1).to(widest(self.device))
         nearest = int(strip.at[0]) - s  # the first of these distances
-        # Below 0 a key stands behind its query. A model that predicts the next token gives it no weight.
+        # Below 0 a key stands behind its query: a model that predicts the next token gives it no weight, so these are
+        # left out.
         ahead = max(0, -nearest)
         totals[heads, max(0, nearest) : nearest + width] += by_distance[:, ahead:]
-        if keys.start < max(SINKS):
+        if keys.start < max(SINKS):  # the block begins early enough to have some of the first keys
             last = min(keys.stop, max(SINKS))
             self.early[heads, strip.queries, keys.start : last] = p[..., : last - keys.start]
 
 
 @torch.no_grad()
 def distances(call: Call, b: int, document: Document, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Of each query head the mass outside, (H, sinks, windows), a mean over queries; and the distances, (H, shares).
+    """How far each query head looks in document `b` of a call, in two tables.
 
-    The window of a query counts its own token: w = 1 is that token alone.
+    First, (H, sinks, windows), the mass outside the first tokens, as many as each of SINKS, and the last ones, as
+    many as each of `sizes`: a mean over queries. The window of a query counts its own token: w = 1 is that token alone.
+    Second, (H, shares), the distances within which each part of SHARES of the mass lies.
     """
     work = _Distances(call, b, document)
     behind = run(work).cpu().double()  # (H,N) by distance
     early = work.early.cpu().double()  # (H,T,first) by query
-    n_rows = max(1, int(Sums(work).seen.any(0).sum()))
+    n_rows = max(1, int(Sums(work).seen.any(0).sum()))  # queries that may see a key, in some head
     length = behind.shape[1]
     query, key = torch.arange(early.shape[1]), torch.arange(early.shape[2])
     distance = work.start + query[:, None] - key  # below 0, of a key behind its query: the weight there is 0
@@ -176,35 +196,38 @@ def distances(call: Call, b: int, document: Document, sizes: Sequence[int]) -> t
     # The zeros that are put before them are those of no key, for 0 sinks.
     on_sinks = F.pad(on_first.cumsum(2), (1, 0))[..., list(SINKS)]
     lost = behind[..., None] - on_sinks  # (H,N,sinks) what is not on them, by distance
-    farther = F.pad(lost.flip(1).cumsum(1).flip(1), (0, 0, 0, 1))  # at n all that lies n or more tokens back
-    outside = farther[:, [min(window, length) for window in sizes]]
-    within = behind.cumsum(1)
+    # (H,N+1,sinks) At n all that lies n or more tokens back, summed from the end; at N, for the largest window, 0.
+    farther = F.pad(lost.flip(1).cumsum(1).flip(1), (0, 0, 0, 1))
+    outside = farther[:, [min(window, length) for window in sizes]]  # (H,windows,sinks)
+    within = behind.cumsum(1)  # (H,N) at n all that lies n or fewer tokens back
     shares = within[:, -1:] * torch.tensor(SHARES, dtype=within.dtype)
     # What rounding alone leaves below a share has reached it.
     reached = torch.searchsorted(within, shares - 1e-12).clamp(max=length - 1)
-    return outside.mT.clamp(min=0) / n_rows, reached.double()
+    return outside.mT.clamp(min=0) / n_rows, reached.double()  # rounding may leave a difference below 0
 
 
 def plant_needles(text: Text, longest: int, seed: int) -> list[tuple[list[int], int, int]]:
     """Documents with a needle: their ids, where the needle begins, and its last token, which the end asks for.
 
-    A needle is NEEDLE tokens of the text, no two alike, that stand nowhere else in the document.
+    A needle is NEEDLE tokens of the text, no two alike, that stand nowhere else in the document. All but its last one
+    come again at the end. `longest` is the length of each document in tokens; where it is too short there are none.
     """
-    before, _ = text.frame
+    before, _ = text.frame  # what a document begins with, such as [BOS]
     candidates = sorted(set(text.counts) - text.specials)
     room = longest - len(before) - 2 * NEEDLE + 1  # beside the needle, and the needle without its last token at the end
-    # Too short for a needle to be searched in, or without enough other tokens to fill the text with.
+    # Too short for a needle to be searched in; or without enough other tokens to fill the text with, for without any
+    # `islice` below would never end. As many as a needle has are asked for, a round choice.
     if room < NEEDLE or len(candidates) < 2 * NEEDLE:
         return []
     generator = torch.Generator().manual_seed(seed)
     planted = []
     documents = itertools.cycle(text.documents)  # each haystack begins with the next one that no other has begun
     for n in range(NEEDLES):
-        tokens = itertools.chain.from_iterable(documents)  # endless
+        tokens = itertools.chain.from_iterable(documents)  # endless: `documents` begins again after the last one
         needle = [candidates[i] for i in torch.randperm(len(candidates), generator=generator)[:NEEDLE]]
         others = (i for i in tokens if i not in needle and i not in text.specials)
         hay = list(itertools.islice(others, room))
-        depth = n * room // NEEDLES  # from the beginning of the text to near its end
+        depth = n * room // NEEDLES  # from 0, the beginning of the text, in even steps to near its end
         question, answer = needle[:-1], needle[-1]
         ids = [*before, *hay[:depth], *needle, *hay[depth:], *question]
         planted.append((ids, len(before) + depth, answer))
@@ -219,7 +242,8 @@ def _find_needles(
 ) -> float | None:
     """Note how the tokens that begin a needle again look at what follows them in it; the share that is completed.
 
-    The control is the rest of the needle: the same head, at the same distance, where the answer does not stand.
+    "needle" is a head's weight on the answers, a mean over these tokens. "lift" is the natural log of that over its
+    control, the rest of the needle: the same head, at nearly the same distance, where the answer does not stand.
     """
     right = 0  # needles that the model completes
     device = next(model.parameters()).device
@@ -235,25 +259,29 @@ def _find_needles(
         # n rows of even attention would give a key n / length. Added on both sides, it lets weights far below it count
         # as none.
         lift = ((answers + n / length) / (others + n / length)).log()
-        _add(seen, site, call, needle=answers / n, lift=lift)
+        _add(seen, site, call, needle=answers / n, lift=lift)  # (H,) each
 
     for n, (ids, place, last) in enumerate(planted):
         with torch.no_grad(), listening(model, partial(note, place, len(ids))), ask.evaluating(model):
-            row = ask.logits(model, torch.tensor([ids], device=device), last=True)[0, -1]
+            row = ask.logits(model, torch.tensor([ids], device=device), last=True)[0, -1]  # (V,)
         right += int(row.argmax()) == last
         progress(n + 1, len(planted))
     return right / len(planted) if planted else None
 
 
 def _add(seen: Gathered, site: Site, call: Call, **of_heads: Tensor) -> None:
-    """Of numbers of the query heads (H,...) the largest of each key/value head counts, (G,...)."""
+    """Add numbers of the query heads (H,...), of which the largest of each key/value head counts, (G,...).
+
+    A key must be kept for the head of a group that looks farthest.
+    """
     H, G = call.q.shape[1], call.k.shape[1]
-    index = torch.tensor(resolve_kv_index(H, G, call.options.kv_index))
+    index = torch.tensor(resolve_kv_index(H, G, call.options.kv_index))  # (H,) of each head its key/value head
     for name, values in of_heads.items():
         seen[site.name][name].add(torch.stack([values[index == g].amax(0) for g in range(G)]).numpy())
 
 
 def _heads(site: str, values: dict[str, Running], n_windows: int) -> list[KVReach]:
+    # The key/value heads of a site, from what `_add` has gathered: each number with its interval over documents.
     layer = parse_head(f"{site}.H0")[1]  # the number in the name of the site, as any of its heads has it
     heads = []
     for g in range(len(values["outside"].mean)):
