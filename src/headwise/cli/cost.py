@@ -81,7 +81,7 @@ def cost(
 
 
 def _measured(model: str, price: Price, plan: Path | None, stream: bool | None, device: str) -> Measured:
-    """Run the model at the setting of its price: batch, context, number formats. `stream` None: it goes by the memory."""
+    """Run the model at the setting of its price: batch, context, number formats. `stream` None: as memory allows."""
     if plan is not None:
         raise refusal("measure_plan")
     with needs_torch():

@@ -84,7 +84,7 @@ def compare(
 
 
 def _command(seeds: int, steps: int | None) -> str:
-    """The command line that makes the same ledger again, which says it; --out and --workers do not change what comes."""
+    """What to type to make the same ledger again, as it says itself; --out and --workers do not change what comes."""
     options = []
     if seeds != SEEDS:
         options += ["--seeds", str(seeds)]
