@@ -64,9 +64,7 @@ def _usual_language() -> str:
     for folder in (COURSE, Path()):
         path = folder / "progress.json"  # PROGRESS of `teach.course`, which takes longer to load
         if path.exists():
-            with suppress(
-                ValueError, TypeError
-            ):  # of a damaged one `headwise learn` tells; HeadwiseError is among these
+            with suppress(ValueError, TypeError):  # damaged: `headwise learn` says so; HeadwiseError is a ValueError
                 kept = dict(read_json(path)).get("language")
                 if kept in LANGUAGES:
                     return str(kept)

@@ -158,7 +158,7 @@ def tell_unheld(lang: str) -> None:
 
 
 def _pairs(option: str, text: str, lang: str) -> dict[str, str]:
-    """ "a=1, b=2" as {"a": "1", "b": "2"}; `option` is named where a part is no such pair."""
+    """The text "a=1, b=2" as {"a": "1", "b": "2"}; `option` is named where a part is no such pair."""
     pairs = [part.partition("=") for part in text.split(",") if part.strip()]
     for name, sign, value in pairs:
         if not (name.strip() and sign and value.strip()):
