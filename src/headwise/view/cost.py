@@ -20,7 +20,7 @@ _decimal = partial(scaled, base=1000, units=DECIMAL)  # 8030261248 -> "8.03 G"
 
 
 def print_price(screen: Screen, price: Price) -> None:
-    """What `headwise cost` says without further options. Columns of all tables are phrases of [price] of the words."""
+    """What `headwise cost` says without further options. The labels of all tables are phrases of [price] of the words."""
     screen.say(price.heading)
     _print_parameters(screen, price)
     _print_layers(screen, price)
@@ -30,7 +30,7 @@ def print_price(screen: Screen, price: Price) -> None:
 
 
 def print_measured(screen: Screen, price: Price, measured: Measured) -> None:
-    """What it takes here, beside what it should; `conditions` are the threads, the device and the number format."""
+    """What it takes here, beside what it should; `conditions` says in a sentence how it was measured."""
     screen.say("")
     is_known = price.setting.bandwidth is not None  # else the bounds are of the bandwidth that was measured here
     note = Note.of("price.bounds_given" if is_known else "price.bounds_here", conditions=measured.conditions)
@@ -56,7 +56,8 @@ def print_models(screen: Screen, prices: Sequence[Price]) -> None:
 
 def _print_parameters(screen: Screen, price: Price) -> None:
     """The parts of the model; one without parameters of its own is tied to another (W_U to the embedding)."""
-    total, active = price.parameters.total, price.parameters.active  # they differ where a token is sent to some experts
+    # `active` leaves out experts that a token is not sent to, and tables in which it reads one row.
+    total, active = price.parameters.total, price.parameters.active
     parts = price.parameters.parts.items()
     rows = [(part, count, f"{count / total:.1%}" if count else "tied") for part, count in parts]
     rows += [("total", total, _decimal(total)), ("active: what one token meets", active, _decimal(active))]
