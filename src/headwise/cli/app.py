@@ -509,9 +509,8 @@ def as_options(message: str, options: Mapping[str, str]) -> str:
         if value in ("", "True"):
             return option
         if value in ("False", "None"):
-            return options.get(
-                match[0], f"no {option}"
-            )  # "controls=False" -> "--no-controls"; "out=None" -> "no --out"
+            # "controls=False" -> "--no-controls"; "out=None" -> "no --out"
+            return options.get(match[0], f"no {option}")
         unquoted = value.strip("'")  # 'role' -> role, as a shell needs quotation marks around spaces alone
         return f"{option} {value if ' ' in value else unquoted}"
 

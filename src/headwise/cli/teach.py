@@ -140,9 +140,8 @@ def show_heads(folder: Path, target: Target, steps: int | None) -> Facts:
         screen.print(target.say("trained", **losses, right=right, all=count))
         # `difference` is the largest one between the learner's class and our layer with the same weights.
         screen.print(target.say("certified", difference=learned.logits))
-        key = (
-            "unwatched" if learned.maps is None else "watched"
-        )  # only the first says `why`, only the second the number
+        # Only the first of the two phrases says `why`, only the second the number.
+        key = "unwatched" if learned.maps is None else "watched"
         screen.print(target.say(key, difference=learned.maps, why=learned.unwatched))
         screen.print(target.say("report", path=page, folder=folder))
     differences = {"difference": learned.logits, "maps_difference": learned.maps, "unwatched": learned.unwatched}

@@ -20,7 +20,7 @@ _decimal = partial(scaled, base=1000, units=DECIMAL)  # 8030261248 -> "8.03 G"
 
 
 def print_price(screen: Screen, price: Price) -> None:
-    """What `headwise cost` says without further options. The labels of all tables are phrases of [price] of the words."""
+    """What `headwise cost` says without further options. Labels of tables are phrases of [price] of the words."""
     screen.say(price.heading)
     _print_parameters(screen, price)
     _print_layers(screen, price)

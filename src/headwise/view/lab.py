@@ -163,6 +163,7 @@ def _print_costs(screen: Screen, ladder: Ladder) -> None:
         memory = MISSING if rung.peak_bytes is None else amount(rung.peak_bytes)
         rows.append([rung.name, rung.parameters, MISSING if ms is None else ms, speed, memory, rung.how])
     title = Note.of("ladder.costs", sizes=ladder.sizes.note, threads=ladder.threads)
+    # Words stand at the left, in columns 0 and 5.
     screen.show(Table(("rung", "parameters", "ms", "speed", "memory", "how"), rows, title), "ladder", (0, 5))
 
 
