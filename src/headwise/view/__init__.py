@@ -14,8 +14,8 @@ from headwise.table import Table, say
 from headwise.words import check_lang, phrase, said, translator
 
 # What a terminal obeys instead of showing (codes below 0x20 and around 0x80), what changes the direction of text
-# (0x202A and on), and half of a surrogate pair, which UTF-8 cannot write (0xD800 and on). Tab and line end are not among
-# them. A carriage return alone is: what follows it would be written over the line. As part of a line end it stays.
+# (0x202A and on), and half of a surrogate pair, which UTF-8 cannot write (0xD800 and on). Tab and line end stay. A
+# carriage return alone does not: what follows it would be written over the line. As part of a line end it stays.
 CONTROL = re.compile("\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
