@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 CODE = 130  # the exit code after Ctrl-C, as shells have it: 128 + 2, the number of SIGINT
-# What is said then; `main` puts the words of the command's language in their place, once it is known.
+# What is said then; `_run` of app.py puts the words of the command's language in their place, once it is known.
 WORDS = {"interrupted": "interrupted", "nothing": "nothing was written"}
 
 

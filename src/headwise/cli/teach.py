@@ -55,13 +55,13 @@ if TYPE_CHECKING:
 @command()
 def check(
     target: Annotated[str, Argument(metavar="FILE[:NAME]")],
-    causal: bool | None = None,
+    causal: bool | None = None,  # None: guessed, and said
     args: str = "",
     mapping: Annotated[str, Option("--map")] = "",
     seconds: float = 20.0,
     watch: bool = False,
     steps: SomeCount = None,
-    out: File = None,
+    out: File = None,  # a folder, or none
 ) -> None:
     """Name the bugs in your own attention, and watch its heads.
 
