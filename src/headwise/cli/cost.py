@@ -58,7 +58,7 @@ def cost(
             raise refusal("no_model")
         _show_models(room.TABLE, dtype or "bf16")
         return
-    # The text of the user itself (a folder, a file, a preset); a folder, of a name on the hub; a dict, of a GGUF file.
+    # The user's own text (a folder, a file, a preset); of a name on the hub a folder; of a GGUF file a dict.
     config = config_of(model)
     name, shape = room.read_shape(config)
     if config is not model:  # the folder of a name on the hub is called by a number

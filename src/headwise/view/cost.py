@@ -70,8 +70,8 @@ def _print_layers(screen: Screen, price: Price) -> None:
     for layer in price.layers:
         groups.setdefault(replace(layer, name=""), []).append(layer.name)
     columns = list(map(_layer_rows, groups))
-    # A kind may lack rows that another has, such as a window: the rows are those of all kinds, each label once, in the
-    # order in which they come first.
+    # A kind may lack rows that another has, such as a window: the rows are those of all kinds, each label once, as
+    # they come first.
     labels = dict.fromkeys(label for column in columns for label in column)
     rows = [[label, *(column.get(label, "-") for column in columns)] for label in labels]
     screen.show(Table(("", *map(_names, groups.values())), rows, "Layers"), "price")

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 PATIENCE = 5.0  # seconds that a client may take to ask, and to read the answer
 MOST = 16  # clients that are answered at a time
 LONGEST = 2**20  # bytes of a question
-# Headers of every answer. Nothing is kept, guessed, given to another site or shown inside one; what a page may load it
-# says itself.
+# Headers of every answer. Nothing is kept, guessed, given to another site or shown inside one; what a page may load
+# it says itself.
 ALONE = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -244,7 +244,7 @@ class Served(Live):
     def __init__(self, desk: Desk, port: int = 0, example: str | None = None, lang: str = "en") -> None:
         self.desk = desk
         self._waiting: Queue[tuple[Facts, Future[Facts]]] = Queue()  # questions, and where their answers are put
-        self._latest: dict[str, int] = {}  # of each text, as two may stand side by side, the number of its last reading
+        self._latest: dict[str, int] = {}  # the last reading of each text; two may stand side by side
         self._over = threading.Event()
         super().__init__(port, look_html(desk.about(), example, lang), self._ask_in_turn)
 

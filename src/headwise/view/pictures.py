@@ -150,8 +150,8 @@ def survey_png(path: str | Path, survey: Survey) -> None:
         letters = " ".join(badges[role].letter for role in profile.roles)
         text(left, top + SIDE + 7, letters, weight="bold", color="#2f5590")
     inch = 1 / figure.get_figheight()  # as a fraction of the figure's height, in which places of text are given
-    # From the upper edge: the model's name at 0.15 inches, the roles from 0.5 on; they end 0.3 above the mosaic. A name
-    # of 13 points is 0.18 inches high, a line of 7.5 points fits into ROLE.
+    # From the upper edge: the model's name at 0.15 inches, the roles from 0.5 on; they end 0.3 above the mosaic. A
+    # name of 13 points is 0.18 inches high, a line of 7.5 points fits into ROLE.
     figure.text(0.02, 1 - 0.15 * inch, survey.model, fontsize=13, va="top", parse_math=False)
     for place, role in enumerate(earned):
         line = f"{badges[role.name].letter}  {role.name}: {role.meaning}"

@@ -353,8 +353,8 @@ def _print_heads(screen: Screen, survey: Survey, columns: list[Column], key: str
         rows.append(row)
     headings, meanings = [], []
     for column in columns:
-        # A phrase of [heading], made short for a terminal of 80 columns; else one of [column]; else the label, as of a
-        # relation of a text's own, which has no phrase.
+        # A phrase of [heading], made short for a terminal of 80 columns; else one of [column]; else the label, as of
+        # a relation of a text's own, which has no phrase.
         known = labelled("heading", column.key), labelled("column", column.key)
         heading = next((screen.spoken(note) for note in known if isinstance(note, Note)), column.label)
         headings.append(heading)
