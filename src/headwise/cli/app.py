@@ -64,9 +64,7 @@ def _usual_language() -> str:
     for folder in (COURSE, Path()):
         path = folder / "progress.json"  # PROGRESS of `teach.course`, which takes longer to load
         if path.exists():
-            with suppress(
-                ValueError, TypeError
-            ):  # of a damaged one `headwise learn` tells; HeadwiseError is among these
+            with suppress(ValueError, TypeError):  # damaged: `headwise learn` says so; HeadwiseError is a ValueError
                 kept = dict(read_json(path)).get("language")
                 if kept in LANGUAGES:
                     return str(kept)
@@ -97,7 +95,7 @@ class _Worded:
                 parameter.secondary_opts = []
 
     def get_help(self: Any, ctx: Any) -> str:
-        text: str = super().get_help(ctx)  # type: ignore[misc]
+        text: str = super().get_help(ctx)  # type: ignore[misc]  # of typer's class, in front of which this one stands
         for english, word in _texts(screen.lang)["typer"].items():
             text = text.replace(english, word)
         return text
@@ -310,10 +308,10 @@ def worded() -> Any:
     """
     root: Any = typer.main.get_command(app)
     texts, english = _texts(screen.lang), _texts("en")
-    metavars = texts["metavars"]
+    metavars = texts["metavars"]  # what a usage line has in the place of values: "MODEL" -> "MODELO"
     root.subcommand_metavar = metavars.get(root.subcommand_metavar, root.subcommand_metavar)
     for name, command in {"headwise": root, **root.commands}.items():
-        told = texts["common"] | texts[name]
+        told = texts["common"] | texts[name]  # a command's own text comes before that of several
         example = screen.phrase("help.example", example=told.get("example", english[name]["example"]))
         command.help = told.get("about", command.help)
         command.epilog = example if command is root else f"{told['epilog']} {example}"
@@ -341,8 +339,8 @@ def needs_torch() -> Iterator[None]:
 
 def check_outputs(
     inputs: Iterable[Path | str | None],
-    folders: Mapping[str, tuple[Path | None, str]] = MappingProxyType({}),
-    /,
+    folders: Mapping[str, tuple[Path | None, str]] = MappingProxyType({}),  # empty, and nobody can change it
+    /,  # these two by their place alone: every name is one of `paths`
     **paths: Path | list[Path] | None,
 ) -> None:
     """Refuse, before the work begins, a file that cannot be written, or would take the place of something else.
@@ -352,7 +350,7 @@ def check_outputs(
     paths    files that are written, each under the name of its option: `html=path` is of --html
     """
     files = []
-    for name, value in paths.items():
+    for name, value in paths.items():  # an option with several files, with one, or one that was not given
         for path in value if isinstance(value, list) else [value] if value else []:
             check_link(path)
             if path.is_dir():
@@ -403,7 +401,7 @@ def main() -> NoReturn:
 def _many() -> Iterator[None]:
     """One of the processes that torchrun started: the first alone prints, and what ends one of them ends all."""
     global _end_all
-    screen.quiet = err.quiet = os.environ["RANK"] != "0"
+    screen.quiet = err.quiet = os.environ["RANK"] != "0"  # a quiet console of rich prints nothing
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # what a lost process does to sockets is told in our line
     word = next((word for word in sys.argv[1:] if not word.startswith("-")), "")  # the name of the command
     if word not in MANY:
@@ -511,9 +509,8 @@ def as_options(message: str, options: Mapping[str, str]) -> str:
         if value in ("", "True"):
             return option
         if value in ("False", "None"):
-            return options.get(
-                match[0], f"no {option}"
-            )  # "controls=False" -> "--no-controls"; "out=None" -> "no --out"
+            # "controls=False" -> "--no-controls"; "out=None" -> "no --out"
+            return options.get(match[0], f"no {option}")
         unquoted = value.strip("'")  # 'role' -> role, as a shell needs quotation marks around spaces alone
         return f"{option} {value if ' ' in value else unquoted}"
 
@@ -556,7 +553,7 @@ def _failed(error: BaseException, message: str, code: int = 2) -> int:
 
 def _os_message(error: OSError) -> str:
     """What the system refused, and of which file; or that a disk is full."""
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, the user's part of it, the file
     reason = error.strerror or str(error)
     where = f" {error.filename}" if error.filename else ""
     return screen.phrase("ended.full" if full else "ended.unusable", where=where, reason=reason)

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from headwise.cost import Choice, Price, Variant
     from headwise.models.meter import Measured
 
-MEASURED = 512  # tokens at most of a text that is measured, where --context does not say
+MEASURED = 512  # tokens at most of a text that is measured, where --context does not say: a round choice
 
 
-def _presets() -> list[str]:
+def _presets() -> list[str]:  # what a shell offers to complete MODEL
     from headwise.cost import PRESETS
 
     return list(PRESETS)
@@ -47,19 +47,21 @@ def cost(
     With a bound of the speed, and what fits in memory. Reads the fields of the model's own config.json, and needs
     neither weights nor torch nor a network. A config that cannot be priced exactly is refused. Without MODEL a table of
     the models that courses compare.
-    """
-    from headwise import cost as room
+    """  # its options: [cost] in commands.toml
+    from headwise import cost as room  # whose name this function has
     from headwise.models.lineage import config_of
 
     if model is None:
+        # All options but --dtype are of one model, and refused where they are not at their defaults.
         of_one = (context, source, cache_dtype, gpu_memory, bandwidth, plan, stream)
         if of_one != (None,) * len(of_one) or variants or choose or measure or device != "cpu" or batch != 1:
             raise refusal("no_model")
         _show_models(room.TABLE, dtype or "bf16")
         return
+    # The user's own text (a folder, a file, a preset); of a name on the hub a folder; of a GGUF file a dict.
     config = config_of(model)
     name, shape = room.read_shape(config)
-    if config is not model:  # its folder in the cache has a number for a name
+    if config is not model:  # the folder of a name on the hub is called by a number
         name = model if isinstance(config, Path) else Path(model).stem
     if isinstance(config, dict):
         shape = shape.noted(Note.of("price.gguf"))
@@ -67,7 +69,7 @@ def cost(
         if variants or choose:
             raise refusal("plan_of_one")
         shape = shape.with_plan(Plan.read(plan))
-    if measure:
+    if measure:  # `positions`: the longest text of the model, None where it has no bound
         context = min(MEASURED, shape.positions or MEASURED) if context is None else context
     elif stream is not None or device != "cpu":
         raise refusal("with_measure")
@@ -79,7 +81,7 @@ def cost(
 
 
 def _measured(model: str, price: Price, plan: Path | None, stream: bool | None, device: str) -> Measured:
-    """Run the model at the setting of its price."""
+    """Run the model at the setting of its price: batch, context, number formats. `stream` None: as memory allows."""
     if plan is not None:
         raise refusal("measure_plan")
     with needs_torch():
@@ -87,7 +89,7 @@ def _measured(model: str, price: Price, plan: Path | None, stream: bool | None, 
         from headwise.models.stream import stream_of
     with Progress("reading the weights") as progress:
         opened = meter.open_priced(Path(model), price, stream, device)
-        if (streamed := stream_of(opened)) is not None:
+        if (streamed := stream_of(opened)) is not None:  # read layer by layer: slow, so that it says how long
             setting = price.setting
             err.say(streamed.forecast(setting.batch * setting.context, setting.context))
         return meter.measured(opened, price, progress)
@@ -103,7 +105,7 @@ def _show_models(names: Iterable[str], dtype: str) -> None:
         return
     models = []
     for each in prices:
-        heads = each.layers[0].attention
+        heads = each.layers[0].attention  # the first layer stands for all
         sizes = {field: getattr(heads, field) for field in ("n_heads", "head_dim", "n_kv_heads", "variant", "window")}
         cache = {"n_layers": each.n_layers, "cache_bytes_per_token": each.cache.bytes_per_token}
         models.append({"model": each.model, "d_model": each.d_model, **sizes, **cache})

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from headwise.heads.table import Row, Survey
     from headwise.records import HeadMaps
 
-MOST_MAPS = 16  # heads of which the terminal shows maps and sentences; of a larger one its table alone: a round choice
+MOST_MAPS = 16  # heads, at most, of a model whose maps and sentences the terminal shows; a round choice
 REPORT = "report.html"  # in a run folder
 BENCHES = "grammar", "meaning"  # relations that come with headwise; --relations takes such a name, or a file
 MOST_PATHS = 20  # paths between heads that the terminal shows; --json has all (a round choice)

@@ -8,25 +8,26 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-CODE = 130
-WORDS = {"interrupted": "interrupted", "nothing": "nothing was written"}  # in the language of the command
+CODE = 130  # the exit code after Ctrl-C, as shells have it: 128 + 2, the number of SIGINT
+# What is said then; `_run` of app.py puts the words of the command's language in their place, once it is known.
+WORDS = {"interrupted": "interrupted", "nothing": "nothing was written"}
 
 
 def _nothing() -> str:
     return WORDS["nothing"]
 
 
-_endings: list[Callable[[], str]] = [_nothing]  # of the blocks of `leaving` that run, the innermost last
+_endings: list[Callable[[], str]] = [_nothing]  # the `tell` of each block of `leaving` that runs, the innermost last
 
 
 @contextmanager
 def leaving(tell: Callable[[], str] = _nothing) -> Iterator[None]:
     """Ctrl-C within this block says, besides, what `tell` gives then: by default that nothing was written."""
-    _endings.append(tell)
+    _endings.append(tell)  # for `loading`, where no KeyboardInterrupt comes
     try:
         yield
     except KeyboardInterrupt as stop:
-        stop.add_note(tell())
+        stop.add_note(tell())  # the first note, that of the innermost block, is what the command says
         raise
     finally:
         _endings.pop()
@@ -34,25 +35,28 @@ def leaving(tell: Callable[[], str] = _nothing) -> Iterator[None]:
 
 def end_of_hearing() -> None:
     """From here on Ctrl-C does nothing: the process ends, and a second one would cut off what it says of the first."""
-    with suppress(ValueError):  # only the main thread may say so
+    with suppress(ValueError):  # Python raises it in any thread but the main one, which alone may change this
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Imports, and nothing else: Ctrl-C ends the process at once. Raised in an import, it comes out as other errors."""
-    # Only the main thread may handle signals; one that is ignored, as behind `&` in a script, stays so.
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) in (
-        signal.SIG_IGN,
-        None,
-    ):
+    """A block with imports, and nothing else: in it Ctrl-C ends the process at once, and says so in one line.
+
+    A KeyboardInterrupt in the middle of an import often comes out as another error, such as an ImportError.
+    """
+    # Only the main thread may handle signals.
+    is_main = threading.current_thread() is threading.main_thread()
+    # A Ctrl-C that is ignored, as behind `&` in a script, stays so; None: code that is not Python handles it.
+    if not is_main or signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, None):
         yield
         return
 
-    def leave(signum: int, frame: object) -> None:
+    def leave(signum: int, frame: object) -> None:  # as Python calls a handler of signals
         if os.environ.get("RANK", "0") == "0":  # of many processes the first alone speaks
+            # To standard error by its number: its Python object may be in use just now.
             os.write(2, f"headwise: {WORDS['interrupted']}; {_endings[-1]()}\n".encode())
-        os._exit(CODE)
+        os._exit(CODE)  # sys.exit would raise in the import, too
 
     before = signal.signal(signal.SIGINT, leave)
     try:

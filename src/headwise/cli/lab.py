@@ -32,15 +32,15 @@ from headwise.words import refusal
 if TYPE_CHECKING:
     from headwise.lab.results import Comparison
 
-FOLDER = Path("runs") / "compare"
-SEEDS = 5
+FOLDER = Path("runs") / "compare"  # keeps the finished work of `compare` where --out says nothing
+SEEDS = 5  # of `compare`: more make the intervals of the differences narrower, and take longer
 
 
 @command()
 def compare(
     experiment: Annotated[str, typer.Argument(metavar="EXPERIMENT")],
     text: File = None,
-    seeds: Annotated[int, typer.Option(min=2)] = SEEDS,
+    seeds: Annotated[int, typer.Option(min=2)] = SEEDS,  # one seed alone has no interval
     steps: SomeCount = None,
     out: Folder = FOLDER,
     workers: SomeCount = None,
@@ -53,7 +53,7 @@ def compare(
     """
     check_outputs([text], {"--out": (out, UNITS)}, html=html)
     if text is not None:
-        Sources([text])
+        Sources([text])  # raises HeadwiseError for a text that is not there, before torch is loaded
     with needs_torch():
         from headwise.lab.claims import run_claims
         from headwise.lab.compare import CLAIMS, find_experiment
@@ -61,15 +61,15 @@ def compare(
         from headwise.lab.results import Ledger
         from headwise.view.lab import page_html, print_comparison, print_ledger
 
-    chosen = None if experiment == CLAIMS else find_experiment(experiment)
+    chosen = None if experiment == CLAIMS else find_experiment(experiment)  # None: all of them
     if chosen is None and text is not None:
         raise refusal("claims_text")
-    count = workers if workers is not None else os.cpu_count() or 1
+    count = workers or os.cpu_count() or 1  # cpu_count is None where the system does not tell
     with units_kept_in(out) as report:
         if chosen is None:
             record: Comparison | Ledger = run_claims(out, _command(seeds, steps), seeds, steps, count, report)
         else:
-            record = compared([chosen], out, seeds, steps, text, count, report)[0]
+            record = compared([chosen], out, seeds, steps, text, count, report)[0]  # one for each experiment
     if html is not None:
         write_whole(html, page_html(record, screen.lang))
     if wants_json():
@@ -84,7 +84,7 @@ def compare(
 
 
 def _command(seeds: int, steps: int | None) -> str:
-    """What makes the same ledger again; where the units are kept, and in how many processes, does not matter."""
+    """What to type to make the same ledger again, as it says itself; --out and --workers do not change what comes."""
     options = []
     if seeds != SEEDS:
         options += ["--seeds", str(seeds)]
@@ -113,7 +113,7 @@ def ladder(
     from headwise.view.lab import print_ladder
 
     with Progress("drawing weights") as progress:
-        sizes = (width, heads, kv_heads, tokens, batch)
+        sizes = (width, heads, kv_heads, tokens, batch)  # kv_heads None: as many as heads
         record = run_ladder(*sizes, seed=seed, report=lambda rung, done, total: progress("rung", done, total, rung))
     if wants_json():
         print_json("ladder", vars(record))

@@ -239,9 +239,8 @@ def windows(
     if html is not None:
         write_whole(html, windows_html(reach, screen.lang))
     write_tables(tables, reach.rows(), lambda path: windows_png(path, reach, sinks))
-    share = (
-        None if chosen is None else chosen.share(reach.longest)
-    )  # of the cache, at the length of the longest document
+    # Of the cache the share that stays, at the length of the longest document.
+    share = None if chosen is None else chosen.share(reach.longest)
     if wants_json():
         print_json("windows", {**reach.document(), "plan": plan, "share": share})
         return

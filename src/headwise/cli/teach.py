@@ -55,13 +55,13 @@ if TYPE_CHECKING:
 @command()
 def check(
     target: Annotated[str, Argument(metavar="FILE[:NAME]")],
-    causal: bool | None = None,
+    causal: bool | None = None,  # None: guessed, and said
     args: str = "",
     mapping: Annotated[str, Option("--map")] = "",
     seconds: float = 20.0,
     watch: bool = False,
     steps: SomeCount = None,
-    out: File = None,
+    out: File = None,  # a folder, or none
 ) -> None:
     """Name the bugs in your own attention, and watch its heads.
 
@@ -156,7 +156,7 @@ def tell_unheld(lang: str) -> None:
 
 
 def _pairs(option: str, text: str, lang: str) -> dict[str, str]:
-    """ "a=1, b=2" as {"a": "1", "b": "2"}; `option` is named where a part is no such pair."""
+    """The text "a=1, b=2" as {"a": "1", "b": "2"}; `option` is named where a part is no such pair."""
     pairs = [part.partition("=") for part in text.split(",") if part.strip()]
     for name, sign, value in pairs:
         if not (name.strip() and sign and value.strip()):

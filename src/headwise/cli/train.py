@@ -266,8 +266,8 @@ def _print_result(result: Run) -> None:  # of a finished run
     screen.tell("tell.held_out_loss", loss=f"{summary.held_out_loss:.3f}")
     if summary.baseline_loss is not None:
         gain, best = summary.baseline_loss - summary.held_out_loss, min(summary.curve, key=lambda x: x.held_out_loss)
-        # The model got worse again on held-out text: it learns its own text by heart. A rise of under 0.02 nats is not
-        # counted, a round choice; with a larger margin fewer runs are told to take fewer steps.
+        # The model got worse again on held-out text: it learns its own text by heart. A rise of under 0.02 nats does
+        # not count, a round choice; with a larger margin fewer runs are told to take fewer steps.
         by_heart = best.held_out_loss < summary.held_out_loss - 0.02
         verdict = "better" if gain > 0 else "passed" if by_heart else "worse"
         # run.json has the name in English; `known` finds its phrase again, to say it in the language of the screen.

@@ -13,8 +13,9 @@ from rich.text import Text
 from headwise.table import Table, say
 from headwise.words import check_lang, phrase, said, translator
 
-# What a terminal obeys instead of showing, what changes the direction of text, and half of a surrogate pair.
-# A carriage return alone is among them: what follows it would be written over the line. As part of a line end it stays.
+# What a terminal obeys instead of showing (codes below 0x20 and around 0x80), what changes the direction of text
+# (0x202A and on), and half of a surrogate pair, which UTF-8 cannot write (0xD800 and on). Tab and line end stay. A
+# carriage return alone does not: what follows it would be written over the line. As part of a line end it stays.
 CONTROL = re.compile("\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -24,7 +25,10 @@ def harmless(text: str) -> str:
 
 
 class Screen(Console):
-    """A console to which no name, sample or quoted value can send a control character, and its language."""
+    """A console to which no name, sample or quoted value can send a control character, and its language.
+
+    A note is a text that remembers its phrase and its facts (`words.Note`), so that it can be said in any language.
+    """
 
     def __init__(self, lang: str = "en", **options: Any) -> None:
         """`options` are those of rich. Raises HeadwiseError for a language that the table of words lacks."""
@@ -49,9 +53,14 @@ class Screen(Console):
         say(self, self.spoken(text))
 
     def show(self, table: Table, section: str, left: Iterable[int] = (0,), last: int = 0) -> None:
-        """Print a table, whose labels are phrases of a section of the words; `left` and `last` as in `Table.print`."""
+        """Print a table, whose labels are phrases of a section of the words.
+
+        left  the columns of words, which stand at the left; numbers stand at the right
+        last  so many rows at the end stand below a line, such as sums
+        """
         table.print(self, left, last, translator(section, self.lang))
 
+    # rich calls these two for all that it prints: the first makes texts of strings, the second draws.
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(harmless(text), **options)  # before rich drops some of them without a trace
 
@@ -62,5 +71,5 @@ class Screen(Console):
         return super().render(renderable, options)
 
     def on_broken_pipe(self) -> None:
-        """Nobody reads on, which is no failure: rich would end with code 1."""
+        """Nobody reads on, as behind `| head`, which is no failure: rich would end the process with code 1."""
         raise BrokenPipeError

@@ -16,11 +16,11 @@ from headwise.words import Note, key_of, labelled
 if TYPE_CHECKING:
     from headwise.models.meter import Measured
 
-_decimal = partial(scaled, base=1000, units=DECIMAL)
+_decimal = partial(scaled, base=1000, units=DECIMAL)  # 8030261248 -> "8.03 G"
 
 
 def print_price(screen: Screen, price: Price) -> None:
-    """What `headwise cost` says without further options."""
+    """What `headwise cost` says without further options. Labels of tables are phrases of [price] of the words."""
     screen.say(price.heading)
     _print_parameters(screen, price)
     _print_layers(screen, price)
@@ -30,9 +30,9 @@ def print_price(screen: Screen, price: Price) -> None:
 
 
 def print_measured(screen: Screen, price: Price, measured: Measured) -> None:
-    """What it takes here, beside what it should."""
+    """What it takes here, beside what it should; `conditions` says in a sentence how it was measured."""
     screen.say("")
-    is_known = price.setting.bandwidth is not None
+    is_known = price.setting.bandwidth is not None  # else the bounds are of the bandwidth that was measured here
     note = Note.of("price.bounds_given" if is_known else "price.bounds_here", conditions=measured.conditions)
     screen.show(Table(("", "computed", "measured"), measured.rows(price), "Measured here", note), "price")
 
@@ -44,7 +44,9 @@ def print_models(screen: Screen, prices: Sequence[Price]) -> None:
     for price in prices:
         heads = price.layers[0].attention
         sizes = (price.d_model, heads.n_heads, heads.head_dim, heads.n_kv_heads)
-        windows = dict.fromkeys(layer.attention.window for layer in price.layers)  # each once, as layers come
+        windows = dict.fromkeys(
+            layer.attention.window for layer in price.layers
+        )  # each once, in the order of layers; None: it sees all
         window = ", ".join(f"{size:,}" for size in windows if size is not None)
         if window and None in windows:
             window = Note.of("price.some_layers", window=window)
@@ -56,6 +58,7 @@ def print_models(screen: Screen, prices: Sequence[Price]) -> None:
 
 def _print_parameters(screen: Screen, price: Price) -> None:
     """The parts of the model; one without parameters of its own is tied to another (W_U to the embedding)."""
+    # `active` leaves out experts that a token is not sent to, and tables in which it reads one row.
     total, active = price.parameters.total, price.parameters.active
     parts = price.parameters.parts.items()
     rows = [(part, count, f"{count / total:.1%}" if count else "tied") for part, count in parts]
@@ -69,7 +72,8 @@ def _print_layers(screen: Screen, price: Price) -> None:
     for layer in price.layers:
         groups.setdefault(replace(layer, name=""), []).append(layer.name)
     columns = list(map(_layer_rows, groups))
-    # A kind may lack rows that another has, such as a window: the rows are those of all kinds, in the order of coming.
+    # A kind may lack rows that another has, such as a window: the rows are those of all kinds, each label once, as
+    # they come first.
     labels = dict.fromkeys(label for column in columns for label in column)
     rows = [[label, *(column.get(label, "-") for column in columns)] for label in labels]
     screen.show(Table(("", *map(_names, groups.values())), rows, "Layers"), "price")
@@ -81,7 +85,7 @@ def _names(names: list[str]) -> str:
         return names[0]
     # A name is `L3`, with a prefix in a model of several stacks: its number is what follows the last L.
     first, last = (int(name.rpartition("L")[2]) for name in (names[0], names[-1]))
-    if last - first == len(names) - 1:
+    if last - first == len(names) - 1:  # none between them is missing
         return Note.of("price.from_to", first=names[0], last=names[-1])
     return f"{names[0]}, {names[1]}, ... {names[-1]}: {len(names)}"
 
@@ -89,11 +93,11 @@ def _names(names: list[str]) -> str:
 def _layer_rows(layer: LayerPrice) -> dict[str, Cell]:
     """What is said of a layer: the label of a row, and the cell."""
     rows = _head_rows(layer.attention)
-    if layer.cross:
+    if layer.cross:  # its rows have the same labels, and are told apart: "cross: query heads"
         across = _head_rows(layer.cross)
         rows |= {Note.of("price.cross", what=Note.of(key_of("price", label))): across[label] for label in across}
     rows["feed-forward"] = layer.feed_forward_parameters
-    if layer.experts:
+    if layer.experts:  # to how many of them a token is sent, of how many
         active, count = layer.experts
         rows["experts per token"] = Note.of("price.so_many_of", active=active, count=count)
     rows["norms"] = layer.norm_parameters
@@ -106,7 +110,7 @@ def _layer_rows(layer: LayerPrice) -> dict[str, Cell]:
 def _head_rows(heads: HeadPrice) -> dict[str, Cell]:
     """What is said of an attention and of each of its heads."""
     width: Cell = heads.head_dim
-    if heads.head_dim != heads.value_dim:
+    if heads.head_dim != heads.value_dim:  # queries and keys are wider than values, or narrower
         width = Note.of("price.two_widths", head_dim=heads.head_dim, value_dim=heads.value_dim)
     shared = heads.n_kv_heads if heads.latent is None else Note.of("price.latent", latent=heads.latent)
     rows: dict[str, Cell] = {
@@ -122,7 +126,7 @@ def _head_rows(heads: HeadPrice) -> dict[str, Cell]:
     }
     if heads.window is not None:
         rows["window"] = Note.of("price.so_many_tokens", count=f"{heads.window:,}")
-    if heads.streaming:
+    if heads.streaming:  # of a plan: they keep only the first tokens and the latest ones
         rows["streaming key/value heads"] = Note.of("price.so_many_of", active=heads.streaming, count=heads.n_kv_heads)
     if heads.sink:
         rows["sink"] = "1 logit per head"
@@ -130,7 +134,10 @@ def _head_rows(heads: HeadPrice) -> dict[str, Cell]:
 
 
 def print_variants(screen: Screen, setting: Setting, rows: Sequence[Variant]) -> None:
-    """One line for each number of key/value heads; the model as it is carries a mark."""
+    """One line for each number of key/value heads; the model as it is carries a mark.
+
+    The speed has a column where a bandwidth was given, the longest text where a memory was.
+    """
     screen.say("")
     headings = ["parameters", "cache/token", "cache in all", "moved/token"]
     headings += ["tokens/s"] if setting.bandwidth is not None else []
@@ -141,7 +148,7 @@ def print_variants(screen: Screen, setting: Setting, rows: Sequence[Variant]) ->
         sizes = (row.cache_bytes_per_token, row.cache_bytes, round(row.bytes_per_token))
         cells = [_decimal(row.parameters), *map(amount, sizes)]
         cells += [f"{row.tokens_per_second:,.1f}"] if row.tokens_per_second is not None else []
-        if setting.gpu_memory is not None:
+        if setting.gpu_memory is not None:  # "only" that long, where what was asked for does not fit
             longest = "no limit" if row.longest_context is None else f"{row.longest_context:,}"
             cells.append(longest if row.fits else Note.of("price.only", longest=longest))
         lines.append([f"{row.name} *" if row.present else row.name, *cells])
@@ -153,7 +160,7 @@ def print_choice(screen: Screen, choice: Choice) -> None:
     """Each rule with its arithmetic, and what follows for the cache."""
     screen.say("")
     screen.tell("price.rules_of_thumb")
-    for rule in choice.rules:
+    for rule in choice.rules:  # such as "head width: keep 128", with the numbers and the source of the rule
         key = "price.keep" if rule.present == rule.advised else "price.instead"
         verdict = Note.of(key, advised=rule.advised, present=rule.present)
         name = labelled("price", rule.name)
@@ -161,7 +168,7 @@ def print_choice(screen: Screen, choice: Choice) -> None:
         screen.tell("price.guideline", guideline=rule.guideline, source=rule.source)
     before, after = choice.present_cache_bytes_per_token, choice.cache_bytes_per_token
     line = screen.phrase("price.so", n_heads=choice.n_heads, head_dim=choice.head_dim, n_kv_heads=choice.n_kv_heads)
-    if before:
+    if before:  # 0 of a model without a cache
         line += screen.phrase("price.cache_then", after=f"{after:,}", before=f"{before:,}")
     if choice.fits is not None:
         line += screen.phrase("price.fits" if choice.fits else "price.does_not_fit")

@@ -12,7 +12,7 @@ from headwise.view import Screen
 from headwise.view.page import frame, json_block, page, word
 from headwise.words import Facts, Note, labelled
 
-MISSING = "-"
+MISSING = "-"  # stands where a table has no number
 
 
 def print_comparison(screen: Screen, comparison: Comparison) -> None:
@@ -35,7 +35,7 @@ def print_ledger(screen: Screen, ledger: Ledger) -> None:
 
 
 def setting(comparison: Comparison) -> Note:
-    """Data, steps and seeds in a line."""
+    """Data, steps and seeds, the first to the last, in a line."""
     facts = {"data": comparison.data, "steps": f"{comparison.steps:,}"}
     return Note.of("comparison.setting", **facts, first=comparison.seeds[0], last=comparison.seeds[-1])
 
@@ -51,14 +51,15 @@ def metric_table(comparison: Comparison, metric: Metric) -> Table:
     for arm in comparison.arms:
         name = Note.of("comparison.with_about", name=arm.name, about=arm.about) if arm.about else arm.name
         score = arm.scores.get(metric.name)
-        if score is None:
+        if score is None:  # its training failed
             rows.append((name, arm.parameters, "diverged", *[MISSING] * 3))
             continue
         row: list[Cell] = [name, arm.parameters, f"{score.mean.mean:.3f}", f"{score.mean.half_width:.3f}"]
         far = score.difference
-        if far is None:
+        if far is None:  # the others are compared with this one
             rows.append((*row, "the first", MISSING))
         else:
+            # The z of these formats turns -0.000 into +0.000.
             interval = Note.of("comparison.from_to", low=f"{far.low:+z.3f}", high=f"{far.high:+z.3f}")
             rows.append((*row, f"{far.mean:+z.3f}", interval))
     columns = ("arm", "parameters", "mean", "±", "difference", "95 % interval")
@@ -69,7 +70,7 @@ def metric_table(comparison: Comparison, metric: Metric) -> Table:
 def page_html(record: Comparison | Ledger, lang: str = "en") -> str:
     """One comparison, or the ledger with all of its comparisons. What was measured stays as the record says it."""
     if isinstance(record, Comparison):
-        title, lede = record.question, str(setting(record))
+        title, lede = record.question, str(setting(record))  # in English, as the record has them
         heading = f'<h1 lang="en">{escaped(title)}</h1>'
         data: Facts = {"comparisons": [_comparison_data(record)]}
     else:
@@ -141,13 +142,13 @@ def _print_values(screen: Screen, ladder: Ladder) -> None:
 def _print_gradients(screen: Screen, ladder: Ladder) -> None:
     rows = []
     for rung in ladder.rungs:
-        absent, output = "none", f"{_number(rung.timed_difference)} {rung.dtype}"
-        if rung.refused is not None:
+        absent, output = "none", f"{_number(rung.timed_difference)} {rung.dtype}"  # none: it has no gradients
+        if rung.refused is not None:  # it cannot run this layer
             absent = output = MISSING
         rows.append([rung.name, *(_far(rung.gradients or {}, key, absent) for key in LEAVES), output])
     formats = sorted({rung.dtype for rung in ladder.rungs}, reverse=True)  # float64 first
     for dtype in formats:
-        # Gradients are compared in float64 alone; only the output is compared in the format that was timed.
+        # Gradients are compared in float64 alone; only the output is compared in the format that was timed, too.
         cells = [_far(ladder.tolerances, key) if dtype == "float64" else "" for key in LEAVES]
         rows.append(["allowed", *cells, f"{_far(ladder.tolerances, f'timed {dtype}')} {dtype}"])
     title = Note.of("ladder.certificate_of_gradients")
@@ -157,20 +158,21 @@ def _print_gradients(screen: Screen, ladder: Ladder) -> None:
 def _print_costs(screen: Screen, ladder: Ladder) -> None:
     rows: list[list[Cell]] = []
     for rung in ladder.rungs:
-        plain, ms = ladder.rungs[0].ms, rung.ms
+        plain, ms = ladder.rungs[0].ms, rung.ms  # the first rung, plain loops, is what speed is held against
         speed = MISSING if plain is None or ms is None else f"{shown(plain / ms)}x"
         memory = MISSING if rung.peak_bytes is None else amount(rung.peak_bytes)
         rows.append([rung.name, rung.parameters, MISSING if ms is None else ms, speed, memory, rung.how])
     title = Note.of("ladder.costs", sizes=ladder.sizes.note, threads=ladder.threads)
+    # Words stand at the left, in columns 0 and 5.
     screen.show(Table(("rung", "parameters", "ms", "speed", "memory", "how"), rows, title), "ladder", (0, 5))
 
 
 def _far(differences: Mapping[str, float | None], key: str, absent: str = MISSING) -> str:
-    """A difference; or what stands where the rung does not hand out that stage."""
+    """A difference, or an allowed one; `absent` stands where the rung does not hand out that stage."""
     return _number(differences[key]) if key in differences else absent
 
 
 def _number(far: float | None) -> str:
     if far is None:  # what the rung gave was not finite, or of another shape
         return "wrong"
-    return f"{far:.0e}" if far else "0"
+    return f"{far:.0e}" if far else "0"  # 3e-16: of a difference the power of ten matters

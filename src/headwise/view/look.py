@@ -38,25 +38,28 @@ from headwise.words import LANGUAGES, Facts, refusal, sent
 if TYPE_CHECKING:
     from headwise.heads.look import Desk
 
+# These three are round choices: they bound what a client can take of time, threads and memory.
 PATIENCE = 5.0  # seconds that a client may take to ask, and to read the answer
 MOST = 16  # clients that are answered at a time
 LONGEST = 2**20  # bytes of a question
-# Nothing is kept, guessed, given to another site or shown inside one; what a page may load it says itself.
+# Headers of every answer. Nothing is kept, guessed, given to another site or shown inside one; what a page may load
+# it says itself.
 ALONE = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Content-Security-Policy": "frame-ancestors 'none'",
 }
-Ask = Callable[[Facts], Facts]
+Ask = Callable[[Facts], Facts]  # an answer to a question of the page
 
 
 class Live(ThreadingHTTPServer):
-    """A page and the news, from its making to `close`; `tell` adds to the news and never waits.
+    """A page and the news, served from its making to `close`; `tell` adds to the news and never waits.
 
     With `ask` it answers the page's questions, too, below a secret path.
     """
 
+    # Of Python's server: the threads that answer end with the process, and `close` waits for none of them.
     daemon_threads = True
     block_on_close = False
 
@@ -65,13 +68,14 @@ class Live(ThreadingHTTPServer):
         self.document, self.ask = document, ask
         self.base = "" if ask is None else f"/{secrets.token_urlsafe(16)}"  # before every path
         self.last_request = -inf  # when one came, by the monotonic clock
-        self._news: list[str] = []
-        self._room = threading.BoundedSemaphore(MOST)
+        self._news: list[str] = []  # each as JSON; only appended to, so that threads may read it at any time
+        self._room = threading.BoundedSemaphore(MOST)  # a place for each client that is answered
         try:
             super().__init__(("127.0.0.1", port), _Handler)
         except OSError as error:
             raise refusal("no_port", port=port, error=error.strerror) from None
         self.hosts = {f"{name}:{self.server_port}" for name in ("127.0.0.1", "localhost")}
+        # Every 0.1 seconds the server looks whether it is to end; `close` waits as long, at most.
         threading.Thread(target=self.serve_forever, args=(0.1,), daemon=True).start()
 
     @property
@@ -82,18 +86,18 @@ class Live(ThreadingHTTPServer):
         """Add to the news: a header, frame, loss, sample or state."""
         self._news.append(json.dumps({kind: content}))
 
-    def news(self, after: int) -> str:
+    def news(self, after: int) -> str:  # a JSON list, from number `after` on
         return f"[{','.join(self._news[after:])}]"
 
     def linger(self, seconds: float, at_most: float = inf) -> None:
         """Wait until nobody has asked for so many seconds, and no longer than `at_most`."""
         end = time.monotonic() + at_most
         while time.monotonic() < min(self.last_request + seconds, end):
-            time.sleep(0.05)
+            time.sleep(0.05)  # short, so that nobody notices
 
     def close(self) -> None:
-        self.shutdown()
-        self.server_close()
+        self.shutdown()  # `serve_forever` ends
+        self.server_close()  # the port is free
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """One more thread, or none where too many clients are at it."""
@@ -102,33 +106,33 @@ class Live(ThreadingHTTPServer):
         else:
             self.shutdown_request(request)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
+    def process_request_thread(self, request: Any, client_address: Any) -> None:  # what the new thread runs
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away, or was too slow, is no matter of the training's."""
+        """A client that went away, or was too slow, is no matter of the training's: nothing is printed."""
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers one request: GET, and POST where the page asks; the class above refuses all other methods."""
+    """Answers one request: GET, and POST where the page asks; Python's own class refuses all other methods."""
 
     server: Live
     timeout = PATIENCE
-    server_version, sys_version = "headwise", ""
+    server_version, sys_version = "headwise", ""  # in the header Server: no versions, which are nobody's business
 
     def do_GET(self) -> None:
         path = self._path()
-        if path is None:
+        if path is None:  # it is refused
             return
         try:
             address = urlsplit(path)
             after = int(parse_qs(address.query).get("after", ["0"])[0])
             if after < 0:
                 raise ValueError  # answered as what is no number
-        except ValueError:
+        except ValueError:  # also of an address that is none
             self._answer(400, "after must be a whole number of at least 0")
             return
         if address.path == "/news":
@@ -140,7 +144,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         if self.server.ask is None:
-            self.send_error(501)
+            self.send_error(501)  # as Python answers every method that a handler lacks
             return
         path, origin = self._path(), self.headers.get("Origin")
         if path is None:
@@ -148,6 +152,7 @@ class _Handler(BaseHTTPRequestHandler):
         size = self.headers.get("Content-Length", "")
         if path != "/ask":
             self._answer(404, "there is /ask")
+        # A browser sends in Origin the site whose page asks; a program that is no browser sends none.
         elif origin is not None and origin.removeprefix("http://") not in self.server.hosts:
             self._answer(403, "another site may not ask")
         elif not (size.isascii() and size.isdigit() and int(size) <= LONGEST):
@@ -156,7 +161,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             try:
                 question = json.loads(self.rfile.read(int(size)))
-            except (ValueError, RecursionError):
+            except (ValueError, RecursionError):  # no JSON, or lists in lists without end
                 question = None
             if isinstance(question, dict):
                 self._answer(200, json.dumps(self.server.ask(question), allow_nan=False), "application/json")
@@ -169,6 +174,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("Host") not in self.server.hosts:
             self._answer(403, f"ask for http://127.0.0.1:{self.server.server_port}/")
             return None
+        # Compared in the same time whatever it is, so that nobody finds the secret letter by letter by the clock.
         if not secrets.compare_digest(path[: len(base)].encode(errors="replace"), base.encode()):
             self._answer(404, "there is nothing here; open the whole address that was printed")
             return None
@@ -185,7 +191,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *values: Any) -> None:
-        """The terminal belongs to the training."""
+        """Nothing is logged: the terminal belongs to the training."""
 
 
 def live_html(name: str, lang: str = "en") -> str:
@@ -199,24 +205,28 @@ def live_html(name: str, lang: str = "en") -> str:
 # The page of a model, and its picture in a notebook.
 
 STYLES = ("report_look.css", "report_heads.css", "report_head.css", "report_roles.css", "look.css")
-# The text that a page opens with, by what the model predicts.
+# The text that a page opens with, by what the model predicts: the next token, the one at a mask, none. In the first a
+# name comes again, which heads that look for repeated tokens find.
 EXAMPLES = {
     "next": "Professor Rosa Quandt met Tom. Then Tom thanked Professor Rosa",
     "masked": "The capital of France is {mask}.",
     None: "The weather is nice today.",
 }
-TICK = 0.2  # seconds after which a worker sees that it is to end
+TICK = 0.2  # seconds, at most, until a worker sees that it is to end
 
 
 def look_html(about: Facts, example: str | None = None, lang: str = "en") -> str:
-    """The page of a model; `about` is what its `Desk` says of it, `example` the text that it opens with."""
+    """The page of a model; `about` is what its `Desk` says of it, `example` the text that it opens with.
+
+    A `Desk` is a model that answers questions about its heads on a text (heads/look.py).
+    """
     example = example or EXAMPLES[about["predicts"]].format(mask=about["mask"])
     heads = about["heads"]
     layers = {(head["part"], head["layer"]) for head in heads}
     facts = {"family": about["family"], "heads": len(heads), "layers": len(layers)}
     body = frame("look.html", heading=escaped(about["model"]), lede=word("look.lede", "p", 'class="lede"', **facts))
     return page(
-        "report",
+        "report",  # the frame: the look of the report
         body,
         title=word("look.title", "title", name=about["model"]),
         script="look.js",
@@ -233,30 +243,32 @@ class Served(Live):
 
     def __init__(self, desk: Desk, port: int = 0, example: str | None = None, lang: str = "en") -> None:
         self.desk = desk
-        self._waiting: Queue[tuple[Facts, Future[Facts]]] = Queue()
-        self._latest: dict[str, int] = {}  # of each text that may stand side by side, the number of the latest question
+        self._waiting: Queue[tuple[Facts, Future[Facts]]] = Queue()  # questions, and where their answers are put
+        self._latest: dict[str, int] = {}  # the last reading of each text; two may stand side by side
         self._over = threading.Event()
         super().__init__(port, look_html(desk.about(), example, lang), self._ask_in_turn)
 
     def _ask_in_turn(self, asked: Facts) -> Facts:
+        # In a thread of the server. `slot` is the text, "a" or "b"; `turn` counts the page's questions.
         slot, turn = str(asked.get("slot")), asked.get("turn")
-        if asked.get("do") == "read" and type(turn) is int:  # and no bool
+        if asked.get("do") == "read" and type(turn) is int:  # and no bool, which isinstance would take
             self._latest[slot] = max(turn, self._latest.get(slot, turn))
         answer: Future[Facts] = Future()
         self._waiting.put((asked, answer))
-        return answer.result()
+        return answer.result()  # waits for `work`
 
     def work(self) -> None:
         """Answer question after question, until `close`."""
         while not self._over.is_set():
             try:
                 asked, answer = self._waiting.get(timeout=TICK)
-            except Empty:
+            except Empty:  # nobody asked meanwhile
                 continue
             answer.set_result(self._answered(asked))
 
     def _answered(self, asked: Facts) -> Facts:
         turn = asked.get("turn")
+        # A later text came while this question waited: its answer would not be shown.
         if type(turn) is int and turn < self._latest.get(str(asked.get("slot")), turn):
             return {"stale": True}
         try:
@@ -278,7 +290,10 @@ class Served(Live):
 
 
 def _why(desk: Desk) -> Facts:
-    """The story of what the model says next: a sentence for each head that has a place in it, in both languages."""
+    """The story of what the model says next: a sentence for each head that has a place in it, in both languages.
+
+    Where two texts stand side by side, the second is the one with something changed, as in `headwise why --corrupt`.
+    """
     from headwise.heads.why import why
 
     reading, other = desk.readings.get("a"), desk.readings.get("b")
@@ -292,10 +307,13 @@ def _why(desk: Desk) -> Facts:
 class Look:
     """The heads of a model on a text or on inputs: in a notebook a picture, elsewhere the address of a page.
 
-    names, maps, labels  the heads, their weights (T,S), and what stands at the T and at the S places
+    name    what the model is called
+    maps    the name of each head -> its weights (T,S)
+    labels  what stands at the T places, and at the S where these are the same text
+    desk    the model with its tokenizer, which a page needs; None where it was run on inputs
     """
 
-    MOST_MAPS, MOST_ROWS = 8, 48  # that are drawn, and of each of them rows and columns
+    MOST_MAPS, MOST_ROWS = 8, 48  # that are drawn, and of each of them rows and columns; round choices
 
     def __init__(
         self, name: str, maps: Mapping[str, NDArray[np.float32]], labels: list[str], desk: Desk | None = None
@@ -319,7 +337,7 @@ class Look:
         return self._served.address
 
     def open(self) -> str:
-        """Open the page in the browser, where there is one; its address, good for as long as this process."""
+        """Open the page in the browser, where there is one; gives its address, good for as long as this process."""
         import webbrowser
 
         webbrowser.open(self.address)
@@ -338,9 +356,9 @@ class Look:
     def _repr_html_(self) -> str:
         from headwise.heads.table import BLUE, layer_table, token_map
 
-        cells = []  # of each head, the bluer the harder it looks
+        cells = []  # a square for each head, the bluer the harder it looks
         for name, weights in self.maps.items():
-            strength = _hardest(weights)
+            strength = _hardest(weights)  # from 0 to 1: also how much of the blue is seen
             style = f"background:rgba({BLUE},{strength:.2f});width:1.1em;height:1.1em"
             cell = Markup(f'<div title="{escaped(name)} {strength:.3f}" style="{style}"></div>')
             cells.append((name, cell))
@@ -358,7 +376,10 @@ class Look:
 
 
 def _hardest(weights: NDArray[np.float32]) -> float:
-    """The largest weight on another key than the first and the one of the query itself."""
+    """The largest weight on another key than the first and the one of the query itself.
+
+    The first takes what a head has no use for, and a look at itself tells nothing of other tokens.
+    """
     others = weights[:, 1:].copy()
     if weights.shape[0] == weights.shape[1]:  # queries and keys are one sequence
         np.fill_diagonal(others[1:], 0)  # each query's own key: the first column is gone, so from the second row on
@@ -395,15 +416,19 @@ def look(model: Any, *inputs: Any, **named: Any) -> Look:
     if len(inputs) > 1 or named:
         raise HeadwiseError(f"a text comes alone, and {len(inputs) + len(named)} inputs were passed")
     desk = Desk(folder)
+    # What the page asks first, too: read this as text a, with no head changed, seen from the last token (-1), and
+    # follow the chance of the likeliest next token (-1).
     asked = {"do": "read", "slot": "a", "text": texts[0], "changes": {}, "at": -1, "follow": -1}
     labels = []
     for text, _has_gap, line_ends, _is_sign in desk.answer(asked)["words"]:
         labels.append(text or "\u23ce" * line_ends)  # a token may be line ends alone
+    # A head that did not run has an empty map.
     maps = {name: weights for name, weights in zip(desk.heads, desk.readings["a"].maps, strict=True) if weights.size}
     return Look(folder.name, maps, labels, desk)
 
 
 def _on_inputs(model: Any, inputs: tuple[Any, ...], named: Facts) -> Look:
+    # The tokens stand at the places, where the inputs tell which they are; else numbers do.
     from headwise.heads.watch import watch
 
     with watch(model, maps=True) as seen:

@@ -32,11 +32,11 @@ from headwise.story import Story
 from headwise.table import escaped
 from headwise.words import LANGUAGES, Facts, Note, check_lang, phrase, phrase_html, phrases, refusal, sent
 
-# An empty element that names a phrase, and an attribute that does.
+# An empty element that names a phrase, <p data-word="report.hint"></p>, and an attribute that does.
 _EMPTY = re.compile(r'(?P<start><(?P<tag>[a-z0-9]+)\b[^<>]*? data-word="(?P<key>[\w.]+)"[^<>]*>)(?P<end></(?P=tag)>)')
 _ATTRIBUTE = re.compile(r' data-word-(?P<name>[a-z-]+)="(?P<key>[\w.]+)"')
-_IMPORT = re.compile(r"^import (?:\{[^}]*\} from )?'([\w./]+)';\n", re.MULTILINE)
-_EXPORT = re.compile(r"^export (?=\w)", re.MULTILINE)
+_IMPORT = re.compile(r"^import (?:\{[^}]*\} from )?'([\w./]+)';\n", re.MULTILINE)  # import { ask } from './ask.js';
+_EXPORT = re.compile(r"^export (?=\w)", re.MULTILINE)  # that word alone, of "export function"
 _VALUES = re.compile(r'data-values="([^"]*)"')
 
 
@@ -47,7 +47,7 @@ def package_text(*names: str) -> str:
 
 
 def frame(name: str, /, **parts: str) -> str:
-    """A file of HTML of the room, with the parts in their places."""
+    """A file of HTML of the room, with the parts in their places, which are `$name` there."""
     return Template(package_text(name)).substitute(parts)
 
 
@@ -116,7 +116,7 @@ def page(
     return frame(
         "page/base.html",
         lang=lang,
-        policy=policy(style, code) + ("; connect-src 'self'" if served else ""),
+        policy=policy(style, code) + ("; connect-src 'self'" if served else ""),  # 'self': where the page comes from
         title=filled(title if title.startswith("<title") else f"<title>{escaped(title)}</title>", lang),
         style=style,
         name=name,
@@ -129,14 +129,18 @@ def page(
 
 
 def word(key: str, tag: str = "span", attributes: str = "", **values: Any) -> str:
-    """An element that `page` fills with a phrase; values may be any text, and are escaped."""
+    """An element that `page` fills with a phrase; values may be any text, and are escaped.
+
+    tag, attributes  of the element: `word("why.title", "h1")`
+    values           the facts of the phrase. The element carries them, so that the script can say it in both languages
+    """
     more = f" {attributes}" if attributes else ""
     carried = f' data-values="{escaped(json.dumps(values, ensure_ascii=False))}"' if values else ""
     return f'<{tag}{more} data-word="{key}"{carried}></{tag}>'
 
 
 def filled(html: str, lang: str) -> str:
-    """Every phrase that the HTML names, put in its place."""
+    """The HTML with every phrase that it names in its place."""
 
     def element(match: re.Match[str]) -> str:
         carried = _VALUES.search(match[0])  # as `word` put them there
@@ -150,7 +154,10 @@ def filled(html: str, lang: str) -> str:
 
 
 def json_block(value: Any) -> str:
-    """JSON that no HTML parser can take for markup: `<`, `>` and `&` are written as \\u escapes."""
+    """JSON that no HTML parser can take for markup: `<`, `>` and `&` are written as \\u escapes.
+
+    Raises ValueError for NaN and infinity, which JSON does not have and a browser would not read.
+    """
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -160,6 +167,7 @@ def policy(style: str, script: str) -> str:
 
     So what a model or a text brings cannot run, whatever it holds, and the page asks nobody for anything.
     """
+    # The last two: no element may change what addresses are relative to, and no form is sent anywhere.
     return (
         f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; img-src data:; "
         "base-uri 'none'; form-action 'none'"
@@ -167,7 +175,7 @@ def policy(style: str, script: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """A style or script as a policy names it."""
+    """A style or script as a policy names it: by the base64 of its SHA-256."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
@@ -193,7 +201,7 @@ def walk_html(
 
     Raises HeadwiseError for a language that is not en or es, and for a model that does not run in a page.
     """
-    if "reason" in model:
+    if "reason" in model:  # why the model was not packed: "size", beside the two numbers
         # The phrase of a reason has places for its numbers.
         numbers = {key: f"{fact:,}" if isinstance(fact, int) else fact for key, fact in model.items()}
         raise refusal("no_walk", why=Note.of(f"refused.walk_{model['reason']}", **numbers))
@@ -205,6 +213,7 @@ def walk_html(
         "width": config["d_model"],
         "parameters": f"{model['parameters']:,}",
     }
+    # Weights that travel in 16 bits give slightly other numbers: the page then says by how much at most.
     halved = word("walk.halved", "p", 'class="caption"', error=f"{model['error']:.1g}") if model["error"] else ""
     body = frame("page/walk.html", facts=escaped(json_block(facts)), halved=halved)
     start = {"text": text, "layer": layer, "head": head, "at": at, "report": report}
@@ -221,7 +230,10 @@ def walk_html(
 
 
 def windows_html(reach: Windows, lang: str = "en") -> str:
-    """The page: a map of heads and windows, for any number of first tokens."""
+    """The page of `headwise windows`: a map of heads and windows, for each number of first tokens that was measured.
+
+    lang  as in `walk_html`; HeadwiseError for a language that is not en or es
+    """
     document = reach.document() | {"notes": list(map(sent, reach.notes))}
     return page(
         "windows",
@@ -243,7 +255,7 @@ def story_page(path: str | File, story: Story, lang: str = "en") -> None:
         story: what `why` gave
         lang: in which the page opens, "en" or "es"; it has a switch
     """
-    told = [part.head for part in story.told]
+    told = [part.head for part in story.told]  # the heads that have a sentence, a part of the story's heads
     sentences = {lang: [story.sentence(part, lang) for part in story.told] for lang in LANGUAGES}
     opening = {lang: story.opening(lang) for lang in LANGUAGES}
     closing = {lang: story.closing(lang) for lang in LANGUAGES}

@@ -44,6 +44,7 @@ class DrawnMaps(HeadMaps):
         cells = []
         for head in self.maps:
             label = f"{head.name}: keys to the right, queries downwards"
+            # 72 pixels high, a round choice.
             cells.append((head.name, picture(head.weights.tolist(), label, 72)))
         words = " ".join(f"<code>{escaped(token)}</code>" for token in self.tokens)
         return f"<p>{escaped(self.model)}: {words}</p>{layer_table(cells)}"
@@ -68,6 +69,7 @@ def attention(model: Any, text: Any) -> DrawnMaps:
     from headwise.models.open import folder_of, ids_of
 
     folder, ids = folder_of(model), [int(i) for i in ids_of(model, text)]
+    # A model without a tokenizer has numbers for words.
     shown = tuple(map(str, ids)) if folder.tokens is None else folder.tokens.shown(ids)
     maps = head_maps(model, ids, shown, folder.name)
     return DrawnMaps(maps.model, maps.tokens, maps.maps)
@@ -85,6 +87,7 @@ def figure_class() -> type[Figure]:
 def write_figure(path: str | Path, figure: Figure) -> None:
     """Write a PNG, whole or not at all; the same figure gives the same bytes."""
     file = io.BytesIO()
+    # 120 pixels an inch is a round choice. The line Software, which is left out, would name matplotlib's version.
     figure.savefig(file, format="png", dpi=120, metadata={"Software": None})
     write_whole(path, file.getvalue())
 
@@ -92,8 +95,8 @@ def write_figure(path: str | Path, figure: Figure) -> None:
 # The picture of a survey is a mosaic, an array with one number a pixel. A head has SIDE + LABEL rows and SIDE + GAP
 # columns of it: its thumbnail at the top left, room for its name and its roles below, a gap to the right.
 SIDE, GAP, LABEL = 32, 4, 15
-INCHES = 0.95  # of a thumbnail with its gap, SIDE + GAP pixels
-LONGEST = 60.0  # inches of a side; a larger model is drawn smaller
+INCHES = 0.95  # of a thumbnail with its gap, SIDE + GAP pixels: a name in letters of 6.5 points fits below it
+LONGEST = 60.0  # inches of a side, 7,200 pixels of the file; a larger model is drawn smaller
 # Inches above the mosaic: ROLE of each role's line; TITLE of the model's name and of the empty space around the lines.
 TITLE, ROLE = 0.8, 0.2
 COLOURS = ("#f3efe5", "#7da6c4", "#2f5590", "#151038")  # of weight 0 to 1, as in the report
@@ -132,7 +135,7 @@ def survey_png(path: str | Path, survey: Survey) -> None:
     # At least 5 inches wide: where a layer has few heads, the lines of the legend are wider than the mosaic.
     figure = new_figure(figsize=(max(wide * shrink, 5.0), tall * shrink + legend), facecolor="#fbfaf6")
     height = tall * shrink / (tall * shrink + legend)  # of the mosaic, as a fraction of the figure's
-    axes = figure.add_axes((0.02, 0.0, 0.96, height))
+    axes = figure.add_axes((0.02, 0.0, 0.96, height))  # left, bottom, width, height: a margin of 2% at either side
     colours = LinearSegmentedColormap.from_list("weights", COLOURS)
     axes.imshow(np.ma.masked_invalid(mosaic), cmap=colours, vmin=0, vmax=1, interpolation="nearest")
     axes.set_axis_off()
@@ -140,14 +143,15 @@ def survey_png(path: str | Path, survey: Survey) -> None:
 
     # Under each thumbnail its name, and 6 pixels below the letters of its roles. A pixel is about 1.9 points, so a line
     # of 6.5 points takes fewer than 4, and both lines fit into LABEL. A `$` in a name is no formula.
-    text = partial(axes.text, fontsize=6.5 * shrink, va="top", parse_math=False)
+    text = partial(axes.text, fontsize=6.5 * shrink, va="top", parse_math=False)  # placed by its upper edge
     for profile in survey.profiles:
         top, left = places[profile.name]
         text(left, top + SIDE + 1, profile.name)
         letters = " ".join(badges[role].letter for role in profile.roles)
         text(left, top + SIDE + 7, letters, weight="bold", color="#2f5590")
     inch = 1 / figure.get_figheight()  # as a fraction of the figure's height, in which places of text are given
-    # From the upper edge: the model's name at 0.15 inches, the roles from 0.5 on; they end 0.3 above the mosaic.
+    # From the upper edge: the model's name at 0.15 inches, the roles from 0.5 on; they end 0.3 above the mosaic. A
+    # name of 13 points is 0.18 inches high, a line of 7.5 points fits into ROLE.
     figure.text(0.02, 1 - 0.15 * inch, survey.model, fontsize=13, va="top", parse_math=False)
     for place, role in enumerate(earned):
         line = f"{badges[role.name].letter}  {role.name}: {role.meaning}"
@@ -157,8 +161,8 @@ def survey_png(path: str | Path, survey: Survey) -> None:
         write_figure(path, figure)
 
 
-WIDE, LINE = 5.0, 0.25  # width of the picture, height of the line above it
-DARK = 0.75  # of a patch that gets no weight
+WIDE, LINE = 5.0, 0.25  # inches: width of the picture, height of the line above it
+DARK = 0.75  # how dark a patch without weight is made: at 1 it would be black, and the image could not be told
 
 
 def overlay(path: str | Path, image: Any, head: SeenHead, grid: tuple[int, int] | None = None) -> None:
@@ -188,20 +192,23 @@ def overlay(path: str | Path, image: Any, head: SeenHead, grid: tuple[int, int] 
     height, width = pixels.shape[:2]
     tall = WIDE * height / width
     figure = new_figure(figsize=(WIDE, tall + LINE), facecolor="#fbfaf6")
-    axes = figure.add_axes((0, 0, 1, tall / (tall + LINE)))
-    place = (0, width, height, 0)
+    axes = figure.add_axes((0, 0, 1, tall / (tall + LINE)))  # below the line, as wide as the figure
+    place = (0, width, height, 0)  # left, right, bottom, top: rows of pixels count downwards
     axes.imshow(pixels, extent=place, cmap="gray", aspect="auto")
+    # Over the image an image of zeros, which is black, stretched to the same size: the less weight, the less of the
+    # patch below it shines through.
     shade = DARK * (1 - weights / (weights.max() or 1))
     axes.imshow(np.zeros_like(weights), extent=place, alpha=shade, cmap="gray", aspect="auto")
     axes.set_axis_off()
     line = f"{head.name}: {weights.sum():.2f} of its weight on the image, {weights.max():.3f} on the brightest patch"
+    # 0.05 inches below the upper edge. Letters of 8 points, 0.11 inches, fit into LINE.
     figure.text(0.01, 1 - 0.05 / (tall + LINE), line, fontsize=8, va="top", parse_math=False)
     write_figure(path, figure)
 
 
 def patches(head: SeenHead, grid: tuple[int, int] | None) -> NDArray[np.float64]:
-    """The mean weights of the patches, (rows, columns)."""
-    weights = np.asarray(head.image_map, np.float64)
+    """The weights of the patches, (rows, columns), means over the rows of the map. HeadwiseError as in `overlay`."""
+    weights = np.asarray(head.image_map, np.float64)  # (tokens that look, places of the image)
     if not len(weights):
         raise HeadwiseError(f"{head.name}: no row was kept; list rows that are there, watch(model, maps=[-1])")
     n = weights.shape[1]
@@ -225,17 +232,22 @@ def _pixels(image: Any) -> Any:
         except (OSError, SyntaxError, ValueError) as error:
             raise HeadwiseError(f"{image} cannot be read as an image: {error}") from None
     pixels = np.asarray(image.detach().cpu().float() if hasattr(image, "detach") else image, np.float64)
+    # Colours first, as torch has them, become colours last. 1 is grey, 3 are colours, 4 are colours and opacity.
     if pixels.ndim == 3 and pixels.shape[0] in (1, 3) and pixels.shape[2] not in (1, 3, 4):
         pixels = pixels.transpose(1, 2, 0)
     if pixels.ndim not in (2, 3) or not pixels.size or (pixels.ndim == 3 and pixels.shape[2] not in (1, 3, 4)):
         raise HeadwiseError(f"an image is (rows, columns, 3) or (3, rows, columns), and this one is {pixels.shape}")
-    pixels = pixels[..., :3] if pixels.ndim == 3 else pixels
-    pixels = pixels - pixels.min()  # a copy: the image is the caller's
+    pixels = pixels[..., :3] if pixels.ndim == 3 else pixels  # without opacity
+    # From the darkest to the brightest: what a processor normed lies around 0. A copy, for the image is the caller's.
+    pixels = pixels - pixels.min()
     return pixels / (pixels.max() or 1)
 
 
 def windows_png(path: str | Path, reach: Windows, sinks: int) -> None:
-    """Write a picture: a row a head, a column a window, darker where more mass lies outside."""
+    """Write a picture: a row a head, a column a window, darker where more mass lies outside.
+
+    sinks  first tokens that are seen beside a window, one of `SINKS`. HeadwiseError where matplotlib is missing
+    """
     new_figure = figure_class()
     from matplotlib.colors import LinearSegmentedColormap
 

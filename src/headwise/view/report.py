@@ -42,7 +42,7 @@ from headwise.words import Facts, known, sent
 # them, in half the bytes of a float32.
 LEVELS = 2**16 - 1
 
-Shares = NDArray[np.float64]
+Shares = NDArray[np.float64]  # fractions of a head's attention, see `shares_of`
 
 
 def survey_data(
@@ -53,7 +53,7 @@ def survey_data(
     against_maps: HeadMaps | None,
     walk: str | None = None,
 ) -> Facts:
-    """The data of the page."""
+    """The data of the page; the arguments are those of `report_html`."""
     columns = columns_of(survey, against)
     roles = []
     for role, badge in zip(survey.roles, badges_of(survey.roles).values(), strict=True):
@@ -62,6 +62,7 @@ def survey_data(
     # Do some positions of keys not fit into 16 bits?
     wide = any(profile.top_keys.max(initial=0) > LEVELS for profile in survey.profiles)
     other_maps = None
+    # Maps of two models are compared where they are of the same tokens, the other's under the names of counterparts.
     if against is not None and maps is not None and against_maps is not None and against_maps.tokens == maps.tokens:
         names = {profile.was: profile.name for profile in against.profiles if profile.was}
         other_maps = _maps(against_maps, names)
@@ -94,12 +95,13 @@ def survey_data(
         "other_maps": other_maps,
         "run": None if summary is None else _run(summary),
         "walk": walk,
+        # What the page asks its reader to find out first: of a run on the verbs, which head carries the tense.
         "question": "tense" if summary is not None and summary.facts.get("text") == verbs.NAME else "head",
     }
 
 
 def _run(summary: RunSummary) -> Facts:
-    """The run; facts are by the keys of their labels, which its files have in English."""
+    """The run; its files have facts in English, which `known` makes notes again, so that the page says them in both."""
     facts = [(name, sent(known(value) or value)) for name, value in summary.facts.items()]
     name = summary.baseline_name and sent(known(summary.baseline_name) or summary.baseline_name)  # None stays None
     return {**vars(summary), "facts": facts, "baseline_name": name, "has_baseline": summary.baseline_loss is not None}
@@ -109,7 +111,7 @@ def _heads(survey: Survey, columns: tuple[Column, ...], against: Survey | None, 
     """Every head: numbers, pictures, the sentence about it, and the same of the head it is compared with."""
     pictures = shares_of(survey)
     other_pictures = {} if against is None else shares_of(against)
-    roles = {role.name: place for place, role in enumerate(survey.roles)}
+    roles = {role.name: place for place, role in enumerate(survey.roles)}  # the page has roles by their place
     heads = []
     for profile, other in paired(survey, against):
         head = _numbers(survey, profile, columns, *pictures[profile.name]) | _text_of(profile, survey.passage, wide)
@@ -117,14 +119,14 @@ def _heads(survey: Survey, columns: tuple[Column, ...], against: Survey | None, 
         head |= {"says": list(map(sent, head_notes(survey, profile))), "roles": [roles[role] for role in profile.roles]}
         if against is not None and other is not None:
             head["other"] = _numbers(against, other, columns, *other_pictures[other.name])
-            # The roles here are places in the list of the page; the other model may earn some that it does not have.
+            # By name, not by place in the list of this survey: the other model may have roles that it lacks.
             head["other"] |= {"roles": list(other.roles), "name": other.was or other.name}
         heads.append(head)
     return heads
 
 
 def _numbers(survey: Survey, profile: HeadProfile, columns: tuple[Column, ...], shares: Shares, first: Shares) -> Facts:
-    """Statistics and picture of a head."""
+    """Statistics and picture of a head; `shares` and `first` as `shares_of` gives them."""
     return {
         "values": [_interval(value_of(profile, column.key)) for column in columns],
         "uniform": [_rounded(profile.uniform.get(column.key)) for column in columns],
@@ -138,10 +140,14 @@ def _numbers(survey: Survey, profile: HeadProfile, columns: tuple[Column, ...], 
 
 
 def _text_of(profile: HeadProfile, passage: int, wide: bool) -> Facts:
-    """Where each token of the passage looks, and what it receives; received weights are fractions of the largest."""
+    """Where each token of the passage looks, and what it receives; received weights are fractions of the largest.
+
+    passage  tokens at the beginning of the text that the page shows
+    wide     keys take 32 bits, as in a text of more than 65,536 tokens; else 16
+    """
     received = np.nan_to_num(profile.received[:passage].astype(np.float64))
     largest = float(received.max(initial=0.0)) or 1.0
-    keys = profile.top_keys[:passage].astype("<u4" if wide else "<u2")
+    keys = profile.top_keys[:passage].astype("<u4" if wide else "<u2")  # (passage, k): the k keys with most weight
     return {
         "k": keys.shape[1],
         "keys": base64.b64encode(keys.tobytes()).decode("ascii"),
@@ -154,9 +160,9 @@ def _text_of(profile: HeadProfile, passage: int, wide: bool) -> Facts:
 def shares_of(survey: Survey) -> dict[str, tuple[Shares, Shares]]:
     """For each head what fraction of its attention a block of queries gives each block of keys, (rows, columns).
 
-    A mean over a block fades as the text grows; a fraction does not: rows add up to 1, or to less beside a sink. The
-    second array, (rows,), is what of the first column goes to the first key alone. For a text of at most as many tokens
-    as blocks both are the weights themselves.
+    `HeadProfile.thumbnail` has means over blocks, which fade as the text grows; a fraction does not: rows add up to 1,
+    or to less beside a sink. The second array, (rows,), is what of the first column goes to the first key alone. For a
+    text of at most as many tokens as blocks both are the weights themselves.
     """
     largest: dict[str, float] = {}  # sum of a row in each stack: 1 / block size, where blocks are even, without a sink
     for profile in survey.profiles:
@@ -167,7 +173,7 @@ def shares_of(survey: Survey) -> dict[str, tuple[Shares, Shares]]:
         blocks, length = profile.thumbnail.shape[1], text_length(survey, profile)
         # A mean over the keys of a block, times their number, is the sum over them. The number is estimated from the
         # largest row where the length of the text is not known.
-        sizes = np.full(blocks, 1 / (largest[profile.part] or 1.0))
+        sizes = np.full(blocks, 1 / (largest[profile.part] or 1.0))  # keys in each block; all 0: no head looks at all
         if length is not None and length >= blocks:  # key i lies in block i * blocks // length: count those of each
             sizes = np.bincount(np.arange(length) * blocks // length, minlength=blocks).astype(np.float64)
         shares[profile.name] = profile.thumbnail * sizes, profile.first_key * sizes[0]
@@ -202,6 +208,7 @@ def _maps(maps: HeadMaps, names: dict[str, str]) -> Facts:
 
 
 def _interval(value: Interval | None) -> list[float | None] | None:
+    # For JSON, which has neither NaN nor infinity.
     if value is None or math.isnan(value.mean):
         return None
     return [_rounded(value.mean), _rounded(value.low), _rounded(value.high), value.n]
@@ -212,6 +219,7 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
 
 
+# What the page is put together of: style sheets, and the sections of words.toml whose phrases it says.
 STYLES = (
     "report_look.css",
     "report_heads.css",
@@ -226,19 +234,20 @@ WORDS = ("report", "sentence", "column", "meaning", "role", "job", "source", "sa
 # The film of a training, where the report has one.
 
 FILM_BODY, FILM_STYLES, FILM_WORDS = "film.html", ("film.css",), ("film", "role")
-LOSSES = 400  # points of the curve in a page, about; evaluations on held-out text all stay
+LOSSES = 400  # points of the curve in a page, about: a round choice; evaluations on held-out text all stay
 
 Film = tuple[Facts, Sequence[Facts], Sequence[Facts]]  # header, frames, rows of the losses
 
 
 def film_data(film: Film, awarded: Mapping[str, Sequence[str]]) -> str:
-    """The block of data for a report, by the name `film-data`. `awarded` are the roles of each head."""
+    """The film as a report's block of data, `film-data`. `awarded` has the roles of each head by the survey."""
     header, frames, losses = film
-    every = -(-len(losses) // LOSSES)  # rounded up; 0 only where there are no rows
+    every = -(-len(losses) // LOSSES)  # len / LOSSES, rounded up; 0 only where there are no rows
     kept = []
     for n, row in enumerate(losses):
         if n % every == 0 or "held_out_loss" in row or row is losses[-1]:
             kept.append(row)
+    # What the page needs of a frame; its file has more.
     seen = [{name: frame[name] for name in ("step", "alike", "roles", "maps")} for frame in frames]
     return json_block({"header": header, "frames": seen, "losses": kept, "known": dict(awarded)})
 
@@ -270,19 +279,20 @@ def report_html(
     film          what the heads did while the model trained
     walk          the file beside this one that has the walk through a head, from `page.walk_html`
     """
+    # <bdi>: a name in Arabic or Hebrew letters does not turn the text around it.
     name, heading = survey.model, f'<bdi dir="auto">{escaped(survey.model)}</bdi>'
     if against is not None:
         name = f"{survey.model} · {against.model}"
         other = f'<bdi class="against"><small>{word("report.against")}</small> {escaped(against.model)}</bdi>'
         heading = f"<bdi>{escaped(survey.model)}</bdi> {other}"
-    pane = package_text("report_pane.html")  # two of them, for two heads side by side
-    blocks, shown, styles, words = {}, "", [*STYLES], [*WORDS]
+    pane = package_text("report_pane.html")
+    blocks, shown, styles, words = {}, "", [*STYLES], [*WORDS]  # without a film
     if film is not None:
         blocks["film-data"] = film_data(film, {profile.name: profile.roles for profile in survey.profiles})
         shown = package_text(FILM_BODY)
         styles += FILM_STYLES
         words += FILM_WORDS
-    body = frame("report.html", heading=heading, film=shown, panes=2 * pane)
+    body = frame("report.html", heading=heading, film=shown, panes=2 * pane)  # two heads side by side
     data = survey_data(survey, maps, summary, against, against_maps, walk)
     return page(
         "report",

@@ -25,8 +25,9 @@ from headwise.table import Table, number
 from headwise.view import Screen
 from headwise.words import Note, check_lang, key_of, labelled, marked, refusal, said, unknown
 
+# Statistics that a report shows at once, where there are more than FEW; the others are shown on demand.
 MAIN = ("entropy", "confidence", "distance", "first", "previous", "self", "delimiter", "duplicate", "prefix")
-FEW = 10  # so many statistics are all shown at once
+FEW = 10  # so many statistics, or fewer, are all shown at once: a round choice
 KINDS = 10  # kinds of badges in report_roles.css, .r0 to .r9
 
 
@@ -63,7 +64,7 @@ def columns_of(survey: Survey, against: Survey | None = None) -> tuple[Column, .
     """
     surveys = [survey] if against is None else [survey, against]
     shared = [key for key in survey.statistics if all(key in each.statistics for each in surveys)]
-    meanings = {key: survey.statistics[key] for key in shared}
+    meanings = {key: survey.statistics[key] for key in shared}  # in English, as the survey keeps them
     effects = {
         "ablation": f"change in loss without the head ({survey.ablated or 'silenced'}), nats per token",
         "importance": "mean size of the loss's slope with respect to a gate on the head (Michel et al. 2019)",
@@ -72,19 +73,20 @@ def columns_of(survey: Survey, against: Survey | None = None) -> tuple[Column, .
     for key, meaning in {**effects, **meanings}.items():
         values = [value_of(profile, key) for each in surveys for profile in each.profiles]
         known = [value.mean for value in values if value is not None]
-        if key in effects and not known:
+        if key in effects and not known:  # it was not measured
             continue
         followed = any(key == relation.name for relation in survey.relations)
         main = key in effects or followed or key in MAIN or len(shared) <= FEW
+        # Ablation has a sign: without a head the loss may rise or fall.
         columns.append(Column(key, label(key), meaning, decimals_for(known), key == "ablation", main))
     return tuple(columns)
 
 
 def value_of(profile: HeadProfile, key: str) -> Interval | None:
-    """A number of a head with its interval; importance has none, and n is 0 there."""
+    """A number of a head with its interval; None where it was not measured."""
     if key == "importance":
         value = profile.importance
-        # An interval without ends says that none is known.
+        # It has no interval: one without ends, of 0 documents, says so.
         return None if value is None else Interval(value, -math.inf, math.inf, 0)
     return profile.ablation if key == "ablation" else profile.scores.get(key)
 
@@ -92,7 +94,7 @@ def value_of(profile: HeadProfile, key: str) -> Interval | None:
 def decimals_for(values: Iterable[float]) -> int:
     """So many decimals for a whole column that its largest number has four digits, three below 1; at most six."""
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
-    if not largest:
+    if not largest:  # all are 0, or there are none
         return 3
     order = math.floor(math.log10(largest))  # 0 for 1 to 10, which get 3 decimals; -1 for 0.1 to 1, which get 3, too
     return max(0, 3 - order) if order >= 0 else min(6, 2 - order)
@@ -102,11 +104,13 @@ def badges_of(roles: Iterable[Role]) -> dict[str, Badge]:
     """A badge for each role, the same in every report; the letter is the first of its name that is not taken yet."""
     names = [role.name for role in roles]
     badges: dict[str, Badge] = {}
+    # The roles of data/roles.toml come first, whether a survey has them or not, so that theirs never change; behind
+    # them those of relations. dict.fromkeys leaves out what comes twice.
     for place, name in enumerate(dict.fromkeys([*(role.name for role in ROLES), *names])):
         taken = {badge.letter for badge in badges.values()}
         candidates = [*filter(str.isalpha, name.upper()), *string.ascii_uppercase, *string.digits]
         letter = next((candidate for candidate in candidates if candidate not in taken), "?")
-        badges[name] = Badge(name, letter, place % KINDS)
+        badges[name] = Badge(name, letter, place % KINDS)  # from the eleventh on shapes and colours come again
     return {name: badges[name] for name in names}
 
 
@@ -116,7 +120,7 @@ def short(role: str) -> str:
 
 
 def n_layers(survey: Survey) -> int:
-    """Of all stacks together."""
+    """The layers of all stacks together; `part` names the stack, as the encoder of a model that has two."""
     return len({(profile.part, profile.layer) for profile in survey.profiles})
 
 
@@ -132,19 +136,20 @@ def paired(survey: Survey, against: Survey | None) -> list[tuple[HeadProfile, He
 
 
 def only_here(survey: Survey, against: Survey | None) -> list[tuple[str, str]]:
-    """Of two models each that has heads which the other does not have, and the names of those."""
+    """A model, and the names of heads that the other of the two does not have; nothing where there are none."""
     if against is None:
         return []
-    missing = [
-        (first.model, ", ".join(profile.name for profile, other in paired(first, second) if other is None))
-        for first, second in ((survey, against), (against, survey))
-    ]
-    return [(model, names) for model, names in missing if names]
+    missing = []
+    for first, second in ((survey, against), (against, survey)):
+        names = [profile.name for profile, other in paired(first, second) if other is None]
+        if names:
+            missing.append((first.model, ", ".join(names)))
+    return missing
 
 
 def both_names(profile: HeadProfile, other: HeadProfile | None) -> str:
     """The name of a head, and in brackets that of the head it is compared with, where it is another."""
-    was = "" if other is None else other.was
+    was = "" if other is None else other.was  # "": it was never renamed
     return profile.name if was in ("", profile.name) else f"{profile.name} ({was})"
 
 
@@ -154,6 +159,7 @@ def compared_notes(survey: Survey, against: Survey | None) -> list[Note]:
         return []
     notes = []
     models = {"model": survey.model, "other": against.model}
+    # Where one model comes from the other, heads have the names of their counterparts (`was`), whatever the sizes.
     if set(survey) != set(against) and not any(profile.was for profile in against.profiles):
         notes.append(Note.of("against.sizes", **models))
     if any(both_names(profile, other) != profile.name for profile, other in paired(survey, against)):
@@ -184,7 +190,7 @@ TELLING = (
     "first token",
     "copying",
 )
-CLOSE = 0.0005  # nats; a smaller change is 0 at three decimals, with which it is written
+CLOSE = 0.0005  # nats; a smaller change is written as 0.000, with three decimals
 
 
 def head_sentence(survey: Survey, profile: HeadProfile, lang: str = "en", marks: tuple[str, str] = ("*", "*")) -> str:
@@ -199,7 +205,7 @@ def head_sentence(survey: Survey, profile: HeadProfile, lang: str = "en", marks:
 
 def head_notes(survey: Survey, profile: HeadProfile) -> list[Note]:
     """What is said of a head: where it looks, and what happens without it."""
-    if profile.means.get("norm") == 0:
+    if profile.means.get("norm") == 0:  # it gives nothing, so that neither matters
         return [Note.of("sentence.silent")]
     return [_look(survey, profile), *_effect(profile.ablation)]
 
@@ -210,16 +216,16 @@ def _look(survey: Survey, profile: HeadProfile) -> Note:
     if followed:
         role = max(followed, key=lambda name: profile.relations[name].mass.mean)
         score = profile.relations[role]
-        looks, at, weight = score.example
+        looks, at, weight = score.example  # the token that looks, the one it looks at, with which weight
         facts = {"looks": looks, "at": at, "weight": number(weight, 2), "role": labelled("role", role)}
         return Note.of("sentence.relation", **facts, mean=number(score.mass.mean, 2))
-    scores = {role.name: role.score for role in survey.roles}
+    scores = {role.name: role.score for role in survey.roles}  # a role -> the statistic by which it is earned
     for role in TELLING:
         if role in profile.roles:
             return Note.of(key_of("sentence", role), mean=number(profile.means[scores[role]], 2))
     if not profile.examples:
         return Note.of("sentence.nothing", mean=number(profile.means.get("confidence"), 2))
-    hardest = profile.examples[0]
+    hardest = profile.examples[0]  # they come with the largest weight first
     tokens = {"looks": hardest.looks.strip(), "at": hardest.at.strip()}
     return Note.of("sentence.strongest", **tokens, weight=number(hardest.weight, 2))
 
@@ -234,15 +240,15 @@ def _effect(change: Interval | None) -> list[Note]:
     if size < CLOSE or (known and not change.excludes(0)):
         return [Note.of("sentence.unclear", change=number(change.mean, 3, signed=True))]
     key = "sentence.rises" if change.mean > 0 else "sentence.falls"
-    return [Note.of(key, change=number(size, 2 if size >= 0.1 else 3))]
+    return [Note.of(key, change=number(size, 2 if size >= 0.1 else 3))]  # 0.67, but 0.067
 
 
 # In the terminal.
 
-SHOWN = ("entropy", "distance", "confidence", "first", "previous", "importance", "ablation")
-NAMED = 6  # heads that are named behind a role
+SHOWN = ("entropy", "distance", "confidence", "first", "previous", "importance", "ablation")  # columns, for 80 places
+NAMED = 6  # heads that are named behind a role, and texts behind a model: a round choice, as is the next
 LONG = 40  # characters of the name of a text, at most
-EFFECTS = ("importance", "ablation")
+EFFECTS = ("importance", "ablation")  # what happens without a head; all its other numbers are statistics
 
 
 def print_survey(screen: Screen, survey: Survey, sort_by: str = "name", against: Survey | None = None) -> None:
@@ -280,7 +286,7 @@ def check_order(statistics: Iterable[str], sort_by: str) -> str:
     Raises HeadwiseError for any other.
     """
     known = ("name", *EFFECTS, *statistics)
-    keys = {labelled("heading", key): key for key in known}
+    keys = {labelled("heading", key): key for key in known}  # the last of equal names counts: a key before a heading
     keys |= {label(key): key for key in known} | {key: key for key in known}
     if sort_by not in keys:
         raise unknown(Note.of("refused.no_order", name=repr(sort_by)), sort_by, keys)
@@ -308,7 +314,7 @@ def _print_roles(screen: Screen, survey: Survey) -> None:
     """A line for each role that heads have: how many, and which; then the others."""
     named = earners(survey)
     screen.say("")
-    grid = Grid.grid(padding=(0, 2))
+    grid = Grid.grid(padding=(0, 2))  # two places between columns: the role, how many heads, their names
     grid.add_column(no_wrap=True)
     grid.add_column(justify="right", no_wrap=True)
     grid.add_column()
@@ -327,15 +333,16 @@ _role = partial(labelled, "role")  # the note of a role by its name; a relation 
 
 
 def _some(names: list[str]) -> str:
-    """The first names, and how many more there are."""
+    """The first names, and how many more there are; a note, where there are more."""
     some, more = ", ".join(names[:NAMED]), len(names) - NAMED
     return Note.of("refused.and_more", some=some, more=f"{more:,}") if more > 0 else some
 
 
 def _print_heads(screen: Screen, survey: Survey, columns: list[Column], key: str, against: Survey | None) -> None:
     """A line for each head, in the order of `key`; below them what the columns mean."""
+    # Of two models the heads that both have; `only_here` tells of the others.
     pairs = [(p, other) for p, other in paired(survey, against) if against is None or other is not None]
-    if key != "name":  # the largest first, what has no number last
+    if key != "name":  # the largest first, what has no number (nan) last: True comes after False
         numbers = {p.name: _number(p, other, key) for p, other in pairs}
         pairs.sort(key=lambda pair: (math.isnan(numbers[pair[0].name]), -numbers[pair[0].name]))
     rows = []
@@ -346,7 +353,8 @@ def _print_heads(screen: Screen, survey: Survey, columns: list[Column], key: str
         rows.append(row)
     headings, meanings = [], []
     for column in columns:
-        # A relation of a text's own has no phrase. Headings are shorter than columns, for 80 columns of a terminal.
+        # A phrase of [heading], made short for a terminal of 80 columns; else one of [column]; else the label, as of
+        # a relation of a text's own, which has no phrase.
         known = labelled("heading", column.key), labelled("column", column.key)
         heading = next((screen.spoken(note) for note in known if isinstance(note, Note)), column.label)
         headings.append(heading)
@@ -356,7 +364,7 @@ def _print_heads(screen: Screen, survey: Survey, columns: list[Column], key: str
             meaning = column.meaning
         meanings.append(f"{heading}: {screen.spoken(meaning)}")
     headings = [screen.phrase("survey.head"), screen.phrase("survey.roles"), *headings]
-    Table(headings, rows, note="\n".join(meanings)).print(screen, (0, 1))
+    Table(headings, rows, note="\n".join(meanings)).print(screen, (0, 1))  # names and roles stand at the left
 
 
 def _number(profile: HeadProfile, other: HeadProfile | None, key: str) -> float:
@@ -390,11 +398,14 @@ def _roles(profile: HeadProfile, other: HeadProfile | None, lang: str) -> str:
     return ", ".join(gained + lost)
 
 
-BEST = 2  # heads of a relation that are shown
+BEST = 2  # heads of a relation that are shown: a round choice
 
 
 def relation_rows(survey: Survey) -> list[list[str]]:
-    """For each relation its best heads: a cell for each heading; a head with the role has a star."""
+    """For each relation its best heads: a cell for each heading; a head with the role has a star.
+
+    The best are those whose mass lies furthest above what they are held against (`lead`).
+    """
     rows = []
     for relation in survey.relations:
         heads = [head for head in survey.profiles if relation.name in head.relations]
@@ -402,7 +413,7 @@ def relation_rows(survey: Survey) -> list[list[str]]:
             score = head.relations[relation.name]
             star = "*" if relation.name in head.roles else ""
             low, high = score.mass.low, score.mass.high
-            # Of one document the interval has no end.
+            # Of one document the interval has no ends.
             span = f"{number(low, 2)}-{number(high, 2)}" if math.isfinite(high - low) else "-"
             values = (score.even, score.untrained, score.elsewhere, score.accuracy.mean)
             offset = f"{relation.offset}: {number(relation.offset_accuracy, 2)}"
@@ -445,7 +456,7 @@ def write_card(path: Path, survey: Survey) -> None:
 
 
 def card_json(survey: Survey) -> str:
-    """The card with a line for each head."""
+    """The card, with a line for each head so that it can be read: `json.dumps` has either one line or many."""
     card = survey.card()
     heads = card.pop("heads")
     # Without its last brace: the heads follow.
@@ -469,8 +480,9 @@ def card_markdown(survey: Survey) -> str:
             controls = (number(even, 2), number(untrained, 2), number(effect, 3, signed=True))
             rows.append((role.name, profile.name, interval, *controls))
     text = card["text"]
-    sources = ", ".join(text["sources"]) or "a text of its own"
+    sources = ", ".join(text["sources"]) or "a text of its own"  # ids that a program passed have no name
     columns = ("role", "head", "score (95 %)", "even", "untrained", "loss without it")
+    # Words stand in the first two columns.
     table = Table(columns, rows).markdown((0, 1)) if rows else "No head has a role on this text."
     lines = [
         "## What the attention heads do",

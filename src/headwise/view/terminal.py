@@ -32,15 +32,17 @@ from headwise.table import Cell, Table, number
 from headwise.view import Screen
 from headwise.words import Note, phrase
 
-LARGEST_SIDE = 40  # cells; a longer text is drawn in blocks
+# These four are round choices.
+LARGEST_SIDE = 40  # cells in a row or column of a map; a longer text is drawn in blocks
 LABEL_WIDTH = 13  # columns for the tokens at the left of the pictures
 GAP = 3  # columns between two pictures
-MOST_COLUMNS = 6  # windows in the table of `headwise windows`; its page and its files have all
+MOST_COLUMNS = 6  # windows in the table of `headwise windows`, at most; its page and its files have all
 
 JOINER = "\u200d"  # of two emoji, into one
 SIGNS = {" ": "␣", "\n": "⏎", "\r": "␍", "\t": "⇥"}
 
-# The first level is "less than the second number"; few levels, so the numbers are printed under the pictures.
+# The weight from which each shade is used: a blank below 0.05, "░" from 0.05 to 0.2. The legend below the pictures
+# gives these numbers, a round choice: close together among small weights, of which a row has most.
 LEVELS = (0.0, 0.05, 0.2, 0.4, 0.7)
 SHADES = " ░▒▓█"
 ASCII_SHADES = " .:*#"
@@ -67,7 +69,7 @@ def block_maximum(weights: NDArray[np.float32], size: int) -> NDArray[np.float32
     The maximum, not the mean, so that a thin diagonal stays as bright as it is.
     """
     starts = np.arange(0, len(weights), size)
-    rows = np.maximum.reduceat(weights, starts, axis=0)
+    rows = np.maximum.reduceat(weights, starts, axis=0)  # the largest from each start to the next
     return np.asarray(np.maximum.reduceat(rows, starts, axis=1), dtype=np.float32)
 
 
@@ -78,17 +80,17 @@ def print_maps(screen: Screen, maps: HeadMaps) -> None:
     in it, and a line says so.
     """
     count = len(maps.tokens)
-    room = max(1, screen.width - LABEL_WIDTH - 1)
+    room = max(1, screen.width - LABEL_WIDTH - 1)  # columns for the pictures; 1 stands between them and the labels
     size = math.ceil(count / min(LARGEST_SIDE, room))  # tokens of a cell
     shades = _shades(screen)
     pictures = [_picture(block_maximum(head.weights, size), shades) for head in maps.maps]
-    width = max(pictures[0][0].cell_len, *(len(head.name) for head in maps.maps))
+    width = max(pictures[0][0].cell_len, *(len(head.name) for head in maps.maps))  # of a picture, below its name
     # In colours a line holds two rows of cells, so a label stands for two.
     labels = Text("\n".join(_row_labels(maps, size, 1 if shades else 2, screen.options.ascii_only)))
     screen.tell("survey.maps", model=maps.model)
     across = max(1, (room + GAP) // (width + GAP))  # the last picture in a row needs no gap
     for start in range(0, len(pictures), across):
-        # Down each column a name and a picture; the labels of the rows come first.
+        # Of each column its width, a name and below it a picture; the labels of the rows come first, without a name.
         columns = [(LABEL_WIDTH + 1, Text(), labels)]
         for head, picture in list(zip(maps.maps, pictures, strict=True))[start : start + across]:
             columns.append((width + GAP, Text(head.name), Text("\n").join(picture)))
@@ -99,7 +101,7 @@ def print_maps(screen: Screen, maps: HeadMaps) -> None:
             grid.add_column(width=column, no_wrap=True, overflow="crop")
         grid.add_row(*names)
         grid.add_row(*drawn)
-        screen.print(grid, "", crop=True)
+        screen.print(grid, "", crop=True)  # "": an empty line below
     if size > 1:
         screen.tell("survey.blocks", count=count, size=size)
     screen.print(_legend(screen, shades), highlight=False, markup=False)
@@ -132,6 +134,7 @@ def _picture(cells: NDArray[np.float32], shades: str) -> list[Text]:
     """The lines of a map; without shades two rows of cells a line, in colours."""
     if not shades:
         return [_half_blocks(cells[row : row + 2]) for row in range(0, len(cells), 2)]
+    # The number of the last level that is not above a weight: 0.05 itself has shade 1.
     levels = np.searchsorted(np.array(LEVELS, dtype=np.float32), cells, side="right") - 1
     return [Text("".join(shades[level] for level in row)) for row in levels]
 
@@ -140,12 +143,13 @@ def _half_blocks(pair: NDArray[np.float32]) -> Text:
     """Two rows of cells in one line; an odd last row keeps the terminal's own background below it."""
     line = Text()
     for above, *below in pair.T:
+        # The upper half of the character is drawn in its colour, the lower half in that of its background.
         line.append("▀", Style(color=_colour(above), bgcolor=_colour(below[0]) if below else None))
     return line
 
 
 def _colour(weight: float) -> Color:
-    """The place of a weight on `RAMP`."""
+    """The colour of a weight, mixed of its two neighbours on `RAMP`."""
     place = np.linspace(0.0, 1.0, len(RAMP))
     red, green, blue = (round(float(np.interp(weight, place, RAMP[:, channel]))) for channel in range(3))
     return Color.from_triplet(ColorTriplet(red, green, blue))
@@ -155,7 +159,7 @@ def _legend(screen: Screen, shades: str) -> Text:
     """What colours or shades stand for."""
     if not shades:
         line = Text(f"{screen.phrase('survey.weight')} 0 ")
-        for weight in np.linspace(0.0, 1.0, 21):
+        for weight in np.linspace(0.0, 1.0, 21):  # a ramp 21 characters long, in steps of 0.05
             line.append("█", Style(color=_colour(float(weight))))
         return line.append(" 1")
     parts = [screen.phrase("survey.blank", level=LEVELS[1])]
@@ -166,26 +170,29 @@ def _legend(screen: Screen, shades: str) -> Text:
 
 # One head at one position, number by number.
 
-ALL_SHOWN = 16  # features; of more, some are shown and the rest is summed up
+ALL_SHOWN = 16  # features of a vector that are all shown; of more, eight are, and the rest is summed up
 LEFT_OUT = "…"  # stands for features that are not shown
 NONE = "-"  # stands where a table has no number
-WIDEST = 100  # columns in the terminal
+WIDEST = 100  # columns in the terminal, at most, however wide it is; a round choice
 WIDEST_LABEL = 18  # columns of the labels at the left of a table; a longer one is cut
-TOTALS = {"softmax", "weighted", "gated", "added", "residual"}  # tables whose last line sums up
+TOTALS = {"softmax", "weighted", "gated", "added", "residual"}  # titles of tables whose last line sums up
 
 Part = str | Table | list[str]  # a paragraph, a table, the tokens of the text
 Parts = list[Part]
-Section = tuple[str, Parts]  # with its title
+Section = tuple[str, Parts]  # a title, and what stands below it
 
 
 def decimals_for(steps: HeadSteps) -> int:
-    """4, or as many, up to 8, as the largest number of every group of numbers needs to show three digits."""
+    """4, or as many, up to 8, as the largest number of every group of numbers needs to show three digits.
+
+    So the numbers of all tables have the same decimals, and no table is all zeros.
+    """
     groups = [steps.summed, steps.out, steps.layer_out, steps.x, *steps.added, chain(*steps.wo)]
     groups += [chain(*(key.value for key in steps.keys)), *(key.products for key in steps.keys)]
     for stages in (steps.query, *(key.stages for key in steps.keys)):
         groups += [stage.values for stage in stages]
     largest = [max(map(abs, group), default=0.0) for group in groups]
-    smallest = min(filter(None, largest), default=1.0)
+    smallest = min(filter(None, largest), default=1.0)  # a group of zeros needs no digits
     return min(8, max(4, math.ceil(2 - math.log10(smallest))))  # 0.0123 has three digits at 4 decimals
 
 
@@ -205,6 +212,7 @@ class Features:
     def spread(self, values: Sequence[Any]) -> list[Any]:
         """The shown values, with a sign in each gap between them."""
         cells: list[Any] = []
+        # From one shown place to the next: -1 stands before the first feature, the width behind the last.
         for before, place in pairwise([-1, *self.shown, self.width]):
             if place > before + 1:
                 cells.append(LEFT_OUT)
@@ -225,17 +233,18 @@ class Features:
 
 
 class Content:
-    """The sections of a trace, in one language."""
+    """The sections of a trace, in one language. A trace is the arithmetic of one head at one position."""
 
     def __init__(self, steps: HeadSteps, lang: str) -> None:
         self.steps, self.lang, self.decimals = steps, lang, decimals_for(steps)
+        # What is shown of queries and keys, of values, and of the residual stream.
         self.features = Features(len(steps.query[0].values), steps.pairs)
         self.values = Features(len(steps.out))
         self.width = Features(len(steps.x))
         self.tokens = tuple(map(visible, steps.tokens))
 
     def say(self, key: str, /, **facts: object) -> str:
-        """A phrase of the table with its facts; those that many phrases share are at hand."""
+        """A phrase of [trace] of the words with its facts; those that many phrases share need not be given."""
         steps = self.steps
         shared = {"at": steps.at, "model": steps.model, "layer": steps.layer, "number": steps.head}
         return phrase(f"trace.{key}", self.lang, **shared | {"kv": steps.kv_head, "decimals": self.decimals} | facts)
@@ -261,7 +270,7 @@ class Content:
         return [(self.say(name), contents) for name, contents in parts.items()]
 
     def _table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
-        """A table of text; `name` is the same in every language."""
+        """A table of text. Its title is `name`, in every language: it is not printed, and `TOTALS` asks for it."""
         return Table(columns, [list(map(self.number, row)) for row in rows], name)
 
     def _some(self, features: Features) -> Parts:
@@ -278,7 +287,7 @@ class Content:
         return [*map(str, features.shown), *self._sums(features, rest, total)]
 
     def _keys(self, label: str, cells: Callable[[KeySteps], Sequence[Cell]]) -> list[list[Cell]]:
-        """A line for each key that may be seen, labelled by its position and its token."""
+        """A line for each key that may be seen; of position 3 and token "he" the label "k{0}" makes "k3 he"."""
         lines: list[list[Cell]] = []
         for key in self.steps.keys:
             lines.append([f"{label.format(key.position)} {self.tokens[key.position]}", *cells(key)])
@@ -297,8 +306,8 @@ class Content:
     def _vectors(self) -> Parts:
         """The query and the keys, stage by stage: projected, then normed and rotated where the layer does that."""
         steps, features = self.steps, self.features
-        parts: Parts = [self.say("query_is" if steps.keys else "nothing")]
-        if steps.sharing:
+        parts: Parts = [self.say("query_is" if steps.keys else "nothing")]  # a mask may hide all keys
+        if steps.sharing:  # other query heads that read the same key/value head
             parts.append(self.say("shared", heads=", ".join(map(str, sorted((steps.head, *steps.sharing))))))
         parts += self._some(features)
         for n, stage in enumerate(steps.query):
@@ -310,13 +319,13 @@ class Content:
             elif stage.kind == "turned":
                 pairs = [pair for pair in steps.pairs if pair[0] in features.shown]
                 parts += [self.say("turned", pairs=", ".join(map(str, pairs))), self._angles(n, len(pairs))]
-            elif len(steps.query) > 1:
+            elif len(steps.query) > 1:  # a first stage that others follow; alone, it needs no name
                 parts.append(self.say("projected"))
             parts.append(self._stage(n))
         return parts
 
     def _angles(self, n: int, n_pairs: int) -> Table:
-        """Cosine and sine of each shown pair, a line a position."""
+        """Cosine and sine of each shown pair at stage n, a line a position."""
         stages = {self.steps.at: self.steps.query[n]}
         for key in self.steps.keys:
             stages[key.position] = key.stages[n]
@@ -334,7 +343,7 @@ class Content:
         features that are not shown stand here, summed up, and then r.
         """
         columns = self.features.names()
-        vectors = [("q", self.steps.at, self.steps.query)]
+        vectors = [("q", self.steps.at, self.steps.query)]  # a label, a position, the stages
         vectors += [(f"k{key.position}", key.position, key.stages) for key in self.steps.keys]
         rows = []
         for sign, position, stages in vectors:
@@ -355,12 +364,13 @@ class Content:
     def _scores(self) -> Parts:
         """From the dot product to the logit that the softmax reads: scale, softcap, bias."""
         steps = self.steps
-        fields = ["score"] if steps.softcap is None else ["score", "capped"]
+        fields = ["score"] if steps.softcap is None else ["score", "capped"]  # of `KeySteps`, a column each
         biased = any(key.bias for key in steps.keys)
         # Without a bias the last of them is the logit, and is called so.
         fields = [*fields, "bias", "logit"] if biased else [*fields[:-1], "logit"]
         words = list(map(self.say, fields))
         width = self.features.width
+        # The usual scale, 1/sqrt(width), is said as such; another as a number.
         scaled = "scaled" if math.isclose(steps.scale, 1 / math.sqrt(width)) else "scaled_by"
         parts = [self.say(scaled, name=words[0], width=width, scale=self.number(steps.scale))]
         if steps.softcap is not None:
@@ -410,7 +420,7 @@ class Content:
         for c in self.width.shown:
             products = [weight * out for weight, out in zip(steps.wo[c], steps.out, strict=True)]
             block.append([f"c={c}", *self.values.summed(steps.wo[c], products, steps.added[steps.head][c])])
-        lines = {}
+        lines = {}  # a label, and the vector of its line
         for h, added in enumerate(steps.added):
             name = self.say("head", number=h)
             lines[f"→{name}" if h == steps.head else name] = added
@@ -431,7 +441,7 @@ class Content:
         steps = self.steps
         lines = {"before": steps.x, "layer_out": steps.layer_out, "new": steps.x_new}
         rows = [[self.say(name), *self.width.spread(values)] for name, values in lines.items()]
-        rows[1][0] = f"+ {rows[1][0]}"
+        rows[1][0] = f"+ {rows[1][0]}"  # what the layer gives is added
         return [self.say("residual_is"), self._table("residual", self.width.names(), rows)]
 
 
@@ -443,15 +453,15 @@ def print_steps(screen: Screen, steps: HeadSteps) -> None:
     content = Content(steps, screen.lang)
     _paragraph(screen, content.say("heading", head=steps.name, token=content.tokens[steps.at]), "bold")
     _paragraph(screen, content.say("lede"))
-    for section, (title, parts) in enumerate(content.sections(), 1):
+    for number_of_section, (title, parts) in enumerate(content.sections(), 1):
         _line(screen, "")
-        _paragraph(screen, f"{section}. {title}", "bold")
+        _paragraph(screen, f"{number_of_section}. {title}", "bold")
         for part in parts:
             if isinstance(part, Table):
                 _print_table(screen, part)
             elif isinstance(part, str):
                 _paragraph(screen, part)
-            else:
+            else:  # a list
                 _print_tokens(screen, part)
     _line(screen, "")
     _paragraph(screen, content.say("rounding"), "dim")
@@ -471,6 +481,7 @@ def _line(screen: Screen, text: str, style: str = "") -> None:
     if screen.options.ascii_only:  # this module's own signs and accents; tokens are escaped before
         for sign, plain in {"√": "sqrt ", "·": ".", "→": ">", "…": "~", "²": "2"}.items():
             text = text.replace(sign, plain)
+        # NFKD takes é apart into e and an accent, which is then dropped.
         text = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
     screen.print(Text(text, style), highlight=False, markup=False, soft_wrap=True)
 
@@ -488,13 +499,14 @@ def _print_tokens(screen: Screen, tokens: list[str]) -> None:
 
 def _print_table(screen: Screen, table: Table) -> None:
     """Columns side by side as far as they fit, the others in further bands, each with the labels at its left."""
+    # Lines become columns: first the labels, which have no heading, then the others, each with its heading first.
     labels, *columns = zip(["", *table.columns], *table.rows, strict=True)
     labels = tuple(label.rstrip() for label in labels)
     side = min(WIDEST_LABEL, max(map(cell_len, labels)))
     widths = [max(map(cell_len, column)) + 2 for column in columns]  # with two spaces before it
-    styles = {0: "dim"}  # of the headings
+    styles = {0: "dim"}  # line 0 has the headings
     if table.title in TOTALS:
-        styles[len(labels) - 1] = "bold"
+        styles[len(labels) - 1] = "bold"  # the last line
     start = 0
     while start < len(columns):
         end = start + 1  # a band has one column at least, however wide; the 2 below is the indent of the line
@@ -511,24 +523,28 @@ def _print_table(screen: Screen, table: Table) -> None:
 
 
 def print_windows(screen: Screen, reach: Windows, sinks: int) -> None:
-    """A row a head: mass outside each window, how far most of the mass reaches, the needle."""
+    """A row a head: mass outside each window beside so many first tokens, how far most of the mass reaches, the needle.
+
+    A needle is a few random tokens in a document, begun again at its end: a head that retrieves looks back to them.
+    """
     sizes = reach.windows[:-1]  # the longest drops nothing
-    shown = range(0, len(sizes), max(1, math.ceil(len(sizes) / MOST_COLUMNS)))
+    shown = range(0, len(sizes), max(1, math.ceil(len(sizes) / MOST_COLUMNS)))  # every second or third of many
     headings = [screen.phrase("windows.head")]
     headings += [screen.phrase("windows.outside", size=f"{sizes[n]:,}") for n in shown]
     headings += [screen.phrase("windows.within", share=f"{100 * share:.0f}") for share in SHARES]
     headings.append(screen.phrase("windows.needle"))
     rows = []
     for head in reach.heads:
-        outside = head.outside[SINKS.index(sinks)]
+        outside = head.outside[SINKS.index(sinks)]  # measured for each number of `SINKS`
         needle = number(head.needle.mean, 2)
         if head.retrieves:
             needle += f" {screen.phrase('windows.retrieves')}"
         masses = [number(outside[n].mean, 3) for n in shown]
         rows.append([head.name, *masses, *(f"{distance.mean:,.0f}" for distance in head.reached), needle])
     title = Note.of("windows.table", model=reach.model, sinks=sinks, documents=f"{reach.n_documents:,}")
-    screen.show(Table(headings, rows, title), "windows", (0, len(headings) - 1))
+    screen.show(Table(headings, rows, title), "windows", (0, len(headings) - 1))  # words stand in these two
     for note in reach.notes:
         screen.say(note)
+    # `lift` is a logarithm: how many times as much a head weighs what continues a needle as the rest of it.
     if lifts := [f"{head.name} (x {math.exp(head.lift.mean):.0f})" for head in reach.heads if head.retrieves]:
         screen.tell("windows.lifts", heads=", ".join(lifts))
