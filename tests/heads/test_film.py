@@ -186,7 +186,11 @@ def test_frames_come_early_and_then_evenly(steps: int) -> None:
     even = max(gaps)
     later = [gap for gap, step in zip(gaps, due, strict=False) if step >= even][:-1]
     assert set(later) <= {even}
-    assert (steps < 900 or len(due) > 40) and frame_steps(steps, 0, 25) == {0, steps}  # 0: of thousands of heads
+    assert (
+        (steps < 900 or len(due) > 40)
+        and len(frame_steps(steps, 5, 32)) <= 5
+        and frame_steps(steps, 0, 25) == {0, steps}
+    )  # 0: of thousands of heads
 
 
 @every("n_heads, layers, steps", [(1, 1, 10**4), (4, 4, 2000), (12, 12, 5000)])

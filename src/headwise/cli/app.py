@@ -403,7 +403,9 @@ def _many() -> Iterator[None]:
     global _end_all
     screen.quiet = err.quiet = os.environ["RANK"] != "0"  # a quiet console of rich prints nothing
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # what a lost process does to sockets is told in our line
-    word = next((word for word in sys.argv[1:] if not word.startswith("-")), "")  # the name of the command
+    words = _hoisted(sys.argv[1:])
+    # The name of the command: no option, and not the value of --lang, which stands before it.
+    word = next((word for before, word in pairwise(["", *words]) if not word.startswith("-") and before != LANG), "")
     if word not in MANY:
         error = refusal("one_process", command=word, first=MANY[0], other=MANY[1])
         sys.exit(_failed(error, str(error)))

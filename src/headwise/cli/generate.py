@@ -86,7 +86,7 @@ def generate(
     for text in texts if samples > 1 else ():  # one alone has been printed as it came
         screen.print(decode(text))
     if loss is not None:
-        err.print(f"int8: {loss:.4f} nats a token lost on this text (mean KL from the model in float32)")
+        err.say(screen.phrase("tell.int8", loss=f"{loss:.4f}"))
 
 
 def _read_ids(path: Path) -> list[int]:

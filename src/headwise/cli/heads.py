@@ -89,8 +89,18 @@ def heads(
     check_outputs([model, against, ids, relations, *(text or ())], folders, html=html, out=files, card=card)
     reading = {"stream": stream, "dtype": dtype, "device": device}  # for `open_folder`
     if circuits:
-        texts: Facts = {"text": text, "ids": ids, "relations": relations, "embed": embed}
-        _circuits(model, reading, **texts, against=against, headvis=headvis, html=html, out=files, card=card)
+        texts: Facts = {"text": text, "ids": ids, "relations": relations, "embed": embed, "tokens": tokens}
+        texts |= {
+            "documents": documents,
+            "rows": rows,
+            "field": field,
+            "keep": keep,
+            "parallel": parallel,
+            "seed": seed,
+        }
+        texts |= {"unknown": unknown != "refuse", "ablate": ablate != "auto", "no-controls": not controls}
+        texts |= {"sort": sort != "name", "against": against, "headvis": headvis}
+        _circuits(model, reading, **texts, html=html, out=files, card=card)
         return
     labels = relations if relations is None or relations in BENCHES else Path(relations)
     share_note(rows, seed)  # refused here, before the model is read

@@ -386,11 +386,10 @@ def bugs(
     if (train and bug is None) or (html is not None and bug in (None, "all")):  # a page shows one bug
         raise refusal("which_bug")
     names = list(catalogue()) if bug in (None, "all") else [bug_named(bug).id]  # which refuses an unknown one
-    if bug is not None:
-        check_outputs((), {"--out": (out, UNITS)}, html=html)
     if bug is None or not (train or html or bug == "all"):
         _tell_bugs([bug_named(name) for name in names], bug is None)
         return
+    check_outputs((), {"--out": (out, UNITS)}, html=html)
     with needs_torch():
         from headwise.teach.study import study
     with units_kept_in(out) as report:
@@ -441,9 +440,8 @@ def _write_maps(path: Path, shown: Shown, steps: int) -> None:
     from headwise.view.page import page
 
     lang, bug = screen.lang, bug_named(shown.bug)
-    right, tokens = trained_maps(None, steps)
-    wrong, _ = trained_maps(bug.id, steps)
-    text = " ".join(tokens)  # the same line for both
+    right, wrong, tokens = trained_maps(bug.id, steps)
+    text = " ".join(tokens)
     rows = []
     for index, pair in enumerate(zip(right, wrong, strict=True)):  # all heads of layer 0, then those of layer 1
         name = head_name(*divmod(index, SHAPE["n_heads"]))

@@ -150,8 +150,9 @@ class Parts:
         # CLOSE for this pass: in a coarse number format it is the spacing of its numbers, 2^-7 of bfloat16.
         self.close = max(CLOSE, *recorder.digits)
         matrix, bias = output_matrix(model)
-        if max(answer) >= len(matrix) or min(answer) < 0:
-            raise HeadwiseError(f"target {max(answer)} is outside the vocabulary of {len(matrix)} tokens")
+        for token in answer:
+            if not 0 <= token < len(matrix):
+                raise HeadwiseError(f"target {token} is outside the vocabulary of {len(matrix)} tokens")
         # Without a picture the layers that read one do not run.
         ran = [layer for layer in self.layers if layer.site.name in calls]
         last = self.rows[ran[-1].block].gave  # (C,) the residual stream behind the last layer

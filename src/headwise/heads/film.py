@@ -350,11 +350,15 @@ def _relations(corpus: Corpus, n_cells: int) -> Relations | None:
 
 
 def frame_steps(steps: int, most: int, gap: int) -> frozenset[int]:
-    """The steps that get a frame, at most `most`: 0, 1, 2, 4, 8, ..., then evenly `gap` or more apart, and the last.
+    """The steps that get a frame: 0, 1, 2, 4, 8, ..., then evenly `gap` or more apart, and the last.
+
+    There are at most `most`, and always the first and the last.
 
     The first ones are dense, to show the beginning of the training: `frame_steps(10, 60, 4)` has 0, 1, 2, 4, 8, 10.
     """
-    most = max(1, most)  # 0 comes where a frame of thousands of heads is larger than the file may be
+    most = max(
+        2, most
+    )  # the first and the last, even where a frame of thousands of heads is larger than the file may be
     gap = max(gap, steps // most)
     while True:
         first = {0, *(2**n for n in range(gap.bit_length()))}  # powers of two up to the gap
@@ -362,8 +366,8 @@ def frame_steps(steps: int, most: int, gap: int) -> frozenset[int]:
         if len(due) <= most:
             return frozenset(due)
         if gap >= steps:  # `most` is so small that not even the powers of two fit
-            # Every second, or third, ... of them: -(-a // b) rounds up.
-            return frozenset({*due[:: -(-len(due) // most)], steps})
+            # Every second, or third, ... of them, and the last: -(-a // b) rounds up.
+            return frozenset({*due[:: -(-len(due) // (most - 1))], steps})
         # Wider by a sixteenth, a round choice: by more, and far fewer frames may be left than there may be; by less,
         # and the search takes more turns.
         gap += max(1, gap // 16)

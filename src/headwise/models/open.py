@@ -141,8 +141,9 @@ def ids_of(model: nn.Module, text: Any) -> Any:
 
 def row_of(model: nn.Module, text: Any) -> Tensor:
     """The ids (1,T) of one text, as `ids_of` has them."""
+    ids = ids_of(model, text)
     try:
-        ids = torch.as_tensor(ids_of(model, text))
+        ids = torch.as_tensor(ids)
     except (TypeError, ValueError, RuntimeError):
         raise HeadwiseError(f"{text!r:.60} is neither a text nor its ids") from None
     # Only the last axis may be longer than 1: (T,) or (1,T).

@@ -132,16 +132,20 @@ def maps(model: GPT, corpus: Corpus) -> tuple[list[Any], list[str]]:
     return heads, list(corpus.tokens.shown(ids))
 
 
-def trained_maps(bug: str | None, steps: int, seed: int = 0) -> tuple[list[Any], list[str]]:
-    """The maps of a model trained with that bug, or without any."""
-    unit = experiment([bug] if bug else [])
-    arm = unit.arms[-1]  # that of the bug, or the only one
-    with one_thread(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        corpus = verbs_or_text(None, seed)
-        model = arm.build(unit.config(arm, len(corpus.tokens)))
-        fit(model, unit.as_asked(steps, None).task.recipe, corpus.data, seed)  # None: no text but the verbs
-        return maps(model.eval(), corpus)
+def trained_maps(bug: str, steps: int, seed: int = 0) -> tuple[list[Any], list[Any], list[str]]:
+    """The maps of the correct model and of the one with that bug, both trained alike, and the tokens of their text."""
+    unit = experiment([bug])
+    found = []
+    for arm in unit.arms[-2:]:  # the correct one that it is compared with, which may be grouped, and that of the bug
+        with one_thread(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            corpus = verbs_or_text(None, seed)
+            model = arm.build(unit.config(arm, len(corpus.tokens)))
+            fit(model, unit.as_asked(steps, None).task.recipe, corpus.data, seed)  # None: no text but the verbs
+            drawn, tokens = maps(model.eval(), corpus)
+            found.append(drawn)
+    right, wrong = found
+    return right, wrong, tokens
 
 
 @dataclass(frozen=True)

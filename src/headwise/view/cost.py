@@ -80,13 +80,14 @@ def _print_layers(screen: Screen, price: Price) -> None:
 
 
 def _names(names: list[str]) -> str:
-    """L0 to L79 where they follow one another, else the first two and the last; and how many."""
-    if len(names) == 1:
-        return names[0]
+    """L0 to L79 where they follow one another, a few one by one, else the first two and the last; and how many."""
     # A name is `L3`, with a prefix in a model of several stacks: its number is what follows the last L.
-    first, last = (int(name.rpartition("L")[2]) for name in (names[0], names[-1]))
-    if last - first == len(names) - 1:  # none between them is missing
+    (first_stack, _, first), (last_stack, _, last) = (name.rpartition("L") for name in (names[0], names[-1]))
+    is_run = first_stack == last_stack and int(last) - int(first) == len(names) - 1  # none between them is missing
+    if len(names) > 1 and is_run:
         return Note.of("price.from_to", first=names[0], last=names[-1])
+    if len(names) <= 3:
+        return ", ".join(names)
     return f"{names[0]}, {names[1]}, ... {names[-1]}: {len(names)}"
 
 
