@@ -60,6 +60,7 @@ SPEED = Speed(12345.4, 23456.4, (11111.0, 13131.0), (21212.0, 29292.0), runs=9, 
 DAMAGE = Damage(
     loss=Pair(1.25, 1.5), kl=0.125, error=0.5, entropy=(Pair(2.0, 1.75),) * 14, cache_bytes=Pair(512, 128),
     parameters=Pair(1_234_567, 1_234_567), tokens_per_second=SPEED, decode_context=2040,
+    context=4096, texts=Pair(3, 3),
 )  # fmt: skip
 
 VIEWS: dict[str, Draw] = {

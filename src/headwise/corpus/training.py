@@ -218,7 +218,7 @@ def verb_corpus(seed: int, context: int, any_order: bool = True, core: bool = Fa
     ways = {"ways": verbs.clause_orders} if any_order else {}
     data = Documents.of_lines(tokens, corpus.train_lines, corpus.held_out_lines, context, "=", **ways)
     # In a conditional `would` decides a tense that neither pronoun nor verb tells: heads have most to show there. Of
-    # equals `max` takes the first.
+    # those one with "he", as in the pages that explain a line; of equals `max` takes the first.
     example = max(corpus.held_out_cells, key=lambda cell: (cell.tense == "conditional", cell.person == "he"))
     return Corpus(verbs.NAME, tokens, data, example.line, corpus.held_out_cells)
 

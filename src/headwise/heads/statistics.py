@@ -132,7 +132,8 @@ def formulas(known: Collection[str], offsets: Iterable[int], marks: Iterable[str
     """The formulas of what can be measured, by name.
 
     known    of POSITIONS, IDS, W_O and TOP what is known
-    offsets  distances k whose mass is wanted as `offset_k`; -1, 0 and 1 are statistics by other names
+    offsets  distances k whose mass is wanted as `offset_k`; 0 and 1 are statistics by other names, and
+             behind a query only the next key is measured, as `next`
     marks    names of the marked sets of keys: "delimiter" and "rare" are statistics, any other is measured by its name
     """
     known = {*known, *marks}

@@ -108,7 +108,7 @@ def read_texts(
         raise HeadwiseError(f"{len(words)} of {len(sources)} documents are texts and the others ids; pass either")
     elif are_sounds(words):  # what the model writes of them is the text that its decoder reads
         spoken = transcripts(folder, [Path(word) for word in words[:documents]])
-        text = text_of(folder, [each.ids for each in spoken], words)
+        text = text_of(folder, [each.ids for each in spoken], words[: len(spoken)])
         text.scored_after = text.frame[0][-1]  # the last token before the first word: `transcripts` has set the frame
         wrote = "; ".join(require_tokens(folder).decode(each.ids).strip() for each in spoken)
         text.about = (Note.of("note.heard", text=wrote),)
@@ -138,7 +138,8 @@ def held_out(folder: Folder, run: Path, documents: int | None) -> Text:
         text.note = HALF_LINES
         text.scored_after = tokens.encode("=")[0]  # the answer of a line stands behind it
         text.end = tuple(tokens.frame[0])  # the boundary stands between lines
-        # The run's example comes first, for False is less than True; the others stay in their order.
+        # The line that the run's pages show comes first, for False is less than True: examples of relations are taken
+        # from the first document. The others stay in their order.
         lines = sorted(map(tokens.decode, ids), key=lambda line: line != record.example)
         text.relations = verb_relations(tokens, lines)
     return text

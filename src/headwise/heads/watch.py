@@ -296,7 +296,7 @@ def watch(
     model: nn.Module,
     text: str | Tensor | Sequence[int] | None = None,
     *,
-    offsets: Sequence[int] = (1,),
+    offsets: Sequence[int] = (),
     marks: Mapping[str, Sequence[int]] | None = None,
     maps: bool | Sequence[int] = False,
     rows: float | None = None,
@@ -321,7 +321,7 @@ def watch(
         model: a GPT of ours, a model of transformers, or any module whose attention calls
             `scaled_dot_product_attention` or `nn.MultiheadAttention`, or multiplies a softmax over keys with values
         text: which the model reads before the block begins: a text, of a model that `open` opened, or ids (T,)
-        offsets: distances k whose mass is noted: seen["L3.H5"]["offset_2"]; that of 1 is `previous`, always there
+        offsets: distances k whose mass is noted: seen["L3.H5"]["offset_2"]; that of 1 is always there, as `previous`
         marks: named sets of token ids whose mass is noted, such as {"delimiter": [11, 13]}:
             seen["L3.H5"]["delimiter"]
         maps: also keep each head's map (T,S), `.map`, of the last call's last document, or the rows listed, of the

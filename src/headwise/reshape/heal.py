@@ -49,7 +49,7 @@ from headwise.reshape.workplace import STATE
 from headwise.words import Note
 
 HeadPairs = Sequence[Sequence[tuple[int, int]]]  # for each layer (head of the parent, the same head of the child)
-WATCHED = 4  # documents whose entropies are taken, of the first batch
+WATCHED = 4  # documents whose entropies are taken, of the first batch: they show a trend, and more would take longer
 DECODE_CONTEXT = 2048  # tokens in the cache, at most, while speed is measured
 RUNS = 9  # of each model, in turn; odd, so that the median is one of them. The bounds in `decode_speed` are for 9
 MEMORY = 24 * 2**30  # bytes of a device, taken as an example: how many texts fit into them beside the weights
@@ -81,13 +81,13 @@ class Damage:
     loss: Pair | None  # nats per token; None where the model predicts no next token
     kl: float | None  # KL(parent || child), nats per token; None where the model ends in no distribution
     error: float | None  # of the last hidden states, relative; where there is no KL
-    entropy: tuple[Pair, ...]  # nats, for each layer: the mean over the heads that both have
+    entropy: tuple[Pair, ...]  # nats, for each layer: the mean over the heads that both have, on the first documents
     cache_bytes: Pair  # a token of a text of `context`, all layers, in the model's own number format
     parameters: Pair
     tokens_per_second: Speed | None  # of one text being generated; None where none is, or nothing got smaller
     decode_context: int  # tokens in the cache while that was measured
-    context: int = 0  # the longest text
-    texts: Pair | None = None  # of that length, whose caches fit beside the weights in 24 GiB
+    context: int  # the longest text
+    texts: Pair  # how many of that length have caches that fit beside the weights in 24 GiB
 
 
 def divergence(parent: Tensor, child: Tensor) -> Tensor:
@@ -396,6 +396,8 @@ def silence(model: nn.Module, heads: Gone) -> None:
 
 def silenced(weights: AttentionWeights, heads: Sequence[int]) -> AttentionWeights:
     """A copy of a layer in which these heads are zero."""
+    # Without its columns of W_O a head adds nothing; without its rows of W_Q it looks evenly, whatever it was. Keys and
+    # values stay: other heads of the group read them.
     # (H,1), True for heads that go: over bq (H,D) and wo (C,H,E) as it is, over wq (H,D,C) with one more axis.
     gone = torch.tensor([head in heads for head in range(weights.n_heads)], device=weights.wq.device)[:, None]
     return replace(

@@ -121,7 +121,7 @@ class Reshaped:
             before, after = (f"{n / size:,.4g}" for n in (cache.before, cache.after))
             key = "reshaped.cache_changed" if after != before else "reshaped.cache_as_before"
             parts.append(Note.of(key, before=before, after=after, unit=unit, context=f"{last.context:,}"))
-        if texts is not None and texts.before and texts.after != texts.before:
+        if texts.before and texts.after != texts.before:
             parts.append(Note.of("reshaped.more_texts", factor=f"{texts.after / texts.before:.2g}"))
         if last.loss is not None:
             parts.append(Note.of("reshaped.loss_changed", change=f"{last.loss.after - last.loss.before:+.3f}"))
@@ -335,7 +335,7 @@ class Job:
             self.source.model,
             cast(changed.model, torch.float32),
             self.calibration.train,
-            self.calibration.glance,
+            self.calibration.glance,  # other held-out texts than those on which the damage is measured
             recipe,
             None if workplace is None else workplace.path,
             self.listener.point,
