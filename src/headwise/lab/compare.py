@@ -42,7 +42,7 @@ from headwise.words import Note, known, refusal, unknown
 
 
 class Store:
-    """A folder of finished units, one JSON file for each. It has no lock: files appear whole, so many may write to it."""
+    """A folder of finished units, one JSON file for each. It needs no lock, since files appear whole."""
 
     def __init__(self, folder: Path) -> None:
         if folder.exists() and not folder.is_dir():
