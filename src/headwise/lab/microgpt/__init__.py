@@ -55,7 +55,7 @@ def learning_rate(step: int, steps: int) -> float:
 
 
 class Characters:
-    """The ids of characters: their places in sorted order. The id after them, `end`, begins and ends every document."""
+    """The ids of characters: their places in sorted order. The next id, `end`, begins and ends every document."""
 
     def __init__(self, documents: Iterable[str]) -> None:
         self.characters = sorted(set("".join(documents)))
@@ -119,7 +119,7 @@ def shapes(vocabulary: int, n_layers: int = N_LAYERS, width: int = WIDTH) -> dic
 
 
 def train(draw: Draw, steps: int, report: Report | None, step_on: Callable[[list[int], float], float]) -> list[float]:
-    """The loss of each step. `step_on(ids, rate)` updates the weights once on a document, and gives its loss before."""
+    """The loss of each step. `step_on(ids, rate)` updates the weights once on a document; its loss before."""
     losses = []
     for step in range(steps):
         losses.append(step_on(draw.document(step), learning_rate(step, steps)))
