@@ -1,7 +1,8 @@
-"""Run experiments, side by side, and gather their units into comparisons. A unit is one model: an arm with a seed.
+"""Run experiments, side by side, and gather their units into comparisons.
 
-Each unit is kept as soon as it is done, and none is done twice: its file is named by a digest of all that decides its
-scores. Experiments that share an arm share its units, and a run that was stopped goes on where it was.
+A unit is one model: an arm of an experiment with one seed. Each is kept as soon as it is done, and none is done twice:
+its file is named by a digest of all that decides its scores. Experiments that share an arm share its units, and a run
+that was stopped goes on where it was.
 """
 
 from __future__ import annotations
