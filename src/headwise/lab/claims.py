@@ -349,6 +349,7 @@ def run_claims(
     command  how the ledger was asked for, to stand on its page
     """
     wall, cpu = time.monotonic(), _cpu_seconds()
+    # None: on the built-in data.
     comparisons = compare(list(EXPERIMENTS.values()), out, n_seeds, steps, None, workers, report)
     claims: list[Claim] = []
     tables: list[Table] = []
@@ -386,10 +387,11 @@ def judged(comparisons: Sequence[Comparison]) -> tuple[Claim, ...]:
 
 
 def several_heads(heads: Comparison, lookups: Comparison) -> Claim:
+    """That several heads beat one, the first arm, in both experiments."""
     shown, parts = [], []
     for comparison in (heads, lookups):
         metric, (first, *others) = comparison.metrics[0], comparison.arms
-        # The first arm has one head. The claim is of equal parameters, so its form with more neurons is left out.
+        # The claim is of equal parameters: the arm of one head with more neurons is left out.
         differences = {arm.name: difference(arm, first, metric) for arm in others if arm.parameters == first.parameters}
         shown += [effect(each, metric) == 1 for each in differences.values()]  # 1: detectably better
         parts.append(f"{comparison.name}, {metric.words}: {_in_words(differences)}")
@@ -412,6 +414,7 @@ def price_of_sharing(sharing: Comparison) -> tuple[Claim, Claim]:
 
 
 def indispensable_output(output: Comparison) -> Claim:
+    """That a model cannot do without W_O."""
     metric, (first, without) = output.metrics[0], output.arms
     added = difference(without, first, metric)
     # -1: detectably worse. A failure: training without W_O diverged.

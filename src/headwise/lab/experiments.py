@@ -105,6 +105,7 @@ class Experiment:
         return replace(self, task=replace(self.task, recipe=recipe, data=data), text=text, notes=notes)
 
     def config(self, arm: Arm, vocab_size: int) -> GPTConfig:
+        """The shape of an arm's model. A widened arm has as many parameters as the first arm, or nearly."""
         config = GPTConfig(vocab_size=vocab_size, **arm.shape)
         if not arm.widened:
             return config

@@ -283,6 +283,7 @@ def draw_leaves(n: LadderSizes, seed: int) -> dict[str, Array]:
 
 
 def cast_leaves(leaves: Mapping[str, Array], kind: str, dtype: str) -> dict[str, Any]:
+    """The leaves in a rung's kind of array; lists of Python have float64, whatever `dtype` says."""
     if kind == "plain":
         return {name: array.tolist() for name, array in leaves.items()}
     cast = {name: array.astype(dtype) for name, array in leaves.items()}
