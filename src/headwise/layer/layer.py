@@ -185,7 +185,8 @@ class MultiHeadAttention(Projections):
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """The inputs of a call as (B,T,width) each. Values that are the context become None, and both if they are x.
 
-        Raises HeadwiseError for what is no tensor, and where some have the axis of documents and others not.
+        Raises:
+            HeadwiseError: for what is no tensor, and where some have the axis of documents and others not.
         """
         for name, tensor in (("x", x), ("context", context), ("values", values)):
             if isinstance(tensor, Mask):

@@ -165,8 +165,7 @@ class Finding:
 class Verdict:
     """The result of a check. `right` is None where it could not be checked; then `not_checked` says why.
 
-    target                the name of what was checked
-    checked, not_checked  phrases in the language of `lang`
+    `target` is the name of what was checked; `checked` and `not_checked` are phrases in the language of `lang`.
     """
 
     target: str
