@@ -31,8 +31,7 @@ class Explanation:
         keys: the number of keys read, after windows have cut K and V
         flops: of the projections and of the attention products, a multiplication and an addition counting 2
         bytes: read and written at least once: weights, x and result, q, k, v and heads; `mask`, the tensor that the
-            kernel is handed, if any; `maps`, the (B,H,T,S) numbers of the explicit path, whose masks are not counted;
-            `latents`, which are expanded
+            masks become, if any; `maps`, the (B,H,T,S) numbers of the explicit path; `latents`, which are expanded
         form: with a latent "expanded" or "absorbed", see `headwise.layer.latent`, else None; `sizes` are those of
             the attention call in this form, and `refused` has the multiplications of the other
     """
@@ -162,7 +161,7 @@ def _bytes(layer: MultiHeadAttention, x: Tensor, sizes: Sizes, path: paths.Path,
     has_band = path.band is not None and path.name != paths.CAUSAL
     if path.name == paths.EXPLICIT:
         counts["maps"] = 3 * B * H * T * keys * max(4, size)  # scores, their exp, weights; in float32 or wider
-    elif path.rest or has_band:
+    if path.rest or has_band:
         # The tensor that the masks become: one number a pair, for each document and head that they tell apart.
         to_cpu = partial(torch.as_tensor, device="cpu")  # only shapes are asked for, wherever the masks lie
         grid = BroadcastGrid((B, H, T, S), to_cpu, torch.arange, path.keys)
