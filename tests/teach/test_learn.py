@@ -113,6 +113,8 @@ def test_the_line_and_the_numbers_are_the_learners(in_process: None) -> None:
     assert verdict.line and source.splitlines()[verdict.line - 1].strip() == verdict.quoted
     assert verdict.quoted == "scores = [dot(query, key) for key in keys]"
     assert re.fullmatch(r"weights\(query, keys5, d_model=21\)\[0\] gives .+; it must give .+\.", verdict.evidence)
+    ragged = marking.first_difference(exercise, [[[1.0], []]], [[[1.0], [2.0]]], "en")
+    assert ragged and ragged.endswith("[1] gives []; it must give [2.0].")
     shape = find_exercise(7)
     verdict = mark(shape, written(shape, shape.code().replace(".transpose(1, 0, 2)\n", "\n", 1)), "en")
     assert "has the shape (5, 3, 2); it must have (3, 5, 2)" in verdict.evidence or verdict.bugs == ("split-not-moved",)

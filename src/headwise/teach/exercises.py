@@ -306,7 +306,9 @@ def first_difference(exercise: Exercise, values: list[Any], right: list[Any], la
         if shape != shape_wanted:
             key = "shape" if shape and shape_wanted else "gives"  # a number has no shape: then both are shown
             return say(key, call=call, got=shape or shortened(str(got)), right=shape_wanted or shortened(str(wanted)))
-        while isinstance(got, list):  # down to the first number that differs: call[0][2]
+        # Down to the first number that differs, call[0][2], or to a list that ought to be longer, shorter or a number:
+        # the shapes are those of the first items alone.
+        while _shape(got)[:1] == _shape(wanted)[:1] != ():
             index = next(n for n, pair in enumerate(zip(got, wanted, strict=True)) if not close(*pair))
             got, wanted, call = got[index], wanted[index], f"{call}[{index}]"
         return say("gives", call=call, got=_number(got), right=_number(wanted))
@@ -314,7 +316,7 @@ def first_difference(exercise: Exercise, values: list[Any], right: list[Any], la
 
 
 def _number(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else shortened(str(value))
 
 
 def _shape(value: Any) -> tuple[int, ...]:
