@@ -34,7 +34,7 @@ from headwise.words import LANGUAGES
 BLANK = re.compile(r"^\s*\.\.\.\s*(#.*)?$")  # a line that the learner must replace
 WIDTH = 88  # columns of the text of an exercise
 SECONDS = 30  # of the learner's process, the import of torch included
-# A course's name of a class -> the exercise's.
+# The name of a class in the course of `lab.courses.stacked` -> in its book, which the exercises use.
 COURSE_NAMES = {"MultiHeadAttn": "MultiHeadAttention", "MultiHeadedAttentionWrapper": "MultiHeadAttentionWrapper"}
 SHOWN = 60  # characters of a value or call, at most
 
@@ -108,13 +108,13 @@ class Exercise:
         return [self.bugs[int(place)] for place in variant.split()]
 
     def hint(self, language: str, step: int, evidence: str) -> str:
-        """The hint of that number, from 1; those on functions that are right already come last."""
+        """The hint of that number, from 1; those on other functions than the one at fault come last."""
         functions = re.findall(r"^def (\w+)", self.solution, re.M)
         # The evidence begins with the first call that is wrong, such as "dot([1.0, ...": its function is at fault.
         wrong = re.split(r"\W", evidence, maxsplit=1)[0]
-        right = [name for name in functions if wrong in functions and name != wrong]
+        others = [name for name in functions if wrong in functions and name != wrong]
         hints = self.texts[language]["hints"]  # one on a single function begins with its name
-        return sorted(hints, key=lambda hint: re.split(r"\W", hint, maxsplit=1)[0] in right)[step - 1]
+        return sorted(hints, key=lambda hint: re.split(r"\W", hint, maxsplit=1)[0] in others)[step - 1]
 
     def figure_file(self, language: str) -> str:
         return f"figures/{self.figure}.{language}.svg"
@@ -165,7 +165,7 @@ def mark(exercise: Exercise, source: str, language: str) -> Mark:
     try:
         guess = guess_of(source)
     except SyntaxError as error:
-        quoted = source.splitlines()[(error.lineno or 1) - 1].strip()
+        quoted = source.splitlines()[(error.lineno or 1) - 1].strip()  # a null byte is an error without a line
         return Mark("failed", None, error.lineno, quoted, evidence=f"SyntaxError: {error.msg}")
     say = speaker(language)
     blanks = [number for number, line in enumerate(source.splitlines(), 1) if BLANK.match(line)]
@@ -270,7 +270,7 @@ def outcome(code: str | Mapping[str, Any], name: str, setup: str, calls: Sequenc
         for call in calls:
             kept = {key: _copied(value) for key, value in inputs.items()}  # fresh inputs for each call
             values.append(plain(eval(call, {**module, **kept})))
-    except BaseException as error:  # `exit()` too
+    except BaseException as error:  # `exit()` too; in a notebook also an interrupt, which ends a call that hangs
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == name]
         text = str(error)
         if isinstance(error, SyntaxError):
@@ -328,7 +328,8 @@ def likely_line(exercise: Exercise, source: str, variant: str) -> tuple[int | No
     if not variant:
         return None, ""
     right = exercise.code().splitlines()
-    best = (0.6, 0)  # a line less like it than that says nothing; of two as like, the upper one
+    # A line less like it says nothing: 0.6 is difflib's own rule of thumb. Of two lines as like, the upper one wins.
+    best = (0.6, 0)
     likeliest: tuple[int | None, str] = (None, "")
     for wrong in exercise.variants()[variant.split()[0]].splitlines():
         if wrong in right or wrong.strip() == "pass":  # "pass" stands where the bug leaves a line out
@@ -348,7 +349,7 @@ def mark_names(exercise: Exercise, names: Mapping[str, Any], guess: str | None, 
     """
     if guess is None:
         return Mark("open", evidence=speaker(language)("unanswered"))
-    outcomes = _outcomes(exercise.setup, exercise.calls, {exercise.file: names, "": exercise.code()})
+    outcomes = _outcomes(exercise.setup, exercise.calls, {"": exercise.code(), exercise.file: names})
     # The bugs are run only where something is wrong, for that takes time.
     if not close(outcomes[exercise.file]["values"], outcomes[""]["values"]):
         outcomes |= _outcomes(exercise.setup, exercise.calls, exercise.variants())
