@@ -113,6 +113,7 @@ def test_the_line_and_the_numbers_are_the_learners(in_process: None) -> None:
     assert verdict.line and source.splitlines()[verdict.line - 1].strip() == verdict.quoted
     assert verdict.quoted == "scores = [dot(query, key) for key in keys]"
     assert re.fullmatch(r"weights\(query, keys5, d_model=21\)\[0\] gives .+; it must give .+\.", verdict.evidence)
+    assert "[]; it must give [2.0]." in str(marking.first_difference(exercise, [[[1.0], []]], [[[1.0], [2.0]]], "en"))
     shape = find_exercise(7)
     verdict = mark(shape, written(shape, shape.code().replace(".transpose(1, 0, 2)\n", "\n", 1)), "en")
     assert "has the shape (5, 3, 2); it must have (3, 5, 2)" in verdict.evidence or verdict.bugs == ("split-not-moved",)
@@ -124,10 +125,12 @@ def test_a_course_s_own_class_is_the_answer(in_process: None) -> None:
         (11, "class MultiHeadAttention", "class MultiHeadAttn"),
         (10, "class MultiHeadAttentionWrapper", "class MultiHeadedAttentionWrapper"),
     ):
-        exercise = find_exercise(number)
+        exercise, names = find_exercise(number), dict[str, Any]()
         assert exercise.code().count(ours) == 1
-        renamed = written(exercise, exercise.code().replace(ours, theirs))
-        assert mark(exercise, renamed, "en").status == "passed"
+        renamed = exercise.code().replace(ours, theirs)
+        exec(renamed, names)
+        assert mark(exercise, written(exercise, renamed), "en").status == "passed"
+        assert marking.mark_names(exercise, names, "a", "en").status == "passed"
     exercise = find_exercise(9)
     wide = written(exercise, exercise.code().replace("math.sqrt(d_model)", "np.sqrt(d_model)"))
     verdict = mark(exercise, wide.replace("math.sqrt(self.d_head)", "np.sqrt(self.d_head)"), "en")

@@ -77,7 +77,10 @@ class Store:
 
 
 def run_units(units: Sequence[Unit], store: Store, workers: int, report: Report) -> dict[Path, Scored]:
-    """All units, from the store or run now in `workers` processes of one thread: the unit's file -> its scores."""
+    """All units, from the store or run now in `workers` processes: the unit's file -> its scores.
+
+    `run_unit` keeps each process to one thread.
+    """
     files = {store.path(unit): unit for unit in units}  # units that experiments share have one file, and run once
     finished: dict[Path, Scored] = {}
     for path, unit in files.items():
@@ -219,7 +222,7 @@ def compare(
     asked = [experiment.as_asked(steps, text) for experiment in experiments]
     if text is not None:
         for experiment in asked:
-            experiment.task.corpus(text, 0)  # for its errors alone: is the text there, and long enough?
+            experiment.task.corpus(text, 0)  # for its errors alone, with any seed: is it there, and long enough?
     store = Store(out)
     units = {experiment.name: units_of(experiment, range(n_seeds)) for experiment in asked}
     scored = run_units([unit for each in units.values() for unit in each], store, workers, report)
@@ -269,7 +272,7 @@ def _arm_result(arm: Arm, results: Sequence[Scored], metrics: Sequence[Metric], 
     One seed that failed leaves an arm without any scores: a mean of the others would hide it.
     """
     failure = next((scored.failure for scored in results if scored.failure is not None), None)
-    named = {metric.name: metric for metric in metrics}  # a unit may have other scores, which get no verdict
+    named = {metric.name: metric for metric in metrics}  # controls, such as "even person" of `roles`, get no verdict
     scores = {}
     for name in results[0].scores if failure is None else ():
         values = tuple(scored.scores[name] for scored in results)

@@ -34,7 +34,7 @@ from headwise.words import LANGUAGES
 BLANK = re.compile(r"^\s*\.\.\.\s*(#.*)?$")  # a line that the learner must replace
 WIDTH = 88  # columns of the text of an exercise
 SECONDS = 30  # of the learner's process, the import of torch included
-# A course's name of a class -> the exercise's.
+# The name of a class in the course of `lab.courses.stacked` -> in its book, which the exercises use.
 COURSE_NAMES = {"MultiHeadAttn": "MultiHeadAttention", "MultiHeadedAttentionWrapper": "MultiHeadAttentionWrapper"}
 SHOWN = 60  # characters of a value or call, at most
 
@@ -108,13 +108,13 @@ class Exercise:
         return [self.bugs[int(place)] for place in variant.split()]
 
     def hint(self, language: str, step: int, evidence: str) -> str:
-        """The hint of that number, from 1; those on functions that are right already come last."""
+        """The hint of that number, from 1; those on other functions than the one at fault come last."""
         functions = re.findall(r"^def (\w+)", self.solution, re.M)
         # The evidence begins with the first call that is wrong, such as "dot([1.0, ...": its function is at fault.
         wrong = re.split(r"\W", evidence, maxsplit=1)[0]
-        right = [name for name in functions if wrong in functions and name != wrong]
+        others = [name for name in functions if wrong in functions and name != wrong]
         hints = self.texts[language]["hints"]  # one on a single function begins with its name
-        return sorted(hints, key=lambda hint: re.split(r"\W", hint, maxsplit=1)[0] in right)[step - 1]
+        return sorted(hints, key=lambda hint: re.split(r"\W", hint, maxsplit=1)[0] in others)[step - 1]
 
     def figure_file(self, language: str) -> str:
         return f"figures/{self.figure}.{language}.svg"
@@ -165,7 +165,7 @@ def mark(exercise: Exercise, source: str, language: str) -> Mark:
     try:
         guess = guess_of(source)
     except SyntaxError as error:
-        quoted = source.splitlines()[(error.lineno or 1) - 1].strip()
+        quoted = source.splitlines()[(error.lineno or 1) - 1].strip()  # a null byte is an error without a line
         return Mark("failed", None, error.lineno, quoted, evidence=f"SyntaxError: {error.msg}")
     say = speaker(language)
     blanks = [number for number, line in enumerate(source.splitlines(), 1) if BLANK.match(line)]
@@ -261,15 +261,16 @@ def outcome(code: str | Mapping[str, Any], name: str, setup: str, calls: Sequenc
         if isinstance(code, str):
             module = {"__name__": "exercise", "__file__": name}
             exec(compile(code, name, "exec"), module)
-            with_course_names(module)
         else:
             module = dict(code)
+        # The calls find a class that has a course's name, too.
+        module = {ours: module[theirs] for theirs, ours in COURSE_NAMES.items() if theirs in module} | module
         inputs: dict[str, Any] = {}
         exec(compile(setup, "setup", "exec"), inputs)
         for call in calls:
             kept = {key: _copied(value) for key, value in inputs.items()}  # fresh inputs for each call
             values.append(plain(eval(call, {**module, **kept})))
-    except BaseException as error:  # `exit()` too
+    except BaseException as error:  # `exit()` too; in a notebook also an interrupt, which ends a call that hangs
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == name]
         text = str(error)
         if isinstance(error, SyntaxError):
@@ -277,13 +278,6 @@ def outcome(code: str | Mapping[str, Any], name: str, setup: str, calls: Sequenc
         text = f"{type(error).__name__}: {text}".removesuffix(": ")  # of an error without a text
         return {"values": values, "call": call, "error": text, "line": lines[-1] if lines else None}
     return {"values": values}
-
-
-def with_course_names(names: dict[str, Any]) -> None:
-    """Let a class be known by the exercise's name too, where a course gives it another."""
-    for theirs, ours in COURSE_NAMES.items():
-        if theirs in names:
-            names.setdefault(ours, names[theirs])
 
 
 def _copied(value: Any) -> Any:
@@ -306,7 +300,9 @@ def first_difference(exercise: Exercise, values: list[Any], right: list[Any], la
         if shape != shape_wanted:
             key = "shape" if shape and shape_wanted else "gives"  # a number has no shape: then both are shown
             return say(key, call=call, got=shape or shortened(str(got)), right=shape_wanted or shortened(str(wanted)))
-        while isinstance(got, list):  # down to the first number that differs: call[0][2]
+        # Down to the first number that differs, call[0][2], or to a list that ought to be longer, shorter or a number:
+        # the shapes are those of the first items alone.
+        while _shape(got)[:1] == _shape(wanted)[:1] != ():
             index = next(n for n, pair in enumerate(zip(got, wanted, strict=True)) if not close(*pair))
             got, wanted, call = got[index], wanted[index], f"{call}[{index}]"
         return say("gives", call=call, got=_number(got), right=_number(wanted))
@@ -314,7 +310,7 @@ def first_difference(exercise: Exercise, values: list[Any], right: list[Any], la
 
 
 def _number(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else shortened(str(value))
 
 
 def _shape(value: Any) -> tuple[int, ...]:
@@ -332,7 +328,8 @@ def likely_line(exercise: Exercise, source: str, variant: str) -> tuple[int | No
     if not variant:
         return None, ""
     right = exercise.code().splitlines()
-    best = (0.6, 0)  # a line less like it than that says nothing; of two as like, the upper one
+    # A line less like it says nothing: 0.6 is difflib's own rule of thumb. Of two lines as like, the upper one wins.
+    best = (0.6, 0)
     likeliest: tuple[int | None, str] = (None, "")
     for wrong in exercise.variants()[variant.split()[0]].splitlines():
         if wrong in right or wrong.strip() == "pass":  # "pass" stands where the bug leaves a line out
@@ -352,7 +349,7 @@ def mark_names(exercise: Exercise, names: Mapping[str, Any], guess: str | None, 
     """
     if guess is None:
         return Mark("open", evidence=speaker(language)("unanswered"))
-    outcomes = _outcomes(exercise.setup, exercise.calls, {exercise.file: names, "": exercise.code()})
+    outcomes = _outcomes(exercise.setup, exercise.calls, {"": exercise.code(), exercise.file: names})
     # The bugs are run only where something is wrong, for that takes time.
     if not close(outcomes[exercise.file]["values"], outcomes[""]["values"]):
         outcomes |= _outcomes(exercise.setup, exercise.calls, exercise.variants())

@@ -144,7 +144,8 @@ def replay(
                begins again after the last
     rung       plain (scalars), array (NumPy, no torch) or tensor (torch, the project's own GPT); all in float64
     steps      the learning rate falls from 0.01 to 0 over max(steps, 1000): a short run is the beginning of a long one
-    seed       of the one stream of Python's `random` that draws order, weights and samples
+    seed       of the one stream of Python's `random` that draws order, weights and samples; 42 is
+               microgpt's own, as are 1000 steps and 20 samples
     n_samples  how many texts of at most 16 characters to draw afterwards, at temperature 0.5
     report     is called after each step with its number, from 1, and its loss in nats per character
     n_heads    a divisor of the width 16; microgpt has 4
@@ -156,6 +157,7 @@ def replay(
         raise refusal("no_rung", rung=repr(rung), value=", ".join(RUNGS))
     if steps < 1:
         raise refusal("steps", steps=steps)
+    # What no command lets through has no phrase of `refusal`, with its Spanish: the three errors that follow.
     if n_samples < 0:
         raise HeadwiseError(f"n_samples={n_samples} is less than none; pass 0 or more")
     if isinstance(documents, str):  # which is a sequence of texts, too, of its characters
