@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cases import rows
 from invoking import Invoke
 from rich.table import Table
 from rich.text import Text
@@ -51,17 +52,7 @@ def test_json_escapes_and_has_null_for_what_is_not_finite(capsys: pytest.Capture
 
 def test_arguments_of_the_library_are_options_of_the_command() -> None:
     options = {"n_kv_heads": "--kv-heads", "out": "--out", "keep": "--keep", "force": "--force", "by": "--by"}
-    for said, shown in (
-        (
-            "out=runs/a-1 is there; pass force=True, or another out=",
-            "--out runs/a-1 is there; pass --force, or another --out",
-        ),
-        (
-            "n_kv_heads=5 does not divide 8; by='role' needs keep=0.5.",
-            "--kv-heads 5 does not divide 8; --by role needs --keep 0.5.",
-        ),
-        ("x.keep==2, a/out=3 and n_heads=4 are no arguments", "x.keep==2, a/out=3 and n_heads=4 are no arguments"),
-    ):
+    for said, shown in rows("as_options"):
         assert as_options(said, options) == shown
 
 

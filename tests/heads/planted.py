@@ -26,11 +26,7 @@ JOBS = {
     "L0.H6": (),  # looks at everything alike
     "L1.H0": ("induction",),
     "L1.H1": ("rare token",),
-    "L1.H2": (),
-    "L1.H3": (),
-    "L1.H4": (),
-    "L1.H5": (),
-    "L1.H6": (),
+    **{f"L1.H{h}": () for h in range(2, 7)},
 }
 
 
