@@ -282,7 +282,9 @@ def one_thread() -> Iterator[None]:
         yield
         return
     with _lock:
-        before = _before[0] if _before else torch.get_num_threads()
+        # torch is asked always: a thread of Python that has never asked would take over what another thread sets when
+        # its block ends.
+        before = (*_before, torch.get_num_threads())[0]
         _before.append(before)
     _within.block = True
     torch.set_num_threads(1)
