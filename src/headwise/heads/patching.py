@@ -784,7 +784,7 @@ class _Replay:
 
     def __reduce__(self) -> Any:
         # A deep copy of the model, made meanwhile in another thread, gets one without outputs, so that it computes.
-        return _Replay, (self.block,)
+        return _Replay, (self.block,), {**vars(self), "outputs": []}
 
 
 @contextmanager
