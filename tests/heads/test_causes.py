@@ -298,6 +298,9 @@ def test_a_study_leaves_the_model_alone() -> None:
     found = patch(model, ids(3), ids(4), heads=["L1.H2"]).effects["L1.H2"].mean
     assert found == pytest.approx(effect, abs=2e-4)
     assert vars(block)["forward"] is own and "forward" not in vars(model.model.layers[1])
+    with inside() as here, _replayed(block, here, None):
+        twin = copy.deepcopy(block)
+    assert twin.forward.before is own  # a copy made meanwhile keeps it, too
     model = build("llama")
     block = model.model.layers[0]
     with inside() as here, _replayed(block, here, "what it gave"):

@@ -341,14 +341,13 @@ def test_times_are_taken_on_one_thread() -> None:
     in_turn({"a": lambda: seen.append(torch.get_num_threads())}, rounds=1)
     assert seen == [1, 1] and torch.get_num_threads() == 2
 
-    def threads_after() -> int:
-        with one_thread(), one_thread():
-            pass
-        return torch.get_num_threads()
-
-    with one_thread(), ThreadPoolExecutor(1) as pool:  # a thread that starts now finds one, and is not left with it
-        assert pool.submit(threads_after).result() == 2
-        with one_thread():
-            pass
-        assert torch.get_num_threads() == 1
-    assert torch.get_num_threads() == 2
+    block = one_thread()
+    with ThreadPoolExecutor(1) as pool:
+        with one_thread():  # a thread that starts now finds one, and is not left with it
+            pool.submit(block.__enter__).result()
+            with one_thread():
+                pass
+            assert torch.get_num_threads() == 1
+        assert pool.submit(torch.get_num_threads).result() == 1  # its own block goes on
+        pool.submit(block.__exit__, None, None, None).result()
+        assert pool.submit(torch.get_num_threads).result() == torch.get_num_threads() == 2

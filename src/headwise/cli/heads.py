@@ -90,20 +90,13 @@ def heads(
     reading = {"stream": stream, "dtype": dtype, "device": device}  # for `open_folder`
     if circuits:
         texts: Facts = {"text": text, "ids": ids, "relations": relations, "embed": embed, "tokens": tokens}
-        texts |= {
-            "documents": documents,
-            "rows": rows,
-            "field": field,
-            "keep": keep,
-            "parallel": parallel,
-            "seed": seed,
-        }
-        texts |= {"unknown": unknown != "refuse", "ablate": ablate != "auto", "no-controls": not controls}
+        texts |= {"documents": documents, "rows": rows, "field": field, "keep": keep, "parallel": parallel}
+        texts |= {"seed": seed, "unknown": unknown != "refuse", "ablate": ablate != "auto", "no-controls": not controls}
         texts |= {"sort": sort != "name", "against": against, "headvis": headvis}
         _circuits(model, reading, **texts, html=html, out=files, card=card)
         return
     labels = relations if relations is None or relations in BENCHES else Path(relations)
-    share_note(rows, seed)  # refused here, before the model is read
+    share_note(rows, seed)  # the note comes later: rows that are no fraction are refused before the model is read
     check_tables(files)
     for folder in filter(None, (model, against)):
         check_model(folder, dtype)
@@ -139,7 +132,8 @@ def heads(
             other = other.renamed(pairs)
     if ranks.rank:  # of many processes the first alone, rank 0, writes and prints
         return
-    # report.html in a run folder tells of the run as it is: what is asked otherwise goes only where --html says.
+    # report.html in a run folder tells of the run on what it held out, or a part of it (--documents, --rows), with
+    # controls. All else goes only where --html says.
     special = text or ids is not None or not controls or other is not None or labels
     report = html or (model / REPORT if (model / "run.json").exists() and not special else None)
     if report is not None:
@@ -204,10 +198,9 @@ def _circuits(model: Path, reading: Mapping[str, Any], **options: Any) -> None:
     reading  for `open_folder`
     options  what goes with a text: refused where one of them was passed
     """
-    passed = [f"--{name}" for name, value in options.items() if value]
-    if passed:
+    if passed := [f"--{name}" for name, value in options.items() if value]:
         raise refusal("circuits_text", options=", ".join(passed))
-    if reading["device"] != "cpu":
+    if reading["device"] != "cpu":  # it computes in float64, which some devices do not have
         raise refusal("circuits_device")
     check_model(model, reading["dtype"])
     with needs_torch():
@@ -215,7 +208,7 @@ def _circuits(model: Path, reading: Mapping[str, Any], **options: Any) -> None:
         from headwise.models.open import open_folder
 
     folder = open_folder(model, **reading)
-    with Progress("reading the weights of all heads"):  # which says that alone, now and then
+    with Progress("reading the weights of all heads"):  # it is told of no steps, and repeats these words now and then
         result = circuits(folder.model)
     if wants_json():
         print_json("circuits", {"model": folder.name, **result.plain()})
@@ -231,7 +224,7 @@ def _print_circuits(circuits: Facts) -> None:
     heads = circuits["heads"]
     # A score that no head has is no column: without a vocabulary there is none, and `succeeds` needs an order of ids.
     scores = [score for score in SCORES if any(head[score] is not None for head in heads.values())]
-    columns = ["head", "rank QK", "rank OV"]
+    columns = ["head", "rank QK", "rank OV"]  # effective ranks, which are no whole numbers
     for score in scores:
         columns += [score, "chance"]
     rows = []
@@ -331,7 +324,7 @@ def surveyed(
             lengths = [len(document) for document in read.documents]
             err.say(stream.forecast(sum(lengths), max(lengths)))
         elif line := forecast(folder.model, read.documents, options.get("controls", True)):  # on, as in `survey`
-            err.print(in_options(line))
+            err.print(in_options(line))  # this line names arguments, such as documents=
         result = survey(folder.model, read, progress=progress, ranks=ranks, **options)
         if headvis is not None:
             progress("HeadVis", 0, 0)  # a stage of unknown length
@@ -341,11 +334,11 @@ def surveyed(
         return result, None
     run = run_of(on or model) if source is None else None
     record = None if run is None else read_run(run)
-    shown = read.documents
+    short = read.documents
     if record is not None and record.example and folder.tokens is not None:
         before, after = folder.tokens.frame  # ids that every document begins and ends with
-        shown = [[*before, *folder.tokens.encode(record.example), *after]]
-    return result, maps_of_short(folder.model, shown, read.shown, folder.name)
+        short = [[*before, *folder.tokens.encode(record.example), *after]]
+    return result, maps_of_short(folder.model, short, read.shown, folder.name)
 
 
 def _write_report(
@@ -368,6 +361,7 @@ def _write_report(
     # "reason" says why a model is not packed. The two numbers are the most parameters it may have.
     packed = {"reason": "foreign"} if loaded is None else pack_model(*loaded, EMBEDDED if embed else MOST)
     run, walk = read_run(model), None
+    # A walk holds the model once more, up to 80 MB with --embed: then there is none.
     if loaded is not None and path == model / REPORT and not embed and "reason" not in packed:
         walk, text = WALK, example_of(model)
         at = max(0, len(loaded[1].prompt(text)) - 2)  # the last token but one: there the model guesses the last

@@ -112,7 +112,7 @@ def train(
     data: Stream | Documents,
     seed: int,
     report: Callable[[Progress], None],
-    save_seconds: float = 10.0,
+    save_seconds: float = 10.0,  # what a kill loses at most, but for a long step; a round choice
     look: Look = no_look,
     build: Callable[[GPTConfig], GPT] = GPT,
     division: Division = UNDIVIDED,
@@ -143,7 +143,7 @@ def train(
         with interrupts() as interrupted:
             look(model, start)
             for done in range(start + 1, recipe.steps + 1):
-                # A prime above the steps of any run keeps the steps of nearby seeds apart; seeds are below 2^63.
+                # The factor is odd: seeds below 2^63 begin apart. Above the steps of a run it keeps nearby seeds so.
                 step_seed = (seed * 1_000_003 + done - 1) % 2**63
                 # The dropout's: nearby steps differ in bits below the 40th, ranks above, so no two draw alike.
                 torch.manual_seed(step_seed ^ ranks.rank << 40)
@@ -191,11 +191,11 @@ def _curve(log: StepLog | None) -> list[CurvePoint]:
     """The evaluations of a training; none in a process that has no log. Raises HeadwiseError for a damaged log."""
     if log is None:
         return []
-    rows = []
-    for row in log.rows:
-        if "held_out_loss" in row:
-            losses = {"train_loss": row.get("loss"), "held_out_loss": row["held_out_loss"]}
-            rows.append({"step": row.get("step"), **losses})
+    rows = [
+        {"step": row.get("step"), "train_loss": row.get("loss"), "held_out_loss": row["held_out_loss"]}
+        for row in log.rows
+        if "held_out_loss" in row
+    ]
     return list(from_json(tuple[CurvePoint, ...], rows, str(log.path)))
 
 
@@ -282,7 +282,9 @@ def one_thread() -> Iterator[None]:
         yield
         return
     with _lock:
-        before = _before[0] if _before else torch.get_num_threads()
+        # torch is asked always: a thread of Python that has never asked would take over what another thread sets when
+        # its block ends.
+        before = (*_before, torch.get_num_threads())[0]
         _before.append(before)
     _within.block = True
     torch.set_num_threads(1)
@@ -336,6 +338,7 @@ def make_optimizers(model: GPT, recipe: Recipe) -> list[Optimizer]:
         {"params": matrices, "weight_decay": recipe.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
+    # fused: one pass over each weight, where torch's own choice on the CPU takes one for each operation.
     optimizers: list[Optimizer] = [AdamW(groups, lr=recipe.lr, betas=recipe.betas, fused=True)]
     if recipe.muon_lr:
         optimizers.append(Muon(hidden, lr=recipe.muon_lr, weight_decay=recipe.weight_decay))
@@ -346,7 +349,8 @@ def make_optimizers(model: GPT, recipe: Recipe) -> list[Optimizer]:
 def evaluate(model: GPT, data: Stream | Documents, limit: int = HELD_OUT_TOKENS, batch: int = 64) -> float:
     """Mean cross-entropy in nats per counted token, on about `limit` tokens of the held-out part.
 
-    `batch` texts run side by side. The model is afterwards in training mode if it was before.
+    `batch` texts run side by side; 64 is a round choice, and more would take more memory. The model is afterwards in
+    training mode if it was before.
     """
     training, device = model.training, next(model.parameters()).device
     model.eval()

@@ -203,7 +203,7 @@ def path_effects(
         for pair in _pairs(model, clean, corrupted, target):
             study = Study(passes, *pair)
             study.read()
-            chosen_heads(study.names(at), [receiver], at)
+            chosen_heads(study.names(at), [receiver], at)  # raises for a receiver that is not there
             for name, effect in study.paths([(at, receiver)], senders)[at, receiver].items():
                 effects[name].append(effect)
     return {name: interval_of(values) for name, values in effects.items()}
@@ -342,8 +342,10 @@ class Passes:
                 out[:, h, rows] = new[:, h, rows]
             return out
 
+        # 0 for no heads at all: in `carried` a random half of a few heads may be empty.
         first = min((self.blocks.index(self.layer_of[name].block) for name in heads), default=0)
-        # Only the states of the block below are handed on, and a block that reads an encoder takes more than these.
+        # Only the states of the block below are handed on, and a block that reads an encoder takes more than these. A
+        # streamed model, whose text may not have been read yet, has no encoder.
         if any(call.cross for call in reading.calls.values()):
             first = 0
         handlers = {self.layer_of[name].site: partial(change, name) for name in heads}
@@ -404,6 +406,7 @@ class Passes:
         if self.stream is not None:
             most = self.stream.at_once // reading.ids.numel()
         else:
+            # By what the first block gave of the text: only in a streamed model variants come before it is read.
             most = LARGEST // _hidden(next(iter(reading.outputs.values()))).numel()
         return len(before) < most  # `most` is 0 for a text larger than that: each of its variants runs alone
 
@@ -609,7 +612,7 @@ class Study:
         reverse.clean_text, reverse.text = self.text, self.clean_text
         reverse.clean, reverse.corrupted = self.corrupted, self.clean
         tables = [self.effects("out", alone(names)), reverse.effects("out", alone(names))]
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(0)  # the same halves for each pair of texts, and in each call
         for _ in range(contexts):
             drawn = torch.rand(len(names), generator=generator) < 0.5
             half = {name for name, chosen in zip(names, drawn, strict=True) if chosen}
@@ -784,7 +787,7 @@ class _Replay:
 
     def __reduce__(self) -> Any:
         # A deep copy of the model, made meanwhile in another thread, gets one without outputs, so that it computes.
-        return _Replay, (self.block,)
+        return _Replay, (self.block,), {**vars(self), "outputs": []}
 
 
 @contextmanager

@@ -41,6 +41,7 @@ class Projections(nn.Module):
         else:
             self.q_down = linear(spec.d_in, spec.q_latent_dim, bias=spec.q_bias)
             self.q_latent_norm = latent_norm(spec.q_latent_dim)
+            # As in DeepSeek's layers, what reads a latent has no bias: the matrix that makes it may have one.
             self.q_proj = linear(spec.q_latent_dim, spec.q_dim, bias=False)
         if spec.latent_dim is None:
             self.k_proj = linear(spec.d_context, spec.k_dim, bias=spec.kv_bias)

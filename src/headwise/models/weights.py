@@ -107,7 +107,7 @@ def has_record(model: nn.Module) -> bool:
 
 
 def family_of(model: nn.Module) -> Family:
-    """The record of a model's family. Raises HeadwiseError for one that has none, whose heads cannot be written."""
+    """The record of a model's family. Raises HeadwiseError where it has none that the verb "reshape" serves."""
     if isinstance(model, GPT):
         if model.config.latent_dim is not None:
             dim = model.config.latent_dim
@@ -235,6 +235,7 @@ def cannot_carry(model: nn.Module, n_heads: int, n_kv_heads: int) -> Note | None
     if family.n_kv_heads is None:
         return Note.of("reshaped.kv_heads_fixed", form=form, n_kv_heads=n_kv_heads, n_heads=n_heads)
     if family.even_width and width % n_heads:
+        # Below the old number, since no command adds heads.
         divisors = [n for n in range(1, old_heads) if width % n == 0]
         facts = {"field": family.width, "width": width, "n_heads": n_heads, "divisors": divisors}
         return Note.of("reshaped.width_divided", form=form, **facts)
@@ -260,6 +261,7 @@ def rebuilt(model: nn.Module, config: Any, kind: Any = None) -> nn.Module:
     """
     parameter, kind = next(model.parameters()), kind or type(model)
     with torch.random.fork_rng(devices=[]):  # first weights are drawn: torch's random state stays as it was
+        # transformers notes the dtype in the config, too; a GPT of ours gets it by `cast`.
         new: nn.Module = GPT(config) if isinstance(model, GPT) else kind._from_config(config, dtype=parameter.dtype)
     new = cast(new.to(parameter.device), parameter.dtype)
     shapes = {name: x.shape for name, x in new.state_dict().items()}
@@ -331,14 +333,15 @@ def cannot_narrow(model: nn.Module) -> str | None:
     config: Any = model.config
     name = family_of(model).name
     if name in AS_QWEN2:
-        # A bias that is not zero where a Qwen2 has none: of W_O, or of the feed-forward.
+        # A Qwen2 has no bias of the feed-forward, and none of W_O: there one of zeros may be left out.
         foreign = "mlp_bias" if getattr(config, "mlp_bias", False) else None
         for key, x in model.state_dict().items():
-            if key.endswith(("o_proj.bias", "mlp.bias")) and x.any():
+            if key.endswith("o_proj.bias") and x.any():
                 foreign = key
                 break
         return f"this {name} has biases ({foreign}) that no Qwen2 has a place for" if foreign else None
     if isinstance(getattr(config, "layer_types", None), list) and hasattr(config, "sliding_window"):
+        # A config may name other types, such as linear_attention, also where its family cannot run them.
         others = set(config.layer_types) - {SLIDING, FULL}
         return f"{name} has layers of {min(others)}, which keep no keys and values" if others else None
     return (
@@ -361,7 +364,7 @@ def with_windows(model: nn.Module, windows: Sequence[int | None]) -> nn.Module:
     if prefix is not None:
         library = sys.modules["transformers"]  # it is loaded, for the model is of it
         kind = getattr(library, kind.__name__.replace(prefix, "Qwen2"))  # LlamaForCausalLM -> Qwen2ForCausalLM
-    # All fields of a family that stays what it is (prefix is None); of a Llama what a Qwen2 has, too.
+    # All fields of a family that stays what it is (prefix is None); of a Llama those that a Qwen2 has as well.
     fields = {key: value for key, value in foreign.config.to_dict().items() if key not in DROPPED or prefix is None}
     fields |= {
         "layer_types": [FULL if window is None else SLIDING for window in windows],
