@@ -269,6 +269,7 @@ def test_files_that_nobody_touched_change_their_language(tmp_path: Path) -> None
         ({"progress.json": "[" * 100_000}, [], "is damaged"),
         ({"progress.json": '{"language": "fr"}'}, [], "is damaged"),
         ({"progress.json": '{"passed": [99]}'}, [], "is damaged"),
+        ({"progress.json": '{"passed": ""}'}, [], "is damaged"),
         ({"progress.json": '{"tries": {"2": 1.5}}'}, [], "is damaged (tries={'2': 1.5})"),
         ({"progress.json": '{"tries": {"2": true}}'}, [], "is damaged"),
         ({}, ["--train"], "11_torch.py is not right yet"),

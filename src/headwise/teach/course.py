@@ -163,11 +163,11 @@ def _files() -> list[str]:
 
 
 def _read(path: Path, say: Say) -> Course:
-    # Each line raises an error where the file was written by hand, and wrongly.
+    # Each line raises an error where the file was written by hand, and wrongly; a HeadwiseError is a ValueError.
     try:
         course = Course(path.parent, **read_json(path))
         words(course.language)
-        for number in [*course.passed, *map(int, course.tries)]:
+        for number in course.passed + list(map(int, course.tries)):  # `+` takes a list alone
             find_exercise(number)
         if not all(type(times) is int and times >= 0 for times in course.tries.values()):
             raise TypeError(f"tries={course.tries}")
