@@ -258,6 +258,7 @@ def test_files_that_nobody_touched_change_their_language(tmp_path: Path) -> None
     assert (tmp_path / "02_head.py").read_text() == "# mine\n"
     course, new = open_course(tmp_path, None)
     assert (course.language, new) == ("es", False)
+    assert course.place_of_class(find_exercise(9)).endswith("09_numpy.py:MultiHeadAttention")  # "class ...:"
     refuses(lambda: open_course(tmp_path / "02_head.py", None), "is a file; pass a folder")
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -105,7 +106,7 @@ class Course:
         wanted = exercise.name_of_class
         names = [wanted, *(theirs for theirs, ours in COURSE_NAMES.items() if ours == wanted)]
         path = self.path(exercise)
-        name = next((name for name in names if f"class {name}(" in read_text(path)), "")
+        name = next((name for name in names if re.search(rf"\bclass {name}\b", read_text(path))), "")
         return f"{path.resolve()}:{name}" if name else str(path.resolve())
 
     def hint(self, exercise: Exercise) -> int:
