@@ -277,10 +277,10 @@ def stage_of(explanation: Explanation, case: Case, say: Say) -> str:
         return say("all_nan")
     gap = np.abs(output - right.out)
     # The largest difference of each token, whose axis is the last but one.
-    rows = np.nan_to_num(np.moveaxis(gap, -2, 0).reshape(gap.shape[-2], -1), nan=np.inf).max(-1)
+    rows = np.nan_to_num(np.moveaxis(gap, -2, 0).reshape(gap.shape[-2], -1), nan=np.inf, posinf=np.inf).max(-1)
     first = int((rows > min(1e-3, rows.max() / 2)).argmax())  # a small difference begins somewhere, too
     stage = "any"
     # Row 0 of a causal layer sees only itself. Its weight is 1, whatever the score: only values can be wrong in it.
     if case.masks.causal:
         stage = "scores" if first else "values"
-    return say("starts", gap=float(np.nan_to_num(gap).max()), row=first, stage=say(f"stage_{stage}"))
+    return say("starts", gap=float(rows.max()), row=first, stage=say(f"stage_{stage}"))
