@@ -189,7 +189,7 @@ def told(exercise: Exercise, verdict: Mark, language: str, due: int, file: str, 
     if verdict.status == "passed":
         key = "guess_right" if verdict.guess == exercise.answer else "guess_wrong"
         reveal = say(key, guess=verdict.guess, answer=exercise.answer, reveal=texts["reveal"])
-        return [line for line in (first, reveal, verdict.fix) if line]
+        return [line for line in (first, reveal, verdict.fix) if line]  # the fix: a remark on code that is right
     lines = [verdict.evidence]
     if verdict.bugs:
         # Ids of an exercise's own bugs are not in the catalogue: their sentence alone is shown, which is the fix.
