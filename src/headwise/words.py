@@ -91,7 +91,7 @@ def refusal(key: str, /, **facts: Any) -> HeadwiseError:
 def unknown(what: str, name: object, known: Iterable[str], offer: str | None = None) -> HeadwiseError:
     """What to raise for a name that is not among the known ones: it offers the nearest, or else all of them.
 
-    what   the whole of the local fact, such as "no preset 'lama'"; `name` is compared with the known names
+    what   what the message begins with, such as "no preset 'lama'"; `name` alone is compared with the known names
     offer  what to say when nothing is near; default: a list of the known names
     """
     names = list(known)
@@ -134,7 +134,7 @@ def _known_phrases() -> list[tuple[str, re.Pattern[str]]]:
     english = {key: texts["en"] for key, texts in table().items() if key.startswith(sections)}
     patterns = []
     for key in sorted(english, key=lambda key: -len(re.sub(_PLACE, "", english[key]))):
-        # {order}, which re.escape has made \{order\}, becomes the group `order`.
+        # {order}, which re.escape has made \{order\}, becomes the group `order`. No phrase here has {count:one|many}.
         pattern = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>.+?)", re.escape(english[key]))
         patterns.append((key, re.compile(pattern)))
     return patterns
@@ -170,7 +170,10 @@ def translator(section: str, lang: str) -> Callable[[str], str]:
 
 
 def phrase_html(key: str, lang: str, values: Facts) -> str:
-    """A phrase with its values as HTML, its own marks as elements and the values as text."""
+    """A phrase with its values as HTML, its own marks as elements and the values as text.
+
+    The values come out of the JSON of a page, in which notes are plain text: none is left to be said.
+    """
     text, html, done = table()[key][lang], "", 0  # `done`: where what is not yet HTML begins
     for mark in _MARKUP.finditer(text):
         html += escaped(text[done : mark.start()])

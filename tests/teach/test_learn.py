@@ -261,6 +261,7 @@ def test_files_that_nobody_touched_change_their_language(tmp_path: Path) -> None
     assert (tmp_path / "02_head.py").read_text() == "# mine\n"
     course, new = open_course(tmp_path, None)
     assert (course.language, new) == ("es", False)
+    assert course.place_of_class(find_exercise(9)).endswith("09_numpy.py:MultiHeadAttention")  # "class ...:"
     refuses(lambda: open_course(tmp_path / "02_head.py", None), "is a file; pass a folder")
 
 
@@ -272,6 +273,7 @@ def test_files_that_nobody_touched_change_their_language(tmp_path: Path) -> None
         ({"progress.json": "[" * 100_000}, [], "is damaged"),
         ({"progress.json": '{"language": "fr"}'}, [], "is damaged"),
         ({"progress.json": '{"passed": [99]}'}, [], "is damaged"),
+        ({"progress.json": '{"passed": ""}'}, [], "is damaged"),
         ({"progress.json": '{"tries": {"2": 1.5}}'}, [], "is damaged (tries={'2': 1.5})"),
         ({"progress.json": '{"tries": {"2": true}}'}, [], "is damaged"),
         ({}, ["--train"], "11_torch.py is not right yet"),

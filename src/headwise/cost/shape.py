@@ -63,6 +63,7 @@ class Attention:
         seen = tokens if self.spec.window is None else min(tokens, self.spec.window)
         if self.keep is None:
             return {seen: self.spec.n_kv_heads}
+        # What a plan says counts, also beyond the layer's window: a cache of ours then holds as much.
         return Counter(kept_rows(keep, tokens) if keep else seen for keep in self.keep)
 
     def rows(self, tokens: int) -> int:
@@ -114,6 +115,7 @@ class FeedForward:
     def common_parameters(self) -> int:
         """Of the router, and of what every token goes through."""
         router = self.n_experts * (self.d_model + self.router_bias) + self.shared_gate * self.d_model
+        # No bias: of the families that are priced none has one there.
         return router + self.n_matrices * self.d_model * self.shared_width
 
     @property
@@ -237,7 +239,7 @@ class ModelShape:
         specs = [attention.spec for attention in self.cached]
         if not specs or any(spec.latent_dim for spec in specs):
             raise HeadwiseError(f"a plan is about cached keys and values of single heads, and {self.family} has none")
-        plan.check(len(specs), max(spec.n_kv_heads for spec in specs))
+        plan.check(len(specs), specs[0].n_kv_heads)  # the layers of a stack differ in their windows alone
         keeps = iter(plan.keep)
         return self._with_main(lambda layer: replace(layer, attention=replace(layer.attention, keep=next(keeps))))
 
@@ -271,7 +273,10 @@ class ForwardPrice:
 
 
 def score_pairs(attention: Attention, tokens: int) -> int:
-    """Pairs of a query and a key that it sees, summed up over the key/value heads; all pairs without a causal mask."""
+    """Pairs of a query and a key that it sees, summed up over the key/value heads.
+
+    Without a causal mask all pairs: no family that is priced has a window on both sides.
+    """
     if not attention.spec.causal:
         return tokens * tokens * attention.spec.n_kv_heads
     total = 0
@@ -361,7 +366,7 @@ def decode_parameters(shape: ModelShape, batch: int) -> float:
     W_K and W_V of cross attention are not read: its keys and values were made before, of the source.
     """
     total: float = 0
-    for layer in shape.main_layers:
+    for layer in shape.main_layers:  # one that repeats another's weights, too: it reads them again
         total += layer.attention.parameters + layer.norm_parameters + experts_read(layer.feed_forward, batch)
         if layer.cross:
             total += layer.cross.parameters - layer.cross.spec.n_kv_heads * layer.cross.kv_head_parameters

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -105,7 +106,7 @@ class Course:
         wanted = exercise.name_of_class
         names = [wanted, *(theirs for theirs, ours in COURSE_NAMES.items() if ours == wanted)]
         path = self.path(exercise)
-        name = next((name for name in names if f"class {name}(" in read_text(path)), "")
+        name = next((name for name in names if re.search(rf"\bclass {name}\b", read_text(path))), "")
         return f"{path.resolve()}:{name}" if name else str(path.resolve())
 
     def hint(self, exercise: Exercise) -> int:
@@ -163,11 +164,11 @@ def _files() -> list[str]:
 
 
 def _read(path: Path, say: Say) -> Course:
-    # Each line raises an error where the file was written by hand, and wrongly.
+    # Each line raises an error where the file was written by hand, and wrongly; a HeadwiseError is a ValueError.
     try:
         course = Course(path.parent, **read_json(path))
         words(course.language)
-        for number in [*course.passed, *map(int, course.tries)]:
+        for number in course.passed + list(map(int, course.tries)):  # `+` takes a list alone
             find_exercise(number)
         if not all(type(times) is int and times >= 0 for times in course.tries.values()):
             raise TypeError(f"tries={course.tries}")
@@ -188,7 +189,7 @@ def told(exercise: Exercise, verdict: Mark, language: str, due: int, file: str, 
     if verdict.status == "passed":
         key = "guess_right" if verdict.guess == exercise.answer else "guess_wrong"
         reveal = say(key, guess=verdict.guess, answer=exercise.answer, reveal=texts["reveal"])
-        return [line for line in (first, reveal, verdict.fix) if line]
+        return [line for line in (first, reveal, verdict.fix) if line]  # the fix: a remark on code that is right
     lines = [verdict.evidence]
     if verdict.bugs:
         # Ids of an exercise's own bugs are not in the catalogue: their sentence alone is shown, which is the fix.

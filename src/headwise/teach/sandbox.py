@@ -53,7 +53,8 @@ def run_apart(
     The module finds the request as JSON in the file that its first argument names, and in it, under `answer` and
     `trace`, the files to write. It stands in an empty folder, which it may fill.
 
-    seconds  None for no limit; with `hear` they count from the end of its output
+    seconds  None for no limit. With `hear` they count from the end of its output, for which it may take any time: a
+             training has no limit
     hear  is called with each line of its standard output, which goes nowhere otherwise
     keep  is called with that folder, which is removed afterwards
     """
@@ -96,10 +97,11 @@ def alone(request: dict[str, Any], text: str, work: Callable[[], Any]) -> None:
     request  as `run_apart` wrote it, with `answer`, the file to write, and `lang`
     text     of the code that `work` runs, which tells whether it wants torch
     """
-    # Where the system has no such limits, or lower ones.
+    # Where the system has no such limits, nothing is set; where one is lower already, it and those after it stay.
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
+        # The data alone, not all addresses: libraries such as torch map several times as much, and use little of it.
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no dump of the memory where it crashes
         resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))

@@ -58,7 +58,7 @@ def close(a: Any, b: Any, tolerance: float = TOLERANCE) -> bool:
     """Are two results equal but for rounding? What is not finite must be so in the same places."""
     try:
         a, b = np.asarray(a, float), np.asarray(b, float)
-    except (ValueError, TypeError):  # text, or lists whose parts have several shapes
+    except (ValueError, TypeError):  # of an exercise, as JSON has them: text, or lists of several shapes
         if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
             return all(close(x, y, tolerance) for x, y in zip(a, b, strict=True))
         return bool(a == b)
@@ -82,11 +82,12 @@ class Search:
     def __init__(
         self, fills: Sequence[float], seconds: float, has: Collection[str] | None = None, pairs: bool = True
     ) -> None:
-        self.fills, self.pairs, self.tolerance = fills, pairs, TOLERANCE
+        self.fills, self.pairs, self.tolerance = fills, pairs, TOLERANCE  # `examine` sets a larger one for 16 bits
         # Whether there is a mask is told by the case: see `_sets`.
         self.bugs = [bug for bug in catalogue().values() if has is None or {*bug.needs} <= {*has, "mask"}]
         self.strong = [fill for fill in fills if fill <= -1e4] or [-1e9]  # so low that its softmax is 0
-        # Processor time, so that a busy machine judges alike; the clock, so that the search ends.
+        # Processor time, so that a busy machine judges alike; the clock, so that the search ends. Twice is a round
+        # choice: with less, a machine that others use as well would find fewer bugs.
         self.until, self.clock = time.process_time() + seconds, time.monotonic() + 2 * seconds
 
     def explain(self, readings: Sequence[Reading], cases: Sequence[Case]) -> Explanation:
@@ -128,8 +129,8 @@ class Search:
         if number == 0:
             yield (), {}
             return
-        # What shows with the mask alone is a bug of the mask, where both give the same numbers: there bugs that need
-        # a mask come first, False before True.
+        # What did not show in the plain case, which comes first, is a bug of the mask, where two bugs give the same
+        # numbers: in the cases after it bugs that need a mask come first, False before True.
         bugs = sorted(self.bugs, key=lambda bug: case.name != "plain" and "mask" not in bug.needs)
         singles = []
         for bug in bugs:
@@ -202,12 +203,13 @@ def evidence_of(bug: Bug, explanation: Explanation, cases: list[Case], say: Say)
         return say(own_phrase)
     if bug.id in explanation.reading.structural:
         return say("structural")
-    if shown is None:
+    if shown is None:  # the correct form cannot compute these shapes, or no case is explained
         return say("not_finite" if bug.evidence == "difference" else "by_property")
     wrong, right, case = shown
     text = ""
     if bug.evidence == "future":
         text = _future(wrong, right, case, say)
+    # Without a weight on a forbidden key the rows may show it: weights that are masked after softmax add up to less.
     if bug.evidence == "rows" or (bug.evidence == "future" and case.is_masked and not text):
         text = _rows(wrong, say)
     if bug.evidence == "scores":
@@ -246,15 +248,15 @@ def _future(wrong: Stages, right: Stages, case: Case, say: Say) -> str:
     allowed = allowed_by(case.masks, CORRECT, *right.weights.shape)
     leak = np.where(allowed, 0.0, np.nan_to_num(wrong.weights))  # the weights on forbidden keys alone
     b, h, t, s = np.unravel_index(np.abs(leak).argmax(), leak.shape)
-    weight = float(leak[b, h, t, s])
-    return say("future", document=b, head=h, row=t, weight=weight, key=s) if abs(weight) > 1e-4 else ""  # no rounding
+    weight = float(leak[b, h, t, s])  # 1e-4 is a round choice, far above what rounding leaves there
+    return say("future", document=b, head=h, row=t, weight=weight, key=s) if abs(weight) > 1e-4 else ""
 
 
 def _rows(wrong: Stages, say: Say) -> str:
     """The row whose weights add up to a number farthest from 1, empty where that is 1; a row of NaN adds up to 0."""
     sums = np.nan_to_num(wrong.weights, posinf=0, neginf=0).sum(-1)
     b, h, t = np.unravel_index(np.abs(sums - 1).argmax(), sums.shape)
-    total = float(sums[b, h, t])
+    total = float(sums[b, h, t])  # the phrase shows 3 digits: less than 1e-3 away it would mostly read 1
     return say("rows", document=b, head=h, row=t, total=total) if abs(total - 1) > 1e-3 else ""
 
 
@@ -272,15 +274,16 @@ def stage_of(explanation: Explanation, case: Case, say: Say) -> str:
     right = stages_of(reading, {**reading.settings, **explanation.settings}, case)
     output = next(iter(case.outputs.values()))
     if right is None or right.out.shape != output.shape:
+        # None: with these settings the form cannot compute such shapes.
         return say("other_shape", theirs=output.shape, ours=None if right is None else right.out.shape)
     if not np.isfinite(output).any():
         return say("all_nan")
     gap = np.abs(output - right.out)
     # The largest difference of each token, whose axis is the last but one.
-    rows = np.nan_to_num(np.moveaxis(gap, -2, 0).reshape(gap.shape[-2], -1), nan=np.inf).max(-1)
+    rows = np.nan_to_num(np.moveaxis(gap, -2, 0).reshape(gap.shape[-2], -1), nan=np.inf, posinf=np.inf).max(-1)
     first = int((rows > min(1e-3, rows.max() / 2)).argmax())  # a small difference begins somewhere, too
     stage = "any"
     # Row 0 of a causal layer sees only itself. Its weight is 1, whatever the score: only values can be wrong in it.
     if case.masks.causal:
         stage = "scores" if first else "values"
-    return say("starts", gap=float(np.nan_to_num(gap).max()), row=first, stage=say(f"stage_{stage}"))
+    return say("starts", gap=float(rows.max()), row=first, stage=say(f"stage_{stage}"))
