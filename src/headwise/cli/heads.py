@@ -90,7 +90,7 @@ def heads(
     reading = {"stream": stream, "dtype": dtype, "device": device}  # for `open_folder`
     if circuits:
         texts: Facts = {"text": text, "ids": ids, "relations": relations, "embed": embed, "tokens": tokens}
-        texts |= {"documents": documents, "rows": rows, "field": field, "keep": keep, "parallel": parallel}
+        texts |= {"documents": documents, "rows": rows is not None, "field": field, "keep": keep, "parallel": parallel}
         texts |= {"seed": seed, "unknown": unknown != "refuse", "ablate": ablate != "auto", "no-controls": not controls}
         texts |= {"sort": sort != "name", "against": against, "headvis": headvis}
         _circuits(model, reading, **texts, html=html, out=files, card=card)

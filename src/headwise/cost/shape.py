@@ -280,9 +280,11 @@ def score_pairs(attention: Attention, tokens: int) -> int:
     if not attention.spec.causal:
         return tokens * tokens * attention.spec.n_kv_heads
     total = 0
+    window = attention.spec.window or tokens  # a plan may keep more than the layer lets a query see
     # What a cache keeps for the last query is the most that any query sees: the first ones see 1, 2, ... keys up to
     # `most`, all later ones `most`.
-    for most, heads in attention.kept(tokens).items():
+    for kept, heads in attention.kept(tokens).items():
+        most = min(kept, window)
         total += heads * (most * (most + 1) // 2 + (tokens - most) * most)
     return total
 

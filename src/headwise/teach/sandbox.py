@@ -97,14 +97,15 @@ def alone(request: dict[str, Any], text: str, work: Callable[[], Any]) -> None:
     request  as `run_apart` wrote it, with `answer`, the file to write, and `lang`
     text     of the code that `work` runs, which tells whether it wants torch
     """
-    # Where the system has no such limits, nothing is set; where one is lower already, it and those after it stay.
-    with contextlib.suppress(ImportError, ValueError, OSError):
+    with contextlib.suppress(ImportError):  # Windows has no such limits
         import resource
 
         # The data alone, not all addresses: libraries such as torch map several times as much, and use little of it.
-        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no dump of the memory where it crashes
-        resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
+        # No core: no dump of the memory where it crashes.
+        limits = {"DATA": MEMORY, "CORE": 0, "FSIZE": LARGEST_FILE}
+        for name, most in limits.items():
+            with contextlib.suppress(ValueError, OSError):  # one that is lower already stays
+                resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (most, most))
     if re.search(r"\btorch\b|\bnn\.", text):  # `nn.` alone: imports that are missing are lent
         import torch  # before the guard stands: it opens what it needs
 
