@@ -1,7 +1,7 @@
 // --- The eight steps of the walk: what is shown of one head at one token, from what `forward` kept of its run ---
 //
 // Each step is a function without arguments that gives a list of elements. A cell of a table is called `ROW:COLUMN`,
-// such as `k3:0`, the first number of key 3. An `origin` is asked for a column, and says which cells its number is of.
+// such as `k3:0`, the first number of key 3. An `origin` is asked for a column, and says where its number came from.
 
 import { element, say, worded } from './base.js';
 import { dot, forward, headName, probabilities } from './model.js';
