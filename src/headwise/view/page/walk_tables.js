@@ -6,8 +6,9 @@ import { byId, element, putWords } from './base.js';
 import { dot } from './model.js';
 import { chooseHead, walk } from './walk.js';
 
-export const MOST_KEYS = 12; // keys that are shown; the others stand as one line
-export const MOST_FEATURES = 16; // rows of W_O's block that are shown
+// Round choices: what fits on a screen without scrolling.
+export const MOST_KEYS = 12; // keys that are shown, those with the largest weights
+export const MOST_FEATURES = 16; // features of a head's output that are followed through W_O, the largest
 const FEW = 16; // numbers of a vector up to which its cells are large
 
 // Of the step that is shown: a cell's name -> where its number came from, () => ({key, values, cells}), that is the
@@ -41,8 +42,7 @@ export function stripTable(title, rows, { columns = null, tail = '', figures = f
   return frame;
 }
 
-// The largest size of a number, which has the last colour. Where all are 0 it is not 0, since sizes are divided by
-// it.
+// The largest size of a number, which has the last colour. It is never 0, since sizes are divided by it.
 function largest(vectors) { return Math.max(...vectors.flatMap((values) => Array.from(values, Math.abs)), 1e-30); }
 
 function headLine(names) {
@@ -55,7 +55,8 @@ function headLine(names) {
 
 function stripRow(row, place, { top, decimals, figures, tail }) {
   const line = element('tr', row.strong ? 'strong arriving' : 'arriving'), label = element('th', '', row.label);
-  // The rows arrive one after the other, those from the 20th on together, so that the whole takes under two seconds.
+  // The rows arrive one after the other, those from the 20th on together, so that nobody waits longer than two
+  // seconds.
   line.style.animationDelay = `${Math.min(place, 20) * 90}ms`;
   label.scope = 'row';
   if (row.token !== undefined) label.append(' ', element('bdi', '', row.token));
