@@ -13,12 +13,13 @@ import { shown } from './report_shown.js';
 import { toggleSilence } from './report_silence.js';
 import { cut, data, distinct, heads, inWords, roleName, shortName, view } from './report_state.js';
 
-const FRAME_MS = 12; // time given to drawing before the page may answer again: less than the 16 of a frame at 60 a second
+// Milliseconds of drawing before the page may answer again; a frame of the screen takes 16 at 60 a second.
+const FRAME_MS = 12;
 const DOTS = 96; // cells of a side of a small picture, at most
 // Up to so many tokens and heads, each row and column of a small picture has a label; more would be too small to
 // read.
 const LABELLED = 12, MOST_LABELLED = 48;
-const stale = new Set(), inSight = new Set(); // numbers of heads: whose picture is to be drawn anew; that are in the window
+const stale = new Set(), inSight = new Set(); // numbers of heads: with a picture to be drawn anew; in the window
 export let pictures = [], boxes = []; // of all heads, by number: the button with the map, and the box around it
 let watcher = null, drawing = 0; // tells which boxes come into sight; how often the grid was drawn
 
