@@ -25,8 +25,9 @@ const WHY_MISSING = { 'report.no_map': 'report.no_map_long', 'report.not_there':
 export function makePane(box) {
   const find = (name) => box.querySelector(name);
   const pane = {
-    box, caption: find('.pane-title'), frame: find('.frame'), missing: find('.missing-words'),
-    map: find('.map'), rows: find('.rows'), columns: find('.columns'), // three canvases: the cells, and labels at two sides
+    box, caption: find('.pane-title'), frame: find('.frame'),
+    map: find('.map'), rows: find('.rows'), columns: find('.columns'), // canvases: the cells, and labels on two sides
+    missing: find('.missing-words'),
     small: element('canvas'), // the picture, one pixel a cell; never in the page, but enlarged from
     number: -1, which: 'this', picture: null, // the head, the model, and what `pictureOf` gives for both
     cell: 0, gutter: 0, // pixels of a cell's side, and of the room for labels

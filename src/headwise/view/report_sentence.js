@@ -79,7 +79,7 @@ export function pin(at) {
   changeAddress();
 }
 
-// Looks at no token, and at all words alike.
+// Lets the token go: none is looked at.
 export function free() {
   view.pinned = false;
   view.at = -1;
@@ -115,12 +115,12 @@ function showTint() {
   showWalk();
 }
 
-// Colours words by what a token gives them; the last colour is the strongest weight of the whole row, in sight or
-// not.
+// Colours words by what token `at` gives them in head `number`, and takes the colours away where no token is looked
+// at. The last colour is the strongest weight of the whole row, in sight or not; on the fixed scale it is 1.
 export function tint(words, at, number) {
   const look = at < 0 ? null : looksThrough(number, at), hidden = (key) => view.hideFirst && key === 0;
   const seen = look ? [...look.inside.filter((_, key) => !hidden(key)), ...look.outside.map((far) => far.weight)] : [];
-  const top = view.scale === 'own' ? Math.max(...seen, 1e-9) : 1;
+  const top = view.scale === 'own' ? Math.max(...seen, 1e-9) : 1; // never 0: weights are divided by it
   words.forEach((word, key) => {
     const weight = look && !hidden(key) ? look.inside[key] : 0, colour = colourOf(weight, top, false);
     word.style.backgroundColor = look ? `rgb(${colour})` : '';
