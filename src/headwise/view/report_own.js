@@ -129,7 +129,8 @@ function showFollowing() {
   byId('offers').hidden = !offers.length;
   setText('offers-title', begun ? 'report.can_become' : 'report.can_follow', { word: quoted(begun) });
   byId('offers-list').replaceChildren(...offers.map(([id, chance]) => {
-    const before = begun ? typed.text.slice(0, -begun.length) : typed.text; // without the beginning, which it replaces
+    // The word replaces its own beginning.
+    const before = begun ? typed.text.slice(0, -begun.length) : typed.text;
     const button = wordButton(visible(vocabulary()[id]), () => setOwn(longer(before, id)));
     if (chance >= LEAST_CHANCE) button.append(' ', element('span', 'part', percent(chance)));
     return button;
