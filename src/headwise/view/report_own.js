@@ -156,7 +156,8 @@ export function sayUnknown() {
   byId('own-trouble').textContent = '';
   if (places.size) {
     const words = distinct([...places.keys()].map((word) => quoted(visible(word)))).join(', ');
-    const sign = quoted(visible(vocabulary()[typed.pieces[[...places.values()][0]].id])); // which the model reads for it
+    // What the model reads for the first of them, and so for each.
+    const sign = quoted(visible(vocabulary()[typed.pieces[[...places.values()][0]].id]));
     byId('own-trouble').textContent = say('report.unknown_words', { words, sign });
   }
   const offers = [...places].flatMap(([word, at]) => instead(word, at));

@@ -115,7 +115,7 @@ export function looksOf(number, token) {
   const { keys, top } = lists(head);
   for (let at = token * head.k; at < (token + 1) * head.k; at++) {
     if (top[at] <= 0) continue; // a token that sees fewer than k keys has 0 in the other places
-    if (!head.cross && keys[at] < inside.length) inside[keys[at]] = top[at]; // in cross attention keys are of another text
+    if (!head.cross && keys[at] < inside.length) inside[keys[at]] = top[at]; // in cross attention keys lie elsewhere
     else outside.push({ key: keys[at], weight: top[at] });
   }
   return { inside, outside, whole: false };
@@ -144,7 +144,8 @@ export function looksThrough(number, token) {
   if (number >= 0) return looksOf(number, token);
   const readers = heads.map((_, at) => at).filter((at) => !heads[at].cross && (!shown.exact || hasMap(at)));
   const inside = new Float32Array(shown.tokens.length);
-  for (const at of readers) looksOf(at, token).inside.forEach((weight, key) => { inside[key] += weight / readers.length; });
+  for (const at of readers) looksOf(at, token).inside
+    .forEach((weight, key) => { inside[key] += weight / readers.length; });
   return { inside, outside: [], whole: shown.exact };
 }
 
