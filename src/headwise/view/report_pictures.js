@@ -40,8 +40,8 @@ export function storedOf(number, which) {
   };
 }
 
-// What is left without the first token; the first column of a picture of blocks holds others, too. Rounded on the
-// disk, the first token may have a little more than its column: hence the 0.
+// What is left without the first token; the first column of a picture of blocks holds others, too. Both
+// numbers are rounded, so that the token may have a little more than its column: hence the 0.
 function withoutFirst(picture) {
   const left = picture.weights.slice();
   picture.first.forEach((weight, row) => {
