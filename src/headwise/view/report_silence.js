@@ -55,7 +55,7 @@ export async function silenceEach() {
     const chances = chancesOf(think(ids, new Map([[head.name, 0]])), place);
     tried.set(head.name, { part: chances[chosen], then: likeliest(chances) });
     setText('ranking-note', 'report.ranking_at_work', { done: number + 1, all: heads.length });
-    // After every fourth head the page may answer: more often would take longer, less often would make it wait.
+    // After every fourth head the page may answer; more heads in between would let the reader wait longer.
     if (number % 4 === 3) await new Promise((resolve) => { setTimeout(resolve, 0); });
     // Meanwhile the reader may have typed, or looks at another token.
     if (whole !== typed.whole || prediction().place !== place || prediction().chosen !== chosen) return;
@@ -79,7 +79,7 @@ export function showRanking() {
   for (const box of boxes) { // below each picture of the grid stands what becomes of the token without this head alone
     const alone = fits && ranking.get(heads[box.dataset.number].name), change = alone ? alone.part - whole : 0;
     const effect = box.querySelector('.effect');
-    effect.textContent = moved(change) ? say('report.points', { value: points(change) }) : '';
+    effect.textContent = moved(change) ? say('report.points', { value: points(change) }) : ''; // '' where it stays
     effect.classList.toggle('strong', change < STRONG);
   }
 }
