@@ -57,7 +57,7 @@ export function readAddress() {
     view.pinned = true;
     showPoint();
   }
-  if (number < 0 && view.open >= 0) { // Back from an enlarged head; `close` calls `leaveAddress`, which then stays here
+  if (number < 0 && view.open >= 0) { // Back from an enlarged head; closing goes no step further back
     opened = false;
     byId('large').close();
   } else if (number >= 0 && view.open < 0) {

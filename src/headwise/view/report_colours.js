@@ -60,6 +60,7 @@ export function colourOf(weight, top, diverging) {
  * @returns {string}
  */
 export function inkOn(colour) {
+  // The coding of sRGB undone (IEC 61966-2-1), so that numbers are amounts of light; the eye weighs green most.
   const [r, g, b] = colour.map((c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4));
   return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? '#000' : '#fff';
 }

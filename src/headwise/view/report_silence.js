@@ -73,7 +73,9 @@ export function showRanking() {
   const fits = ranking.size > 0 && ranked.place === place && ranked.chosen === chosen;
   list.hidden = !fits;
   if (!fits) setText('ranking-note', 'report.ranking_offer', {});
-  else setText('ranking-note', 'report.ranking', { token: quoted(visible(vocabulary()[chosen])), part: percent(whole) });
+  else setText('ranking-note', 'report.ranking', {
+    token: quoted(visible(vocabulary()[chosen])), part: percent(whole),
+  });
   const names = [...(fits ? ranking.keys() : [])].sort((a, b) => ranking.get(a).part - ranking.get(b).part);
   list.replaceChildren(...names.map((name) => rankingRow(name, whole)));
   for (const box of boxes) { // below each picture of the grid stands what becomes of the token without this head alone
