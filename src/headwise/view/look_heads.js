@@ -111,7 +111,8 @@ function makeCard(number) {
 
 // What its two buttons do, for those who do not see them.
 function nameCard(card) {
-  const { name } = heads[card.dataset.number], changed = look.changes.has(name), picture = card.querySelector('.picture');
+  const { name } = heads[card.dataset.number], changed = look.changes.has(name);
+  const picture = card.querySelector('.picture');
   picture.setAttribute('aria-pressed', String(changed));
   picture.setAttribute('aria-label', say(changed ? 'report.wake' : 'report.silence', { name }));
   card.querySelector('.name').setAttribute('aria-label', say('report.enlarge', { name }));
@@ -263,7 +264,8 @@ export function showHeads() {
   box.replaceChildren(...shown.map(([number, key, weight]) => {
     const card = makeCard(number);
     const target = keyLabel(number, key);
-    card.querySelector('.words').textContent = `${hearsSound(number) ? target : quoted(cut(target))} ${inWords(weight)}`;
+    card.querySelector('.words').textContent =
+      `${hearsSound(number) ? target : quoted(cut(target))} ${inWords(weight)}`;
     want(number);
     return card;
   }));

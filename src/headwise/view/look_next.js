@@ -10,7 +10,8 @@ import { ask } from './look_ask.js';
 import { openLarge, scale } from './look_heads.js';
 import { labelOf, look } from './look_state.js';
 import { changedNames } from './report_factor.js';
-import { bar, data, heads, moved, movedWords, numberOf, percent, points, quoted, scoped, setText } from './report_state.js';
+import { bar, data, heads, moved, movedWords, numberOf, percent, points, quoted, scoped,
+  setText } from './report_state.js';
 
 // The latest ranking: `follow` is the id that was followed, `before` its chance with all heads, and a row is [head,
 // chance or cosine without it, the likeliest token then].
@@ -20,7 +21,8 @@ let ranked = null;
 let story = null;
 
 export function showNext() {
-  const title = data.predicts === 'masked' ? 'look.fills' : data.predicts && look.next ? 'report.next_after' : 'look.output';
+  const title = data.predicts === 'masked' ? 'look.fills'
+    : data.predicts && look.next ? 'report.next_after' : 'look.output';
   setText('next-title', title, { token: look.words.length ? quoted(labelOf(look.words[look.rest])) : '' });
   byId('next').replaceChildren();
   if (look.next) showTokens();
@@ -42,7 +44,7 @@ function showTokens() {
   if (second) head.append(scoped('col', say('look.in_second')), scoped('col', say('look.difference')));
   byId('next').classList.toggle('both', changed || second);
   byId('next').replaceChildren(head, ...rows.map((row) => tokenRow(row, changed, second)));
-  const best = (column) => rows.reduce((most, row) => (row[column] > most[column] ? row : most)); // the row with the most
+  const best = (column) => rows.reduce((most, row) => (row[column] > most[column] ? row : most)); // the likeliest row
   const followed = rows.find(([id]) => id === look.follow) ?? best(2);
   const [first, now] = [best(2), best(3)], name = (row) => quoted(row[1]); // as the model is, and with the changes
   if (!changed) setText('verdict', 'report.expects', { token: name(first), part: percent(first[2]) });
