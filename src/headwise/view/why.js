@@ -102,7 +102,7 @@ function drawPaths() {
   const names = [...new Set([...story.told, ...story.paths.flatMap((path) => [path.sender, path.reader])])].sort();
   // "encoder.L0.H3" -> "encoder.L0", and 3
   const layerOf = (name) => name.replace(/\.H\d+$/, ''), headOf = (name) => Number(/\d+$/.exec(name)[0]);
-  const layers = story.layers.filter((layer) => names.some((name) => layerOf(name) === layer)); // that have a part in it
+  const layers = story.layers.filter((layer) => names.some((name) => layerOf(name) === layer)); // with a head of these
   const nHeads = 1 + Math.max(...[...parts.keys()].map(headOf)); // the places across, those of the widest layer
   // Above the layers one more height has room for the answer; `top` is where the lines to it end.
   const height = layerHeight * (layers.length + 1) + margin, top = [width / 2, margin / 2 + 12];

@@ -14,7 +14,8 @@ const RAMP = ['--ramp-0', '--ramp-1', '--ramp-2', '--ramp-3']; // the four colou
 
 // Colours a cell by a mass of 0 to 1; its root, since most are small, and it tells small ones apart.
 function tint(cell, mass) {
-  const place = Math.min(1, Math.sqrt(mass)) * 3, low = Math.min(2, Math.floor(place)); // between RAMP[low] and the next
+  // From 0 at the first colour to 3 at the last: it lies between RAMP[low] and the next.
+  const place = Math.min(1, Math.sqrt(mass)) * 3, low = Math.min(2, Math.floor(place));
   const upper = Math.round(100 * (place - low)); // how much of the upper of the two, in percent
   cell.style.background = `color-mix(in srgb, var(${RAMP[low + 1]}) ${upper}%, var(${RAMP[low]}))`;
   // From a quarter behind the second colour on the cell is too dark for dark letters.
@@ -65,8 +66,9 @@ function body() {
       tint(button, head.outside[sinks][place].mean);
       row.insertCell().append(button);
     });
-    // Cells without a colour: tokens back, and the mass on the token that continues a needle. Of a head that retrieves
-    // stands behind it how many times the mass of the needle's other tokens that is; `lift` is its logarithm.
+    // Cells without a colour: tokens back, and the mass on the token that continues a needle. Of a head that
+    // retrieves stands behind it how many times the mass of the needle's other tokens that is; `lift` is its
+    // logarithm.
     const plain = [
       ...head.reached.map((x) => Math.round(x.mean).toLocaleString(language())),
       head.needle.mean === null ? '–' : head.needle.mean.toFixed(2)
