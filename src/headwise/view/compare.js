@@ -54,7 +54,8 @@ function roundTicks(low, high) {
 // The ticks that have a number: all, or every other one where they would run into one another; 0 keeps its own.
 function numbered(ticks) {
   const longest = Math.max(...ticks.map((tick) => String(tick).length));
-  // 28 characters fit across a plot. `indexOf` is -1 where there is no tick at 0; then the first keeps its own.
+  // 28 characters fit across a plot with room between them. `indexOf` is -1 where there is no tick at 0; then the
+  // first keeps its own.
   return ticks.length * longest <= 28 ? ticks : ticks.filter((_, n) => n % 2 === Math.max(0, ticks.indexOf(0)) % 2);
 }
 
@@ -101,6 +102,7 @@ function plots(comparison, { name, words, table: { title } }) {
     line('reach', x(score(arm).difference.low), y, x(score(arm).difference.high), y),
     svg('circle', { class: 'middle', cx: x(score(arm).difference.mean), cy: y, r: 5 }),
   ];
+  // `score(arm).mean` is an interval; its mean is null where it is not finite.
   const means = scored.map((arm) => `${arm.name} ${score(arm).mean.mean?.toFixed(3)}`).join('; ');
   const verdicts = compared.map((arm) => score(arm).verdict).join('. ');
   const ends = compared.flatMap((arm) => [score(arm).difference.low, score(arm).difference.high, 0]); // 0 is in sight

@@ -10,7 +10,7 @@ function startFilm() {
   const PLOT = { left: 44, right: 12, top: 26, loss: 128, gap: 44, alike: 44 };
   const BEAT = 250; // milliseconds a frame
   const LABELLED = 14; // tokens of a line at most that have room beside a picture
-  const HEAD = byId('film-heads');
+  const HEADS = byId('film-heads');
   // losses: rows {step, loss} and sometimes held_out_loss; known: name of a head -> the roles that the survey of the
   // trained model gave it, null while it trains. A report has all in its data; live.js adds what it hears.
   const film = { header: null, frames: [], losses: [], known: null, ...readData('film-data') };
@@ -59,6 +59,7 @@ function startFilm() {
     return earned.sort((a, b) => a.first - b.first);
   }
 
+  // The name of a role in the page's language; as it is, where words.toml has no phrase for it.
   function roleWords(role) {
     const key = 'role.' + role.replaceAll(' ', '_');
     return key in PHRASES[language()] ? say(key) : role;
@@ -198,7 +199,7 @@ function startFilm() {
   function makeTiles() {
     // As many pictures side by side as a layer has heads, but at least two and at most eight.
     const layers = new Set(film.header.heads.map((name) => name.split('.H')[0])).size; // "L0.H3" -> "L0"
-    HEAD.style.setProperty('--across', Math.min(8, Math.max(2, film.header.heads.length / layers)));
+    HEADS.style.setProperty('--across', Math.min(8, Math.max(2, film.header.heads.length / layers)));
     view.tiles = film.header.heads.map((name, head) => {
       const figure = element('figure'), canvas = element('canvas'), words = element('figcaption');
       figure.setAttribute('role', 'listitem');
@@ -211,7 +212,7 @@ function startFilm() {
       figure.append(map, words);
       return { figure, canvas, words, name, labels: [top, side] };
     });
-    HEAD.replaceChildren(...view.tiles.map((tile) => tile.figure));
+    HEADS.replaceChildren(...view.tiles.map((tile) => tile.figure));
     labelTiles();
   }
 

@@ -23,7 +23,8 @@ const FAINT = 0.1; // the last colour is at least for this weight, so that a map
 const wanted = new Set(); // maps to be asked for: 'a:7' is that of head 7 on text a
 const inSight = new Set(); // numbers of the heads whose cards are in the window
 const cards = []; // of all heads, by number
-let tiles = [], asking = false, watcher = null; // is an answer awaited?; what tells which cards come into sight
+let tiles = [], watcher = null; // of all heads, by number; what tells which cards come into sight
+let asking = false; // is an answer on maps awaited?
 
 export function makeHeads() {
   for (const part of distinct(heads.map((head) => head.part))) {
@@ -100,6 +101,7 @@ function makeCard(number) {
   picture.append(frame);
   card.append(picture, name, element('span', 'words'));
   nameCard(card);
+  // A click on a changed head, silent or scaled, leaves it as it is in the model.
   picture.addEventListener('click', () => scale(number, look.changes.has(heads[number].name) ? 1 : 0));
   name.addEventListener('click', () => openLarge(number));
   card.addEventListener('pointerenter', (event) => { if (event.pointerType === 'mouse') lookThrough(number); });
@@ -240,7 +242,7 @@ function showTiles() {
   tiles.forEach((tile) => {
     const number = Number(tile.dataset.number), { name } = heads[number];
     const [kind, part] = look.kinds[number] ?? ['elsewhere', 0];
-    tile.className = `tile r${SIGNS[kind]}`;
+    tile.className = `tile r${SIGNS[kind]}`; // which also takes the edge away that `showHeads` gives to some
     tile.style.setProperty('--strength', Math.min(1, part).toFixed(2));
     tile.classList.toggle('silent', look.changes.get(name) === 0);
     tile.title = `${name}: ${kindName(kind)} ${percent(part)}`;
