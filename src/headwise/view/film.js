@@ -111,11 +111,13 @@ function startFilm() {
     const y = (value) => top + height * (1 - (value - low) / (high - low || 1));
     for (const value of [low, high]) {
       drawn('line', { class: 'grid-line', x1: PLOT.left, x2: width() - PLOT.right, y1: y(value), y2: y(value) });
+      // `Number` drops zeros at the end: 4.10 -> 4.1
       drawn('text', { x: PLOT.left - 8, y: y(value) + 4, 'text-anchor': 'end' }, Number(value.toFixed(2)).toString());
     }
     return y;
   }
 
+  // A phrase at the end of an axis.
   function axis(key, x, y, anchor) { drawn('text', { x, y, 'text-anchor': anchor }, say(key)); }
 
   function drawCurves() {
@@ -328,7 +330,7 @@ function startFilm() {
 
   function play() {
     if (view.timer) { stop(); return; }
-    if (view.at === film.frames.length - 1) go(0);
+    if (view.at === film.frames.length - 1) go(0); // from the end it begins anew
     view.timer = setInterval(() => {
       go(view.at + 1);
       if (view.at === film.frames.length - 1) stop();
@@ -350,7 +352,7 @@ function startFilm() {
     if (!film.header || !film.frames.length) return;
     if (byId('film').hidden) begin();
     byId('film-at').max = String(film.frames.length - 1);
-    go(view.follow ? film.frames.length - 1 : view.at);
+    go(view.follow ? film.frames.length - 1 : view.at); // also where the frame stays, for the curves have grown
   }
 
   byId('film-play').addEventListener('click', play);

@@ -98,7 +98,7 @@ function showState() {
 // What the likeliest token adds to the text that was typed: its text with the space before it.
 export function goOn() { return look.goesOn; }
 
-// Takes all factors back.
+// Takes all factors back; the button that did so and had the focus is hidden then.
 export function wakeAll() {
   look.changes.clear();
   changesChanged();

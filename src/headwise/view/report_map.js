@@ -87,7 +87,7 @@ function labels(pane, size) {
 // Chooses the size of the cells so that the map fits the pane; where it would become too small, the frame scrolls
 // instead.
 function layOut(pane) {
-  const { rows, columns } = pane.picture, pen = pane.rows.getContext('2d');
+  const { rows, columns } = pane.picture, pen = pane.rows.getContext('2d'); // only to measure with
   pen.font = `600 14px ${variable('--mono')}`; // the largest that a label can have, as the chosen one
   const widest = Math.max(
     ...[...labels(pane, rows), ...labels(pane, columns)].map((label) => pen.measureText(label).width),
@@ -127,7 +127,8 @@ function drawMap(pane) {
   pen.strokeRect(x, y, cell, cell);
 }
 
-// The weights themselves, where the cells have room; what rounds to nothing stays empty.
+// The weights themselves, where the cells have room; what rounds to nothing stays empty. Each has the ink that stands
+// out from its colour, which is that of 0 where the first token is hidden.
 function drawNumbers({ picture, cell }, pen) {
   pen.font = `${Math.min(15, Math.floor(cell / 3))}px ${variable('--sans')}`;
   pen.textAlign = 'center';

@@ -49,6 +49,7 @@ export let opening = '';
 function begin() {
   const ids = new Map(vocabulary().map((name, id) => [visible(name), id]));
   const tokens = sentence ? sentence.tokens : passage.tokens.slice(0, FIRST);
+  // `longer` appends one id after the other.
   opening = tokens.filter((token) => ids.has(token)).map((token) => ids.get(token)).reduce(longer, '');
   setOwn(opening, restingPlace);
 }
@@ -200,7 +201,7 @@ function mapsOf(run) {
 // One token more: the likeliest where the temperature is 0, else drawn by its probability.
 function goOn(temperature) {
   const { ids, id } = step(model, typed.ids, { temperature, scale: Object.fromEntries(view.changes) });
-  // A text that had filled the context has lost its beginning: of its pieces only those of the ids that are left.
+  // Of a text longer than the context `step` keeps the later half: of its pieces those of the ids that are left.
   const before = typed.pieces.slice(typed.pieces.length - (ids.length - 1));
   takeOwn(longer(typed.text, id), ids, [...before, { id, text: vocabulary()[id], known: true }], lastPlace);
 }

@@ -27,11 +27,13 @@ export function toggleSilence(number) {
   scaleHead(name, view.changes.get(name) === 0 ? 1 : 0);
 }
 
+// Gives a head a factor: 0 silences it, 1 leaves it as it is.
 export function scaleHead(name, factor) {
   setFactor(view.changes, name, factor);
   changesChanged();
 }
 
+// Takes all factors back; the button that did so and had the focus is hidden then.
 export function wakeAll() {
   view.changes.clear();
   changesChanged();

@@ -62,7 +62,6 @@ function tint() {
 }
 
 // The heads in numbers; '-' for what is not known.
-
 function table() {
   const made = element('table'), head = made.createTHead().insertRow();
   for (const name of ['head', 'adds', 'carries', 'looks', 'without']) {
