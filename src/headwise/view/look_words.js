@@ -39,7 +39,7 @@ function wordButton(word, at) {
   button.append(element('bdi', '', word.lines ? `${word.text}⏎` : labelOf(word)));
   button.classList.toggle('gap', word.gap && at > 0);
   button.classList.toggle('mark', word.sign);
-  button.classList.toggle('end', word.lines > 0 && !word.text);
+  button.classList.toggle('end', word.lines > 0 && !word.text); // a line end alone
   // While a place is chosen the pointer moves nothing.
   button.addEventListener('pointerenter', (event) => {
     if (event.pointerType === 'mouse' && look.place < 0) point(at);
@@ -58,6 +58,7 @@ export function markWords() {
     if (!hearsSound(number)) targets.set(key, Math.max(weight, targets.get(key) ?? 0));
   }
   buttons.forEach((button, key) => {
+    // A weight of 1 has the last colour.
     const words = sound ? null : row, colour = words && colourOf(words[key], 1, false);
     button.style.backgroundColor = words ? `rgb(${colour})` : '';
     button.style.color = words ? inkOn(colour) : '';

@@ -80,6 +80,7 @@ function heading(sort, text, className) {
   return cell;
 }
 
+// The row of a head; `compared`: three cells for each statistic.
 function tableRow(head, number, compared) {
   const row = element('tr'), roles = element('td', 'roles');
   // Is the head of the other model another one, as where heads were pruned? Its name then stands in brackets.
@@ -123,6 +124,7 @@ function strongestLook(number) {
   return { weight: far.weight, name, far: true };
 }
 
+// "write 0.970", and an arrow where it lies beyond the text; a dash where all weights would round to 0.000.
 function strongestWords(number) {
   const { weight, name, far } = strongestLook(number);
   return weight < ROUNDS_TO_0 ? '–' : `${cut(name)} ${inWords(weight)}${far ? ' ↗' : ''}`;
@@ -132,7 +134,7 @@ function strongestWords(number) {
 // are those of the heading (`heading`).
 function sortKey(number, sort, part) {
   const head = heads[number];
-  if (sort === 'name') return -number; // the order of the model; sorting by it turns the sign again
+  if (sort === 'name') return -number; // largest of the first head: the order of the model
   // More roles first; heads with as many by the place of their first role, of which there are less than a hundred.
   if (sort === 'roles') return head.roles.length ? 100 * head.roles.length - head.roles[0] : null;
   if (sort === 'now') return view.at < 0 ? null : strongestLook(number).weight;
@@ -178,6 +180,7 @@ export function stopAtFirstRow() {
   if (first) first.cells[0].tabIndex = 0;
 }
 
+// Makes a cell the one at which Tab stops, and goes there.
 function focusCell(cell) {
   const stop = table.tBodies[0].querySelector('[tabindex="0"]');
   if (stop) stop.tabIndex = -1;
@@ -185,6 +188,7 @@ function focusCell(cell) {
   cell.focus();
 }
 
+// Enter and the space bar enlarge the head of a row; the arrow keys, Home and End go from cell to cell.
 function walkTable(event) {
   const cell = event.target.closest('tbody th, tbody td');
   if (!cell || isShortcut(event)) return;

@@ -45,6 +45,7 @@ function keyRow(name, s, values, more = {}) {
   return { id: `${name}${s}`, label: `${name}${s}`, token: tokenAt(s), values, ...more };
 }
 
+// Step 1: what the layer reads at the token, x, and x normalised.
 function drawText() {
   const { layer, at } = facts(), { model } = walk;
   const rows = [];
@@ -79,6 +80,7 @@ function drawText() {
   ];
 }
 
+// Step 2: the query of the token and the keys, from their projection on.
 function drawVectors() {
   const { layer, head, at, width, q, k } = facts(), { config } = walk.model, { kept, note } = keysShown();
   const parts = layer.heads.map((each) => each.queries[0].rows[at]); // each head's query as W_Q gives it
@@ -121,6 +123,7 @@ function vectorOrigin(name, i) {
   return from(name === 'q' ? 'projected_q' : 'projected_k', { i }, []);
 }
 
+// Step 3: the query times each key, feature by feature.
 function drawProducts() {
   const { at, q, k, width } = facts(), { kept, note } = keysShown();
   // The products, feature by feature, and behind them, as the tail of the row, their sum q·k.
@@ -139,6 +142,7 @@ function drawProducts() {
     stripTable(say('walk.products'), products, { tail: 'q·k' })];
 }
 
+// Step 4: the scores, q·k over the root of the head's width.
 function drawScale() {
   const { head, at, width, q, k } = facts(), { kept, note } = keysShown(), root = Math.sqrt(width);
   // Two columns: q·k, which the step before has explained, and the score.
@@ -149,6 +153,7 @@ function drawScale() {
     stripTable(say('walk.scale'), rows, { columns: ['q·k', say('walk.score')], figures: true })];
 }
 
+// Step 5: the weights, from the scores by softmax.
 function drawSoftmax() {
   const { head, at } = facts(), { kept, others, note } = keysShown();
   const scores = head.scores[at], top = Math.max(...scores);
@@ -176,6 +181,7 @@ function drawSoftmax() {
   ];
 }
 
+// Step 6: the output of the head, the values times their weights.
 function drawValues() {
   const { head, at, width } = facts(), { kept, others, note } = keysShown(), weights = head.weights[at];
   const values = kept.map((s) => keyRow('v', s, head.values[s]));
@@ -205,6 +211,7 @@ function drawValues() {
   ];
 }
 
+// Step 7: what the head adds to the residual stream, its output through W_O, beside what the other heads add.
 function drawOutput() {
   const { layer, head, at, width } = facts(), out = head.out[at], { weight } = walk.model.layers[walk.layer].o;
   // e is a feature of the head's output, c one of the model. W_O has the columns of all heads side by side: feature e
@@ -250,7 +257,7 @@ function drawOutput() {
   ];
 }
 
-// The model once more without this head: what it makes likelier is the difference.
+// Step 8: the model once more without this head. What the head makes likelier is the difference.
 function drawLikelier() {
   const { at } = facts(), name = headName(walk.layer, walk.head);
   const whole = probabilities(walk.run.logits[at]);
