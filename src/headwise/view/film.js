@@ -36,8 +36,8 @@ function startFilm() {
     return frame.bytes.subarray(start, start + sizes[line]);
   }
 
-  // A weight from 0 to 1; a byte is so many of 255 parts. Above the diagonal nothing is kept: a causal head sees
-  // nothing.
+  // A weight from 0 to 1; a byte is so many of 255 parts. Above the diagonal nothing is kept:
+  // a causal head sees nothing.
   function weightAt(map, row, column) { return column > row ? 0 : map[row * (row + 1) / 2 + column] / 255; }
 
   // Has a head a role in a frame? A film scores few texts. So where the survey of many texts is known, only what it

@@ -1,7 +1,7 @@
 // --- The page of a training that goes on: it asks the server that it came from for what is new ---
 //
-// News are a list of {KIND: content}, in order, and are numbered: ?after=N gives those from number N on
-// (view/look.py).
+// News are a list of {KIND: content}, in order, and are numbered:
+// ?after=N gives those from number N on (view/look.py).
 
 import { byId, element, setWord, worded } from './page/base.js';
 import { started } from './film.js';

@@ -1,8 +1,8 @@
 // --- The page of a model that answers while it is touched: what it listens to, and how it begins ---
 //
 // The model runs in the process that serves this page (view/look.py); each question goes there. There are two texts,
-// called slots: a, and b beside it. A "word" is a token as it is written; `look` (look_state.js) is what is shown
-// now.
+// called slots: a, and b beside it. A "word" is a token as it is written;
+// `look` (look_state.js) is what is shown now.
 
 import { byId, isShortcut } from './page/base.js';
 import { ask, sayTrouble } from './look_ask.js';
@@ -16,8 +16,8 @@ import { data } from './report_state.js';
 const WAIT_MS = 120; // after a key, before the model is asked, so that it is not asked for each key of a fast typist
 let typing = 0; // the timer that runs while a key may follow
 
-// Has the model read the texts as they stand; a newer question makes the older ones stale, and their answers are
-// dropped.
+// Has the model read the texts as they stand; a newer question makes the older ones stale,
+// and their answers are dropped.
 async function read(slots = ['a', ...(look.beside ? ['b'] : [])]) {
   const number = turn();
   fade(true);

@@ -191,8 +191,8 @@ export function drawAgain() {
 }
 
 // What is painted of a head: its map; where two texts are compared, and both maps are there, a minus b. Null while
-// the map is not there, and for a head that did not run, whose map has no rows. `top` is the weight of the last
-// colour.
+// the map is not there, and for a head that did not run, whose map has no rows.
+// `top` is the weight of the last colour.
 function pictureFor(number) {
   const map = maps.get(`a:${number}`), other = maps.get(`b:${number}`);
   if (!map || !map.rows) return null;
@@ -271,8 +271,8 @@ export function showHeads() {
     want(number);
     return card;
   }));
-  // The card of the same head gets the focus that the old one had; where it is not among the eight any more, the
-  // first.
+  // The card of the same head gets the focus that the old one had;
+  // where it is not among the eight any more, the first.
   if (focused) (box.querySelector(`[data-number="${focused}"] .picture`) ?? box.querySelector('.picture'))?.focus();
   const hard = new Set(shown.map(([number]) => number)); // their tiles have an edge
   tiles.forEach((tile) => tile.classList.toggle('hard', hard.has(Number(tile.dataset.number))));

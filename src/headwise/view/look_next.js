@@ -1,8 +1,8 @@
 // --- What comes next, what becomes of it without a head, and why ---
 //
 // A model predicts the next token, fills in a hidden one, or predicts none: then what counts is the direction of a
-// vector, the mean of its last hidden states, and how far that moves is a cosine. heads/look.py answers; `look` keeps
-// the answer.
+// vector, the mean of its last hidden states, and how far that moves is a cosine. heads/look.py answers;
+// `look` keeps the answer.
 
 import { byId, element, language, putWords, say } from './page/base.js';
 import { changesChanged } from './look.js';
@@ -16,8 +16,8 @@ import { bar, data, heads, moved, movedWords, numberOf, percent, points, quoted,
 // The latest ranking: `follow` is the id that was followed, `before` its chance with all heads, and a row is [head,
 // chance or cosine without it, the likeliest token then].
 let ranked = null;
-// The latest answer to "why": {answer, other, why}, both tokens, and in `why` for each head [name, {en, es}], a
-// sentence.
+// The latest answer to "why": {answer, other, why}, both tokens, and in `why` for each head [name, {en, es}],
+// a sentence.
 let story = null;
 
 export function showNext() {

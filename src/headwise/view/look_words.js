@@ -1,8 +1,8 @@
 // --- The sentence as text: the word that is looked from, and the words that are looked at ---
 //
 // A "word" is a token as it is written, a button here; `look` (look_state.js) is what is shown now: look.at is the
-// word that is looked from, look.place the one whose prediction is asked for, look.through the head, -1 where there
-// is none.
+// word that is looked from, look.place the one whose prediction is asked for, look.through the head,
+// -1 where there is none.
 
 import { byId, element, isShortcut, say } from './page/base.js';
 import { changePlace, point } from './look.js';

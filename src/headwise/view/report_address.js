@@ -42,8 +42,8 @@ export function leaveAddress() {
   if (location.hash !== addressNow()) history.back();
 }
 
-// Shows what the address says: when the page opens, and after Back and Forward. What it cannot show it takes out of
-// the address.
+// Shows what the address says: when the page opens, and after Back and Forward.
+// What it cannot show it takes out of the address.
 export function readAddress() {
   let parts = [];
   try {

@@ -16,8 +16,8 @@ import { cut, data, distinct, heads, inWords, roleName, shortName, view } from '
 // Milliseconds of drawing before the page may answer again; a frame of the screen takes 16 at 60 a second.
 const FRAME_MS = 12;
 const DOTS = 96; // cells of a side of a small picture, at most
-// Up to so many tokens and heads, each row and column of a small picture has a label; more would be too small to
-// read.
+// Up to so many tokens and heads, each row and column of a small picture has a label;
+// more would be too small to read.
 const LABELLED = 12, MOST_LABELLED = 48;
 const stale = new Set(), inSight = new Set(); // numbers of heads: with a picture to be drawn anew; in the window
 export let pictures = [], boxes = []; // of all heads, by number: the button with the map, and the box around it
@@ -108,8 +108,8 @@ function stopAtHead(number) {
   }
 }
 
-// What each picture says of its head and of what a click does, in the page's language and after every change of a
-// factor.
+// What each picture says of its head and of what a click does,
+// in the page's language and after every change of a factor.
 export function nameHeads() {
   heads.forEach((head, number) => {
     const factor = view.changes.get(head.name) ?? 1, silent = factor === 0, picture = pictures[number];

@@ -80,8 +80,8 @@ function showRoles(head) {
   byId('large-roles').replaceChildren(...signs);
 }
 
-// What can stand beside the head: nothing (''), the same head of the other model ('other'), or any other head by its
-// name.
+// What can stand beside the head: nothing (''), the same head of the other model ('other'),
+// or any other head by its name.
 function showOffers() {
   const offers = [['', say('report.beside_none')]]; // [value, text]
   if (data.against !== null && heads[view.open].other) offers.push(
@@ -134,8 +134,8 @@ export function followPoint() {
     view.column = strongest(picture, view.row);
   }
   tint(largeWords, view.at, view.open);
-  // Without a token: what each token receives from all; in cross attention keys are of another text, and none is
-  // tinted.
+  // Without a token: what each token receives from all;
+  // in cross attention keys are of another text, and none is tinted.
   byId('row-title').textContent = view.at >= 0
     ? say('report.where_looks', { token: named(view.at, shown.tokens) })
     : say(heads[view.open].cross ? 'report.choose_other' : 'report.what_receives');
@@ -258,8 +258,8 @@ function revealToken(token) {
 // --- The numbers of the head, each with a word of explanation ---
 
 function showNumbers(head) {
-  // The mean of statistic number `at`, of this head and of the one that it is compared with; null where there is
-  // none.
+  // The mean of statistic number `at`, of this head and of the one that it is compared with;
+  // null where there is none.
   const other = head.other, [here, there] = [head, other].map((side) => (at) => side?.values[at]?.[0] ?? null);
   // The columns of the table, each [phrase, function]. The function gives what the column says of a statistic: words,
   // or [number, whether it has a sign], where the statistic itself decides on the sign if nothing is said.

@@ -84,8 +84,8 @@ function labels(pane, size) {
   return Array.from({ length: size }, (_, block) => placeLabel(pane.number, pane.picture, block, size));
 }
 
-// Chooses the size of the cells so that the map fits the pane; where it would become too small, the frame scrolls
-// instead.
+// Chooses the size of the cells so that the map fits the pane;
+// where it would become too small, the frame scrolls instead.
 function layOut(pane) {
   const { rows, columns } = pane.picture, pen = pane.rows.getContext('2d'); // only to measure with
   pen.font = `600 14px ${variable('--mono')}`; // the largest that a label can have, as the chosen one

@@ -80,8 +80,8 @@ function nextRow(id, before, after, changed, chosen, truth) {
 
 function focusToken(id) { byId('next').querySelector(`[data-id="${id}"]`)?.focus(); }
 
-// What the changed heads have changed, in a sentence; without any, what the model expects. `place` is the token
-// there.
+// What the changed heads have changed, in a sentence; without any, what the model expects.
+// `place` is the token there.
 function showVerdict(before, after, chosen, place) {
   const name = (id) => quoted(visible(vocabulary()[id])), changed = view.changes.size > 0;
   const [first, now] = [ordered(before)[0], ordered(after)[0]]; // the likeliest ids

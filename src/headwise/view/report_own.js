@@ -54,8 +54,8 @@ function begin() {
   setOwn(opening, restingPlace);
 }
 
-// Where the page begins to look: at the token before the last. There the last one is predicted, so that the truth is
-// known.
+// Where the page begins to look: at the token before the last.
+// There the last one is predicted, so that the truth is known.
 export function restingPlace() { return Math.max(0, typed.ids.length - 2); }
 
 // The place of the last token that is whole. What follows a word that is still being typed is of no interest.
@@ -87,8 +87,8 @@ function takeOwn(text, ids, pieces, placed) {
   changeAddress();
 }
 
-// Shows the sentence with the maps of the changed heads. Without a model it is the sentence or the passage of the
-// file.
+// Shows the sentence with the maps of the changed heads.
+// Without a model it is the sentence or the passage of the file.
 export function showOwn() {
   if (!typed.whole) {
     showText(sentence || passage);

@@ -1,8 +1,8 @@
 // --- What a picture shows: rows, columns, and weights from 0 to 1 row by row ---
 //
 // Of the text's own tokens each is a row and a column. Of a long document the survey stored fewer: a row or column is
-// then a block of tokens, and `number` of a head, `block` of a row or column, and `blocks`, how many there are, place
-// it.
+// then a block of tokens, and `number` of a head, `block` of a row or column, and `blocks`, how many there are,
+// place it.
 
 import { say } from './page/base.js';
 import { hasMap, shown } from './report_shown.js';
@@ -76,8 +76,8 @@ function difference(here, there) {
 /**
  * The picture of a head; or the key of the phrase that says why there is none.
  * @param {number} number  of the head
- * @param {'this'|'other'|'difference'} [which]  this model, the one that it is compared with, or the first minus the
- *   second
+ * @param {'this'|'other'|'difference'} [which]  this model, the one that it is compared with,
+ *   or the first minus the second
  * @returns {Picture|string}
  */
 export function pictureOf(number, which = view.which) {

@@ -5,8 +5,8 @@
 import { byId, element, putWords, say, svg, told } from './page/base.js';
 import { count, data, sayOr, scoped } from './report_state.js';
 
-// Size and margins of the curve's drawing, in units of its view box; the margins hold the numbers and words of the
-// axes.
+// Size and margins of the curve's drawing, in units of its view box;
+// the margins hold the numbers and words of the axes.
 const CURVE = { width: 640, height: 320, left: 78, right: 34, top: 14, bottom: 62 };
 
 export function finite(value) { return value !== null && value !== undefined && Number.isFinite(value); }

@@ -1,8 +1,8 @@
 // --- The sentence: the token that is looked at, what it looks at, and arcs between them ---
 //
 // "The token that is looked at" is the one at which the reader points: the query, view.at, or -1. The sentence is
-// seen through one head, view.through, or, where that is -1, through the mean of all heads. Heads and tokens are
-// numbers.
+// seen through one head, view.through, or, where that is -1, through the mean of all heads.
+// Heads and tokens are numbers.
 
 import { byId, element, isShortcut, putWords, say, svg } from './page/base.js';
 import { changeAddress } from './report_address.js';

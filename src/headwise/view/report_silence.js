@@ -12,11 +12,11 @@ import { chancesOf, prediction } from './report_next.js';
 import { showOwn, typed } from './report_own.js';
 import { bar, heads, moved, movedWords, numberOf, percent, points, quoted, setText, view } from './report_state.js';
 
-// A head stands out in the grid if the followed token loses more than 20 percentage points without it: a round
-// choice.
+// A head stands out in the grid if the followed token loses more than 20 percentage points without it:
+// a round choice.
 const STRONG = -0.2;
-// Name of a head -> {part, then}: the chance of the followed token without it, and the id of the likeliest token
-// then.
+// Name of a head -> {part, then}: the chance of the followed token without it,
+// and the id of the likeliest token then.
 export const ranking = new Map();
 let ranked = {}; // {place, chosen}: where the ranking was made, and the id that was followed
 
@@ -49,8 +49,8 @@ function changesChanged() {
   showOwn();
 }
 
-// Runs the model once for each head, without that head alone. The page answers in between, and what has changed by
-// then ends it.
+// Runs the model once for each head, without that head alone.
+// The page answers in between, and what has changed by then ends it.
 export async function silenceEach() {
   const { place, chosen } = prediction(), { whole, ids } = typed, tried = new Map();
   for (const [number, head] of heads.entries()) {
@@ -88,8 +88,8 @@ export function showRanking() {
   }
 }
 
-// A line of the ranking: the head as a button that silences it, the token's chance without it, and what is likeliest
-// then.
+// A line of the ranking: the head as a button that silences it, the token's chance without it,
+// and what is likeliest then.
 function rankingRow(name, whole) {
   const { part, then } = ranking.get(name), item = element('li');
   const button = element('button', 'token', name), silent = view.changes.get(name) === 0;

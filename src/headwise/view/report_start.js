@@ -25,8 +25,8 @@ function redraw() {
   showPoint();
 }
 
-// A switch stands on the page and in the large view; both change together. `kind` is the class of both; `set` keeps
-// what was chosen.
+// A switch stands on the page and in the large view; both change together. `kind` is the class of both;
+// `set` keeps what was chosen.
 function listenToSwitch(kind, set) {
   const switches = [...document.querySelectorAll('.' + kind)];
   for (const box of switches) {

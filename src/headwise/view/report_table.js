@@ -67,8 +67,8 @@ export function turnColumns() {
   frame.scrollTo({ left: ends ? 0 : frame.scrollLeft + 0.7 * frame.clientWidth });
 }
 
-// A heading whose button sorts the rows. `sort` is 'name', 'roles', 'now', or the place of a statistic in
-// `data.columns`.
+// A heading whose button sorts the rows. `sort` is 'name', 'roles', 'now',
+// or the place of a statistic in `data.columns`.
 function heading(sort, text, className) {
   const cell = scoped('col', ''), button = element('button', 'sort', text);
   cell.className = className;

@@ -92,8 +92,8 @@ function writePrompt() {
 }
 
 // Layers from below to above, the heads of the story in them, the paths between, and the answer on top. A head stands
-// where its number is in its layer. The size of a node and the width of a line say how much they move; `against` is
-// drawn broken.
+// where its number is in its layer. The size of a node and the width of a line say how much they move;
+// `against` is drawn broken.
 function drawPaths() {
   const width = 640, layerHeight = 84, margin = 40; // of the drawing, of a layer, and what stays free around
   const parts = new Map(story.heads.map((part) => [part.head, part])); // name -> `StoryHead`

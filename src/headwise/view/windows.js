@@ -67,8 +67,8 @@ function body() {
       row.insertCell().append(button);
     });
     // Cells without a colour: tokens back, and the mass on the token that continues a needle. Of a head that
-    // retrieves stands behind it how many times the mass of the needle's other tokens that is; `lift` is its
-    // logarithm.
+    // retrieves stands behind it how many times the mass of the needle's other tokens that is;
+    // `lift` is its logarithm.
     const plain = [
       ...head.reached.map((x) => Math.round(x.mean).toLocaleString(language())),
       head.needle.mean === null ? '–' : head.needle.mean.toFixed(2)

@@ -1,8 +1,8 @@
 // --- What every page has: elements, blocks of data, words in two languages ---
 //
 // A page carries the phrases that it uses, of words.toml, in every language. An element that follows the language
-// names its phrase, <p data-word="report.hint">, and the values in it as JSON in data-values; `setLanguage` fills it
-// in.
+// names its phrase, <p data-word="report.hint">, and the values in it as JSON in data-values;
+// `setLanguage` fills it in.
 
 const NAMES_OF_LANGUAGES = { en: 'English', es: 'Español' };
 /** @type {Object<string, Object<string, string>>} language -> key -> phrase */
@@ -47,8 +47,8 @@ export function svg(tag, attributes, text) {
 }
 
 /**
- * What a block of JSON in this file holds, <script type="application/json" id="...">; null where there is no such
- * block.
+ * What a block of JSON in this file holds, <script type="application/json" id="...">;
+ * null where there is no such block.
  * @param {string} id
  * @returns {any}
  */
@@ -69,8 +69,8 @@ export function language() { return document.documentElement.lang; }
 export function say(key, values = {}) { return placed(PHRASES[language()][key], values); }
 
 /**
- * The text of what Python sent: the key of a phrase with its values, or words of the user's own, which stay as they
- * are.
+ * The text of what Python sent: the key of a phrase with its values, or words of the user's own,
+ * which stay as they are.
  * @param {string|[string, Object]} sent
  * @returns {string}
  */

@@ -1,8 +1,8 @@
 // The fourth rung, that is implementation of attention: our GPT in plain JavaScript. It is the same function as
 // gpt/gpt.py with the layer of rungs/tensor.py, and a test holds it against them.
 //
-// For scripts and tests: await window.headwise.run(text, {silence, scale}) -> {tokens, ids, logits, maps, heads,
-// unknown}.
+// For scripts and tests: await window.headwise.run(text, {silence, scale}) -> {tokens, ids, logits, maps,
+// heads, unknown}.
 //
 // A vector is a Float32Array, a sequence a list of vectors, one for each token. n is a layer, t the position of a
 // query, s that of a key, h a head, g a key/value head, c a feature of the model, e one of a head's values. Sums are
@@ -24,8 +24,8 @@ import { encode, readTokens } from './tokens.js';
  * @typedef {Object} Run
  * @property {Float32Array[]} logits  at each position, for every token of the vocabulary
  * @property {Object<string, Float32Array[]>} maps  name of a head -> its weights [t][s], 0 for keys behind the query
- * @property {Object<string, Float32Array[]>} heads  name of a head -> what it adds to the residual stream at each
- *   position
+ * @property {Object<string, Float32Array[]>} heads  name of a head -> what it adds to
+ *   the residual stream at each position
  * @property {Object[]} layers  of each its steps: x, what comes in; `read`, x normalised; `heads`, of `attend`;
  *   `out`, what they add together; `middle`, x with that; `fed`, what the feed-forward adds to it
  * @property {Float32Array[]} final  what the last matrix reads
@@ -34,8 +34,8 @@ import { encode, readTokens } from './tokens.js';
 // --- Reading ---
 
 /**
- * Unpacks a model. Its weights are one run of little-endian numbers, in the order of `block.tensors`, each [name,
- * shape].
+ * Unpacks a model. Its weights are one run of little-endian numbers, in the order of `block.tensors`,
+ * each [name, shape].
  * @param {Object} block  of `pack_model`
  * @returns {Model}
  */
@@ -89,8 +89,8 @@ function unpackedWeights(bytes, dtype) {
 }
 
 // The number that 16 bits stand for in IEEE 754 half precision: one bit of sign, five of the exponent, ten of the
-// fraction. Exponent 0 is for numbers nearest to 0, which have no leading 1. Exponent 31 is for inf and NaN, which no
-// packed weight is.
+// fraction. Exponent 0 is for numbers nearest to 0, which have no leading 1.
+// Exponent 31 is for inf and NaN, which no packed weight is.
 function ofHalf(bits) {
   const sign = bits & 0x8000 ? -1 : 1, exponent = (bits >> 10) & 31, fraction = bits & 1023;
   return sign * (exponent ? 2 ** (exponent - 15) * (1 + fraction / 1024) : 2 ** -14 * (fraction / 1024));
@@ -157,8 +157,8 @@ function rotated(model, x, position) {
   return y;
 }
 
-// The cosine and sine of each pair's angle at a position, made once. All heads are of one width, so `half` is always
-// the same.
+// The cosine and sine of each pair's angle at a position, made once.
+// All heads are of one width, so `half` is always the same.
 function rotationAt(model, position, half) {
   if (!model.rotations[position]) {
     const angles = Array.from({ length: half }, (_, m) => position * model.config.rope_theta ** (-m / half));
@@ -247,8 +247,8 @@ function headPart(x, h, count) {
 }
 
 // Queries or keys of one head, from their projection on: [{kind, rows}], with a vector in `rows` for each token.
-// Kinds are "projected", then "normed" (qk-norm) and "rotated" (RoPE) in a model that has them; the last meets in
-// q·k.
+// Kinds are "projected", then "normed" (qk-norm) and "rotated" (RoPE) in a model that has them;
+// the last meets in q·k.
 function prepared(model, rows, norm) {
   const stages = [{ kind: 'projected', rows }];
   if (norm) stages.push({ kind: 'normed', rows: rows.map((x) => normalised(norm, x)) });
@@ -399,8 +399,8 @@ export function inputOf(model, text) {
 
 /**
  * Makes `window.headwise.run`, by which scripts and tests run the model of a page: a text and `Changes` -> what
- * `forward` gives, as plain arrays; and in `unknown` the words that the vocabulary lacks, each {at, text} with its
- * position.
+ * `forward` gives, as plain arrays; and in `unknown` the words that the vocabulary lacks,
+ * each {at, text} with its position.
  * @param {Model} model
  */
 export function offer(model) {

@@ -5,8 +5,8 @@
 
 const BOUNDARY = '<|end|>'; // stands before a text
 // How GPT-2 divides a text before it pairs the bytes of each word (Radford et al. 2019): English endings, words,
-// numbers and signs, each with the space before it, and spaces. `\s+(?!\S)` leaves the last of several spaces to the
-// word behind.
+// numbers and signs, each with the space before it, and spaces.
+// `\s+(?!\S)` leaves the last of several spaces to the word behind.
 const BYTE_WORDS = /'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+/gu;
 // What the pre-tokenizer "Whitespace" calls a word, in Rust's regular expressions `\w+|[^\w\s]+`: letters, marks,
 // digits and connectors such as `_`; or signs, several of which stand together.
@@ -14,8 +14,8 @@ const WORDS_AND_SIGNS = /[\p{Alphabetic}\p{M}\p{Nd}\p{Pc}]+|[^\p{Alphabetic}\p{M
 
 /**
  * @param {Object} layout  the content of tokenizer.json
- * @param {string[]} [shown]  the tokens as a reader sees them, by id; left out where that is as the vocabulary has
- *   them
+ * @param {string[]} [shown]  the tokens as a reader sees them, by id;
+ *   left out where that is as the vocabulary has them
  * @returns {Object} a tokenizer, for the functions below: `ids` is token -> id and `strings` the tokens by id;
  *   `boundary` is the id of BOUNDARY, undefined where there is none; `unknown` the id that stands for what the
  *   vocabulary lacks; `ranks` pair -> its place among the pairs that are joined; `byteNames` the name of each byte,
@@ -67,8 +67,8 @@ const OFFERED = 2; // words, at most
  * @param {Object} tokens  of `readTokens`
  * @param {string} word  which the vocabulary lacks
  * @param {Map<number, number>} [chances]  id -> its probability at this place of the text
- * @returns {string[]} the tokens most like the word, at most OFFERED; of two that are as near the likelier comes
- *   first
+ * @returns {string[]} the tokens most like the word, at most OFFERED;
+ *   of two that are as near the likelier comes first
  */
 export function nearest(tokens, word, chances = new Map()) {
   const chance = (name) => chances.get(tokens.ids.get(name)) ?? 0;
@@ -130,8 +130,8 @@ function divided(tokens, rule, words) {
   }
 }
 
-// What matches the pattern becomes a piece of its own ("Isolated") or goes ("Removed"); what lies between is always a
-// piece.
+// What matches the pattern becomes a piece of its own ("Isolated") or goes ("Removed");
+// what lies between is always a piece.
 function splitAt(rule, word) {
   const { Regex: regex, String: string } = rule.pattern; // one of the two; in a string no sign has a meaning of its own
   const pattern = new RegExp(regex ?? string.replace(/[\\^$.*+?()[\]{}|/]/g, '\\$&'), 'gu');

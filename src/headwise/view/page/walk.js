@@ -7,11 +7,11 @@ import { origins, tellOf } from './walk_tables.js';
 
 const PAUSE = 6000; // milliseconds that a step stands while the walk plays
 const SIGNS = { '\n': '⏎', '\t': '⇥', ' ': '␣', '\r': '␍' };
-// What the page begins with: {text, layer, head, at, report} as Python wrote it, and over it what the address asks
-// for.
+// What the page begins with: {text, layer, head, at, report} as Python wrote it,
+// and over it what the address asks for.
 const begin = { ...readData('start'), ...asked() };
-// What is shown now. walk_steps.js and walk_tables.js read it, and this file imports them: they use it only once it
-// is there.
+// What is shown now. walk_steps.js and walk_tables.js read it, and this file imports them:
+// they use it only once it is there.
 export const walk = {
   model: readModel(readData('model')),
   layer: begin.layer, head: begin.head, at: begin.at, // the head that is walked through, and the token that asks

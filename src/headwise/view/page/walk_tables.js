@@ -55,8 +55,8 @@ function headLine(names) {
 
 function stripRow(row, place, { top, decimals, figures, tail }) {
   const line = element('tr', row.strong ? 'strong arriving' : 'arriving'), label = element('th', '', row.label);
-  // The rows arrive one after the other, those from the 20th on together, so that nobody waits longer than two
-  // seconds.
+  // The rows arrive one after the other, those from the 20th on together,
+  // so that nobody waits longer than two seconds.
   line.style.animationDelay = `${Math.min(place, 20) * 90}ms`;
   label.scope = 'row';
   if (row.token !== undefined) label.append(' ', element('bdi', '', row.token));
