@@ -65,6 +65,8 @@ export function changesChanged() { // a factor was set or taken back
   read();
 }
 
+// A key was pressed. After a pause the new text is read; the place, token and word that were chosen belonged to the
+// old.
 function typed() {
   clearTimeout(typing);
   typing = setTimeout(() => {

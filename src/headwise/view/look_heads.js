@@ -147,6 +147,7 @@ function want(number) {
   }
 }
 
+// Asks one question for each text, with the numbers of all heads whose maps are wanted, and draws what comes.
 async function fetchMaps() {
   const version = look.version; // another one in the end means that a text was read in between: these maps are old
   for (const slot of ['a', 'b']) {
@@ -214,6 +215,7 @@ function drawCards() {
   for (const card of shown) drawCard(card);
 }
 
+// Paints the map of a card, lights the row of the word that is looked from, and writes what stands below.
 function drawCard(card) {
   const number = Number(card.dataset.number), picture = pictureFor(number);
   const factor = look.changes.get(heads[number].name); // undefined where it is not changed
@@ -312,6 +314,7 @@ function drawLarge() {
   }
 }
 
+// A map as a table: queries down, keys across, and each weight on its colour.
 function writtenMap(picture) {
   const table = element('table'), top = element('tr'), timed = hearsSound(look.open);
   const label = (word) => (word ? cut(labelOf(word)) : ''); // in cross attention there may be more keys than words

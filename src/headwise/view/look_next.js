@@ -20,6 +20,7 @@ let ranked = null;
 // a sentence.
 let story = null;
 
+// The panel of what comes next: the tokens or the moved vector, the verdict, the ranking and the story.
 export function showNext() {
   const title = data.predicts === 'masked' ? 'look.fills'
     : data.predicts && look.next ? 'report.next_after' : 'look.output';

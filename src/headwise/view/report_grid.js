@@ -47,6 +47,7 @@ export function makeGrid() {
   boxes.forEach((box) => watcher.observe(box));
 }
 
+// The grid of one stack.
 function makePart(part) {
   const members = heads.map((head, number) => [head, number]).filter(([head]) => head.part === part);
   // The numbers of heads and of layers that there are, in order; some may be missing.
@@ -157,6 +158,7 @@ function thinned(picture) {
   return { ...picture, rows: down, columns: across, drawn: most };
 }
 
+// Paints the picture of a head, and writes below it its largest weight, or why there is none.
 function drawPicture(number) {
   const picture = pictureOf(number), box = boxes[number], canvas = box.querySelector('canvas');
   const missing = typeof picture === 'string'; // the key of a phrase that says why there is none

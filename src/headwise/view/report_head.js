@@ -98,6 +98,7 @@ function showOffers() {
   list.value = view.beside;
 }
 
+// The maps: that of the head and, where one is chosen, the one beside it.
 function showPanes() {
   const [first, second] = panes, two = view.beside !== '';
   byId('large').classList.toggle('two', two);

@@ -125,6 +125,7 @@ export function placeLabel(number, picture, block, blocks) {
   return span[0] < span[1] ? `${span[0]}–${span[1]}` : cut(data.tokens[span[0]] ?? String(span[0]));
 }
 
+// Tokens of the document behind the pictures of blocks; null where the survey does not tell.
 function lengthOf(number) { return (view.which === 'other' ? heads[number].other : heads[number]).length; }
 
 // A row or column in words, and whether these are several tokens, so that the verb is a plural. `isKey`: it is a

@@ -10,6 +10,7 @@ import { count, data, figure, heads, quoted, view } from './report_state.js';
 // triangles below it are controls.
 const STRIP = { width: 320, height: 26, margin: 6 };
 
+// The section: a card for each role, and a line on how many heads have none.
 export function makeRoles() {
   byId('roles').hidden = !data.roles.length;
   // Of each role, by its place in data.roles, how many heads have it. Sorting keeps the order among those with

@@ -77,6 +77,7 @@ function curveFigure({ curve, baseline_loss: baseline }) {
   return [key, curveDrawing(points, baseline), curveNumbers(points)];
 }
 
+// Both losses over the steps, the baseline as a line across, and axes with round numbers.
 function curveDrawing(points, baseline) {
   const losses = points.flatMap((point) => [point.train_loss, point.held_out_loss]).filter(finite);
   if (!losses.length) return element('p', 'notice', say('report.no_curve'));

@@ -186,6 +186,7 @@ export function invite() {
   byId('arcs').append(path);
 }
 
+// Draws the arcs anew, where the reader has switched them on.
 export function drawArcs() {
   const drawing = byId('arcs');
   byId('line').classList.toggle('arched', view.arcs); // makes room for the arcs above the words

@@ -22,6 +22,7 @@ function tint(cell, mass) {
   cell.style.color = place > 1.25 ? 'var(--paper)' : 'var(--ink)';
 }
 
+// Everything, in the page's language.
 function draw() {
   const values = { documents: reach.n_documents, tokens: reach.n_tokens.toLocaleString(language()) };
   values.longest = reach.longest.toLocaleString(language());

@@ -83,6 +83,7 @@ export function readModel(block) {
   };
 }
 
+// Small models travel in single precision, larger ones in half.
 function unpackedWeights(bytes, dtype) {
   if (dtype === 'float32') return new Float32Array(bytes.buffer);
   return Float32Array.from(new Uint16Array(bytes.buffer), ofHalf);
@@ -209,6 +210,7 @@ export function forward(model, ids, { silence = [], scale = {} } = {}) {
   return { logits: final.map((row) => linear(model.lmHead, row)), maps, heads, layers, final };
 }
 
+// What the first layer's x is of a token: its embedding, with that of its position where positions are learned.
 function embedding(model, id, position) {
   const row = ({ numbers, columns }, at) => numbers.slice(at * columns, (at + 1) * columns);
   let x = row(model.tokenEmbedding, id);

@@ -52,6 +52,7 @@ export function encode(tokens, text) {
   ));
 }
 
+// The piece of a word that is one token, or that the vocabulary lacks.
 function wholeToken(tokens, word) {
   const id = tokens.ids.get(word);
   return id === undefined ? { id: tokens.unknown, text: word, known: false } : { id, text: word, known: true };
@@ -152,6 +153,7 @@ function byteWords(tokens, rule, word) {
   return parts.map((text) => Array.from(new TextEncoder().encode(text), (byte) => tokens.byteNames[byte]).join(''));
 }
 
+// Is there a ByteLevel among these rules, at any depth?
 function usesBytes(rule) {
   return rule?.type === 'ByteLevel' || (rule?.type === 'Sequence' && rule.pretokenizers.some(usesBytes));
 }

@@ -97,8 +97,9 @@ function drawTokens() {
   else setWord(note, 'walk.choose_token');
 }
 
+// The list of the eight steps, each a button.
 function drawSteps() {
-  const focused = document.activeElement?.dataset?.step;
+  const focused = document.activeElement?.dataset?.step; // as in `drawTokens`
   byId('steps').replaceChildren(...STEPS.map((name, step) => {
     const item = element('li'), button = worded('button', '', `walk.${name}`);
     button.type = 'button';
@@ -141,7 +142,7 @@ export function chooseHead(layer, head) {
   draw();
 }
 
-function stop() {
+function stop() { // ends the playing
   clearInterval(walk.timer);
   walk.timer = 0;
 }

@@ -45,6 +45,7 @@ export function stripTable(title, rows, { columns = null, tail = '', figures = f
 // The largest size of a number, which has the last colour. It is never 0, since sizes are divided by it.
 function largest(vectors) { return Math.max(...vectors.flatMap((values) => Array.from(values, Math.abs)), 1e-30); }
 
+// The line of headings.
 function headLine(names) {
   const line = element('tr'), head = element('thead');
   // The empty cell stands above the labels of the rows.
@@ -53,6 +54,7 @@ function headLine(names) {
   return head;
 }
 
+// A vector as a row: its label, a cell for each number, the tail, and the bar.
 function stripRow(row, place, { top, decimals, figures, tail }) {
   const line = element('tr', row.strong ? 'strong arriving' : 'arriving'), label = element('th', '', row.label);
   // The rows arrive one after the other, those from the 20th on together,
@@ -76,6 +78,7 @@ function stripRow(row, place, { top, decimals, figures, tail }) {
   return line;
 }
 
+// A cell with a number; `origin`, where there is one, says where it came from.
 function cellOf(id, value, decimals, origin) {
   const cell = element('td', 'cell');
   cell.dataset.cell = id;
@@ -144,6 +147,7 @@ export function joinedSlices(title, name, parts, chosen) {
 
 // --- Pointing ---
 
+// Pointer, focus and arrow keys all tell of a cell.
 function listenToCells(table) {
   const cells = [...table.querySelectorAll('.cell')];
   if (!cells.length) return;
