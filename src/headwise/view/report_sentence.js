@@ -71,7 +71,7 @@ export function point(at) {
   showPoint();
 }
 
-// Looks at a token and stays there while the pointer moves on; the same token again is let go.
+// Looks at a token and stays there while the pointer moves on; the same token again, and -1, lets go.
 export function pin(at) {
   view.pinned = at >= 0 && !(view.pinned && view.at === at);
   view.at = at;
@@ -206,7 +206,8 @@ function setViewBox() {
 }
 
 // From one word to another, above them; the further apart they are the higher, at most `high` pixels. A word that
-// looks at itself has a loop. The larger the weight, the thicker and the less transparent the line.
+// looks at itself has a loop. The larger the weight, the thicker and the less transparent the line. Its pixels and
+// thicknesses are round choices.
 function arc(from, to, weight, high) {
   const frame = byId('line').getBoundingClientRect(), middle = (word) => { // [x, y] of the middle of its upper edge
     const box = word.getBoundingClientRect();

@@ -14,6 +14,7 @@ import { PHRASES, byId, bytesOf, element, language, putWords, readData, say } fr
  * @property {number[]} roles  places in `data.roles`
  * @property {[string, Object][]} says  the sentence, as keys of phrases with their values
  * @property {Head} [other]  the head of the other model that it is compared with; its roles are names
+ * Its pictures and its strongest looks are explained at `_numbers` and `_text_of` there.
  *
  * @typedef {Object} Column  a statistic
  * @property {string} key
