@@ -1,4 +1,7 @@
 // --- All heads: a tile for each, the eight that look hardest, every map as it comes into sight, and one enlarged ---
+//
+// Heads are numbers, their places in the list `heads`; `look` (look_state.js) is what is shown now. A head is drawn
+// three times: as a tile, a coloured square; as a card, with its map; and enlarged, in a dialog.
 
 import { byId, element, say } from './page/base.js';
 import { ask } from './look_ask.js';
@@ -9,33 +12,43 @@ import { colourOf, inkOn, paint } from './report_colours.js';
 import { listenToFactor, setFactor, showFactor, times } from './report_factor.js';
 import { cut, data, distinct, heads, inWords, numberOf, percent, quoted, roleName } from './report_state.js';
 
-// What a head mostly looks at -> the number of its colour, as roles have it in report_roles.css.
-const SIGNS = { first_token: 9, self: 7, previous_token: 0, next_token: 6, delimiter: 1, duplicate_token: 3, induction: 5,
-  sound: 2, elsewhere: 4 };
-const WRITTEN = 40; // tokens: up to so many an enlarged map has its numbers
-const FAINT = 0.1; // the least weight that has the last colour
-const wanted = new Set(), inSight = new Set(); // 'a:7', numbers of heads
+// The kind of key that a head mostly looks at (`_kind` in heads/look.py) -> the number of its colour, .r0 to .r9 in
+// report_roles.css, where roles have the same.
+const SIGNS = {
+  first_token: 9, self: 7, previous_token: 0, next_token: 6, delimiter: 1, duplicate_token: 3, induction: 5,
+  sound: 2, elsewhere: 4,
+};
+const WRITTEN = 40; // tokens: up to so many an enlarged map is a table of numbers, and beyond it a picture
+const FAINT = 0.1; // the last colour is at least for this weight, so that a map of faint weights stays pale
+const wanted = new Set(); // maps to be asked for: 'a:7' is that of head 7 on text a
+const inSight = new Set(); // numbers of the heads whose cards are in the window
 const cards = []; // of all heads, by number
-let tiles = [], asking = false, watcher = null;
+let tiles = [], watcher = null; // of all heads, by number; what tells which cards come into sight
+let asking = false; // is an answer on maps awaited?
 
 export function makeHeads() {
   for (const part of distinct(heads.map((head) => head.part))) {
     const members = heads.filter((head) => head.part === part);
-    for (const layer of distinct(members.map((head) => head.layer))) makeLayer(members.filter((head) => head.layer === layer));
+    for (const layer of distinct(members.map((head) => head.layer))) makeLayer(
+      members.filter((head) => head.layer === layer),
+    );
   }
   tiles = [...byId('tiles').querySelectorAll('.tile')];
   const labels = [...byId('tiles').querySelectorAll('.layer')].map((label) => label.textContent);
   byId('tiles').style.setProperty('--label', Math.max(...labels.map((label) => label.length))); // room for the longest
-  tiles[0].tabIndex = 0;
+  tiles[0].tabIndex = 0; // one stop for Tab, the arrow keys do the rest
   byId('tiles').addEventListener('keydown', walkTiles);
+  // 200 pixels before a card comes into sight, its map is asked for.
   watcher = new IntersectionObserver(sighted, { rootMargin: '200px' });
   cards.forEach((card) => watcher.observe(card));
   listenToFactor(() => heads[look.open].name, (name, factor) => scale(numberOf.get(name), factor));
 }
 
+// A row of tiles, and at the end of the page the cards of the layer below its name.
 function makeLayer(members) {
-  const row = element('div', 'row'), name = members[0].name.replace(/\.H\d+$/, ''), box = element('div', 'layer-maps');
-  row.style.setProperty('--across', Math.max(...heads.map((head) => head.head)) + 1);
+  const row = element('div', 'row'), box = element('div', 'layer-maps');
+  const name = members[0].name.replace(/\.H\d+$/, ''); // "encoder.L0.H3" -> "encoder.L0"
+  row.style.setProperty('--across', Math.max(...heads.map((head) => head.head)) + 1); // as many as the widest layer has
   row.append(element('span', 'layer', name));
   for (const head of members) {
     const number = heads.indexOf(head), card = makeCard(number);
@@ -47,6 +60,7 @@ function makeLayer(members) {
   byId('all').append(element('h3', '', name), box);
 }
 
+// A tile: to point at it is to look through its head, a click enlarges it.
 function makeTile(number) {
   const tile = element('button', 'tile');
   tile.type = 'button';
@@ -54,6 +68,7 @@ function makeTile(number) {
   tile.dataset.number = number;
   tile.setAttribute('aria-haspopup', 'dialog');
   tile.addEventListener('click', () => openLarge(number));
+  // A finger has no place before it touches, and a touch is a click.
   tile.addEventListener('pointerenter', (event) => { if (event.pointerType === 'mouse') lookThrough(number); });
   tile.addEventListener('pointerleave', () => lookThrough(-1));
   tile.addEventListener('focus', () => {
@@ -64,6 +79,7 @@ function makeTile(number) {
   return tile;
 }
 
+// The arrow keys go from tile to tile, and up and down by as many as stand in a row.
 function walkTiles(event) {
   const across = Number(byId('tiles').querySelector('.row').style.getPropertyValue('--across'));
   const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -across, ArrowDown: across }[event.key];
@@ -72,18 +88,20 @@ function walkTiles(event) {
   tiles[tiles.indexOf(event.target) + step]?.focus();
 }
 
-// A picture silences its head, the name below enlarges it.
+// A card: its picture silences the head, the name below enlarges it.
 function makeCard(number) {
   const card = element('div', 'head'), picture = element('button', 'picture');
+  // 'unlit' until it is known which row to light.
   const name = element('button', 'name', heads[number].name), frame = element('span', 'square unlit');
   card.dataset.number = number;
   picture.type = name.type = 'button';
   name.append(element('span', 'larger', '⤢'));
   name.setAttribute('aria-haspopup', 'dialog');
-  frame.append(element('canvas'), element('span', 'lit'), element('span', 'hush'));
+  frame.append(element('canvas'), element('span', 'lit'), element('span', 'hush')); // map, row of the word, "silenced"
   picture.append(frame);
   card.append(picture, name, element('span', 'words'));
   nameCard(card);
+  // A click on a changed head, silent or scaled, leaves it as it is in the model.
   picture.addEventListener('click', () => scale(number, look.changes.has(heads[number].name) ? 1 : 0));
   name.addEventListener('click', () => openLarge(number));
   card.addEventListener('pointerenter', (event) => { if (event.pointerType === 'mouse') lookThrough(number); });
@@ -95,12 +113,14 @@ function makeCard(number) {
 
 // What its two buttons do, for those who do not see them.
 function nameCard(card) {
-  const { name } = heads[card.dataset.number], changed = look.changes.has(name), picture = card.querySelector('.picture');
+  const { name } = heads[card.dataset.number], changed = look.changes.has(name);
+  const picture = card.querySelector('.picture');
   picture.setAttribute('aria-pressed', String(changed));
   picture.setAttribute('aria-label', say(changed ? 'report.wake' : 'report.silence', { name }));
   card.querySelector('.name').setAttribute('aria-label', say('report.enlarge', { name }));
 }
 
+// Sees the sentence through a head; -1: through none.
 function lookThrough(number) {
   look.through = number;
   if (number >= 0) want(number);
@@ -116,16 +136,20 @@ export function scale(number, factor) {
 
 // --- Maps, asked for together and only when they are needed ---
 
+// Asks for a head's maps, where they are not there yet. The question waits for the end of what runs now, so that
+// heads that are wanted together are asked for together.
 function want(number) {
-  for (const slot of look.differ ? ['a', 'b'] : ['a']) if (!maps.has(`${slot}:${number}`)) wanted.add(`${slot}:${number}`);
+  for (const slot of look.differ ? ['a', 'b'] : ['a'])
+    if (!maps.has(`${slot}:${number}`)) wanted.add(`${slot}:${number}`);
   if (!asking && wanted.size) {
     asking = true;
     setTimeout(fetchMaps, 0);
   }
 }
 
+// Asks one question for each text, with the numbers of all heads whose maps are wanted, and draws what comes.
 async function fetchMaps() {
-  const version = look.version;
+  const version = look.version; // another one in the end means that a text was read in between: these maps are old
   for (const slot of ['a', 'b']) {
     const numbers = [...wanted].filter((key) => key.startsWith(slot)).map((key) => Number(key.slice(2)));
     if (!numbers.length) continue;
@@ -135,7 +159,7 @@ async function fetchMaps() {
   asking = false;
   wanted.clear();
   if (version !== look.version) {
-    drawAgain();
+    drawAgain(); // which asks for the new ones
     return;
   }
   drawCards();
@@ -143,6 +167,7 @@ async function fetchMaps() {
   if (look.open >= 0) drawLarge();
 }
 
+// Cards came into sight or went out of it.
 function sighted(entries) {
   for (const entry of entries) {
     const number = Number(entry.target.dataset.number);
@@ -166,6 +191,9 @@ export function drawAgain() {
   }
 }
 
+// What is painted of a head: its map; where two texts are compared, and both maps are there, a minus b. Null while
+// the map is not there, and for a head that did not run, whose map has no rows.
+// `top` is the weight of the last colour.
 function pictureFor(number) {
   const map = maps.get(`a:${number}`), other = maps.get(`b:${number}`);
   if (!map || !map.rows) return null;
@@ -173,18 +201,24 @@ function pictureFor(number) {
     const drawn = map.weights.map((weight, at) => weight - other.weights[at]);
     return { ...map, drawn, diverging: true, top: Math.max(FAINT, ...drawn.map(Math.abs)) };
   }
-  // Without the first row, the first column and the diagonal, whose large weights would leave all others pale.
+  // Without the first row, the first column and the diagonal, whose large weights would leave all others pale. Cell
+  // `at` is in row at / columns; on the diagonal lie 0, columns + 1, 2 (columns + 1), ...
   const hard = map.weights.filter((_, at) => at >= map.columns && at % map.columns && at % (map.columns + 1));
-  return { ...map, drawn: map.weights, diverging: false, top: hard.reduce((most, weight) => Math.max(most, weight), FAINT) };
+  return {
+    ...map, drawn: map.weights, diverging: false, top: hard.reduce((most, weight) => Math.max(most, weight), FAINT),
+  };
 }
 
+// Draws the eight, and of all heads those in sight.
 function drawCards() {
   const shown = [...byId('eight').children, ...[...inSight].map((number) => cards[number])];
   for (const card of shown) drawCard(card);
 }
 
+// Paints the map of a card, lights the row of the word that is looked from, and writes what stands below.
 function drawCard(card) {
-  const number = Number(card.dataset.number), picture = pictureFor(number), factor = look.changes.get(heads[number].name);
+  const number = Number(card.dataset.number), picture = pictureFor(number);
+  const factor = look.changes.get(heads[number].name); // undefined where it is not changed
   const square = card.querySelector('.square');
   if (picture) paint(card.querySelector('canvas'), picture);
   square.classList.toggle('unlit', !picture || look.at < 0 || look.at >= picture.rows);
@@ -193,19 +227,24 @@ function drawCard(card) {
   card.classList.toggle('silent', factor === 0);
   card.querySelector('.hush').textContent = factor === 0 ? say('report.silenced') : '';
   nameCard(card);
-  const [kind, part] = look.kinds[number] ?? ['elsewhere', 0];
-  if (card.parentElement.id === 'eight') return; // there it says what the head looks at
+  const [kind, part] = look.kinds[number] ?? ['elsewhere', 0]; // no kinds before the first text was read
+  if (card.parentElement.id === 'eight') return; // there it says what the head looks at: `showHeads` has written it
+  // Below it a factor, or else what the head looks at most and how much of its weight goes there.
   card.querySelector('.words').textContent = factor ? times(factor) : part ? `${kindName(kind)} ${percent(part)}` : '';
 }
 
 // --- The overview ---
 
+// Most kinds have the names of roles.
 function kindName(kind) { return kind === 'elsewhere' || kind === 'sound' ? say(`look.${kind}`) : roleName(kind); }
 
+// Colours each tile by the kind of key that its head looks at most, the stronger the more of its weight goes there;
+// and says what the colours stand for.
 function showTiles() {
   tiles.forEach((tile) => {
-    const number = Number(tile.dataset.number), [kind, part] = look.kinds[number] ?? ['elsewhere', 0], { name } = heads[number];
-    tile.className = `tile r${SIGNS[kind]}`;
+    const number = Number(tile.dataset.number), { name } = heads[number];
+    const [kind, part] = look.kinds[number] ?? ['elsewhere', 0];
+    tile.className = `tile r${SIGNS[kind]}`; // which also takes the edge away that `showHeads` gives to some
     tile.style.setProperty('--strength', Math.min(1, part).toFixed(2));
     tile.classList.toggle('silent', look.changes.get(name) === 0);
     tile.title = `${name}: ${kindName(kind)} ${percent(part)}`;
@@ -221,7 +260,7 @@ function showTiles() {
 
 // The eight heads that look hardest from the word, or that differ most between two texts.
 export function showHeads() {
-  const list = (look.differ ?? look.hardest)[look.at] ?? [], box = byId('eight');
+  const list = (look.differ ?? look.hardest)[look.at] ?? [], box = byId('eight'); // [number of the head, key, weight]
   const focused = box.contains(document.activeElement) && document.activeElement.closest('.head').dataset.number;
   const title = look.differ ? 'look.eight_differ' : 'look.eight';
   byId('eight-title').textContent = look.at < 0 ? '' : say(title, { token: quoted(labelOf(look.words[look.at])) });
@@ -229,19 +268,22 @@ export function showHeads() {
   box.replaceChildren(...shown.map(([number, key, weight]) => {
     const card = makeCard(number);
     const target = keyLabel(number, key);
-    card.querySelector('.words').textContent = `${hearsSound(number) ? target : quoted(cut(target))} ${inWords(weight)}`;
+    card.querySelector('.words').textContent =
+      `${hearsSound(number) ? target : quoted(cut(target))} ${inWords(weight)}`;
     want(number);
     return card;
   }));
+  // The card of the same head gets the focus that the old one had;
+  // where it is not among the eight any more, the first.
   if (focused) (box.querySelector(`[data-number="${focused}"] .picture`) ?? box.querySelector('.picture'))?.focus();
-  const hard = new Set(shown.map(([number]) => number));
+  const hard = new Set(shown.map(([number]) => number)); // their tiles have an edge
   tiles.forEach((tile) => tile.classList.toggle('hard', hard.has(Number(tile.dataset.number))));
   drawCards();
 }
 
 // --- One head, enlarged ---
 
-export function openLarge(number) {
+export function openLarge(number) { // also from one enlarged head to the next
   look.open = number;
   if (!byId('large').open) byId('large').showModal();
   byId('large-silence').focus();
@@ -251,8 +293,10 @@ export function openLarge(number) {
 
 export function closeLarge() { look.open = -1; }
 
+// The next head (1), or the one before (-1); behind the last comes the first.
 export function stepLarge(step) { openLarge((look.open + step + heads.length) % heads.length); }
 
+// The head that is enlarged: its map as a table of numbers, or, of a long text, as a picture.
 function drawLarge() {
   const { name } = heads[look.open], picture = pictureFor(look.open), factor = look.changes.get(name) ?? 1;
   byId('large-title').textContent = name;
@@ -270,9 +314,10 @@ function drawLarge() {
   }
 }
 
+// A map as a table: queries down, keys across, and each weight on its colour.
 function writtenMap(picture) {
   const table = element('table'), top = element('tr'), timed = hearsSound(look.open);
-  const label = (word) => (word ? cut(labelOf(word)) : '');
+  const label = (word) => (word ? cut(labelOf(word)) : ''); // in cross attention there may be more keys than words
   const name = (scope, text, here) => {
     const cell = element('th', here ? 'here' : '', text);
     cell.scope = scope;
@@ -288,8 +333,11 @@ function writtenMap(picture) {
     const line = element('tr');
     line.append(name('row', label(look.words[row]), row === look.at));
     for (let key = 0; key < picture.columns; key++) {
-      const weight = picture.drawn[row * picture.columns + key], colour = colourOf(weight, picture.top, picture.diverging);
-      const cell = element('td', '', Math.abs(weight) < 0.005 ? '' : `${weight < 0 ? '−' : ''}${Math.abs(weight).toFixed(2)}`);
+      const weight = picture.drawn[row * picture.columns + key];
+      const colour = colourOf(weight, picture.top, picture.diverging);
+      // What two decimals would round to 0.00 stays empty.
+      const cell = element('td', '',
+        Math.abs(weight) < 0.005 ? '' : `${weight < 0 ? '−' : ''}${Math.abs(weight).toFixed(2)}`);
       cell.style.backgroundColor = `rgb(${colour})`;
       cell.style.color = inkOn(colour);
       line.append(cell);

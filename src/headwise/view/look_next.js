@@ -1,4 +1,8 @@
 // --- What comes next, what becomes of it without a head, and why ---
+//
+// A model predicts the next token, fills in a hidden one, or predicts none: then what counts is the direction of a
+// vector, the mean of its last hidden states, and how far that moves is a cosine. heads/look.py answers;
+// `look` keeps the answer.
 
 import { byId, element, language, putWords, say } from './page/base.js';
 import { changesChanged } from './look.js';
@@ -6,25 +10,34 @@ import { ask } from './look_ask.js';
 import { openLarge, scale } from './look_heads.js';
 import { labelOf, look } from './look_state.js';
 import { changedNames } from './report_factor.js';
-import { bar, data, heads, moved, movedWords, numberOf, percent, points, quoted, scoped, setText } from './report_state.js';
+import { bar, data, heads, moved, movedWords, numberOf, percent, points, quoted, scoped,
+  setText } from './report_state.js';
 
-let ranked = null; // {before, rows} of the latest ranking
-let story = null; // the latest answer to "why": {answer, other, why: [head, {en, es}]}
+// The latest ranking: `follow` is the id that was followed, `before` its chance with all heads, and a row is [head,
+// chance or cosine without it, the likeliest token then].
+let ranked = null;
+// The latest answer to "why": {answer, other, why}, both tokens, and in `why` for each head [name, {en, es}],
+// a sentence.
+let story = null;
 
+// The panel of what comes next: the tokens or the moved vector, the verdict, the ranking and the story.
 export function showNext() {
-  const title = data.predicts === 'masked' ? 'look.fills' : data.predicts && look.next ? 'report.next_after' : 'look.output';
+  const title = data.predicts === 'masked' ? 'look.fills'
+    : data.predicts && look.next ? 'report.next_after' : 'look.output';
   setText('next-title', title, { token: look.words.length ? quoted(labelOf(look.words[look.rest])) : '' });
   byId('next').replaceChildren();
   if (look.next) showTokens();
   else if (look.state) showState();
   byId('verdict-below').hidden = !look.changes.size;
+  // The same sentence stands below the heads, and in the large view.
   byId('verdict-below').textContent = byId('large-verdict').textContent = byId('verdict').textContent;
   showRanking();
   showStory();
 }
 
 function showTokens() {
-  // A row: [id, token, its chance as the model is, with the changed heads, and in the second text where there is one].
+  // A row: [id, token, its chance as the model is, with the changed heads, and in the second text where there is
+  // one]. In a second text in which no word is hidden nothing is filled in, and the row is shorter.
   const rows = look.next, changed = look.changes.size > 0, second = look.beside && rows[0].length > 4;
   const head = element('tr');
   head.append(scoped('col', say('report.next_token')), scoped('col', say('report.as_it_is')));
@@ -32,29 +45,33 @@ function showTokens() {
   if (second) head.append(scoped('col', say('look.in_second')), scoped('col', say('look.difference')));
   byId('next').classList.toggle('both', changed || second);
   byId('next').replaceChildren(head, ...rows.map((row) => tokenRow(row, changed, second)));
-  const best = (column) => rows.reduce((most, row) => (row[column] > most[column] ? row : most));
+  const best = (column) => rows.reduce((most, row) => (row[column] > most[column] ? row : most)); // the likeliest row
   const followed = rows.find(([id]) => id === look.follow) ?? best(2);
-  const [first, now] = [best(2), best(3)], name = (row) => quoted(row[1]);
+  const [first, now] = [best(2), best(3)], name = (row) => quoted(row[1]); // as the model is, and with the changes
   if (!changed) setText('verdict', 'report.expects', { token: name(first), part: percent(first[2]) });
   else {
-    const facts = { heads: changedNames(look.changes), first: name(first), now: name(now), part: percent(now[3]),
-      token: name(followed), before: percent(followed[2]), after: percent(followed[3]) };
+    const facts = {
+      heads: changedNames(look.changes), first: name(first), now: name(now), part: percent(now[3]),
+      token: name(followed), before: percent(followed[2]), after: percent(followed[3]),
+    };
     setText('verdict', first === now ? 'report.still' : 'report.now_says', facts);
   }
   byId('verdict').classList.toggle('turned', changed && first !== now);
 }
 
+// A token, whose button makes it the one that is followed, and its chances as bars.
 function tokenRow([id, token, before, now, other], changed, second) {
-  const row = element('tr', id === look.follow ? 'chosen' : ''), button = element('button', 'token'), name = scoped('row', '');
+  const row = element('tr', id === look.follow ? 'chosen' : '');
+  const button = element('button', 'token'), name = scoped('row', '');
   button.type = 'button';
   button.dataset.id = id;
   button.append(element('bdi', '', token));
   button.setAttribute('aria-pressed', String(id === look.follow));
   button.addEventListener('click', () => {
     look.follow = id;
-    stopRanking();
+    stopRanking(); // it was of another token
     showNext();
-    byId('next').querySelector(`[data-id="${id}"]`).focus();
+    byId('next').querySelector(`[data-id="${id}"]`).focus(); // the row was made anew
   });
   name.append(button);
   row.append(name, bar(before, 'ours'));
@@ -66,7 +83,9 @@ function tokenRow([id, token, before, now, other], changed, second) {
 
 // Of a model that predicts no word here: how far what it gives has moved, and how alike two texts are.
 function showState() {
-  const { kept, alike } = look.state, shown = (cosine) => cosine.toFixed(4); // each a cosine
+  // kept: the cosine of the vectors without and with the changes. alike: those of the vectors of both texts, without
+  // the changes and with them; undefined where there is one text.
+  const { kept, alike } = look.state, shown = (cosine) => cosine.toFixed(4);
   const changed = look.changes.size > 0, names = changedNames(look.changes);
   if (alike) {
     const facts = { heads: names, before: shown(alike[0]), after: shown(alike[1]) };
@@ -77,9 +96,10 @@ function showState() {
   byId('verdict').classList.remove('turned');
 }
 
-// What the likeliest token adds to the text that was typed.
+// What the likeliest token adds to the text that was typed: its text with the space before it.
 export function goOn() { return look.goesOn; }
 
+// Takes all factors back; the button that did so and had the focus is hidden then.
 export function wakeAll() {
   look.changes.clear();
   changesChanged();
@@ -88,6 +108,7 @@ export function wakeAll() {
 
 // --- Each head in turn ---
 
+// Forgets ranking and story, which were of another text, place or token.
 export function stopRanking() {
   ranked = story = null;
 }
@@ -95,19 +116,20 @@ export function stopRanking() {
 // One layer a question, so that the page can say how far it is; what has changed by then ends it.
 export async function silenceEach() {
   const version = look.version, follow = look.follow, rows = [];
-  const before = look.next ? look.next.find(([id]) => id === follow)[2] : 1;
-  for (let layer = 0, left = 1; left > 0; layer++) {
+  const before = look.next ? look.next.find(([id]) => id === follow)[2] : 1; // the cosine of what has not moved is 1
+  for (let layer = 0, left = 1; left > 0; layer++) { // an answer says how many layers are left
     const answer = await ask({ do: 'each', slot: 'a', layer, follow });
     if (!answer.each || version !== look.version || follow !== look.follow) return;
     rows.push(...answer.each);
     left = answer.left;
     setText('ranking-note', 'report.ranking_at_work', { done: rows.length, all: heads.length });
   }
-  ranked = { before, follow, rows: rows.sort((a, b) => a[1] - b[1]) };
+  ranked = { before, follow, rows: rows.sort((a, b) => a[1] - b[1]) }; // the head that is missed most comes first
   showRanking();
 }
 
 function showRanking() {
+  // words: is a token predicted? fits: is there a ranking, and of the token that is followed now?
   const list = byId('ranking'), words = Boolean(look.next), fits = ranked && ranked.follow === look.follow;
   const followed = look.next?.find(([id]) => id === look.follow);
   list.hidden = !fits;
@@ -117,6 +139,8 @@ function showRanking() {
   list.replaceChildren(...(fits ? ranked.rows : []).map(([name, part, then]) => rankingRow(name, part, then, words)));
 }
 
+// A line of the ranking: the head, the bar of the chance without it and what is likeliest then; of a vector the bar
+// is what the cosine lacks to 1.
 function rankingRow(name, part, then, words) {
   const item = element('li'), said = element('span', 'then');
   if (words) putWords(said, movedWords(part - ranked.before), { token: quoted(then) });
@@ -137,6 +161,7 @@ function headButton(name) {
 
 // --- Why ---
 
+// Asks for the story of the prediction, which takes longer than the rest; meanwhile the text may have changed.
 export async function tellWhy() {
   const version = look.version;
   setText('story-note', 'look.why_at_work', {});
@@ -147,14 +172,17 @@ export async function tellWhy() {
 
 function showStory() {
   byId('story').hidden = !story;
-  if (story) setText('story-note', 'look.why_of', { answer: quoted(story.answer.trim()), other: quoted(story.other.trim()) });
+  if (story) setText('story-note', 'look.why_of', {
+    answer: quoted(story.answer.trim()), other: quoted(story.other.trim()),
+  });
   else byId('story-note').textContent = '';
   byId('story').replaceChildren(...(story ? story.why : []).map(([name, sentences]) => {
     const item = element('li'), button = element('button', 'token', name);
     button.type = 'button';
     button.setAttribute('aria-label', say('report.enlarge', { name }));
     button.addEventListener('click', () => openLarge(numberOf.get(name)));
-    item.append(button, sentences[language()].replaceAll('*', '').replace(name, '')); // it begins with the head
+    // The sentence without its marks, and without the head with which it begins, since the button says it.
+    item.append(button, sentences[language()].replaceAll('*', '').replace(name, ''));
     return item;
   }));
 }

@@ -1,4 +1,7 @@
 // --- A large map with its labels, drawn into a pane of the large view ---
+//
+// A `Picture` (report_pictures.js) is what a map shows: weights, row by row. `view` is what is shown now; the chosen
+// cell is view.row, view.column.
 
 import { element, isShortcut, say } from './page/base.js';
 import { colourOf, inkOn, paint, variable } from './report_colours.js';
@@ -6,32 +9,42 @@ import { chooseCell, pinRow } from './report_head.js';
 import { pictureOf, placeLabel } from './report_pictures.js';
 import { heads, view } from './report_state.js';
 
-const SMALLEST_CELL = 4, LARGEST_CELL = 76, LEGIBLE = 13, NUMBERED = 34; // in CSS pixels
+// Sides of a cell in CSS pixels: the least and the most that it is given; from which on every label can be read; and
+// from which on it has room for its number.
+const SMALLEST_CELL = 4, LARGEST_CELL = 76, LEGIBLE = 13, NUMBERED = 34;
 
 // What is said in full where a small picture says it in two words.
 const WHY_MISSING = { 'report.no_map': 'report.no_map_long', 'report.not_there': 'report.not_there_long',
   'report.other_size': 'report.other_size_long' };
 
 /**
- * A pane holds its elements, the head and the model it shows, and the size of its cells.
- * @param {Element} box
+ * A pane: the elements of report_pane.html, the head that it shows, and the size of its cells.
+ * @param {Element} box  the element of the pane
  * @returns {Object}
  */
 export function makePane(box) {
   const find = (name) => box.querySelector(name);
-  const pane = { box, caption: find('.pane-title'), frame: find('.frame'), map: find('.map'), rows: find('.rows'),
-    columns: find('.columns'), missing: find('.missing-words'), small: element('canvas'), // the picture, one pixel a cell
-    number: -1, which: 'this', picture: null, cell: 0, gutter: 0 };
-  pane.map.addEventListener('pointermove', (event) => { if (event.pointerType === 'mouse' && !view.pinned) chooseCell(...cellAt(pane, event)); });
+  const pane = {
+    box, caption: find('.pane-title'), frame: find('.frame'),
+    map: find('.map'), rows: find('.rows'), columns: find('.columns'), // canvases: the cells, and labels on two sides
+    missing: find('.missing-words'),
+    small: element('canvas'), // the picture, one pixel a cell; never in the page, but enlarged from
+    number: -1, which: 'this', picture: null, // the head, the model, and what `pictureOf` gives for both
+    cell: 0, gutter: 0, // pixels of a cell's side, and of the room for labels
+  };
+  pane.map.addEventListener('pointermove', (event) => {
+    if (event.pointerType === 'mouse' && !view.pinned) chooseCell(...cellAt(pane, event));
+  });
   pane.map.addEventListener('click', (event) => { chooseCell(...cellAt(pane, event)); pinRow(); });
   pane.map.addEventListener('keydown', (event) => walkMap(pane, event));
   return pane;
 }
 
 /**
+ * Gives a pane another picture, or the words that say why there is none.
  * @param {Object} pane
  * @param {number} number  of the head
- * @param {'this'|'other'|'difference'} which
+ * @param {'this'|'other'|'difference'} which  the model, or the first minus the second
  */
 export function fillPane(pane, number, which) {
   Object.assign(pane, { number, which });
@@ -48,7 +61,8 @@ export function fillPane(pane, number, which) {
   layOut(pane);
 }
 
-// Sharp on dense screens: the canvas has more pixels than it takes up; drawing stays in CSS pixels.
+// Gives a canvas its size, and the pen that draws on it. Sharp on dense screens: the canvas has more pixels than it
+// takes up; drawing stays in CSS pixels.
 function sized(canvas, width, height) {
   const dense = window.devicePixelRatio || 1;
   canvas.width = Math.round(width * dense);
@@ -60,23 +74,34 @@ function sized(canvas, width, height) {
   return pen;
 }
 
-function labelFont(cell, strong) { return `${strong ? '600 ' : ''}${Math.max(10, Math.min(14, cell - 2))}px ${variable('--mono')}`; }
+// As large as the cells, but from 10 to 14 pixels.
+function labelFont(cell, strong) {
+  return `${strong ? '600 ' : ''}${Math.max(10, Math.min(14, cell - 2))}px ${variable('--mono')}`;
+}
 
-function labels(pane, size) { return Array.from({ length: size }, (_, block) => placeLabel(pane.number, pane.picture, block, size)); }
+// The labels along an axis of so many rows or columns, each a token or a block of tokens.
+function labels(pane, size) {
+  return Array.from({ length: size }, (_, block) => placeLabel(pane.number, pane.picture, block, size));
+}
 
-// Choose the cell so that the map fits the pane; where it would become too small, the frame scrolls instead.
+// Chooses the size of the cells so that the map fits the pane;
+// where it would become too small, the frame scrolls instead.
 function layOut(pane) {
-  const { rows, columns } = pane.picture, pen = pane.rows.getContext('2d');
-  pen.font = `600 14px ${variable('--mono')}`;
-  const widest = Math.max(...[...labels(pane, rows), ...labels(pane, columns)].map((label) => pen.measureText(label).width));
-  pane.gutter = Math.ceil(Math.min(window.innerWidth < 600 ? 84 : 118, Math.max(24, widest + 10))); // room for labels, less on a phone
+  const { rows, columns } = pane.picture, pen = pane.rows.getContext('2d'); // only to measure with
+  pen.font = `600 14px ${variable('--mono')}`; // the largest that a label can have, as the chosen one
+  const widest = Math.max(
+    ...[...labels(pane, rows), ...labels(pane, columns)].map((label) => pen.measureText(label).width),
+  );
+  // Room for the widest label, at most 118 pixels, and less on a phone; longer ones are drawn narrower.
+  pane.gutter = Math.ceil(Math.min(window.innerWidth < 600 ? 84 : 118, Math.max(24, widest + 10)));
   const wide = (pane.box.clientWidth - pane.gutter - 8) / columns; // 8 pixels for borders and a scroll bar
-  const tall = (window.innerHeight * 0.7 - pane.gutter - 8) / rows;
-  const fitting = Math.floor(Math.min(wide, Math.max(tall, LEGIBLE)));
+  const tall = (window.innerHeight * 0.7 - pane.gutter - 8) / rows; // the words around it need the rest of the window
+  const fitting = Math.floor(Math.min(wide, Math.max(tall, LEGIBLE))); // too tall a map scrolls before labels are lost
   pane.cell = Math.max(SMALLEST_CELL, Math.min(LARGEST_CELL, fitting));
   pane.frame.style.gridTemplateColumns = `${pane.gutter}px ${pane.cell * columns}px`;
 }
 
+// Draws the map and its labels, with the chosen cell.
 export function drawPane(pane) {
   if (!pane.picture) return;
   drawMap(pane);
@@ -86,9 +111,11 @@ export function drawPane(pane) {
 function drawMap(pane) {
   const { rows, columns } = pane.picture, cell = pane.cell, width = cell * columns, height = cell * rows;
   const pen = sized(pane.map, width, height);
-  pen.imageSmoothingEnabled = false;
+  pen.imageSmoothingEnabled = false; // cells keep hard edges
   pen.drawImage(pane.small, 0, 0, width, height);
   if (cell >= NUMBERED) drawNumbers(pane, pen);
+  // The chosen cell: thin lines around its row and its column (half a pixel in, where a line of one pixel is sharp),
+  // and a thicker one around the cell.
   const x = view.column * cell, y = view.row * cell;
   pen.strokeStyle = variable('--mark');
   pen.lineWidth = 1;
@@ -100,20 +127,22 @@ function drawMap(pane) {
   pen.strokeRect(x, y, cell, cell);
 }
 
-// The weights themselves, where the cells have room; what rounds to nothing stays empty.
+// The weights themselves, where the cells have room; what rounds to nothing stays empty. Each has the ink that stands
+// out from its colour, which is that of 0 where the first token is hidden.
 function drawNumbers({ picture, cell }, pen) {
   pen.font = `${Math.min(15, Math.floor(cell / 3))}px ${variable('--sans')}`;
   pen.textAlign = 'center';
   pen.textBaseline = 'middle';
   picture.read.forEach((weight, at) => {
-    if (Math.abs(weight) < 0.005) return;
+    if (Math.abs(weight) < 0.005) return; // it would be 0.00
     pen.fillStyle = inkOn(colourOf(picture.drawn[at], picture.top, picture.diverging));
     const text = `${weight < 0 ? '−' : ''}${Math.abs(weight).toFixed(2)}`;
     pen.fillText(text, ((at % picture.columns) + 0.5) * cell, (Math.floor(at / picture.columns) + 0.5) * cell);
   });
 }
 
-// One line of labels along an axis. Too many to read: every nth, and always the chosen one with room around it.
+// The labels along an axis of `size` rows or columns; where they are too many to read, every nth, and always the
+// chosen one with room around it. `put(label, place)` draws one, so many pixels along the axis.
 function drawAxis(pane, pen, size, chosen, put) {
   const every = Math.max(1, Math.ceil(LEGIBLE / pane.cell)), end = size * pane.cell - 6;
   labels(pane, size).forEach((label, place) => {
@@ -130,10 +159,11 @@ function drawLabels(pane) {
   const side = sized(pane.rows, gutter, pane.cell * rows);
   side.textAlign = 'right';
   side.textBaseline = 'middle';
+  // The last argument of fillText is the width into which a longer label is pressed.
   drawAxis(pane, side, rows, view.row, (label, y) => side.fillText(label, gutter - 6, y, gutter - 8));
   const top = sized(pane.columns, pane.cell * columns, gutter);
   top.textBaseline = 'middle';
-  drawAxis(pane, top, columns, view.column, (label, x) => {
+  drawAxis(pane, top, columns, view.column, (label, x) => { // written upwards
     top.save();
     top.translate(x, gutter - 6);
     top.rotate(-Math.PI / 2);
@@ -144,6 +174,7 @@ function drawLabels(pane) {
 
 // --- Moving through the map ---
 
+// [row, column] of the cell under the pointer.
 function cellAt(pane, event) {
   const box = pane.map.getBoundingClientRect();
   const [x, y] = [event.clientX - box.left, event.clientY - box.top].map((pixels) => Math.floor(pixels / pane.cell));
@@ -154,6 +185,7 @@ function cellAt(pane, event) {
 export function revealCell(pane) {
   if (!pane.picture) return;
   const { frame, cell, gutter } = pane, x = view.column * cell, y = view.row * cell;
+  // How far from the edge of the frame a cell may lie at most, in pixels, and still be seen whole.
   const wide = frame.clientWidth - gutter - cell - 8, tall = frame.clientHeight - gutter - cell - 8;
   frame.scrollLeft = Math.min(x, Math.max(frame.scrollLeft, x - wide));
   frame.scrollTop = Math.min(y, Math.max(frame.scrollTop, y - tall));
@@ -163,7 +195,7 @@ function walkMap(pane, event) {
   const step = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
   if (!step || isShortcut(event)) return;
   event.preventDefault();
-  event.stopPropagation();
+  event.stopPropagation(); // in the dialog around it the same arrows go to the next head
   chooseCell(view.row + step[0], view.column + step[1]);
   revealCell(pane);
 }

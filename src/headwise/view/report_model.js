@@ -1,4 +1,6 @@
-// --- The model, where it is in the page: the one place that speaks with it ---
+// --- The model, where it is in the page ---
+//
+// A small model of ours lies in the file and is run by page/model.js. Here is what the report asks of it.
 
 import { readData, say } from './page/base.js';
 import { forward, offer, readModel } from './page/model.js';
@@ -20,11 +22,13 @@ export function modelMissing() {
 // The model's answer to token numbers, where some heads give a factor of what they would.
 export function think(ids, changes = new Map()) { return forward(model, ids, { scale: Object.fromEntries(changes) }); }
 
+// The tokens as a reader sees them, by id.
 export function vocabulary() { return model.tokens.shown; }
 
 // A text as it is typed, one token longer.
 export function longer(text, id) {
-  if (id === model.tokens.boundary) return text;
+  if (id === model.tokens.boundary) return text; // the sign that begins a text is not written
+  // Are tokens words between spaces? Then one is put between, while tokens of other models bring their spaces along.
   const areWords = JSON.stringify(model.tokens.layout.pre_tokenizer).includes('WhitespaceSplit');
   const gap = areWords && text && !/\s$/.test(text) ? ' ' : '';
   return text + gap + vocabulary()[id];
@@ -33,8 +37,11 @@ export function longer(text, id) {
 // Signs for what cannot be seen, as in view/terminal.py.
 const SIGNS = { ' ': '␣', '\n': '⏎', '\t': '⇥', '\r': '␍', '': '∅' };
 
+// A token with signs in place of what cannot be seen. Characters of these classes (control, format, lone surrogates,
+// line, paragraph and space separators) that have no sign become <U+00AD>.
 export function visible(token) {
-  if (token in SIGNS) return SIGNS[token];
+  if (token in SIGNS) return SIGNS[token]; // also '', which the replacement would not meet
   return token.replace(/[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}\p{Zs}]/gu, (sign) => SIGNS[sign] ??
+    // The joiner U+200D stays, since it holds the parts of an emoji together.
     (sign === '\u200d' ? sign : `<U+${sign.codePointAt(0).toString(16).toUpperCase().padStart(4, '0')}>`));
 }

@@ -1,14 +1,18 @@
 // --- What a picture shows: rows, columns, and weights from 0 to 1 row by row ---
+//
+// Of the text's own tokens each is a row and a column. Of a long document the survey stored fewer: a row or column is
+// then a block of tokens, and `number` of a head, `block` of a row or column, and `blocks`, how many there are,
+// place it.
 
 import { say } from './page/base.js';
 import { hasMap, shown } from './report_shown.js';
 import { LEVELS, cut, data, heads, inWords, largestOf, named, signed, view, weights } from './report_state.js';
 
-const packed = new Map(); // base64 -> its weights, made when first needed
+const unpackedOnce = new Map(); // base64 -> its weights
 
 function kept(base64) {
-  if (!packed.has(base64)) packed.set(base64, weights(base64));
-  return packed.get(base64);
+  if (!unpackedOnce.has(base64)) unpackedOnce.set(base64, weights(base64));
+  return unpackedOnce.get(base64);
 }
 
 /**
@@ -16,25 +20,28 @@ function kept(base64) {
  * @property {number} rows
  * @property {number} columns
  * @property {Float32Array} weights  row by row
- * @property {Float32Array} first  of each row, what the first token has of its first column
- * @property {boolean} [blocks]  does a row or column stand for many tokens?
+ * @property {Float32Array} first  of each row, what of its first column goes to the first token alone
+ * @property {boolean} [blocks]  is it of blocks of tokens?
  *
  * What `asDrawn` and `difference` add:
- * @property {Float32Array} [drawn]  the weights after the switches
- * @property {Float32Array} [read]  those that are said
- * @property {number} [top]  the one that has the last colour
- * @property {boolean} [diverging]  has it weights below 0?
+ * @property {Float32Array} [drawn]  the weights that have colours: without the first token, where the reader hides it
+ * @property {Float32Array} [read]  the weights that are put into words: always all
+ * @property {number} [top]  the weight that has the last colour
+ * @property {boolean} [diverging]  has it weights below 0, with colours of their own?
  */
 
-// The map of the text shown; for a passage what the survey stored of its document: the share of its attention that a
-// block of rows gives a block of columns.
+// The map of the text shown; for a passage what the survey stored of its document: the fraction of its attention that
+// a block of rows gives a block of columns. Nothing where there is none.
 export function storedOf(number, which) {
   if (shown.exact) return hasMap(number, which) ? shown.maps[which].get(heads[number].name) : null;
   const head = which === 'other' ? heads[number].other : heads[number];
-  return head && { rows: head.rows, columns: head.columns, weights: kept(head.shares), first: kept(head.first), blocks: true };
+  return head && {
+    rows: head.rows, columns: head.columns, weights: kept(head.shares), first: kept(head.first), blocks: true,
+  };
 }
 
-// What is left without the first token; the first column of a picture of blocks holds others, too.
+// What is left without the first token; the first column of a picture of blocks holds others, too. Both
+// numbers are rounded, so that the token may have a little more than its column: hence the 0.
 function withoutFirst(picture) {
   const left = picture.weights.slice();
   picture.first.forEach((weight, row) => {
@@ -43,18 +50,22 @@ function withoutFirst(picture) {
   return left;
 }
 
-// The largest weight where a row has a choice: the first row of a causal map can look only at itself.
+// The largest weight where a row has a choice. The first row of a causal map has none: it can look only at itself,
+// and its 1 would leave all others pale. 1 where all weights are 0, since weights are divided by it.
 function largestChoice(picture, drawn) {
+  // Has the first row nothing behind its first column? A weight below one level is 0 in the file.
   const forced = picture.rows > 1 && picture.weights.slice(1, picture.columns).every((weight) => weight < 1 / LEVELS);
   return largestOf(forced ? drawn.slice(picture.columns) : drawn) || 1;
 }
 
+// A picture after the reader's switches: the first token hidden or not, a scale of its own or up to 1.
 function asDrawn(picture) {
   const drawn = view.hideFirst ? withoutFirst(picture) : picture.weights;
   const top = view.scale === 'own' ? largestChoice(picture, drawn) : 1;
   return { ...picture, drawn, read: picture.weights, top, diverging: false };
 }
 
+// This model's picture minus the other's; both have the same size.
 function difference(here, there) {
   const minus = (a, b) => a.map((weight, at) => weight - b[at]);
   const [a, b] = [here, there].map(asDrawn), drawn = minus(a.drawn, b.drawn);
@@ -64,8 +75,9 @@ function difference(here, there) {
 
 /**
  * The picture of a head; or the key of the phrase that says why there is none.
- * @param {number} number
- * @param {'this'|'other'|'difference'} [which]
+ * @param {number} number  of the head
+ * @param {'this'|'other'|'difference'} [which]  this model, the one that it is compared with,
+ *   or the first minus the second
  * @returns {Picture|string}
  */
 export function pictureOf(number, which = view.which) {
@@ -73,23 +85,28 @@ export function pictureOf(number, which = view.which) {
   if (which === 'this') return here ? asDrawn(here) : 'report.no_map';
   if (!there) return 'report.not_there';
   if (which === 'other') return asDrawn(there);
-  if (!here || here.rows !== there.rows || here.columns !== there.columns || here.blocks !== there.blocks) return 'report.other_size';
+  if (!here || here.rows !== there.rows || here.columns !== there.columns
+    || here.blocks !== there.blocks) return 'report.other_size';
   return difference(here, there);
 }
 
 // --- Where a row or a column lies in the text ---
 
-// First and last token of a block, or nothing where the length of the text is not known.
+// [first, last] token of a block; null where the length of the text is not known. Token i lies in the block
+// floor(i * blocks / length), so a block begins at the first i that reaches it.
 function spanOf(block, blocks, length) {
   if (!length) return null;
   return [Math.ceil((block * length) / blocks), Math.ceil(((block + 1) * length) / blocks) - 1];
 }
 
-function share(block, blocks) { return `${Math.round((100 * block) / blocks)}–${Math.round((100 * (block + 1)) / blocks)} %`; }
+// Where a block lies in a text of unknown length: the third of four is "50–75 %".
+function share(block, blocks) {
+  return `${Math.round((100 * block) / blocks)}–${Math.round((100 * (block + 1)) / blocks)} %`;
+}
 
 /**
- * The row of a picture in which a token lies; -1 where that is not known.
- * @param {number} token
+ * The row of a picture in which a token lies; -1 where that is not known, and where no token is looked at.
+ * @param {number} token  its place in the text, or -1
  * @param {number} number  of the head
  * @param {Picture} picture
  * @returns {number}
@@ -100,6 +117,7 @@ export function rowOf(token, number, picture) {
   return head.length ? Math.floor((token * picture.rows) / head.length) : -1;
 }
 
+// The label of a row or column: its token, or the tokens of its block, "16–23".
 export function placeLabel(number, picture, block, blocks) {
   if (!picture.blocks) return cut(shown.tokens[block]);
   const span = spanOf(block, blocks, lengthOf(number));
@@ -107,16 +125,22 @@ export function placeLabel(number, picture, block, blocks) {
   return span[0] < span[1] ? `${span[0]}–${span[1]}` : cut(data.tokens[span[0]] ?? String(span[0]));
 }
 
+// Tokens of the document behind the pictures of blocks; null where the survey does not tell.
 function lengthOf(number) { return (view.which === 'other' ? heads[number].other : heads[number]).length; }
 
+// A row or column in words, and whether these are several tokens, so that the verb is a plural. `isKey`: it is a
+// column, which in cross attention lies in the other text.
 function placeWords(number, picture, block, blocks, isKey) {
   if (!picture.blocks) return [named(block, shown.tokens), false];
   const span = spanOf(block, blocks, lengthOf(number));
   const text = say(isKey && heads[number].cross ? 'report.other_text' : 'report.the_text');
   if (!span) return [say('report.share_of', { share: share(block, blocks), text }), false];
-  return span[0] < span[1] ? [say('report.tokens_to', { from: span[0], to: span[1] }), true] : [named(span[0], data.tokens), false];
+  return span[0] < span[1]
+    ? [say('report.tokens_to', { from: span[0], to: span[1] }), true]
+    : [named(span[0], data.tokens), false];
 }
 
+// "Token 5 ‘el’ looks at token 3 ‘la’: 0.310", or of blocks "tokens 16 to 23 look at ...".
 export function wordsForCell(number, picture, row, column) {
   const weight = picture.read[row * picture.columns + column];
   const [from, many] = placeWords(number, picture, row, picture.rows, false);

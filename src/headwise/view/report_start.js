@@ -1,4 +1,4 @@
-// --- The whole page: what it listens to, and how it begins ---
+// --- The whole page of a report: what it listens to, and how it begins ---
 
 import { byId, isShortcut, shadeEdge } from './page/base.js';
 import { changeAddress, readAddress } from './report_address.js';
@@ -25,7 +25,8 @@ function redraw() {
   showPoint();
 }
 
-// A switch stands on the page and in the large view; both change together.
+// A switch stands on the page and in the large view; both change together. `kind` is the class of both;
+// `set` keeps what was chosen.
 function listenToSwitch(kind, set) {
   const switches = [...document.querySelectorAll('.' + kind)];
   for (const box of switches) {
@@ -58,6 +59,7 @@ function listenToPictures() {
   table.parentElement.addEventListener('scroll', () => { hideTip(); showOverflow(); });
   byId('more-columns').addEventListener('click', turnColumns);
   shadeEdge(table.parentElement);
+  // The table may grow with its columns, and its frame with the window.
   const sizes = new ResizeObserver(showOverflow);
   [table, table.parentElement].forEach((frame) => sizes.observe(frame));
 }
@@ -72,9 +74,12 @@ function listenToHead() {
   byId('row-text').addEventListener('keydown', walkSentence);
   dialog.addEventListener('close', closed);
   dialog.addEventListener('keydown', keysInDialog);
+  // A click beside the sheet is one on the dialog itself.
   dialog.addEventListener('click', (event) => { if (event.target === dialog) dialog.close(); });
 }
 
+// Escape lets a pinned token go (in the large view it closes the dialog, which the browser does); s silences the head
+// through which the sentence is seen.
 function keysOnPage(event) {
   if (isShortcut(event) || event.target.matches('input:not([type="checkbox"]), textarea, select')) return;
   if (event.key === 'Escape') {
@@ -94,7 +99,7 @@ function listen() {
   listenToHead();
   document.addEventListener('keydown', keysOnPage);
   document.addEventListener('language', showWords);
-  window.addEventListener('popstate', readAddress);
+  window.addEventListener('popstate', readAddress); // Back and Forward
   window.addEventListener('resize', () => { hideTip(); drawArcs(); if (view.open >= 0) showHead(); });
   window.matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => { buildRamps(); redraw(); });
 }
@@ -112,12 +117,13 @@ function askQuestion() {
   sayQuestion(!asked);
 }
 
+// Was the button pressed once, and is the reader still at the place of the question?
 function isAsked() { return !byId('think').hidden && typed.text === opening && view.at === restingPlace(); }
 
 // Everything that the scripts have put into words.
 function showWords() {
   showTop();
-  sayQuestion(!byId('think').hidden);
+  sayQuestion(!byId('think').hidden); // the line "think" stands there while the question is asked
   nameHeads();
   makeTable();
   makeRoles();
@@ -128,12 +134,14 @@ function showWords() {
   if (typed.whole) sayUnknown();
 }
 
+// The order matters: colours come before pictures, and the grid and the words before what is written into them.
 function start() {
   byId('heads').hidden = byId('look').hidden = false;
   buildRamps();
   makeGrid();
   makeSentence();
   makeLabels();
+  // The token before the last: from there the last one is predicted.
   if (shown.exact) view.at = Math.max(0, shown.tokens.length - 2);
   showWords();
   listen();

@@ -1,4 +1,8 @@
 // --- The table of all heads: sorted by any column, walked over with the arrow keys ---
+//
+// A row is a head, a column a statistic of `data.columns`; where two models are compared, three columns: the
+// statistic of this model, of the other, and the difference. Before them stand the name, the roles, and a column that
+// follows the sentence above the table.
 
 import { byId, element, isShortcut, say, setWord } from './page/base.js';
 import { badge } from './report_grid.js';
@@ -8,16 +12,18 @@ import { ROUNDS_TO_0, cut, data, figure, heads, intervalIn, inWords, quoted, sco
 
 const NOW = 2; // place of the column that follows the sentence, behind name and roles
 export const table = byId('table');
-let rowsInOrder = [], sorted = []; // headings with a column of their own, in the order of the cells of a row
+let rowsInOrder = []; // the rows in the order of `heads`, however they are sorted now
+let sorted = []; // the headings by which rows can be sorted, in the order of the cells of a row
 
 export function makeTable() {
   const compared = data.against !== null, head = element('thead'), body = element('tbody');
+  // Two rows of headings where models are compared: the statistic, and below it its three columns.
   const top = element('tr'), below = element('tr');
-  const first = [['name', 'report.head'], ['roles', 'report.roles'], ['now', 'report.looks_now']];
+  const first = [['name', 'report.head'], ['roles', 'report.roles'], ['now', 'report.looks_now']]; // [sort, phrase]
   const fixed = first.map(([sort, key]) => heading(sort, say(key), sort));
   top.append(...fixed);
   for (const [at, column] of data.columns.entries()) {
-    const extra = column.main ? '' : 'extra';
+    const extra = column.main ? '' : 'extra'; // the class of columns that the style sheet shows on demand
     if (!compared) {
       top.append(heading(at, columnName(column), extra));
       continue;
@@ -38,24 +44,31 @@ export function makeTable() {
   body.append(...rowsInOrder);
   table.replaceChildren(head, body);
   table.setAttribute('role', 'grid');
+  // In the order of the document, which is that of a row's cells: the headings of `top`, of which groups have no
+  // data-sort, come before those of `below`.
   sorted = [...table.querySelectorAll('th[data-sort]')];
   byId('all-columns').parentElement.hidden = data.columns.every((column) => column.main);
   listenToTable(body);
   stopAtFirstRow();
 }
 
-// A table that is wider than its frame says so: a button leads on to the columns out of sight, and back from the last.
+// A table that is wider than its frame says so: a button leads on to the columns out of sight, and back from the
+// last. Two pixels are left out of account, since widths in fractions of pixels are rounded.
 export function showOverflow() {
-  const frame = table.parentElement, beyond = frame.scrollWidth - frame.clientWidth, ends = frame.scrollLeft >= beyond - 2;
+  const frame = table.parentElement, beyond = frame.scrollWidth - frame.clientWidth;
+  const ends = frame.scrollLeft >= beyond - 2; // is the last column in sight?
   byId('more-columns').hidden = beyond <= 2;
   setWord(byId('more-columns'), ends ? 'report.first_columns' : 'report.more_columns');
 }
 
+// What the button does. It scrolls by less than a whole frame, so that some columns stay in sight.
 export function turnColumns() {
   const frame = table.parentElement, ends = frame.scrollLeft >= frame.scrollWidth - frame.clientWidth - 2;
   frame.scrollTo({ left: ends ? 0 : frame.scrollLeft + 0.7 * frame.clientWidth });
 }
 
+// A heading whose button sorts the rows. `sort` is 'name', 'roles', 'now',
+// or the place of a statistic in `data.columns`.
 function heading(sort, text, className) {
   const cell = scoped('col', ''), button = element('button', 'sort', text);
   cell.className = className;
@@ -67,21 +80,26 @@ function heading(sort, text, className) {
   return cell;
 }
 
+// The row of a head; `compared`: three cells for each statistic.
 function tableRow(head, number, compared) {
-  const row = element('tr'), roles = element('td', 'roles'), isRenamed = head.other && head.other.name !== head.name;
+  const row = element('tr'), roles = element('td', 'roles');
+  // Is the head of the other model another one, as where heads were pruned? Its name then stands in brackets.
+  const isRenamed = head.other && head.other.name !== head.name;
   const name = scoped('row', isRenamed ? `${head.name} (${head.other.name})` : head.name);
   name.className = 'name';
   row.dataset.number = number;
   head.roles.forEach((role) => roles.append(badge(role), ' '));
   row.append(name, roles, element('td', 'now'));
   data.columns.forEach((column, at) => {
-    const [here, there] = [head, head.other].map((side) => side?.values[at]?.[0] ?? null), extra = column.main ? '' : 'extra';
+    // The means of both models; null where a head, or its value, is not there.
+    const [here, there] = [head, head.other].map((side) => side?.values[at]?.[0] ?? null);
+    const extra = column.main ? '' : 'extra';
     row.append(element('td', extra, figure(here, column)));
     if (!compared) return;
     const difference = here === null || there === null ? null : here - there;
     row.append(element('td', extra, figure(there, column)), element('td', extra, figure(difference, column, true)));
   });
-  for (const cell of row.cells) cell.tabIndex = -1;
+  for (const cell of row.cells) cell.tabIndex = -1; // one cell of the table is a stop for Tab: `stopAtFirstRow`
   return row;
 }
 
@@ -89,29 +107,34 @@ function tableRow(head, number, compared) {
 export function showNow() {
   if (!sorted.length) return;
   const button = sorted[NOW].firstChild;
-  button.textContent = view.at < 0 ? say('report.looks_now') : say('report.looks_from', { token: quoted(cut(shown.tokens[view.at])) });
+  button.textContent = view.at < 0
+    ? say('report.looks_now')
+    : say('report.looks_from', { token: quoted(cut(shown.tokens[view.at])) });
   rowsInOrder.forEach((row, number) => { row.cells[NOW].textContent = view.at < 0 ? '–' : strongestWords(number); });
 }
 
+// The key on which the head has most weight: its name, and whether it lies beyond the text that is shown.
 function strongestLook(number) {
   const { inside, outside } = looksOf(number, view.at);
   let key = 0;
   inside.forEach((weight, at) => { if (weight > inside[key]) key = at; });
-  const far = outside[0];
+  const far = outside[0]; // they come strongest first
   if (!(far && far.weight > inside[key])) return { weight: inside[key] ?? 0, name: shown.tokens[key] };
   const name = heads[number].cross ? say('report.key', { key: far.key }) : data.tokens[far.key] ?? String(far.key);
   return { weight: far.weight, name, far: true };
 }
 
+// "write 0.970", and an arrow where it lies beyond the text; a dash where all weights would round to 0.000.
 function strongestWords(number) {
   const { weight, name, far } = strongestLook(number);
   return weight < ROUNDS_TO_0 ? '–' : `${cut(name)} ${inWords(weight)}${far ? ' ↗' : ''}`;
 }
 
-// What a row is ordered by: a number, or null for what is not there.
+// What a row is ordered by, where the largest comes first: a number, or null for what is not there. `sort` and `part`
+// are those of the heading (`heading`).
 function sortKey(number, sort, part) {
   const head = heads[number];
-  if (sort === 'name') return -number;
+  if (sort === 'name') return -number; // largest of the first head: the order of the model
   // More roles first; heads with as many by the place of their first role, of which there are less than a hundred.
   if (sort === 'roles') return head.roles.length ? 100 * head.roles.length - head.roles[0] : null;
   if (sort === 'now') return view.at < 0 ? null : strongestLook(number).weight;
@@ -124,12 +147,15 @@ function sortKey(number, sort, part) {
 // The largest first, then the other way round; a name first comes in the order of the model. What is missing is last.
 function sortBy(cell) {
   const { sort, part } = cell.dataset, before = cell.getAttribute('aria-sort');
+  // In the words of aria-sort, how a column is sorted at the first click and at the next.
   const [fresh, reversed] = sort === 'name' ? ['ascending', 'descending'] : ['descending', 'ascending'];
   const order = before === fresh ? reversed : fresh, sign = order === fresh ? 1 : -1;
   for (const other of sorted) other.setAttribute('aria-sort', 'none');
   cell.setAttribute('aria-sort', order);
   const keyed = rowsInOrder.map((row, number) => [row, sortKey(number, sort, part)]);
-  const compare = (a, b) => (a[1] === null || b[1] === null ? (a[1] === null) - (b[1] === null) : sign * (b[1] - a[1]));
+  const compare = (a, b) => ( // true - false is 1: null comes behind a number, whatever the sign
+    a[1] === null || b[1] === null ? (a[1] === null) - (b[1] === null) : sign * (b[1] - a[1])
+  );
   table.tBodies[0].append(...keyed.sort(compare).map(([row]) => row));
   stopAtFirstRow();
 }
@@ -146,6 +172,7 @@ function listenToTable(body) {
   body.addEventListener('focusout', hideTip);
 }
 
+// Tab stops at one cell of the table: after sorting and filtering at the first cell of the first row that is left.
 export function stopAtFirstRow() {
   const stop = table.tBodies[0].querySelector('[tabindex="0"]');
   if (stop) stop.tabIndex = -1;
@@ -153,6 +180,7 @@ export function stopAtFirstRow() {
   if (first) first.cells[0].tabIndex = 0;
 }
 
+// Makes a cell the one at which Tab stops, and goes there.
 function focusCell(cell) {
   const stop = table.tBodies[0].querySelector('[tabindex="0"]');
   if (stop) stop.tabIndex = -1;
@@ -160,6 +188,7 @@ function focusCell(cell) {
   cell.focus();
 }
 
+// Enter and the space bar enlarge the head of a row; the arrow keys, Home and End go from cell to cell.
 function walkTable(event) {
   const cell = event.target.closest('tbody th, tbody td');
   if (!cell || isShortcut(event)) return;
@@ -174,39 +203,47 @@ function walkTable(event) {
   focusCell(next);
 }
 
+// The cell to which a key leads; null or undefined where there is none.
 function nextCell(cell, key) {
+  // A cell that the style sheet hides has no offsetParent.
   const row = cell.parentElement, cells = [...row.cells].filter((other) => other.offsetParent);
   if (key === 'Home') return cells[0];
   if (key === 'End') return cells[cells.length - 1];
   if (key === 'ArrowLeft' || key === 'ArrowRight') return cells[cells.indexOf(cell) + (key === 'ArrowLeft' ? -1 : 1)];
   if (key !== 'ArrowUp' && key !== 'ArrowDown') return null;
-  let next = row;
+  let next = row; // rows that the filter hides are passed over
   do next = key === 'ArrowUp' ? next.previousElementSibling : next.nextElementSibling; while (next?.hidden);
   return next?.cells[cell.cellIndex];
 }
 
 // --- The note beside a cell: interval and controls ---
 
+// Shows the note where there is one to say: on a statistic of one model, and not on the name, the roles and the like.
 function showTip(cell) {
-  const row = cell.closest('tbody tr'), over = row && sorted[cell.cellIndex];
+  const row = cell.closest('tbody tr'), over = row && sorted[cell.cellIndex]; // the heading above the cell
   if (!over || over.dataset.part === 'difference' || !Number.isInteger(Number(over.dataset.sort))) {
     hideTip();
     return;
   }
   const head = heads[row.dataset.number], at = Number(over.dataset.sort);
   const lines = tipLines(over.dataset.part === 'other' ? head.other : head, at), tip = byId('tip');
-  tip.replaceChildren(element('b', '', `${head.name}, ${columnName(data.columns[at])}`), ...lines.map((line) => element('span', '', line)));
-  tip.hidden = false;
+  tip.replaceChildren(
+    element('b', '', `${head.name}, ${columnName(data.columns[at])}`),
+    ...lines.map((line) => element('span', '', line)),
+  );
+  tip.hidden = false; // first, for what is hidden has no size
+  // Above the cell with its right edge on the cell's, 8 pixels inside the window; where there is no room, below.
   const box = cell.getBoundingClientRect(), size = tip.getBoundingClientRect(), above = box.top - size.height - 6;
   tip.style.left = `${Math.max(8, Math.min(innerWidth - size.width - 8, box.right - size.width))}px`;
   tip.style.top = `${above > 8 ? above : box.bottom + 6}px`;
 }
 
+// The lines of the note: the interval over documents, and the controls.
 function tipLines(head, at) {
-  const value = head?.values[at], column = data.columns[at];
+  const value = head?.values[at], column = data.columns[at]; // an `Interval`: mean, low, high, number of documents
   if (!value) return [say('report.undefined')];
   const lines = [];
-  if (value[3]) {
+  if (value[3]) { // 0 of importance, whose interval nobody knows
     const documents = value[3] > 1 ? say('report.over_documents', { count: value[3] }) : '';
     lines.push(`${say('report.interval')}: ${intervalIn(value, column)}${documents}`);
   }

@@ -1,20 +1,27 @@
 // --- What every page has: elements, blocks of data, words in two languages ---
+//
+// A page carries the phrases that it uses, of words.toml, in every language. An element that follows the language
+// names its phrase, <p data-word="report.hint">, and the values in it as JSON in data-values;
+// `setLanguage` fills it in.
 
 const NAMES_OF_LANGUAGES = { en: 'English', es: 'Español' };
-/** @type {Object<string, Object<string, string>>} language to key to phrase */
+/** @type {Object<string, Object<string, string>>} language -> key -> phrase */
 export const PHRASES = readData('words');
-const PLACE = /\{(\w+)(?::([^|{}]*)\|([^|{}]*))?\}/g; // {count}, {count:head|heads}
-const MARKS = /\*([^*]+)\*|`([^`]+)`|\b([A-Za-z])_([A-Za-z]+)/; // *strong*, `key`, k_j
+// A place in a phrase: "{count}" for a value, "{count:head|heads}" for one word where the value is 1, else the other.
+const PLACE = /\{(\w+)(?::([^|{}]*)\|([^|{}]*))?\}/g;
+// Marks in a phrase, in this order: "*strong*", "`key`" of a keyboard, "k_j" for k with an index.
+const MARKS = /\*([^*]+)\*|`([^`]+)`|\b([A-Za-z])_([A-Za-z]+)/;
 
 /**
  * @param {string} id
- * @returns {HTMLElement}
+ * @returns {HTMLElement|null}
  */
 export function byId(id) { return document.getElementById(id); }
 
 /**
+ * A new element.
  * @param {string} tag
- * @param {string} [className]
+ * @param {string} [className]  one class or several, '' for none
  * @param {string} [text]
  * @returns {HTMLElement}
  */
@@ -26,8 +33,8 @@ export function element(tag, className, text) {
 }
 
 /**
- * An element of a drawing.
- * @param {string} tag
+ * A new element of a drawing.
+ * @param {string} tag  of SVG, such as line
  * @param {Object<string, string|number>} attributes
  * @param {string} [text]
  * @returns {SVGElement}
@@ -40,7 +47,8 @@ export function svg(tag, attributes, text) {
 }
 
 /**
- * A block of JSON in this file; null where the page has none of that id.
+ * What a block of JSON in this file holds, <script type="application/json" id="...">;
+ * null where there is no such block.
  * @param {string} id
  * @returns {any}
  */
@@ -61,12 +69,14 @@ export function language() { return document.documentElement.lang; }
 export function say(key, values = {}) { return placed(PHRASES[language()][key], values); }
 
 /**
- * What Python sent of a text: the key of a phrase with its facts, or words of the user's own, which stay as they are.
+ * The text of what Python sent: the key of a phrase with its values, or words of the user's own,
+ * which stay as they are.
  * @param {string|[string, Object]} sent
  * @returns {string}
  */
 export function told(sent) { return typeof sent === 'string' ? sent : say(...sent); }
 
+// A phrase with its values in its places.
 function placed(text, values) {
   return text.replace(PLACE, (_, name, single, several) =>
     single === undefined ? String(values[name]) : Number(values[name]) === 1 ? single : several);
@@ -81,16 +91,18 @@ function placed(text, values) {
 export function putWords(target, key, values = {}) {
   target.replaceChildren();
   let rest = PHRASES[language()][key];
+  // A value may hold `*` itself. So each place becomes one character that no phrase has while marks are looked for;
+  // the values come in afterwards, in the order of their places.
   const places = [...rest.matchAll(PLACE)].map((match) => match[0]);
   rest = rest.replace(PLACE, '\u0000');
   const plain = (text) => text.replaceAll('\u0000', () => placed(places.shift(), values));
   for (let mark = MARKS.exec(rest); mark; mark = MARKS.exec(rest)) {
     target.append(plain(rest.slice(0, mark.index)));
-    if (mark[3]) target.append(mark[3], element('sub', '', mark[4]));
+    if (mark[3]) target.append(mark[3], element('sub', '', mark[4])); // k_j: the letter, and its index below the line
     else target.append(element(mark[1] ? 'b' : 'kbd', '', plain(mark[1] || mark[2])));
     rest = rest.slice(mark.index + mark[0].length);
   }
-  target.append(plain(rest));
+  target.append(plain(rest)); // what stands behind the last mark
 }
 
 /**
@@ -108,6 +120,7 @@ export function worded(tag, className, key, values = {}) {
 }
 
 /**
+ * Gives an element a phrase that follows the language.
  * @param {HTMLElement} target
  * @param {string} key
  * @param {Object<string, string|number>} [values]
@@ -118,7 +131,8 @@ export function setWord(target, key, values = {}) {
   putWords(target, key, values);
 }
 
-// Fills in all that names a phrase, and tells the page's scripts by the event `language`.
+// Fills in all that names a phrase, and tells the page's scripts by the event `language`: what they have put into
+// words they make anew.
 function setLanguage(lang) {
   document.documentElement.lang = lang;
   for (const target of document.querySelectorAll('[data-word]')) {
@@ -133,9 +147,11 @@ function setLanguage(lang) {
   document.dispatchEvent(new Event('language'));
 }
 
-// The one in the address; else the one that was asked for when the page was written; else the browser's.
+// The language in the address; else the one that was asked for when the page was written; else the browser's.
+// English, with which a page is written where nobody asked, gives way to the browser's.
 function firstLanguage() {
-  const kept = new URLSearchParams(location.search).get('lang'), spoken = navigator.languages.map((tag) => tag.slice(0, 2));
+  const kept = new URLSearchParams(location.search).get('lang');
+  const spoken = navigator.languages.map((tag) => tag.slice(0, 2)); // es-MX -> es; the most wanted first
   const wishes = [kept, ...(language() === 'en' ? spoken : [])];
   return wishes.find((lang) => Object.keys(PHRASES).includes(lang)) ?? language();
 }
@@ -148,6 +164,7 @@ function chooseLanguage(lang) {
   history.replaceState(history.state, '', address);
 }
 
+// The switch: a button for each language. It is hidden in the HTML, since without this script it would do nothing.
 function makeLanguages() {
   for (const lang of Object.keys(PHRASES)) {
     const button = element('button', '', NAMES_OF_LANGUAGES[lang]);
@@ -165,7 +182,9 @@ function makeLanguages() {
  * @param {HTMLElement} frame
  */
 export function shadeEdge(frame) {
+  // More than 2 pixels: with fractions of pixels a frame at its end may seem to have one more.
   const look = () => frame.classList.toggle('goes-on', frame.scrollWidth - frame.clientWidth - frame.scrollLeft > 2);
+  // The observer also calls at once, for the first time.
   const sizes = new ResizeObserver(look);
   for (const part of [frame, ...frame.children]) sizes.observe(part);
   frame.addEventListener('scroll', look);
@@ -179,6 +198,7 @@ export function shadeEdge(frame) {
 export function isShortcut(event) { return event.altKey || event.ctrlKey || event.metaKey; }
 
 /**
+ * The bytes that a text in base64 stands for; `atob` gives them as characters of the codes 0 to 255.
  * @param {string} base64
  * @returns {Uint8Array}
  */

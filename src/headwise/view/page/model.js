@@ -1,9 +1,12 @@
-// The fourth rung: our GPT in plain JavaScript, the same function as gpt/gpt.py with the layer of rungs/tensor.py.
+// The fourth rung, that is implementation of attention: our GPT in plain JavaScript. It is the same function as
+// gpt/gpt.py with the layer of rungs/tensor.py, and a test holds it against them.
 //
-// For scripts and tests: await window.headwise.run(text, {silence, scale}) -> {tokens, ids, logits, maps, heads, unknown}.
+// For scripts and tests: await window.headwise.run(text, {silence, scale}) -> {tokens, ids, logits, maps,
+// heads, unknown}.
 //
-// A vector is a Float32Array, a sequence a list of vectors, one for each token. t is a query, s a key, h a head, g a
-// key/value head. Sums are kept in double precision and rounded to single where a vector is made.
+// A vector is a Float32Array, a sequence a list of vectors, one for each token. n is a layer, t the position of a
+// query, s that of a key, h a head, g a key/value head, c a feature of the model, e one of a head's values. Sums are
+// kept in double precision, as JavaScript's numbers are, and rounded to single where a vector is made.
 
 import { bytesOf } from './base.js';
 import { encode, readTokens } from './tokens.js';
@@ -11,26 +14,29 @@ import { encode, readTokens } from './tokens.js';
 /**
  * @typedef {Object} Model  what `readModel` makes of a block of `models/pack.py`
  * @property {Object} config  the fields of GPTConfig
- * @property {Object} tokens  the tokenizer
- * @property {Object[]} layers
+ * @property {Object} tokens  the tokenizer, of `readTokens`
+ * @property {Object[]} layers  the weights of each
  *
  * @typedef {Object} Changes
- * @property {string[]} [silence]  heads that add nothing
- * @property {Object<string, number>} [scale]  heads that add so much of what they would
+ * @property {string[]} [silence]  names of heads that add nothing
+ * @property {Object<string, number>} [scale]  name of a head -> the factor on what it adds; 0 silences it, too
  *
  * @typedef {Object} Run
- * @property {Float32Array[]} logits  of each token, for every token of the vocabulary
- * @property {Object<string, Float32Array[]>} maps  head to weights [t][s]
- * @property {Object<string, Float32Array[]>} heads  head to what it adds to the residual stream of each token
- * @property {Object[]} layers  every step between
- * @property {Object} final
+ * @property {Float32Array[]} logits  at each position, for every token of the vocabulary
+ * @property {Object<string, Float32Array[]>} maps  name of a head -> its weights [t][s], 0 for keys behind the query
+ * @property {Object<string, Float32Array[]>} heads  name of a head -> what it adds to
+ *   the residual stream at each position
+ * @property {Object[]} layers  of each its steps: x, what comes in; `read`, x normalised; `heads`, of `attend`;
+ *   `out`, what they add together; `middle`, x with that; `fed`, what the feed-forward adds to it
+ * @property {Float32Array[]} final  what the last matrix reads
  */
 
 // --- Reading ---
 
 /**
- * The weights in the order of `block.tensors`, [name, shape], as one run of little-endian numbers.
- * @param {Object} block
+ * Unpacks a model. Its weights are one run of little-endian numbers, in the order of `block.tensors`,
+ * each [name, shape].
+ * @param {Object} block  of `pack_model`
  * @returns {Model}
  */
 export function readModel(block) {
@@ -39,48 +45,53 @@ export function readModel(block) {
   let start = 0;
   for (const [name, shape] of block.tensors) {
     const size = shape.reduce((product, n) => product * n, 1);
+    // A vector, such as a bias, has one axis, and `columns` is undefined.
     tensors[name] = { numbers: numbers.subarray(start, start + size), rows: shape[0], columns: shape[1] };
     start += size;
   }
   const config = block.config;
-  const linear = (name) => tensors[name + '.weight'] &&
+  // Names are those of the Python module. A tensor that a model has not, such as a bias, is undefined here.
+  const linearOf = (name) => tensors[name + '.weight'] &&
     { weight: tensors[name + '.weight'], bias: tensors[name + '.bias']?.numbers };
-  const norm = (name, kind = config.norm, eps = config.norm_eps) =>
+  const normOf = (name, kind = config.norm, eps = config.norm_eps) =>
     ({ kind, eps, gain: tensors[name + '.weight']?.numbers, bias: tensors[name + '.bias']?.numbers });
-  const layer = (n) => ({
-    window: config.windows?.[n] ?? Infinity, // keys that a query sees, its own included
-    attentionNorm: norm(`blocks.${n}.attention_norm`),
-    q: linear(`blocks.${n}.attention.q_proj`),
-    k: linear(`blocks.${n}.attention.k_proj`),
-    v: linear(`blocks.${n}.attention.v_proj`),
-    o: linear(`blocks.${n}.attention.o_proj`),
-    qNorm: config.qk_norm && norm(`blocks.${n}.attention.q_norm`, 'rms', config.qk_norm_eps),
-    kNorm: config.qk_norm && norm(`blocks.${n}.attention.k_norm`, 'rms', config.qk_norm_eps),
-    feedForwardNorm: norm(`blocks.${n}.feed_forward_norm`),
-    gate: linear(`blocks.${n}.feed_forward.gate`),
-    up: linear(`blocks.${n}.feed_forward.up`),
-    down: linear(`blocks.${n}.feed_forward.down`),
+  const layerOf = (n) => ({
+    window: config.windows?.[n] ?? Infinity, // the latest tokens that a query sees, its own included
+    attentionNorm: normOf(`blocks.${n}.attention_norm`),
+    q: linearOf(`blocks.${n}.attention.q_proj`),
+    k: linearOf(`blocks.${n}.attention.k_proj`),
+    v: linearOf(`blocks.${n}.attention.v_proj`),
+    o: linearOf(`blocks.${n}.attention.o_proj`),
+    qNorm: config.qk_norm && normOf(`blocks.${n}.attention.q_norm`, 'rms', config.qk_norm_eps),
+    kNorm: config.qk_norm && normOf(`blocks.${n}.attention.k_norm`, 'rms', config.qk_norm_eps),
+    feedForwardNorm: normOf(`blocks.${n}.feed_forward_norm`),
+    gate: linearOf(`blocks.${n}.feed_forward.gate`), // only where the feed-forward is gated
+    up: linearOf(`blocks.${n}.feed_forward.up`),
+    down: linearOf(`blocks.${n}.feed_forward.down`),
   });
   return {
     config,
     tokens: readTokens(block.tokenizer, block.shown),
     tokenEmbedding: tensors['token_embedding.weight'],
     positionEmbedding: tensors['position_embedding.weight'],
-    embeddingNorm: config.embedding_norm && norm('embedding_norm'),
-    layers: Array.from({ length: config.n_layers }, (_, n) => layer(n)),
-    finalNorm: config.final_norm && norm('final_norm'),
+    embeddingNorm: config.embedding_norm && normOf('embedding_norm'),
+    layers: Array.from({ length: config.n_layers }, (_, n) => layerOf(n)),
+    finalNorm: config.final_norm && normOf('final_norm'),
+    // Tied: the embedding gives the logits, too (Press and Wolf 2017), and is packed once.
     lmHead: { weight: tensors[config.tied ? 'token_embedding.weight' : 'lm_head.weight'] },
-    rotations: [], // cosines and sines of the rotary positions met so far
+    rotations: [], // {cos, sin} of each position that `rotationAt` has met
   };
 }
 
+// Small models travel in single precision, larger ones in half.
 function unpackedWeights(bytes, dtype) {
   if (dtype === 'float32') return new Float32Array(bytes.buffer);
   return Float32Array.from(new Uint16Array(bytes.buffer), ofHalf);
 }
 
-// IEEE 754 half precision: one bit of sign, five of the exponent, ten of the fraction. No weight is infinite or NaN, for
-// which the last exponent stands.
+// The number that 16 bits stand for in IEEE 754 half precision: one bit of sign, five of the exponent, ten of the
+// fraction. Exponent 0 is for numbers nearest to 0, which have no leading 1.
+// Exponent 31 is for inf and NaN, which no packed weight is.
 function ofHalf(bits) {
   const sign = bits & 0x8000 ? -1 : 1, exponent = (bits >> 10) & 31, fraction = bits & 1023;
   return sign * (exponent ? 2 ** (exponent - 15) * (1 + fraction / 1024) : 2 ** -14 * (fraction / 1024));
@@ -88,15 +99,17 @@ function ofHalf(bits) {
 
 // --- The parts ---
 
-const ACTIVATIONS = {
+const ACTIVATIONS = { // by their names in GPTConfig
   relu: (x) => Math.max(0, x),
   relu2: (x) => Math.max(0, x) ** 2,
   gelu: (x) => (x / 2) * (1 + erf(x / Math.SQRT2)),
+  // An approximation of gelu (Hendrycks and Gimpel 2016), which GPT-2 has.
   gelu_tanh: (x) => (x / 2) * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x ** 3))),
   silu: (x) => x / (1 + Math.exp(-x)),
 };
 
-// Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26; at most 1.5e-7 off.
+// The error function, which JavaScript lacks: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26; at
+// most 1.5e-7 off, about as far as single precision rounds.
 function erf(x) {
   const t = 1 / (1 + 0.3275911 * Math.abs(x));
   const series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))));
@@ -106,7 +119,7 @@ function erf(x) {
 // y = W x + b
 function linear({ weight: { numbers, rows, columns }, bias }, x) {
   const y = new Float32Array(rows);
-  for (let row = 0, at = 0; row < rows; row++) {
+  for (let row = 0, at = 0; row < rows; row++) { // `at` goes on through all numbers, since W lies row by row
     let sum = bias ? bias[row] : 0;
     for (let column = 0; column < columns; column++, at++) sum += numbers[at] * x[column];
     y[row] = sum;
@@ -127,7 +140,7 @@ export function dot(a, b) {
   return sum;
 }
 
-// LayerNorm; or RMSNorm, which takes no mean off, so that its `variance` is the mean square. Gain and bias where there are any.
+// LayerNorm (`kind` "layer"); or RMSNorm ("rms"), which takes no mean off, so that its `variance` is the mean square.
 function normalised({ kind, eps, gain, bias }, x) {
   const mean = kind === 'layer' ? x.reduce((sum, value) => sum + value, 0) / x.length : 0;
   const variance = x.reduce((sum, value) => sum + (value - mean) ** 2, 0) / x.length;
@@ -135,7 +148,7 @@ function normalised({ kind, eps, gain, bias }, x) {
   return x.map((value, i) => (value - mean) * size * (gain ? gain[i] : 1) + (bias ? bias[i] : 0));
 }
 
-// Rotary position: features m and m + half of a head rotate together, by an angle that grows with the position.
+// RoPE (Su et al. 2021): features m and m + half of a head rotate together, by an angle that grows with the position.
 function rotated(model, x, position) {
   const half = x.length / 2, { cos, sin } = rotationAt(model, position, half), y = new Float32Array(x.length);
   for (let m = 0; m < half; m++) {
@@ -145,6 +158,8 @@ function rotated(model, x, position) {
   return y;
 }
 
+// The cosine and sine of each pair's angle at a position, made once.
+// All heads are of one width, so `half` is always the same.
 function rotationAt(model, position, half) {
   if (!model.rotations[position]) {
     const angles = Array.from({ length: half }, (_, m) => position * model.config.rope_theta ** (-m / half));
@@ -153,6 +168,7 @@ function rotationAt(model, position, half) {
   return model.rotations[position];
 }
 
+// Softmax of a list. The largest score is taken off, so that no power overflows; the weights stay the same.
 function softmax(scores) {
   const top = Math.max(...scores), powers = scores.map((score) => Math.exp(score - top));
   const total = powers.reduce((sum, power) => sum + power, 0);
@@ -162,22 +178,24 @@ function softmax(scores) {
 // --- The model ---
 
 /**
- * Token numbers -> logits of the next token at each position, and every step on the way.
+ * Runs the model on ids: logits of the next token at each position, and every step on the way.
  * @param {Model} model
- * @param {number[]} ids at most config.context
+ * @param {number[]} ids  1 to config.context of them
  * @param {Changes} [changes]
  * @returns {Run}
+ * @throws {Error} where there are no ids or too many, and for an id or a head that the model lacks
  */
 export function forward(model, ids, { silence = [], scale = {} } = {}) {
   checkRun(model, ids, silence, scale);
   const { config } = model, maps = {}, heads = {}, layers = [];
-  let x = ids.map((id, t) => embedding(model, id, t));
+  let x = ids.map((id, t) => embedding(model, id, t)); // the residual stream, a vector for each token
   for (let n = 0; n < config.n_layers; n++) {
     const layer = model.layers[n];
     const factors = Array.from({ length: config.n_heads }, (_, h) => {
       const name = headName(n, h);
       return silence.includes(name) ? 0 : scale[name] ?? 1;
     });
+    // Norms stand before attention and before the feed-forward (pre-norm), and both add to the stream.
     const attended = attention(model, layer, x.map((row) => normalised(layer.attentionNorm, row)), factors);
     const middle = x.map((row, t) => plus(row, attended.out[t]));
     const fed = middle.map((row) => feedForward(config, layer, normalised(layer.feedForwardNorm, row)));
@@ -192,6 +210,7 @@ export function forward(model, ids, { silence = [], scale = {} } = {}) {
   return { logits: final.map((row) => linear(model.lmHead, row)), maps, heads, layers, final };
 }
 
+// What the first layer's x is of a token: its embedding, with that of its position where positions are learned.
 function embedding(model, id, position) {
   const row = ({ numbers, columns }, at) => numbers.slice(at * columns, (at + 1) * columns);
   let x = row(model.tokenEmbedding, id);
@@ -199,9 +218,11 @@ function embedding(model, id, position) {
   return model.embeddingNorm ? normalised(model.embeddingNorm, x) : x;
 }
 
-// One layer of attention over `read`, what the layer reads: every head, and what they add together.
+// One layer of attention over `read`, the normalised x: every head, and what they add together. `factors` has for
+// each head how much of its output counts.
 function attention(model, layer, read, factors) {
   const { n_heads: nHeads, n_kv_heads: nKvHeads } = model.config;
+  // Of each of `count` heads its queries, or its keys, stage by stage (`prepared`).
   const stages = (weights, count, norm) => {
     const projected = read.map((x) => linear(weights, x));
     return Array.from({ length: count }, (_, h) => prepared(model, projected.map((x) => headPart(x, h, count)), norm));
@@ -221,13 +242,15 @@ function attention(model, layer, read, factors) {
   return { read, heads, out };
 }
 
-// Head h's part of a vector that holds `count` of them side by side.
+// Head h's part of a vector that holds those of `count` heads side by side.
 function headPart(x, h, count) {
   const width = x.length / count;
   return x.subarray(h * width, (h + 1) * width);
 }
 
-// Queries or keys of one head, from their projection on: [{kind, rows}], the last of which is what meets.
+// Queries or keys of one head, from their projection on: [{kind, rows}], with a vector in `rows` for each token.
+// Kinds are "projected", then "normed" (qk-norm) and "rotated" (RoPE) in a model that has them;
+// the last meets in q·k.
 function prepared(model, rows, norm) {
   const stages = [{ kind: 'projected', rows }];
   if (norm) stages.push({ kind: 'normed', rows: rows.map((x) => normalised(norm, x)) });
@@ -237,11 +260,13 @@ function prepared(model, rows, norm) {
   return stages;
 }
 
-// One head: softmax(q k / sqrt(width)) v for every query and the keys up to it, then its columns of W_O.
+// Head h, which reads key/value head g: softmax(q·k / sqrt(width)) v for every query, over the keys up to it and
+// inside the window, then through the head's columns of W_O. `queries` and `keys` are stages of `prepared`.
 function attend(layer, h, g, queries, keys, values, factor) {
   const q = queries.at(-1).rows, k = keys.at(-1).rows, width = q[0].length;
   const weights = [], scores = [], out = [], added = [];
   q.forEach((query, t) => {
+    // A score of -Infinity becomes a weight of 0.
     const score = (s) => (t - s < layer.window ? dot(query, k[s]) / Math.sqrt(width) : -Infinity);
     scores[t] = Array.from({ length: t + 1 }, (_, s) => score(s));
     weights[t] = new Float32Array(q.length); // 0 for what comes later
@@ -252,14 +277,15 @@ function attend(layer, h, g, queries, keys, values, factor) {
   return { g, queries, keys, values, scores, weights, out, added };
 }
 
-// The values of the first `count` keys times their weights, added up, times a factor.
+// The values of the first `count` keys times their weights, added up, times the factor of the head.
 function weighted(weights, values, count, factor) {
   const sum = new Float64Array(values[0].length);
   for (let s = 0; s < count; s++) for (let e = 0; e < sum.length; e++) sum[e] += weights[s] * values[s][e];
   return Float32Array.from(sum, (value) => value * factor);
 }
 
-// A head's output times its columns of W_O, from `first` on: what the head adds to the residual stream.
+// A head's output times its columns of W_O, from `first` on: what the head adds to the residual stream. The bias of
+// W_O belongs to no head; `attention` adds it once.
 function throughOutput({ numbers, rows, columns }, out, first) {
   const added = new Float32Array(rows);
   for (let row = 0; row < rows; row++) {
@@ -270,6 +296,7 @@ function throughOutput({ numbers, rows, columns }, out, first) {
   return added;
 }
 
+// down(activation(up x)); with a gate, down(activation(gate x) * up x) (Shazeer 2020).
 function feedForward(config, layer, x) {
   const activation = ACTIVATIONS[config.activation], up = linear(layer.up, x);
   if (!layer.gate) return linear(layer.down, up.map(activation));
@@ -277,12 +304,15 @@ function feedForward(config, layer, x) {
   return linear(layer.down, up.map((value, i) => value * activation(gate[i])));
 }
 
+// Without these checks a wrong id or name would show as NaN, or as nothing at all.
 function checkRun(model, ids, silence, scale) {
   const { context, vocab_size: size } = model.config, names = new Set(headNames(model));
   if (!ids.length) throw new Error('the text has no tokens');
   if (ids.length > context) throw new Error(`${ids.length} tokens exceed the model's context of ${context}`);
   for (const id of ids) {
-    if (!(Number.isInteger(id) && id >= 0 && id < size)) throw new Error(`token id ${id} lies outside 0 to ${size - 1}`);
+    if (!(Number.isInteger(id) && id >= 0 && id < size)) throw new Error(
+      `token id ${id} lies outside 0 to ${size - 1}`,
+    );
   }
   for (const name of [...silence, ...Object.keys(scale)]) {
     if (!names.has(name)) throw new Error(`there is no head ${name}; the model has ${[...names].join(', ')}`);
@@ -308,36 +338,47 @@ export function headNames(model) {
 // --- What comes next ---
 
 /**
+ * The probability of each token of the vocabulary.
  * @param {ArrayLike<number>} logits
- * @param {number} [temperature]
- * @returns {number[]}
+ * @param {number} [temperature]  above 0; below 1 likely tokens become likelier, above 1 all become more alike
+ * @returns {Float32Array}
  */
-export function probabilities(logits, temperature = 1) { return softmax(Array.from(logits, (logit) => logit / temperature)); }
+export function probabilities(logits, temperature = 1) {
+  return softmax(Array.from(logits, (logit) => logit / temperature));
+}
 
 /**
- * @param {number[]} chances
- * @returns {number} a token
+ * @param {number[]|Float32Array} chances  of each token
+ * @returns {number} the id of the likeliest, of equal ones the first
  */
-export function likeliest(chances) { return chances.reduce((best, chance, id) => (chance > chances[best] ? id : best), 0); }
+export function likeliest(chances) {
+  return chances.reduce((best, chance, id) => (chance > chances[best] ? id : best), 0);
+}
 
+// An id drawn by its probability. The chances lie one behind the other on a line from 0 to 1; `random`, from 0 to
+// below 1, is a point on it, and the id is the one in whose piece the point lies.
 function sample(chances, random = Math.random()) {
   let left = random;
   for (let id = 0; id < chances.length; id++) {
     left -= chances[id];
     if (left < 0) return id;
   }
-  return likeliest(chances); // rounding left a little
+  return likeliest(chances); // rounded chances may add up to a little less than 1, and the point lies behind them
 }
 
 /**
- * One token more. A text that fills the context loses its older half first, as in gpt/generate.py.
+ * One token more. A text longer than the context loses its older half first, as in gpt/generate.py.
  * @param {Model} model
  * @param {number[]} ids
- * @param {Changes & {temperature?: number, random?: number}} [options]
- * @returns {{ids: number[], id: number, chances: number[]}}
+ * @param {Changes & {temperature?: number, random?: number}} [options]  at temperature 0 the likeliest token is
+ *   taken, else one is drawn by its probability; `random`, 0 to below 1, decides which, so that a test can repeat it
+ * @returns {{ids: number[], id: number, chances: Float32Array}} the text with the new token, what of it was kept; the
+ *   token; the chances of all tokens
  */
 export function step(model, ids, { temperature = 0, random = Math.random(), ...changes } = {}) {
-  const { context } = model.config, kept = ids.length > context ? ids.slice(-Math.max(1, context >> 1)) : ids;
+  const { context } = model.config;
+  const kept = ids.length > context ? ids.slice(-Math.max(1, context >> 1)) : ids; // >> 1: half, rounded down
+  // At temperature 0 the chances are those of temperature 1, since dividing by 0 would leave none.
   const chances = probabilities(forward(model, kept, changes).logits.at(-1), temperature || 1);
   const id = temperature ? sample(chances, random) : likeliest(chances);
   return { ids: [...kept, id], id, chances };
@@ -347,7 +388,9 @@ export function step(model, ids, { temperature = 0, random = Math.random(), ...c
  * A text as the model sees it: the token that begins a text, where there is one, then the text's own.
  * @param {Model} model
  * @param {string} text
- * @returns {{ids: number[], tokens: string[], pieces: {id: number, text: string, known: boolean}[]}}
+ * @returns {{ids: number[], tokens: string[], pieces: {id: number, text: string, known: boolean}[]}} of each token
+ *   its id, how the vocabulary writes it, and its piece: of a word that the vocabulary lacks (`known` is false) the
+ *   id is that of the token that stands for it, and `text` is the word
  */
 export function inputOf(model, text) {
   const { tokens } = model, pieces = encode(tokens, text);
@@ -357,7 +400,9 @@ export function inputOf(model, text) {
 }
 
 /**
- * What `window.headwise` offers to scripts and tests in a page with a model.
+ * Makes `window.headwise.run`, by which scripts and tests run the model of a page: a text and `Changes` -> what
+ * `forward` gives, as plain arrays; and in `unknown` the words that the vocabulary lacks,
+ * each {at, text} with its position.
  * @param {Model} model
  */
 export function offer(model) {

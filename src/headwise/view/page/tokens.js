@@ -1,25 +1,37 @@
-// A text as the model's numbers: characters, words between spaces, and byte-pair encoding, as corpus/tokens.py and the
-// library `tokenizers` do it. What a vocabulary lacks is marked, never left out; models/pack.py lists what is read here.
+// A text as ids: characters, words between spaces, or byte-pair encoding, as corpus/tokens.py and the library
+// `tokenizers` do it. As there, a text is first normalised, then divided into words (the "pre-tokenizer"), then each
+// word becomes tokens of the vocabulary. Words that the vocabulary lacks are marked, never left out. The kinds of
+// tokenizers that are read here are listed in models/pack.py.
 
 const BOUNDARY = '<|end|>'; // stands before a text
-// GPT-2's division of a text before its bytes are paired (Radford et al. 2019).
+// How GPT-2 divides a text before it pairs the bytes of each word (Radford et al. 2019): English endings, words,
+// numbers and signs, each with the space before it, and spaces.
+// `\s+(?!\S)` leaves the last of several spaces to the word behind.
 const BYTE_WORDS = /'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+/gu;
+// What the pre-tokenizer "Whitespace" calls a word, in Rust's regular expressions `\w+|[^\w\s]+`: letters, marks,
+// digits and connectors such as `_`; or signs, several of which stand together.
 const WORDS_AND_SIGNS = /[\p{Alphabetic}\p{M}\p{Nd}\p{Pc}]+|[^\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\s]+/gu;
 
 /**
  * @param {Object} layout  the content of tokenizer.json
- * @param {string[]} [shown]  the tokens as a reader sees them
- * @returns {Object} a tokenizer, for the functions below
+ * @param {string[]} [shown]  the tokens as a reader sees them, by id;
+ *   left out where that is as the vocabulary has them
+ * @returns {Object} a tokenizer, for the functions below: `ids` is token -> id and `strings` the tokens by id;
+ *   `boundary` is the id of BOUNDARY, undefined where there is none; `unknown` the id that stands for what the
+ *   vocabulary lacks; `ranks` pair -> its place among the pairs that are joined; `byteNames` the name of each byte,
+ *   null where tokens are made of characters
  */
 export function readTokens(layout, shown) {
   const { model } = layout, ids = new Map(Object.entries(model.vocab));
   for (const added of layout.added_tokens ?? []) ids.set(added.content, added.id);
   const strings = [];
   for (const [string, id] of ids) strings[id] = string;
+  // Older files write a pair as "t h", newer ones as ["t", "h"].
   const pairs = (model.merges ?? []).map((pair) => (Array.isArray(pair) ? pair.join(' ') : pair));
   return {
     layout, ids, strings, shown: shown ?? strings,
     boundary: ids.get(BOUNDARY),
+    // The token for unknown words, or where there is none another one: the model has to read something.
     unknown: ids.get(model.unk_token) ?? ids.get(BOUNDARY) ?? ids.get(' ') ?? 0,
     ranks: new Map(pairs.map((pair, rank) => [pair, rank])),
     byteNames: usesBytes(layout.pre_tokenizer) ? namesOfBytes() : null,
@@ -27,15 +39,20 @@ export function readTokens(layout, shown) {
 }
 
 /**
- * @param {Object} tokens
+ * @param {Object} tokens  of `readTokens`
  * @param {string} text
- * @returns {{id: number, text: string, known: boolean}[]} a piece for each token; an unknown one has the id that stands for it
+ * @returns {{id: number, text: string, known: boolean}[]} a piece for each token; where the vocabulary lacks it,
+ *   `known` is false and the id is the one that stands for unknown words
  */
 export function encode(tokens, text) {
   const words = divided(tokens, tokens.layout.pre_tokenizer, [normalText(tokens.layout.normalizer, text)]);
-  return words.flatMap((word) => (tokens.layout.model.type === 'BPE' ? joined(tokens, word) : [wholeToken(tokens, word)]));
+  // Without byte-pair encoding ("WordLevel") a word is one token.
+  return words.flatMap((word) => (
+    tokens.layout.model.type === 'BPE' ? joined(tokens, word) : [wholeToken(tokens, word)]
+  ));
 }
 
+// The piece of a word that is one token, or that the vocabulary lacks.
 function wholeToken(tokens, word) {
   const id = tokens.ids.get(word);
   return id === undefined ? { id: tokens.unknown, text: word, known: false } : { id, text: word, known: true };
@@ -43,53 +60,65 @@ function wholeToken(tokens, word) {
 
 // --- What the vocabulary has instead of a word that it lacks ---
 
-const NEAR = 0.5, OFFERED = 2; // edits for each letter of the longer word at most, and so many words
+// Round choices. With a larger NEAR words are offered that have less in common with the one that was typed.
+const NEAR = 0.5; // edits for each letter of the longer word, at most
+const OFFERED = 2; // words, at most
 
 /**
- * @param {Object} tokens
+ * @param {Object} tokens  of `readTokens`
  * @param {string} word  which the vocabulary lacks
- * @param {Map<number, number>} [chances]  id -> its probability
- * @returns {string[]} the tokens most like it; of two as near the likelier
+ * @param {Map<number, number>} [chances]  id -> its probability at this place of the text
+ * @returns {string[]} the tokens most like the word, at most OFFERED;
+ *   of two that are as near the likelier comes first
  */
 export function nearest(tokens, word, chances = new Map()) {
   const chance = (name) => chances.get(tokens.ids.get(name)) ?? 0;
   const known = [...tokens.ids.keys()].filter((name) => tokens.ids.get(name) !== tokens.boundary);
-  const apart = new Map(known.map((name) => [name, edits(bare(name), bare(word)) / Math.max(name.length, word.length)]));
+  const apart = new Map(known.map((name) => [ // token -> edits for each letter of the longer word
+    name, edits(bare(name), bare(word)) / Math.max(name.length, word.length),
+  ]));
   const near = known.filter((name) => apart.get(name) <= NEAR);
   return near.sort((a, b) => apart.get(a) - apart.get(b) || chance(b) - chance(a)).slice(0, OFFERED);
 }
 
-// Without capitals and accents: `ella` is nearer to `él` than the letters say.
+// The letters of a word without capitals and accents: `ella` is nearer to `él` than the letters say. NFD writes an
+// accent as a mark of its own (`\p{M}`).
 function bare(word) { return [...word.toLowerCase().normalize('NFD').replace(/\p{M}/gu, '')]; }
 
-// Letters that must be put in, taken out or changed to make one word of the other (Levenshtein 1966). `row` has the edits
-// from the letters read so far to each beginning of `to`; `corner` is the one above and to the left.
+// How many letters must be put in, taken out or changed to make one word of the other (Levenshtein 1966). It is
+// worked out in a table, a row for each letter of `from` and a column for each of `to`. `row` has the edits from the
+// letters of `from` read so far to each beginning of `to`. For a new entry three neighbours count: `left` of it,
+// `above` it in the row before, and `corner`, above and to the left.
 function edits(from, to) {
-  let row = to.map((_, at) => at + 1);
+  let row = to.map((_, at) => at + 1); // from nothing: each letter is put in
   from.forEach((letter, n) => {
-    let left = n + 1, corner = n;
+    let left = n + 1, corner = n; // to nothing: each letter is taken out
     row = row.map((above, at) => {
+      // Put a letter in, take one out, or change one, which is free where both are the same (a boolean adds 0 or 1).
       const least = Math.min(left + 1, above + 1, corner + (letter !== to[at]));
       [left, corner] = [least, above];
       return least;
     });
   });
-  return row.length ? row[row.length - 1] : from.length;
+  return row.length ? row[row.length - 1] : from.length; // the whole of both; all letters out where `to` is empty
 }
 
 // --- Before the vocabulary ---
 
+// `rule` is an entry of tokenizer.json, by its type; null where there is none.
 function normalText(rule, text) {
   switch (rule?.type) {
     case undefined: return text;
     case 'Sequence': return rule.normalizers.reduce((done, next) => normalText(next, done), text);
     case 'Lowercase': return text.toLowerCase();
     case 'Prepend': return text ? rule.prepend + text : text;
+    // A function, since in a string `$` would have a meaning.
     case 'Replace': return text.replaceAll(rule.pattern.String, () => rule.content);
     default: return text.normalize(rule.type); // NFC, NFD, NFKC, NFKD
   }
 }
 
+// Divides words further, by a rule as above.
 function divided(tokens, rule, words) {
   switch (rule?.type) {
     case undefined: return words;
@@ -102,9 +131,10 @@ function divided(tokens, rule, words) {
   }
 }
 
-// What matches stands alone or goes; what lies between always stands alone.
+// What matches the pattern becomes a piece of its own ("Isolated") or goes ("Removed");
+// what lies between is always a piece.
 function splitAt(rule, word) {
-  const { Regex: regex, String: string } = rule.pattern;
+  const { Regex: regex, String: string } = rule.pattern; // one of the two; in a string no sign has a meaning of its own
   const pattern = new RegExp(regex ?? string.replace(/[\\^$.*+?()[\]{}|/]/g, '\\$&'), 'gu');
   const parts = [];
   let end = 0;
@@ -116,37 +146,42 @@ function splitAt(rule, word) {
   return [...parts, word.slice(end)].filter(Boolean);
 }
 
+// Words whose bytes (UTF-8) are written as characters, one for each: "é", of two bytes, becomes "Ã©".
 function byteWords(tokens, rule, word) {
   const spaced = rule.add_prefix_space && word && !word.startsWith(' ') ? ' ' + word : word;
   const parts = rule.use_regex === false ? [spaced] : spaced.match(BYTE_WORDS) ?? [];
   return parts.map((text) => Array.from(new TextEncoder().encode(text), (byte) => tokens.byteNames[byte]).join(''));
 }
 
+// Is there a ByteLevel among these rules, at any depth?
 function usesBytes(rule) {
   return rule?.type === 'ByteLevel' || (rule?.type === 'Sequence' && rule.pretokenizers.some(usesBytes));
 }
 
-// Printable Latin bytes are called by their own character, the others by those from U+0100 on, in order.
+// GPT-2's names of the 256 bytes: those that are a visible character of Latin-1 are called by it, the others by the
+// characters from U+0100 on, in order, so that a space is "Ġ".
 function namesOfBytes() {
-  let next = 256;
+  let next = 256; // U+0100
   const plain = (byte) => (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
   return Array.from({ length: 256 }, (_, byte) => String.fromCodePoint(plain(byte) ? byte : next++));
 }
 
 // --- Byte-pair encoding (Sennrich, Haddow and Birch 2016) ---
 
-// The pair learned first is joined first, until no pair of the word is in the table.
+// The tokens of a word: of the pairs beside each other the one that was learned first is joined, again and again,
+// until none of the word's pairs has been learned.
 function joined(tokens, word) {
   const { model } = tokens.layout;
+  // Some tokenizers, such as that of Llama 3, take a word that is a token as it is, whatever its pairs.
   if (model.ignore_merges && tokens.ids.has(word)) return [wholeToken(tokens, word)];
-  const parts = [...word];
+  const parts = [...word]; // characters
   for (;;) {
-    let best = Infinity, place = -1;
+    let best = Infinity, place = -1; // the lowest rank of a pair, and where it begins
     for (let at = 0; at + 1 < parts.length; at++) {
       const rank = tokens.ranks.get(`${parts[at]} ${parts[at + 1]}`) ?? Infinity;
       if (rank < best) [best, place] = [rank, at];
     }
     if (place < 0) return parts.map((part) => wholeToken(tokens, part));
-    parts.splice(place, 2, parts[place] + parts[place + 1]);
+    parts.splice(place, 2, parts[place] + parts[place + 1]); // in place of both, the pair
   }
 }

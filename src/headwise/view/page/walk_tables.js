@@ -1,31 +1,39 @@
 // --- Vectors as strips of colour; every cell can say which numbers it came from ---
+//
+// A cell is called `ROW:COLUMN`, such as `q:0`; the cell behind the numbers of a row, such as their sum, `ROW:tail`.
 
 import { byId, element, putWords } from './base.js';
 import { dot } from './model.js';
 import { chooseHead, walk } from './walk.js';
 
-export const MOST_KEYS = 12; // keys that are shown; the others stand as one line
-export const MOST_FEATURES = 16; // rows of W_O's block that are shown
+// Round choices: what fits on a screen without scrolling.
+export const MOST_KEYS = 12; // keys that are shown, those with the largest weights
+export const MOST_FEATURES = 16; // features of a head's output that are followed through W_O, the largest
 const FEW = 16; // numbers of a vector up to which its cells are large
 
-export const origins = new Map(); // cell -> () => ({key, values, cells}): the sentence, and the cells it speaks of
+// Of the step that is shown: a cell's name -> where its number came from, () => ({key, values, cells}), that is the
+// key of a phrase, the values in it, and the names of the cells that it speaks of.
+export const origins = new Map();
 
 /**
- * A table of vectors.
+ * A table of vectors, one a row, for instance a query and under it the keys.
  * @param {string} title
- * @param {Object[]} rows  {id, label, token, values, origin(i), tail: {value, origin}, bar, strong}
- * @param {Object} [options]  `columns` names the cells, `tail` the last one; with `figures` the numbers stand in the
- *   cells whatever the reader chose
+ * @param {Object[]} rows  each {id, label, token, values, origin, tail, bar, strong}, of which id, label and values
+ *   are always there: `token` is written behind the label, `origin(i)` says where number i came from, `tail` {value,
+ *   origin} is one number more, `bar` a part of 1, or two parts, drawn as bars, and a `strong` row stands out
+ * @param {Object} [options]  `columns` are headings of the cells, `tail` that of the tail; without `tail` no row has
+ *   one. With `figures` cells have numbers and no colour, whatever the reader chose
  * @returns {HTMLElement}
  */
 export function stripTable(title, rows, { columns = null, tail = '', figures = false } = {}) {
-  const frame = element('div', 'frame'), table = element('table', figures || walk.numbers ? 'strips numbers' : 'strips');
-  table.classList.toggle('few', rows[0].values.length <= FEW);
+  const frame = element('div', 'frame');
+  const table = element('table', figures || walk.numbers ? 'strips numbers' : 'strips');
+  table.classList.toggle('few', rows[0].values.length <= FEW); // all rows are of one length
   table.setAttribute('role', 'grid');
   table.setAttribute('aria-label', title);
   const names = columns ?? (walk.numbers ? Array.from(rows[0].values, (_, i) => String(i)) : null);
   if (names) table.append(headLine([...names, ...(tail ? [tail] : [])]));
-  const top = largest(rows.map((row) => row.values));
+  const top = largest(rows.map((row) => row.values)); // one scale of colours for the whole table
   const decimals = decimalsFor(rows.flatMap((row) => [...row.values, ...(row.tail ? [row.tail.value] : [])]));
   const body = table.createTBody();
   rows.forEach((row, place) => body.append(stripRow(row, place, { top, decimals, figures, tail })));
@@ -34,19 +42,24 @@ export function stripTable(title, rows, { columns = null, tail = '', figures = f
   return frame;
 }
 
-// The largest size of a number, which has the last colour; something where all are 0, for shares are made of it.
+// The largest size of a number, which has the last colour. It is never 0, since sizes are divided by it.
 function largest(vectors) { return Math.max(...vectors.flatMap((values) => Array.from(values, Math.abs)), 1e-30); }
 
+// The line of headings.
 function headLine(names) {
   const line = element('tr'), head = element('thead');
+  // The empty cell stands above the labels of the rows.
   line.append(element('td'), ...names.map((name) => Object.assign(element('th', '', name), { scope: 'col' })));
   head.append(line);
   return head;
 }
 
+// A vector as a row: its label, a cell for each number, the tail, and the bar.
 function stripRow(row, place, { top, decimals, figures, tail }) {
   const line = element('tr', row.strong ? 'strong arriving' : 'arriving'), label = element('th', '', row.label);
-  line.style.animationDelay = `${Math.min(place, 20) * 90}ms`; // the rows arrive one after the other, the last ones together
+  // The rows arrive one after the other, those from the 20th on together,
+  // so that nobody waits longer than two seconds.
+  line.style.animationDelay = `${Math.min(place, 20) * 90}ms`;
   label.scope = 'row';
   if (row.token !== undefined) label.append(' ', element('bdi', '', row.token));
   line.append(label);
@@ -55,7 +68,7 @@ function stripRow(row, place, { top, decimals, figures, tail }) {
     if (!figures) shade(cell, value, top);
     line.append(cell);
   });
-  if (tail) {
+  if (tail) { // every row has a cell there, empty where the row has no tail
     const cell = row.tail ? cellOf(`${row.id}:tail`, row.tail.value, decimals, row.tail.origin) : element('td');
     if (row.tail) cell.textContent = shown(row.tail.value, decimals);
     cell.classList.add('tail');
@@ -65,41 +78,46 @@ function stripRow(row, place, { top, decimals, figures, tail }) {
   return line;
 }
 
+// A cell with a number; `origin`, where there is one, says where it came from.
 function cellOf(id, value, decimals, origin) {
   const cell = element('td', 'cell');
   cell.dataset.cell = id;
-  cell.dataset.number = shown(value, Math.max(4, decimals));
-  cell.tabIndex = -1;
+  cell.dataset.number = shown(value, Math.max(4, decimals)); // for the line below the tables, which has room for more
+  cell.tabIndex = -1; // `listenToCells` gives one cell of each table its stop for Tab
   cell.textContent = shown(value, decimals);
   if (origin) origins.set(id, origin);
   return cell;
 }
 
+// The style sheet mixes the colour of the sign (--side) with the neutral one, by the size of the number (--share).
 function shade(cell, value, top) {
   cell.classList.add('shaded');
   cell.style.setProperty('--side', value < 0 ? 'var(--below-2)' : 'var(--above-2)');
   cell.style.setProperty('--share', String(Math.abs(value) / top));
+  // A reader who sees colours alone: the number stays for those who hear the page.
   if (!walk.numbers) cell.replaceChildren(element('span', 'unseen', cell.textContent));
 }
 
-// One bar, or two to compare; each a share of 1.
-function barOf(shares) {
+// One bar, or of a list a bar each, to compare; each a part of 1. The number beside it says the same, so a screen
+// reader skips the bar.
+function barOf(parts) {
   const cell = element('td', 'bar-cell');
   cell.setAttribute('aria-hidden', 'true');
-  cell.append(...[shares].flat().map((share, place) => {
+  cell.append(...[parts].flat().map((part, place) => { // [parts].flat() makes a list of one number, too
     const bar = element('div', place ? 'weight-bar second' : 'weight-bar');
-    bar.style.width = `${100 * share}%`;
+    bar.style.width = `${100 * part}%`;
     return bar;
   }));
   return cell;
 }
 
 /**
- * The vectors of all heads side by side, as one: slice h is `name[4:8]`, and fills when its turn comes.
+ * The vectors of all heads side by side, as one. The slice of a head is labelled `q[4:8]`, as Python writes it;
+ * slices come in one after the other, and a click chooses a slice's head.
  * @param {string} title
- * @param {string} name
+ * @param {string} name  of the whole vector, such as q
  * @param {Float32Array[]} parts  one for each head
- * @param {number} chosen  a head
+ * @param {number} chosen  the head of the walk
  * @returns {HTMLElement}
  */
 export function joinedSlices(title, name, parts, chosen) {
@@ -110,7 +128,7 @@ export function joinedSlices(title, name, parts, chosen) {
   parts.forEach((values, h) => {
     const slice = element('button', h === chosen ? 'slice chosen' : 'slice'), strip = element('span', 'mini');
     slice.type = 'button';
-    slice.style.animationDelay = `${h * 350}ms`;
+    slice.style.animationDelay = `${h * 350}ms`; // slow enough to be followed slice by slice
     slice.setAttribute('aria-pressed', String(h === chosen));
     for (const value of values) {
       const cell = element('span', 'cell');
@@ -119,7 +137,8 @@ export function joinedSlices(title, name, parts, chosen) {
       strip.append(cell);
     }
     const width = values.length;
-    slice.append(element('code', '', `${name}[${h * width}:${(h + 1) * width}]`), strip, element('span', 'name', `H${h}`));
+    slice.append(element('code', '', `${name}[${h * width}:${(h + 1) * width}]`), strip,
+      element('span', 'name', `H${h}`));
     slice.addEventListener('click', () => chooseHead(walk.layer, h));
     group.append(slice);
   });
@@ -128,14 +147,16 @@ export function joinedSlices(title, name, parts, chosen) {
 
 // --- Pointing ---
 
+// Pointer, focus and arrow keys all tell of a cell.
 function listenToCells(table) {
   const cells = [...table.querySelectorAll('.cell')];
   if (!cells.length) return;
   cells[0].tabIndex = 0;
   table.addEventListener('pointerover', (event) => tellOf(event.target.closest('.cell')));
   table.addEventListener('click', (event) => event.target.closest('.cell')?.focus());
+  // When the pointer leaves, the readout goes back to the cell that has the focus; to the hint where none has it.
   table.addEventListener('pointerleave', () => tellOf(document.activeElement?.closest?.('td.cell')));
-  table.addEventListener('focusin', (event) => {
+  table.addEventListener('focusin', (event) => { // Tab comes back to the cell that was used last
     const cell = event.target.closest('.cell');
     for (const other of cells) other.tabIndex = other === cell ? 0 : -1;
     tellOf(cell);
@@ -143,33 +164,38 @@ function listenToCells(table) {
   table.addEventListener('keydown', walkCells);
 }
 
+// The arrow keys move the focus to the cell beside, above or below.
 function walkCells(event) {
   const cell = event.target.closest('.cell'), line = cell?.parentElement;
   const column = cell && [...line.querySelectorAll('.cell')].indexOf(cell);
-  const beside = { ArrowLeft: [line, column - 1], ArrowRight: [line, column + 1],
-    ArrowUp: [line?.previousElementSibling, column], ArrowDown: [line?.nextElementSibling, column] }[event.key];
+  const beside = { // [row, column]
+    ArrowLeft: [line, column - 1], ArrowRight: [line, column + 1],
+    ArrowUp: [line?.previousElementSibling, column], ArrowDown: [line?.nextElementSibling, column],
+  }[event.key];
   if (!beside) return;
   event.preventDefault();
-  event.stopPropagation();
+  event.stopPropagation(); // the same arrows would go on to the next step of the walk
   const cells = beside[0] ? [...beside[0].querySelectorAll('.cell')] : [];
+  // Up and down into a row without a tail: its last cell. To the right of the last cell there is none: nothing moves.
   cells[Math.min(beside[1], beside[0] === line ? Infinity : cells.length - 1)]?.focus();
 }
 
 /**
- * Says where a number came from, and marks the numbers it came from.
- * @param {HTMLElement|null} cell
+ * Says where a number came from, in the readout below, and marks the numbers it came from.
+ * @param {HTMLElement|null} [cell]  without one the readout has a hint
  */
 export function tellOf(cell) {
   for (const marked of document.querySelectorAll('.from, .pointed')) marked.classList.remove('from', 'pointed');
   const readout = byId('readout');
   readout.classList.toggle('speaking', Boolean(cell));
+  // Step 0 is the first that shows colours: there the hint explains them.
   if (!cell) return putWords(readout, walk.step ? 'walk.point' : 'walk.point_text');
   cell.classList.add('pointed');
   const origin = origins.get(cell.dataset.cell)?.();
   if (!origin) readout.textContent = cell.dataset.number;
   else {
     putWords(readout, origin.key, { result: cell.dataset.number, ...origin.values });
-    for (const id of origin.cells) {
+    for (const id of origin.cells) { // two tables of a step may show the same cell
       for (const from of document.querySelectorAll(`[data-cell="${id}"]`)) from.classList.add('from');
     }
   }
@@ -177,14 +203,15 @@ export function tellOf(cell) {
 
 // --- Numbers ---
 
-// As many decimals as show three digits of the largest, at least 2 and at most 8.
+// As many decimals as show three digits of the largest number, at least 2 and at most 8: 12.345 -> 2, 0.0123 -> 4.
 function decimalsFor(values) {
-  const top = Math.max(...Array.from(values, Math.abs), 0);
+  const top = Math.max(...Array.from(values, Math.abs), 0); // 0 where there is no number
   return top > 0 ? Math.min(8, Math.max(2, Math.ceil(2 - Math.log10(top)))) : 2;
 }
 
 /**
- * A number without the sign of a zero, and with a minus in place of a hyphen.
+ * A number as text, without the sign of a zero (-0.0001 -> 0.00 with 2 decimals), and with a minus sign (U+2212) in
+ * place of the hyphen.
  * @param {number} value
  * @param {number} [decimals]
  * @returns {string}
@@ -195,6 +222,7 @@ export function shown(value, decimals = 4) {
 }
 
 /**
+ * The Euclidean length.
  * @param {Float32Array} vector
  * @returns {number}
  */
