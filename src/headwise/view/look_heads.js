@@ -150,14 +150,16 @@ function want(number) {
 // Asks one question for each text, with the numbers of all heads whose maps are wanted, and draws what comes.
 async function fetchMaps() {
   const version = look.version; // another one in the end means that a text was read in between: these maps are old
+  const asked = [...wanted];
+  wanted.clear(); // what is wanted while these come is asked for in the end
   for (const slot of ['a', 'b']) {
-    const numbers = [...wanted].filter((key) => key.startsWith(slot)).map((key) => Number(key.slice(2)));
+    const numbers = asked.filter((key) => key.startsWith(slot)).map((key) => Number(key.slice(2)));
     if (!numbers.length) continue;
     const answer = await ask({ do: 'maps', slot, heads: numbers });
     if (version === look.version) keepMaps(slot, answer);
   }
-  asking = false;
-  wanted.clear();
+  asking = wanted.size > 0;
+  if (asking) setTimeout(fetchMaps, 0);
   if (version !== look.version) {
     drawAgain(); // which asks for the new ones
     return;
@@ -199,7 +201,7 @@ function pictureFor(number) {
   if (!map || !map.rows) return null;
   if (look.differ && other) {
     const drawn = map.weights.map((weight, at) => weight - other.weights[at]);
-    return { ...map, drawn, diverging: true, top: Math.max(FAINT, ...drawn.map(Math.abs)) };
+    return { ...map, drawn, diverging: true, top: drawn.reduce((most, x) => Math.max(most, Math.abs(x)), FAINT) };
   }
   // Without the first row, the first column and the diagonal, whose large weights would leave all others pale. Cell
   // `at` is in row at / columns; on the diagonal lie 0, columns + 1, 2 (columns + 1), ...

@@ -71,14 +71,15 @@ export function setOwn(text, placed = lastPlace) {
 function takeOwn(text, ids, pieces, placed) {
   // Only where it differs: a field that is written to loses its cursor.
   if (byId('own-text').value !== text) byId('own-text').value = text;
-  try {
-    const whole = think(ids);
-    Object.assign(typed, { text, ids, pieces, whole });
-    typed.less = view.changes.size ? think(ids, view.changes) : whole;
-  } catch (trouble) { // longer than the model's context, or nothing at all
-    byId('own-trouble').textContent = trouble.message;
+  const longest = model.config.context;
+  if (!ids.length || ids.length > longest) {
+    const key = ids.length ? 'report.beyond_context' : 'report.no_tokens';
+    byId('own-trouble').textContent = say(key, { tokens: ids.length, longest });
     return;
   }
+  const whole = think(ids);
+  Object.assign(typed, { text, ids, pieces, whole });
+  typed.less = view.changes.size ? think(ids, view.changes) : whole;
   view.pinned = false;
   view.at = placed();
   next.chosen = -1; // what was chosen and ranked was of the sentence before
@@ -201,9 +202,11 @@ function mapsOf(run) {
 // One token more: the likeliest where the temperature is 0, else drawn by its probability.
 function goOn(temperature) {
   const { ids, id } = step(model, typed.ids, { temperature, scale: Object.fromEntries(view.changes) });
-  // Of a text longer than the context `step` keeps the later half: of its pieces those of the ids that are left.
-  const before = typed.pieces.slice(typed.pieces.length - (ids.length - 1));
-  takeOwn(longer(typed.text, id), ids, [...before, { id, text: vocabulary()[id], known: true }], lastPlace);
+  if (ids.length > model.config.context) { // the page reads the new token, too: the older half makes room for it
+    setOwn(ids.slice(-Math.max(1, model.config.context >> 1)).reduce(longer, ''));
+    return;
+  }
+  takeOwn(longer(typed.text, id), ids, [...typed.pieces, { id, text: vocabulary()[id], known: true }], lastPlace);
 }
 
 // The words that the model knows, made when the list is first opened; a click adds one.

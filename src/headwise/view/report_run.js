@@ -158,8 +158,8 @@ function roundSteps(low, high, whole = false) {
   // `low` and `high` may be the same, and both be 0. Five numbers are four steps apart; size: the power of ten at a
   // quarter of the span or below it.
   const span = high - low || Math.max(Math.abs(low), 1), size = 10 ** Math.floor(Math.log10(span / 4));
-  let step = [1, 2, 2.5, 5, 10].map((factor) => factor * size).find((wide) => wide >= span / 4);
-  if (whole) step = Math.max(1, step);
+  const fits = (wide) => wide >= span / 4 && (!whole || Number.isInteger(wide));
+  const step = [1, 2, 2.5, 5, 10].map((factor) => factor * size).find(fits) ?? 1; // a span of few whole steps has none
   const first = Math.floor(low / step), last = Math.max(Math.ceil(high / step), first + 1);
   // Rounded to 10 digits, since 3 * 0.1 is 0.30000000000000004.
   return Array.from({ length: last - first + 1 }, (_, place) => Number(((first + place) * step).toPrecision(10)));

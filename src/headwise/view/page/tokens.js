@@ -9,8 +9,9 @@ const BOUNDARY = '<|end|>'; // stands before a text
 // `\s+(?!\S)` leaves the last of several spaces to the word behind.
 const BYTE_WORDS = /'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+/gu;
 // What the pre-tokenizer "Whitespace" calls a word, in Rust's regular expressions `\w+|[^\w\s]+`: letters, marks,
-// digits and connectors such as `_`; or signs, several of which stand together.
-const WORDS_AND_SIGNS = /[\p{Alphabetic}\p{M}\p{Nd}\p{Pc}]+|[^\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\s]+/gu;
+// digits, connectors such as `_` and joiners, which shape letters; or signs, several of which stand together.
+const WORDS_AND_SIGNS =
+  /[\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}]+|[^\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}\s]+/gu;
 
 /**
  * @param {Object} layout  the content of tokenizer.json

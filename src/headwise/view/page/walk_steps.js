@@ -66,10 +66,10 @@ function drawText() {
       ? (i) => from('sum_of_two', { a: rows[0].values[i], b: rows[1].values[i] }, [`token:${i}`, `place:${i}`])
       : null,
   });
+  const norm = model.config.norm === 'rms' ? 'normed' : 'centred';
   rows.push({
     id: 'read', label: say('walk.read'), values: layer.read[at],
-    origin: (i) =>
-      from('normed', { a: layer.x[at][i], norm: model.config.norm === 'rms' ? 'RMSNorm' : 'LayerNorm' }, [`x:${i}`]),
+    origin: (i) => from(norm, { a: layer.x[at][i] }, [`x:${i}`]),
   });
   // Positions are in x already where they are learned; else they come in at the next step, where q and k are rotated.
   const key = walk.layer ? 'text_later' : model.positionEmbedding ? 'text_learned' : 'text_first';
@@ -147,7 +147,11 @@ function drawScale() {
   const { head, at, width, q, k } = facts(), { kept, note } = keysShown(), root = Math.sqrt(width);
   // Two columns: q·k, which the step before has explained, and the score.
   const rows = kept.map((s) => keyRow('k', s, [dot(q, k[s]), head.scores[at][s]], {
-    origin: (i) => i === 0 ? from('dot_of', { s }, []) : from('quotient', { a: dot(q, k[s]), b: root }, [`k${s}:0`]),
+    origin: (i) => {
+      if (i === 0) return from('dot_of', { s }, []);
+      const isSeen = head.scores[at][s] > -Infinity;
+      return isSeen ? from('quotient', { a: dot(q, k[s]), b: root }, [`k${s}:0`]) : from('unseen', { s }, []);
+    },
   }));
   return [telling('scale_is', { width, root: Number(root.toFixed(3)) }), ...note,
     stripTable(say('walk.scale'), rows, { columns: ['q·k', say('walk.score')], figures: true })];
@@ -165,7 +169,7 @@ function drawSoftmax() {
       from('score_of', { s }, []),
       from('difference', { a: scores[s], b: top }, [`s${s}:0`]),
       from('power', { a: scores[s] - top }, [`s${s}:1`]),
-      from('quotient', { a: power(s), b: total }, [`s${s}:2`, 'total:tail']),
+      from('quotient', { a: power(s), b: total }, [`s${s}:2`]),
     ][i],
   }));
   const left = others.reduce((sum, s) => sum + head.weights[at][s], 0);

@@ -217,6 +217,7 @@ function decimalsFor(values) {
  * @returns {string}
  */
 export function shown(value, decimals = 4) {
+  if (value === -Infinity) return '−∞'; // the score of a key that may not be seen
   const text = value.toFixed(decimals);
   return (/[1-9]/.test(text) ? text : text.replace('-', '')).replace('-', '−');
 }
