@@ -80,20 +80,20 @@ def why(
 
     def choose(good: Tensor, bad: Tensor | None) -> tuple[int, int | None]:
         # The logits (V,) of both texts -> the token that is explained, and what it is compared with or None.
-        row = good.double()
-        token = int(row.argmax()) if answer is None else _token(question, answer, row, notes)
+        token = int(good.argmax()) if answer is None else _token(question, answer, good, notes)
         if other is not None:
-            second = _token(question, other, row, notes)
+            second = _token(question, other, good, notes)
             if second == token:
                 raise refusal("same_answer", token=repr(other))
             return token, second
-        second = _likeliest(row, token) if bad is None else int(bad.argmax())
+        second = _likeliest(good, token) if bad is None else int(bad.argmax())
         return token, None if second == token else second  # both texts may be answered alike
 
     with evaluating(model):
         telling = _Telling(Passes(model, layers_of(model), question.position), question, twin, choose, progress)
         token, second = telling.read()
-        study, row = telling.study, telling.text.answer.double()  # `row`: logits (V,)
+        # `row`: logits (V,), on the processor, for some devices have no float64.
+        study, row = telling.study, telling.text.answer.cpu().double()
         compared = second is not None  # else the probability of the one token counts
         second = _likeliest(row, token) if second is None else second  # for what parts add, which needs two
         heads, keys, paths = telling.tell((token, second), notes)
