@@ -118,6 +118,8 @@ def test_who_has_no_form() -> None:
     other = tiny("llama")
     other.blocks[1].feed_forward.down = torch.nn.Sequential(other.blocks[1].feed_forward.down)
     refuses(lambda: Decoder(other), "no decode form: Sequential is no part that it knows")
+    loud = Source(lambda: lambda ids: torch.full((9,), 6e4).half(), None, 9)  # finite, and their sum would overflow
+    assert [*continued(loud, [[1]], 1, temperature=0)] == [[0]]
 
 
 def test_watching_in_between_sees_the_model() -> None:

@@ -192,7 +192,8 @@ def looked_up(ids: Sequence[int], n: int) -> list[int]:
 
 def _choose(logits: Tensor, generator: torch.Generator, temperature: float, top_k: int | None) -> int:
     # The next token by its logits (V,), drawn with the probabilities softmax(logits / temperature).
-    if not math.isfinite(logits.sum()):  # one that is not finite makes the sum so
+    # One that is not finite makes the sum so. In float32: in float16 that of a large vocabulary would overflow.
+    if not math.isfinite(logits.sum(dtype=torch.float32)):
         raise HeadwiseError("the model's logits are NaN or inf; its weights are damaged or its training diverged")
     if temperature == 0:
         return int(logits.argmax())
