@@ -441,9 +441,10 @@ def why_not(model: GPT) -> str | None:
     foreign = {type(module).__name__ for module in model.modules() if type(module) not in PARTS}
     if foreign:
         return f"{min(foreign)} is no part that it knows"
-    if any(x.dtype != torch.float32 or x.device.type != "cpu" for x in model.parameters()):
+    is_float32_here = all(x.dtype == torch.float32 and x.device.type == "cpu" for x in model.parameters())
+    if not is_float32_here or torch.is_autocast_enabled("cpu"):  # autocast multiplies copies in another format
         return "it is made for float32 on the CPU"
-    if hooked(model) or (model.training and model.config.dropout) or torch.is_autocast_enabled("cpu"):
+    if hooked(model) or (model.training and model.config.dropout):
         return "somebody watches the model, or it is being trained"
     # The form serves every config but those with latents. Somebody may have changed a layer's spec since, and the form
     # would not know what it says beyond the config.
