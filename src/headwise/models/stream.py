@@ -187,7 +187,7 @@ class Stream:
             start += len(ids)
 
     def with_layers(self, layers: Iterable[AttentionWeights], config: Any) -> nn.Module:
-        """A child of the model with these attention weights and this config, streamed too.
+        """A child of the model with these attention weights and this config, streamed too; not of one with a `seed`.
 
         The attention of a layer goes to a file as soon as it is made; all else is read from the parent's files. The new
         ones lie in `scratch`, or in the system's folder for temporary files, and go when the child goes.
