@@ -41,7 +41,8 @@ PLACES = 8
 PREDICTING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
-# Also where the caller is in inference mode, as in `patch`: its tensors could take no part in a later backward pass.
+# As `patch`, it leaves a caller's inference mode: what the model made in it and kept could take part in no later
+# backward pass.
 @torch.inference_mode(False)
 @torch.no_grad()
 def why(
@@ -135,7 +136,8 @@ def forecast(model: nn.Module, prompt: str | Sequence[int], corrupt: str | Seque
     heads = sum(site.n_heads for site in sites_of(model))
     # Whole passes of the model. Without a second text: the text, and once without each of the first heads. With one:
     # both texts; every head is patched, which runs the layers from its own up, on average half of them; and the first
-    # heads are patched at each of their places.
+    # heads are patched at each of their places. Those count as whole: the halves too many are more than what is asked
+    # of the first heads besides.
     passes = 1 + Story.MOST if corrupt is None else 2 + heads // 2 + Story.MOST * PLACES
     # The weights are read twice, as `_Telling` says. Whether there are paths to follow, for which they are read a
     # third time, is not known yet.
@@ -260,6 +262,7 @@ def _pieces(question: _Question, word: str) -> list[list[int]]:
     encode, before, after = tokens.prompt, ids, list[int]()
     # The answer continues no text that is known as one: ids were passed, or a decoder begins with it.
     if not isinstance(text, str) or question.way == "first":
+        # The way in which it was passed comes first: one of several tokens is shown, or begun, as it is written there.
         texts = word, f" {bare}"
         encode, before = tokens.encode, []  # the word alone
     elif question.way == "next":
@@ -333,7 +336,7 @@ class _Telling:
         names = []  # of all heads that ran, from the first layer to the last
         for site, call in self.text.calls.items():
             names += [head_name(site, h) for h in range(call.q.shape[1])]
-        if self.study is None:  # what the heads add ranks them, so it comes first
+        if self.study is None and not self.refused:  # what the heads add ranks them, so it comes first
             for number in range(len(self.passes.layers)):
                 with loaded(self.passes.model, number):
                     self._add(number)
