@@ -262,7 +262,7 @@ def _pieces(question: _Question, word: str) -> list[list[int]]:
     encode, before, after = tokens.prompt, ids, list[int]()
     # The answer continues no text that is known as one: ids were passed, or a decoder begins with it.
     if not isinstance(text, str) or question.way == "first":
-        # The way in which it was passed comes first: one of several tokens is shown, or begun, as it is written there.
+        # The way in which it was passed comes first: a word of several tokens is shown, or begun, as it stands there.
         texts = word, f" {bare}"
         encode, before = tokens.encode, []  # the word alone
     elif question.way == "next":
