@@ -95,6 +95,7 @@ READING: dict[str, Callable[[Any], Any]] = {
     "windows": windows,
     "generate": written,
     "attribute": lambda model: hw.attribute(model, IDS[0], target=3).heads,
+    "why": lambda model: [head.without for head in hw.why(model, IDS[0].tolist(), IDS[1].tolist()).heads],
     "patch": lambda model: [share.mean for share in hw.patch(model, IDS[0], IDS[1]).effects.values()],
 }
 RESHAPING: dict[str, Callable[[Any], Any]] = {

@@ -48,10 +48,11 @@ def check_texts(folder: Path, texts: Sequence[str | Path] | None, field: str | N
     if not texts:
         require_run(folder)
         return
-    # Of texts: files and folders, not what is a text itself. Standard input can be read only once, and is read later.
+    # A text that is given in full (`_`) needs no check. Standard input can be read only once, and is read later.
     paths, _ = contents([str(text) for text in texts if str(text) != STDIN])
     sources = Sources(paths, field)  # raises HeadwiseError for what is not there
-    if sources.size <= AT_ONCE and paths and paths[0].suffix.lower() != ".wav":  # speech is no text
+    # Speech is no text. Sounds come alone: the first path tells, and a mixture is refused here or when it is read.
+    if sources.size <= AT_ONCE and paths and paths[0].suffix.lower() != ".wav":
         list(sources)  # reads them all, and raises HeadwiseError for what is blank, damaged or no UTF-8
 
 
@@ -59,6 +60,7 @@ def check_one_count(folder: Path) -> None:
     """Refuse a family whose config has one number for query heads and key/value heads."""
     if is_own(folder):  # our config has both numbers
         return
+    # None: no family that is reshaped, which `check_reshapable` refuses, or a model of pictures and text.
     family = families("reshape").get(str(read_config(folder).get("model_type")))
     if family is not None and family.n_kv_heads is None:  # its record names no field for key/value heads
         raise refusal("one_count", family=family.name)
@@ -81,7 +83,8 @@ def context_in(shape: ModelShape | None) -> int | None:
 
 RUN, RECORD = "run.json", "headwise.json"  # in a run, its settings; in a model that was reshaped, its ancestors
 MODEL = "config.json", RUN  # one of them lies in every folder of a model
-# Kinds of files that belong to no model, and the option that writes them: they may lie in its folder.
+# Kinds of files that belong to no model, and the option that writes them: they may lie in its folder. In capitals
+# (A.HTML) they count as files of the model, to be on the safe side.
 WRITTEN = {".html": "--html", ".png": "--out", ".csv": "--out", ".parquet": "--out"}
 
 
@@ -95,6 +98,7 @@ def check_apart(
     inputs   files and folders that are read
     """
     for option, (folder, pattern) in folders.items():
+        # Also where the folder itself is read: `read` below has files alone. That of HeadVis must be empty besides.
         _check_folder(option, folder, pattern)
     read = {_identity(file): file for path in inputs for file in _read(path)}
     written: dict[tuple[int, int, str], str] = {}  # identity -> the option, of those that came before
@@ -171,5 +175,6 @@ def _texts(model: Path) -> list[Path]:
     for run in runs:
         with suppress(HeadwiseError, KeyError, TypeError):
             names = read_json(run / RUN)["settings"]["text"]
-            texts += [Path(name) for name in ([names] if isinstance(names, str) else names)]  # one, or several
+            # One name or several; the command `train` writes absolute ones.
+            texts += [Path(name) for name in ([names] if isinstance(names, str) else names)]
     return [text for text in texts if exists(text)]

@@ -41,7 +41,7 @@ class Source:
     # Begins a text, and returns what reads on in it: ids (1,T) that follow -> logits (V,) of the next one.
     begin: Callable[[], Callable[[Tensor], Tensor]]
     context: int | None  # most tokens of a text; None where the model sets no bound
-    vocab_size: int | None
+    vocab_size: int | None  # None where the model's config does not say it: then no id is too large
     decoder: Decoder | None = None  # its decode form
 
 
@@ -72,6 +72,7 @@ def generate(
         caches, device = model.new_caches(), model.lm_head.weight.device
         return lambda ids: model(ids.to(device), caches, last_only=True)[0, -1]
 
+    # However large it is (`MOST`): a training calls this, which holds the weights several times in any case.
     is_worth_a_form = cache and n_tokens >= WORTH and why_not(model) is None
     decoder = Decoder(model) if is_worth_a_form else None
     source = Source(begin, model.config.context, model.config.vocab_size, decoder)
@@ -163,7 +164,7 @@ def _check(source: Source, prompts: Sequence[Sequence[int]], *, seed: int, **num
     # Raises HeadwiseError for what `continued` cannot honour.
     if not prompts or not all(prompts):
         raise HeadwiseError("the prompt is empty, and this model has no token that begins a text; pass prompt=")
-    wrong = [i for ids in prompts for i in ids if i < 0 or (source.vocab_size is not None and i >= source.vocab_size)]
+    wrong = [i for ids in prompts for i in ids if not 0 <= i < (source.vocab_size or sys.maxsize)]
     if wrong:
         raise HeadwiseError(f"token id {wrong[0]} lies outside the vocabulary of {source.vocab_size}")
     n_tokens, temperature = numbers["n_tokens"], numbers["temperature"]
@@ -180,7 +181,8 @@ def _check(source: Source, prompts: Sequence[Sequence[int]], *, seed: int, **num
 def looked_up(ids: Sequence[int], n: int) -> list[int]:
     """The n ids that came after the latest place where the text has had its last two before (Saxena 2023).
 
-    [7, 8, 9, 4, 7, 8] -> [9, 4] for n = 2; none where the two are new.
+    [7, 8, 9, 4, 7, 8] -> [9, 4] for n = 2; none where the two are new. That they are two is a round choice: what came
+    after one token is more often wrong, and three come again less often.
     """
     if n <= 0:
         return []
@@ -192,7 +194,8 @@ def looked_up(ids: Sequence[int], n: int) -> list[int]:
 
 def _choose(logits: Tensor, generator: torch.Generator, temperature: float, top_k: int | None) -> int:
     # The next token by its logits (V,), drawn with the probabilities softmax(logits / temperature).
-    if not math.isfinite(logits.sum()):  # one that is not finite makes the sum so
+    # One that is not finite makes the sum so. In float32: in float16 that of a large vocabulary would overflow.
+    if not math.isfinite(logits.sum(dtype=torch.float32)):
         raise HeadwiseError("the model's logits are NaN or inf; its weights are damaged or its training diverged")
     if temperature == 0:
         return int(logits.argmax())
@@ -267,7 +270,7 @@ def product(
 
 
 class Layer:
-    """One block: what its norms leave to do, and its products."""
+    """One block: its products, with the gains of its norms in them, and what else its norms do."""
 
     def __init__(self, block: Block, window: int | None, laid_out: Callable[..., Product]) -> None:
         attention, ff, spec = block.attention, block.feed_forward, block.attention.spec
@@ -284,7 +287,7 @@ class Layer:
         if attention.q_norm is not None and attention.k_norm is not None:
             gains = [attention.q_norm.weight.expand(H, D), attention.k_norm.weight.expand(G, D)]
             self.gain = D**0.5 * torch.cat(gains).gather(1, order[: H + G] % D)  # % D: the feature within its head
-        assert spec.mask is not None  # or there is no decode form (`why_not`)
+        assert spec.mask is not None  # every config has a causal one, and `why_not` lets no other spec through
         self.mask = spec.mask  # has the window in it, too
         self.window = window  # tokens that a query sees, its own too; None: all
         # The gain of each norm is multiplied into the matrices that read what it gives.
@@ -322,7 +325,10 @@ class Decoder:
         self.head = laid_out(model.lm_head, gain=gain)
 
     def follow(self, source: nn.Module) -> None:
-        """Remember whose form this is, and where that model keeps hooks and watchers: `disturbed` asks each step."""
+        """Remember whose form this is, and where that model keeps hooks and watchers: `disturbed` asks each step.
+
+        `decode_form` calls it again for a model of transformers, whose form is made of a GPT with the same weights.
+        """
         self.source, modules = source, list(source.modules())
         self._hooks = [hooks for module in modules for hooks in (module._forward_hooks, module._forward_pre_hooks)]
         self._layers = [module for module in modules if isinstance(module, MultiHeadAttention)]
@@ -378,6 +384,7 @@ class Texts:
         # The queries of the first token, for steps of one: by key/value head, as if a group were H/G query positions.
         self._groups = heads[:, 0, :H].view(B, G, H // G, D)
         self._hidden = torch.empty(B * T, W * (1 + config.gated))
+        # Without a gate the activation is of `up` itself, which then stands in the place of the gate.
         self._gate, self._up = self._hidden[:, :W], self._hidden[:, W:] if config.gated else None
 
     @torch.inference_mode()
@@ -425,7 +432,7 @@ class Texts:
             alive = (torch.arange(S) >= self._first)[:, None, None]
         # A single query sees all keys, or those of its window, and needs no mask but for padding. On few keys torch's
         # own operation would hide NaN in the scores (`FEW_KEYS`), and `attend` does not.
-        if T > 1 or S < FEW_KEYS:
+        if T > 1 or S < FEW_KEYS:  # a mask takes the T queries for the last of the S places
             mask = layer.mask if alive is None else layer.mask & Allowed(alive)
             return attend(self._q.transpose(1, 2), k, v, Options(mask)).transpose(1, 2).reshape(B * T, -1)
         if layer.window is not None and layer.window < S:
@@ -440,9 +447,12 @@ def why_not(model: GPT) -> str | None:
     foreign = {type(module).__name__ for module in model.modules() if type(module) not in PARTS}
     if foreign:
         return f"{min(foreign)} is no part that it knows"
-    if any(x.dtype != torch.float32 or x.device.type != "cpu" for x in model.parameters()):
+    # Autocast multiplies copies of the weights in another format.
+    if torch.is_autocast_enabled("cpu") or any(
+        x.dtype != torch.float32 or x.device.type != "cpu" for x in model.parameters()
+    ):
         return "it is made for float32 on the CPU"
-    if hooked(model) or (model.training and model.config.dropout) or torch.is_autocast_enabled("cpu"):
+    if hooked(model) or (model.training and model.config.dropout):
         return "somebody watches the model, or it is being trained"
     # The form serves every config but those with latents. Somebody may have changed a layer's spec since, and the form
     # would not know what it says beyond the config.
@@ -461,7 +471,8 @@ def _norm(norm: nn.Module) -> tuple[Callable[[Tensor], Tensor], Tensor | None]:
     """A norm over the width, and the gain that is left to the product behind it."""
     if not isinstance(norm, nn.RMSNorm):
         return norm, None
-    # `_rms` leaves out sqrt(width), which goes into the gain, and takes small^2 = width * eps, as in `Layer`.
+    # `_rms` leaves out sqrt(width), which goes into the gain, and takes small^2 = width * eps, as in `Layer`. `or 0` is
+    # for the type checker alone: a config gives every norm its eps.
     root = torch.tensor(norm.normalized_shape[0] ** 0.5)
     gain = root if norm.weight is None else norm.weight * root
     return partial(_rms, small=root * (norm.eps or 0) ** 0.5), gain

@@ -41,7 +41,8 @@ PLACES = 8
 PREDICTING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
-# Also where the caller is in inference mode, as in `patch`: its tensors could take no part in a later backward pass.
+# As `patch`, it leaves a caller's inference mode: what the model made in it and kept could take part in no later
+# backward pass.
 @torch.inference_mode(False)
 @torch.no_grad()
 def why(
@@ -80,20 +81,20 @@ def why(
 
     def choose(good: Tensor, bad: Tensor | None) -> tuple[int, int | None]:
         # The logits (V,) of both texts -> the token that is explained, and what it is compared with or None.
-        row = good.double()
-        token = int(row.argmax()) if answer is None else _token(question, answer, row, notes)
+        token = int(good.argmax()) if answer is None else _token(question, answer, good, notes)
         if other is not None:
-            second = _token(question, other, row, notes)
+            second = _token(question, other, good, notes)
             if second == token:
                 raise refusal("same_answer", token=repr(other))
             return token, second
-        second = _likeliest(row, token) if bad is None else int(bad.argmax())
+        second = _likeliest(good, token) if bad is None else int(bad.argmax())
         return token, None if second == token else second  # both texts may be answered alike
 
     with evaluating(model):
         telling = _Telling(Passes(model, layers_of(model), question.position), question, twin, choose, progress)
         token, second = telling.read()
-        study, row = telling.study, telling.text.answer.double()  # `row`: logits (V,)
+        # `row`: logits (V,), on the processor, for some devices have no float64.
+        study, row = telling.study, telling.text.answer.cpu().double()
         compared = second is not None  # else the probability of the one token counts
         second = _likeliest(row, token) if second is None else second  # for what parts add, which needs two
         heads, keys, paths = telling.tell((token, second), notes)
@@ -135,7 +136,8 @@ def forecast(model: nn.Module, prompt: str | Sequence[int], corrupt: str | Seque
     heads = sum(site.n_heads for site in sites_of(model))
     # Whole passes of the model. Without a second text: the text, and once without each of the first heads. With one:
     # both texts; every head is patched, which runs the layers from its own up, on average half of them; and the first
-    # heads are patched at each of their places.
+    # heads are patched at each of their places. Those count as whole: the halves too many are more than what is asked
+    # of the first heads besides.
     passes = 1 + Story.MOST if corrupt is None else 2 + heads // 2 + Story.MOST * PLACES
     # The weights are read twice, as `_Telling` says. Whether there are paths to follow, for which they are read a
     # third time, is not known yet.
@@ -260,6 +262,7 @@ def _pieces(question: _Question, word: str) -> list[list[int]]:
     encode, before, after = tokens.prompt, ids, list[int]()
     # The answer continues no text that is known as one: ids were passed, or a decoder begins with it.
     if not isinstance(text, str) or question.way == "first":
+        # The way in which it was passed comes first: a word of several tokens is shown, or begun, as it stands there.
         texts = word, f" {bare}"
         encode, before = tokens.encode, []  # the word alone
     elif question.way == "next":
@@ -333,7 +336,7 @@ class _Telling:
         names = []  # of all heads that ran, from the first layer to the last
         for site, call in self.text.calls.items():
             names += [head_name(site, h) for h in range(call.q.shape[1])]
-        if self.study is None:  # what the heads add ranks them, so it comes first
+        if self.study is None and not self.refused:  # what the heads add ranks them, so it comes first
             for number in range(len(self.passes.layers)):
                 with loaded(self.passes.model, number):
                     self._add(number)

@@ -129,9 +129,10 @@ class _Distances(Pass):
     def __init__(self, call: Call, b: int, document: Document) -> None:
         document = replace(document, marks=None)  # sums over marked keys would stand before the three that are kept
         super().__init__(call, b, document)
-        self.formulas, self.offsets = {}, []  # no statistics
-        # Less to add up: of the sums `distances` needs none but "share", "total" and "shifted", which stand first, and
-        # of the near keys none but the first.
+        # No statistics are asked for, nor the weights at chosen offsets before the query.
+        self.formulas, self.offsets = {}, []
+        # Less to add up: of the sums `distances` needs none but "share", "total" and "shifted", which stand first. Of
+        # the near keys the first stays, with or without offsets: every block writes its weight.
         self.names, self.sums = self.names[:3], self.sums[:3]
         self.near = self.near[..., :1]
         self.start = document.start or 0  # the key at which query 0 stands, behind those of a cache
@@ -163,9 +164,10 @@ class _Distances(Pass):
         p = skewed[:, : t * width].view(h, t, width)[..., t:]  # (h,t,s) the places of the block there
         torch.mul(e, share[..., None], out=p)  # the weights
         diagonals = skewed.view(h, t, width + 1).sum(1)
-        # The first column holds nothing, the second the largest distance. Flipped, the distances ascend.
+        # The first column holds nothing, the second the largest distance, and the last is of no key again: it lies one
+        # further on than the last key. Flipped, the distances ascend.
         by_distance = diagonals[:, 1:].flip(1).to(widest(self.device))
-        nearest = int(strip.at[0]) - s  # the first of these distances
+        nearest = int(strip.at[0]) - s  # the first of these distances; `at` counts from the first key of the block
         # Below 0 a key stands behind its query: a model that predicts the next token gives it no weight, so these are
         # left out.
         ahead = max(0, -nearest)
@@ -201,7 +203,8 @@ def distances(call: Call, b: int, document: Document, sizes: Sequence[int]) -> t
     outside = farther[:, [min(window, length) for window in sizes]]  # (H,windows,sinks)
     within = behind.cumsum(1)  # (H,N) at n all that lies n or fewer tokens back
     shares = within[:, -1:] * torch.tensor(SHARES, dtype=within.dtype)
-    # What rounding alone leaves below a share has reached it.
+    # What rounding alone leaves below a share has reached it. 1e-12 is a round choice: of some thousand queries the
+    # rounding of a sum stays below it, and a weight that counts lies far above.
     reached = torch.searchsorted(within, shares - 1e-12).clamp(max=length - 1)
     return outside.mT.clamp(min=0) / n_rows, reached.double()  # rounding may leave a difference below 0
 

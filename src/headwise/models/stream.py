@@ -187,7 +187,7 @@ class Stream:
             start += len(ids)
 
     def with_layers(self, layers: Iterable[AttentionWeights], config: Any) -> nn.Module:
-        """A child of the model with these attention weights and this config, streamed too.
+        """A child of the model with these attention weights and this config, streamed too; not of one with a `seed`.
 
         The attention of a layer goes to a file as soon as it is made; all else is read from the parent's files. The new
         ones lie in `scratch`, or in the system's folder for temporary files, and go when the child goes.
@@ -271,8 +271,8 @@ class Stream:
                 f"a document of {longest:,} tokens takes {amount(needed)}, and {amount(free.size)} are free "
                 f"({free.limit}); tokens={fits:,} would fit"
             )
-        matrix = next(self.borrow(slot.name) for slot in self._slots[0] if slot.hollow.ndim == 2)
-        matrix = matrix.to(self.device)
+        # In the format in which layers run, which may be another one than that of the files.
+        matrix = next(self._weights(slot.name, slot.hollow) for slot in self._slots[0] if slot.hollow.ndim == 2)
         x = torch.ones(PROBE, matrix.shape[1], dtype=matrix.dtype, device=self.device)
 
         def product() -> float:
