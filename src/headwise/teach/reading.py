@@ -38,6 +38,7 @@ FRACTIONS = (1, 0.5, 0.25)  # of its features that models rotate: all, half as G
 RESIDUAL = r"residual|return [^\n]*\+|\+ ?(x|inputs?|queries|q|hidden_states)\b"
 # Of a path: "b", "b_q", "bq", "q_bias", "sesgo". It decides where two axes leave open whether an array is a bias.
 _BIAS = re.compile(r"(^|_|\.)b(ias)?(_|$|\.)|^b[qkvo]$|bias|sesgo", re.I)
+_NORM = re.compile(r"norm|(^|\.)ln|_ln\b", re.I)  # of a path: "q_norm", "ln_q", "q_ln"
 
 
 @dataclass(frozen=True)
@@ -141,8 +142,8 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
         paths.append(path)
         named |= {path, *path.split(".")}
         flat = array.value.ndim == 1
-        if re.search(r"(?i)norm|(^|\.)ln", path):  # a norm: its gain counts where its name says q or k
-            side = re.search(r"\b(q|k)", path)
+        if _NORM.search(path):  # its gain counts where its name says q or k: "q_norm", "norm_q", "query_norm"
+            side = re.search(r"(?<![a-z])(q|k)", path)
             if side and flat:
                 parts.gains[side[1]] = array
             continue
@@ -408,7 +409,7 @@ def renew(arrays: list[Array], rng: np.random.Generator) -> None:
             summed = shape[-1] if array.linear else shape[-2]
             # What comes out has a deviation of 1.2, and scores one of 1.2**2 = 1.4: maps are far from even.
             spread = 1.2 / max(summed, 1) ** 0.5
-        numbers = rng.normal(size=shape) * spread + ("norm" in array.path.lower())  # a gain lies around 1
+        numbers = rng.normal(size=shape) * spread + bool(_NORM.search(array.path))  # a gain lies around 1
         if isinstance(array.holder, np.ndarray):
             if array.holder.flags.writeable:
                 array.holder[...] = numbers
