@@ -245,13 +245,16 @@ def _read(parts: Parts, H: int | None, G: int | None, width: int, order: str, si
         listed = max(listed, len(parts.weights[role]))
     H = listed if listed > 1 else H or 1
     G = G or H
+    # One W_O for each head, whose biases add up, or one for all; others, such as an MLP's c_proj, are left out.
+    outputs = listed if len(parts.weights.get("o", ())) >= listed else 1
     matrices: dict[str, Any] = {"o": None}
     biases: dict[str, Any] = {}
     for role, arrays in parts.weights.items():
         pieces = [_matrix(array, width, H if role in "qo" else G, side, role == "o") for array in arrays]
-        matrices[role] = pieces[0] if role == "o" else np.concatenate(pieces, 1)
+        matrices[role] = np.concatenate(pieces[:outputs]) if role == "o" else np.concatenate(pieces, 1)
     for role, arrays in parts.biases.items():
-        biases[role] = np.concatenate([array.value.ravel() for array in arrays])
+        pieces = [array.value.ravel() for array in arrays]
+        biases[role] = sum(pieces[:outputs]) if role == "o" else np.concatenate(pieces)
     for fused in {"qkv", "kv"} & set(matrices):
         names, cut = _unfused(fused, matrices[fused].shape[1], H, G, order)
         for held in (matrices, biases):
