@@ -350,7 +350,8 @@ def kept_as(meaning: str, instance: Any, sizes: Settings) -> int | None:
     kept = getattr(instance, "__dict__", {})
     configs = [kept[name] for name in ("config", "cfg") if name in kept]
     for place in (sizes, kept, *configs, *kept.get("_modules", {}).values()):
-        for name, value in getattr(place, "__dict__", place).items():  # of a dictionary its own items
+        # Of a dictionary its own items; a module that a class leaves out is None, and has none.
+        for name, value in getattr(place, "__dict__", place or {}).items():
             if type(value) is int and name not in VALUES and meaning_of(name) == meaning:
                 return value
     return None
