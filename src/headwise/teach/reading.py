@@ -99,6 +99,7 @@ def _numbers_of(value: Any) -> Any:
         value = value.detach().cpu()
         return value.double().numpy() if value.is_floating_point() else value.numpy()
     if isinstance(value, list | tuple) and value and not hasattr(value[0], "detach"):
+        # A ragged list raises ValueError, one of other things TypeError, one of tensors with gradients RuntimeError.
         with contextlib.suppress(ValueError, TypeError, RuntimeError):
             numbers = np.array(value, dtype=float)
             return numbers if numbers.ndim >= 2 else None
@@ -144,6 +145,7 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
         flat = array.value.ndim == 1
         if _NORM.search(path):  # its gain counts where its name says q or k: "q_norm", "norm_q", "query_norm"
             side = re.search(r"(?<![a-z])(q|k)", path)
+            # The bias of a LayerNorm, of which the form has none, takes the place of its gain: no reading fits then.
             if side and flat:
                 parts.gains[side[1]] = array
             continue
@@ -194,6 +196,7 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
     bases = []  # of rotary angles; none: nothing is rotated
     if target.scope.says(ROTATES):
         # The usual one, then three numbers of the file at most that may be one: each of them multiplies the readings.
+        # Round bounds: below lie sizes, such as a width of 64; above lie numbers that hide scores, such as 1e9.
         others = [n for n in target.source.numbers if 100 <= n < 1e7 and n != 10000.0]
         bases = [10000.0, *others[:3]]
     fractions = FRACTIONS if target.scope.says(ROTATES_PART) else (1,)
@@ -414,6 +417,7 @@ def renew(arrays: list[Array], rng: np.random.Generator) -> None:
             # What comes out has a deviation of 1.2, and scores one of 1.2**2 = 1.4: maps are far from even.
             spread = 1.2 / max(summed, 1) ** 0.5
         numbers = rng.normal(size=shape) * spread + bool(_NORM.search(array.path))  # a gain lies around 1
+        # A matrix of lists keeps its numbers: it has no biases beside it, as `arrays_of` finds no flat lists.
         if isinstance(array.holder, np.ndarray):
             if array.holder.flags.writeable:
                 array.holder[...] = numbers
