@@ -43,7 +43,8 @@ def flat(values: Any) -> Iterator[Any]:
 def kind_of(values: Any) -> str:
     """One of "bool", "float" and "int": the dtype of an array, or what nested lists hold.
 
-    A list that mixes whole numbers and floats is float, and so are scalars that carry gradients.
+    A list that mixes whole numbers and floats is float, and so are scalars that carry gradients. An empty list is
+    bool, and any other dtype, such as complex, is int.
     """
     if hasattr(values, "dtype"):
         name = str(values.dtype)

@@ -97,7 +97,8 @@ FRAME: Row = {
 LOSS: Row = {"step": int, "loss": float}  # what is read of a row of the training's own log
 
 
-READ = ("previous", "self", "first", "delimiter")  # statistics that are a mean over the rows, by their own formula
+# Statistics that are a mean over the rows, by their own formula.
+READ = ("previous", "self", "first", "delimiter", "rare_top")
 
 
 class Glance:
@@ -115,6 +116,7 @@ class Glance:
         self.ids = _padded(texts)
         T = self.ids.shape[1]
         # What each row counts for in a mean. The first row of a line has one token to look at, so it tells nothing.
+        # There is a second: a text without a document of two tokens is refused.
         self.line_rows = _rows(lines, self.longest, 1)
         # (B,T) For scores only the documents count. The lines before them and `more` behind get zeros.
         self.rows = F.pad(_rows(text.documents, T), (0, 0, len(lines), len(more)))
@@ -186,7 +188,6 @@ class Glance:
         counts = torch.zeros(N, B, REACH + 2).scatter_add_(2, behind, is_row)
         # The mean over documents at each offset; the head's score is that of its best offset.
         scores["positional"] = (counts * self.offsets).sum(1).amax(1)
-        scores["rare_top"] = self._mean("rare_top", dense)
         return scores
 
     def _related(self, maps: Tensor, elsewhere: bool = False) -> Scores:
@@ -197,7 +198,8 @@ class Glance:
         means: dict[str, list[Tensor]] = defaultdict(list)
         for n, of_document in self.pair_cells:
             cells = of_document.elsewhere if elsewhere else of_document.right
-            # (N,pairs) NaN, which the means leave out, where the document has no other tokens at these distances.
+            # (N,pairs) In float64, as `of` adds up in one type with its shares. NaN, which the means leave out, where
+            # the document has no other tokens at these distances.
             sums = cells.of(maps[:, n].double()).masked_fill(cells.empty, nan)
             for name, pairs in of_document.by_relation.items():  # `pairs`: the columns of this relation
                 means[name].append(sums[:, pairs].nanmean(-1))
@@ -302,14 +304,14 @@ def _maps(model: nn.Module, sites: Sequence[Site], ids: Tensor) -> Tensor:
     """The weights (N,B,T,T) of the N heads of all layers on ids (B,T)."""
 
     def keep(call: Call) -> None:
-        maps.append(trace(call.q, call.k, call.v, call.options).weights)
+        maps.append(trace(call.q, call.k, call.v, call.options).weights.transpose(0, 1))  # (H,B,T,T)
 
     maps: list[Tensor] = []
     if not len(ids):  # there are no probes
         return torch.zeros(sum(site.n_heads for site in sites), 0, 0, 0)
     with attach(dict.fromkeys(sites, keep)):
         run_body(model, ids)
-    return torch.cat(maps, 1).transpose(0, 1).contiguous()  # each is (B,H,T,T)
+    return torch.cat(maps)
 
 
 def _even_maps(ids: Tensor) -> Tensor:
@@ -356,9 +358,8 @@ def frame_steps(steps: int, most: int, gap: int) -> frozenset[int]:
 
     The first ones are dense, to show the beginning of the training: `frame_steps(10, 60, 4)` has 0, 1, 2, 4, 8, 10.
     """
-    most = max(
-        2, most
-    )  # the first and the last, even where a frame of thousands of heads is larger than the file may be
+    # `most` is 0 where a frame of thousands of heads fills the file.
+    most = max(2, most)
     gap = max(gap, steps // most)
     while True:
         first = {0, *(2**n for n in range(gap.bit_length()))}  # powers of two up to the gap
@@ -486,6 +487,7 @@ def train(
         temporary = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder = temporary / "run" if out is None else Path(out)
         if isinstance(text, str) and "\n" in text:
+            # `run_training` takes the folder as new still: its text may lie there before a run begins.
             text = stack.enter_context(kept_text(temporary if out is None else folder, text))
         paths = (text,) if isinstance(text, str | Path) else text or ()
         files = tuple(str(text_path(path).absolute()) for path in paths)
@@ -495,5 +497,6 @@ def train(
         film = None if out is None else Film  # a folder that is deleted at once needs no film
         run_training(folder, settings, lambda progress: None, resume=False, n_samples=0, film=film)
         model, tokens = load_run(folder)
-    remember(model, folder, tokens, "headwise")  # so that `survey(model)` and others find its tokenizer
+    # So that `survey(model)` and others find its tokenizer; where nothing is kept, the path is of no use any more.
+    remember(model, folder, tokens, "headwise")
     return model

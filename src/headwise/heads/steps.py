@@ -68,6 +68,7 @@ def head_steps(
     _check_place("layer", layer, len(model.blocks))
     seen = _run(model, ids, layer)
     spec, call = seen.layer.spec, seen.call
+    # Only now: layers may differ in their heads, and `seen` has this one.
     _check_place("head", head, spec.n_heads, layer=layer)
     chosen = seen.layer.heads[head]  # its own rows of the weights: `wq` (D,C), `bq` (D,), `wo` (C,E), ...
     if seen.layer.o_proj is None:
@@ -155,7 +156,7 @@ def _stages(
             stages.append(_rotated(rope, layer.spec.head_dim, before, position))
         elif kind == "normed" and norm is not None:
             values = torch.tensor(before, dtype=torch.float64)
-            rms = math.sqrt(float(values.square().mean()) + (norm.eps or 0.0))  # shown beside the values
+            rms = math.sqrt(float(values.square().mean()) + layer.spec.qk_norm_eps)  # shown beside the values
             stages.append(VectorStage("normed", _floats(norm(values)), rms=rms))
     # The model's own numbers have the last word: these may differ by rounding, and the scores come of those.
     stages[-1] = replace(stages[-1], values=_floats(final))
@@ -254,6 +255,6 @@ def example_model() -> tuple[GPT, Tokens, str]:
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), one_thread():
         torch.manual_seed(EXAMPLE_SEED)
         model = GPT(GPTConfig(vocab_size=len(tokens), **preset.shape))
-        # clip=inf: gradients stay as they are. Clipped ones would make another model of the same seed.
+        # clip=inf: no gradient is cut, so that the model stays that of earlier versions, which did not clip.
         fit(model, replace(preset.recipe, steps=EXAMPLE_STEPS, clip=math.inf), data, EXAMPLE_SEED)
     return model.eval(), tokens, Note.of("tell.names", count=len(names))

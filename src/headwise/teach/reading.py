@@ -38,6 +38,7 @@ FRACTIONS = (1, 0.5, 0.25)  # of its features that models rotate: all, half as G
 RESIDUAL = r"residual|return [^\n]*\+|\+ ?(x|inputs?|queries|q|hidden_states)\b"
 # Of a path: "b", "b_q", "bq", "q_bias", "sesgo". It decides where two axes leave open whether an array is a bias.
 _BIAS = re.compile(r"(^|_|\.)b(ias)?(_|$|\.)|^b[qkvo]$|bias|sesgo", re.I)
+_NORM = re.compile(r"norm|(^|\.)ln|_ln\b", re.I)  # of a path: "q_norm", "ln_q", "q_ln"
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,7 @@ def _numbers_of(value: Any) -> Any:
         value = value.detach().cpu()
         return value.double().numpy() if value.is_floating_point() else value.numpy()
     if isinstance(value, list | tuple) and value and not hasattr(value[0], "detach"):
+        # A ragged list raises ValueError, one of other things TypeError, one of tensors with gradients RuntimeError.
         with contextlib.suppress(ValueError, TypeError, RuntimeError):
             numbers = np.array(value, dtype=float)
             return numbers if numbers.ndim >= 2 else None
@@ -141,8 +143,9 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
         paths.append(path)
         named |= {path, *path.split(".")}
         flat = array.value.ndim == 1
-        if re.search(r"(?i)norm|(^|\.)ln", path):  # a norm: its gain counts where its name says q or k
-            side = re.search(r"\b(q|k)", path)
+        if _NORM.search(path):  # its gain counts where its name says q or k: "q_norm", "norm_q", "query_norm"
+            side = re.search(r"(?<![a-z])(q|k)", path)
+            # The bias of a LayerNorm, of which the form has none, takes the place of its gain: no reading fits then.
             if side and flat:
                 parts.gains[side[1]] = array
             continue
@@ -193,6 +196,7 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
     bases = []  # of rotary angles; none: nothing is rotated
     if target.scope.says(ROTATES):
         # The usual one, then three numbers of the file at most that may be one: each of them multiplies the readings.
+        # Round bounds: below lie sizes, such as a width of 64; above lie numbers that hide scores, such as 1e9.
         others = [n for n in target.source.numbers if 100 <= n < 1e7 and n != 10000.0]
         bases = [10000.0, *others[:3]]
     fractions = FRACTIONS if target.scope.says(ROTATES_PART) else (1,)
@@ -244,13 +248,16 @@ def _read(parts: Parts, H: int | None, G: int | None, width: int, order: str, si
         listed = max(listed, len(parts.weights[role]))
     H = listed if listed > 1 else H or 1
     G = G or H
+    # One W_O for each head, whose biases add up, or one for all; others, such as an MLP's c_proj, are left out.
+    outputs = listed if len(parts.weights.get("o", ())) >= listed else 1
     matrices: dict[str, Any] = {"o": None}
     biases: dict[str, Any] = {}
     for role, arrays in parts.weights.items():
         pieces = [_matrix(array, width, H if role in "qo" else G, side, role == "o") for array in arrays]
-        matrices[role] = pieces[0] if role == "o" else np.concatenate(pieces, 1)
+        matrices[role] = np.concatenate(pieces[:outputs]) if role == "o" else np.concatenate(pieces, 1)
     for role, arrays in parts.biases.items():
-        biases[role] = np.concatenate([array.value.ravel() for array in arrays])
+        pieces = [array.value.ravel() for array in arrays]
+        biases[role] = sum(pieces[:outputs]) if role == "o" else np.concatenate(pieces)
     for fused in {"qkv", "kv"} & set(matrices):
         names, cut = _unfused(fused, matrices[fused].shape[1], H, G, order)
         for held in (matrices, biases):
@@ -346,7 +353,8 @@ def kept_as(meaning: str, instance: Any, sizes: Settings) -> int | None:
     kept = getattr(instance, "__dict__", {})
     configs = [kept[name] for name in ("config", "cfg") if name in kept]
     for place in (sizes, kept, *configs, *kept.get("_modules", {}).values()):
-        for name, value in getattr(place, "__dict__", place).items():  # of a dictionary its own items
+        # Of a dictionary its own items; a module that a class leaves out is None, and has none.
+        for name, value in getattr(place, "__dict__", place or {}).items():
             if type(value) is int and name not in VALUES and meaning_of(name) == meaning:
                 return value
     return None
@@ -408,7 +416,8 @@ def renew(arrays: list[Array], rng: np.random.Generator) -> None:
             summed = shape[-1] if array.linear else shape[-2]
             # What comes out has a deviation of 1.2, and scores one of 1.2**2 = 1.4: maps are far from even.
             spread = 1.2 / max(summed, 1) ** 0.5
-        numbers = rng.normal(size=shape) * spread + ("norm" in array.path.lower())  # a gain lies around 1
+        numbers = rng.normal(size=shape) * spread + bool(_NORM.search(array.path))  # a gain lies around 1
+        # A matrix of lists keeps its numbers: it has no biases beside it, as `arrays_of` finds no flat lists.
         if isinstance(array.holder, np.ndarray):
             if array.holder.flags.writeable:
                 array.holder[...] = numbers

@@ -41,7 +41,7 @@ def setting(comparison: Comparison) -> Note:
 
 
 def spent(ledger: Ledger) -> str:
-    """How long the call took."""
+    """How long the call took; no `Note`, as the claims beside it are in English alone."""
     return f"Took {ledger.wall_seconds / 60:.1f} minutes, and {ledger.cpu_seconds / 60:.1f} minutes of processor time."
 
 
