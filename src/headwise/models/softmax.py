@@ -104,7 +104,7 @@ def _names_in(kind: type[nn.Module]) -> tuple[bool, bool, bool]:
         if not isinstance(function, types.FunctionType) or function in read:
             continue
         read.add(function)
-        home = function.__module__
+        home = function.__module__ or ""  # None of one that `exec` made, as torch.fx makes `forward`
         package = home.partition(".")[0]
         of_library = package in LIBRARIES and home not in homes and not home.startswith("transformers.models")
         if of_library or package in sys.stdlib_module_names:
@@ -313,12 +313,13 @@ class Listener(TorchFunctionMode):
         result = func(*args, **keywords)
         if func is FUSED:
             return self._hand(lambda running: _fused(running, result, *args, **keywords), result)
+        inputs = [*args, *keywords.values()]
         if func in PRODUCTS or func in PRODUCT_ADDED:
-            return self._multiplied(func, [*args, *keywords.values()], result)
+            return self._multiplied(func, inputs, result)
         if func is F.linear:
             for running in self.running:
                 # Who multiplies another sequence makes keys of it.
-                running.cross |= any(args[0] is x for x in running.others)
+                running.cross |= any(x is given for given in inputs for x in running.others)
                 running.made.append(result)
         for part in result if isinstance(result, tuple | list) else [result]:  # chunk and split give several
             if isinstance(part, Tensor) and part.is_floating_point():
@@ -340,13 +341,15 @@ class Listener(TorchFunctionMode):
     def _follow(self, func: Any, args: Any, keywords: Any, result: Tensor, undropped: Tensor | None) -> None:
         """What is made of a tensor with a trail has one, too."""
         name = getattr(func, "__name__", "")
-        operands = args[0] if name in JOINS else [*args, *keywords.values()]
+        operands = [*args, *keywords.values()]
+        if name in JOINS:
+            operands = args[0] if args else keywords["tensors"]
         source = next((x for x in operands if self._trail(x) is not None), None)  # the first operand that has a trail
         trail = self._trail(source)
         if source is None or trail is None or name in MAKES_NEW:
             return
         if func in SOFTMAX:
-            axis = keywords.get("dim", args[1] if len(args) > 1 else -1)  # nn.Softmax may leave it None: then unknown
+            axis = keywords.get("dim", *args[1:2])  # nn.Softmax may leave it None: then it is unknown
             if axis is not None and axis >= 0:
                 axis -= result.ndim  # from the end, where views leave it as it is
             trail = Trail(True, axis, joined=trail.joined)
