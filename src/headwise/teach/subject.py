@@ -54,7 +54,8 @@ CONFIG = r"(config|cfg|args|conf|c|params|hparams|configuration|opts?|settings)"
 FREE = re.compile(
     r"cache|past|pos|start|offset|cos|sin|freq|training|train|need|return|output|causal|drop|scale|layer|use_", re.I
 )
-SECOND = r"context|memory|enc|kv|cross|y|other|source|key|x_?2|x2"  # what keys and values are made of
+# What keys and values are made of: `enc_out`, but not `sequence_length`; `y`, `src_y`, but not `density`.
+SECOND = r"context|memory|enc(?!e_len)|kv|cross|(^|_)y(_|$)|other|source|key|x_?2"
 UNFILLED: Any = object()  # stands for "nothing is known": None is a value that may be passed
 
 
