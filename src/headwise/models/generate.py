@@ -309,7 +309,10 @@ def _as_ours(module: Any, lacks: str) -> GPT:
     kind, rope = getattr(config, "model_type", type(module).__name__), getattr(config, "rope_parameters", None) or {}
     decoded = families("decode")
     if kind not in decoded or rope.get("rope_type") not in ROPES or hooked(module):
-        raise HeadwiseError(f"this model has {lacks}: {kind} is none of {', '.join(decoded)}, or is watched")
+        raise HeadwiseError(
+            f"this model has {lacks}: {kind} is none of {', '.join(decoded)}, "
+            f"its rope_type is none of {', '.join(ROPES)}, or it is watched"
+        )
     return as_gpt(config.to_dict(), module.state_dict())
 
 
