@@ -74,7 +74,7 @@ def test_who_has_no_form_or_plan(tmp_path: Path) -> None:
     with pytest.raises(HeadwiseError, match="rope_type='llama3' cannot be represented"):
         next(hw.generate(foreign("llama 3"), PROMPT, 3, plan=hw.Plan(((None, None),) * 2)))
     gpt2 = tf.GPT2LMHeadModel(tf.GPT2Config(vocab_size=19, n_embd=12, n_head=3, n_layer=2, n_positions=31)).eval()
-    refuses(lambda: decode_form(gpt2), "gpt2 is none of llama, mistral, qwen2, qwen3")
+    refuses(lambda: decode_form(gpt2), "gpt2 is none of llama, mistral, qwen2, qwen3, its rope_type is none of def")
     refuses(lambda: next(hw.generate(gpt2, PROMPT, 3, lookup=2)), "no decode form")
     refuses(lambda: hw.generate_batch(gpt2, "31415", 3), "prompts='31415' is one text; pass a list of them")
     half = foreign("llama").bfloat16()

@@ -151,7 +151,7 @@ class Attention(nn.Module):
             scores = (q @ k.transpose(-2, -1)) / math.sqrt(k.size(-1))
             scores = scores.masked_fill(torch.tril(torch.ones(length, length)) == 0, float("-inf"))
             if self.sink is not None:
-                scores = torch.cat([scores, self.sink.expand(batch, H, length, 1)], dim=-1)
+                scores = torch.cat(tensors=[scores, self.sink.expand(batch, H, length, 1)], dim=-1)
             self.map = F.softmax(scores, dim=-1)[..., :length]
             y = self.drop(self.map) @ v
         return self.c_proj(y.transpose(1, 2).contiguous().view(batch, length, C))
@@ -310,6 +310,9 @@ def test_heads_that_are_modules_axes_of_another_order_and_folded_ones() -> None:
             silenced = model(X)
         with zeroed(w_o, h, H):
             torch.testing.assert_close(silenced, model(X), rtol=0, atol=1e-6)
+    assert softmax.attends(torch.fx.symbolic_trace(head))
+    vars(head)["forward"] = lambda x, y: (x @ F.linear(input=y, weight=torch.eye(C)).mT).softmax(-1) @ y
+    assert "distance" not in watch_call(head, X, X[:, :7])["L0.H0"].means
 
 
 @torch.no_grad()

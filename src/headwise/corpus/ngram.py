@@ -138,7 +138,8 @@ class _Counts:
     @classmethod
     def tally(cls, of_gram: Ints, context_of_gram: Ints) -> _Counts:
         n1, n2 = int((of_gram == 1).sum()), int((of_gram == 2).sum())
-        # With no gram of count 1 the estimate is 0 and an unseen token gets no probability at all: take half a count.
+        # With no gram of count 1 the estimate is 0 and an unseen token gets no probability at all. Half a count is a
+        # round choice: more of it gives more to what was not seen.
         discount = n1 / (n1 + 2 * n2) if n1 else 0.5
         of_context = np.bincount(context_of_gram, weights=of_gram).astype(np.int64)
         types = np.bincount(context_of_gram)
@@ -202,7 +203,7 @@ def _find(keys: Ints, wanted: Ints) -> Ints:
 
 def _windows(tokens: Ints, order: int, boundary: int | None, chosen: Bools) -> _Windows:
     """The chosen tokens with up to `order` - 1 tokens before each, none from before its document."""
-    # The place of the latest boundary up to each token. Where there is none it is 0; no token equals a None.
+    # The place of the latest boundary up to each token; 0 where there is none. No token equals None.
     latest = np.maximum.accumulate(np.where(tokens == boundary, np.arange(tokens.size), 0))
     start = np.append(0, latest[:-1])  # a token's own place does not count: the end of a document still sees it
     at = np.flatnonzero(chosen)
@@ -212,6 +213,6 @@ def _windows(tokens: Ints, order: int, boundary: int | None, chosen: Bools) -> _
 
 def _opens(tokens: Ints, boundary: int | None) -> Bools:
     """Which tokens are boundaries that open a document without ending one."""
-    at = np.equal(tokens, -1 if boundary is None else boundary)  # no token is -1
+    at = tokens == boundary  # nowhere, where that is None
     opens: Bools = at & np.append(True, at)[:-1]  # and the token before is one, too, or there is none
     return opens

@@ -84,7 +84,7 @@ def generate_batch(
         model: as for `generate`
         prompts: token ids of each, or texts
         n_tokens: so many at most, of each
-        **options: temperature, top_k, seed and stop of `generate`
+        **options: temperature, top_k, seed, stop, cache and plan of `generate`; `lookup` is for one text
 
     Returns:
         Of each prompt the ids that follow it.
@@ -114,6 +114,7 @@ def steps(
             f"{type(module).__name__} does not predict the next token, so it cannot continue a text; "
             f"pass a model with a causal language-model head"
         )
+    # The errors name int8, too: with --int8 the command passes a decode form.
     if isinstance(model, Decoder) and not options.get("cache", True):
         raise HeadwiseError("cache=False and a decode form, or int8: the form is what has the cache; pass one of them")
     if plan is not None and (lookup or isinstance(model, Decoder)):
@@ -131,13 +132,14 @@ def steps(
         is_worth_a_form = n_tokens >= WORTH and sum(x.nbytes for x in module.parameters()) <= MOST
         rows = len(prompts) + lookup  # tokens that a step reads: one of each text, and the guesses
         if lookup:
-            decoder = decode_form(module, rows=rows)  # raises where there is none
+            decoder = decode_form(module, rows=rows)  # raises where there is none; without cache `continued` does
         # A `Decoder` reads texts side by side, a `Begun` each by itself. Nor can `Begun` take over the cache of a GPT
         # of ours, so that its form reads the prompt, too.
         elif is_worth_a_form and (len(prompts) > 1 or isinstance(module, GPT)):
             decoder = _form(module, rows)
         if decoder is None and is_worth_a_form:
-            # `functools.cache` makes the form when the first text goes on, and gives the others the same one.
+            # `functools.cache` makes the form when the first text goes on, and gives the others the same one. Where
+            # `_form` has given None above, it does so again, mostly before any work, and `Rows` is left.
             begin = partial(Begun, module, cache(lambda: _form(module) or Rows(module)), n_tokens)
     source = Source(begin, context_of(module), vocabulary_of(module), decoder)
     return continued(source, ids, n_tokens, stops=stops, lookup=lookup, **options)
@@ -309,7 +311,10 @@ def _as_ours(module: Any, lacks: str) -> GPT:
     kind, rope = getattr(config, "model_type", type(module).__name__), getattr(config, "rope_parameters", None) or {}
     decoded = families("decode")
     if kind not in decoded or rope.get("rope_type") not in ROPES or hooked(module):
-        raise HeadwiseError(f"this model has {lacks}: {kind} is none of {', '.join(decoded)}, or is watched")
+        raise HeadwiseError(
+            f"this model has {lacks}: {kind} is none of {', '.join(decoded)}, "
+            f"its rope_type is none of {', '.join(ROPES)}, or it is watched"
+        )
     return as_gpt(config.to_dict(), module.state_dict())
 
 
@@ -352,12 +357,12 @@ def decode_loss(decoder: Decoder, ids: Sequence[int]) -> float:
 def prompt_ids(model: nn.Module, text: str) -> list[int]:
     """Ids of a text that the model is to continue; of an empty one, what a text begins with."""
     folder = described(model)
-    if folder is None or folder.tokens is None:
+    if folder is None or folder.tokens is None:  # a command shows `ids=` as its option --ids
         where = "the model was not read from a folder" if folder is None else f"{folder.path} has no tokenizer"
         raise HeadwiseError(f"{where}, so its words are not known; pass token ids instead of a text (ids=)")
     if isinstance(folder.tokens, Tokens):
         return folder.tokens.prompt(text) or folder.tokens.opening()
-    # Of a model of transformers, the token that begins a text (bos), the first of them where it names several.
+    # Of a model of transformers, the token that begins a text (bos), the lowest id where it names several.
     return folder.tokens.prompt(text) or sorted(_special(model, "bos_token_id"))[:1]
 
 
@@ -365,7 +370,7 @@ def end_ids(model: nn.Module) -> set[int]:
     """The tokens that end a text, as far as the model's folder names them."""
     folder = described(model)
     if folder is not None and isinstance(folder.tokens, Tokens):
-        return set(folder.tokens.specials)
+        return set(folder.tokens.specials)  # of ours the boundary alone, where there is one
     return _special(model, "eos_token_id")
 
 

@@ -52,6 +52,7 @@ SPELLED_OUT = types.FunctionType(
 )
 SIGNATURE = inspect.signature(PACKED)  # gives its arguments their names, however they are passed
 SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax}
+# `a @ b` calls Tensor.matmul.
 PRODUCTS = {torch.matmul, Tensor.matmul, torch.bmm, Tensor.bmm, torch.mm, Tensor.mm, torch.einsum}
 PRODUCT_ADDED = {torch.baddbmm, Tensor.baddbmm}  # to the first argument: the product of the second with the third
 # Functions are told by their names, which those of torch and of Tensor share; `x.T` and `x.mT` are called `__get__`.
@@ -104,7 +105,7 @@ def _names_in(kind: type[nn.Module]) -> tuple[bool, bool, bool]:
         if not isinstance(function, types.FunctionType) or function in read:
             continue
         read.add(function)
-        home = function.__module__
+        home = function.__module__ or ""  # None of one that `exec` made, as torch.fx makes `forward`
         package = home.partition(".")[0]
         of_library = package in LIBRARIES and home not in homes and not home.startswith("transformers.models")
         if of_library or package in sys.stdlib_module_names:
@@ -201,7 +202,8 @@ def _einsum(equation: str, operands: Sequence[Tensor], result: Tensor, side: int
     # Keys are summed over; queries stand in the weights and in the output, features in the values and in the output.
     keys = (in_weights & in_values) - in_out
     queries, features = (in_weights & in_out) - in_values, (in_values & in_out) - in_weights
-    if len(keys) != 1 or in_weights - in_out - in_values:  # of the latter, an axis of the weights alone is summed up
+    # The second: an axis that the weights alone have, over which they would be summed before they meet the values.
+    if len(keys) != 1 or in_weights - in_out - in_values:
         return None
     key = keys.pop()
     if len(queries) > 1:  # heads that share values are such axes, too; queries are the one that is as long as the keys
@@ -268,7 +270,8 @@ class Block:
         first = next(iter(tensors.values()))  # by custom the sequence of the queries, or the queries
         others = {name: x for name, x in tensors.items() if x is not first}
         running.cross = not CONTEXT.isdisjoint(others)
-        # A keyword `key` tells it by its name, and may be the queries' own sequence once more.
+        # An argument called `key` alone tells it: DETR passes x + positions as query and key, and x as value, which is
+        # another tensor and no other sequence.
         if "key" not in inputs:
             running.others = [x for x in others.values() if x.ndim == first.ndim == 3]
         # (B,T,C) or (T,B,C), or one document (T,C); with more axes they are heads, or height and width of an image.
@@ -313,12 +316,13 @@ class Listener(TorchFunctionMode):
         result = func(*args, **keywords)
         if func is FUSED:
             return self._hand(lambda running: _fused(running, result, *args, **keywords), result)
+        inputs = [*args, *keywords.values()]
         if func in PRODUCTS or func in PRODUCT_ADDED:
-            return self._multiplied(func, [*args, *keywords.values()], result)
+            return self._multiplied(func, inputs, result)
         if func is F.linear:
             for running in self.running:
                 # Who multiplies another sequence makes keys of it.
-                running.cross |= any(args[0] is x for x in running.others)
+                running.cross |= any(x is given for given in inputs for x in running.others)
                 running.made.append(result)
         for part in result if isinstance(result, tuple | list) else [result]:  # chunk and split give several
             if isinstance(part, Tensor) and part.is_floating_point():
@@ -340,13 +344,15 @@ class Listener(TorchFunctionMode):
     def _follow(self, func: Any, args: Any, keywords: Any, result: Tensor, undropped: Tensor | None) -> None:
         """What is made of a tensor with a trail has one, too."""
         name = getattr(func, "__name__", "")
-        operands = args[0] if name in JOINS else [*args, *keywords.values()]
+        operands = [*args, *keywords.values()]
+        if name in JOINS:
+            operands = args[0] if args else keywords["tensors"]
         source = next((x for x in operands if self._trail(x) is not None), None)  # the first operand that has a trail
         trail = self._trail(source)
         if source is None or trail is None or name in MAKES_NEW:
             return
         if func in SOFTMAX:
-            axis = keywords.get("dim", args[1] if len(args) > 1 else -1)  # nn.Softmax may leave it None: then unknown
+            axis = keywords.get("dim", *args[1:2])  # nn.Softmax may leave it None: then it is unknown
             if axis is not None and axis >= 0:
                 axis -= result.ndim  # from the end, where views leave it as it is
             trail = Trail(True, axis, joined=trail.joined)
@@ -408,6 +414,7 @@ class Listener(TorchFunctionMode):
             return self._refuse(why, result)
         shown = product  # what a watcher sees: the weights before dropout
         if trail.undropped is not None:
+            # `or` is for the type checker: the axes are those of `product`, which is there.
             shown = _product(func, args, [*map(self._undropped, operands)], result, side, n_stated) or product
         return self._hand(lambda running: _mapped(running, product, shown.weights, trail.whole), result, product)
 
@@ -446,6 +453,7 @@ class Listener(TorchFunctionMode):
         with self.silence():
             if product is None:
                 return gave.reshape(result.shape).to(result.dtype)
+            # A plain product is contiguous, so that the model may call `.view` on it; what `back` turned is not.
             return product.back(gave.reshape(product.out.shape)).to(result.dtype).contiguous()
 
     @contextmanager
@@ -537,6 +545,7 @@ def _n_heads(running: Running, shape: Sequence[int]) -> tuple[int, bool]:
             f"{name} makes maps of {tuple(shape)} and does not say how many heads are in the first axis; set the "
             f"attribute n_heads of the module"
         )
+    # An N that is no size does not count documents alone: heads are in it, and windows perhaps, as in (B*W*H,T,S).
     is_documents_times_heads = any(size * n_stated == N for size in running.sizes)
     if N % n_stated == 0 and (is_documents_times_heads or N not in running.sizes):
         return n_stated, False  # the heads of a document may lie side by side, or the documents of a head
@@ -638,7 +647,8 @@ def _fused(
 def _call(running: Running, q: Tensor, k: Tensor, v: Tensor, options: Options, out: Tensor, causal: bool) -> Call:
     """A call, and whether it is cross attention: of queries and keys that are handed in it is not known whose they are.
 
-    Where as many queries as keys look at none behind themselves (`causal`), they are taken for one text's.
+    Where as many queries as keys look at none behind themselves (`causal`), they are taken for one text's. A single
+    query and key cannot look behind themselves, so these tell nothing.
     """
     T, S = q.shape[2], k.shape[2]
     cross = running.cross and not (running.gets_heads and T == S > 1 and causal)

@@ -54,7 +54,8 @@ CONFIG = r"(config|cfg|args|conf|c|params|hparams|configuration|opts?|settings)"
 FREE = re.compile(
     r"cache|past|pos|start|offset|cos|sin|freq|training|train|need|return|output|causal|drop|scale|layer|use_", re.I
 )
-SECOND = r"context|memory|enc|kv|cross|y|other|source|key|x_?2|x2"  # what keys and values are made of
+# What keys and values are made of: `enc_out`, but not `sequence_length`; `y`, `src_y`, but not `density`.
+SECOND = r"context|memory|enc(?!e_len)|kv|cross|(^|_)y(_|$)|other|source|key|x_?2"
 UNFILLED: Any = object()  # stands for "nothing is known": None is a value that may be passed
 
 
@@ -63,7 +64,7 @@ class Options:
     """What the caller of a check says; see `headwise.check`.
 
     causal   ought it to be causal? None: nothing was said
-    args     values by the names of parameters, or by meanings, such as "WIDTH"
+    args     values by the names of parameters; where a class is built, also by meanings such as "WIDTH"
     mapping  role, such as "q", -> name of the attribute that holds its weights
     seconds  of the search for bugs
     """
@@ -256,7 +257,7 @@ def still_dropout(seen: Seen, trains: bool, tokens: int) -> Iterator[None]:
     if torch is None:
         yield
         return
-    from unittest.mock import patch
+    from unittest.mock import patch  # its import takes a tenth of a second, which code without torch is spared
 
     functional = torch.nn.functional  # where nn.Dropout finds its function, too
     attend = functional.scaled_dot_product_attention
@@ -279,7 +280,7 @@ def still_dropout(seen: Seen, trains: bool, tokens: int) -> Iterator[None]:
 
 
 def kind_of_arrays(module: Any, code: str) -> str:
-    """torch, numpy or lists: what an object, or code of that text, computes with."""
+    """torch, numpy or lists: what an object, or code of that text (in small letters), computes with."""
     if hasattr(module, "named_parameters") or re.search(r"\btorch\b|\bf\.softmax", code):
         return "torch"
     arrays = any(isinstance(value, np.ndarray) for value in getattr(module, "__dict__", {}).values())
@@ -340,10 +341,8 @@ def angle_tables(kind: str, sizes: Settings) -> list[Any]:
     """
     tokens, width = sizes.get("TOKENS", TOKENS), sizes.get("HEAD_DIM", HEAD_DIM)
     angles = np.outer(np.arange(tokens), 10000.0 ** (-np.arange(0, width, 2) / width))
-    tables = []
-    for table in (np.concatenate([angles, angles], 1), np.repeat(angles, 2, 1), angles):
-        tables.append((to_kind(np.cos(table), kind), to_kind(np.sin(table), kind)))
-    return tables
+    tables = np.concatenate([angles, angles], 1), np.repeat(angles, 2, 1), angles
+    return [(to_kind(np.cos(table), kind), to_kind(np.sin(table), kind)) for table in tables]
 
 
 @dataclass
@@ -439,7 +438,8 @@ class Subject:
 
 def arguments_of(call: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The parameters of a call that have a name and no value yet."""
-    bound = {"self", *getattr(call, "keywords", ())}  # of a functools.partial, those that it passes itself
+    # What a functools.partial passes itself; and self, which a method has that is taken from its class.
+    bound = {"self", *getattr(call, "keywords", ())}
     parameters = inspect.signature(call).parameters.items()
     starred = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return {name: p for name, p in parameters if name not in bound and p.kind not in starred}
@@ -479,7 +479,7 @@ def subject_of(target: Target, call: Callable[..., Any], module: Any) -> Subject
         if re.fullmatch(r"(is_)?train(ing)?", name):
             fixed[name] = False
         elif re.fullmatch(r"(is_?)?causal", name.lower()):
-            fixed[name] = target.options.causal is not False
+            fixed[name] = target.options.causal is not False  # `args` is for names that do not tell what they are
         elif name in target.options.args:
             fixed[name] = target.options.args[name]
         elif name in required and name not in (*inputs, mask):

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from html import unescape
 from importlib import resources
-from pathlib import Path as File
+from pathlib import Path
 from string import Template
 from typing import Any
 
@@ -247,11 +247,11 @@ def windows_html(reach: Windows, lang: str = "en") -> str:
     )
 
 
-def story_page(path: str | File, story: Story, lang: str = "en") -> None:
+def story_page(path: str | Path, story: Story, lang: str = "en") -> None:
     """Write the story as one HTML page; its script draws the heads and tints the words that the chosen one looks at.
 
     Args:
-        path: of the page, or an open file
+        path: of the page; a file that is there is replaced
         story: what `why` gave
         lang: in which the page opens, "en" or "es"; it has a switch
     """
@@ -259,8 +259,8 @@ def story_page(path: str | File, story: Story, lang: str = "en") -> None:
     sentences = {lang: [story.sentence(part, lang) for part in story.told] for lang in LANGUAGES}
     opening = {lang: story.opening(lang) for lang in LANGUAGES}
     closing = {lang: story.closing(lang) for lang in LANGUAGES}
-    moves = {part.head: story.moves(part) for part in story.heads}
     data = {**asdict(story), "told": told, "sentences": sentences, "opening": opening, "closing": closing}
+    data["moves"] = {part.head: story.moves(part) for part in story.heads}
     answer = story.answer.strip() or story.answer  # a token may be spaces alone
     document = page(
         "why",
@@ -268,8 +268,8 @@ def story_page(path: str | File, story: Story, lang: str = "en") -> None:
         title=word("why.title", "title", answer=answer),
         styles=("why.css",),
         script="why.js",
-        data={"story": json_block({**data, "moves": moves})},
+        data={"story": json_block(data)},
         words=("why",),
         lang=lang,
     )
-    write_whole(File(path), document)
+    write_whole(path, document)
