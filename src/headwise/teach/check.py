@@ -43,7 +43,7 @@ from headwise.teach.loops import CALLED, NAME, head_loop, unimported
 from headwise.teach.reading import ROLES
 from headwise.teach.sandbox import MEMORY, alone, run_apart
 from headwise.teach.source import Source, candidates, kind_of, passed_over
-from headwise.teach.subject import Options, Target
+from headwise.teach.subject import CAUSAL, Options, Target
 from headwise.words import Note, refusal, unknown
 
 # A course's wrapper imports its head from a file that a reader may not have, and that is written either way: the same
@@ -90,6 +90,9 @@ def check(
         if role not in ROLES:
             raise unknown(Note.of("refused.no_role", role=role), role, ROLES)
     # Seconds of the processor; by the clock they may be twice as many, 0.6 of all. The rest is for all else.
+    for name in args or {}:
+        if re.fullmatch(CAUSAL, name.lower()):  # `causal` says it, and also what the verdict expects
+            raise refusal("causal_in_args", name=name)
     of_search = seconds * 0.3
     options = Options(causal, dict(args or {}), dict(mapping or {}), lang, of_search)
     speaker(lang)  # an error where there is no such language, before any work

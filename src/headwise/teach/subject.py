@@ -51,6 +51,7 @@ VALUES: dict[str, Any] = {
 NAMES = read_toml("names.toml")
 # Names of the learner's parameters. CONFIG: an object with all sizes. FREE: none of these is the input.
 CONFIG = r"(config|cfg|args|conf|c|params|hparams|configuration|opts?|settings)"
+CAUSAL = r"(is_?)?causal"
 FREE = re.compile(
     r"cache|past|pos|start|offset|cos|sin|freq|training|train|need|return|output|causal|drop|scale|layer|use_", re.I
 )
@@ -478,8 +479,8 @@ def subject_of(target: Target, call: Callable[..., Any], module: Any) -> Subject
     for name in names:
         if re.fullmatch(r"(is_)?train(ing)?", name):
             fixed[name] = False
-        elif re.fullmatch(r"(is_?)?causal", name.lower()):
-            fixed[name] = target.options.causal is not False  # `args` is for names that do not tell what they are
+        elif re.fullmatch(CAUSAL, name.lower()):
+            fixed[name] = target.options.causal is not False
         elif name in target.options.args:
             fixed[name] = target.options.args[name]
         elif name in required and name not in (*inputs, mask):
