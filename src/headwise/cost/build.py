@@ -52,9 +52,9 @@ class Fields:
         known = {*self.required, *self.defaults, *self.aliases, *self.record.get("derived", ()), *HARMLESS}
         fixed = self.record.get("fixed", {})
         for name, value in config.items():
-            if name in fixed:  # an option that changes sizes: it may be off, or have the one value that is priced
-                is_absent = value in (None, False, [], {})
-                if value != fixed[name] and not is_absent:
+            if name in fixed:  # an option that changes sizes: null, or the one value that is priced
+                # Where that value is off, anything empty is off, too.
+                if value not in (None, fixed[name]) and (value or fixed[name]):
                     wanted = f"{name}={_short(fixed[name])}"
                     raise HeadwiseError(f"{name}={_short(value)} is not priced for {family.name}, only {wanted}")
             elif name not in known and _sizes_something(name, value):
