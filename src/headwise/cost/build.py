@@ -344,7 +344,7 @@ def windows_of(f: Fields) -> list[int | None]:
         return [None] * n_layers
     window = f.optional_size("sliding_window")
     if window is None:
-        raise HeadwiseError("layer_types has sliding_attention and sliding_window is null; give the window")
+        raise HeadwiseError("some layers slide, and sliding_window is null; give the window")
     if not may_slide:
         raise HeadwiseError("layer_types has sliding_attention and use_sliding_window is false; correct one of them")
     return [window if slide else None for slide in slides]
