@@ -164,7 +164,7 @@ class Desk:
     @property
     def mask_text(self) -> str | None:
         """What is typed where a word is to be hidden; None for a model that fills in none."""
-        mask = getattr(self.tokens, "mask", None)
+        mask = getattr(self.tokens, "mask", None)  # only tokenizers of transformers have the attribute
         return mask if self.kind == "masked" else None
 
     def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
