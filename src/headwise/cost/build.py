@@ -124,7 +124,7 @@ class Fields:
         return str(value)
 
     def side(self, name: str) -> tuple[int, int]:
-        """Height and width of an image or a patch: one number for both, or a pair. No family has an alias for them."""
+        """Height and width of an image or a patch: one number for both, or a pair. No family has aliases of them."""
         value = self.get(name)
         sides = value if isinstance(value, list | tuple) else [value, value]
         if len(sides) != 2:

@@ -42,7 +42,7 @@ def parts_of(family: Family, core: nn.Module, w_o: nn.Module | None) -> dict[str
     def split(*counts: int) -> list[Linear]:
         """The parts of a packed projection, each with the rows of so many heads: (4, 2, 2) -> q, k, v.
 
-        So the packed ones lie that are known, GPT-2 and Phi-3: not head by head, with q, k and v of each, as GPT-NeoX.
+        So GPT-2 and Phi-3 pack them: all of q first, and not q, k and v of one head after another, as in GPT-NeoX.
         """
         weight, bias = projection(family.k)  # all parts name the same module
         if weight.shape[0] % sum(counts):
