@@ -23,6 +23,7 @@ from headwise.records import Trace
 from headwise.rungs import attend, trace
 from headwise.spec import AttentionSpec
 
+# For type checkers and editors alone: when the package runs, `__getattr__` below loads these.
 if TYPE_CHECKING:
     from headwise.cost import Price, price
     from headwise.gpt.gpt import GPT, GPTConfig
@@ -71,7 +72,8 @@ __all__ = [
     "survey", "trace", "train", "watch", "why", "windows",
 ]  # fmt: skip
 
-# Where the names are that load when they are first used: module, and what they are called there.
+# Where the names are that load when they are first used: "ablate" -> ("headwise.heads.effect", "ablate"). They are
+# written module by module. `open` is called `open_model` in its module, where it would hide Python's own.
 _LAZY = {
     name: (f"headwise.{module}", "open_model" if name == "open" else name)
     for module, names in {
@@ -97,6 +99,7 @@ _LAZY = {
 }  # fmt: skip
 
 
+# Python asks this for a name that the package does not have (PEP 562).
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'headwise' has no attribute {name!r}")
@@ -104,9 +107,9 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:
-        if error.name not in ("torch", "tokenizers"):
+        if error.name not in ("torch", "tokenizers"):  # the two that `pip install headwise` leaves out
             raise
-        raise MissingError(  # so that `hasattr(hw, "watch")` is False
+        raise MissingError(  # an AttributeError, so that `hasattr(hw, "watch")` is False
             f"headwise.{name} needs {error.name}, which is not installed: pip install 'headwise[torch]'"
         ) from None
 

@@ -139,6 +139,7 @@ LANG = "--lang"
 # Under torchrun: what ends all processes on an error of this one. It gets how to say the error, and the exit code.
 _end_all: Callable[[Callable[[str], None], int], NoReturn] | None = None
 MANY = ("heads", "train")  # commands that take several processes
+TORCHRUN = {"RANK", "MASTER_ADDR"}  # variables that torchrun sets
 # An argument in a message of the library: `out=`, `keep=0.75`, `by='role'`; not a comparison (`==`), and no part of a
 # path (`runs/out=1`). A value ends in a letter, digit or _: the full stop of a sentence is not of it.
 ARGUMENT = re.compile(r"(?<![\w./-])(?P<name>[a-z_]+)=(?!=)(?P<value>'[^']*'|[\w./+-]*\w|)")
@@ -392,7 +393,7 @@ def main() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # None where the process has none; a test puts another kind there
             stream.reconfigure(errors="backslashreplace")  # a character that the terminal lacks is shown as its code
-    with _many() if {"RANK", "MASTER_ADDR"} <= os.environ.keys() else nullcontext():  # torchrun sets these two
+    with _many() if os.environ.keys() >= TORCHRUN else nullcontext():
         code = _run()
     sys.exit(code)
 
@@ -403,16 +404,18 @@ def _many() -> Iterator[None]:
     global _end_all
     screen.quiet = err.quiet = os.environ["RANK"] != "0"  # a quiet console of rich prints nothing
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # what a lost process does to sockets is told in our line
-    words = _hoisted(sys.argv[1:])
-    # The name of the command: no option, and not the value of --lang, which stands before it.
-    word = next((word for before, word in pairwise(["", *words]) if not word.startswith("-") and before != LANG), "")
-    if word not in MANY:
-        error = refusal("one_process", command=word, first=MANY[0], other=MANY[1])
-        sys.exit(_failed(error, str(error)))
+    if _command_in(_hoisted(sys.argv[1:])) not in MANY:  # `_run` refuses it
+        yield
+        return
     from headwise.gpt.ranks import joined
 
     with joined() as _end_all:
         yield
+
+
+def _command_in(words: list[str]) -> str:
+    """The name of the command in a command line: the first word that is no option, nor the value of --lang."""
+    return next((word for before, word in pairwise(["", *words]) if not word.startswith("-") and before != LANG), "")
 
 
 def _run() -> int:
@@ -423,11 +426,14 @@ def _run() -> int:
         # Before typer reads the command line: help and refusals must be in that language already.
         speak(next((word for before, word in pairwise(words) if before == LANG), None))
         WORDS.update({key: screen.phrase(f"ended.{key}") for key in WORDS})
+        name = _command_in(words)
+        if os.environ.keys() >= TORCHRUN and name not in MANY:
+            raise refusal("one_process", command=name, first=MANY[0], other=MANY[1])
         command = worded()
         if COMPLETION in os.environ:
             command(prog_name="headwise")  # prints the completions and exits
         # Not command(): that turns Ctrl-C and a closed pipe into exit codes before this can say what was saved.
-        with leaving():
+        with leaving():  # while options are read nothing is written yet; then each command says what is
             context = command.make_context("headwise", words)
         with context:
             command.invoke(context)
@@ -462,7 +468,7 @@ def in_options(text: str) -> str:
 def _usage(error: Any) -> str:
     """What is wrong with a command line, by typer's error: a phrase of [usage] for its kind, such as NoSuchOption."""
     kind, message = type(error).__name__, error.format_message()
-    if screen.lang == "en" and kind not in ("BadParameter", "MissingParameter"):
+    if screen.lang == "en" and kind != "BadParameter":
         return str(message)  # typer's own sentence, which also offers the nearest
     # The option or argument, which the kinds of errors keep in different places.
     names = getattr(error, "option_name", None) or (error.param.get_error_hint() if hasattr(error, "param") else "")

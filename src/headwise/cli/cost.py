@@ -56,12 +56,12 @@ def cost(
         of_one = (context, source, cache_dtype, gpu_memory, bandwidth, plan, stream)
         if of_one != (None,) * len(of_one) or variants or choose or measure or device != "cpu" or batch != 1:
             raise refusal("no_model")
-        _show_models(room.TABLE, dtype or "bf16")
+        _show_models(room.TABLE, dtype or "bf16")  # one format for all, whatever a preset names: so caches compare
         return
     # The user's own text (a folder, a file, a preset); of a name on the hub a folder; of a GGUF file a dict.
     config = config_of(model)
     name, shape = room.read_shape(config)
-    if config is not model:  # the folder of a name on the hub is called by a number
+    if config is not model:  # the folder of a name on the hub is called by a number, and a dict has no name
         name = model if isinstance(config, Path) else Path(model).stem
     if isinstance(config, dict):
         shape = shape.noted(Note.of("price.gguf"))
@@ -69,21 +69,22 @@ def cost(
         if variants or choose:
             raise refusal("plan_of_one")
         shape = shape.with_plan(Plan.read(plan))
-    if measure:  # `positions`: the longest text of the model, None where it has no bound
+    if measure:
+        if plan is not None:
+            raise refusal("measure_plan")
+        # `positions`: the longest text of the model, None where it has no bound.
         context = min(MEASURED, shape.positions or MEASURED) if context is None else context
     elif stream is not None or device != "cpu":
         raise refusal("with_measure")
     setting = room.make_setting(shape, context, batch, source, dtype, cache_dtype, gpu_memory, bandwidth)
     price = room.price_shape(name, shape, setting)
     rows = room.variants(shape, setting) if variants else None
-    measured = _measured(model, price, plan, stream, device) if measure else None
+    measured = _measured(model, price, stream, device) if measure else None
     _show_price(price, rows, room.choose(shape, setting) if choose else None, measured)
 
 
-def _measured(model: str, price: Price, plan: Path | None, stream: bool | None, device: str) -> Measured:
+def _measured(model: str, price: Price, stream: bool | None, device: str) -> Measured:
     """Run the model at the setting of its price: batch, context, number formats. `stream` None: as memory allows."""
-    if plan is not None:
-        raise refusal("measure_plan")
     with needs_torch():
         from headwise.models import meter
         from headwise.models.stream import stream_of
@@ -105,7 +106,7 @@ def _show_models(names: Iterable[str], dtype: str) -> None:
         return
     models = []
     for each in prices:
-        heads = each.layers[0].attention  # the first layer stands for all
+        heads = each.layers[0].attention  # in each of these presets all layers are alike
         sizes = {field: getattr(heads, field) for field in ("n_heads", "head_dim", "n_kv_heads", "variant", "window")}
         cache = {"n_layers": each.n_layers, "cache_bytes_per_token": each.cache.bytes_per_token}
         models.append({"model": each.model, "d_model": each.d_model, **sizes, **cache})

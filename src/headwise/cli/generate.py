@@ -39,7 +39,7 @@ def generate(
     temperature: Annotated[float, Option(min=0.0)] = 0.8,
     top_k: SomeCount = None,
     seed: Seed = 0,
-    samples: Annotated[int, Option(min=1, max=10000)] = 1,
+    samples: Annotated[int, Option(min=1, max=10000)] = 1,  # side by side, each with a cache; the bound is a round one
     int8: bool = False,
     lookup: Number = 0,
     plan: File = None,

@@ -386,10 +386,12 @@ def bugs(
     if (train and bug is None) or (html is not None and bug in (None, "all")):  # a page shows one bug
         raise refusal("which_bug")
     names = list(catalogue()) if bug in (None, "all") else [bug_named(bug).id]  # which refuses an unknown one
-    if bug is None or not (train or html or bug == "all"):
+    trains = train or html is not None or bug == "all"
+    if trains or out != FOLDER:  # where nothing is trained, what lies in the usual folder is no matter
+        check_outputs((), {"--out": (out, UNITS)}, html=html)
+    if not trains:
         _tell_bugs([bug_named(name) for name in names], bug is None)
         return
-    check_outputs((), {"--out": (out, UNITS)}, html=html)
     with needs_torch():
         from headwise.teach.study import study
     with units_kept_in(out) as report:

@@ -53,7 +53,7 @@ class TextTokens(Protocol):
         """Ids that a model continues: the text after what the model expects before every document."""
 
     def decode(self, ids: Ids) -> str:
-        """The text of ids; special tokens leave no trace."""
+        """The text of ids; what stands between documents leaves no trace."""
 
     def shown(self, ids: Ids) -> tuple[str, ...]:
         """Each id as a reader should see it, one by one."""
@@ -202,8 +202,7 @@ class Tokens:
         ids = list(self._read(text).ids)
         if self._by_word and self.boundary in ids:  # which stands for the unknown, or was typed
             missing = sorted(word for word in set(self._words(text)) if word == BOUNDARY or word not in self.vocabulary)
-            # None is missing where a normalizer of the file makes another word of a known one.
-            raise self._unknown(missing, "words") if missing else refusal("no_spaces", text=repr(text))
+            raise self._unknown(missing, "words")
         return ids
 
     def places(self, text: str) -> list[tuple[int, int]]:
@@ -240,7 +239,7 @@ class Tokens:
         return self.prompt("") or [self.vocabulary.get("\n", 0)]
 
     def decode(self, ids: Ids) -> str:
-        """The text of ids; boundaries leave no trace."""
+        """The text of ids; boundaries leave no trace. Others that the file calls special are ordinary tokens here."""
         return str(self._tokenizer.decode([i for i in ids if i != self.boundary], skip_special_tokens=False))
 
     def shown(self, ids: Ids) -> tuple[str, ...]:

@@ -446,8 +446,8 @@ class Tallies:
         for document in documents:
             digest.update(array("q", document).tobytes() + b"|")  # ids as 64 bits; and where the document ends
         self.key = digest.hexdigest()
-        found = ranks.agree(lambda: sorted(folder.glob(KEPT)))  # one looks, before any writes
-        self.earlier = [path for path in found if re.fullmatch(r"tally-\d+-\d+", path.stem)]
+        paths = ranks.agree(lambda: sorted(folder.glob(KEPT)))  # one looks, before any writes
+        self.earlier = [path for path in paths if re.fullmatch(r"tally-\d+-\d+", path.stem)]
         # A file is tally-ATTEMPT-RANK: what goes on writes beside those of the processes that were killed.
         attempt = max((int(path.stem.split("-")[1]) for path in self.earlier), default=0) + 1
         self.path = folder / f"tally-{attempt}-{ranks.rank}.safetensors"

@@ -1,7 +1,8 @@
 """Run experiments, side by side, and gather their units into comparisons.
 
-Each unit is kept as soon as it is done, and none is done twice: its file is named by a digest of all that decides its
-scores. Experiments that share an arm share its units, and a run that was stopped goes on where it was.
+A unit is one model: an arm of an experiment with one seed. Each is kept as soon as it is done, and none is done twice:
+its file is named by a digest of all that decides its scores. Experiments that share an arm share its units, and a run
+that was stopped goes on where it was.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from headwise.words import Note, known, refusal, unknown
 
 
 class Store:
-    """A folder of finished units."""
+    """A folder of finished units, one JSON file for each. It needs no lock, since files appear whole."""
 
     def __init__(self, folder: Path) -> None:
         if folder.exists() and not folder.is_dir():
@@ -50,9 +51,11 @@ class Store:
         self.folder = Kept(folder, ["unit-*.json"]).folder  # cleared of what killed processes left half-written
 
     def path(self, unit: Unit) -> Path:
+        # 16 hexadecimal digits keep the name short. Should two units ever meet in them, `read` finds another key.
         return self.folder / f"unit-{digest(unit.key)[:16]}.json"
 
     def read(self, unit: Unit) -> Scored | None:
+        """What the unit gave; None where it was not run yet. HeadwiseError where its file was changed afterwards."""
         path = self.path(unit)
         if not path.exists():
             return None
@@ -75,7 +78,7 @@ class Store:
 
 def run_units(units: Sequence[Unit], store: Store, workers: int, report: Report) -> dict[Path, Scored]:
     """All units, from the store or run now in `workers` processes of one thread: the unit's file -> its scores."""
-    files = {store.path(unit): unit for unit in units}  # an arm that experiments share is one unit a seed
+    files = {store.path(unit): unit for unit in units}  # units that experiments share have one file, and run once
     finished: dict[Path, Scored] = {}
     for path, unit in files.items():
         scored = store.read(unit)
@@ -90,7 +93,7 @@ def run_units(units: Sequence[Unit], store: Store, workers: int, report: Report)
         store.write(unit, scored)
         finished[store.path(unit)] = scored
         metric = unit.experiment.metrics[0]
-        result = scored.failure or Note.of(
+        result = scored.failure or Note.of(  # a Note is a string
             "comparison.scored",
             metric=metric.words,
             score=f"{scored.scores[metric.name]:.3f}",
@@ -98,7 +101,7 @@ def run_units(units: Sequence[Unit], store: Store, workers: int, report: Report)
         )
         report(Note.of("comparison.unit_done", unit=unit.label, result=result), len(finished), len(files))
 
-    if workers == 1 or len(missing) <= 1:
+    if workers == 1 or len(missing) <= 1:  # in this process: another one would have to load torch first
         for unit in missing:
             finish(unit, run_unit(unit))
         return finished
@@ -120,13 +123,13 @@ def run_units(units: Sequence[Unit], store: Store, workers: int, report: Report)
 @contextmanager
 def _processes(count: int) -> Iterator[ProcessPoolExecutor]:
     """A pool whose processes end with this block, in the middle of a unit where it is left by an error or Ctrl-C."""
-    before = set(multiprocessing.active_children())
+    before = set(multiprocessing.active_children())  # other children of the caller, which are left alone
     # Not forked: a fork of a process whose torch has run threads may hang.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(count, mp_context=context, initializer=_end_with_parent)
     try:
         yield pool
-    except BaseException:
+    except BaseException:  # KeyboardInterrupt, too
         for child in set(multiprocessing.active_children()) - before:
             child.terminate()
         raise
@@ -140,7 +143,7 @@ def _end_with_parent() -> None:
     For a parent that is killed (SIGKILL, want of memory): it cannot run the clean-up of `_processes`.
     """
     parent = multiprocessing.parent_process()
-    assert parent is not None
+    assert parent is not None  # it is None in the main process alone
 
     def wait() -> None:
         parent.join()
@@ -167,12 +170,12 @@ def _deaf_to_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-CLAIMS = "claims"
+CLAIMS = "claims"  # what `headwise compare` takes besides: all experiments, and the ledger made of them
 EXPERIMENTS = {
     experiment.name: experiment
     for experiment in (HEADS, SHARING, OUTPUT_PROJECTION, SCALE, TWO_LOOKUPS, ROLES_OF_HEADS)
 }
-SEEDS = 5
+SEEDS = 5  # a round choice: more make the intervals smaller, and take as many times as long
 FEWEST_SEEDS = 2  # one says nothing about the spread
 
 
@@ -198,10 +201,15 @@ def compare(
 ) -> tuple[Comparison, ...]:
     """Run experiments, or what of them is not in the folder `out` yet, and compare the arms of each.
 
+    out      folder of finished units; it is made where it is not there
     n_seeds  seeds 0 to n_seeds - 1; at least 2
     steps    updates of each model; default: the recipe's
     text     a UTF-8 file instead of the built-in data
-    workers  processes side by side; the results do not depend on it. Call it under `if __name__ == "__main__":`
+    workers  processes side by side; the results do not depend on it. With several, call it in a script under
+             `if __name__ == "__main__":`, since each process imports the script again
+    report   is told what happened, how many units are done, and how many there are
+
+    HeadwiseError where an argument does not fit, the text is too short, or a file in `out` was changed.
     """
     if n_seeds < FEWEST_SEEDS:
         raise refusal("few_seeds", n_seeds=n_seeds, fewest_seeds=FEWEST_SEEDS, seeds=SEEDS)
@@ -211,7 +219,7 @@ def compare(
     asked = [experiment.as_asked(steps, text) for experiment in experiments]
     if text is not None:
         for experiment in asked:
-            experiment.task.corpus(text, 0)
+            experiment.task.corpus(text, 0)  # for its errors alone: is the text there, and long enough?
     store = Store(out)
     units = {experiment.name: units_of(experiment, range(n_seeds)) for experiment in asked}
     scored = run_units([unit for each in units.values() for unit in each], store, workers, report)
@@ -230,11 +238,11 @@ def units_of(experiment: Experiment, seeds: Sequence[int]) -> list[Unit]:
 
 
 def _gathered(experiment: Experiment, results: dict[str, list[Scored]]) -> Comparison:
-    """The comparison of an experiment whose results, of each arm seed by seed, are these."""
+    """The comparison of an experiment. `results` has what each arm gave, by its name, seed by seed."""
     arms: list[ArmResult] = []
-    for arm in experiment.arms:
+    for arm in experiment.arms:  # all but the first are compared with the first
         arms.append(_arm_result(arm, results[arm.name], experiment.metrics, arms[0] if arms else None))
-    # A unit's file has the failure in English, which may be a phrase with its Spanish.
+    # A unit's file has the failure in English; `known` finds the phrase again, so that it can be said in Spanish.
     failures = [
         Note.of("comparison.failed", arm=arm.name, failure=known(arm.failure) or arm.failure)
         for arm in arms
@@ -256,14 +264,17 @@ def _gathered(experiment: Experiment, results: dict[str, list[Scored]]) -> Compa
 
 
 def _arm_result(arm: Arm, results: Sequence[Scored], metrics: Sequence[Metric], first: ArmResult | None) -> ArmResult:
-    """An arm over its seeds, compared with the first arm: None for that one itself."""
+    """An arm over its seeds, compared with `first`, the first arm, which is None where this is the first arm.
+
+    One seed that failed leaves an arm without any scores: a mean of the others would hide it.
+    """
     failure = next((scored.failure for scored in results if scored.failure is not None), None)
-    named = {metric.name: metric for metric in metrics}
+    named = {metric.name: metric for metric in metrics}  # a unit may have other scores, which get no verdict
     scores = {}
     for name in results[0].scores if failure is None else ():
         values = tuple(scored.scores[name] for scored in results)
         difference = verdict = None
-        if first is not None and first.scores:
+        if first is not None and first.scores:  # they are empty where the first arm failed
             difference = paired(values, first.scores[name].values)
             if name in named:
                 verdict = sentence(arm.name, first.name, difference, named[name])

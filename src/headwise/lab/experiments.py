@@ -2,10 +2,12 @@
 
 All arms with the same seed learn from the same batches and are scored on the same held-out tokens.
 
-Most experiments vary one model: the verb preset without qk-norm, whose gains would give arms with heads of another
-width other parameters, and which divides out most of what another scale changes. A scale enters the scores, not the
-initial W_Q: there it would be the same function on the first step only, for optimizers move every weight by about the
-learning rate.
+Most experiments vary one model: the shape of the preset `verbs` without qk-norm. That norm has gains as wide as a
+head, so arms with heads of another width would have other numbers of parameters. It also divides out most of what
+another scale changes.
+
+Another scale of attention multiplies the scores in every step. To multiply the first W_Q instead would be the same
+function at the first step only: optimizers move every weight by about the learning rate, whatever its size.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from headwise.words import Note, labelled, refusal
 
 LOSS = Metric("loss", Note.of("comparison.loss"), "nats", lower_is_better=True)
 
-Measure = Callable[[GPT, Corpus], dict[str, float]]
+Measure = Callable[[GPT, Corpus], dict[str, float]]  # what a model, trained or not, is scored by: name -> number
 Report = Callable[[str, int, int], None]  # is told what happened, how many tasks are done, how many there are
 
 
@@ -51,7 +53,7 @@ class Task:
     """What the models of an experiment learn, and how."""
 
     data: str  # what the built-in data is called
-    corpus: Callable[[Path | None, int], Corpus]  # of a text, or None for the built-in data; and a seed
+    corpus: Callable[[Path | None, int], Corpus]  # is given a text, or None for the built-in data; and a seed
     recipe: Recipe
     text_recipe: Recipe | None = None  # the recipe on a text; None: this task takes no text
 
@@ -61,11 +63,11 @@ class Arm:
     """A variant of the model: fields of GPTConfig, and what they cannot say as a function that builds it."""
 
     name: str
-    shape: Mapping[str, Any]  # fields of GPTConfig, without the vocabulary
-    about: str = ""
+    shape: Mapping[str, Any]  # fields of GPTConfig, without the vocabulary, whose size the corpus gives
+    about: str = ""  # what is unusual about it, for its row in the table
     build: Callable[[GPTConfig], GPT] = GPT
     widened: bool = False  # take the feed-forward width that comes nearest to the parameters of the first arm
-    trained: bool = True
+    trained: bool = True  # False: it is scored with the weights that were drawn
 
 
 def held_out_loss(model: GPT, corpus: Corpus) -> dict[str, float]:
@@ -74,13 +76,13 @@ def held_out_loss(model: GPT, corpus: Corpus) -> dict[str, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """A question, and the arms that answer it; the others are compared with the first."""
+    """A question, and the arms that answer it: all but the first are compared with the first."""
 
     name: str
     question: str
     task: Task
     arms: tuple[Arm, ...]
-    metrics: tuple[Metric, ...] = (LOSS,)
+    metrics: tuple[Metric, ...] = (LOSS,)  # those of the numbers of `measure` that get a verdict
     measure: Measure = held_out_loss
     notes: tuple[str, ...] = ()
     text: Path | None = None  # what its models learn from; None: the built-in data
@@ -91,7 +93,7 @@ class Experiment:
         if text is not None:
             if self.task.text_recipe is None:
                 raise refusal("built_in_alone", name=self.name, data=data)
-            # The name of a file may hold bytes that are no UTF-8.
+            # A file's name may hold bytes that are no UTF-8; each becomes "?", which can be printed and written.
             recipe, data = self.task.text_recipe, text.name.encode("utf-8", "replace").decode()
         if steps is not None:
             if steps < 1:
@@ -103,12 +105,14 @@ class Experiment:
         return replace(self, task=replace(self.task, recipe=recipe, data=data), text=text, notes=notes)
 
     def config(self, arm: Arm, vocab_size: int) -> GPTConfig:
+        """The shape of an arm's model. A widened arm has as many parameters as the first arm, or nearly."""
         config = GPTConfig(vocab_size=vocab_size, **arm.shape)
         if not arm.widened:
             return config
         first = self.arms[0]
         wanted = count_parameters(self.config(first, vocab_size), first.build)
-        # Parameters grow by the same number, more - have, with each feature of the feed-forward width.
+        # With each feature of the feed-forward width parameters grow by the same number, more - have. `wanted - have`
+        # is what W_O or the missing key/value heads had.
         width = config.feed_forward_width
         have, more = (count_parameters(replace(config, d_ff=w), arm.build) for w in (width, width + 1))
         return replace(config, d_ff=width + round((wanted - have) / (more - have)))
@@ -128,7 +132,11 @@ class Unit:
 
     @cached_property
     def key(self) -> dict[str, Any]:
-        """What its result hangs on; functions by their names alone, for their files may be joined."""
+        """All that its scores hang on. Units with one key are one unit, whatever their arms are called.
+
+        Functions stand here by their names, without their modules, so that one may move to another file. A widened
+        arm hangs on the shape of the first arm as well, whose parameters it meets.
+        """
         experiment, arm = self.experiment, self.arm
         return {
             "model": _shape_of(arm) | {"trained": arm.trained},
@@ -152,7 +160,7 @@ class Scored:
 
     parameters: int
     scores: dict[str, float]  # empty where training diverged
-    failure: str | None
+    failure: str | None  # why there are no scores: at which step training diverged
     cpu_seconds: float
 
 
@@ -160,7 +168,8 @@ def run_unit(unit: Unit) -> Scored:
     """Build, train and measure one model. The same unit gives the same scores in any process, beside any others."""
     experiment, arm, seed = unit.experiment, unit.arm, unit.seed
     began = time.process_time()
-    # On one thread sums are always added up in the same order. torch's random state is left as it was.
+    # On one thread sums are always added up in the same order. torch's random state is left as it was, on the
+    # processor: nothing here runs on a device.
     with one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         corpus = experiment.task.corpus(experiment.text, seed)
@@ -180,7 +189,10 @@ def count_parameters(config: GPTConfig, build: Callable[[GPTConfig], GPT] = GPT)
 
 
 def with_attention(config: GPTConfig, **changes: Any) -> GPT:
-    """A GPT whose attention specs have these fields changed; it begins with the weights that GPT draws for both."""
+    """A GPT whose attention layers have these fields of their spec changed, such as scale=1.0.
+
+    The GPT without changes is drawn first, and the new layers get its weights: all arms of a seed begin alike.
+    """
     model = GPT(config)
     for block in model.blocks:
         layer = MultiHeadAttention.from_spec(config.attention.replace(**changes))
@@ -192,15 +204,17 @@ def with_attention(config: GPTConfig, **changes: Any) -> GPT:
 
 # The experiments.
 
-# The 800 steps took 12 seconds on one thread.
+# What the preset `verbs` had at first, 200 steps shorter; the preset has changed since, but these figures should stay
+# comparable. The 800 steps took 12 seconds on one thread.
 RECIPE = Recipe(steps=800, batch=64, lr=0.003, muon_lr=0.02, weight_decay=1.0, warmup=50)
 SHAPE: dict[str, Any] = {**PRESETS["verbs"].shape, "qk_norm": False}
 
 
-@lru_cache(maxsize=1)  # for the next arm, which has the same seed where units run in order
+@lru_cache(maxsize=1)  # units run seed by seed, so the next arm asks for the same data
 def verbs_or_text(text: Path | None, seed: int) -> Corpus:
     """The core of the verb corpus, split by the seed; or a text as a stream of characters, its last tenth held out."""
-    if text is None:  # one order is the harder task, which leaves room to differ
+    if text is None:
+        # With the persons of a conjugation line in one order the task is harder, so that arms have room to differ.
         return verb_corpus(seed, SHAPE["context"], any_order=False, core=True)
     return text_corpus(Sources([text]), lines=False, context=SHAPE["context"], seed=seed)
 
@@ -214,6 +228,7 @@ VERBS_OR_TEXT = Task(
 )
 
 
+# The heads of an arm share the width of the model, so that all arms have as many parameters.
 def heads_arm(count: int, shape: dict[str, Any]) -> Arm:
     about = Note.of("comparison.of_width", width=shape["d_model"] // count)
     return Arm(name=Note.of("comparison.heads", count=count), about=about, shape={**shape, "n_heads": count})
@@ -227,6 +242,7 @@ HEADS = Experiment(
 )
 
 
+# Builders are functions with names, here and below, since the key of a unit has the name.
 def without_output(config: GPTConfig) -> GPT:
     return with_attention(config, out_proj=False)
 
@@ -260,7 +276,7 @@ SCALE = Experiment(
     name="scale",
     question=Note.of("comparison.which_scale"),
     task=VERBS_OR_TEXT,
-    arms=(
+    arms=(  # heads are 16 wide and the model 64: the scale is 1/4, 1/8 or 1
         Arm(name="1/sqrt(head_dim)", about="0.25", shape=SHAPE),
         Arm(name="1/sqrt(d_model)", about="0.125", shape=SHAPE, build=by_model_width),
         Arm(name=Note.of("comparison.unscaled"), about="1", shape=SHAPE, build=unscaled),
@@ -268,7 +284,7 @@ SCALE = Experiment(
 )
 
 
-# Sharing: what key/value heads that several query heads read cost in quality.
+# Sharing: what it costs in quality that several query heads read one key/value head.
 N_HEADS = 8
 
 
@@ -277,7 +293,8 @@ def shared(name: str, n_kv_heads: int) -> Arm:
     return Arm(name=name, about=Note.of("comparison.kv_heads", count=n_kv_heads), shape=shape, widened=True)
 
 
-# Its shape is that of the arm with as many heads, which HEADS has trained: so it does not name n_kv_heads.
+# It does not name n_kv_heads, which are as many by default. So its shape, and with it the key of its units, is that
+# of the arm with 8 heads in HEADS, and it is trained once for both.
 MHA = Arm(name="MHA", about=Note.of("comparison.kv_heads", count=N_HEADS), shape={**SHAPE, "n_heads": N_HEADS})
 
 SHARING = Experiment(
@@ -293,18 +310,19 @@ SHARING = Experiment(
 #     b25 d03 a40 c12 f33 e01 ca? 10
 #
 # Each fact is one word: a name and two numbers. The question `ca?` asks for the first number of c and the second of a.
-# One head of any width mixes first and second numbers of both facts; two can fetch one number each. A head's weights
-# may depend on the numbers too, and a wide feed-forward, which knows the question, can sort out the mix: so it has one
-# neuron here, and more in the last arm.
+# One head of any width brings a mixture of both facts, with all four numbers; two heads can bring one fact each. A
+# wide feed-forward, which knows the question, can sort out a mixture: so it has one neuron here, and more in the last
+# arm. Even so one head gets about 0.75 of the answers: its weights may depend on the numbers of a fact as well.
 NAMES = "abcdef"
-NUMBERS = 6
-TRAIN_LINES, HELD_OUT_LINES = 16_000, 1_000
+NUMBERS = 6  # each number of a fact is 0 to 5
+TRAIN_LINES, HELD_OUT_LINES = 16_000, 1_000  # 500 steps of 128 lines see each about 4 times
 LOOKUP_CONTEXT = len(NAMES) + 3  # facts, question, answer, and the boundary before them
 
 ACCURACY = Metric("accuracy", Note.of("comparison.accuracy"), "")
 LOOKUP_SHAPE = {"context": LOOKUP_CONTEXT, "n_layers": 1, "d_model": 32, "d_ff": 1}
 
 
+# Each line has all names in a random order, and asks for two different ones.
 def lines(count: int, seed: int) -> Iterator[str]:
     rng = random.Random(seed)
     for _ in range(count):
@@ -318,15 +336,16 @@ class Answers(Documents):
     """Lines of which the answer alone is learned and scored: the facts and questions are random."""
 
     def _padded(self, numbers: Any) -> Batch:
-        """The lines of these numbers, to train on or held out."""
+        """The lines of these numbers, to train on or held out, as (inputs, targets), each (lines,tokens)."""
         inputs, targets = super()._padded(numbers)
-        answers = torch.full_like(targets, IGNORED)  # all lines have one length; the last target is the boundary
-        answers[:, -2] = targets[:, -2]
+        answers = torch.full_like(targets, IGNORED)
+        answers[:, -2] = targets[:, -2]  # all lines have one length; the last target is the boundary after the answer
         return inputs, answers
 
 
 @lru_cache(maxsize=1)
 def lookups(text: Path | None, seed: int) -> Corpus:
+    """The lines of a seed. `text` is None, since the task has no recipe for a text; a `Task.corpus` is given it."""
     drawn = list(lines(TRAIN_LINES + HELD_OUT_LINES, seed))
     train, held_out = drawn[:TRAIN_LINES], drawn[TRAIN_LINES:]
     tokens = Tokens.words(drawn)
@@ -335,8 +354,9 @@ def lookups(text: Path | None, seed: int) -> Corpus:
 
 @torch.no_grad()
 def answers_right(model: GPT, corpus: Corpus) -> dict[str, float]:
+    """The fraction of held-out lines whose likeliest answer is the right one, and the held-out loss."""
     right = count = 0
-    for inputs, targets in corpus.data.held_out_batches(256):
+    for inputs, targets in corpus.data.held_out_batches(256):  # lines at a time, which only bounds the memory
         scored = targets != IGNORED
         right += int((model(inputs).argmax(-1)[scored] == targets[scored]).sum())
         count += int(scored.sum())
@@ -349,6 +369,8 @@ TWO_LOOKUPS = Experiment(
     task=Task(
         data=Note.of("comparison.two_lookups"),
         corpus=lookups,
+        # With lr=3e-3 one head gets 0.42 of the answers instead of 0.75 (seed 0), with a weight decay of 0.1 0.69.
+        # Two heads get all of them each time.
         recipe=Recipe(steps=500, batch=128, lr=1e-2, muon_lr=0.02, weight_decay=0.0, warmup=50),
     ),
     arms=(
@@ -361,7 +383,7 @@ TWO_LOOKUPS = Experiment(
     ),
     metrics=(ACCURACY, LOSS),
     measure=answers_right,
-    notes=(
+    notes=(  # how often a guess is right that knows neither number, and one; the loss where one is known
         Note.of(
             "comparison.chance",
             pair=f"{1 / NUMBERS**2:.3f}",
@@ -373,22 +395,26 @@ TWO_LOOKUPS = Experiment(
 )
 
 
-# Roles: known relations of the verb corpus, before and after training. A role is defined from the position that
-# predicts. For each the head that plays it most is taken, among the untrained heads as well. The control "even" is a
-# head that spreads its look evenly over all that it may see.
-LINES = 60  # conjugation lines scored, besides all held-out cells
+# Roles: jobs of heads that the verb corpus tells right from wrong, before and after training. A role says where a
+# position that predicts has to look. For each role the head that plays it most is taken, among the untrained heads as
+# well. The control "even" is a head whose weights are the same for all that it may see.
+LINES = 60  # of the 240 conjugation lines the first ones, besides all held-out cells; more lines take longer
 ROLES = ("previous token", "same token", "person", "translation")
 
 
-Looks = list[tuple[int, list[int]]]  # positions that look, and those that each would look at
+Looks = list[tuple[int, list[int]]]  # (5, [2]): position 5 would look at position 2
 
 
 def places(line: str, words: Sequence[str]) -> dict[str, Looks]:
-    """For each role the positions that look among the tokens of a line, and those that each would look at.
+    """For each role the positions of a line that look, and those that each would look at.
 
-    The last two are relations of the corpus: from "=" to the English pronoun, from the Spanish pronoun to the English
-    verb.
+    line   as the corpus has it, "he works = él trabaja"
+    words  its tokens one by one, with the boundary that stands before it
+
+    "person" and "translation" are relations of the corpus: from "=" to the English pronoun, and from the Spanish
+    pronoun to the English verb. A line without "=" has neither.
     """
+    # Of each token the positions of the same word before it.
     earlier = [[j for j in range(i) if words[j] == word] for i, word in enumerate(words)]
     looks: dict[str, Looks] = {
         "previous token": [(i, [i - 1]) for i in range(1, len(words))],
@@ -402,12 +428,16 @@ def places(line: str, words: Sequence[str]) -> dict[str, Looks]:
 
 
 def role_scores(model: GPT, corpus: Corpus) -> dict[str, float]:
-    """For each role its mass in the best head, the mass of an even look, and the loss that this head is worth."""
+    """For each role its mass in the best head, that of even weights, and what silencing the head adds to the loss.
+
+    The mass of a role is the mean weight that a head puts on the right positions, over all looks of all lines.
+    """
     masses: dict[str, list[np.ndarray]] = {role: [] for role in ROLES}  # of each look the masses (layers * heads,)
     even: dict[str, list[float]] = {role: [] for role in ROLES}
     for line in [*verbs.conjugation_lines(core=True)[:LINES], *(cell.line for cell in corpus.cells)]:
         ids = corpus.tokens.prompt(line)
         words = corpus.tokens.shown(ids)
+        # (layers * heads, T, T). "" is a name for the model in messages, and there are none here.
         weights = np.stack([head.weights for head in head_maps(model, ids, words, "").maps])
         for role, looks in places(line, words).items():
             for i, targets in looks:
@@ -417,7 +447,7 @@ def role_scores(model: GPT, corpus: Corpus) -> dict[str, float]:
     scores: dict[str, float] = {}
     for role in ROLES:
         mass_of_heads = np.mean(masses[role], axis=0)
-        # Heads lie layer after layer.
+        # Heads lie layer after layer: of 4 heads a layer, number 6 is L1.H2.
         layer, head = divmod(int(mass_of_heads.argmax()), model.config.n_heads)
         with ablate(model, [f"L{layer}.H{head}"]):
             cost = evaluate(model, corpus.data) - whole
@@ -429,7 +459,7 @@ def role_scores(model: GPT, corpus: Corpus) -> dict[str, float]:
 ROLES_OF_HEADS = Experiment(
     name="roles",
     question=Note.of("comparison.which_roles"),
-    task=replace(VERBS_OR_TEXT, text_recipe=None),
+    task=replace(VERBS_OR_TEXT, text_recipe=None),  # a text has no such roles
     arms=(
         Arm(name=Note.of("comparison.untrained"), shape=SHAPE, trained=False),
         Arm(name=Note.of("comparison.trained"), shape=SHAPE),

@@ -30,8 +30,8 @@ class Explanation:
         sizes: B, H, G, T, S, D, E; S counts what a cache holds
         keys: the number of keys read, after windows have cut K and V
         flops: of the projections and of the attention products, a multiplication and an addition counting 2
-        bytes: read and written at least once: weights, x and result, q, k, v and heads; `mask` if a tensor is
-            made of it; `maps`, the (B,H,T,S) numbers of the explicit path; `latents`, which are expanded
+        bytes: read and written at least once: weights, x and result, q, k, v and heads; `mask`, the tensor that the
+            masks become, if any; `maps`, the (B,H,T,S) numbers of the explicit path; `latents`, which are expanded
         form: with a latent "expanded" or "absorbed", see `headwise.layer.latent`, else None; `sizes` are those of
             the attention call in this form, and `refused` has the multiplications of the other
     """
@@ -81,7 +81,8 @@ def explain(
 ) -> Explanation:
     """What `layer(x, ...)` would do: the way it takes, why no other, and what that costs.
 
-    Nothing is computed, and the cache stays as it is. The other arguments are those of `MultiHeadAttention.forward`.
+    Nothing is computed, and the cache stays as it is. One with a plan is refused, as its heads read different numbers
+    of keys. The other arguments are those of `MultiHeadAttention.forward`.
 
     Args:
         layer: a layer of ours
@@ -159,8 +160,8 @@ def _bytes(layer: MultiHeadAttention, x: Tensor, sizes: Sizes, path: paths.Path,
     # Is a tensor made of the band? Not where the kernel's causal flag says it.
     has_band = path.band is not None and path.name != paths.CAUSAL
     if path.name == paths.EXPLICIT:
-        counts["maps"] = 3 * B * H * T * S * max(4, size)  # scores, their exp, weights; in float32 or wider
-    elif path.rest or has_band:
+        counts["maps"] = 3 * B * H * T * keys * max(4, size)  # scores, their exp, weights; in float32 or wider
+    if path.rest or has_band:
         # The tensor that the masks become: one number a pair, for each document and head that they tell apart.
         to_cpu = partial(torch.as_tensor, device="cpu")  # only shapes are asked for, wherever the masks lie
         grid = BroadcastGrid((B, H, T, S), to_cpu, torch.arange, path.keys)
@@ -168,7 +169,7 @@ def _bytes(layer: MultiHeadAttention, x: Tensor, sizes: Sizes, path: paths.Path,
         shapes = [tuple(x.shape) for x in (allowed, bias) if x is not None]
         if has_band:
             shapes.append((T, keys))
-        number = 1 if bias is None else max(4, size)  # a bool, or a number of at least 32 bits
+        number = 1 if bias is None else max(4, size)  # a bias is made in float32 or wider, whatever q is
         counts["mask"] = math.prod(np.broadcast_shapes(*shapes)) * number
     return counts
 

@@ -185,7 +185,8 @@ class MultiHeadAttention(Projections):
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """The inputs of a call as (B,T,width) each. Values that are the context become None, and both if they are x.
 
-        Raises HeadwiseError for what is no tensor, and where some have the axis of documents and others not.
+        Raises:
+            HeadwiseError: for what is no tensor, and where some have the axis of documents and others not.
         """
         for name, tensor in (("x", x), ("context", context), ("values", values)):
             if isinstance(tensor, Mask):
@@ -197,7 +198,9 @@ class MultiHeadAttention(Projections):
                     f"x has shape {tuple(x.shape)}, one document, and {name} {tuple(tensor.shape)}; pass both with the "
                     f"axis of documents, or both without"
                 )
-        if values is not None and values is context:  # layer(x, m, m) is layer(x, m), and layer(x, x, x) is layer(x)
+        # layer(x, m, m) is layer(x, m), and layer(x, x, x) is layer(x), as the paper writes self attention. But
+        # layer(x, x) stays cross attention: a context alone asks for that.
+        if values is not None and values is context:
             context, values = (None if context is x else context), None
         if x.ndim == 2:
             context, values = (None if tensor is None else tensor[None] for tensor in (context, values))
@@ -293,12 +296,12 @@ class MultiHeadAttention(Projections):
     ) -> None:
         """Raise HeadwiseError when a call does not fit the layer; `mask` is that of layer and call together."""
         self._check_fit("x", x, "d_in")
-        if mask is not None and not isinstance(mask, Mask):
+        if mask is not None and not isinstance(mask, Mask):  # beside a mask of the layer `mask_with` has refused it
             raise bare_mask_error(mask)
         if positions is not None:
             self._check_positions(x, positions)
         if cache is not None:
-            cache.check_layer(self._number)
+            cache.check_layer(self._number)  # a layer has a number of its own, and so has its copy
             if cache.batch not in (None, x.shape[0]):
                 raise HeadwiseError(
                     f"the cache holds {cache.batch} documents, x has {x.shape[0]}; use one cache for each batch"

@@ -116,6 +116,7 @@ def sites_of(model: nn.Module) -> list[Site]:
     for module in model.modules():
         if any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__):
             gathered.update(module.modules())
+    # What splits the heads of an attention over processes, here and in transformers, knows none that is free.
     return [site if site.free or site.module in gathered else _held_here(site) for site in sites]
 
 
@@ -317,7 +318,8 @@ def layers_of(model: nn.Module) -> list[Layer]:
     layers = []
     for site in sites_of(model):
         above = _upwards(paths[site.module])
-        # The innermost path that ends in a number: "model.layers.3" of "model.layers.3.self_attn".
+        # The innermost path that ends in a number, for what stands there adds to the residual stream: "model.layers.3"
+        # of "model.layers.3.self_attn"; in T5 "block.0.layer.0", one half of a layer.
         path = next((path for path in above if path.rpartition(".")[2].isdigit()), "")
         block = model.get_submodule(path)
         projection = site.projection or next((part for part in block.modules() if _holds(part, site.w_o)), None)
@@ -401,9 +403,11 @@ def _attentions_outside(modules: Modules, covered: set[str]) -> list[str]:
 
 def _native_paths(model: nn.Module, modules: Modules) -> list[str]:
     """Lines that say where torch's native fast path, one fused call for a whole layer, is left for the Python code."""
+    if model.training:  # there torch does not take it
+        return []
     lines = []
     native = [path for path, module in modules.items() if isinstance(module, nn.MultiheadAttention)]
-    if native and not model.training:
+    if native:
         lines.append(
             f"{native[0]} and its kin leave torch's native fast path here: in evaluation answers may differ from it "
             f"by rounding"
@@ -580,6 +584,7 @@ def _weight(parts: Mapping[str, nn.Module | None], n_heads: int, name: str) -> T
     n_keys, left = divmod(packed.shape[0] - n_queries, 2)
     if n_keys <= 0 or left:  # then it is not packed like this
         return rows
+    # One after the other, as in GPT-2, whose is the usual packed name; a record says so of its family.
     return torch.split(packed, [n_queries, n_keys, n_keys])["qkv".index(name)]
 
 

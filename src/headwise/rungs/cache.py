@@ -191,8 +191,10 @@ class KVCache:
     def take(self, layer: int | None = None, context: Tensor | None = None, values: Tensor | None = None) -> None:
         """Count what was offered. With a `context` these are keys and values made of it, for all calls to come.
 
-        layer   number of the layer that has filled it, which is then the only one that it serves
-        values  what the values were made of, where that is not the context
+        Args:
+            layer: number of the layer that has filled it, which is then the only one that it serves
+            context: what a layer of cross attention made the keys of
+            values: what the values were made of, where that is not the context
         """
         self._layer = self._layer if layer is None else layer
         if self.holds_context:

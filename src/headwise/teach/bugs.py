@@ -14,7 +14,7 @@ from headwise.errors import HeadwiseError
 from headwise.table import escaped
 from headwise.words import LANGUAGES, Note, check_lang, unknown
 
-Settings = Mapping[str, Any]  # of the form, or of sizes, by their names
+Settings = Mapping[str, Any]  # values by names: steps of the form (form.py), or sizes for arguments (subject.py)
 UNKNOWN = "unknown"  # the id of a difference that no bug explains
 
 
@@ -29,7 +29,7 @@ class Bug:
     evidence: str  # which numbers show it, such as "scores"; see `evidence_of` in `search.py`
     needs: Sequence[str] = ()  # what code must have, so that the bug is tried: "mask", "rope", "groups" and others
     changes: Sequence[Settings] = ()  # each way to write it, as settings of `form.py`; none: a property shows it
-    hidden_by: str = ""  # a pattern of other bugs, beside which that property says nothing
+    hidden_by: str = ""  # a pattern of ids: beside such a bug that property is no evidence of this one
     renamed: Sequence[Mapping[str, str]] = ()  # code (a pattern), to (a bug): where it matches, that bug is named
     untrained: str = ""  # what the verb model lacks, so that it cannot be trained with the bug
 
@@ -57,8 +57,9 @@ def catalogue() -> dict[str, Bug]:
     bugs = {}
     names = read_toml("bugs.toml")["names"]
     for name, entry in read_toml("bugs.toml")["bug"].items():
+        # `pop` takes it out of what `read_toml` keeps, too, and nobody else reads these entries.
         texts = {lang: entry.pop(lang) for lang in LANGUAGES}
-        # Words in capitals, such as SCORES, stand for patterns of what courses call these things.
+        # Words in capitals, such as SCORES, stand for patterns of what courses call these things. None begins another.
         lines = [re.sub("|".join(names), lambda match: names[match[0]], line) for line in entry.pop("lines")]
         bugs[name] = Bug(name, texts, lines, **entry)
     return bugs
@@ -124,7 +125,7 @@ def changes_of(bug: Bug, base: Settings, fills: Sequence[float] = ()) -> Iterato
             change[name] = row[name] and _rotation(row[name], rope)  # false in the row: nothing is rotated
         choices = change.get("fill")
         if choices == "theirs":
-            choices = [fill for fill in fills if fill > -1e4]  # a lower one forbids as it should
+            choices = [fill for fill in fills if fill > -1e4]  # BERT's -10000 or less forbids: its exp is 0
         versions = [{**change, "fill": fill} for fill in choices] if isinstance(choices, list) else [change]
         for version in versions:
             if any(name not in base or base[name] != value for name, value in version.items()):
@@ -150,7 +151,7 @@ class Finding:
     """One bug in the learner's code.
 
     line      of the learner's file, from 1, in which it most likely stands; None where no line looks like it
-    quote     the text of that line
+    quote     the text of that line; JSON has only its number
     evidence  the sentence that shows the bug
     """
 
@@ -165,8 +166,7 @@ class Finding:
 class Verdict:
     """The result of a check. `right` is None where it could not be checked; then `not_checked` says why.
 
-    target                the name of what was checked
-    checked, not_checked  phrases in the language of `lang`
+    `target` is the name of what was checked; `checked` and `not_checked` are phrases in the language of `lang`.
     """
 
     target: str
@@ -189,6 +189,7 @@ class Verdict:
         return 2 if self.right is None else int(not self.right)
 
     def to_json(self) -> dict[str, Any]:
+        # The key is there only for a file with several attentions.
         others = {"others": [other.to_json() for other in self.others]} if self.others else {}
         return {
             "target": self.target,

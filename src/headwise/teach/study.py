@@ -135,16 +135,16 @@ def maps(model: GPT, corpus: Corpus) -> tuple[list[Any], list[str]]:
 def trained_maps(bug: str, steps: int, seed: int = 0) -> tuple[list[Any], list[Any], list[str]]:
     """The maps of the correct model and of the one with that bug, both trained alike, and the tokens of their text."""
     unit = experiment([bug])
-    found = []
+    drawn = []
     for arm in unit.arms[-2:]:  # the correct one that it is compared with, which may be grouped, and that of the bug
         with one_thread(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             corpus = verbs_or_text(None, seed)
             model = arm.build(unit.config(arm, len(corpus.tokens)))
             fit(model, unit.as_asked(steps, None).task.recipe, corpus.data, seed)  # None: no text but the verbs
-            drawn, tokens = maps(model.eval(), corpus)
-            found.append(drawn)
-    right, wrong = found
+            of_heads, tokens = maps(model.eval(), corpus)
+            drawn.append(of_heads)
+    right, wrong = drawn
     return right, wrong, tokens
 
 

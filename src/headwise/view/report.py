@@ -145,9 +145,11 @@ def _text_of(profile: HeadProfile, passage: int, wide: bool) -> Facts:
     passage  tokens at the beginning of the text that the page shows
     wide     keys take 32 bits, as in a text of more than 65,536 tokens; else 16
     """
+    # NaN stands where the head itself computes NaN; the scripts get 0.
     received = np.nan_to_num(profile.received[:passage].astype(np.float64))
     largest = float(received.max(initial=0.0)) or 1.0
-    keys = profile.top_keys[:passage].astype("<u4" if wide else "<u2")  # (passage, k): the k keys with most weight
+    # (passage, k): the k keys with most weight; where fewer are seen, the others have weight 0.
+    keys = profile.top_keys[:passage].astype("<u4" if wide else "<u2")
     return {
         "k": keys.shape[1],
         "keys": base64.b64encode(keys.tobytes()).decode("ascii"),
@@ -174,8 +176,11 @@ def shares_of(survey: Survey) -> dict[str, tuple[Shares, Shares]]:
         # A mean over the keys of a block, times their number, is the sum over them. The number is estimated from the
         # largest row where the length of the text is not known.
         sizes = np.full(blocks, 1 / (largest[profile.part] or 1.0))  # keys in each block; all 0: no head looks at all
-        if length is not None and length >= blocks:  # key i lies in block i * blocks // length: count those of each
+        # Key i lies in block i * blocks // length: count those of each. A model that adds tokens of its own to a short
+        # text may have more blocks than the text has tokens.
+        if length is not None and length >= blocks:
             sizes = np.bincount(np.arange(length) * blocks // length, minlength=blocks).astype(np.float64)
+        # `first_key`, too, is a mean over the keys of its block, the first.
         shares[profile.name] = profile.thumbnail * sizes, profile.first_key * sizes[0]
     return shares
 
@@ -280,7 +285,7 @@ def report_html(
     walk          the file beside this one that has the walk through a head, from `page.walk_html`
     """
     # <bdi>: a name in Arabic or Hebrew letters does not turn the text around it.
-    name, heading = survey.model, f'<bdi dir="auto">{escaped(survey.model)}</bdi>'
+    name, heading = survey.model, f"<bdi>{escaped(survey.model)}</bdi>"
     if against is not None:
         name = f"{survey.model} · {against.model}"
         other = f'<bdi class="against"><small>{word("report.against")}</small> {escaped(against.model)}</bdi>'

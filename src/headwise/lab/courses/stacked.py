@@ -29,22 +29,24 @@ PROJECTIONS = ("W_query", "W_key", "W_value")
 
 
 class WatchedModule(nn.Module):
-    """A module that hands each of its calls to `watchers`; what one of them returns replaces the heads' output."""
+    """A module whose heads can be watched and silenced: `headwise.records.Watchable` says what it has to answer."""
 
     def __init__(self) -> None:
         super().__init__()
         self.watchers: list[Callable[[Call], Tensor | None]] = []
 
     def tell(self, q_bhtd: Tensor, k_bhsd: Tensor, v_bhsd: Tensor, out_bhtd: Tensor, dropout: nn.Dropout) -> Tensor:
+        """Hand a call to each watcher in turn, and give the heads' output as they leave it: None changes nothing."""
         options = Options(mask=Causal(), dropout=dropout.p if self.training else 0.0)
         for watcher in self.watchers:
+            # past=0: these layers have no cache, so no tokens stand before these.
             changed = watcher(Call(self, q_bhtd, k_bhsd, v_bhsd, options, out_bhtd, past=0))
             out_bhtd = out_bhtd if changed is None else changed
         return out_bhtd
 
 
 class _Projections(WatchedModule):
-    """What one head and many at once have in common."""
+    """What one head and many at once have in common; `d_out` is the width of all of them. See `CausalAttention`."""
 
     mask: Tensor  # (context_length, context_length), 1 where key j comes after query i and must not be seen
 
@@ -58,6 +60,7 @@ class _Projections(WatchedModule):
         self.W_key = nn.Linear(d_in, d_out, bias=qkv_bias)
         self.W_value = nn.Linear(d_in, d_out, bias=qkv_bias)
         self.dropout = nn.Dropout(dropout)
+        # In float32, and a part of the state, as in the course; `triu(1)` leaves what is above the diagonal.
         self.register_buffer("mask", torch.ones(context_length, context_length).triu(1))
 
     def check_text(self, x: Tensor) -> None:
@@ -99,10 +102,11 @@ class CausalAttention(_Projections):
         keys = self.W_key(x)  # (B,T,d): what each token offers to be found by
         values = self.W_value(x)  # (B,T,d): what each token passes on when it is found
         head_out = self.attend(queries, keys, values)
-        # A watcher sees an axis of heads, here of one head.
+        # A watcher sees an axis of heads, here of one head: (B,T,d) -> (B,1,T,d), and back.
         return self.tell(queries[:, None], keys[:, None], values[:, None], head_out[:, None], self.dropout)[:, 0]
 
     def watched(self) -> tuple[int, Tensor | None, Tensor | None]:
+        # One head, no W_O, W_V.
         return 1, None, self.W_value.weight
 
 
@@ -124,16 +128,19 @@ class MultiHeadedAttentionWrapper(WatchedModule):
     def forward(self, x: Tensor) -> Tensor:
         if not self.watchers:
             return torch.cat([head(x) for head in self.heads], dim=-1)
-        calls: list[Call] = []  # of the heads, one by one: gathered into one call of them all
+        # Whoever watches the wrapper wants one call with all heads. So each head is watched in its turn, and q, k, v
+        # and outputs of their calls, (B,1,T,d) each, are joined along the axis of heads.
+        calls: list[Call] = []
         for head in self.heads:
-            # `append` returns None: it leaves the head's output as it is.
+            # `append` returns None, which leaves the head's output as it is.
             with observe(cast(CausalAttention, head), calls.append):
                 head(x)
         q, k, v, out = (torch.cat([getattr(call, name) for call in calls], 1) for name in ("q", "k", "v", "out"))
-        dropout = cast(CausalAttention, self.heads[0]).dropout
-        return self.tell(q, k, v, out, dropout).transpose(1, 2).flatten(2)
+        dropout = cast(CausalAttention, self.heads[0]).dropout  # all have the same
+        return self.tell(q, k, v, out, dropout).transpose(1, 2).flatten(2)  # (B,h,T,d) -> (B,T,h*d)
 
     def watched(self) -> tuple[int, Tensor | None, Tensor | None]:
+        # As many heads as there are, no W_O, and W_V of all of them, one on another.
         heads: list[Any] = list(self.heads)
         return len(heads), None, torch.cat([head.W_value.weight.detach() for head in heads])
 
@@ -160,7 +167,7 @@ class MultiHeadAttn(_Projections):
 
     def forward(self, x: Tensor) -> Tensor:
         self.check_text(x)
-        shape = (*x.shape[:2], self.num_heads, self.head_dim)  # head i owns the i-th slice of the width
+        shape = (*x.shape[:2], self.num_heads, self.head_dim)  # (B,T,h,d): head i owns the i-th slice of the width
         queries, keys, values = (  # (B,h,T,d)
             projection(x).reshape(shape).transpose(1, 2) for projection in (self.W_query, self.W_key, self.W_value)
         )
@@ -191,8 +198,9 @@ def wrapper_from_class(layer: nn.Module) -> tuple[MultiHeadedAttentionWrapper, n
         d_in, d_out // n_heads, course.mask.shape[0], course.dropout.p, n_heads, qkv_bias=bias
     )
     projection = nn.Linear(d_out, d_out)
-    for module in (wrapper, projection):
+    for module in (wrapper, projection):  # on the device, in the dtype and in the mode of the class
         module.to(course.out_proj.weight).train(layer.training)
+    # "W_query.weight" -> the rows of each head.
     rows = {key: value.chunk(n_heads) for key, value in _projections_of(course).items()}
     # Not strict: the mask is not carried over, each head has made its own.
     for number, head in enumerate(wrapper.heads):
@@ -211,7 +219,7 @@ def class_from_wrapper(wrapper: nn.Module, projection: nn.Linear | None = None) 
     HeadwiseError with both widths where the projection has another one.
     """
     heads = [_require(head, *PROJECTIONS, "mask", "dropout") for head in _require(wrapper, "heads").heads]
-    first, joined = heads[0], sum(head.W_query.out_features for head in heads)
+    first, joined = heads[0], sum(head.W_query.out_features for head in heads)  # joined: width of all heads
     if projection is not None and (projection.in_features, projection.out_features) != (joined, joined):
         raise HeadwiseError(
             f"the projection maps {projection.in_features} to {projection.out_features}, and {len(heads)} heads of "
@@ -238,11 +246,12 @@ def _fill(linear: nn.Linear, source: nn.Linear | None) -> None:
     """Copy a projection; None is the identity, and a bias that the source lacks is 0."""
     with torch.no_grad():
         linear.weight.copy_(torch.eye(linear.in_features) if source is None else source.weight)
+        # A single 0 fills the whole bias.
         linear.bias.copy_(torch.zeros(()) if source is None or source.bias is None else source.bias)
 
 
 def _require(module: nn.Module, *names: str) -> Any:
-    """The module, if it has what a class of the course has."""
+    """The module, if it has what a class of the course has, by name: a notebook's own class is none of ours."""
     absent = [name for name in names if not hasattr(module, name)]
     if absent:
         raise HeadwiseError(f"{type(module).__name__} has no {', '.join(absent)}; the course's class has all of them")

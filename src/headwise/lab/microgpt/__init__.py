@@ -1,9 +1,9 @@
 """microgpt, replayed exactly on three rungs: scalar autograd, NumPy with a backward by hand, and the general model.
 
 microgpt (Karpathy 2026) is a GPT of one layer, 4 heads and width 16 that learns names, one a step. The rungs share
-what stands here, the shape, the recipe, and everything random, and so give the same losses and samples, letter for
-letter. Random numbers are drawn from one stream in one order, microgpt's: shuffled documents, weights, then samples.
-Nothing else draws in between. Read `plain` first.
+what stands here: the shape, the recipe, and everything random. So they give the same losses, but for roundings, and
+the same samples, letter for letter. Random numbers are drawn from one stream in one order, microgpt's: shuffled
+documents, weights, then samples. Nothing else draws in between. Read `plain` first.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from headwise.words import refusal
 
 RUNGS = ("plain", "array", "tensor")
 
-# microgpt's shape. A replay may have other numbers of layers and of heads; `lab.courses.mini_gpt` is wider, too.
+# microgpt's shape, number by number. A replay may have other numbers of layers and of heads; `lab.courses.mini_gpt`
+# is wider, too.
 N_LAYERS = 1
 N_HEADS = 4
 WIDTH = 16
 CONTEXT = 16  # tokens
-NORM_EPS = 1e-5
-WEIGHT_STD = 0.08
+NORM_EPS = 1e-5  # added to the mean square in RMSNorm
+WEIGHT_STD = 0.08  # of all first weights, which are normal
 
 # microgpt's recipe: Adam (Kingma & Ba 2014, arXiv 1412.6980), a document a step, the rate falling to 0 in a line.
 LEARNING_RATE = 0.01
@@ -54,7 +55,7 @@ def learning_rate(step: int, steps: int) -> float:
 
 
 class Characters:
-    """The distinct characters, sorted, and after them one id, `end`, which stands before and after every document."""
+    """The ids of characters: their places in sorted order. The next id, `end`, begins and ends every document."""
 
     def __init__(self, documents: Iterable[str]) -> None:
         self.characters = sorted(set("".join(documents)))
@@ -75,6 +76,7 @@ class Draw:
     weights  one matrix for each key, as rows; rows are outputs, so that y = W x. Keys in the order of the draw:
              wte (V,16), wpe (16,16), lm_head (V,16), then for each layer i layeri.attn_wq, attn_wk, attn_wv, attn_wo
              (16,16), layeri.mlp_fc1 (64,16), layeri.mlp_fc2 (16,64); V is the number of tokens
+    n_heads  is not drawn by: heads are slices of the matrices. The rungs read it here
     """
 
     def __init__(self, documents: Sequence[str], seed: int, n_heads: int = N_HEADS, n_layers: int = N_LAYERS) -> None:
@@ -90,15 +92,17 @@ class Draw:
 
     def document(self, step: int) -> list[int]:
         """The ids of the document of a step (from 0), cut so that there are at most CONTEXT predictions."""
+        # + 1: each id but the last is an input, and each but the first is predicted.
         return self.tokens.encode(self.documents[step % len(self.documents)])[: CONTEXT + 1]
 
     def choose(self, probabilities: Sequence[float]) -> int:
+        # [0]: `choices` gives a list, here of one id.
         return self._random.choices(range(self.tokens.size), weights=probabilities)[0]
 
     def write(self, following: Callable[[list[int]], list[float]]) -> str:
         """A new document, one token after another; `following` gives the probabilities of what comes after ids."""
         ids = [self.tokens.end]
-        while len(ids) <= CONTEXT:
+        while len(ids) <= CONTEXT:  # the model reads CONTEXT ids at most, this one among them
             ids.append(self.choose(following(ids)))
             if ids[-1] == self.tokens.end:
                 break
@@ -106,7 +110,7 @@ class Draw:
 
 
 def shapes(vocabulary: int, n_layers: int = N_LAYERS, width: int = WIDTH) -> dict[str, tuple[int, int]]:
-    """(rows, columns) of every matrix, in the order in which they are drawn."""
+    """(rows, columns) of every matrix, in the order in which they are drawn; the feed-forward is 4 times as wide."""
     drawn = {"wte": (vocabulary, width), "wpe": (CONTEXT, width), "lm_head": (vocabulary, width)}
     for i in range(n_layers):
         drawn |= {f"layer{i}.attn_{name}": (width, width) for name in ("wq", "wk", "wv", "wo")}
@@ -115,7 +119,7 @@ def shapes(vocabulary: int, n_layers: int = N_LAYERS, width: int = WIDTH) -> dic
 
 
 def train(draw: Draw, steps: int, report: Report | None, step_on: Callable[[list[int], float], float]) -> list[float]:
-    """The loss of each step. `step_on(ids, rate)` updates the weights once on a document, and gives its loss."""
+    """The loss of each step. `step_on(ids, rate)` updates the weights once on a document; its loss before."""
     losses = []
     for step in range(steps):
         losses.append(step_on(draw.document(step), learning_rate(step, steps)))
@@ -145,6 +149,8 @@ def replay(
     report     is called after each step with its number, from 1, and its loss in nats per character
     n_heads    a divisor of the width 16; microgpt has 4
     n_layers   microgpt has 1
+
+    HeadwiseError for a rung or a number that there is not, for no documents, and for tensor where torch is missing.
     """
     if rung not in RUNGS:
         raise refusal("no_rung", rung=repr(rung), value=", ".join(RUNGS))
@@ -152,7 +158,7 @@ def replay(
         raise refusal("steps", steps=steps)
     if n_samples < 0:
         raise HeadwiseError(f"n_samples={n_samples} is less than none; pass 0 or more")
-    if isinstance(documents, str):
+    if isinstance(documents, str):  # which is a sequence of texts, too, of its characters
         raise HeadwiseError("documents is one text; pass a list of them, such as its lines")
     stripped = [document.strip() for document in documents]
     kept = [document for document in stripped if document]
@@ -165,7 +171,7 @@ def replay(
     try:  # loaded when it is asked for: array needs no torch, plain no NumPy either
         module: Any = importlib.import_module(f"headwise.lab.microgpt.{rung}")
     except ModuleNotFoundError as error:
-        if error.name != "torch":
+        if error.name != "torch":  # another module is missing: the traceback says which
             raise
         message = "rung='tensor' needs torch, which is not installed: pip install 'headwise[torch]'"
         raise HeadwiseError(message) from None

@@ -2,10 +2,12 @@
 
 A vector of `plain` is a column here and a document a matrix, so that y = W x stays as it is, and to split heads and to
 join them is a reshape. Suffixes name the axes: c width, t position (of a query), s position of a key, h head, d width
-of a head, f feed-forward, v vocabulary. `dx` is the slope of the loss along x. float64 throughout. Width and layers
-follow from the weights; texts of one length may lie side by side as more columns (`lab.courses.mini_gpt`).
+of a head, f feed-forward, v vocabulary. `dx` is the slope of the loss along x, `back` takes slopes back through an
+operation. float64 throughout. Width and layers follow from the weights; texts of one length may lie side by side as
+more columns (`lab.courses.mini_gpt`).
 
 All weights are windows on one flat vector, and all slopes on another: Adam is a dozen operations for the whole model.
+Sums and products are written in forms that are fast on matrices this small (`np.add.reduce`, `.dot`, `out=`).
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ LATER = np.tril(np.full((CONTEXT, CONTEXT), -np.inf), -1)  # (s,t): added to a s
 
 @cache
 def averaging(width: int) -> Array:
-    """A row (1,c) whose product with x_ct is the mean over c, in half the time of a reduction."""
+    """A row (1,c) whose product with x_ct is the mean over c, in a fifth to two thirds of a reduction's time."""
     return np.full((1, width), 1 / width)
 
 
@@ -50,7 +52,7 @@ def rms_norm(x_ct: Array) -> tuple[Array, Back]:
     n = x_ct * r
 
     def back(dn: Array) -> Array:
-        """The part of dn that points along x changes nothing but the length, which is fixed."""
+        """The part of dn along x is taken out: along x only the length changes, and n has the same length always."""
         return r * (dn - n * mean.dot(n * dn))
 
     return n, back
@@ -67,27 +69,29 @@ def softmax(x: Array, axis: int) -> Array:
 def attention(qkv: Array) -> tuple[Array, Back]:
     """Every head at once: q, k, v (3,...,d,t) -> out (...,d,t); and the way back, to the slopes of q, k and v."""
     q, k, v = qkv
-    d, t = q.shape[-2:]
+    d, t = q.shape[-2:]  # width of a head, number of positions
     scores_st = k.swapaxes(-1, -2) @ q
     scores_st *= d**-0.5
     scores_st += LATER[:t, :t]
-    p = softmax(scores_st, axis=-2)  # weights (...,s,t), which add up to 1 over s; where they are 0, so is every slope
+    # Weights (...,s,t), which add up to 1 over s. Where one is 0, so is its slope: the way back needs no mask.
+    p = softmax(scores_st, axis=-2)
 
     def back(dout: Array) -> Array:
+        # Each line differentiates the formula behind it.
         dp = v.swapaxes(-1, -2) @ dout  # out = v p
         dscores = p * (dp - np.add.reduce(p * dp, axis=-2, keepdims=True))  # softmax: dx = p (dp - sum p dp)
-        dscores *= d**-0.5
+        dscores *= d**-0.5  # the same factor as on the way there
         d_qkv = np.empty_like(qkv)
-        np.matmul(k, dscores, out=d_qkv[0])  # scores = k' q
-        np.matmul(q, dscores.swapaxes(-1, -2), out=d_qkv[1])
-        np.matmul(dout, p.swapaxes(-1, -2), out=d_qkv[2])
+        np.matmul(k, dscores, out=d_qkv[0])  # scores = k' q, along q
+        np.matmul(q, dscores.swapaxes(-1, -2), out=d_qkv[1])  # along k
+        np.matmul(dout, p.swapaxes(-1, -2), out=d_qkv[2])  # out = v p, along v
         return d_qkv
 
     return v @ p, back
 
 
 class Layer(NamedTuple):
-    """The matrices of a layer; q, k and v are one, (3c,c)."""
+    """The matrices of a layer, or their slopes. Those of q, k and v stand one on another as one, (3c,c)."""
 
     qkv: Array
     wo: Array
@@ -96,18 +100,21 @@ class Layer(NamedTuple):
 
 
 class Windows:
-    """The matrices of the model, as windows on one flat vector."""
+    """The matrices of the model, as windows on one flat vector: what is written to them is written there.
+
+    `weights` gives names and shapes, in the order in which they lie in `flat`.
+    """
 
     def __init__(self, flat: Array, weights: Mapping[str, Matrix]) -> None:
         self.flat = flat
         self.named: dict[str, Array] = {}
-        joined = []  # of each layer the matrices of q, k and v, which lie one after the other
+        joined = []  # of each layer the matrices of q, k and v as one
         start = 0
         for key, matrix in weights.items():
             rows, columns = np.shape(matrix)
             size = rows * columns
             self.named[key] = flat[start : start + size].reshape(rows, columns)
-            if key.endswith("attn_wq"):
+            if key.endswith("attn_wq"):  # attn_wk and attn_wv come next, and are as large
                 joined.append(flat[start : start + 3 * size].reshape(3 * rows, columns))
             start += size
         self.wte, self.wpe, self.lm_head = self.named["wte"], self.named["wpe"], self.named["lm_head"]
@@ -124,6 +131,7 @@ class Model:
         flat = np.concatenate([np.ravel(matrix) for matrix in weights.values()])
         self.n_heads = n_heads
         self.weights, self.slopes = Windows(flat, weights), Windows(np.zeros_like(flat), weights)
+        # Column i is token i.
         self.one_hot = np.eye(len(weights["wte"]))
         self.means, self.squares, self.scratch = np.zeros((3, flat.size))
         self.updates = 0
@@ -135,9 +143,9 @@ class Model:
 
         For every y = W x: dW = dy x' and dx = W' dy; a sum hands its slope to both of its parts.
         """
-        w, d = self.weights, self.slopes
+        w, d = self.weights, self.slopes  # `back` fills d anew: with out= nothing of the last step is added to
         tokens_vt = self.one_hot.take(ids, axis=1)  # one column for each token, with a single 1
-        length = len(ids) // n_texts
+        length = len(ids) // n_texts  # of each text; all begin at position 0
         positions_ct = np.tile(w.wpe[:length].T, n_texts)
         x, embedding_back = rms_norm(w.wte.T.dot(tokens_vt) + positions_ct)
         layers_back = []
@@ -153,22 +161,24 @@ class Model:
             dx = embedding_back(dx)
             np.dot(tokens_vt, dx.T, out=d.wte)  # the one-hot matrix adds up the positions of each token
             d.wpe[:length] = dx.T.reshape(n_texts, length, -1).sum(0)  # and here each position, over the texts
-            d.wpe[length:] = 0.0
+            d.wpe[length:] = 0.0  # positions that this text does not reach
 
         return w.lm_head.dot(x), back
 
+    # w has the weights of the layer, d takes their slopes.
     def _layer(self, w: Layer, d: Layer, x: Array, n_texts: int) -> tuple[Array, Back]:
         width, columns = x.shape
         split = (self.n_heads, width // self.n_heads, n_texts, columns // n_texts)  # h, d, text, t
         n1, norm1_back = rms_norm(x)
-        qkv = w.qkv.dot(n1).reshape(3, *split)  # heads are slices of the width; each text has its own attention
-        out, attention_back = attention(qkv.swapaxes(2, 3))
-        joined_ct = out.swapaxes(1, 2).reshape(width, columns)
+        qkv = w.qkv.dot(n1).reshape(3, *split)  # heads are slices of the width
+        out, attention_back = attention(qkv.swapaxes(2, 3))  # (3,h,text,d,t): each text of a head by itself
+        joined_ct = out.swapaxes(1, 2).reshape(width, columns)  # (h,text,d,t) -> (h,d,text,t) -> (c, all columns)
         x = x + w.wo.dot(joined_ct)
         n2, norm2_back = rms_norm(x)
         hidden_ft = np.maximum(w.fc1.dot(n2), 0)
 
         def back(dx: Array) -> Array:
+            # The lines above in reverse. x + f(x) has two slopes to add: dx itself, and what comes back through f.
             np.dot(dx, hidden_ft.T, out=d.fc2)
             dhidden = w.fc2.T.dot(dx)
             dhidden *= hidden_ft > 0  # ReLU: open or shut
@@ -188,9 +198,10 @@ class Model:
         A following token below 0 does not count: it fills up a text.
         """
         counted = np.greater_equal(following, 0)
-        share = counted / np.add.reduce(counted)  # (t,): each token's fraction of the mean, 1/n or 0
+        # (t,): how much each token counts in the mean, 1/n where n count, or 0.
+        share = counted / np.add.reduce(counted)
         logits_vt, back = self.forward(ids, n_texts)
-        # "clip" makes an id below 0 the id 0: a valid column, which counts 0 times.
+        # "clip" makes an id below 0 the id 0: a valid column, whose share is 0.
         following_vt = self.one_hot.take(following, axis=1, mode="clip")
         p = softmax(logits_vt, axis=0)
         loss = -np.log(np.add.reduce(p * following_vt, axis=0)).dot(share)
@@ -205,8 +216,9 @@ class Model:
 
         With `decay` the weights shrink by rate * decay first (AdamW, Loshchilov & Hutter 2017, arXiv 1711.05101).
 
-        `means` and `squares` are kept without their factors 1 - beta, which are constant and join the correction: with
-        m = a * means and v = b^2 * squares the step is rate a/b * means / (sqrt squares + eps/b).
+        m = beta m + (1 - beta) slope takes one more product a step than means = beta means + slope. So `means` and
+        `squares` are kept without the factors 1 - beta. These join the corrections 1 / (1 - beta^updates) in a and b:
+        with m = a * means and v = b^2 * squares the step is rate a/b * means / (sqrt squares + eps/b).
         """
         self.updates += 1
         a = (1 - BETA1) / (1 - BETA1**self.updates)

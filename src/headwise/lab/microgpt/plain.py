@@ -2,8 +2,8 @@
 
 The algorithm is that of Karpathy's microgpt (2026). To learn, the numbers are `Value`s, which remember how they were
 made, so that `backward` finds the slope of the loss along every weight; to write, they are floats. For speed a dot
-product is a single node, and so is log(sum(exp)). Attention is causal because nothing here sees more than one token at
-a time: a token can only look at keys and values that have been appended. The names are microgpt's.
+product is a single node of that memory, and so is log(sum(exp)). Attention is causal because nothing here sees more
+than one token at a time: a token can only look at keys and values that have been appended. The names are microgpt's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headwise.lab.microgpt import ADAM_EPS, BETA1, BETA2, NORM_EPS, TEMPERATURE,
 from headwise.rungs.autograd import Scalar, Value, dot, exp, log_sum_exp, number, relu
 
 Vector = Sequence[Scalar]
-Weights = Mapping[str, Sequence[Vector]]
+Weights = Mapping[str, Sequence[Vector]]  # matrices as rows, by the names of `Draw`
 Cached = list[list[Vector]]  # for each layer, one vector for each token so far
 
 
@@ -51,12 +51,13 @@ def attention(q: Vector, keys: Sequence[Vector], values: Sequence[Vector], n_hea
     n_embd = len(q)
     head_dim = n_embd // n_head
     x_attn = []
-    for hs in range(0, n_embd, head_dim):  # where the head starts
+    for hs in range(0, n_embd, head_dim):  # hs: where the head starts
         places = slice(hs, hs + head_dim)
         q_h, k_h, v_h = q[places], [key[places] for key in keys], [value[places] for value in values]
         attn_logits = [dot(q_h, key) / math.sqrt(head_dim) for key in k_h]  # how well each key answers
         attn_weights = softmax(attn_logits)
-        head_out = [dot(attn_weights, feature) for feature in zip(*v_h, strict=True)]  # the values, mixed by weight
+        # The values, mixed by weight. zip(*v_h) gives for each place its numbers in all tokens so far.
+        head_out = [dot(attn_weights, feature) for feature in zip(*v_h, strict=True)]
         x_attn += head_out
     return x_attn
 
@@ -68,6 +69,7 @@ class Model:
         self.weights, self.n_heads, self.n_layers = weights, n_heads, n_layers
 
     def no_tokens_yet(self) -> tuple[Cached, Cached]:
+        # Keys, then values: for each layer a list, to which `logits` appends.
         return [[] for _ in range(self.n_layers)], [[] for _ in range(self.n_layers)]
 
     def logits(self, token: int, position: int, keys: Cached, values: Cached) -> Vector:
@@ -79,15 +81,16 @@ class Model:
             # Tokens exchange information. What comes out is added to x: a layer corrects, it does not replace. So x
             # grows from layer to layer, and whoever reads it takes its norm first.
             normed = rmsnorm(x)
+            # attn_wq, attn_wk, attn_wv.
             q, k, v = (linear(normed, weights[f"layer{i}.attn_w{role}"]) for role in "qkv")
             keys[i].append(k)
             values[i].append(v)
             x_attn = attention(q, keys[i], values[i], self.n_heads)
             x = add(x, linear(x_attn, weights[f"layer{i}.attn_wo"]))
-            # Each token is worked on alone.
+            # Each token is worked on alone: the feed-forward.
             hidden = linear(rmsnorm(x), weights[f"layer{i}.mlp_fc1"])
             x = add(x, linear([relu(a) for a in hidden], weights[f"layer{i}.mlp_fc2"]))
-        return linear(x, weights["lm_head"])
+        return linear(x, weights["lm_head"])  # microgpt has no norm before it
 
     def loss(self, ids: list[int]) -> Scalar:
         """How surprised the model is by the next token, in nats, as a mean over the predictions of a document."""
@@ -127,14 +130,15 @@ class Adam:
         self.steps += 1
         filled_mean, filled_square = 1 - BETA1**self.steps, 1 - BETA2**self.steps
         for i, weight in enumerate(self.weights):
+            # ADAM_EPS keeps a weight without any slope so far, such as of a letter not seen yet, from 0 / 0.
             self.means[i] = mean = BETA1 * self.means[i] + (1 - BETA1) * weight.grad
             self.squares[i] = square = BETA2 * self.squares[i] + (1 - BETA2) * weight.grad**2
             weight.data -= rate * (mean / filled_mean) / (math.sqrt(square / filled_square) + ADAM_EPS)
-            weight.grad = 0.0
+            weight.grad = 0.0  # `backward` adds to it
 
 
 def run(draw: Draw, steps: int, n_samples: int, report: Report | None) -> Replay:
-    """Learn from one document a step, then write some of our own."""
+    """Learn from one document a step, then write some of our own; `Draw` has the documents and all that is random."""
     weights = {key: [[Value(x) for x in row] for row in matrix] for key, matrix in draw.weights.items()}
     model = Model(weights, draw.n_heads, draw.n_layers)
     adam = Adam([value for matrix in weights.values() for row in matrix for value in row])
