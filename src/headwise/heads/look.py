@@ -245,8 +245,8 @@ class Desk:
     def _words(self, text: str, ids: Sequence[int]) -> list[tuple[str, bool, int, bool]]:
         """What the page writes for each token: (label, has a gap before it, number of line ends in it, is a sign).
 
-        Two words, "he works", give ("he", True, 0, False) and ("works", True, 0, False). The label of a token of spaces
-        or line ends alone is "": the page writes a sign for it.
+        Two words, "he works", give ("he", True, 0, False) and ("works", True, 0, False). The label of a token of
+        spaces or line ends alone is "": the page writes a sign for it.
         """
         n_before = len(self.tokens.frame[0])
         shown = self.tokens.shown(ids)
