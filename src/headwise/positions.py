@@ -36,7 +36,8 @@ class RoPE(_Brief):
         scaling: None, or for texts `factor` times as long as in training one of
 
             - "linear": positions divided by factor (Chen et al. 2023, arXiv 2306.15595)
-            - "ntk": theta times factor^(dim/(dim-2)); fixed, since by length a cache would change the answer
+            - "ntk": theta times factor^(dim/(dim-2)), for texts of any length: were theta to grow with the text, keys
+              that a cache has rotated already would keep an older one (dynamic NTK)
             - "yarn": slow features as linear, fast ones untouched, a ramp between, and sharper scores (Peng et al.
               2023, arXiv 2309.00071, section 3; the ramp runs over the features, as in the authors' code and the
               checkpoints made with it)

@@ -10,6 +10,7 @@ from cases import refuses_table
 from word_models import word_folder
 
 import headwise as hw
+from headwise.corpus.tokens import Tokens
 from headwise.heads.look import Desk
 from headwise.models.open import open_folder
 
@@ -48,6 +49,8 @@ def test_a_text_is_read_as_watch_and_ablate_see_it(desk: Desk) -> None:
     assert list(maps) == [0, 7]
     for number, weights in maps.items():
         np.testing.assert_allclose(weights, seen[desk.heads[number]].map, atol=1e-6)
+    desk.tokens = Tokens.characters("\n ", boundary=False)  # of a token without a place the label is bare, too
+    assert [(label, lines) for label, _, lines, _ in desk._words("", [0, 1])] == [("", 1), ("", 0)]
 
 
 def test_a_text_is_read_and_compared(desk: Desk) -> None:

@@ -44,6 +44,7 @@ class Fields:
     def __init__(self, config: dict[str, Any], family: Family) -> None:
         self.family, self.config = family, config
         self.record = dict(family.price or {})  # `part` changes a copy
+        # Like `defaults` in the family's own words: a record that renames the usual three lists them itself.
         self.required = self.record.get("required", REQUIRED)
         # What the config class fills in; `null` are fields whose default is None.
         self.defaults = dict.fromkeys(self.record.get("null", ())) | self.record.get("defaults", {})
@@ -52,9 +53,9 @@ class Fields:
         known = {*self.required, *self.defaults, *self.aliases, *self.record.get("derived", ()), *HARMLESS}
         fixed = self.record.get("fixed", {})
         for name, value in config.items():
-            if name in fixed:  # an option that changes sizes: it may be off, or have the one value that is priced
-                is_absent = value in (None, False, [], {})
-                if value != fixed[name] and not is_absent:
+            if name in fixed:  # an option that changes sizes: null, or the one value that is priced
+                # Where that value is off, anything empty is off, too.
+                if value not in (None, fixed[name]) and (value or fixed[name]):
                     wanted = f"{name}={_short(fixed[name])}"
                     raise HeadwiseError(f"{name}={_short(value)} is not priced for {family.name}, only {wanted}")
             elif name not in known and _sizes_something(name, value):
@@ -107,7 +108,7 @@ class Fields:
     def count(self, name: str) -> int:
         """A size, or 0."""
         value = self.get(name)
-        return 0 if value == 0 and type(value) is int else check_size(name, value)  # False == 0, and is no count
+        return 0 if value == 0 and type(value) is int else self.size(name)  # False == 0, and is no count
 
     def flag(self, name: str) -> bool:
         value = self.get(name)
@@ -116,13 +117,14 @@ class Fields:
         return value
 
     def choice(self, name: str, *known: str) -> str:
+        """One of some words, which only our own GPT asks for: by no alias, so `name` is what stands in the file."""
         value = self.get(name)
         if value not in known:
             raise HeadwiseError(f"{name}={value!r} is not known; one of {', '.join(known)}")
         return str(value)
 
     def side(self, name: str) -> tuple[int, int]:
-        """Height and width of an image or a patch: one number for both, or a pair."""
+        """Height and width of an image or a patch: one number for both, or a pair. No family has aliases of them."""
         value = self.get(name)
         sides = value if isinstance(value, list | tuple) else [value, value]
         if len(sides) != 2:
@@ -136,7 +138,10 @@ class Fields:
         return self._at_most(MOST_LAYERS, "layers", self.record.get("n_layers", "num_hidden_layers"))
 
     def n_heads(self) -> int:
-        return self._at_most(MOST_HEADS, "heads", self.record.get("n_heads", "num_attention_heads"))
+        return self._at_most(MOST_HEADS, "heads", self._heads_field())
+
+    def _heads_field(self) -> str:
+        return self.name_of(self.record.get("n_heads", "num_attention_heads"))
 
     def _at_most(self, most: int, what: str, name: str) -> int:
         number = self.size(name)
@@ -148,7 +153,7 @@ class Fields:
         name, heads = self.record.get("n_kv_heads", "num_key_value_heads"), self.n_heads()
         number = self.optional_size(name) or heads
         if heads % number:
-            fact = f"{self.name_of(name)}={number} does not divide {self.name_of('num_attention_heads')}={heads}"
+            fact = f"{self.name_of(name)}={number} does not divide {self._heads_field()}={heads}"
             raise HeadwiseError(f"{fact}; each must serve as many query heads")
         return number
 
@@ -158,10 +163,9 @@ class Fields:
             return explicit
         d_model, heads = self.size("hidden_size"), self.n_heads()
         if d_model % heads:
-            name = self.name_of(self.record.get("n_heads", "num_attention_heads"))
             raise HeadwiseError(
-                f"{name}={heads} does not divide {self.name_of('hidden_size')}={d_model}, and there is no head_dim; "
-                f"give a width that {heads} divides"
+                f"{self._heads_field()}={heads} does not divide {self.name_of('hidden_size')}={d_model}, and there is "
+                f"no head_dim; give a width that {heads} divides"
             )
         return d_model // heads
 
@@ -208,7 +212,7 @@ def one_stack(f: Fields, positions: int | None = None) -> ModelShape:
 
     positions  tokens of the longest text, where max_position_embeddings does not say it
     """
-    pieces = [*pieces_of(f), *class_pieces(f), final_norm(f)]
+    pieces = [*pieces_of(f), final_norm(f), *class_pieces(f)]
     return ModelShape(
         d_model=f.size("hidden_size"),
         layers=tuple(layers_of(f)),
@@ -344,8 +348,8 @@ def windows_of(f: Fields) -> list[int | None]:
         return [None] * n_layers
     window = f.optional_size("sliding_window")
     if window is None:
-        raise HeadwiseError("layer_types has sliding_attention and sliding_window is null; give the window")
-    if not may_slide:
+        raise HeadwiseError("some layers slide, and sliding_window is null; give the window")
+    if not may_slide:  # then `layer_types` made them slide, and the flag that `use_windows` names is off
         raise HeadwiseError("layer_types has sliding_attention and use_sliding_window is false; correct one of them")
     return [window if slide else None for slide in slides]
 
@@ -598,7 +602,7 @@ def with_eyes(f: Fields) -> ModelShape:
     if not isinstance(text, dict) or not isinstance(vision, dict):
         missing = "vision_config" if isinstance(text, dict) else "text_config"
         raise HeadwiseError(f"{missing} is missing; gemma3 reads text and images (a model of text says gemma3_text)")
-    if "vision_use_head" not in vision:
+    if "vision_use_head" not in vision:  # the class fills in true, a head that is not priced
         raise HeadwiseError("vision_use_head is missing in vision_config, and only vision_use_head=false is priced")
     tied = {"tie_word_embeddings": f.flag("tie_word_embeddings")}  # the outer config decides, not that of the text
     shape = build({**text, **tied}, families()["gemma3_text"])
@@ -631,6 +635,7 @@ def two_stacks(f: Fields) -> ModelShape:
         pieces=(*pieces, *class_pieces(f)),
         positions=f.optional_size(f.record["positions"]),
         source_positions=None if source is None else f.size(source),
+        # A note of a head that is not tied: T5 alone has one, whose later files (1.1, Flan) are published so.
         notes=() if f.flag("tie_word_embeddings") or "untied" not in f.record else (Note.of(f.record["untied"]),),
     )
 

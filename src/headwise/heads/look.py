@@ -164,7 +164,7 @@ class Desk:
     @property
     def mask_text(self) -> str | None:
         """What is typed where a word is to be hidden; None for a model that fills in none."""
-        mask = getattr(self.tokens, "mask", None)
+        mask = getattr(self.tokens, "mask", None)  # only tokenizers of transformers have the attribute
         return mask if self.kind == "masked" else None
 
     def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -245,7 +245,8 @@ class Desk:
     def _words(self, text: str, ids: Sequence[int]) -> list[tuple[str, bool, int, bool]]:
         """What the page writes for each token: (label, has a gap before it, number of line ends in it, is a sign).
 
-        Two words, "he works", give ("he", True, 0, False) and ("works", True, 0, False).
+        Two words, "he works", give ("he", True, 0, False) and ("works", True, 0, False). The label of a token of
+        spaces or line ends alone is "": the page writes a sign for it.
         """
         n_before = len(self.tokens.frame[0])
         shown = self.tokens.shown(ids)
@@ -260,7 +261,7 @@ class Desk:
             if n not in place_of:  # it frames the text, or its place is not known
                 is_sign = i in self.signs
                 has_gap = is_sign or piece[:1].isspace()  # signs stand apart from words
-                words.append((piece.strip() or piece, has_gap, piece.count("\n"), is_sign))
+                words.append((piece.strip(), has_gap, piece.count("\n"), is_sign))
                 continue
             start, end = place_of[n]
             between, written = text[done:start], text[start:end]  # what no token stands for, and what this one does

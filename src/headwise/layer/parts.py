@@ -40,7 +40,10 @@ def parts_of(family: Family, core: nn.Module, w_o: nn.Module | None) -> dict[str
         return linear_weights(family.read(core, path), f"{type(core).__name__}.{family.within_core(path)}")
 
     def split(*counts: int) -> list[Linear]:
-        """The parts of a packed projection, each with the rows of so many heads: (4, 2, 2) -> q, k, v."""
+        """The parts of a packed projection, each with the rows of so many heads: (4, 2, 2) -> q, k, v.
+
+        So GPT-2 and Phi-3 pack them: all of q first, and not q, k and v of one head after another, as in GPT-NeoX.
+        """
         weight, bias = projection(family.k)  # all parts name the same module
         if weight.shape[0] % sum(counts):
             raise HeadwiseError(f"{family.k} has {weight.shape[0]} rows, no multiple of {sum(counts)} heads")
@@ -109,7 +112,7 @@ def build(
     require_size("n_heads", n_heads)
     require_size("n_kv_heads", n_kv_heads)
     _check_alike(weights)
-    if "kv_down.weight" in weights:
+    if "kv_down.weight" in weights:  # n_kv_heads says nothing: of a latent every head makes its own keys and values
         fields = _latent_fields(weights, n_heads)
     else:
         fields = _fields(weights, n_heads, n_kv_heads)
@@ -130,7 +133,8 @@ def build(
         with shapes_alone():  # else first weights would be drawn, and the caller's random numbers change
             layer = MultiHeadAttention.from_spec(spec)
         copies = {}
-        for name, tensor in weights.items():  # a plain clone of a transposed matrix, as of GPT-2, stays transposed
+        # A plain clone of a transposed matrix, as of GPT-2, would stay transposed, and safetensors writes none such.
+        for name, tensor in weights.items():
             copies[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
         layer.load_state_dict(copies, assign=True)  # assigned: a parameter without numbers cannot be written to
     return layer.train(training)

@@ -3,11 +3,12 @@
     CausalAttention                one head, d_in -> d_out
     MultiHeadedAttentionWrapper    h such heads side by side, joined: d_in -> h * d_out
     MultiHeadAttn                  h heads of d_out / h cut out of one projection, and W_O: d_in -> d_out
-    MultiHeadAttentionWrapper, MultiHeadAttention    other names of the two, which the book uses
+    MultiHeadAttentionWrapper, MultiHeadAttention    the last two by the names that the book has for them
 
-Constructors, attributes, order of the drawn weights and assertions are the course's. The wrapper and the class are not
-the same function: the wrapper is h times as wide and has no W_O. They become the same when its heads have width
-d_out / h and a projection follows: `wrapper_from_class` and `class_from_wrapper` carry the weights over, exactly.
+The first three are the names in a course on that section; its are also the constructors, the attributes, the order of
+the drawn weights and the assertions. The wrapper and the class are not the same function: the wrapper is h times as
+wide and has no W_O. They become the same when its heads have width d_out / h and a projection follows:
+`wrapper_from_class` and `class_from_wrapper` carry the weights over, exactly.
 """
 
 from __future__ import annotations
@@ -140,7 +141,8 @@ class MultiHeadedAttentionWrapper(WatchedModule):
         return self.tell(q, k, v, out, dropout).transpose(1, 2).flatten(2)  # (B,h,T,d) -> (B,T,h*d)
 
     def watched(self) -> tuple[int, Tensor | None, Tensor | None]:
-        # As many heads as there are, no W_O, and W_V of all of them, one on another.
+        # As many heads as there are, no W_O, and W_V of all of them, one on another: a copy, which is only read, so
+        # it is detached.
         heads: list[Any] = list(self.heads)
         return len(heads), None, torch.cat([head.W_value.weight.detach() for head in heads])
 
