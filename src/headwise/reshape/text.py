@@ -33,7 +33,7 @@ from headwise.models.open import Folder
 from headwise.reshape.arguments import check_tokens
 from headwise.shapes import shape_of
 
-LONGEST = 1024  # tokens of a document, where neither the model nor the user sets a lower bound
+LONGEST = 1024  # tokens of a document, at most, where the user names no number: a round choice, more take more memory
 LOGITS = 2**26  # numbers, at most, in the logits of a batch that is only read: 256 MiB in float32
 # Round choices: with more tokens a number is surer, and the reading takes longer.
 STATISTICS = 50_000  # tokens, at most, that alignment and importance read
@@ -55,7 +55,7 @@ class Calibration:
     held_out: tuple[Tensor, ...]
     length: int  # tokens of a document, at most
     vocab_size: int
-    most: int | None = None  # documents that a measurement reads
+    most: int | None = None  # documents that any pass over them reads, but healing reads all of `train`
     built_in: bool = False  # is it the verb corpus, and no text of the user's?
     about: tuple[str, ...] = ()  # what a reader of any number on it must know
 
@@ -131,18 +131,15 @@ def read_calibration(
     parts: Sequence[Sequence[Any]]
     if lines is not None:
         edge = require_tokens(folder).frame[0]  # the boundary, on both sides of a line
-        parts = []
-        for part in lines:
-            parts.append([[*edge, *encoded(folder, line, facts), *edge][:length] for line in part])
+        # A longer line loses its end, as in training.
+        parts = [[[*edge, *encoded(folder, line, facts), *edge][:length] for line in part] for part in lines]
     elif isinstance(text, str):
         before, after = require_tokens(folder).frame
         body = length - len(before) - len(after)
         if body < 1:
             raise HeadwiseError(f"tokens={length} leaves no room for a text beside the {length - body} of the frame")
         stream = encoded(folder, text, facts)
-        parts = []
-        for piece in _split(stream):
-            parts.append([[*before, *ids, *after] for ids in cut([piece], body)])
+        parts = [[[*before, *ids, *after] for ids in cut([piece], body)] for piece in _split(stream)]
     else:
         assert text is not None  # without one a run has given a text or lines
         parts = _id_parts(text, length)
@@ -153,8 +150,7 @@ def read_calibration(
             f"{len(train)} to calibrate on and {len(held_out)} to measure on; each part needs one"
         )
     # Ids may come from another tokenizer.
-    smallest = min(int(ids.min()) for ids in (*train, *held_out))
-    largest = max(int(ids.max()) for ids in (*train, *held_out))
+    smallest, largest = (int(bound) for bound in torch.cat([*train, *held_out]).aminmax())
     if smallest < 0 or (folder.vocab_size is not None and largest >= folder.vocab_size):
         raise HeadwiseError(
             f"{name} has the token id {min(smallest, 0) or largest} and the model knows {folder.vocab_size} tokens: "
