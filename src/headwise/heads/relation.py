@@ -57,7 +57,8 @@ def follow(
     numbers_of = defaultdict(list)
 
     def take(number: int, site: Site, call: Call, b: int, document: Document) -> None:
-        if not (site.cross or call.cross):  # the keys are the tokens of the same text
+        # A relation is of tokens of one text. Of a layer of ours the call alone tells whether it looked at another.
+        if not (site.cross or call.cross):
             numbers_of[site].append(of_pairs[number].measure(call, b))
 
     run_documents(model, [document.ids for document in documents], take, progress=progress)
@@ -203,7 +204,8 @@ def _followed(
     of_documents = []  # of each document with the relation its means over pairs, (H+1, 3)
     for cells, of_document in zip(of_pairs, numbers, strict=True):
         if name in cells.by_relation:
-            # NaN, which does not count, where a pair has no such distance elsewhere.
+            # A pair without such a distance elsewhere has NaN, which does not count. A document of such pairs alone
+            # has NaN too, and `interval_of` leaves it out.
             of_documents.append(of_document[..., cells.by_relation[name]].nanmean(-1))
     means = torch.stack(of_documents, -1)  # (H+1, 3, documents); the last row is even attention's
     even = float(means[-1, 0].mean())

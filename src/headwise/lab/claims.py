@@ -61,7 +61,9 @@ from headwise.table import Cell, Table
 FASTER = 1.1  # from this ratio of speeds on, a way is said to be faster: a round choice, named in the rules
 Times = dict[str, list[float]]  # name of a call -> its seconds in each round
 
-in_turn = one_thread()(memory.in_turn)  # each call runs in the block `one_thread()`: contextlib's are decorators, too
+# Without gradients, as `memory.in_turn` times all calls, and in the block `one_thread()`: contextlib's blocks are
+# decorators, too. How many rounds stand below is a round choice: more take longer, and the median is surer.
+in_turn = one_thread()(memory.in_turn)
 
 
 def median_ratio(times: Times, name: str, over: str) -> float:
@@ -188,7 +190,7 @@ def flops_with_heads(width: int = WIDTH, tokens: int = TOKENS, rounds: int = 15)
     times = in_turn(calls, rounds)
     rows = []
     for h in COUNTS:
-        products = sum(counted_flops(MultiHeadAttention(width, h, mask=Causal()), tokens).values())
+        products = sum(counted_flops(MultiHeadAttention(width, h), tokens).values())
         rows.append((h, products / 1e6, h * tokens**2 / 1e6, milliseconds(times, str(h))))
     fewest, *_, most = times  # its keys are the COUNTS in order: "1" and "16"
     growth = median_ratio(times, most, fewest)
@@ -444,6 +446,7 @@ def roles_of_heads(roles: Comparison) -> tuple[Claim, Claim]:
         masses.append(f"{role} {mass.mean:.2f} (untrained {before:.2f}, even {even.mean:.2f}), {silenced}{no_role}")
         costs[role] = cost
     words = {"masses": "; ".join(masses) or "diverged", "bar": CLEAR, "count": len(ROLES)}
+    # It never holds: only the heads that play a role best are silenced, and the claim is of all heads.
     is_needed = any(cost.low > 0 for cost in costs.values())
     return (
         # [False]: where training diverged there is no role to judge, and `all` of an empty list would be true.

@@ -124,12 +124,11 @@ class HeadCost:
     shared_by: int
     shared: str = "key/value head"
 
-    # A page calls this "share of cache a token".
     @property
     def cache_share(self) -> float:
         """Bytes a token when each reader of the key/value head bears the same part of them.
 
-        Without this head the cache is smaller only if nobody else reads it.
+        A table calls it "share of cache a token". Without this head the cache is smaller only if nobody else reads it.
         """
         return self.cache_bytes / self.shared_by
 
@@ -330,7 +329,7 @@ def _selected(layer: LayerT, heads: list[int]) -> LayerT:
     parts = {path: (axis, 1 if size is None else getattr(old, size)) for path, axis, size in PARTS.values()}
     for path, copy in new.named_parameters():
         parameter = _parameter(layer, path)
-        if path in parts:  # gains and the bias of W_O are of no head
+        if path in parts:  # gains, the bias of W_O and what makes latents are of no head
             axis, width = parts[path]
             kept = kv_heads if path.startswith(KV_PARTS) else heads
             slices = [parameter.narrow(axis, head * width, width) for head in kept]  # one for each head
@@ -350,7 +349,7 @@ def _parameter(layer: Projections, path: str) -> Any:
 
 
 def kv_head_of(head: Head) -> str:
-    """The key/value head that a head reads, and who reads it too: `1 with H2`."""
+    """The key/value head that a head reads, and who reads it too: `1 with H2`, or `0 with H1, H2, H3 and 4 more`."""
     others = listed([f"H{index}" for index in head.shared_with], 3)
     return f"{head.kv_index}" + (f" with {others}" if others else "")
 

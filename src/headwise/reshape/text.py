@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from headwise.models.open import Folder
 from headwise.reshape.arguments import check_tokens
 from headwise.shapes import shape_of
 
-LONGEST = 1024  # tokens of a document, where neither the model nor the user sets a lower bound
+LONGEST = 1024  # tokens of a document, at most, where the user names no number: a round choice, more take more memory
 LOGITS = 2**26  # numbers, at most, in the logits of a batch that is only read: 256 MiB in float32
 # Round choices: with more tokens a number is surer, and the reading takes longer.
 STATISTICS = 50_000  # tokens, at most, that alignment and importance read
@@ -55,7 +56,7 @@ class Calibration:
     held_out: tuple[Tensor, ...]
     length: int  # tokens of a document, at most
     vocab_size: int
-    most: int | None = None  # documents that a measurement reads
+    most: int | None = None  # documents that any pass over them reads, but healing reads all of `train`
     built_in: bool = False  # is it the verb corpus, and no text of the user's?
     about: tuple[str, ...] = ()  # what a reader of any number on it must know
 
@@ -131,34 +132,31 @@ def read_calibration(
     parts: Sequence[Sequence[Any]]
     if lines is not None:
         edge = require_tokens(folder).frame[0]  # the boundary, on both sides of a line
-        parts = []
-        for part in lines:
-            parts.append([[*edge, *encoded(folder, line, facts), *edge][:length] for line in part])
+        # A longer line loses its end, as in training.
+        parts = [[[*edge, *encoded(folder, line, facts), *edge][:length] for line in part] for part in lines]
     elif isinstance(text, str):
         before, after = require_tokens(folder).frame
         body = length - len(before) - len(after)
         if body < 1:
             raise HeadwiseError(f"tokens={length} leaves no room for a text beside the {length - body} of the frame")
         stream = encoded(folder, text, facts)
-        parts = []
-        for piece in _split(stream):
-            parts.append([[*before, *ids, *after] for ids in cut([piece], body)])
+        parts = [[[*before, *ids, *after] for ids in cut([piece], body)] for piece in _split(stream)]
     else:
         assert text is not None  # without one a run has given a text or lines
         parts = _id_parts(text, length)
-    train, held_out = map(_as_tensors, parts)
+    # Documents of a single token are left out: it predicts nothing.
+    train, held_out = (tuple(_whole(ids, 1) for ids in part if len(ids) > 1) for part in parts)
     if not train or not held_out:
         raise HeadwiseError(
             f"{name} is too short: of documents of 2 to {length} tokens{' (a line each)' * by_lines} it makes "
             f"{len(train)} to calibrate on and {len(held_out)} to measure on; each part needs one"
         )
     # Ids may come from another tokenizer.
-    smallest = min(int(ids.min()) for ids in (*train, *held_out))
-    largest = max(int(ids.max()) for ids in (*train, *held_out))
+    smallest, largest = (int(bound) for bound in torch.cat([*train, *held_out]).aminmax())
     if smallest < 0 or (folder.vocab_size is not None and largest >= folder.vocab_size):
         raise HeadwiseError(
-            f"{name} has the token id {min(smallest, 0) or largest} and the model knows {folder.vocab_size} tokens: "
-            f"they do not belong together"
+            f"{name} has the token id {min(smallest, 0) or largest} and the model knows "
+            f"{folder.vocab_size or 'no negative'} tokens: they do not belong together"
         )
     about = unknown_note(folder.tokens, facts["unknown"], facts["characters"])
     return Calibration(train, held_out, length, folder.vocab_size or largest + 1, most, is_built_in, about)
@@ -170,15 +168,20 @@ def _split(items: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
     return items[:end], items[end:]
 
 
-def _as_tensors(documents: Sequence[Any]) -> tuple[Tensor, ...]:
-    """Documents as int64 on the processor. Those of a single token are left out: it predicts nothing."""
-    return tuple(torch.as_tensor(ids).long().cpu() for ids in documents if len(ids) > 1)
+def _whole(ids: Any, axes: int) -> Tensor:
+    """Ids as int64 on the processor. HeadwiseError for what holds none, or has more axes."""
+    with suppress(TypeError, ValueError, RuntimeError):  # torch raises each of them for what it cannot read
+        read = torch.as_tensor(ids)
+        if 1 <= read.ndim <= axes and not read.is_floating_point():
+            return read.long().cpu()
+    shown = " ".join(repr(ids).split())  # an array's has several lines
+    raise HeadwiseError(f"{shown:.60} is neither a text nor its ids, whole numbers (N,), or documents of them")
 
 
 def _id_parts(ids: Ids, length: int) -> Sequence[Sequence[Any]]:
     """One stream of ids (N,) is cut into documents; documents (B,T), or one by one, stay what they are."""
     if not isinstance(ids, Sequence) or (ids and shape_of(ids[0]) == ()):  # an array, or a list of ids
-        ids = torch.as_tensor(ids).long().cpu()
+        ids = _whole(ids, 2)
         if ids.ndim == 1:
             return [torch.split(part, length) for part in _split(ids)]  # type: ignore[arg-type]
     longest = max(map(len, ids), default=0)
