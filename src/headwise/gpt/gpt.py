@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -226,7 +227,10 @@ class GPT(nn.Module):
         return self.lm_head(x)
 
     def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy in nats per token of targets (B,T); targets of -100, torch's default, do not count."""
+        """Mean cross-entropy in nats per token of targets (B,T); targets of -100, torch's default, do not count.
+
+        It is computed in float32, for half precision would round it to 8 or 11 bits.
+        """
         return F.cross_entropy(self(ids).flatten(0, 1).float(), targets.flatten(), ignore_index=-100)
 
     def split(self, ranks: Ranks) -> None:
@@ -246,12 +250,12 @@ class GPT(nn.Module):
             plan |= {"blocks.*.feed_forward.gate": "colwise"} if self.config.gated else {}
         ranks.split_by_heads(self, plan)
         held = {"n_heads": spec.n_heads // ranks.world, "n_kv_heads": spec.n_kv_heads // ranks.world}
-        for module in self.modules():
-            if isinstance(module, MultiHeadAttention):
-                # head_dim stands in it by itself: its default, d_model / n_heads, would grow as the heads become fewer.
-                module.spec = module.spec.replace(head_dim=spec.head_dim, **held)
-                for norm in filter(None, (module.q_norm, module.k_norm)):  # its gain serves heads of all ranks
-                    ranks.sum_gradient(norm.weight)
+        for block in self.blocks:
+            attention: Any = block.attention
+            # head_dim stands in it by itself: its default, d_model / n_heads, would grow as the heads become fewer.
+            attention.spec = attention.spec.replace(head_dim=spec.head_dim, **held)
+            for norm in filter(None, (attention.q_norm, attention.k_norm)):  # its gain serves heads of all ranks
+                ranks.sum_gradient(norm.weight)
 
     def new_caches(self, plan: Plan | None = None) -> list[KVCache]:
         """One empty cache for each layer, which keeps what the plan says; without one that of a window rolls.
