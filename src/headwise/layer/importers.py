@@ -201,9 +201,8 @@ def from_torch(module: nn.MultiheadAttention) -> Imported:
     twin = copy.deepcopy(module).eval()
 
     def original(x: Tensor, keys: Tensor, values: Tensor, added: Tensor | None) -> Tensor:
-        blocked = None
-        if added is not None:  # of 0 and -inf; torch takes it as (B*H,T,S)
-            blocked = (added == -math.inf).flatten(0, 1)  # True = may NOT attend
+        # Of 0 and -inf; torch takes it as (B*H,T,S), True = may NOT attend.
+        blocked = None if added is None else (added == -math.inf).flatten(0, 1)
         if not twin.batch_first:
             x, keys, values = (sequence.transpose(0, 1) for sequence in (x, keys, values))
         out: Tensor = twin(x, keys, values, attn_mask=blocked, need_weights=False)[0]
