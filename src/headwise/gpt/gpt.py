@@ -7,7 +7,7 @@ residual blocks: x + attention(norm(x)), then x + feed_forward(norm(x)).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 # largest matrix, of n_heads * head_dim rows and d_model columns, then has fewer than 2^63 bytes, as torch wants: 2^57
 # numbers of 4 bytes. Below that the bounds are round choices.
 MOST = {"n_layers": 2**14, "n_heads": 2**19, "d_model": 2**19, "head_dim": 2**19, "rope_dim": 2**19}
-MOST |= {"vocab_size": 2**30, "d_ff": 2**30, "context": 2**30}
+MOST |= {"vocab_size": 2**30, "d_ff": 2**30, "context": 2**30, "latent_dim": 2**18, "q_latent_dim": 2**19}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +75,10 @@ class GPTConfig:
         # A frozen record has no assignment to its fields: its sizes, made plain integers, are put in by `vars`.
         for name in ("vocab_size", "context", "n_layers", "n_heads", "d_model"):
             vars(self)[name] = require_size(name, getattr(self, name))
-        for name in ("n_kv_heads", "head_dim", "d_ff"):
-            if getattr(self, name) is not None:
-                vars(self)[name] = require_size(name, getattr(self, name))
+        for name in ("n_kv_heads", "head_dim", "latent_dim", "rope_dim", "q_latent_dim", "d_ff"):
+            value = getattr(self, name)
+            if value is not None and (name, value) != ("rope_dim", 0):  # 0: no rotary key, see `AttentionSpec`
+                vars(self)[name] = require_size(name, value)
         for name, most in MOST.items():
             if (getattr(self, name) or 0) > most:  # None is bounded by what it defaults to
                 raise HeadwiseError(f"{name}={getattr(self, name):,} is more than headwise builds, {most:,}")
@@ -93,13 +94,15 @@ class GPTConfig:
             raise HeadwiseError(f"rope_dim={self.rope_dim} with position={self.position!r}; pass position='rope'")
         _ = self.attention  # validates heads and widths
         if self.windows is not None:
-            vars(self)["windows"] = tuple(self.windows)  # a JSON document has a list
-            wrong = [w for w in self.windows if w is not None and (type(w) is not int or w < 1)]
-            if len(self.windows) != self.n_layers or wrong:
+            # A JSON document has a list; or by mistake one number, which is refused as no window at all.
+            windows = tuple(self.windows) if isinstance(self.windows, Iterable) else ()
+            wrong = [w for w in windows if w is not None and (type(w) is not int or w < 1)]
+            if len(windows) != self.n_layers or wrong:
                 raise HeadwiseError(
                     f"windows={self.windows!r} must have a whole number of tokens, or None, for each of "
                     f"{self.n_layers} layers"
                 )
+            vars(self)["windows"] = windows
 
     @property
     def attention(self) -> AttentionSpec:
