@@ -7,8 +7,9 @@ residual blocks: x + attention(norm(x)), then x + feed_forward(norm(x)).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -35,7 +36,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 # largest matrix, of n_heads * head_dim rows and d_model columns, then has fewer than 2^63 bytes, as torch wants: 2^57
 # numbers of 4 bytes. Below that the bounds are round choices.
 MOST = {"n_layers": 2**14, "n_heads": 2**19, "d_model": 2**19, "head_dim": 2**19, "rope_dim": 2**19}
-MOST |= {"vocab_size": 2**30, "d_ff": 2**30, "context": 2**30}
+MOST |= {"vocab_size": 2**30, "d_ff": 2**30, "context": 2**30, "latent_dim": 2**18, "q_latent_dim": 2**19}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +75,10 @@ class GPTConfig:
         # A frozen record has no assignment to its fields: its sizes, made plain integers, are put in by `vars`.
         for name in ("vocab_size", "context", "n_layers", "n_heads", "d_model"):
             vars(self)[name] = require_size(name, getattr(self, name))
-        for name in ("n_kv_heads", "head_dim", "d_ff"):
-            if getattr(self, name) is not None:
-                vars(self)[name] = require_size(name, getattr(self, name))
+        for name in ("n_kv_heads", "head_dim", "latent_dim", "rope_dim", "q_latent_dim", "d_ff"):
+            value = getattr(self, name)
+            if value is not None and (name, value) != ("rope_dim", 0):  # 0: no rotary key, see `AttentionSpec`
+                vars(self)[name] = require_size(name, value)
         for name, most in MOST.items():
             if (getattr(self, name) or 0) > most:  # None is bounded by what it defaults to
                 raise HeadwiseError(f"{name}={getattr(self, name):,} is more than headwise builds, {most:,}")
@@ -92,13 +94,15 @@ class GPTConfig:
             raise HeadwiseError(f"rope_dim={self.rope_dim} with position={self.position!r}; pass position='rope'")
         _ = self.attention  # validates heads and widths
         if self.windows is not None:
-            vars(self)["windows"] = tuple(self.windows)  # a JSON document has a list
-            wrong = [w for w in self.windows if w is not None and (type(w) is not int or w < 1)]
-            if len(self.windows) != self.n_layers or wrong:
+            # A JSON document has a list; or by mistake one number, which is refused as no window at all.
+            windows = tuple(self.windows) if isinstance(self.windows, Iterable) else ()
+            wrong = [w for w in windows if w is not None and (type(w) is not int or w < 1)]
+            if len(windows) != self.n_layers or wrong:
                 raise HeadwiseError(
                     f"windows={self.windows!r} must have a whole number of tokens, or None, for each of "
                     f"{self.n_layers} layers"
                 )
+            vars(self)["windows"] = windows
 
     @property
     def attention(self) -> AttentionSpec:
@@ -226,7 +230,10 @@ class GPT(nn.Module):
         return self.lm_head(x)
 
     def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy in nats per token of targets (B,T); targets of -100, torch's default, do not count."""
+        """Mean cross-entropy in nats per token of targets (B,T); targets of -100, torch's default, do not count.
+
+        It is computed in float32, for half precision would round it to 8 or 11 bits.
+        """
         return F.cross_entropy(self(ids).flatten(0, 1).float(), targets.flatten(), ignore_index=-100)
 
     def split(self, ranks: Ranks) -> None:
@@ -246,12 +253,12 @@ class GPT(nn.Module):
             plan |= {"blocks.*.feed_forward.gate": "colwise"} if self.config.gated else {}
         ranks.split_by_heads(self, plan)
         held = {"n_heads": spec.n_heads // ranks.world, "n_kv_heads": spec.n_kv_heads // ranks.world}
-        for module in self.modules():
-            if isinstance(module, MultiHeadAttention):
-                # head_dim stands in it by itself: its default, d_model / n_heads, would grow as the heads become fewer.
-                module.spec = module.spec.replace(head_dim=spec.head_dim, **held)
-                for norm in filter(None, (module.q_norm, module.k_norm)):  # its gain serves heads of all ranks
-                    ranks.sum_gradient(norm.weight)
+        for block in self.blocks:
+            attention: Any = block.attention
+            # head_dim stands in it by itself: its default, d_model / n_heads, would grow as the heads become fewer.
+            attention.spec = attention.spec.replace(head_dim=spec.head_dim, **held)
+            for norm in filter(None, (attention.q_norm, attention.k_norm)):  # its gain serves heads of all ranks
+                ranks.sum_gradient(norm.weight)
 
     def new_caches(self, plan: Plan | None = None) -> list[KVCache]:
         """One empty cache for each layer, which keeps what the plan says; without one that of a window rolls.

@@ -55,7 +55,7 @@ def ablate(model: nn.Module, heads: Iterable[str], how: str = "zero", means: See
     # Head -> what it becomes, (E,), where it is told.
     fixed = {} if means is None else {name: torch.from_numpy(means[name].mean_out) for name in names}
 
-    def change(site: Site, call: Call, documents: Sequence[Document]) -> Tensor | None:
+    def change(site: Site, call: Call, documents: Sequence[Document]) -> Tensor:
         silent = chosen[site.name]
         out = call.out.clone()
         if how == "zero":
@@ -101,7 +101,8 @@ def by_site(sites: Sequence[Site], heads: Iterable[str]) -> dict[str, list[int]]
 
 def _row_mean(call: Call, documents: Sequence[Document]) -> Tensor:
     """Mean output of each head over the real rows of a call, (H,E), as a constant: no gradient flows through it."""
-    T, past = call.n_queries, documents[0].start or 0  # all documents of a call start alike
+    # All documents of a call start alike. In cross attention none has a start, and all its keys are there at once.
+    T, past = call.n_queries, documents[0].start or 0
     if T == 1 or past > 0:
         raise HeadwiseError(
             f"how='mean' in a step of {T} tokens with {past} in the cache has too few rows for a mean, and a cache "
@@ -122,12 +123,12 @@ def importance(model: nn.Module, batches: Iterable[Tensor], after: int | None = 
 
     Michel et al. 2019 (arXiv 1905.10650), section 4.1: the mean over rows of |head output . dL/d head output|, divided
     by the root of the sum of squares over the heads of its layer: head -> 0 to 1. L is the mean loss of a document
-    times its length. The parameters' own gradients are left alone. `after` is that of `next_token_losses`.
+    times its length, also where `after`, which is that of `next_token_losses`, leaves fewer tokens to that mean. The
+    parameters' own gradients are left alone.
     """
     require_next(model)
     require_slopes(model)
     totals: dict[Site, Any] = defaultdict(float)  # (H,) sums over rows, once there is one: 0.0 before
-    rows = 0
     sites = sites_of(model)
 
     def loss_on(ids: Tensor) -> Tensor:
@@ -140,13 +141,11 @@ def importance(model: nn.Module, batches: Iterable[Tensor], after: int | None = 
             for site, out, slope in slopes_of(sites, partial(loss_on, ids)):
                 of_rows = (out.detach() * slope).sum(-1).abs()  # (B,H,T)
                 totals[site] += of_rows.sum((0, 2)).cpu().double()
-            rows += ids.numel()
-        if not rows:
+        if not totals:
             raise HeadwiseError("importance needs at least one batch of ids")
     result: dict[str, float] = {}
-    for site, total in totals.items():
-        mean = total / rows
-        scaled = mean / mean.norm().clamp(min=torch.finfo(mean.dtype).tiny)  # a silent layer's are 0, and not NaN
+    for site, total in totals.items():  # sums do for means: the number of rows goes out with the norm
+        scaled = total / total.norm().clamp(min=torch.finfo(total.dtype).tiny)  # a silent layer's are 0, and not NaN
         result |= zip(site.heads, scaled.tolist(), strict=True)
     return result
 
@@ -195,7 +194,8 @@ def ablation(
         done, total = 0, sum(site.n_heads for site in sites) * len(batches)  # each head counts once a batch
         for n, ids in enumerate(batches):
             base = next_token_losses(model, ids, after) if whole is None else whole[n]
-            n_variants = max(1, LARGEST // (ids.numel() * (vocabulary_of(model) or 1)))  # that run at once
+            # How many run at once. A config that tells no vocabulary bounds nothing: all heads of a layer.
+            n_variants = max(1, LARGEST // (ids.numel() * (vocabulary_of(model) or 1)))
             for site in sites:
                 for start in range(0, site.n_heads, n_variants):
                     chunk = range(start, min(start + n_variants, site.n_heads))

@@ -29,6 +29,7 @@ from headwise.heads.table import DISTANCES, HeadProfile, Row, Survey
 from headwise.models.sites import Site
 from headwise.records import Call
 
+# ROW, LEAST, SEED, SAMPLES, STRONGEST and BINS are the defaults of Neuronpedia's own pipeline.
 ROW, LEAST = 8, 0.005  # weights of a row at most, and the smallest that is listed
 CONFIG: dict[str, Any] = json.loads(read_text(packaged("headvis", "json")))  # what is the same of every survey
 # Statistic -> what HeadVis calls it, where that is another name. It is taken out: `_config` writes the rest as it is.
@@ -134,7 +135,7 @@ def _sparse(model: nn.Module, text: Text, chosen: dict[str, dict[int, int]]) -> 
             for h in heads:
                 is_large = weights[h] >= LEAST
                 index, order = indices[h][is_large].sort()  # row by row, and in each by key
-                values = [round(value, 4) for value in weights[h][is_large].double()[order].tolist()]
+                values = [round(value, 4) for value in weights[h][is_large][order].tolist()]
                 rows[site.head(h), numbers[place]] = index.tolist(), values
 
     run_documents(model, [text.documents[number] for number in numbers], take)
@@ -164,7 +165,8 @@ def _head(profile: HeadProfile, strongest: Sequence[float], chosen: dict[int, in
         )
     queries = sorted(looking.items(), key=lambda item: -item[1])[:BINS]
     counts, edges = np.histogram(strongest, BINS, (0, 1))  # a weight lies between 0 and 1
-    # How many bins of distances, up to the last that is not empty; they have one edge more.
+    # How many bins of distances, up to the last that is not empty; they have one edge more. A head of cross attention
+    # has no distances, and gets one empty bin.
     last = max((n for n, count in enumerate(profile.distances) if count), default=0) + 1
     return {
         "sequences": sequences,
@@ -172,6 +174,7 @@ def _head(profile: HeadProfile, strongest: Sequence[float], chosen: dict[int, in
         "top_query_tokens": [{"token": token, "weight": round(weight, 4)} for token, weight in queries],
         "top_key_tokens": [{"token": token, "weight": round(share, 4)} for token, share in profile.attended],
         "histogram": {"bin_edges": edges.round(4).tolist(), "bin_values": counts.tolist()},
+        # The browser labels n_samples "Samples kept"; the mean is that of all documents, shown or not.
         "statistics": {"n_samples": len(sequences), "mean_max_activation": round(float(np.mean(strongest)), 4)},
     }
 

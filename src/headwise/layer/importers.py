@@ -6,8 +6,8 @@
     from_course(module)             W_query, W_key, W_value, out_proj, num_heads and a causal `mask`
 
 A certificate is what the layer and the original were run on, and their largest difference. It takes a copy of the
-module, which itself is not touched. Modules are recognised by class name
-and attributes, so nothing here imports transformers. What a layer cannot represent is refused by name.
+module, which itself is not touched. Modules are recognised by class name and attributes, so nothing here imports
+transformers. What a layer cannot represent is refused by name.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CAUSAL = Causal()
 N_TEXTS, N_TOKENS, N_KEYS = 3, 13, 11
 
 # What is imported, as a function: of x (B,T,c), of what keys (B,S,c) and values (B,S,c) are made of, both x in self
-# attention, and of what is added to the scores, (B|1,H|1,T,S) or None, -inf = forbidden.
+# attention, and of what is added to the scores, (B,H,T,S) or None, -inf = forbidden.
 Original = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
@@ -93,6 +93,7 @@ def certified(
             n_keys = n_tokens if way == "self" else N_KEYS
             x, context, values = drawn(n_tokens, spec.d_in), drawn(n_keys, spec.d_context), drawn(n_keys, spec.d_values)
             keys = x if way == "self" else context  # what they are made of
+            # transformers makes keys and values of one sequence; two widths are torch's kdim and vdim alone.
             if way == "self" or spec.d_values == spec.d_context:
                 values = keys
             masks: list[Mask | None] = [None]
@@ -188,7 +189,8 @@ def from_torch(module: nn.MultiheadAttention) -> Imported:
             "add_zero_attn=True appends a key and value of zeros to each text; that is a sink logit of 0: "
             "copy the weights into MultiHeadAttention(sink=True) yourself"
         )
-    # With kdim or vdim torch keeps three matrices, else one of their rows; biases are packed either way.
+    # With kdim or vdim torch keeps three matrices, else a single one, in which their rows are stacked. The biases of
+    # all three are stacked either way.
     separate = [f"{name}_proj_weight" for name in "qkv"]
     check_parameters(module, {"in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias", *separate})
     packed, bias, n_heads = module.in_proj_weight, module.in_proj_bias, module.num_heads
@@ -199,9 +201,8 @@ def from_torch(module: nn.MultiheadAttention) -> Imported:
     twin = copy.deepcopy(module).eval()
 
     def original(x: Tensor, keys: Tensor, values: Tensor, added: Tensor | None) -> Tensor:
-        blocked = None
-        if added is not None:  # of 0 and -inf; torch takes it as (B*H,T,S)
-            blocked = (added == -math.inf).expand(-1, n_heads, -1, -1).flatten(0, 1)  # True = may NOT attend
+        # Of 0 and -inf; torch takes it as (B*H,T,S), True = may NOT attend.
+        blocked = None if added is None else (added == -math.inf).flatten(0, 1)
         if not twin.batch_first:
             x, keys, values = (sequence.transpose(0, 1) for sequence in (x, keys, values))
         out: Tensor = twin(x, keys, values, attn_mask=blocked, need_weights=False)[0]

@@ -96,6 +96,7 @@ class Workplace:
 
     def __exit__(self, *_: object) -> None:
         self._settle()  # also after a job that failed in the midst of `finish`
+        # PROBE is not among them: whoever writes it removes it, and that of a killed job is written over.
         for leftover in (self.fresh, *self.path.glob(f"{SCRATCH}*")):
             shutil.rmtree(leftover, ignore_errors=True)
         if not self.has_state:
@@ -132,7 +133,8 @@ class Workplace:
         """Give the folder `fresh`, which is written and verified, the name OUT."""
         check_place(self.source, self.shown)  # hours may have passed
         check_free(self.shown, self.force)
-        # On the disk before they get their name: a machine that loses its power may otherwise keep the name alone.
+        # On the disk before they get their name: a machine that loses its power may otherwise keep the name alone. No
+        # folder lies among them. Their own names are there since `write_whole`, which syncs its folder, wrote RECORD.
         for path in self.fresh.iterdir():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
