@@ -175,9 +175,10 @@ class _Document:
             fact = f"headwise_plan={self.headwise_plan}, {layers} layers of {heads} key/value heads"
             raise HeadwiseError(f"{fact}; this headwise reads version 1, of 1 to {MOST_HEADS:,} heads")
         names = [[f"L{n}.KV{g}" for g in range(heads)] for n in range(layers)]
-        for name in self.keep.keys() - {name for layer in names for name in layer}:  # any of them is refused at once
-            offer = f"they go from L0.KV0 to {names[-1][-1]}"
-            raise unknown(f"{name!r} is no key/value head of the plan", name, names[-1], offer)
+        known = list(itertools.chain(*names))
+        for name in self.keep.keys() - set(known):  # a single wrong name is enough to refuse the file
+            offer = f"they go from L0.KV0 to {known[-1]}"
+            raise unknown(f"{name!r} is no key/value head of the plan", name, known, offer)
         return Plan(tuple(tuple(map(self.keep.get, layer)) for layer in names))
 
 
