@@ -85,7 +85,7 @@ def _softmax(masked_bhts: Array, sink: Array | None, out: Array | None) -> tuple
         total = total + np.exp(sink - top)
     total = np.where(empty, 1, total)  # an empty row has weights 0 already: not 0 / 0, and a sink changes nothing
     weights /= total
-    lse = np.where(empty, -np.inf, np.log(total) + top).astype(masked_bhts.dtype, copy=False)
+    lse = np.where(empty, -np.inf, np.log(total) + top)
     return weights, lse[..., 0]
 
 
@@ -104,17 +104,18 @@ def _masks(mask: Mask | None, sizes: Sizes, dtype: np.dtype[Any]) -> tuple[Array
     allowed, bias = resolve(mask.parts(), grid, np.where, narrowed)
     if allowed is not None and allowed.all():
         allowed = None  # nothing is forbidden, and what follows is spared
+    # `resolve` narrows a bias only to see what becomes -inf; a float64 that it returns would widen the scores.
     return allowed, None if bias is None else narrowed(bias)
 
 
 def _alive_only(k: Array, v: Array, allowed: Array | None, index: tuple[int, ...]) -> tuple[Array, Array]:
-    """K and V with zeros where no query that reads them may attend, so that nothing there can leak."""
+    """K and V with zeros where no query that reads them may attend: a NaN there would leak, as 0 * NaN is NaN."""
     if allowed is None:
         return k, v
     B, G, S, _ = k.shape
     n_rows = allowed.shape[-2] if allowed.ndim > 1 else 1  # 1 where all queries may attend the same
     # (B,H,S): may any query of the head attend the key? Then the same of the key/value heads.
-    by_head: Array = np.asarray(np.broadcast_to(allowed, (B, len(index), n_rows, S)).any(-2))
+    by_head = np.any(np.broadcast_to(allowed, (B, len(index), n_rows, S)), -2)
     alive = np.zeros((B, G, S), bool)
     for h, g in enumerate(index):
         alive[:, g] |= by_head[:, h]
@@ -129,7 +130,7 @@ def _working_dtype(q: Array, k: Array, v: Array) -> np.dtype[Any]:
         raise HeadwiseError(f"dtypes differ: q is {q.dtype}, k is {k.dtype}, v is {v.dtype}; cast them to one")
     if q.dtype.kind != "f":  # NumPy's letter for floats of any width
         raise HeadwiseError(f"q, k, v are {q.dtype}; attention needs floats: pass .astype(numpy.float32)")
-    return np.dtype(np.promote_types(q.dtype, np.float32))
+    return np.promote_types(q.dtype, np.float32)
 
 
 def _per_head(name: str, values: Any, n_heads: int, dtype: np.dtype[Any]) -> Array | None:

@@ -292,8 +292,10 @@ class PlannedCache(KVCache):
         H, G = q.shape[1], k.shape[1]
         if len(self.plan) != G:
             raise HeadwiseError(f"the cache has a plan for {len(self.plan)} key/value heads, and the layer has {G}")
-        if options.gate is not None:
-            check_per_head("gate", shape_of(options.gate), H)
+        # Checked here, since `[readers]` below takes no more than it needs of too many numbers, and says nothing.
+        for name, values in (("sink", options.sink), ("gate", options.gate)):
+            if values is not None:
+                check_per_head(name, shape_of(values), H)
         index = resolve_kv_index(H, G, options.kv_index)
         mask = Causal() if options.mask is None else Causal() & options.mask
         outs, order = [], list[int]()  # of query heads, those of one kind after those of another

@@ -48,8 +48,9 @@ from headwise.teach.subject import (
     to_kind,
 )
 
-LENGTHS = np.array([7, 4, 6, 3, 5])  # real tokens of the five documents
-# Words of the learner's code, as regular expressions, and what they tell.
+# Real tokens of the five documents: of one all, as in a batch that was padded to its longest; of the others fewer.
+LENGTHS = np.array([7, 4, 6, 3, 5])
+# Words of the learner's code, as regular expressions, and what they tell; some are Spanish, which `check` speaks too.
 # CAUSAL is looked for in the code, CAUSAL_NAME in the name of the class or function: either says that it is causal. A
 # `context_length` or `block_size` does, for it is the size of the causal mask that such code makes.
 CAUSAL = r"causal|tril|triu|context_?length|block_?size|autoregress|look_?ahead|no_?peek|subsequent"
@@ -132,6 +133,7 @@ class Examiner:
             except Exception as error:
                 errors.append(error)
         self._clear()
+        # The attempts go from the preferred one down: a later error may come of sizes that do not fit together.
         return self._stopped(errors[0], thing)
 
     def _clear(self) -> None:
@@ -159,7 +161,7 @@ class Examiner:
         asked = [name for name in required_of(call) if meaning_of(name) is None and not MASK.search(name)]
         are_data = [any(pattern.match(name) for pattern in DATA) for name in asked]
         if len(asked) > 1 and not all(are_data):
-            raise error  # what a call was given beside the data was a guess
+            raise error  # one is the data, whatever its name; what a call was given beside the data was a guess
         # A helper is right most often, and what it is given is not.
         line = next((f for f in reversed(frames) if not re.search(HELPERS, f.name)), frames[-1]).lineno or 1
         evidence, bug = in_one_line(error), "raises"
@@ -200,7 +202,9 @@ class Examiner:
             if re.search(TOKENS_FIRST, f"{self.scope.code}\n{self.scope.text.lower()}"):
                 subject.tokens_first = True
                 self.target.did("tokens_first")
-            if subject.kind != "torch":  # a list, or a list for each head, is empty until the first token is there
+            # A list, or a list for each head, is empty until the first token is there. Not of torch: each of its
+            # modules has empty dictionaries, such as those of its hooks.
+            if subject.kind != "torch":
                 subject.gathers = any(isinstance(kept, list | dict) and not any(kept) for kept in vars(module).values())
             if subject.gathers or cache_arguments(subject):
                 # The second argument: what refers to the module itself is not copied, but goes on to refer to it.
@@ -359,7 +363,8 @@ class Examiner:
             return {}, 1
         kind = kind_of_arrays(None, self.scope.code)
         without_data = Subject(self.target.thing, kind, (), fixed=dict.fromkeys(names))  # any parameter may be a size
-        # The key/value heads in the middle are left: all of q, k and v get as many heads.
+        # `_` are the key/value heads: k and v get as many as q. Where the code works with no number of heads, d is
+        # the whole WIDTH.
         heads, _, d = self._sizes_of_split(without_data) or (1, 1, size.WIDTH)
         three = [name for name in wanted if roles.get(name) in ("q", "k", "v")]
         # Of `W_q[h]` there is a matrix for each head.
@@ -378,7 +383,8 @@ class Examiner:
                 shape = (heads, width, d)
             elif name.lower().startswith("b"):
                 shape = (inner,)
-            arrays[name] = to_kind(self.rng.normal(size=shape) * 1.2 / width**0.5, kind)  # as large as `renew` has them
+            # 1.2 as in `renew`, which tells why.
+            arrays[name] = to_kind(self.rng.normal(size=shape) * 1.2 / width**0.5, kind)
         return {table: Table(arrays)} if table else arrays, heads
 
     def _ranks(self) -> list[int]:
@@ -451,6 +457,7 @@ class Examiner:
             if cases[0].name not in explanation.unexplained:  # the first case is explained, so the guess is right
                 cases, causal = versions[guess], guess
                 break
+        # Where no guess explains the first case, the explanation names no bug, and the cases stay as they were.
         # Code in 16 bits rounds more: what comes near its correct form is right, and so is one bug that does.
         if explanation.unexplained and is_narrow:
             search.tolerance, search.pairs = TOLERANCE_OF_16_BITS, False

@@ -174,7 +174,7 @@ ALL_SHOWN = 16  # features of a vector that are all shown; of more, eight are, a
 LEFT_OUT = "…"  # stands for features that are not shown
 NONE = "-"  # stands where a table has no number
 WIDEST = 100  # columns in the terminal, at most, however wide it is; a round choice
-WIDEST_LABEL = 18  # columns of the labels at the left of a table; a longer one is cut
+WIDEST_LABEL = 18  # columns of the labels at the left of a table; a longer one is cut; more leave numbers less room
 TOTALS = {"softmax", "weighted", "gated", "added", "residual"}  # titles of tables whose last line sums up
 
 Part = str | Table | list[str]  # a paragraph, a table, the tokens of the text
@@ -187,6 +187,7 @@ def decimals_for(steps: HeadSteps) -> int:
 
     So the numbers of all tables have the same decimals, and no table is all zeros.
     """
+    # Most other numbers are of the size of these, as gains and scores are, or not all small, as cosines and weights.
     groups = [steps.summed, steps.out, steps.layer_out, steps.x, *steps.added, chain(*steps.wo)]
     groups += [chain(*(key.value for key in steps.keys)), *(key.products for key in steps.keys)]
     for stages in (steps.query, *(key.stages for key in steps.keys)):
@@ -312,6 +313,7 @@ class Content:
         parts += self._some(features)
         for n, stage in enumerate(steps.query):
             if stage.kind == "normed":
+                # `or ()` is for the type checker: a layer that norms has both gains.
                 gains = [[self.say("gain_q"), *features.spread(steps.q_gain or ())]]
                 gains.append([self.say("gain_k"), *features.spread(steps.k_gain or ())])
                 parts.append(self.say("normed", width=features.width, eps=steps.norm_eps))
@@ -331,7 +333,7 @@ class Content:
             stages[key.position] = key.stages[n]
         rows = []
         for position, stage in sorted(stages.items()):
-            angles = [*(stage.cos or ())[:n_pairs], *(stage.sin or ())[:n_pairs]]
+            angles = [*(stage.cos or ())[:n_pairs], *(stage.sin or ())[:n_pairs]]  # a rotated stage has both
             rows.append([f"{position} {self.tokens[position]}", *angles])
         return self._table("angles", [f"{name}{m}" for name in ("cos", "sin") for m in range(n_pairs)], rows)
 
