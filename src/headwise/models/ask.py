@@ -424,8 +424,9 @@ class Reader:
             self.cache = None
         # Without a past, at first and always with a model that keeps no keys and values, the whole text is read.
         past = {} if self.cache is None else {cache_name(model): self.cache}
-        with nullcontext() if ids.shape[1] == 1 else compact_rows(model):  # the row of a single token is whole
-            answer = model(input_ids=ids if past else self.text, **past, **options)
+        read = ids if past else self.text
+        with nullcontext() if read.shape[1] == 1 else compact_rows(model):  # the row of a single token is whole
+            answer = model(input_ids=read, **past, **options)
         self.cache = cache_in(answer)
         return answer.logits[0, -1]
 
