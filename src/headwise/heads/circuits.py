@@ -97,7 +97,7 @@ class Circuits:
     """The heads of a model by their weights, and how they compose."""
 
     heads: dict[str, HeadWeights]
-    scores: dict[str, Numbers]  # "q", "k", "v" -> (receiver, sender), in the order of `heads`; nan where none is later
+    scores: dict[str, Numbers]  # "q", "k", "v" -> (receiver, sender), in the order of `heads`; nan: it cannot read it
     chances: dict[str, Numbers]  # as `scores`: of each pair what `Path.chance` is
     baseline: float  # root of the mean square of the score of random directions, 1/sqrt(C)
 
@@ -230,7 +230,7 @@ def _by_head(weight: Tensor, n_heads: int) -> Tensor:
 def _composition(layers: Sequence[_Factors]) -> tuple[dict[str, Numbers], dict[str, Numbers]]:
     """Scores, and how many as strong chance would bring forth: q, k, v -> (receiver, sender) of all heads.
 
-    Of pairs in one layer, or whose sender comes later, both stay nan.
+    Of pairs in one layer, of an encoder and a decoder, or whose sender comes later, both stay nan.
     """
     starts = list(accumulate((layer.site.n_heads for layer in layers), initial=0))
     N, C = starts[-1], layers[0].o.shape[1]  # heads of the model, its width
@@ -238,6 +238,8 @@ def _composition(layers: Sequence[_Factors]) -> tuple[dict[str, Numbers], dict[s
     scores, chances = ({at: np.full((N, N), np.nan) for at in "qkv"} for _ in range(2))
     for b, later in enumerate(layers):
         for a, earlier in enumerate(layers[:b]):
+            if later.site.name.startswith("encoder.") != earlier.site.name.startswith("encoder."):
+                continue  # each has a residual stream of its own, and only cross attention reads the other's
             place = rows[b], rows[a]  # their heads in the tables: R receivers, S senders
             writes = earlier.writes.transpose(0, 1).flatten(1)  # (C,S*E)
             for at, reads in later.reads.items():
