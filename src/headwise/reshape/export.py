@@ -77,6 +77,7 @@ def verify(model: nn.Module, folder: Path, probe: Path, context: int | None) -> 
     # Ids from all over the vocabulary. A prime as stride repeats none before all have been, unless it divides the
     # size of the vocabulary. The 1 keeps id 0, often that of padding, from being the first.
     ids = (torch.arange(count)[None] * 7919 + 1) % int(config.vocab_size)
+    # A streamed model has been in eval mode since it was made.
     wanted = answers(model if streamed else cast(model.eval(), torch.float32), ids)
     if not streamed:  # back to its own format; of a streamed model weights are borrowed, and cannot be cast
         cast(model, dtype)
