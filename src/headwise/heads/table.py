@@ -85,6 +85,7 @@ class HeadRow(Statistics[V]):
         if "distance" in means:  # not in cross attention
             direction = "back" if means["distance"] >= 0 else "ahead"
             parts.append(f"looks {abs(means['distance']):.1f} tokens {direction} on average")
+        # Every survey and every watched call has these two.
         parts.append(f"its largest weight is {means['confidence']:.2f} on average")
         parts.append(f"{100 * means['first']:.0f} % of its attention rests on the first token")
         sentence = "; ".join(parts) + "."
