@@ -117,6 +117,7 @@ def test_copying_suppression_and_succession_are_told_apart() -> None:
 
 def test_what_is_not_known_is_refused() -> None:
     refuses(lambda: circuits(induction_model(), orders=[[3, 11]]), "two or more ids below 11")
+    assert np.isnan(circuits(tf.T5Model(tf.T5Config(num_layers=1, vocab_size=131))).scores["v"][8:, :8]).all()
     body = tf.BertModel(tf.BertConfig(hidden_size=33, num_hidden_layers=2, num_attention_heads=3, intermediate_size=37))
     assert circuits(body).heads["L1.H2"].copies is None  # no output matrix
     body.encoder.layer[1].attention.output.dense.weight = nn.Parameter(torch.zeros(33, 32))

@@ -97,7 +97,7 @@ class Circuits:
     """The heads of a model by their weights, and how they compose."""
 
     heads: dict[str, HeadWeights]
-    scores: dict[str, Numbers]  # "q", "k", "v" -> (receiver, sender), in the order of `heads`; nan where none is later
+    scores: dict[str, Numbers]  # "q", "k", "v" -> (receiver, sender), in the order of `heads`; nan: it cannot read it
     chances: dict[str, Numbers]  # as `scores`: of each pair what `Path.chance` is
     baseline: float  # root of the mean square of the score of random directions, 1/sqrt(C)
 
@@ -123,7 +123,7 @@ class Circuits:
         return {"heads": heads, "paths": [path._asdict() for path in self.paths]}
 
     def __repr__(self) -> str:
-        # The twelve strongest paths; `paths` has all.
+        # The twelve strongest paths, a round choice; `paths` has all.
         paths = [f"  {p.sender} -> {p.receiver} through {p.at}: {p.score:.2f}" for p in self.paths[:12]]
         head = f"Circuits({len(self.heads)} heads; random directions compose to {self.baseline:.2f}; "
         return "\n".join([f"{head}{plural(len(self.paths), 'path')} above chance)", *paths])
@@ -136,7 +136,8 @@ def circuits(model: nn.Module, *, orders: Sequence[Sequence[int]] = ()) -> Circu
     A token enters as what the first layer makes of it when it stands alone (Wang et al. 2022 and Gould et al. 2023
     take the first feed-forward). Tokens evenly spaced in the vocabulary are tried, 64 of a large one. "Among the
     highest" is the first 5, "among the lowest" the last 10 (the papers'), but never more than a twentieth of the
-    vocabulary (ours). The control is another token's logit; for an order, blind choice.
+    vocabulary (ours: by chance a token is among so many once in 20 times). The control is another token's logit; for
+    an order, blind choice.
 
     Args:
         model: a GPT of ours, or a model of transformers
@@ -147,6 +148,7 @@ def circuits(model: nn.Module, *, orders: Sequence[Sequence[int]] = ()) -> Circu
     """
     if stream_of(model) is not None:
         raise HeadwiseError("paths from head to head need all layers at once, and this model is read layer by layer")
+    # Cross attention has its keys and values from another stack: its W_QK and W_OV are between two streams.
     layers = [_Factors.of(site) for site in sites_of(model) if not site.cross]
     if not layers:
         raise HeadwiseError(f"{type(model).__name__} has no self attention, and so no paths from head to head")
@@ -228,7 +230,7 @@ def _by_head(weight: Tensor, n_heads: int) -> Tensor:
 def _composition(layers: Sequence[_Factors]) -> tuple[dict[str, Numbers], dict[str, Numbers]]:
     """Scores, and how many as strong chance would bring forth: q, k, v -> (receiver, sender) of all heads.
 
-    Of pairs in one layer, or whose sender comes later, both stay nan.
+    Of pairs in one layer, of an encoder and a decoder, or whose sender comes later, both stay nan.
     """
     starts = list(accumulate((layer.site.n_heads for layer in layers), initial=0))
     N, C = starts[-1], layers[0].o.shape[1]  # heads of the model, its width
@@ -236,6 +238,8 @@ def _composition(layers: Sequence[_Factors]) -> tuple[dict[str, Numbers], dict[s
     scores, chances = ({at: np.full((N, N), np.nan) for at in "qkv"} for _ in range(2))
     for b, later in enumerate(layers):
         for a, earlier in enumerate(layers[:b]):
+            if later.site.name.startswith("encoder.") != earlier.site.name.startswith("encoder."):
+                continue  # each has a residual stream of its own, and only cross attention reads the other's
             place = rows[b], rows[a]  # their heads in the tables: R receivers, S senders
             writes = earlier.writes.transpose(0, 1).flatten(1)  # (C,S*E)
             for at, reads in later.reads.items():
@@ -248,7 +252,8 @@ def _composition(layers: Sequence[_Factors]) -> tuple[dict[str, Numbers], dict[s
                 scores[at][place] = square.sqrt().cpu().numpy()
                 # How likely random directions reach such a square: the tail of a gamma distribution.
                 mean, variance = random_moments(spectrum, earlier.ov, C)
-                # Rounding may leave none, or less than 0: then a tiny one stands in, and is divided by.
+                # Rounding may leave none, or less than 0, and it is divided by: a tiny one stands in, of which the
+                # standard deviation is a millionth of the mean.
                 variance = variance.clamp(min=1e-12 * mean**2)
                 # A gamma distribution of shape m^2 / v and scale v / m has mean m and variance v. `gammaincc` takes
                 # the shape, and the value divided by the scale.
@@ -287,7 +292,7 @@ class _Probe:
     model: nn.Module
     tokens: Tensor  # (n,)
     states: tuple[Tensor, Tensor]  # (n,C) each, float64: before and after the first layer
-    unembed: Tensor  # (V,C) float32
+    unembed: Tensor  # (V,C) float32: half the time of float64, and enough to tell which logits are the largest
 
     @classmethod
     def of(cls, model: nn.Module, orders: Sequence[Sequence[int]]) -> _Probe | None:
@@ -325,12 +330,14 @@ class _Probe:
         hits, blind = [], []  # of each token of each order, but the last: is it so, and how likely by blind choice
         for order in orders:
             row = torch.tensor(list(order), device=self.unembed.device)
-            read = _alone(self.model, row)[1]  # what the first layer gives, also where `v` and `o` are of its own heads
+            # For every head what the first layer gives, as in Gould et al. Its own heads never read that: how they
+            # score here says what their matrices would do, while `shares` gives them what they read.
+            read = _alone(self.model, row)[1]
             logits = (read @ v.mT @ o.mT).float() @ self.unembed[row].mT
             following = torch.arange(1, len(row), device=row.device)  # the place of the next one
             hits += (logits[:-1].argmax(1) == following).tolist()
             blind += [1 / len(row)] * len(following)
-        return Scored(sum(hits) / max(1, len(hits)), sum(blind) / max(1, len(blind)))
+        return Scored(sum(hits) / len(hits), sum(blind) / len(blind))  # not by 0: an order has two ids or more
 
 
 def _alone(model: nn.Module, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -345,7 +352,7 @@ def _alone(model: nn.Module, tokens: Tensor) -> tuple[Tensor, Tensor]:
         written = gave[0] if isinstance(gave, tuple) else gave  # a tuple begins with the hidden states
         states.extend([read[:, 0].double(), written[:, 0].double()])
 
-    block = layers_of(model)[0].block
+    block = layers_of(model)[0].block  # the first one with an attention, also where others (Mamba) stand before it
     with evaluating(model), hooked([(block.register_forward_hook, keep)], with_kwargs=True):
         run_body(model, tokens[:, None])
     return states[0], states[1]

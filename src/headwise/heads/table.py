@@ -44,9 +44,8 @@ if TYPE_CHECKING:
 
 BY = ("head", "document")  # what a row of `to_frame` is of
 BLUE = "30,90,200"  # red, green and blue of a weight of 1 in a notebook
-TOKENS = (
-    1024  # of the first document that a survey keeps as text, at most: a round number, for the page that shows them
-)
+# Of the first document that a survey keeps as text, at most: a round number, for the page that shows them.
+TOKENS = 1024
 
 Row = dict[str, Any]  # column -> value, of a data frame or a card
 Array = NDArray[np.float32]
@@ -86,6 +85,7 @@ class HeadRow(Statistics[V]):
         if "distance" in means:  # not in cross attention
             direction = "back" if means["distance"] >= 0 else "ahead"
             parts.append(f"looks {abs(means['distance']):.1f} tokens {direction} on average")
+        # Every survey and every watched call has these two.
         parts.append(f"its largest weight is {means['confidence']:.2f} on average")
         parts.append(f"{100 * means['first']:.0f} % of its attention rests on the first token")
         sentence = "; ".join(parts) + "."
@@ -118,14 +118,12 @@ class HeadTable(Mapping[str, H]):
             tool: "transformer_lens": `blocks.3.attn.hook_z[..., 5, :]`; "headvis": `L3H5`; "nnsight":
                 `model.layers[3].self_attn.o_proj.input[..., 320:384]`, behind the name of the wrapped model
         """
-        name_there = self._name_there(
-            name
-        )  # in a survey that is compared with another a head may have the other's name
+        name_there = self._name_there(name)  # in a survey that is compared a head may have the other survey's name
         part, layer, head = parse_head(name_there)
         site = name_there.rpartition(".")[0]
         if tool == "transformer_lens" and part in LENS:
             return f"{LENS[part].format(layer)}.hook_z[..., {head}, :]"
-        if tool == "headvis" and not part:
+        if tool == "headvis" and not part:  # its names have no place for a stack
             return f"L{layer}H{head}"
         if tool == "nnsight" and site in self.places:
             module, width = self.places[site]
@@ -336,7 +334,7 @@ class HeadProfile(HeadRow[Interval]):
     importance: float | None  # Michel et al. 2019; None where the model has no loss
     ablation: Interval | None  # change in loss, nats a token, without this head; None where it was not measured
     thumbnail: Array  # (b,b) means of the weights over b x b blocks of queries and keys of the first document
-    first_key: Array  # (b,) what of the thumbnail's first column the first key alone accounts for
+    first_key: Array  # (b,) what of the thumbnail's first column the first key accounts for: a page can hide that key
     received: Array  # (n,) mean weight that each token of the passage receives from a query; see `Survey.passage`
     top_keys: NDArray[np.int64]  # (n,k) for each token of the passage the keys with the largest weights ...
     top_weights: Array  # (n,k) ... and those weights, largest first; 0 where there are fewer keys
@@ -427,7 +425,8 @@ class Survey(HeadTable[HeadProfile]):
         }
 
     def _card_of(self, profile: HeadProfile, even: dict[str, Row]) -> Row:
-        # A head has a control of its own only where that is not the one of its site in `even`.
+        # A head gets a control of its own only where that is not the one of its site in `even`: where a survey was
+        # renamed, heads of several sites may have names of one.
         control = {key: _short(value) for key, value in profile.uniform.items() if key in profile.scores}
         of_site = even.setdefault(profile.name.rpartition(".")[0], control)
         names = {}
@@ -493,6 +492,8 @@ class Survey(HeadTable[HeadProfile]):
         """The survey whose heads have the names of their counterparts in another model, to be compared with it.
 
         pairs  name of a head of the other model -> name of its counterpart here. A head without one is `L0.H1 (gone)`
+
+        The numbers `part`, `layer` and `head` stay those of its own model, as `was` does.
         """
         counterparts = {name: counterpart for counterpart, name in pairs.items()}
         profiles = []

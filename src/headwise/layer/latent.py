@@ -63,6 +63,7 @@ def absorbed(layer: Projections, q_bhtd: Tensor, kept_b1sl: Tensor, options: Opt
     `kept_b1sl` is what `expanded` takes, here read by all heads as one key/value head.
     """
     spec = layer.spec
+    # Its weight is all of `kv_up`, which never has a bias.
     up_k, up_v = split_up(spec, layer.kv_up.weight.view(spec.n_heads, spec.up_dim, -1), 1)
     content, rotary = torch.split(q_bhtd, [spec.content_dim, spec.rope_dim], -1)
     # l is a feature of the latent, n one of a key's content: q . W_UK c = (W_UK^T q) . c
@@ -77,7 +78,7 @@ def absorbed(layer: Projections, q_bhtd: Tensor, kept_b1sl: Tensor, options: Opt
 
 
 def split_up(spec: AttentionSpec, up: Tensor, axis: int = 0) -> tuple[Tensor, Tensor]:
-    """The content of a key and a value, one head's rows of `kv_up` or what they gave being split along `axis`."""
+    """Split one head's rows of `kv_up`, or what they gave, along `axis`: the content of its key, then its value."""
     k, v = torch.split(up, [spec.content_dim, spec.value_dim], axis)
     return k, v
 

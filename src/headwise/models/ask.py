@@ -1,6 +1,7 @@
 """Asking a model, ours or one of transformers: what it predicts, its logits, its losses, its body alone.
 
-The questions that every study asks stand here once. Nothing to the right of this room asks what class a model is of.
+The questions that every study asks stand here once. What builds on models, such as heads and reshape, never asks what
+class a model is of.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from headwise.plan import Plan
 def predicts(model: nn.Module) -> Literal["next", "masked"] | None:
     """What the logits of a model are about: "next" (the next token), "masked" (hidden tokens), or None without any.
 
+    It is None of an encoder-decoder, too: its logits are about another text than the one that it is given.
+
     It is told by what the model does: logits over its vocabulary, one row a token, are of the next token where a later
     token changes no row before it. A class name may be wrong: whether a BertLMHeadModel looks ahead, its config says.
     """
@@ -55,7 +58,7 @@ _predicts: WeakKeyDictionary[nn.Module, Literal["next", "masked"] | None] = Weak
 def _try_predicting(model: nn.Module) -> Literal["next", "masked"] | None:
     """Run the model on two texts that differ in the last token, and see whether the rows before it differ."""
     size, most = vocabulary_of(model) or 0, context_of(model) or 8
-    # 8 and 4 are the least with which two texts can be drawn as below; only toys have fewer.
+    # Two texts can be drawn as below from 5 ids on; 8 ids and 4 tokens are round choices, and only toys have fewer.
     if not reads_tokens(model) or size < 8 or most < 4:
         return None
     # Two texts of up to 8 tokens that differ in the last; ids from 3 on, for the first ones are often special.
@@ -184,7 +187,7 @@ def hear(model: nn.Module, features: Tensor, seconds_per_key: float) -> None:
     """
     body = body_of(model)
     with evaluating(model):
-        # [0] of what the encoder answers with: its last hidden states.
+        # One by one, so that memory for one sound is enough. [0] of what the encoder gives: its last hidden states.
         states = torch.cat([body.get_encoder()(sound[None])[0] for sound in features])
     body.headwise_sounds = Sounds(features, states, seconds_per_key)
 
@@ -325,7 +328,7 @@ def context_of(model: nn.Module) -> int | None:
     if getattr(config, "model_type", "") in ("t5", "mt5", "umt5"):
         return None  # positions are distances, so that no text is too long; n_positions in their configs is no bound
     most = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
-    if not isinstance(most, int) or most < 1:
+    if not isinstance(most, int) or most < 1:  # XLNet says -1: any length
         return None
     for name, table in model.named_modules():
         if name.endswith("position_embeddings") and getattr(table, "num_embeddings", None) == most:
@@ -424,8 +427,9 @@ class Reader:
             self.cache = None
         # Without a past, at first and always with a model that keeps no keys and values, the whole text is read.
         past = {} if self.cache is None else {cache_name(model): self.cache}
-        with nullcontext() if ids.shape[1] == 1 else compact_rows(model):  # the row of a single token is whole
-            answer = model(input_ids=ids if past else self.text, **past, **options)
+        read = ids if past else self.text
+        with nullcontext() if read.shape[1] == 1 else compact_rows(model):  # the row of a single token is whole
+            answer = model(input_ids=read, **past, **options)
         self.cache = cache_in(answer)
         return answer.logits[0, -1]
 

@@ -47,7 +47,8 @@ def export(
 
     The folder gets its name at the end (`Workplace.finish`); `say` hears what is being done.
 
-    A fresh process reads the folder back and compares its logits; a folder that fails is not left behind.
+    A fresh process reads the folder back and compares its logits; a folder that fails is cleared away where the
+    caller leaves `workplace`.
     """
     fresh = workplace.fresh
     shutil.rmtree(fresh, ignore_errors=True)  # what a process that was killed has left
@@ -74,8 +75,9 @@ def verify(model: nn.Module, folder: Path, probe: Path, context: int | None) -> 
     count = max(PROBE_TOKENS, 2 * max(filter(None, windows_of(model)), default=0))
     count, dtype = min(count, context or count), next(model.parameters()).dtype
     # Ids from all over the vocabulary. A prime as stride repeats none before all have been, unless it divides the
-    # size of the vocabulary.
+    # size of the vocabulary. The 1 keeps id 0, often that of padding, from being the first.
     ids = (torch.arange(count)[None] * 7919 + 1) % int(config.vocab_size)
+    # A streamed model has been in eval mode since it was made.
     wanted = answers(model if streamed else cast(model.eval(), torch.float32), ids)
     if not streamed:  # back to its own format; of a streamed model weights are borrowed, and cannot be cast
         cast(model, dtype)
@@ -84,7 +86,7 @@ def verify(model: nn.Module, folder: Path, probe: Path, context: int | None) -> 
     command = [sys.executable, "-P", "-m", "headwise.reshape.export", str(folder), str(probe)]
     if streamed:
         command += ["streamed", str(device_of(model))]  # the same device: half precision rounds otherwise on another
-    else:
+    else:  # float32 is alike enough on all devices, and the CPU is always there
         command += ["stock" if reads_as_stock(model) else "own", "cpu"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
