@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import every
+from cases import every, rows
 from dense import block_means, row_statistics
 from helpers import (
     MASK_NAMES,
@@ -114,9 +114,9 @@ def assert_measured(
         whole = Dense(p_hts.double(), document.start, keys[0] if len(keys) else 0, document.k_ids, document.marks or {})
         by_name = formulas([POSITIONS, IDS], offsets, document.marks or {})
         numbers += [(name, by_name[name](whole)[:, seen]) for name in expected if name != "norm"]
-    for name, rows in numbers:
+    for name, of_rows in numbers:
         values = expected[name]
-        wanted, given, allowance = values[:, seen], rows.double(), tolerance
+        wanted, given, allowance = values[:, seen], of_rows.double(), tolerance
         if name == "entropy" and nats is not None:
             allowance = nats
         elif name == "distance":
@@ -224,15 +224,7 @@ def test_gradients_are_not_asked_for(blocks: str, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     "n",
-    [
-        Sizes(1, 1, 1, 1, 1, 1, 1),
-        Sizes(1, 2, 1, 1, 1, 3, 2),
-        Sizes(2, 3, 3, 1, 13, 5, 2),
-        Sizes(1, 3, 1, 17, 1, 5, 7),
-        Sizes(1, 2, 2, 13, 5, 3, 7),
-        Sizes(1, 2, 2, 67, 67, 5, 3),
-        Sizes(1, 2, 2, 37, 71, 5, 3),
-    ],
+    [Sizes(*sizes) for sizes in rows("sizes")],
     ids=str,
 )
 @pytest.mark.parametrize("mask", ["causal", "window both", "lengths", "bias that forbids", "alibi"])

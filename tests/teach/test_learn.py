@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import every, refuses
+from cases import every, refuses, rows
 from invoking import Invoke
 
 import headwise.teach.exercises as marking
@@ -267,17 +267,7 @@ def test_files_that_nobody_touched_change_their_language(tmp_path: Path) -> None
 
 @every(
     "content,options,said",
-    [
-        ({"notes.txt": "mine"}, [], "is not empty and holds no exercises"),
-        ({"progress.json": "{"}, [], "is damaged"),
-        ({"progress.json": "[" * 100_000}, [], "is damaged"),
-        ({"progress.json": '{"language": "fr"}'}, [], "is damaged"),
-        ({"progress.json": '{"passed": [99]}'}, [], "is damaged"),
-        ({"progress.json": '{"passed": ""}'}, [], "is damaged"),
-        ({"progress.json": '{"tries": {"2": 1.5}}'}, [], "is damaged (tries={'2': 1.5})"),
-        ({"progress.json": '{"tries": {"2": true}}'}, [], "is damaged"),
-        ({}, ["--train"], "11_torch.py is not right yet"),
-    ],
+    [*rows("courses"), ({"progress.json": "[" * 100_000}, [], "is damaged")],
 )
 def test_bad_input_is_one_clear_line(
     invoke: Invoke, in_process: None, tmp_path: Path, content: dict[str, str], options: list[Any], said: str

@@ -1,10 +1,9 @@
 """One sentence a head: it says what the numbers say, in both languages."""
 
-import math
 from dataclasses import replace
 
 import pytest
-from cases import every, refuses
+from cases import every, refuses, rows
 from surveys import broken_survey, survey_of
 from terminals import printed
 
@@ -32,16 +31,7 @@ def change(mean: float, reach: float = 0.01) -> Interval:
 
 @every(
     "ablation, english, spanish",
-    [
-        (change(0.6666), "Without it the loss rises by 0.67 nats.", "Sin ella la pérdida sube 0.67 nats."),
-        (change(-0.0421), "Without it the loss falls by 0.042 nats.", "Sin ella la pérdida baja 0.042 nats."),
-        (change(0.008), "the loss does not clearly change (+0.008 nats).", "no cambia con claridad (+0.008 nats)."),
-        (change(-0.008), "does not clearly change (\u22120.008 nats).", "no cambia con claridad (\u22120.008 nats)."),
-        (Interval(0.5, -math.inf, math.inf, 1), "the loss rises by 0.50 nats.", "la pérdida sube 0.50 nats."),
-        (change(0.0001, 0), "does not clearly change (0.000 nats).", "no cambia con claridad (0.000 nats)."),
-        (None, "0.76 on average).", "0.76 en promedio)."),
-        (Interval(math.nan, math.nan, math.nan, 0), "0.76 on average).", "0.76 en promedio)."),
-    ],
+    [(Interval(*each) if each else None, *said) for each, *said in rows("ablations")],
 )
 def test_a_labelled_role_and_what_is_lost(ablation: Interval | None, english: str, spanish: str) -> None:
     survey = survey_of()
