@@ -6,6 +6,8 @@ of a head, f feed-forward, v vocabulary. `dx` is the slope of the loss along x. 
 follow from the weights; texts of one length may lie side by side as more columns (`lab.courses.mini_gpt`).
 
 All weights are windows on one flat vector, and all slopes on another: Adam is a dozen operations for the whole model.
+At sizes as small as these `dot` and `take` cost less than `@` and indexing, and `reduce` is what `sum` and `max` call.
+Heads, as a stack of matrices, need `@`.
 """
 
 from __future__ import annotations
@@ -136,9 +138,11 @@ class Model:
         For every y = W x: dW = dy x' and dx = W' dy; a sum hands its slope to both of its parts.
         """
         w, d = self.weights, self.slopes
-        tokens_vt = self.one_hot.take(ids, axis=1)  # one column for each token, with a single 1
+        # One column for each token, with a single 1: on the way back a product with it beats np.add.at.
+        tokens_vt = self.one_hot.take(ids, axis=1)
         length = len(ids) // n_texts
         positions_ct = np.tile(w.wpe[:length].T, n_texts)
+        # microgpt takes the norm of the embedding, so that layers add to an x of size 1, and none before the logits.
         x, embedding_back = rms_norm(w.wte.T.dot(tokens_vt) + positions_ct)
         layers_back = []
         for weights, slopes in zip(w.layers, d.layers, strict=True):
@@ -152,7 +156,7 @@ class Model:
                 dx = layer_back(dx)
             dx = embedding_back(dx)
             np.dot(tokens_vt, dx.T, out=d.wte)  # the one-hot matrix adds up the positions of each token
-            d.wpe[:length] = dx.T.reshape(n_texts, length, -1).sum(0)  # and here each position, over the texts
+            d.wpe[:length] = np.add.reduce(dx.T.reshape(n_texts, length, -1))  # and here each position, over the texts
             d.wpe[length:] = 0.0
 
         return w.lm_head.dot(x), back
