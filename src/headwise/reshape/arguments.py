@@ -92,7 +92,7 @@ def check_sharing(method: str, groups: str) -> None:
 
 def check_kv_heads(n_kv_heads: int, n_heads: int, now: int) -> None:
     """Refuse a number of key/value heads that a model of `n_heads` query heads, which has `now`, cannot be given."""
-    if now == 1:
+    if now == 1:  # apart from the reasons below, whose messages offer divisors of `now` that are less
         raise refusal("kv_single", n_kv_heads=n_kv_heads, heads=n_heads)
     # The first reason that holds.
     if n_kv_heads == now:
