@@ -41,12 +41,12 @@ class HealRecipe:
         for name in ("steps", "batch", "evaluations", "patience"):
             if getattr(self, name) < 1:
                 raise refusal("heal_least", name=name, value=getattr(self, name))
-        for name in ("lr", "vector_lr"):
+        for name in ("lr", "vector_lr", "clip"):
             if not 0 < getattr(self, name) < math.inf:
                 raise refusal("heal_positive", name=name, value=getattr(self, name))
         if not 0 <= self.hidden < math.inf:
             raise refusal("heal_hidden", hidden=self.hidden)
-        check_seed(self.seed)
+        check_seed(self.seed)  # and `warmup` needs no check: at least one step is warm-up, whatever it is
 
 
 class Options(TypedDict, total=False):
