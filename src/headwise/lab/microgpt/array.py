@@ -6,7 +6,7 @@ of a head, f feed-forward, v vocabulary. `dx` is the slope of the loss along x. 
 follow from the weights; texts of one length may lie side by side as more columns (`lab.courses.mini_gpt`).
 
 All weights are windows on one flat vector, and all slopes on another: Adam is a dozen operations for the whole model.
-At sizes as small as these `dot` and `take` cost less than `@` and indexing, and `reduce` is what `sum` and `max` call.
+At sizes as small as these `dot` and `take` cost less than `@` and indexing; `reduce` is what `sum` and `max` call.
 Heads, as a stack of matrices, need `@`.
 """
 
