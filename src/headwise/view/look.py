@@ -179,7 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(404, "there is nothing here; open the whole address that was printed")
             return None
         self.server.last_request = time.monotonic()
-        return path[len(base) :] or "/"
+        return path[len(base) :]  # "" where the last slash is missing: from there a page would ask beside the secret
 
     def _answer(self, code: int, text: str, kind: str = "text/plain") -> None:
         content = text.encode()
