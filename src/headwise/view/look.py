@@ -364,12 +364,12 @@ class Look:
             cells.append((name, cell))
         drawn = []
         for name in self.strongest[: self.MOST_MAPS]:
-            weights = self.maps[name][: self.MOST_ROWS, : self.MOST_ROWS]
-            n_rows, n_keys = weights.shape
-            keys = self.labels
-            if n_keys > len(keys):  # of another sequence, as in cross attention: their places stand for them
-                keys = list(map(str, range(n_keys)))
-            picture = token_map(weights, self.labels[:n_rows], keys[:n_keys])
+            # Another length is that of another sequence than the text, such as a sound: numbers stand for its places.
+            rows, keys = (
+                (self.labels if n == len(self.labels) else list(map(str, range(n))))[: self.MOST_ROWS]
+                for n in self.maps[name].shape
+            )
+            picture = token_map(self.maps[name][: self.MOST_ROWS, : self.MOST_ROWS], rows, keys)
             drawn.append(f'<div style="overflow-x:auto"><b>{escaped(name)}</b>{picture}</div>')
         grid = "display:grid;grid-template-columns:repeat(auto-fill,minmax(22em,1fr));gap:1em"
         return f'<div><b>{escaped(self.name)}</b>{layer_table(cells)}<div style="{grid}">{"".join(drawn)}</div></div>'
@@ -435,8 +435,9 @@ def _on_inputs(model: Any, inputs: tuple[Any, ...], named: Facts) -> Look:
         model(*inputs, **named)
     maps = {name: head.map for name, head in seen.items()}
     longest = max(len(weights) for weights in maps.values())
-    head = next(iter(seen.values()))
     labels = [str(place) for place in range(longest)]
-    if head.tokens is not None and len(head.tokens[0]) == longest:
-        labels = list(head.tokens[0])
+    # One element, where all heads read one text; the heads of an encoder and those of a decoder read two.
+    tokens, *others = {head.tokens for head in seen.values()}
+    if not others and tokens is not None and len(tokens[0]) == longest:  # shorter where there is padding
+        labels = list(tokens[0])
     return Look(type(model).__name__, maps, labels)
