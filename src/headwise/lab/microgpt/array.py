@@ -156,7 +156,7 @@ class Model:
                 dx = layer_back(dx)
             dx = embedding_back(dx)
             np.dot(tokens_vt, dx.T, out=d.wte)  # the one-hot matrix adds up the positions of each token
-            d.wpe[:length] = np.add.reduce(dx.T.reshape(n_texts, length, -1))  # and here each position, over the texts
+            d.wpe[:length] = dx.T.reshape(n_texts, length, -1).sum(0)  # and here each position, over the texts
             d.wpe[length:] = 0.0
 
         return w.lm_head.dot(x), back
