@@ -137,6 +137,7 @@ def test_ports_and_questions(live: Live, asking: Live) -> None:
         assert post(asking, f"{asking.base}/ask", content)[0] == 400, content[:9]
     assert post(asking, f"{asking.base}/ask", **{"Content-Length": str(room.LONGEST + 1)})[0] == 413
     assert post(asking, f"{asking.base}/ask", **{"Content-Length": "-1"})[0] == 413
+    assert "not finite" in post(asking, f"{asking.base}/ask", b'{"do": NaN}')[1]  # which the answer repeats
     assert post(asking, f"{asking.base}/rm")[0] == 404
 
 

@@ -163,10 +163,14 @@ class _Handler(BaseHTTPRequestHandler):
                 question = json.loads(self.rfile.read(int(size)))
             except (ValueError, RecursionError):  # no JSON, or lists in lists without end
                 question = None
-            if isinstance(question, dict):
-                self._answer(200, json.dumps(self.server.ask(question), allow_nan=False), "application/json")
-            else:
+            if not isinstance(question, dict):
                 self._answer(400, "a question is a JSON object")
+                return
+            try:
+                answer = json.dumps(self.server.ask(question), allow_nan=False)
+            except ValueError:  # as of a model whose weights are not finite; browsers read no NaN
+                answer = json.dumps({"refused": "the answer has a number that is not finite"})
+            self._answer(200, answer, "application/json")
 
     def _path(self) -> str | None:
         """The path below the secret; None, once refused, for another host or another secret."""
@@ -175,7 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(403, f"ask for http://127.0.0.1:{self.server.server_port}/")
             return None
         # Compared in the same time whatever it is, so that nobody finds the secret letter by letter by the clock.
-        if not secrets.compare_digest(path[: len(base)].encode(errors="replace"), base.encode()):
+        if not secrets.compare_digest(path[: len(base)].encode(), base.encode()):
             self._answer(404, "there is nothing here; open the whole address that was printed")
             return None
         self.server.last_request = time.monotonic()
@@ -184,8 +188,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, code: int, text: str, kind: str = "text/plain") -> None:
         content = text.encode()
         self.send_response(code)
-        sizes = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(content))}
-        for name, value in (sizes | ALONE).items():
+        headers = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(content)), **ALONE}
+        for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)
@@ -198,8 +202,9 @@ def live_html(name: str, lang: str = "en") -> str:
     """The page of a training that goes on; it asks its own origin for news, and nobody else."""
     body = frame("live.html", name=escaped(name), film=package_text(FILM_BODY))
     title = word("film.live_title", "title", name=name)
-    options: Facts = {"styles": FILM_STYLES, "words": FILM_WORDS, "lang": lang, "served": "live"}
-    return page("live", body, title=title, script="live.js", **options)
+    return page(
+        "live", body, title=title, script="live.js", styles=FILM_STYLES, words=FILM_WORDS, lang=lang, served="live"
+    )
 
 
 # The page of a model, and its picture in a notebook.
@@ -434,8 +439,8 @@ def _on_inputs(model: Any, inputs: tuple[Any, ...], named: Facts) -> Look:
     with watch(model, maps=True) as seen:
         model(*inputs, **named)
     maps = {name: head.map for name, head in seen.items()}
-    longest = max(len(weights) for weights in maps.values())
-    labels = [str(place) for place in range(longest)]
+    longest = max(map(len, maps.values()))  # there is one, since `watch` refuses a model without heads
+    labels = list(map(str, range(longest)))
     # One element, where all heads read one text; the heads of an encoder and those of a decoder read two.
     tokens, *others = {head.tokens for head in seen.values()}
     if not others and tokens is not None and len(tokens[0]) == longest:  # shorter where there is padding
