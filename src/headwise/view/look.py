@@ -236,6 +236,7 @@ def look_html(about: Facts, example: str | None = None, lang: str = "en") -> str
         title=word("look.title", "title", name=about["model"]),
         script="look.js",
         styles=STYLES,
+        # The scripts that it shares with the report read roles and tokens: a page without a survey has none of them.
         data={"data": json_block({**about, "example": example, "roles": [], "tokens": []})},
         words=("look", "report", "role"),
         lang=lang,
@@ -254,9 +255,11 @@ class Served(Live):
         super().__init__(port, look_html(desk.about(), example, lang), self._ask_in_turn)
 
     def _ask_in_turn(self, asked: Facts) -> Facts:
-        # In a thread of the server. `slot` is the text, "a" or "b"; `turn` counts the page's questions.
+        # In a thread of the server. `slot` is the text, "a" or "b"; `turn` counts the page's questions. It begins
+        # with the clock when the page is opened, so that one opened anew begins above the last.
         slot, turn = str(asked.get("slot")), asked.get("turn")
         if asked.get("do") == "read" and type(turn) is int:  # and no bool, which isinstance would take
+            # Without a lock: where two threads meet here, a text may be read in vain, and the page drops that answer.
             self._latest[slot] = max(turn, self._latest.get(slot, turn))
         answer: Future[Facts] = Future()
         self._waiting.put((asked, answer))
