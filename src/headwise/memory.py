@@ -35,7 +35,8 @@ class Room(NamedTuple):
 
 def free_memory() -> Room:
     """The smallest of what the machine has free and what the limits of the process leave it."""
-    # Only Linux has these files. Without them the first read fails, before `resource` is asked for.
+    # Only Linux has these files: elsewhere the first read fails, before `resource` is asked for. ValueError: the name
+    # of the process, with which its status begins, is no UTF-8. KeyError: the files lack these fields.
     with suppress(OSError, ValueError, KeyError):
         machine, process = _fields(Path("/proc/meminfo")), _fields(Path("/proc/self/status"))
         rooms = [Room(machine["MemAvailable"], "memory"), *_cgroups()]
@@ -100,7 +101,7 @@ def device_named(name: str | torch.device) -> torch.device:
 
 def free_on(device: torch.device) -> Room:
     """What a device may still take; one that shares the memory of the machine has what is free there."""
-    with suppress(RuntimeError, AttributeError):  # not every kind of device keeps account
+    with suppress(RuntimeError):  # not every kind of device keeps account
         if device.type != "cpu":
             # [0] is what is free of it, [1] what it has in all.
             return Room(torch.accelerator.get_memory_info(device)[0], f"memory of {device}")
@@ -120,7 +121,8 @@ def in_turn(
     """Seconds of each call in each round, after one round that warms up and does not count.
 
     Every round runs all calls, so that a slow moment of the machine is shared. Each round begins with another call, so
-    that none is always the first. Calls on a device must wait for it themselves.
+    that none is always the first. Calls on a device must wait for it themselves. Forward passes are compared: no call
+    keeps what slopes would need.
 
     longest  seconds for one call in all rounds. A slow call runs in fewer rounds; where not even one fits, its only
              time is that of the round that warms up
@@ -144,7 +146,8 @@ def peak_of(call: Callable[[], object]) -> int:
     with profile(profile_memory=True) as profiled:
         call()
     held = peak = 0
-    for event in profiled.kineto_results.events():  # in the order of time
+    # The raw events, in the order of time: `profiled.events()` has one sum for all that an operator takes and frees.
+    for event in profiled.kineto_results.events():
         if event.name() == "[memory]":
             held += event.nbytes()  # below 0 where a tensor is freed
             peak = max(peak, held)

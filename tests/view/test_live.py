@@ -137,6 +137,7 @@ def test_ports_and_questions(live: Live, asking: Live) -> None:
         assert post(asking, f"{asking.base}/ask", content)[0] == 400, content[:9]
     assert post(asking, f"{asking.base}/ask", **{"Content-Length": str(room.LONGEST + 1)})[0] == 413
     assert post(asking, f"{asking.base}/ask", **{"Content-Length": "-1"})[0] == 413
+    assert "not finite" in post(asking, f"{asking.base}/ask", b'{"do": NaN}')[1]  # which the answer repeats
     assert post(asking, f"{asking.base}/rm")[0] == 404
 
 
@@ -202,7 +203,7 @@ def test_a_page_that_asks_has_a_secret(asking: Live) -> None:
     assert len(secret) >= 20 and asking.address == f"http://127.0.0.1:{asking.server_port}/{secret}/"
     assert ask(asking, f"/{secret}/")[:2] == (200, asking.document)
     assert post(asking, f"/{secret}/ask", b'{"do": 1}') == (200, '{"asked": {"do": 1}}')
-    for path in ("/", "/ask", "/news", f"/{secret[:-1]}/ask", f"/{secret[:-1]}%C3%A9/", "//ask"):
+    for path in ("/", "/ask", "/news", f"/{secret}", f"/{secret[:-1]}/ask", f"/{secret[:-1]}%C3%A9/", "//ask"):
         for status, text in (ask(asking, path)[:2], post(asking, path)):
             assert status == 404 and secret not in text and "<title>" not in text, path
     for host in ("evil.example", "127.0.0.1"):

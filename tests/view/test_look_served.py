@@ -17,12 +17,13 @@ from browser_types import Browser, Page
 from browsing import faults, served_page, width_beyond
 from cases import refuses
 from report_browsing import plain, press
+from transformers import T5Config, T5ForConditionalGeneration
 from word_models import word_folder
 
 import headwise as hw
 from headwise.heads.look import Desk
 from headwise.models.open import open_folder
-from headwise.view.look import Served
+from headwise.view.look import Look, Served
 
 pytestmark = pytest.mark.clock
 
@@ -74,10 +75,8 @@ def test_in_a_notebook(folder: Path) -> None:
     html = shown._repr_html_()
     assert html.count("<table>") == 1 + 8 and 'title="L1.H5 ' in html and ">Ann<" in html and "<script" not in html
     assert shown.strongest[0] in html.split("<b>")[2]
-    assert (
-        repr(shown).startswith(f"Look({folder.name}: 12 heads, 9 tokens; {shown.strongest[0]}, ")
-        and shown._served is None
-    )
+    assert shown._served is None
+    assert repr(shown).startswith(f"Look({folder.name}: 12 heads, 9 tokens; {shown.strongest[0]}, ")
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{20,}/", shown.address)
     with urllib.request.urlopen(shown.address, timeout=30) as answer:
         assert TEXT in answer.read().decode()  # which the page opens with
@@ -93,6 +92,9 @@ def test_on_inputs_of_any_model_that_is_watched() -> None:
     assert list(shown.maps) == ["L0.H0", "L0.H1"] and shown.labels == list("0123456") and "L0.H1" in shown._repr_html_()
     refuses(lambda: shown.open(), r"a page needs a model that hw\.open has read")
     refuses(lambda: hw.look(layer, "a text"), r"needs the tokenizer of a model that hw\.open has read")
+    assert ">text<" not in Look("cross", {"cross.L0.H0": np.ones((2, 3), np.float32)}, ["text"] * 4)._repr_html_()
+    model = T5ForConditionalGeneration(T5Config(vocab_size=9, d_model=8, d_kv=4, num_heads=2, num_layers=1, d_ff=8))
+    assert hw.look(model, torch.tensor([[5, 6, 7]]), decoder_input_ids=torch.tensor([[0, 8]])).labels == list("012")
 
 
 @pytest.fixture

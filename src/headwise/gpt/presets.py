@@ -40,7 +40,7 @@ class Preset:  # a record of presets.toml
     shape: dict[str, Any]  # fields of GPTConfig, without the vocabulary
     recipe: Recipe
     lines: bool  # each line is a document of its own; otherwise the text is one stream
-    core: bool = False  # of the verb corpus it learns the core alone
+    core: bool = False  # of the verb corpus, which is read where no text is named, it learns the first 20 verbs alone
 
 
 _RECORDS = tomllib.loads(Path(__file__).with_name("presets.toml").read_text(encoding="utf-8"))
@@ -54,20 +54,22 @@ PRESETS: dict[str, Preset] = {
 def warm_cosine(step: int, steps: int, warmup: int, final: float) -> float:
     """The fraction of the peak learning rate at a step, from 0: linear warm-up, then a cosine down to `final`.
 
-    Loshchilov & Hutter 2016 (arXiv 1608.03983), without restarts. `final` itself would be the fraction of the step
-    after the last one.
+    Loshchilov & Hutter 2016 (arXiv 1608.03983), without restarts. `step` lies below `steps`: `final` itself would be
+    the fraction of the step after the last one.
     """
     if step < warmup:
         return (step + 1) / warmup  # + 1: the first step, of number 0, learns already
-    progress = (step - warmup) / max(1, steps - warmup)  # from 0 to 1; steps = warmup leaves none to divide by
+    progress = (step - warmup) / (steps - warmup)  # from 0, and below 1
     return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 def check_seed(seed: Any) -> None:
-    """Refuse what is no seed: a whole number from 0 on, below 2^63; torch's generators take all of these."""
-    if (
-        isinstance(seed, bool) or not hasattr(seed, "__index__") or not 0 <= seed < 2**63
-    ):  # NumPy has whole numbers, too
+    """Refuse what is no seed: a whole number from 0 on, below 2^63.
+
+    NumPy's generators take none below 0; torch's end at 2^64, which leaves room for a sum such as `seed + n`.
+    """
+    # __index__ is what whole numbers have, NumPy's as well as Python's; True and False have it, too.
+    if isinstance(seed, bool) or not hasattr(seed, "__index__") or not 0 <= seed < 2**63:
         raise refusal("seed", seed=seed)
 
 

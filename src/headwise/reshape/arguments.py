@@ -41,12 +41,12 @@ class HealRecipe:
         for name in ("steps", "batch", "evaluations", "patience"):
             if getattr(self, name) < 1:
                 raise refusal("heal_least", name=name, value=getattr(self, name))
-        for name in ("lr", "vector_lr"):
+        for name in ("lr", "vector_lr", "clip"):
             if not 0 < getattr(self, name) < math.inf:
                 raise refusal("heal_positive", name=name, value=getattr(self, name))
         if not 0 <= self.hidden < math.inf:
             raise refusal("heal_hidden", hidden=self.hidden)
-        check_seed(self.seed)
+        check_seed(self.seed)  # and `warmup` needs no check: at least one step is warm-up, whatever it is
 
 
 class Options(TypedDict, total=False):
@@ -92,7 +92,7 @@ def check_sharing(method: str, groups: str) -> None:
 
 def check_kv_heads(n_kv_heads: int, n_heads: int, now: int) -> None:
     """Refuse a number of key/value heads that a model of `n_heads` query heads, which has `now`, cannot be given."""
-    if now == 1:
+    if now == 1:  # apart from the reasons below, whose messages offer divisors of `now` that are less
         raise refusal("kv_single", n_kv_heads=n_kv_heads, heads=n_heads)
     # The first reason that holds.
     if n_kv_heads == now:

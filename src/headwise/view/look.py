@@ -163,10 +163,14 @@ class _Handler(BaseHTTPRequestHandler):
                 question = json.loads(self.rfile.read(int(size)))
             except (ValueError, RecursionError):  # no JSON, or lists in lists without end
                 question = None
-            if isinstance(question, dict):
-                self._answer(200, json.dumps(self.server.ask(question), allow_nan=False), "application/json")
-            else:
+            if not isinstance(question, dict):
                 self._answer(400, "a question is a JSON object")
+                return
+            try:
+                answer = json.dumps(self.server.ask(question), allow_nan=False)
+            except ValueError:  # as of a model whose weights are not finite; browsers read no NaN
+                answer = json.dumps({"refused": "the answer has a number that is not finite"})
+            self._answer(200, answer, "application/json")
 
     def _path(self) -> str | None:
         """The path below the secret; None, once refused, for another host or another secret."""
@@ -175,17 +179,17 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(403, f"ask for http://127.0.0.1:{self.server.server_port}/")
             return None
         # Compared in the same time whatever it is, so that nobody finds the secret letter by letter by the clock.
-        if not secrets.compare_digest(path[: len(base)].encode(errors="replace"), base.encode()):
+        if not secrets.compare_digest(path[: len(base)].encode(), base.encode()):
             self._answer(404, "there is nothing here; open the whole address that was printed")
             return None
         self.server.last_request = time.monotonic()
-        return path[len(base) :] or "/"
+        return path[len(base) :]  # "" where the last slash is missing: from there a page would ask beside the secret
 
     def _answer(self, code: int, text: str, kind: str = "text/plain") -> None:
         content = text.encode()
         self.send_response(code)
-        sizes = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(content))}
-        for name, value in (sizes | ALONE).items():
+        headers = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(content)), **ALONE}
+        for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)
@@ -198,8 +202,9 @@ def live_html(name: str, lang: str = "en") -> str:
     """The page of a training that goes on; it asks its own origin for news, and nobody else."""
     body = frame("live.html", name=escaped(name), film=package_text(FILM_BODY))
     title = word("film.live_title", "title", name=name)
-    options: Facts = {"styles": FILM_STYLES, "words": FILM_WORDS, "lang": lang, "served": "live"}
-    return page("live", body, title=title, script="live.js", **options)
+    return page(
+        "live", body, title=title, script="live.js", styles=FILM_STYLES, words=FILM_WORDS, lang=lang, served="live"
+    )
 
 
 # The page of a model, and its picture in a notebook.
@@ -231,6 +236,7 @@ def look_html(about: Facts, example: str | None = None, lang: str = "en") -> str
         title=word("look.title", "title", name=about["model"]),
         script="look.js",
         styles=STYLES,
+        # The scripts that it shares with the report read roles and tokens: a page without a survey has none of them.
         data={"data": json_block({**about, "example": example, "roles": [], "tokens": []})},
         words=("look", "report", "role"),
         lang=lang,
@@ -249,9 +255,11 @@ class Served(Live):
         super().__init__(port, look_html(desk.about(), example, lang), self._ask_in_turn)
 
     def _ask_in_turn(self, asked: Facts) -> Facts:
-        # In a thread of the server. `slot` is the text, "a" or "b"; `turn` counts the page's questions.
+        # In a thread of the server. `slot` is the text, "a" or "b"; `turn` counts the page's questions. It begins
+        # with the clock when the page is opened, so that one opened anew begins above the last.
         slot, turn = str(asked.get("slot")), asked.get("turn")
         if asked.get("do") == "read" and type(turn) is int:  # and no bool, which isinstance would take
+            # Without a lock: where two threads meet here, a text may be read in vain, and the page drops that answer.
             self._latest[slot] = max(turn, self._latest.get(slot, turn))
         answer: Future[Facts] = Future()
         self._waiting.put((asked, answer))
@@ -364,12 +372,12 @@ class Look:
             cells.append((name, cell))
         drawn = []
         for name in self.strongest[: self.MOST_MAPS]:
-            weights = self.maps[name][: self.MOST_ROWS, : self.MOST_ROWS]
-            n_rows, n_keys = weights.shape
-            keys = self.labels
-            if n_keys > len(keys):  # of another sequence, as in cross attention: their places stand for them
-                keys = list(map(str, range(n_keys)))
-            picture = token_map(weights, self.labels[:n_rows], keys[:n_keys])
+            # Another length is that of another sequence than the text, such as a sound: numbers stand for its places.
+            rows, keys = (
+                (self.labels if n == len(self.labels) else list(map(str, range(n))))[: self.MOST_ROWS]
+                for n in self.maps[name].shape
+            )
+            picture = token_map(self.maps[name][: self.MOST_ROWS, : self.MOST_ROWS], rows, keys)
             drawn.append(f'<div style="overflow-x:auto"><b>{escaped(name)}</b>{picture}</div>')
         grid = "display:grid;grid-template-columns:repeat(auto-fill,minmax(22em,1fr));gap:1em"
         return f'<div><b>{escaped(self.name)}</b>{layer_table(cells)}<div style="{grid}">{"".join(drawn)}</div></div>'
@@ -434,9 +442,10 @@ def _on_inputs(model: Any, inputs: tuple[Any, ...], named: Facts) -> Look:
     with watch(model, maps=True) as seen:
         model(*inputs, **named)
     maps = {name: head.map for name, head in seen.items()}
-    longest = max(len(weights) for weights in maps.values())
-    head = next(iter(seen.values()))
-    labels = [str(place) for place in range(longest)]
-    if head.tokens is not None and len(head.tokens[0]) == longest:
-        labels = list(head.tokens[0])
+    longest = max(map(len, maps.values()))  # there is one, since `watch` refuses a model without heads
+    labels = list(map(str, range(longest)))
+    # One element, where all heads read one text; the heads of an encoder and those of a decoder read two.
+    tokens, *others = {head.tokens for head in seen.values()}
+    if not others and tokens is not None and len(tokens[0]) == longest:  # shorter where there is padding
+        labels = list(tokens[0])
     return Look(type(model).__name__, maps, labels)

@@ -7,7 +7,8 @@ operation. float64 throughout. Width and layers follow from the weights; texts o
 more columns (`lab.courses.mini_gpt`).
 
 All weights are windows on one flat vector, and all slopes on another: Adam is a dozen operations for the whole model.
-Sums and products are written in forms that are fast on matrices this small (`np.add.reduce`, `.dot`, `out=`).
+At sizes as small as these `dot` and `take` cost less than `@` and indexing; `reduce` is what `sum` and `max` call.
+Heads, as a stack of matrices, need `@`.
 """
 
 from __future__ import annotations
@@ -144,9 +145,11 @@ class Model:
         For every y = W x: dW = dy x' and dx = W' dy; a sum hands its slope to both of its parts.
         """
         w, d = self.weights, self.slopes  # `back` fills d anew: with out= nothing of the last step is added to
-        tokens_vt = self.one_hot.take(ids, axis=1)  # one column for each token, with a single 1
+        # One column for each token, with a single 1: on the way back a product with it beats np.add.at.
+        tokens_vt = self.one_hot.take(ids, axis=1)
         length = len(ids) // n_texts  # of each text; all begin at position 0
         positions_ct = np.tile(w.wpe[:length].T, n_texts)
+        # microgpt takes the norm of the embedding, so that layers add to an x of size 1, and none before the logits.
         x, embedding_back = rms_norm(w.wte.T.dot(tokens_vt) + positions_ct)
         layers_back = []
         for weights, slopes in zip(w.layers, d.layers, strict=True):
