@@ -68,9 +68,8 @@ def check_seed(seed: Any) -> None:
 
     NumPy's generators take none below 0; torch's end at 2^64, which leaves room for a sum such as `seed + n`.
     """
-    # __index__ is what whole numbers have, NumPy's as well as Python's; True and False have it, too.
-    if isinstance(seed, bool) or not hasattr(seed, "__index__") or not 0 <= seed < 2**63:
-        raise refusal("seed", seed=seed)
+    if type(seed) is not int or not 0 <= seed < 2**63:  # `random` and torch take no number of NumPy's
+        raise refusal("seed", seed=repr(seed))
 
 
 def find_preset(name: str) -> Preset:
