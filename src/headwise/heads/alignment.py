@@ -186,7 +186,7 @@ def align(
 
 
 def _scored(heads: Heads, names: Sequence[str], figures: Numbers) -> Scored:
-    # Of one set, from its (1 + fractions, texts).
+    # Of one set, from its (1 + fractions, texts). The error may be seconds, so its bounds are left as they come.
     error, *within = map(interval_of, figures.tolist())
     return Scored(tuple(names[h] for h in heads or ()), error, tuple(share.of_fraction() for share in within))
 
