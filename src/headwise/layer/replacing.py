@@ -167,7 +167,12 @@ def replace(model: nn.Module, inputs: Tensor | Sequence[Any] | None = None) -> R
         try:
             if type(module) is not nn.MultiheadAttention:
                 raise HeadwiseError(f"it is a {type(module).__name__}, whose forward may be another")
-            if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+            if (
+                module._forward_hooks
+                or module._forward_pre_hooks
+                or module._backward_hooks
+                or module._backward_pre_hooks
+            ):
                 raise HeadwiseError("it has hooks, which would be lost; remove them first")
             layers[path] = from_torch(module)
         except HeadwiseError as error:
