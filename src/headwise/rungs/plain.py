@@ -105,7 +105,7 @@ def _softmax(logits: Vector, sink: Scalar | None) -> tuple[list[Scalar], Scalar]
         return weights, -math.inf
     terms = [logits[j] for j in visible]
     if sink is not None:
-        terms.append(sink if number(sink) < math.inf else sys.float_info.max)  # inf - inf below would be NaN
+        terms.append(sink if number(sink) != math.inf else sys.float_info.max)  # inf - inf below would be NaN
     top = max(number(x) for x in terms)  # taken off before exp, so that nothing overflows; it cancels in the ratio
     powers = [exp(x - top) for x in terms]
     total = sum(powers)
