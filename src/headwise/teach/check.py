@@ -311,7 +311,7 @@ def _check_apart(target: Target, seconds: float) -> Verdict:
         # The line of the learner's file in which the time ended, as faulthandler wrote it.
         match = re.search(rf'File "{re.escape(target.source.path)}", line (\d+)', ended.trace)
         if match:
-            reason += f" ({say('line')} {match[1]})"
+            reason += f" ({say('line')} {target.source.number_of(int(match[1]))})"
     elif ended.code in (-signal.SIGKILL, -signal.SIGXCPU):  # by the system, beyond a limit
         reason = say("killed", memory=MEMORY >> 30)
     return target.verdict(None, reason=reason)
