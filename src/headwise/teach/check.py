@@ -327,7 +327,7 @@ def read_source(text: str, path: str = "", name: str = "") -> Source:
         # A name that the file does not have is known, too: it is refused later, with the nearest names.
         is_known = kind_of(source.definitions[name]) if name in source.definitions else name or candidates(source)
     except SyntaxError:  # as of a page that was printed without its indentation
-        loop = head_loop(text, path)
+        loop = head_loop(text, path, name)
         if loop is None:
             raise
         return loop
