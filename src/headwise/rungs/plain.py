@@ -57,8 +57,8 @@ def trace(q: list[Any], k: list[Any], v: list[Any], options: Options) -> Trace[l
             for n in range(H):
                 if kv_index[n] == g:
                     rows += masks[n][0]
-            # A key that no query of these heads may attend is not read: it stands as zeros. The other rungs have one K
-            # for all these heads, so this rung asks them all, too: its trace has the same scores as theirs.
+            # A key that no query of these heads may attend is not read: it stands as zeros. The other rungs have one
+            # K for all these heads, so this rung asks them all, too: its trace has the same scores as theirs.
             keys = [k[b][g][j] if any(row[j] for row in rows) else [0.0] * D for j in range(S)]
             # Either may be an array: `list` is there for the types alone.
             head_sink, head_gate = (None if x is None else list(x)[h] for x in (sink, gate))
