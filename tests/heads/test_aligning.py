@@ -47,7 +47,7 @@ def test_maps_are_normed_over_rows_and_smoothed_over_keys() -> None:
     maps = np.random.default_rng(3).random((2, 5, 23)).astype(np.float32)
     scores = (maps - maps.mean(1, keepdims=True)) / maps.std(1, keepdims=True)
     ready = prepared(maps)
-    assert ready.shape == maps.shape
+    assert ready.shape == maps.shape and not prepared(np.full((1, 50, 9), 0.1, np.float32)).any()
     for h, row, key in itertools.product(range(2), range(5), range(3, 20)):
         assert ready[h, row, key] == pytest.approx(float(np.median(scores[h, row, key - 3 : key + 4])), abs=1e-5)
 

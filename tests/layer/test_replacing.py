@@ -96,8 +96,9 @@ def test_a_transformer_is_replaced_watched_and_measured() -> None:
 
 
 def test_what_cannot_be_replaced_is_named_and_nothing_is() -> None:
-    hooked = nn.MultiheadAttention(WIDTH, HEADS)
+    hooked, sloped = (nn.MultiheadAttention(WIDTH, HEADS) for _ in range(2))
     hooked.register_forward_hook(lambda *_: None)
+    sloped.register_full_backward_pre_hook(lambda *_: None)
     kind = type("Own", (nn.MultiheadAttention,), {})
     model = nn.ModuleDict(
         {
@@ -105,11 +106,12 @@ def test_what_cannot_be_replaced_is_named_and_nothing_is() -> None:
             "zero": nn.MultiheadAttention(WIDTH, HEADS, add_zero_attn=True),
             "own": kind(WIDTH, HEADS),
             "hooked": hooked,
+            "sloped": sloped,
         }
     )
     with pytest.raises(hw.HeadwiseError) as refusal:
         hw.replace(model)
-    for part in ("3 of 4", "zero: add_zero_attn=True", "own: it is a Own", "hooked: it has hooks"):
+    for part in ("4 of 5", "zero: add_zero_attn=True", "own: it is a Own", "hooked: it has hooks", "sloped: it has"):
         assert part in str(refusal.value)
     refuses(lambda: hw.replace(nn.Linear(2, 3)), "Linear has no nn")
     with pytest.raises(hw.HeadwiseError, match=r"call model.eval\(\) first"):

@@ -77,12 +77,12 @@ def test_a_compiled_call_keeps_the_nan_of_queries_and_keys() -> None:
 @one_path
 @pytest.mark.parametrize("mask", ["none", "causal", "bias"])
 def test_an_infinite_sink_takes_everything_or_nothing(mask: str, path: str) -> None:
-    sink = np.array([math.inf, -math.inf, 0.5, math.inf, -math.inf, 2.0])
+    sink = np.array([math.inf, -math.inf, 0.5, math.inf, -math.inf, math.nan])
     problem = draw(GQA) if mask == "none" else draw(GQA, mask=mask)
     out = output(path, problem.with_options(sink=sink))
     assert_same(out[:, sink == math.inf], 0 * out[:, sink == math.inf], path)
     assert_same(out[:, sink == -math.inf], output(path, problem)[:, sink == -math.inf], path)
-    assert_same(out, output("plain", problem.with_options(sink=sink)), path)
+    assert_same(*(np.nan_to_num(x, nan=9) for x in (out, output("plain", problem.with_options(sink=sink)))), path)
 
 
 # A scale of 11 lifts what stands for an infinite sink: where that does not leave room for it, the kernel gives NaN.

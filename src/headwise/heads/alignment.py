@@ -186,7 +186,7 @@ def align(
 
 
 def _scored(heads: Heads, names: Sequence[str], figures: Numbers) -> Scored:
-    # Of one set, from its (1 + fractions, texts).
+    # Of one set, from its (1 + fractions, texts). The error may be seconds, so its bounds are left as they come.
     error, *within = map(interval_of, figures.tolist())
     return Scored(tuple(names[h] for h in heads or ()), error, tuple(share.of_fraction() for share in within))
 
@@ -284,8 +284,10 @@ def prepared(maps_hns: Maps) -> Maps:
 
     So a key that all rows look at alike says nothing, and a single strong key does not draw the path.
     """
-    mean, deviation = maps_hns.mean(1, keepdims=True), maps_hns.std(1, keepdims=True)
-    scores = (maps_hns - mean) / np.maximum(deviation, np.finfo(np.float32).tiny)  # 0 where all rows weigh a key alike
+    # From the first row on: where all rows weigh a key alike, 0 stands there exactly, and tiny keeps it from 0 / 0.
+    maps_hns = maps_hns - maps_hns[:, :1]
+    scores = maps_hns - maps_hns.mean(1, keepdims=True)
+    scores /= np.maximum(scores.std(1, keepdims=True), np.finfo(np.float32).tiny)
     # Keys on either side of the middle one: the window, 2 * half + 1, is odd and no longer than the keys.
     half = min(SMOOTH, scores.shape[2] - 1) // 2
     wide = np.pad(scores, ((0, 0), (0, 0), (half, half)), mode="reflect")  # so that each key has neighbours

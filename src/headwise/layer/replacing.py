@@ -36,7 +36,8 @@ class TorchAttention(nn.Module):
     """
 
     in_proj_bias = None  # so that nn.TransformerEncoderLayer calls this module, and not a kernel with its weights
-    _qkv_same_embed_dim = False  # read by nn.TransformerEncoder when it is built, for the same reason
+    # Read before `in_proj_bias` where nn.TransformerEncoder is built of such a layer: without it that fails.
+    _qkv_same_embed_dim = False
 
     def __init__(self, layer: MultiHeadAttention, batch_first: bool) -> None:
         super().__init__()
@@ -167,7 +168,12 @@ def replace(model: nn.Module, inputs: Tensor | Sequence[Any] | None = None) -> R
         try:
             if type(module) is not nn.MultiheadAttention:
                 raise HeadwiseError(f"it is a {type(module).__name__}, whose forward may be another")
-            if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+            if (
+                module._forward_hooks
+                or module._forward_pre_hooks
+                or module._backward_hooks
+                or module._backward_pre_hooks
+            ):
                 raise HeadwiseError("it has hooks, which would be lost; remove them first")
             layers[path] = from_torch(module)
         except HeadwiseError as error:
@@ -228,7 +234,7 @@ def _measured(model: nn.Module, done: Replaced, inputs: Sequence[Any]) -> Replac
         pairs = [(x, y) for x, y in zip(before, after, strict=True) if isinstance(x, Tensor)]
         difference = max(float((x - y).abs().max()) for x, y in pairs)
     calls = [partial(_awaited, run, inputs) for run in (model, ours)]
-    # `in_turn` wants names: 0 is the model as it was, 1 the copy.
+    # `in_turn` wants names: 0 is the model as it was, 1 the copy. It and `peak_of` turn gradients off themselves.
     before_seconds, after_seconds = map(statistics.median, in_turn(dict(enumerate(calls)), ROUNDS).values())
     before_peak, after_peak = map(peak_of, calls)
     return dataclasses.replace(

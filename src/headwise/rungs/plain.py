@@ -57,8 +57,10 @@ def trace(q: list[Any], k: list[Any], v: list[Any], options: Options) -> Trace[l
             for n in range(H):
                 if kv_index[n] == g:
                     rows += masks[n][0]
-            # A key that no query of these heads may attend is not read: it stands as zeros.
+            # A key that no query of these heads may attend is not read: it stands as zeros. The other rungs have one
+            # K for all these heads, so this rung asks them all, too: its trace has the same scores as theirs.
             keys = [k[b][g][j] if any(row[j] for row in rows) else [0.0] * D for j in range(S)]
+            # Either may be an array: `list` is there for the types alone.
             head_sink, head_gate = (None if x is None else list(x)[h] for x in (sink, gate))
             # Values need no zeros: `_row_out` reads only those that its query may attend.
             heads.append(_head(q[b][h], keys, v[b][g], *masks[h], scale, softcap, head_sink, head_gate))
@@ -98,14 +100,17 @@ def _head(
 
 
 def _softmax(logits: Vector, sink: Scalar | None) -> tuple[list[Scalar], Scalar]:
-    """exp(x) over the sum of them all, and the log of that sum; -inf gets 0. A sink adds to the sum alone."""
+    """exp(x) over the sum of them all, and the log of that sum; -inf gets 0. A sink adds to the sum alone.
+
+    Where all are -inf a sink changes nothing, as on every rung: the log is -inf.
+    """
     weights: list[Scalar] = [0.0] * len(logits)
     visible = [j for j, x in enumerate(logits) if number(x) != -math.inf]
     if not visible:
         return weights, -math.inf
     terms = [logits[j] for j in visible]
     if sink is not None:
-        terms.append(sink if number(sink) < math.inf else sys.float_info.max)  # inf - inf below would be NaN
+        terms.append(sink if number(sink) != math.inf else sys.float_info.max)  # inf - inf below would be NaN
     top = max(number(x) for x in terms)  # taken off before exp, so that nothing overflows; it cancels in the ratio
     powers = [exp(x - top) for x in terms]
     total = sum(powers)

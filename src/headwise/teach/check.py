@@ -18,6 +18,7 @@ import ast
 import importlib.util
 import inspect
 import json
+import random
 import re
 import signal
 import sys
@@ -33,6 +34,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from headwise.errors import HeadwiseError
 from headwise.records import from_json
 from headwise.table import listed
@@ -46,10 +49,10 @@ from headwise.teach.source import Source, candidates, kind_of, passed_over
 from headwise.teach.subject import CAUSAL, Options, Target
 from headwise.words import Note, refusal, unknown
 
-# A course's wrapper imports its head from a file that a reader may not have, and that is written either way: the same
-# class stands in the module STACKED.
+# A course's wrapper of several heads imports their class from its file `casual_attention`, or from one whose name is
+# spelt rightly. A learner may have neither: the module STACKED has the same class.
 LENT, STACKED = ("casual_attention", "causal_attention"), "headwise.lab.courses.stacked"
-SECONDS = 20.0  # for one check, the import of the file included
+SECONDS = 20.0  # for one check, the import of the file included: a round choice; with less, fewer bugs are tried
 LONGEST = 86_400.0  # a day; clocks of a system end somewhere above
 
 
@@ -89,12 +92,12 @@ def check(
     for role in mapping or {}:
         if role not in ROLES:
             raise unknown(Note.of("refused.no_role", role=role), role, ROLES)
-    # Seconds of the processor; by the clock they may be twice as many, 0.6 of all. The rest is for all else.
     for name in args or {}:
         if re.fullmatch(CAUSAL, name.lower()):  # `causal` says it, and also what the verdict expects
             raise refusal("causal_in_args", name=name)
-    of_search = seconds * 0.3
-    options = Options(causal, dict(args or {}), dict(mapping or {}), lang, of_search)
+    # For the search, in seconds of the processor. By the clock `Search` takes at most twice as many, 0.6 of all; the
+    # rest is for the import of the file and the calls: a round choice.
+    options = Options(causal, dict(args or {}), dict(mapping or {}), lang, seconds * 0.3)
     speaker(lang)  # an error where there is no such language, before any work
     if isinstance(target, str | Path):
         return _check_file(str(target), options, seconds)
@@ -148,6 +151,7 @@ def run(source: Source, namespace: dict[str, Any]) -> None:
     # Only a loop has numbers of its own. What pages call without printing it is added, under what is there already.
     if source.numbers_of_lines:
         namespace.update({**CALLED, **unimported(source), **namespace})
+    # As this file does, the text gets `from __future__ import annotations`: a name in a hint need not be imported.
     exec(compile(source.text, source.path or "<learner>", "exec"), namespace)
 
 
@@ -156,7 +160,7 @@ def explained(error: BaseException, source: Source, lang: str) -> str:
     say = speaker(lang)
     if isinstance(error, UncheckedError):
         return error.text(lang)
-    if isinstance(error, SyntaxError) and error.lineno:
+    if isinstance(error, SyntaxError) and error.lineno:  # of a whole file: a loop is taken out of what could be read
         return f"SyntaxError: {error.msg} ({say('line')} {error.lineno}: {(error.text or '').strip()})"
     text = say("exits") if isinstance(error, SystemExit) else in_one_line(error)
     if re.search("CUDA|cuda|NVIDIA", text):
@@ -179,13 +183,13 @@ def _source_of(target: Any) -> Source:
     thing = target if inspect.isclass(target) or inspect.isfunction(target) else type(target)
     try:
         path = inspect.getsourcefile(thing) or ""
-        lines, first = inspect.findsource(thing)  # all lines of the file
+        lines, _ = inspect.findsource(thing)  # all lines of the file
         source = Source("".join(lines), path)
         if thing.__name__ in source.definitions:
             return source
-        # It is defined within something else: its own lines, which begin at `first` of the file, from 1; or at 0.
+        # It is defined within something else: its own lines, which begin at `first` of the file, counted from 1.
         lines, first = inspect.getsourcelines(thing)
-        return Source(textwrap.dedent("".join(lines)), path, tuple(range(max(first, 1), max(first, 1) + len(lines))))
+        return Source(textwrap.dedent("".join(lines)), path, tuple(range(first, first + len(lines))))
     except (OSError, TypeError, SyntaxError):
         return Source("")
 
@@ -212,11 +216,7 @@ def _clock(seconds: float) -> Iterator[None]:
 @contextmanager
 def _random_state_kept() -> Iterator[None]:
     """The caller's random numbers go on as if nothing had been drawn."""
-    import random
-
-    import numpy as np
-
-    torch = sys.modules.get("torch")
+    torch = sys.modules.get("torch")  # not imported for this: where it is not, it has no random numbers to keep
     states = random.getstate(), np.random.get_state()
     try:
         # (): no graphics card, but the generator of the processor.
@@ -314,7 +314,7 @@ def _check_apart(target: Target, seconds: float) -> Verdict:
         # The line of the learner's file in which the time ended, as faulthandler wrote it.
         match = re.search(rf'File "{re.escape(target.source.path)}", line (\d+)', ended.trace)
         if match:
-            reason += f" ({say('line')} {match[1]})"
+            reason += f" ({say('line')} {target.source.number_of(int(match[1]))})"
     elif ended.code in (-signal.SIGKILL, -signal.SIGXCPU):  # by the system, beyond a limit
         reason = say("killed", memory=MEMORY >> 30)
     return target.verdict(None, reason=reason)
@@ -330,7 +330,7 @@ def read_source(text: str, path: str = "", name: str = "") -> Source:
         # A name that the file does not have is known, too: it is refused later, with the nearest names.
         is_known = kind_of(source.definitions[name]) if name in source.definitions else name or candidates(source)
     except SyntaxError:  # as of a page that was printed without its indentation
-        loop = head_loop(text, path)
+        loop = head_loop(text, path, name)
         if loop is None:
             raise
         return loop
@@ -346,8 +346,12 @@ def request_of(target: Target) -> dict[str, Any]:
         ast.literal_eval(args)
     except (ValueError, SyntaxError):
         raise HeadwiseError(target.say("no_literal", args=args)) from None
-    request = {"path": source.path, "name": target.name, "kind": target.kind, "lang": options.lang, "args": args}
-    return request | {
+    return {
+        "path": source.path,
+        "name": target.name,
+        "kind": target.kind,
+        "lang": options.lang,  # for `alone`, which knows no options
+        "args": args,
         "text": source.text,
         "numbers": source.numbers_of_lines,
         "options": asdict(replace(options, args={})),

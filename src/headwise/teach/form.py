@@ -85,7 +85,10 @@ class Masks:
 
 @dataclass(frozen=True)
 class Stages:
-    """What the layer computed on its way, (B,h,T,...) each, and `out` (B,T,C)."""
+    """What the layer computed on its way, (B,h,T,...) each, and `out` (B,T,C).
+
+    Where a batch is "flat" scores and weights are those of the one long document: (1,h,B*T,B*S).
+    """
 
     q: Any
     k: Any
@@ -106,7 +109,7 @@ def compute(weights: Weights, inputs: Inputs, masks: Masks, settings: Settings, 
     # A place is what vectors are used as. A bug may make those of place k with W_Q, or of the input of queries.
     vectors = {place: project(weights, x[s[f"{place}_input"]], place, s, xp) for place in "qkv"}
     if s["rope"]:
-        T = x["q"].shape[1]
+        T = x["q"].shape[-2]  # of (B,T,C), and of the heads (B,h,T,d) that come where there is no W_Q
         start = {"tokens": T, "-tokens": -T}.get(s["start"], s["start"])
         vectors["q"] = rotate(vectors["q"], s["rope"], start, xp, s["rope_part"])
         vectors["k"] = rotate(vectors["k"], s["rope_k"] or s["rope"], 0, xp, s["rope_part"])
@@ -277,6 +280,7 @@ def allowed_by(masks: Masks, s: Settings, B: int, H: int, T: int, S: int) -> Any
         # of document 1. "next": the mask of the next document.
         owners = {"cycle": (document * H + head) % B, "next": (document + 1) % B}
         real = np.asarray(masks.real)[owners.get(s["mask_of"], document)]  # (B,H|1,S), of whose mask a head gets
+        # Where T differs from S the mask, as long as the keys, cannot lie on queries.
         on_queries = s["padding"] == "queries" and T == S
         allowed = allowed & (real[:, :, :, None] if on_queries else real[:, :, None, :])
     return ~allowed if s["see"] == "inverse" else allowed
