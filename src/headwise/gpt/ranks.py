@@ -129,9 +129,10 @@ class Ranks:
         """
         pieces = self.world * passes
         if pieces > n:
+            fewer = f"start {most} at most, or " if (most := n // passes) else ""  # 0: not even one process can
             raise HeadwiseError(
                 f"a batch of {n} texts is too small for {self.world} processes of {passes} passes each; "
-                f"start {max(1, n // passes)} at most, or pass a smaller accumulate="
+                f"{fewer}pass a smaller accumulate="
             )
         first = self.rank * passes
         return [slice(k * n // pieces, (k + 1) * n // pieces) for k in range(first, first + passes)]
