@@ -343,11 +343,10 @@ def _results(
 
 def _cells_right(corpus: Corpus, likeliest: Callable[[list[int]], Iterable[int]]) -> int:
     """Held-out cells whose Spanish the likeliest continuation of the English gives exactly."""
-    tokens, right = corpus.tokens, 0  # right: how many so far
-    for cell in corpus.cells:
-        ids = likeliest(tokens.prompt(f"{cell.english} ="))
-        right += tokens.decode(list(ids)) == cell.spanish
-    return right
+    tokens = corpus.tokens
+    return sum(
+        tokens.decode(list(likeliest(tokens.prompt(f"{cell.english} =")))) == cell.spanish for cell in corpus.cells
+    )
 
 
 def load_run(folder: Path) -> tuple[GPT, Tokens]:
