@@ -83,7 +83,8 @@ def price(config: Any, plan: Plan | None = None, **setting: Any) -> Price:
         HeadwiseError: with the name of the field, for what cannot be priced exactly.
     """
     name, shape = read_shape(config)
-    shape = shape if plan is None else shape.with_plan(plan)
+    if plan is not None:
+        shape = shape.with_plan(plan)
     return price_shape(name, shape, make_setting(shape, **setting))
 
 
@@ -311,7 +312,7 @@ class Choice:
     head_dim: int
     present_cache_bytes_per_token: int
     cache_bytes_per_token: int
-    fits: bool | None  # cache and weights as advised (a latent's as they are) in the memory; None where none was given
+    fits: bool | None  # weights and cache as advised (a latent's as it is) in the memory; None where none was given
 
 
 def choose(shape: ModelShape, setting: Setting) -> Choice:
