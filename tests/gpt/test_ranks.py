@@ -255,7 +255,7 @@ def test_a_run_of_two_is_a_run_folder(book: Path, tmp_path: Path) -> None:
     other = Started(tmp_path / "other", 2, command, "cost", "gpt2")
     for started, said in (
         (again, f"headwise: {run} holds a run already; pass --resume to go on with it, or another --out"),
-        (wrong, "headwise: a batch of 64 texts is too small for 2 processes of 99 passes each; start 1 at most, or "
+        (wrong, "headwise: a batch of 64 texts is too small for 2 processes of 99 passes each; "
                 "pass a smaller --accumulate"),
         (other, "headwise: headwise cost works in one process; torchrun is for heads and train"),
     ):  # fmt: skip

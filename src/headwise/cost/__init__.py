@@ -83,7 +83,8 @@ def price(config: Any, plan: Plan | None = None, **setting: Any) -> Price:
         HeadwiseError: with the name of the field, for what cannot be priced exactly.
     """
     name, shape = read_shape(config)
-    shape = shape if plan is None else shape.with_plan(plan)
+    if plan is not None:
+        shape = shape.with_plan(plan)
     return price_shape(name, shape, make_setting(shape, **setting))
 
 
@@ -96,6 +97,7 @@ def cache_bytes_per_token(config: dict[str, Any], dtype: str, tokens: int = 1) -
         tokens: of the text
     """
     shape = model_shape(config)
+    # Of the text alone: what an encoder read does not grow with it.
     return bytes_of(cache_values(shape, tokens, source=0), number_format(dtype)) / tokens
 
 
@@ -133,6 +135,7 @@ def _read_description(description: str | Path) -> tuple[str, ModelShape]:
     if not path.exists():
         if len(path.parts) > 1 or path.suffix == ".json":  # it was meant as a path, and otherwise as a preset
             raise refusal("no_priced_path", path=path, config=CONFIG)
+        # In small letters, as presets are written: "LLaMA-2-7B" is then near llama-2-70b.
         raise unknown(Note.of("refused.no_priced", name=repr(name)), name.lower(), PRESETS)
     file = path / CONFIG if path.is_dir() else path
     if not file.exists():
@@ -176,6 +179,7 @@ def model_shape(config: dict[str, Any]) -> ModelShape:
     dtype = next((name for name in named if isinstance(name, str) and name != "auto"), None)
     if config.get("quantization_config"):
         shape = shape.noted(Note.of("price.quantized"))
+    # Two names of one thing: layers that predict further tokens in training, and have no part in generating.
     if config.get("num_nextn_predict_layers") or config.get("num_mtp_layers"):
         shape = shape.noted(Note.of("price.further_tokens"))
     return replace(shape, dtype=dtype)
@@ -245,7 +249,7 @@ def variants(shape: ModelShape, setting: Setting) -> tuple[Variant, ...]:
     """
     if not shape.generates:
         raise refusal("no_variants", family=shape.family)
-    spec = next(shape.cached).spec  # the first layer's: all have the same heads
+    spec = next(shape.cached).spec  # the first layer's: `build` gives all layers of a stack the same heads
     rows = [_variant(shape, setting, True)] if spec.latent_dim else []  # True: this is the model as it is
     for n in _divisors(spec.n_heads):
         present = not spec.latent_dim and n == spec.n_kv_heads
@@ -308,7 +312,7 @@ class Choice:
     head_dim: int
     present_cache_bytes_per_token: int
     cache_bytes_per_token: int
-    fits: bool | None  # the advised weights and cache in the memory; None where no memory was given
+    fits: bool | None  # weights and cache as advised (a latent's as it is) in the memory; None where none was given
 
 
 def choose(shape: ModelShape, setting: Setting) -> Choice:
@@ -317,7 +321,7 @@ def choose(shape: ModelShape, setting: Setting) -> Choice:
     A head is 64 to 128 wide, and a model narrower than 256 has 4 heads that are narrower than 64 (microgpt: 16 = 4 x 4;
     Mini-GPT: 64 = 4 x 16). Where keys and values are cached, 8 key/value heads or a quarter to an eighth of the heads.
     """
-    spec = shape.main_layers[0].attention.spec
+    spec = shape.main_layers[0].attention.spec  # not of `shape.cached`, where an encoder has no layer
     heads, how = _choose_heads(shape.d_model, spec.n_heads, spec.head_dim)
     width = shape.d_model // heads
     sizes = {"n_heads": heads, "head_dim": width}
@@ -325,6 +329,8 @@ def choose(shape: ModelShape, setting: Setting) -> Choice:
         sizes["value_dim"] = width
     if spec.latent_dim or not shape.generates:
         kv, how_kv = heads, Note.of("price.latent_is_shared" if spec.latent_dim else "price.encoder_keeps_none")
+        # An encoder weighs the same with other heads, for they fill d_model. A latent's weights would change, but
+        # `with_heads` has no latent: then `fits` is of the weights as they are, and the cache stays the same.
         advised = shape
     else:
         kv, how_kv = _choose_kv_heads(shape, setting, sizes)
@@ -357,6 +363,7 @@ def _choose_heads(d_model: int, present: int, present_width: int) -> tuple[int, 
         left = f"{d_model / NARROW:g}"
         return heads, Note.of("price.would_leave", narrow=NARROW, left=left, heads=heads, d_model=d_model)
     span = f"{d_model} / {NARROW} = {d_model / NARROW:g}, {d_model} / {WIDE} = {d_model / WIDE:g}"
+    # Heads that do not fill d_model, such as the 32 x 128 of Gemma 3 at 5376, go by d_model / heads as all do.
     if present * present_width == d_model and NARROW <= present_width <= WIDE:
         return present, Note.of("price.lies_between", span=span, heads=present)
     wanted = min(max(present_width, NARROW), WIDE)

@@ -61,7 +61,8 @@ class Ranks:
     @property
     def device(self) -> torch.device:
         """Where this process computes: of many, each takes the GPU of its local number, if there is one."""
-        cuda = self is not ALONE and torch.cuda.is_available()  # a process that torchrun did not start has the CPU
+        # Only what torchrun has started takes a GPU; for a single one that is `torchrun --nproc-per-node 1`.
+        cuda = self is not ALONE and torch.cuda.is_available()
         return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
 
     @property
@@ -128,9 +129,10 @@ class Ranks:
         """
         pieces = self.world * passes
         if pieces > n:
+            fewer = f"start {most} at most, or " if (most := n // passes) else ""  # 0: not even one process can
             raise HeadwiseError(
                 f"a batch of {n} texts is too small for {self.world} processes of {passes} passes each; "
-                f"start {max(1, n // passes)} at most, or pass a smaller accumulate="
+                f"{fewer}pass a smaller accumulate="
             )
         first = self.rank * passes
         return [slice(k * n // pieces, (k + 1) * n // pieces) for k in range(first, first + passes)]
@@ -156,6 +158,7 @@ class Ranks:
 
             for block in (*model.blocks, model):  # type: ignore[misc]  # of a GPT, whose file imports this one
                 fully_shard(block, mesh=self.mesh)  # each block by itself: never are all whole in memory at once
+            # FSDP2 works by hooks on the call of the model, which `model.loss` makes.
         loss = _Loss(model)
         return DistributedDataParallel(loss) if self.world > 1 and not shard else loss
 
@@ -172,7 +175,10 @@ class Ranks:
 
     @staticmethod
     def sum_gradient(weights: Tensor) -> None:
-        """From now on, add up over the ranks the gradients of weights that each has whole for its own heads alone."""
+        """From now on, add up over the ranks the gradients of these weights, such as the gain of a norm of queries.
+
+        Each rank has them whole, but its own gradient comes from its own heads alone.
+        """
 
         def summed(gradient: Tensor) -> Tensor:
             total = gradient.clone()  # a hook must leave what it is given
@@ -234,7 +240,10 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def parted(tensor: Tensor, like: Any) -> Tensor:
-    """A whole tensor split as `like` is; as it was where that is not split, or has another shape."""
+    """A whole tensor split as `like` is; as it was where that is not split, or has another shape.
+
+    Of what an optimizer keeps for a weight, its moments have the weight's shape, and the count of steps has not.
+    """
     if not hasattr(like, "placements") or tensor.shape != like.shape:
         return tensor
     from torch.distributed.tensor import distribute_tensor
@@ -261,7 +270,7 @@ def joined() -> Iterator[Callable[[Callable[[str], None], int], NoReturn]]:
     # By the environment variables that torchrun sets. Five minutes, a round choice, for the slowest host to come.
     store, rank, world = next(rendezvous("env://", timeout=timedelta(minutes=5)))
     cuda = torch.cuda.is_available()
-    if cuda:  # %: more processes than GPUs share them
+    if cuda:  # %: more processes than GPUs share them, which reading allows; to train, NCCL supports no two on one
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=LONGEST)
@@ -274,6 +283,7 @@ def joined() -> Iterator[Callable[[Callable[[str], None], int], NoReturn]]:
 
     def fail(say: Callable[[str], None], code: int) -> NoReturn:
         if code == LOST:  # perhaps only because another rank is gone: then the watch ends this one while it sleeps
+            # 2: a tick may pass before the first silent one is counted, and one until this rank hears of the loss.
             time.sleep(TICK * (SILENT + 2))
         elif rank:  # where the first rank fails too, it is first, and prints
             time.sleep(TICK)

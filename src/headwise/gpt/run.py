@@ -44,12 +44,16 @@ from headwise.table import amount
 from headwise.words import Note, refusal, unknown
 
 REPORT, WALK, FILM = "report.html", "walk.html", "film.jsonl"
-FIRST = (TEXT, RUN)  # what is written before all else: all that a folder without a run may have of ours
+# What is written before all else: of a run that was killed before it had a run.json, only these may be there, RUN
+# half-written.
+FIRST = (TEXT, RUN)
 FILES = (RUN, *MODEL_FILES, METRICS, FILM, STATE, REPORT, WALK)
 # Texts that a finished model writes for the report, and their length at most; round choices.
 SAMPLES, SAMPLE_TOKENS = 5, 60
 SAMPLE_TEMPERATURE = 0.8  # of these, and of those shown while it trains; a usual choice: below 1 fewer odd words come
-CELL_TOKENS = 8  # that a held-out cell is continued by at most; its Spanish half, `él ha trabajado`, has 3 at most
+# That a held-out cell is continued by at most. Its Spanish half has up to 3, such as `él ha trabajado`. With 3 here
+# `él ha trabajado ella` would be cut to what is right; 4 would do, and 8 is a round choice.
+CELL_TOKENS = 8
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class Settings:
     preset: str = "verbs"
     text: str | tuple[str, ...] | None = None  # paths of files and folders; None takes the built-in verb corpus
     tokenizer: str | None = None  # a path; None takes characters, or words for the verb corpus
-    lines: bool | None = None  # None takes the preset's way
+    lines: bool | None = None  # is each line of the text a document? None takes the preset's way
     seed: int = 0
     steps: int | None = None  # None takes the recipe's
     shape: dict[str, Any] = dataclasses.field(default_factory=dict)  # fields of GPTConfig that differ from the preset
@@ -84,7 +88,7 @@ class Settings:
         for name in shape:
             if name not in names:
                 raise unknown(f"no field {name!r} of a model's shape", name, names)
-        require_size("d_model", shape["d_model"])
+        require_size("d_model", shape["d_model"])  # before it is multiplied; `GPTConfig` checks the other fields
         # Another width than the preset's: d_ff stays as many times the width as it is there.
         if "d_model" in self.shape and "d_ff" in preset.shape and "d_ff" not in self.shape:
             shape["d_ff"] = max(1, preset.shape["d_ff"] * self.shape["d_model"] // preset.shape["d_model"])
@@ -151,6 +155,7 @@ def run_training(
     _check(folder, settings, corpus, resume)  # before a folder is made for it
     with Kept(folder, busy=f"another training is at work in {folder}; wait for it, or take another out=") as kept:
         run = _check(folder, settings, corpus, resume)  # again: another one may just have ended
+        # What a killed process left half-written. Before there is a run nothing but FIRST was begun.
         kept.clear((TEXT, *FILES) if run else FIRST)
         if run is None:
             run = Run(settings, corpus.data.digest, "training", None, None, None)
@@ -164,7 +169,7 @@ def run_training(
         say(Note.of("tell.training", **facts))
         began = time.monotonic()
         look: Look = no_look
-        if film is not None and not division.apart:
+        if film is not None and not division.apart:  # it looks at whole weights, on the processor
             look = film(folder, corpus, config, recipe)
         device = current().device
         # Training seeds torch's own generators, from which dropout draws: the caller gets them back as they were.
@@ -184,7 +189,10 @@ def run_training(
 
 
 def follow_training(folder: Path, settings: Settings, division: Division) -> None:
-    """What the other processes do while the first is in `run_training`: their part of each step, and no file."""
+    """What the other processes do while the first is in `run_training`: their part of each step, and no file.
+
+    They make the usual GPT: the first may have a `build` of its own only where it is alone.
+    """
     corpus, config, recipe = settings.resolve()
     division.check(corpus.data, recipe)
     is_finished = current().agree(lambda: False)  # as the first process says; here nothing is asked
@@ -196,8 +204,8 @@ def follow_training(folder: Path, settings: Settings, division: Division) -> Non
 def kept_text(folder: Path, text: str) -> Iterator[Path]:
     """A text that comes from no file, written into the folder of its run, which is to begin in this block.
 
-    What ends before leaves nothing of it. An earlier call may have written the same text. Raises HeadwiseError for a
-    folder that is in use, and for one with another text of that name: it is the user's own.
+    Where the block fails before there is a run.json, the text is removed again, unless an earlier call had written
+    it. Raises HeadwiseError for a folder that is in use, and for one with another text of that name: the user's own.
     """
     path, is_new_folder = folder / TEXT, not folder.exists()
     is_new = not path.exists()
@@ -230,10 +238,9 @@ def read_run(folder: Path) -> Run | None:
     if not path.exists():
         return None
     try:
-        run = from_json(Run, read_json(path))
+        return from_json(Run, read_json(path))
     except HeadwiseError as error:
         raise refusal("damaged", path=path, error=error) from None
-    return run
 
 
 def example_of(folder: Path | None) -> str:
@@ -315,7 +322,7 @@ def _results(
         "Hugging Face form": hf_form(model.config) or "none: no architecture there computes this model",
     }
     order, baseline = corpus.data.ngram(len(tokens))  # the order of the best n-gram, and its loss
-    if corpus.cells and isinstance(corpus.data, Documents):
+    if corpus.cells and isinstance(corpus.data, Documents):  # what has cells is Documents; asked for the type checker
         ngram = corpus.data.ngram_model(len(tokens), order)
         right = _cells_right(corpus, lambda ids: generate(model, ids, CELL_TOKENS, temperature=0, stop=tokens.boundary))
         ngram_right = _cells_right(corpus, lambda ids: ngram.generate(ids, CELL_TOKENS, tokens.boundary))
@@ -336,11 +343,10 @@ def _results(
 
 def _cells_right(corpus: Corpus, likeliest: Callable[[list[int]], Iterable[int]]) -> int:
     """Held-out cells whose Spanish the likeliest continuation of the English gives exactly."""
-    tokens, right = corpus.tokens, 0  # right: how many so far
-    for cell in corpus.cells:
-        ids = likeliest(tokens.prompt(f"{cell.english} ="))
-        right += tokens.decode(list(ids)) == cell.spanish
-    return right
+    tokens = corpus.tokens
+    return sum(
+        tokens.decode(list(likeliest(tokens.prompt(f"{cell.english} =")))) == cell.spanish for cell in corpus.cells
+    )
 
 
 def load_run(folder: Path) -> tuple[GPT, Tokens]:

@@ -44,15 +44,14 @@ def print_models(screen: Screen, prices: Sequence[Price]) -> None:
     for price in prices:
         heads = price.layers[0].attention
         sizes = (price.d_model, heads.n_heads, heads.head_dim, heads.n_kv_heads)
-        windows = dict.fromkeys(
-            layer.attention.window for layer in price.layers
-        )  # each once, in the order of layers; None: it sees all
+        # Each window once, in the order of the layers; None stands for a layer that sees all tokens.
+        windows = dict.fromkeys(layer.attention.window for layer in price.layers)
         window = ", ".join(f"{size:,}" for size in windows if size is not None)
         if window and None in windows:
             window = Note.of("price.some_layers", window=window)
         cache = price.cache.bytes_per_token or "none"  # 0 of a model that keeps nothing, such as an encoder
         rows.append([price.model, *sizes, heads.variant, price.n_layers, window, cache])
-    title = Note.of("price.models", dtype=prices[0].setting.cache_dtype)
+    title = Note.of("price.models", dtype=prices[0].setting.cache_dtype)  # all are priced with the same one
     screen.show(Table((*columns, "cache bytes per token"), rows, title), "price")
 
 
@@ -63,6 +62,7 @@ def _print_parameters(screen: Screen, price: Price) -> None:
     parts = price.parameters.parts.items()
     rows = [(part, count, f"{count / total:.1%}" if count else "tied") for part, count in parts]
     rows += [("total", total, _decimal(total)), ("active: what one token meets", active, _decimal(active))]
+    # The last 2 rows, the total and the active ones, stand below a line.
     screen.show(Table(("part", "number", "share"), rows, "Parameters"), "price", last=2)
 
 
