@@ -138,7 +138,7 @@ def attach(handlers: Mapping[Site, Handler]) -> Iterator[None]:
                 reached.add(site)
             else:  # a call of no documents: see `Tap.refuse`
                 refused.append(call.note or f"{site.name} was given a batch without a text; pass at least one")
-            with softmax.unheard():
+            with softmax.unheard():  # a handler may compute attention itself, in the middle of the model's
                 return handlers[site](call)
 
         return handle
@@ -207,6 +207,8 @@ class Tap:
         out  `asked.out`, or what an earlier block has made of it
         """
         site, n_heads = self.site, asked.q.shape[1]
+        # All that the interface calls is attention: it stops here, as in `read_call`. A free module may be none, and
+        # `attended` refuses its call with a note.
         if site.n_heads != n_heads:
             raise HeadwiseError(
                 f"{site.name}: {type(site.module).__name__} says that it has {site.n_heads} heads, and its attention "
@@ -245,9 +247,10 @@ class Tap:
         """Keep a call until W_O is called, and give None. Where W_O is not known, the handler gets it at once."""
         if self.projection is None:
             return self.without_w_o(call)
-        # DiffLlama lays the same maps over other values in a second call: these are the same heads.
+        # DiffLlama lays the same maps over other values in a second call: these are the same heads. Calls whose maps
+        # were read off their weights have a q and a k of their own each, which are empty.
         last = self.waiting[-1] if self.waiting else None
-        if last is None or call.weights is not None or last.q is not call.q or last.k is not call.k:
+        if last is None or last.q is not call.q or last.k is not call.k:
             self.waiting.append(call)
         return None
 
@@ -258,6 +261,7 @@ class Tap:
 
     def at_norm(self, module: nn.Module, args: Any) -> None:
         """A norm of the attention is called: one of a row wider than a head's mixes several heads."""
+        # Norms of queries and keys run before a call waits, and do not count.
         if self.waiting and args and args[0].shape[-1] > self.waiting[0].out.shape[-1]:
             self.mixed = type(module).__name__
 
@@ -308,7 +312,7 @@ class Tap:
         An earlier block may have changed it since: then what was there before is compared.
         """
         before, out = _before.get(joined, joined), self.waiting[0].out
-        # Only a single call is compared.
+        # Heads of several calls could be joined in many orders, and none of those is tried.
         if self.waiting[1:] or before.numel() != out.numel():
             return None
         B, H, T, E = out.shape
