@@ -221,7 +221,7 @@ class _Study:
         documents = self.text.documents
         first = list(documents[0])
         frequent = [token for token, _ in self.text.counts.most_common(FREQUENT)]
-        # For copying, which needs the weights of all heads; a process of several has those of its own.
+        # For copying, which is read off the weights of a head: `gather_heads` brings only its numbers together.
         vocabulary = None if self.parts > 1 else vocabulary_product(self.model)
         settings = CONTROLS, self.second_half, frequent, rows, self.seed, by_document, vocabulary
         stages = "running the model", "repeated tokens"  # what `progress` is told
