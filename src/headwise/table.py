@@ -242,7 +242,9 @@ class Table:
 
 
 def markdown_text(text: str) -> str:
-    """A text in one line, with what Markdown would take for markup escaped."""
+    """A text in one line, with signs escaped that Markdown would take for markup."""
+    # Backticks stay, for sentences of claims.toml mark code by them; so do `[`, `~` and `&`, which are markup only in
+    # a link, in pairs or in an entity.
     for sign in ("\\", "|", "*", "<", "_"):  # the backslash first, as the others bring more of it
         text = text.replace(sign, f"\\{sign}")
     return " ".join(text.split())
