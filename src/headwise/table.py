@@ -207,7 +207,8 @@ class Table:
         # All in one band with gaps of 2: n columns have n - 1 gaps, and the edges take 2 more, which makes 2 * n.
         fits = sum(wide) + 2 * len(wide) <= console.width
         gap = 2 if fits else 1  # between two columns
-        # The width of the first column: all that it would like, or a third of the console, or what the others leave.
+        # The width of the first column: all that it would like, or a third of the console (a round choice: more
+        # leaves less for numbers, and makes more bands), or what the others leave.
         first = wide[0]
         if not fits:
             remaining = console.width - 2 - sum(least[1:]) - gap * (len(least) - 1)
@@ -228,6 +229,7 @@ class Table:
                 grid.title_justify = "left"
             for place, width in ((0, first), *zip(range(start, end), widths, strict=True)):
                 side: Literal["left", "right"] = "left" if place in lefts else "right"
+                # A column of empty cells is 0 wide, and keeps one place.
                 grid.add_column(Text(columns[place][0]), justify=side, width=max(1, width), overflow="fold")
             for number, row in enumerate(cells):
                 if last and number == len(cells) - last:
@@ -240,7 +242,9 @@ class Table:
 
 
 def markdown_text(text: str) -> str:
-    """A text in one line, with what Markdown would take for markup escaped."""
+    """A text in one line, with signs escaped that Markdown would take for markup."""
+    # Backticks stay, for sentences of claims.toml mark code by them; so do `[`, `~` and `&`, which are markup only in
+    # a link, in pairs or in an entity.
     for sign in ("\\", "|", "*", "<", "_"):  # the backslash first, as the others bring more of it
         text = text.replace(sign, f"\\{sign}")
     return " ".join(text.split())

@@ -490,6 +490,8 @@ def test_a_part_that_is_handed_queries_and_keys_has_distances_where_it_is_causal
         seen = watch_call(model, X)
         assert ("distance" in seen["L0.H0"].means) == causal and seen["L0.H0"].norm > 0
         assert [note for note in seen.notes if "handed queries and keys" in note] == [] if causal else seen.notes
+    model.attend.out_proj = nn.Linear(C, C)  # is never called, which a note says behind that of the call
+    assert watch_call(model, X).notes[0].startswith(f"L0: {softmax.HANDED}; L0: what enters W_O")
 
 
 def test_dropout_is_no_part_of_a_map_and_gradients_pass() -> None:

@@ -144,7 +144,8 @@ def _digest(folder: Folder) -> Callable[[], str]:
     model larger than memory it takes a tenth of the survey, and what was read for it need not come from the disk again
     for its layer. The thread is a daemon: a survey that fails does not wait for it at the end of the process.
     """
-    if described(folder.model) is None or not any(folder.path.glob(WEIGHTS)):  # it was made in memory
+    # It was made in memory; or it was read, and its files are gone or have other names.
+    if described(folder.model) is None or not any(folder.path.glob(WEIGHTS)):
         spread = any(site.parts > 1 for site in sites_of(folder.model))
         if spread or stream_of(folder.model) is not None:  # the tensors are not here as a whole: no digest
             return str  # called without arguments it gives ""
@@ -220,13 +221,14 @@ class _Study:
         documents = self.text.documents
         first = list(documents[0])
         frequent = [token for token, _ in self.text.counts.most_common(FREQUENT)]
+        # For copying, which is read off the weights of a head: `gather_heads` brings only its numbers together.
         vocabulary = None if self.parts > 1 else vocabulary_product(self.model)
         settings = CONTROLS, self.second_half, frequent, rows, self.seed, by_document, vocabulary
         stages = "running the model", "repeated tokens"  # what `progress` is told
         tally = self._tally(partial(Tally, self.model, *settings), documents, stages, ranks, keep)
         self.notes += [f"{line}." for line in [*missing(self.model), *tally.notes]]
-        # MLA: values come out of a latent, so no matrix of the head's own tells what it copies. Without embeddings
-        # copying is not measured of any head, and there is nothing to say.
+        # MLA: values come out of a latent, so no matrix of the head's own tells what it copies. Without W_O,
+        # as where heads are spread over processes, or without embeddings no head has it, and there is nothing to say.
         latent = [site.name for site in tally.sites.values() if site.w_v is None and site.w_o is not None]
         if latent and ask.embeddings(self.model) is not None:
             self._note("note.compressed", sites=", ".join(latent))
@@ -301,7 +303,8 @@ class _Study:
         if readers.world > 1 or keep is not None:
             tally = read_corpus(blank, documents, marks, progress, readers, keep)
         elif stream_of(tally.model) is not None:
-            # One run for the documents and, behind them, the repeated tokens: so its weights are read once.
+            # One run for the documents and, behind them, the repeated tokens: so its weights are read once. None that
+            # is streamed hears, so there is no encoder to leave out.
             def take(number: int, *seen: Any) -> None:
                 if number < len(documents):
                     tally.take(number, *seen)
@@ -322,6 +325,7 @@ class _Study:
         vocabulary  `vocabulary_product` of the model, for a sample, which has the model's own embeddings
         """
         is_sample = is_sampled(self.model)
+        # Layers are drawn one at a time, and the record of the family says where they lie.
         if is_sample and not has_record(self.model):
             self._note("note.no_record", most=f"{WHOLE:,}", family=self.folder.family)
             return None
@@ -394,6 +398,7 @@ class _Study:
                     elsewhere[relation] = score.elsewhere
         kept = tally.means[site.name]  # of each document, where asked for
         fields: dict[str, Any] = {key: of_site[h].numpy() for key, of_site in tally.first[site.name].items()}
+        # Where it looks, with examples; none where queries and keys are two sequences, as in cross attention.
         if site.name in tally.gleanings:
             fields |= tally.gleanings[site.name].fields(h, self.text)
         return HeadProfile(

@@ -138,7 +138,7 @@ def attach(handlers: Mapping[Site, Handler]) -> Iterator[None]:
                 reached.add(site)
             else:  # a call of no documents: see `Tap.refuse`
                 refused.append(call.note or f"{site.name} was given a batch without a text; pass at least one")
-            with softmax.unheard():
+            with softmax.unheard():  # a handler may compute attention itself, in the middle of the model's
                 return handlers[site](call)
 
         return handle
@@ -207,6 +207,8 @@ class Tap:
         out  `asked.out`, or what an earlier block has made of it
         """
         site, n_heads = self.site, asked.q.shape[1]
+        # All that the interface calls is attention: it stops here, as in `read_call`. A free module may be none, and
+        # `attended` refuses its call with a note.
         if site.n_heads != n_heads:
             raise HeadwiseError(
                 f"{site.name}: {type(site.module).__name__} says that it has {site.n_heads} heads, and its attention "
@@ -238,28 +240,28 @@ class Tap:
         if w_o is None:
             return self.wait(call)
         # No module of W_O will be called: the handler gets the call here. Is the matrix the one that the site names?
-        self.learn(call)
         is_of_site = site.w_o is not None and w_o.data_ptr() == site.w_o.data_ptr()
-        return self.handler(call) if is_of_site else self.without_w_o(call)
+        return self.hand(call) if is_of_site else self.without_w_o(call)
 
     def wait(self, call: Call) -> Tensor | None:
         """Keep a call until W_O is called, and give None. Where W_O is not known, the handler gets it at once."""
         if self.projection is None:
             return self.without_w_o(call)
-        # DiffLlama lays the same maps over other values in a second call: these are the same heads.
+        # DiffLlama lays the same maps over other values in a second call: these are the same heads. Calls whose maps
+        # were read off their weights have a q and a k of their own each, which are empty.
         last = self.waiting[-1] if self.waiting else None
-        if last is None or call.weights is not None or last.q is not call.q or last.k is not call.k:
+        if last is None or last.q is not call.q or last.k is not call.k:
             self.waiting.append(call)
         return None
 
     def without_w_o(self, call: Call) -> Tensor | None:
         """Hand on a call whose W_O cannot be listened at."""
-        self.learn(call)
         note = f"{self.site.name}: its W_O is not known, so its heads are read where they leave the attention, no norm"
-        return self.handler(call._replace(note="; ".join(filter(None, [call.note, note])), at_w_o=False))
+        return self.hand(call, note, at_w_o=False)
 
     def at_norm(self, module: nn.Module, args: Any) -> None:
         """A norm of the attention is called: one of a row wider than a head's mixes several heads."""
+        # Norms of queries and keys run before a call waits, and do not count.
         if self.waiting and args and args[0].shape[-1] > self.waiting[0].out.shape[-1]:
             self.mixed = type(module).__name__
 
@@ -281,9 +283,8 @@ class Tap:
         counts = [len(call.out) * call.n_queries for call in calls]  # rows of each call: B*T
         parts, changed = [], False
         for call, part in zip(calls, torch.split(rows.reshape(-1, rows.shape[-1]), counts), strict=True):
-            self.learn(call)
             B, H, T, _ = call.out.shape
-            result = self.handler(call._replace(out=part.view(B, T, H, -1).transpose(1, 2), note=note or call.note))
+            result = self.hand(call, note, out=part.view(B, T, H, -1).transpose(1, 2))
             changed = changed or result is not None
             parts.append(part if result is None else result.to(part.dtype).transpose(1, 2).reshape(part.shape))
         if not changed:
@@ -311,7 +312,7 @@ class Tap:
         An earlier block may have changed it since: then what was there before is compared.
         """
         before, out = _before.get(joined, joined), self.waiting[0].out
-        # Only a single call is compared.
+        # Heads of several calls could be joined in many orders, and none of those is tried.
         if self.waiting[1:] or before.numel() != out.numel():
             return None
         B, H, T, E = out.shape
@@ -344,19 +345,19 @@ class Tap:
         if not self.sure:
             self.refuse(f"{kind} has heads and texts in one axis, and its W_O does not read them side by side")
             return
-        self.learn(call)
         note = f"{self.site.name}: what enters W_O is not its heads side by side; they are read before, no norm"
-        if self.handler(call._replace(note=note, at_w_o=False)) is not None:
+        if self.hand(call, note, at_w_o=False) is not None:
             again = "; that is known now: do the same again, and they are replaced before" if self.site.free else ""
             raise HeadwiseError(
                 f"{self.site.name}: what enters W_O of {kind} is not its heads side by side, so they cannot be "
                 f"replaced there{again}"
             )
 
-    def learn(self, call: Call) -> None:
-        """Keep how many heads a module has that does not say it, for the next block."""
-        if self.site.free:
+    def hand(self, call: Call, note: str = "", **changes: Any) -> Tensor | None:
+        """Give the handler a call with these fields changed, and a further note behind the one that it has."""
+        if self.site.free:  # the module may not say how many heads it has: kept for the next block
             remember(self.site.module, call.out.shape[1])
+        return self.handler(call._replace(note="; ".join(filter(None, [call.note, note])), **changes))
 
     def refuse(self, why: str) -> Tensor | None:
         """Tell the handler, by a call of no documents (B = 0), that what the module does is not read.

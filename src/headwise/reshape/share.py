@@ -332,8 +332,8 @@ def aligned(weights: AttentionWeights, root: Tensor, n_groups: int, with_norms: 
     q_scale: Tensor | float = 1.0
     # With a qk-norm the mean gets its norm from that, and needs no scale. Without one the key rule has no `signs`.
     if weights.k_gain is None:
-        q_scale = _shrinkage(k_maps @ k, n_groups, [*rule.planes, rule.free])[..., None]
-    o_scale = _shrinkage(v_maps @ v, n_groups, [range(weights.wv.shape[1])])[:, None]
+        q_scale = _shrinkage(k_maps @ k, n_groups, [*rule.planes, rule.free])[..., None]  # (G,D,1): rows of W_Q
+    o_scale = _shrinkage(v_maps @ v, n_groups, [range(weights.wv.shape[1])])[:, None]  # (G,1,E): columns of W_O
     return fold(weights, k_maps, v_maps, q_scale, o_scale)
 
 
@@ -434,7 +434,7 @@ def _components(heads: Tensor, readers: Tensor) -> tuple[Tensor, Tensor]:
     missing = max(0, E - sizes.shape[-1])
     left, right = F.pad(left, (0, missing))[..., :E], F.pad(right, (0, 0, 0, missing))[..., :E, :]
     sizes = F.pad(sizes, (0, missing))[..., :E]
-    # One for each stack of heads, `...`: their root mean square. abs: they may be complex.
+    # One for each stack of heads, `...`: their root mean square, or 1 where it is 0. abs: they may be complex.
     norm = mean_norm(heads.movedim(0, -3).flatten(-3, -2).abs())[..., None]
     rounding = ROUNDINGS * torch.finfo(sizes.dtype).eps * sizes[..., :1]
     inverse = torch.where(sizes > rounding, norm / sizes, torch.zeros_like(sizes))
