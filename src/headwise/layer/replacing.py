@@ -229,10 +229,12 @@ def _measured(model: nn.Module, done: Replaced, inputs: Sequence[Any]) -> Replac
         raise HeadwiseError("inputs= compares both models, and dropout makes them differ; call model.eval() first")
     ours = done.model
     with torch.no_grad():
-        # Of whatever they give, tuples or dicts, the tensors.
-        before, after = (tree_leaves(run(*inputs)) for run in (model, ours))
-        pairs = [(x, y) for x, y in zip(before, after, strict=True) if isinstance(x, Tensor)]
-        difference = max(float((x - y).abs().max()) for x, y in pairs)
+        # The tensors of whatever they give, tuples or dicts; a mask and ids, too, for which floats say whether they differ.
+        difference = 0.0
+        for x, y in zip(*(tree_leaves(run(*inputs)) for run in (model, ours)), strict=True):
+            if isinstance(x, Tensor) and x.numel():
+                wide = torch.promote_types(x.dtype, torch.float32)
+                difference = max(difference, float((x.to(wide) - y.to(wide)).abs().max()))
     calls = [partial(_awaited, run, inputs) for run in (model, ours)]
     # `in_turn` wants names: 0 is the model as it was, 1 the copy. It and `peak_of` turn gradients off themselves.
     before_seconds, after_seconds = map(statistics.median, in_turn(dict(enumerate(calls)), ROUNDS).values())
