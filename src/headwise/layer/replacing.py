@@ -229,7 +229,7 @@ def _measured(model: nn.Module, done: Replaced, inputs: Sequence[Any]) -> Replac
         raise HeadwiseError("inputs= compares both models, and dropout makes them differ; call model.eval() first")
     ours = done.model
     with torch.no_grad():
-        # The tensors of whatever they give, tuples or dicts; a mask and ids, too, for which floats say whether they differ.
+        # The tensors of whatever they give, tuples or dicts; of a mask and of ids, too, floats say whether they differ.
         difference = 0.0
         for x, y in zip(*(tree_leaves(run(*inputs)) for run in (model, ours)), strict=True):
             if isinstance(x, Tensor) and x.numel():
