@@ -112,9 +112,10 @@ def _taken_out(tree: ast.Module, lines: list[str], path: str, within: str) -> So
 def _blocks(tree: ast.AST) -> Iterator[list[ast.stmt]]:
     """Every list of statements, the outer ones first."""
     for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list):
-            yield body
+        for name in ("finalbody", "orelse", "body"):  # `body` last: of an `if` with a loop in both branches it counts
+            block = getattr(node, name, None)
+            if isinstance(block, list):  # that of a lambda is an expression
+                yield block
 
 
 def _is_head_loop(node: ast.stmt) -> bool:
