@@ -29,7 +29,7 @@ MODULES = {
     "F": "torch.nn.functional",
 }  # of texts that are pasted without imports
 # The name of a matrix of weights: "wq", "attn_wq", "W_key", "q_proj", "out_weight".
-WEIGHT = re.compile(r"(^|[_.])w_?(q|k|v|o|query|key|value|out)$|(q|k|v|o|query|key|value|out)_?(proj|weight)", re.I)
+WEIGHT = re.compile(r"(^|_)w_?(q|k|v|o|query|key|value|out)$|(q|k|v|o|query|key|value|out)_?(proj|weight)", re.I)
 # A plain value: names, numbers and operators, and no call.
 PLAIN = re.compile(r"(?!.*\w\()[\w.,+*/%'\s()-]+")
 # A loop that a page printed without indentation: its first line; its body, which ends where it last adds to a list.
@@ -147,12 +147,8 @@ def _defined(node: ast.stmt) -> list[str]:
 
 def _names(nodes: Sequence[ast.AST], context: type[ast.expr_context]) -> list[str]:
     """Names that are read (ast.Load) or bound (ast.Store)."""
-    names = []
-    for node in nodes:
-        for part in ast.walk(node):
-            if isinstance(part, ast.Name) and isinstance(part.ctx, context):
-                names.append(part.id)
-    return names
+    parts = [part for node in nodes for part in ast.walk(node)]
+    return [part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, context)]
 
 
 def _grown(statement: ast.AST) -> str:
@@ -248,7 +244,7 @@ def _written_out(
     text = textwrap.dedent("\n".join(lines[first - 1 : last]))
     projects = any(_is_weighted(statement) for statement in taken if not _is_head_loop(statement))
     arguments = []
-    data = []  # of the arguments, vectors of tokens
+    data = []  # arguments of no known meaning: the first has the vectors of tokens, others are passed on as they are
     gathers = False  # does it make keys and values itself?
     before = []  # lines before those of the file
     for name in _free(taken, defined):
@@ -262,7 +258,7 @@ def _written_out(
         else:
             arguments.append(name)
             if per_layer and not is_table:
-                before.append(f"{name} = [{name}]")
+                before.append(f"{name} = [{name}]")  # read as keys[li], and given for one layer alone
             if not is_table and meaning_of(name) is None and not WEIGHT.search(name):
                 data.append(name)
     after = [f"return {result}"]
