@@ -215,8 +215,8 @@ def packaged(name: str, kind: str = "txt") -> Path:
     return Path(__file__).with_name("data") / f"{name}.{kind}"
 
 
-# The most bytes that are read. Round choices: a text as a list of token ids takes some 16 times its bytes, JSON as
-# dicts some ten times, so that either needs some 2 GiB at most.
+# The most bytes that are read. Round choices: a text as a list of token ids takes some 16 times its bytes, so some
+# 2 GiB at most; JSON as dicts some ten times, and of nested brackets alone some 40 times, so nearly 3 GiB at worst.
 MOST_TEXT = 1 << 27  # 128 MiB
 MOST_JSON = 1 << 26  # 64 MiB
 STDIN = "-"  # as the name of a text: standard input
