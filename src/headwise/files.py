@@ -367,19 +367,19 @@ class StepLog:
     def __init__(self, path: Path, start: int, header: dict[str, Any] | None = None) -> None:
         self.path = path
         self.rows: list[dict[str, Any]] = []
+        head = [] if header is None else [header]
         lines = read_bytes(path).splitlines() if path.exists() else []
-        if header is not None:
-            lines = lines[1:] if lines[:1] == [json.dumps(header).encode()] else []
-        for number, line in enumerate(lines, 1 if header is None else 2):  # numbers of lines in the file
+        if lines[: len(head)] != [json.dumps(row).encode() for row in head]:
+            lines = []
+        for number, line in enumerate(lines[len(head) :], len(head) + 1):  # numbers of lines in the file
             try:
                 row = json.loads(line.decode("utf-8"))
                 if row["step"] <= start:  # a TypeError where it is no number
                     self.rows.append(row)
             except (ValueError, KeyError, TypeError, RecursionError):
-                if line is not lines[-1]:  # the last one may be half a line
+                if number < len(lines):  # the last one may be half a line
                     raise HeadwiseError(f"{path} is damaged in line {number}; remove that line to resume") from None
-        rows = self.rows if header is None else [header, *self.rows]
-        write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
+        write_whole(path, "".join(json.dumps(row) + "\n" for row in (*head, *self.rows)))
 
     def add(self, row: dict[str, Any]) -> None:
         """One more line."""
