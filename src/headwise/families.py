@@ -307,7 +307,7 @@ def _check_shards(folder: Path) -> None:
         return
     try:
         names = set(read_json(path)["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError):
         raise HeadwiseError(f"{path} is damaged: it has no weight_map from tensors to files") from None
     for name in sorted(names, key=str):  # a damaged index may name numbers, too
         # `Path(name).name` drops folders: "../other.safetensors" would lead out of this one.
