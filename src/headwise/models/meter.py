@@ -207,7 +207,8 @@ def measured(model: nn.Module, price: Price, progress: Progress = lambda *counts
 
 def _prefilled(model: nn.Module, ids: Tensor, streamed: bool, progress: Progress) -> list[float]:
     """Seconds of each prefill of ids (B,T) after the first, which warms up; of that alone where it takes long."""
-    count = itertools.count()  # of the prefills so far, which `progress` is told
+    # The number of the prefill that runs, which `progress` is told: 0 is the one that warms up.
+    count = itertools.count()
 
     def prefill() -> None:
         progress("prefill", next(count), RUNS)
