@@ -177,10 +177,7 @@ def _extent(block: list[ast.stmt], defined: set[str]) -> tuple[list[ast.stmt], s
     read = {*_names([loop], ast.Load), *grown} - defined
     # It begins at the first projection; where nothing is projected, at the first statement that makes what is read.
     projections = [i for i in range(place) if _is_weighted(block[i])]
-    makers = []
-    for i, statement in enumerate(block[:place]):
-        if read & {*_names([statement], ast.Store), _grown(statement)}:
-            makers.append(i)
+    makers = [i for i in range(place) if read & {*_names([block[i]], ast.Store), _grown(block[i])}]
     start = min(projections or makers, default=place)
     # The result is the list that grows last. Where none grows, it is a name from before the loop that the loop writes
     # over: the last head is all that is left. Where that is missing, too, the function returns None.
