@@ -83,7 +83,7 @@ class Family:
         """
         answers = {
             "price": self.price is not None,
-            "import": self.prefix != "" and self.name != OURS,
+            "import": self.prefix != "" and self.name != OURS,  # ours are layers of headwise already
             "reshape": self.prefix != "" and self.kv_down is None,
             "decode": self.decodes,
         }
@@ -291,7 +291,7 @@ def check_reads_tokens(folder: Path, texts: Sequence[str] | None = None) -> None
     writes_speech = "max_source_positions" in config  # an encoder of speech, whose decoder writes the words: Whisper
     if writes_speech and texts and all(text.lower().endswith(".wav") for text in texts):
         for text in texts:
-            check_file(Path(text))
+            check_file(Path(text))  # refused now if it is not there, before the weights are read
     elif sound or (pictures and not {"vocab_size", "text_config"} & config.keys()):  # pictures without text beside
         key = "reads_sound" if sound else "reads_pictures"
         if texts is not None and writes_speech:
@@ -307,7 +307,7 @@ def _check_shards(folder: Path) -> None:
         return
     try:
         names = set(read_json(path)["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError):
         raise HeadwiseError(f"{path} is damaged: it has no weight_map from tensors to files") from None
     for name in sorted(names, key=str):  # a damaged index may name numbers, too
         # `Path(name).name` drops folders: "../other.safetensors" would lead out of this one.

@@ -215,8 +215,8 @@ def packaged(name: str, kind: str = "txt") -> Path:
     return Path(__file__).with_name("data") / f"{name}.{kind}"
 
 
-# The most bytes that are read. Round choices: a text as a list of token ids takes some 16 times its bytes, JSON as
-# dicts some ten times, so that either needs some 2 GiB at most.
+# The most bytes that are read. Round choices: a text as a list of token ids takes some 16 times its bytes, so some
+# 2 GiB at most; JSON as dicts some ten times, and of nested brackets alone some 40 times, so nearly 3 GiB at worst.
 MOST_TEXT = 1 << 27  # 128 MiB
 MOST_JSON = 1 << 26  # 64 MiB
 STDIN = "-"  # as the name of a text: standard input
@@ -367,19 +367,19 @@ class StepLog:
     def __init__(self, path: Path, start: int, header: dict[str, Any] | None = None) -> None:
         self.path = path
         self.rows: list[dict[str, Any]] = []
+        head = [] if header is None else [header]
         lines = read_bytes(path).splitlines() if path.exists() else []
-        if header is not None:
-            lines = lines[1:] if lines[:1] == [json.dumps(header).encode()] else []
-        for number, line in enumerate(lines, 1 if header is None else 2):  # numbers of lines in the file
+        if lines[: len(head)] != [json.dumps(row).encode() for row in head]:
+            lines = []
+        for number, line in enumerate(lines[len(head) :], len(head) + 1):  # numbers of lines in the file
             try:
                 row = json.loads(line.decode("utf-8"))
                 if row["step"] <= start:  # a TypeError where it is no number
                     self.rows.append(row)
             except (ValueError, KeyError, TypeError, RecursionError):
-                if line is not lines[-1]:  # the last one may be half a line
+                if number < len(lines):  # the last one may be half a line
                     raise HeadwiseError(f"{path} is damaged in line {number}; remove that line to resume") from None
-        rows = self.rows if header is None else [header, *self.rows]
-        write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
+        write_whole(path, "".join(json.dumps(row) + "\n" for row in (*head, *self.rows)))
 
     def add(self, row: dict[str, Any]) -> None:
         """One more line."""

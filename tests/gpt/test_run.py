@@ -208,7 +208,7 @@ def test_damaged_files_are_said_and_a_line_cut_short_is_not(tmp_path: Path, sett
         refuses(lambda: go_on(folder, settings()), "remove it or take another out=")
     (folder / "run.json").write_text(whole)
     for bad in [*map(str.encode, DAMAGED["lines"]), b"\xff", b"[" * 100_000]:
-        (folder / "metrics.jsonl").write_bytes(good + bad + b"\n" + good)
+        (folder / "metrics.jsonl").write_bytes(good + bad + b"\n" + good + bad)
         refuses(lambda: go_on(folder, settings()), r"metrics.jsonl is damaged in line 2; remove that line to resume")
     (folder / "metrics.jsonl").write_bytes(good + b'{"step"')
     go_on(folder, settings())

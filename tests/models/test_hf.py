@@ -144,6 +144,7 @@ REFUSED: list[tuple[Damage, str]] = [
     (with_tensor(PROJECTION, torch.zeros(3, 5)), "does not load as GPT2LMHeadModel: "),
     (with_tensor(PROJECTION, torch.full((21, 21), math.nan)), rf"has NaN or inf in {re.escape(PROJECTION)}"),
     (sharded(*SHARDS), f"names {SHARDS[1]}, which is not there"),
+    (lambda folder: (sharded()(folder), holding(f"{WEIGHTS}.index.json", b"{")(folder)), r"index\.json is no JSON: "),
     *((sharded(name), "no safetensors file of this folder; it is not opened") for name in ELSEWHERE),
     *((configured(architectures=[name]), f"{name}, {NOT_OURS}") for name in ("NoSuchModel", "GPT3LMHeadModel")),
     *((configured(architectures=kind), r"config\.json") for kind in ("GPT2LMHeadModel", [5], {"a": 1})),

@@ -24,7 +24,7 @@ from headwise.heads.documents import Document, listening
 from headwise.heads.effect import by_site
 from headwise.heads.patching import patch
 from headwise.intervals import Interval, held_apart, interval_of
-from headwise.models.ask import device_of, evaluating, logits, require_next
+from headwise.models.ask import evaluating, logits, require_next
 from headwise.models.hook import attach
 from headwise.models.open import ids_of
 from headwise.models.sites import Site, sites_of
@@ -289,9 +289,9 @@ def _divergence(
     of_text = []
     of_token = defaultdict(list)  # id -> KL at each place where it stands
     for text in texts:
-        if not text:  # a corrupted text of one token, without it
+        if not text:  # a corrupted text of one token, without it; where all are so, `elsewhere` is NaN
             continue
-        ids = torch.tensor([text], device=device_of(model))
+        ids = torch.tensor([text])
         plain = logits(model, ids)[0].float().log_softmax(-1)  # (T,V)
         with steer(model, vectors, strength):
             steered = logits(model, ids)[0].float().log_softmax(-1)

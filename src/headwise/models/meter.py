@@ -115,7 +115,7 @@ def _per_second(number: float, unit: str) -> str:
     return f"{scaled(round(number), 1000, DECIMAL)}{unit}/s"
 
 
-def _of_bound(reached: str, share: float | None) -> Note:
+def _of_bound(reached: str, share: float | None) -> Note:  # None without decoding, whose rows are then left out
     return Note.of("price.of_bound", reached=reached, share=f"{share:.0%}")
 
 
@@ -207,7 +207,8 @@ def measured(model: nn.Module, price: Price, progress: Progress = lambda *counts
 
 def _prefilled(model: nn.Module, ids: Tensor, streamed: bool, progress: Progress) -> list[float]:
     """Seconds of each prefill of ids (B,T) after the first, which warms up; of that alone where it takes long."""
-    count = itertools.count()  # of the prefills so far, which `progress` is told
+    # The number of the prefill that runs, which `progress` is told: 0 is the one that warms up.
+    count = itertools.count()
 
     def prefill() -> None:
         progress("prefill", next(count), RUNS)
@@ -227,6 +228,7 @@ def _decoded(model: nn.Module, ids: Tensor, progress: Progress) -> tuple[list[fl
     times: list[float] = []
     for token in ids[:, -n:].T[..., None]:  # (B,1)
         progress("step", len(times), n)
+        # `read` gives one row of logits (V,): reading a number of it waits until the device has computed it.
         times.append(seconds_of(lambda: read(token)[0].item()))  # noqa: B023  # called at once, with this token
     held = 0
     # The cache of transformers has its layers in `layers`; that of a GPT of ours is a list of them, with `nbytes` each.
@@ -237,7 +239,7 @@ def _decoded(model: nn.Module, ids: Tensor, progress: Progress) -> tuple[list[fl
 
 
 def _product_seconds(like: Tensor, rows: int) -> float:
-    """Seconds of rows times a matrix, the fastest of a few: what the machine can do while nobody disturbs it.
+    """Seconds of rows times a matrix, the fastest of 2 * RUNS, a round choice: its speed while nobody disturbs it.
 
     Of many rows FLOPs take the time, of one the reading of the matrix. `like` has the format and the device.
     """

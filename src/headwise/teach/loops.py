@@ -29,7 +29,7 @@ MODULES = {
     "F": "torch.nn.functional",
 }  # of texts that are pasted without imports
 # The name of a matrix of weights: "wq", "attn_wq", "W_key", "q_proj", "out_weight".
-WEIGHT = re.compile(r"(^|[_.])w_?(q|k|v|o|query|key|value|out)$|(q|k|v|o|query|key|value|out)_?(proj|weight)", re.I)
+WEIGHT = re.compile(r"(^|_)w_?(q|k|v|o|query|key|value|out)$|(q|k|v|o|query|key|value|out)_?(proj|weight)", re.I)
 # A plain value: names, numbers and operators, and no call.
 PLAIN = re.compile(r"(?!.*\w\()[\w.,+*/%'\s()-]+")
 # A loop that a page printed without indentation: its first line; its body, which ends where it last adds to a list.
@@ -112,9 +112,10 @@ def _taken_out(tree: ast.Module, lines: list[str], path: str, within: str) -> So
 def _blocks(tree: ast.AST) -> Iterator[list[ast.stmt]]:
     """Every list of statements, the outer ones first."""
     for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list):
-            yield body
+        for name in ("finalbody", "orelse", "body"):  # `body` last: of an `if` with a loop in both branches it counts
+            block = getattr(node, name, None)
+            if isinstance(block, list):  # that of a lambda is an expression
+                yield block
 
 
 def _is_head_loop(node: ast.stmt) -> bool:
@@ -146,12 +147,8 @@ def _defined(node: ast.stmt) -> list[str]:
 
 def _names(nodes: Sequence[ast.AST], context: type[ast.expr_context]) -> list[str]:
     """Names that are read (ast.Load) or bound (ast.Store)."""
-    names = []
-    for node in nodes:
-        for part in ast.walk(node):
-            if isinstance(part, ast.Name) and isinstance(part.ctx, context):
-                names.append(part.id)
-    return names
+    parts = [part for node in nodes for part in ast.walk(node)]
+    return [part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, context)]
 
 
 def _grown(statement: ast.AST) -> str:
@@ -180,10 +177,7 @@ def _extent(block: list[ast.stmt], defined: set[str]) -> tuple[list[ast.stmt], s
     read = {*_names([loop], ast.Load), *grown} - defined
     # It begins at the first projection; where nothing is projected, at the first statement that makes what is read.
     projections = [i for i in range(place) if _is_weighted(block[i])]
-    makers = []
-    for i, statement in enumerate(block[:place]):
-        if read & {*_names([statement], ast.Store), _grown(statement)}:
-            makers.append(i)
+    makers = [i for i in range(place) if read & {*_names([block[i]], ast.Store), _grown(block[i])}]
     start = min(projections or makers, default=place)
     # The result is the list that grows last. Where none grows, it is a name from before the loop that the loop writes
     # over: the last head is all that is left. Where that is missing, too, the function returns None.
@@ -247,7 +241,7 @@ def _written_out(
     text = textwrap.dedent("\n".join(lines[first - 1 : last]))
     projects = any(_is_weighted(statement) for statement in taken if not _is_head_loop(statement))
     arguments = []
-    data = []  # of the arguments, vectors of tokens
+    data = []  # arguments of no known meaning: the first has the vectors of tokens, others are passed on as they are
     gathers = False  # does it make keys and values itself?
     before = []  # lines before those of the file
     for name in _free(taken, defined):
@@ -261,7 +255,7 @@ def _written_out(
         else:
             arguments.append(name)
             if per_layer and not is_table:
-                before.append(f"{name} = [{name}]")
+                before.append(f"{name} = [{name}]")  # read as keys[li], and given for one layer alone
             if not is_table and meaning_of(name) is None and not WEIGHT.search(name):
                 data.append(name)
     after = [f"return {result}"]
