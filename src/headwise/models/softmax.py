@@ -322,7 +322,7 @@ class Listener(TorchFunctionMode):
         if func is F.linear:
             for running in self.running:
                 # Who multiplies another sequence makes keys of it.
-                running.cross |= any(x is given for given in inputs for x in running.others)
+                running.cross |= any(x is y for y in inputs for x in running.others)
                 running.made.append(result)
         for part in result if isinstance(result, tuple | list) else [result]:  # chunk and split give several
             if isinstance(part, Tensor) and part.is_floating_point():
