@@ -199,7 +199,7 @@ ONE_TOKEN = (
 )
 # START, HELD: names of parameters, for where a piece starts and for what is held of those before it. UPDATES,
 # READERS: names of methods, which add to a cache or read it.
-START = r"start|offset|pos(ition)?s?|length|(start|cur|input|cache)_?(pos(ition)?s?|len|start)"
+START = r"(start|offset|pos(ition)?s?|length|(start|cur|input|cache)_?(pos(ition)?s?|len|start))(_?idx)?"
 HELD = r"past|cache|old|prev"
 # Errors of shapes and names, that count as a bug of the code; of other ones a call of ours may be the cause.
 FAILS = (RuntimeError, IndexError, NameError, KeyError)
@@ -429,10 +429,10 @@ def _arguments_of_update(call: Any, new: list[Any], past: list[Any], start: int)
     # An argument for each of keys and values; or one for the pair, None as long as there is none.
     olds, news = iter(past if len(held) > 1 else [tuple(past) or None]), iter(new)
     for name in names:
-        if re.search(r"layer|idx", name):
-            arguments[name] = 0
-        elif re.fullmatch(START, name):
+        if re.fullmatch(START, name):
             arguments[name] = start
+        elif re.search(r"layer|idx", name):  # of several layers the first
+            arguments[name] = 0
         elif name in held:
             arguments[name] = next(olds, None)
         elif (value := next(news, None)) is not None:
