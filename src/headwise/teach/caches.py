@@ -191,6 +191,8 @@ def _parts(result: Any, rank: int) -> list[Any]:
 
 PIECES = (4, 1, 6)  # tokens of each update of a cache: some when it is empty, one alone, and more after it
 LONG = 13  # tokens of a text read step by step: more than heads or features of one, which may stand for its length
+# Values for a class of caches. A buffer of just so many places has the length by which its axis of tokens is found.
+CACHED = {**WIDTHS, "n": LONG, "CONTEXT": LONG}
 # What says that code takes a single token after a cache: such words, or a test of a length, `T == 1`. The test
 # `n_rep == 1` is of groups of heads.
 ONE_TOKEN = (
@@ -281,7 +283,7 @@ def _cache_object(target: Target) -> Any:
     """A new object of the file's class of caches; None where it has none. Such an object is filled in place."""
     for name, kind in target.namespace.items():
         if isinstance(kind, type) and re.search("[cC]ache$", name):
-            return build(replace(target, thing=kind), {**WIDTHS, "CONTEXT": LONG})
+            return build(replace(target, thing=kind, name=name), {**CACHED, **target.options.args})
     return None
 
 
@@ -374,7 +376,7 @@ def _fill(target: Target, to: Way) -> Problem | None:
     thing, kind = target.thing, kind_of_arrays(None, target.source.code)
     state, call, reader = None, thing, None
     if isinstance(thing, type):
-        state = build(target, {**WIDTHS, **target.options.args})
+        state = build(target, {**CACHED, **target.options.args})
         methods = sorted(vars(thing))
         # Of several the last in the alphabet: `update` rather than `append`, `forward` or `__call__`.
         call = getattr(state, [name for name in methods if re.match(UPDATES, name)][-1])
@@ -396,10 +398,11 @@ def _fill(target: Target, to: Way) -> Problem | None:
         new = [to_kind(np.take(x, range(start, start + n), axis), kind) for x in inputs]
         past = _parts(call(**_arguments_of_update(call, new, past, start)), whole[0].ndim)
         start += n
-    if reader and past == [None]:  # an update hands nothing back
+    if reader and past[0] is None:  # an update hands nothing back
         past = list(reader())
-    # What the last update handed back is looked at first, then the attributes of the object.
-    for kept in (past, vars(state).values() if state else ()):
+    # What the last update handed back is looked at first, then the attributes of the object and its buffers.
+    inside = {**vars(state), **getattr(state, "_buffers", {})} if state else {}
+    for kept in (past, inside.values()):
         arrays = [array for array in map(to_array, kept) if np.ndim(array) == whole[0].ndim]
         held = [array for array in arrays if not attends or array.shape == whole[0].shape]
         for array, right in zip(held, whole, strict=False):
