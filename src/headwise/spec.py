@@ -396,9 +396,8 @@ class Sizes(NamedTuple):
 
 def check_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int]) -> Sizes:
     """The axis lengths of q (B,H,T,D), k (B,G,S,D), v (B,G,S,E), or an error with both shapes."""
-    for name, shape in (("q", q), ("k", k), ("v", v)):
+    for name, shape, letters in (("q", q, "(B,H,T,D)"), ("k", k, "(B,G,S,D)"), ("v", v, "(B,G,S,E)")):
         if len(shape) != 4:
-            letters = {"q": "(B,H,T,D)", "k": "(B,G,S,D)", "v": "(B,G,S,E)"}[name]
             raise HeadwiseError(
                 f"{name} has shape {tuple(shape)}, {len(shape)} axes; attention takes 4: {letters}; split the heads "
                 f"first, or add the missing axis"
@@ -469,7 +468,7 @@ def check_dropout(dropout: float) -> None:
 
 
 def require_number(name: str, value: object) -> None:
-    if not hasattr(value, "__float__"):  # ints, and numbers of NumPy and torch, have it
+    if not hasattr(value, "__float__") or shape_of(value):  # numbers of NumPy and torch have __float__, as arrays do
         raise HeadwiseError(f"{name}={value!r} must be a number")
 
 
