@@ -25,7 +25,7 @@ from headwise.rungs.tensor import trace
 EXACT = 500_000  # in float32, where nothing is rounded: 2.7 MB
 MOST = 4_000_000  # in float16: 10.7 MB; a larger model is not packed
 EMBEDDED = 30_000_000  # the same, for a caller who asks for a large page by passing it as `most`: 80 MB
-PROBES = 5  # random texts on which the rounding to float16 is measured
+PROBES = 5  # random texts on which the rounding to float16 is measured: a round choice; more may find a larger one
 MARGIN = 2.0  # what is stated is so many times the largest difference on them, for other texts may differ more
 
 # The kinds that `view/page/tokens.js` reads, as tokenizer.json calls them.
@@ -80,10 +80,14 @@ def pack_model(model: nn.Module, tokens: object, most: int = MOST) -> dict[str, 
 
 
 def unread_part(layout: dict[str, Any]) -> str | None:
-    """What of a tokenizer.json the page could not follow exactly; None where it follows all."""
+    """What of a tokenizer.json the page could not follow exactly; None where it follows all.
+
+    Its post_processor frames a text for other programs alone: `Tokens` leaves it out as the page does.
+    """
     model = layout["model"]
     if model["type"] not in ("WordLevel", "BPE"):
         return f"model {model['type']}"
+    # Further options, such as ignore_merges of Llama 3, are followed in tokens.js.
     for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "fuse_unk"):
         if model.get(name):
             return f"{model['type']} with {name}"
