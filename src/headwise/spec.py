@@ -52,7 +52,8 @@ SIZES = {
 }
 # The default of a size: None. Typed Any, as the fields are declared int, which they are once they are filled in.
 USUAL: Any = None
-# Sizes that a copy with other numbers of heads, or without its latent, makes anew; the others stay as they are.
+# Sizes that a copy with other numbers of heads, or without its latent, makes anew. The others stay as they are: heads
+# that are left when some are taken away have the widths that they had.
 FOLLOWING = ("kv_index", "rope_dim")
 
 
@@ -205,7 +206,7 @@ class AttentionSpec:
         width = getattr(self, size)
         if self.rope and (self.rope.dim or width) > width:  # a latent has no such case: its two sizes are equal
             raise HeadwiseError(f"rope dim={self.rope.dim} exceeds head_dim={self.head_dim}")
-        if self.rope and (width == 0 or (self.rope.dim or width) % 2):
+        if self.rope and (width == 0 or (self.rope.dim or width) % 2):  # RoPE itself refuses a `dim` that is odd
             remedy = "an even one" if self.latent_dim else "RoPE(dim=)"
             raise HeadwiseError(
                 f"rope turns features in pairs, and {size}={width} is {'odd' if width else 'none'}; pass {remedy}"
