@@ -98,7 +98,8 @@ def unread_part(layout: dict[str, Any]) -> str | None:
         for step in _steps(layout[key]):
             kind = step["type"]
             # Replacing is followed where the pattern is a text, no regular expression; splitting, where what matches
-            # the pattern becomes a piece of its own (Isolated) or is dropped (Removed).
+            # the pattern becomes a piece of its own (Isolated) or is dropped (Removed). The page reads a regular
+            # expression as JavaScript's, which those that `Tokens` sets are, too; others are not looked at here.
             simple = kind != "Replace" or "String" in step["pattern"]
             if kind == "Split":
                 simple = step["behavior"] in ("Isolated", "Removed") and not step["invert"]
