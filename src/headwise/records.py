@@ -149,10 +149,8 @@ class Trace(Generic[AnyArray]):
             pictures: list[str] = [f"document {b}"]
             for h, weights in enumerate(heads[: PICTURED["heads"]]):
                 part = f"{queries} of {shape[-2]} queries, {keys} of {shape[-1]} keys"
-                values = []
-                for row in weights[:queries]:
-                    # A Value of the scalar autograd has its number in `data`.
-                    values.append([float(getattr(x, "data", x)) for x in flat(row[:keys])])
+                # `flat` makes Python's numbers of an array's; a Value of the scalar autograd has its own in `data`.
+                values = [[float(getattr(x, "data", x)) for x in flat(row[:keys])] for row in weights[:queries]]
                 pictures.append(picture(values, f"weights of head {h}, document {b}: {part}"))
             rows.append(pictures)
         head = ["weights", *(f"head {h}" for h in range(len(rows[0]) - 1))]
@@ -387,7 +385,7 @@ class Ladder:
     certified: LadderSizes  # of the certificate; smaller where the scalar loops would take too long
     seed: int
     threads: int  # torch's, during the timed runs
-    tolerances: dict[str, float]  # stage, slope or "timed float32", "timed float64" -> largest difference that passes
+    tolerances: dict[str, float]  # stage, leaf or "timed float32", "timed float64" -> largest difference that passes
     rungs: tuple[LadderRung, ...]
     agrees: bool  # do all rungs that can run this layer agree?
     note: str | None  # why `certified` is not `sizes`, in a line

@@ -52,7 +52,8 @@ SIZES = {
 }
 # The default of a size: None. Typed Any, as the fields are declared int, which they are once they are filled in.
 USUAL: Any = None
-# Sizes that a copy with other numbers of heads, or without its latent, makes anew; the others stay as they are.
+# Sizes that a copy with other numbers of heads, or without its latent, makes anew. The others stay as they are: heads
+# that are left when some are taken away have the widths that they had.
 FOLLOWING = ("kv_index", "rope_dim")
 
 
@@ -205,7 +206,7 @@ class AttentionSpec:
         width = getattr(self, size)
         if self.rope and (self.rope.dim or width) > width:  # a latent has no such case: its two sizes are equal
             raise HeadwiseError(f"rope dim={self.rope.dim} exceeds head_dim={self.head_dim}")
-        if self.rope and (width == 0 or (self.rope.dim or width) % 2):
+        if self.rope and (width == 0 or (self.rope.dim or width) % 2):  # RoPE itself refuses a `dim` that is odd
             remedy = "an even one" if self.latent_dim else "RoPE(dim=)"
             raise HeadwiseError(
                 f"rope turns features in pairs, and {size}={width} is {'odd' if width else 'none'}; pass {remedy}"
@@ -396,9 +397,8 @@ class Sizes(NamedTuple):
 
 def check_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int]) -> Sizes:
     """The axis lengths of q (B,H,T,D), k (B,G,S,D), v (B,G,S,E), or an error with both shapes."""
-    for name, shape in (("q", q), ("k", k), ("v", v)):
+    for name, shape, letters in (("q", q, "(B,H,T,D)"), ("k", k, "(B,G,S,D)"), ("v", v, "(B,G,S,E)")):
         if len(shape) != 4:
-            letters = {"q": "(B,H,T,D)", "k": "(B,G,S,D)", "v": "(B,G,S,E)"}[name]
             raise HeadwiseError(
                 f"{name} has shape {tuple(shape)}, {len(shape)} axes; attention takes 4: {letters}; split the heads "
                 f"first, or add the missing axis"
@@ -469,7 +469,7 @@ def check_dropout(dropout: float) -> None:
 
 
 def require_number(name: str, value: object) -> None:
-    if not hasattr(value, "__float__"):  # ints, and numbers of NumPy and torch, have it
+    if not hasattr(value, "__float__") or shape_of(value):  # numbers of NumPy and torch have __float__, as arrays do
         raise HeadwiseError(f"{name}={value!r} must be a number")
 
 

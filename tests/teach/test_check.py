@@ -434,6 +434,9 @@ def test_arguments_reach_a_file_as_they_are_written(invoke: Invoke, tmp_path: Pa
     assert invoke("check", path, "--args", "shape=(3, 'a, b')").code == 0
     with pytest.raises(hw.HeadwiseError, match="numbers, texts"):
         hw.check(path, args={"shape": object()})
+    text = next(code["text"] for code in UNUSUAL["code"] if "class Cache:" in code["text"])
+    path.write_text("import torch\nfrom torch import nn\n" + text.replace("__init__(self):", "__init__(self, zork):"))
+    assert "step by step" in str(hw.check(f"{path}:Attention", args={"zork": 3}).checked)
 
 
 OPTIONAL = correct_code("cached_layer")

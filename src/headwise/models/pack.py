@@ -25,7 +25,7 @@ from headwise.rungs.tensor import trace
 EXACT = 500_000  # in float32, where nothing is rounded: 2.7 MB
 MOST = 4_000_000  # in float16: 10.7 MB; a larger model is not packed
 EMBEDDED = 30_000_000  # the same, for a caller who asks for a large page by passing it as `most`: 80 MB
-PROBES = 5  # random texts on which the rounding to float16 is measured
+PROBES = 5  # random texts on which the rounding to float16 is measured: a round choice; more may find a larger one
 MARGIN = 2.0  # what is stated is so many times the largest difference on them, for other texts may differ more
 
 # The kinds that `view/page/tokens.js` reads, as tokenizer.json calls them.
@@ -55,8 +55,8 @@ def pack_model(model: nn.Module, tokens: object, most: int = MOST) -> dict[str, 
     part = unread_part(layout)
     if part is not None:
         return {"reason": "tokenizer", "part": part}
-    dtype = torch.float32 if model.n_parameters <= EXACT else torch.float16
-    token_of = {i: token for token, i in tokens.vocabulary.items()}
+    # In `order`, the lowest byte comes first (<), whatever the machine's own order is.
+    dtype, order = (torch.float32, "<f4") if model.n_parameters <= EXACT else (torch.float16, "<f2")
     # Where each token is shown as the vocabulary writes it, the list is not packed (None at the end).
     shown = tokens.shown(range(len(tokens)))
     error = 0.0 if dtype is torch.float32 else MARGIN * rounding_error(model, dtype)
@@ -65,10 +65,7 @@ def pack_model(model: nn.Module, tokens: object, most: int = MOST) -> dict[str, 
     config, spec, state = model.config, model.config.attention, model.state_dict()
     if config.tied:
         del state["lm_head.weight"]  # the embedding once more
-    order = "<f4" if dtype is torch.float32 else "<f2"  # the lowest byte first (<), whatever the machine's own order is
-    pieces = []
-    for weight in state.values():
-        pieces.append(weight.detach().cpu().to(dtype).numpy().astype(order).tobytes())
+    pieces = [weight.detach().cpu().to(dtype).numpy().astype(order).tobytes() for weight in state.values()]
     return {
         # The spec has worked out what the config leaves to a default, and has eps, which the config lacks.
         "config": asdict(config) | {"n_kv_heads": spec.n_kv_heads, "qk_norm_eps": spec.qk_norm_eps},
@@ -78,15 +75,19 @@ def pack_model(model: nn.Module, tokens: object, most: int = MOST) -> dict[str, 
         "tensors": [[name, list(weight.shape)] for name, weight in state.items()],
         "weights": base64.b64encode(b"".join(pieces)).decode("ascii"),
         "tokenizer": {key: layout[key] for key in ("model", "normalizer", "pre_tokenizer", "added_tokens")},
-        "shown": None if all(token_of.get(i) == token for i, token in enumerate(shown)) else shown,
+        "shown": None if all(tokens.vocabulary.get(token) == i for i, token in enumerate(shown)) else shown,
     }
 
 
 def unread_part(layout: dict[str, Any]) -> str | None:
-    """What of a tokenizer.json the page could not follow exactly; None where it follows all."""
+    """What of a tokenizer.json the page could not follow exactly; None where it follows all.
+
+    Its post_processor frames a text for other programs alone: `Tokens` leaves it out as the page does.
+    """
     model = layout["model"]
     if model["type"] not in ("WordLevel", "BPE"):
         return f"model {model['type']}"
+    # Further options, such as ignore_merges of Llama 3, are followed in tokens.js.
     for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "fuse_unk"):
         if model.get(name):
             return f"{model['type']} with {name}"
@@ -97,7 +98,8 @@ def unread_part(layout: dict[str, Any]) -> str | None:
         for step in _steps(layout[key]):
             kind = step["type"]
             # Replacing is followed where the pattern is a text, no regular expression; splitting, where what matches
-            # the pattern becomes a piece of its own (Isolated) or is dropped (Removed).
+            # the pattern becomes a piece of its own (Isolated) or is dropped (Removed). The page reads a regular
+            # expression as JavaScript's, which those that `Tokens` sets are, too; others are not looked at here.
             simple = kind != "Replace" or "String" in step["pattern"]
             if kind == "Split":
                 simple = step["behavior"] in ("Isolated", "Removed") and not step["invert"]
@@ -118,11 +120,14 @@ def _steps(rule: dict[str, Any] | None) -> list[dict[str, Any]]:
 def rounding_error(model: GPT, dtype: torch.dtype) -> float:
     """The largest difference of logits and attention weights on random texts, with weights rounded to a dtype.
 
-    Computed in float32 both times, as the page does.
+    Computed in float32 both times, as the page does. Infinite where a weight is too large for the dtype.
     """
     exact, rounded = (copy.deepcopy(model).to("cpu", torch.float32) for _ in range(2))
     for parameter in rounded.parameters():
         parameter.copy_(parameter.to(dtype))
+        # The random texts may never meet such a weight, as in the embedding of a token that is in none of them.
+        if not parameter.isfinite().all():
+            return math.inf
     seed = torch.Generator().manual_seed(0)
     ids = torch.randint(model.config.vocab_size, (PROBES, model.config.context), generator=seed)
     pairs = zip(_numbers(exact, ids), _numbers(rounded, ids), strict=True)

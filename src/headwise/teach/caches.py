@@ -40,13 +40,13 @@ from headwise.teach.subject import (
     value_of,
 )
 
-# Values of parameters, by what a name means or by the name itself. A width is that of a head: its vectors are what is
-# rotated, or kept in a cache.
+# Values of parameters, by what a name means ("WIDTH") or by the name itself (`n`). A width is that of a head: its
+# vectors are what is rotated, or kept in a cache. LENGTHS are those of a builder's tables, as long as the text.
 WIDTHS = {"WIDTH": HEAD_DIM, "n": TOKENS, "b": BATCH}
 LENGTHS = {"CONTEXT": TOKENS, "end": TOKENS, "length": TOKENS}
 # Names of parameters: of positions, of what is rotated, of tables of angles.
 POSITIONS = r"pos\w*|position\w*|m|t|p|idx|offset|start\w*|input_pos|token_positions"
-VECTORS = r"_?x?_?(q|k|v|x|quer\w+|keys?|values?)\w?|vec\w*|t?ensor|inputs?|hidden\w*"
+VECTORS = r"_?x?_?(q|k|v|x|quer\w+|keys?|values?)\w?|vec\w*|tensor|inputs?|hidden\w*"
 TABLES = r"cos|sin|freq|angle|table|cis|rot"
 ROTATORS = r"^(forward|__call__)$|^(?!_).*(rotate|apply)"  # methods of a class that rotates
 # In names of functions that make tables of angles.
@@ -115,11 +115,13 @@ def _tables(target: Target, arguments: Mapping[str, Any], kind: str) -> Iterator
     # The first argument is a vector, even where its name is one of POSITIONS, as `t`.
     asked = {name: p for name, p in [*arguments.items()][1:] if re.fullmatch(POSITIONS, name)}
     # Two ways: a position for each token, or one number at which the text starts, left out where it has a default.
-    numbers = {name: 0 for name, parameter in asked.items() if parameter.default is parameter.empty}
-    places = [dict.fromkeys(asked, to_kind(np.arange(TOKENS), kind)), numbers]
+    places = [
+        dict.fromkeys(asked, to_kind(np.arange(TOKENS), kind)),
+        {name: 0 for name, parameter in asked.items() if parameter.default is parameter.empty},
+    ]
     wanted = [name for name in arguments if re.search(TABLES, name)]
     if not wanted:
-        yield from ({}, *places)
+        yield from ({}, *places)  # {}: at first the defaults, if every position has one
         return
     sizes = {**WIDTHS, **LENGTHS, **target.options.args}
     made = []
@@ -127,7 +129,7 @@ def _tables(target: Target, arguments: Mapping[str, Any], kind: str) -> Iterator
         if inspect.isfunction(maker) and re.search(MAKERS, name):
             with contextlib.suppress(Exception):  # no builder, or one that wants something else
                 made.append(maker(**{argument: value_of(argument, sizes) for argument in required_of(maker)}))
-    for table, place in itertools.product(made or angle_tables(kind, {}), places):
+    for table, place in itertools.product(made or angle_tables(kind, {}), places):  # {}: in our own sizes
         tables = table if isinstance(table, tuple) else (table,)
         yield dict(zip(wanted, tables, strict=False)) | place  # a builder may make more tables than the call takes
 
@@ -189,8 +191,12 @@ def _parts(result: Any, rank: int) -> list[Any]:
 
 # Caches: what both checks of them take.
 
-PIECES = (4, 1, 6)  # tokens of each update of a cache: some when it is empty, one alone, and more after it
+# Tokens of each update of a cache: some when it is empty, one alone, and more after it. The axis of tokens is found
+# by their sum, 11, which is no other size.
+PIECES = (4, 1, 6)
 LONG = 13  # tokens of a text read step by step: more than heads or features of one, which may stand for its length
+# Values for a class of caches. A buffer of just so many places has the length by which its axis of tokens is found.
+CACHED = {**WIDTHS, "n": LONG, "CONTEXT": LONG}
 # What says that code takes a single token after a cache: such words, or a test of a length, `T == 1`. The test
 # `n_rep == 1` is of groups of heads.
 ONE_TOKEN = (
@@ -199,7 +205,7 @@ ONE_TOKEN = (
 )
 # START, HELD: names of parameters, for where a piece starts and for what is held of those before it. UPDATES,
 # READERS: names of methods, which add to a cache or read it.
-START = r"start|offset|pos(ition)?s?|length|(start|cur|input|cache)_?(pos(ition)?s?|len|start)"
+START = r"(start|offset|pos(ition)?s?|length|(start|cur|input|cache)_?(pos(ition)?s?|len|start))(_?idx)?"
 HELD = r"past|cache|old|prev"
 # Errors of shapes and names, that count as a bug of the code; of other ones a call of ours may be the cause.
 FAILS = (RuntimeError, IndexError, NameError, KeyError)
@@ -270,6 +276,8 @@ def cache_arguments(subject: Subject) -> dict[str, str]:
     for name in arguments_of(subject.call):
         if re.fullmatch(r"use_?(kv_?)?cache", name):
             names[name] = "use"
+        # The first alone, to which all that is handed back goes; code with one for keys and one for values is not
+        # checked step by step.
         elif re.search(r"^(?!use).*(cache|past)", name) and "cache" not in names.values():
             names[name] = "cache"
         elif re.fullmatch(r"(start|offset)_?(pos)?|pos(ition)?_offset", name):
@@ -281,7 +289,7 @@ def _cache_object(target: Target) -> Any:
     """A new object of the file's class of caches; None where it has none. Such an object is filled in place."""
     for name, kind in target.namespace.items():
         if isinstance(kind, type) and re.search("[cC]ache$", name):
-            return build(replace(target, thing=kind), {**WIDTHS, "CONTEXT": LONG})
+            return build(replace(target, thing=kind, name=name), {**CACHED, **target.options.args})
     return None
 
 
@@ -312,6 +320,7 @@ def _step_by_step(subject: Subject, x: Any, steps: tuple[int, ...], names: dict[
     # A cache may also stand in attributes of the object; torch keeps buffers apart from the others.
     kept = {**vars(subject.module), **getattr(subject.module, "_buffers", {})}
     inside = [value for name, value in kept.items() if re.search("cache|past", name)]
+    # Keys or values have axes for documents, tokens and features at least.
     held = [array.value for array in arrays_of([state, inside]) if array.value.ndim >= 3]
     subject.restart()
     return np.concatenate(outs, 1), held
@@ -374,7 +383,7 @@ def _fill(target: Target, to: Way) -> Problem | None:
     thing, kind = target.thing, kind_of_arrays(None, target.source.code)
     state, call, reader = None, thing, None
     if isinstance(thing, type):
-        state = build(target, {**WIDTHS, **target.options.args})
+        state = build(target, {**CACHED, **target.options.args})
         methods = sorted(vars(thing))
         # Of several the last in the alphabet: `update` rather than `append`, `forward` or `__call__`.
         call = getattr(state, [name for name in methods if re.match(UPDATES, name)][-1])
@@ -396,10 +405,11 @@ def _fill(target: Target, to: Way) -> Problem | None:
         new = [to_kind(np.take(x, range(start, start + n), axis), kind) for x in inputs]
         past = _parts(call(**_arguments_of_update(call, new, past, start)), whole[0].ndim)
         start += n
-    if reader and past == [None]:  # an update hands nothing back
+    if reader and past[0] is None:  # an update hands nothing back
         past = list(reader())
-    # What the last update handed back is looked at first, then the attributes of the object.
-    for kept in (past, vars(state).values() if state else ()):
+    # What the last update handed back is looked at first, then the attributes of the object and its buffers.
+    inside = {**vars(state), **getattr(state, "_buffers", {})} if state else {}
+    for kept in (past, inside.values()):
         arrays = [array for array in map(to_array, kept) if np.ndim(array) == whole[0].ndim]
         held = [array for array in arrays if not attends or array.shape == whole[0].shape]
         for array, right in zip(held, whole, strict=False):
@@ -429,10 +439,10 @@ def _arguments_of_update(call: Any, new: list[Any], past: list[Any], start: int)
     # An argument for each of keys and values; or one for the pair, None as long as there is none.
     olds, news = iter(past if len(held) > 1 else [tuple(past) or None]), iter(new)
     for name in names:
-        if re.search(r"layer|idx", name):
-            arguments[name] = 0
-        elif re.fullmatch(START, name):
+        if re.fullmatch(START, name):
             arguments[name] = start
+        elif re.search(r"layer|idx", name):  # of several layers the first
+            arguments[name] = 0
         elif name in held:
             arguments[name] = next(olds, None)
         elif (value := next(news, None)) is not None:

@@ -22,7 +22,9 @@ from headwise.lab.results import Comparison, Metric
 from headwise.teach.bugs import Bug, bug_named, changes_of, speaker
 from headwise.teach.form import Masks, Stages, Weights, compute
 
-STEPS, SEEDS = 400, 3  # updates of each model, and the least seeds from which anything is said
+# Updates of each model, half of the recipe's: all of them would double the 20 minutes that all bugs take one core.
+# And the least seeds from which anything is said.
+STEPS, SEEDS = 400, 3
 LINE = "he will write = él escribirá"
 FUTURE = Metric("future", "share of the weight on later tokens", "", lower_is_better=True)
 ROWS = Metric("rows", "distance of a row's sum from 1", "", lower_is_better=True)
@@ -59,6 +61,7 @@ class Switched:
 
     def __call__(self, config: GPTConfig) -> GPT:
         model = GPT(config)
+        # Features i and i + d/2 make a pair ("half"), first for the turn, then for the table of angles: see `rotate`.
         right = {"rope": ("half", "half", config.rope_theta)}
         # A row that sees nothing would be NaN and end the training at once: it looks evenly, as with a fill of -1e9.
         # Without a softmax a forbidden score is the weight itself, so 0 forbids.
@@ -126,8 +129,7 @@ def maps(model: GPT, corpus: Corpus) -> tuple[list[Any], list[str]]:
     heads = []
     for module in model.blocks:
         block: Any = module
-        weights = block.attention.stages(block.attention_norm(x)).weights[0].double().numpy()
-        heads += list(weights)
+        heads.extend(block.attention.stages(block.attention_norm(x)).weights[0].double().numpy())
         x = block(x, None)  # without a cache
     return heads, list(corpus.tokens.shown(ids))
 
