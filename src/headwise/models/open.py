@@ -210,6 +210,7 @@ def open_folder(
         if ranks.world > 1:
             run.split(ranks)
         if stream:  # asked for; a run was trained in memory, and its weights stay there
+            # The model itself holds its Stream from then on.
             Stream(run, {name: weights.detach() for name, weights in run.named_parameters()}, device=place)
         elif place != CPU:
             run.to(place)
@@ -228,7 +229,7 @@ def open_folder(
     else:
         model = load_folder(path, ranks, numbers)
         if place != CPU:
-            nn.Module.to(model, place)  # transformers' own `to` differs from it only for quantised weights
+            model.to(place)
     return remember(model, path, folder_tokens, model.config.model_type)
 
 
