@@ -259,7 +259,8 @@ def _told(text: str) -> str | None:
         # After it, 3 to 60 characters are read, none past a full stop, a comma, a semicolon or the end of the line. The
         # shortest words of _MAY and _NOT have 3; 60 is a round choice: a longer text may speak of something else.
         for match in re.finditer(rf"\b(?:{number})\b(?:['\"`:=)]|\s)([^.;,\n]{{3,60}})", text, re.I):
-            window = re.split(r"\b(0|1|true|false)\b", match[1], flags=re.I)[0]
+            # Not at each "ones" or "zero", which may be no number: "True for the ones to see", "1 = zero out".
+            window = re.split(r"\b([01]s?|true|false|and zeros)\b", match[1], flags=re.I)[0]
             # First what forbids: "not allowed" has a word of _MAY in it too.
             if re.search(_NOT, window, re.I):
                 return "forbidden" if other == "may attend" else "may attend"
