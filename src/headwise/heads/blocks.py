@@ -95,8 +95,8 @@ class Strip(NamedTuple):
     def parts(self, n: int) -> list[tuple[slice, slice, Strip]]:
         """The block, once it has scores, as blocks of n queries: which of them, which of its pairs, what they share.
 
-        Not cut is what only scores are made of, q and the mask, and what `_block` reads once for all parts, `has_near`
-        and `pair_rows`.
+        Not cut is what only scores are made of, q and the mask, and what `_block` reads once for all parts,
+        `has_near` and `pair_rows`.
         """
         t = len(self.at)
         if n >= t:
