@@ -235,7 +235,7 @@ def open_folder(
 
 def _is_too_large(path: Path, device: torch.device) -> bool:
     """Do the weights of a folder leave too little of the free memory, of the machine or of the device?"""
-    # A repository may have the weights a second time, as consolidated.safetensors beside Mistral's, which nobody reads.
+    # A repository may have the weights twice: consolidated.safetensors, beside those of Mistral, is not read.
     sizes = [file.stat().st_size for file in path.glob(WEIGHTS)]
     room = min(free_memory(), free_on(device))
     needed = sum(sizes)

@@ -256,8 +256,8 @@ def _told(text: str) -> str | None:
     # `other` is what a one means where the text says of `number` that it may attend: of 0, a one is forbidden then.
     for number, other in (("1s?|true|ones?", "may attend"), ("0s?|false|zeros?", "forbidden")):
         # The number, a sign or a space, and what stands behind it, as far as the next number.
-        # After it, 3 to 60 characters are read, none past a full stop, a comma, a semicolon or the end of the line. The
-        # shortest words of _MAY and _NOT have 3; 60 is a round choice: a longer text may speak of something else.
+        # After it, 3 to 60 characters are read, none past a full stop, a comma, a semicolon or the end of the line.
+        # The shortest words of _MAY and _NOT have 3; 60 is a round choice: a longer text may speak of something else.
         for match in re.finditer(rf"\b(?:{number})\b(?:['\"`:=)]|\s)([^.;,\n]{{3,60}})", text, re.I):
             # Not at each "ones" or "zero", which may be no number: "True for the ones to see", "1 = zero out".
             window = re.split(r"\b([01]s?|true|false|and zeros)\b", match[1], flags=re.I)[0]
