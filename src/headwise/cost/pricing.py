@@ -74,7 +74,8 @@ def read_bytes(name: str, text: str | int, per_second: bool = False) -> int:
         value = Decimal(text)
     else:
         ending = r"\s*/\s*s" if per_second else ""
-        # Digits with or without decimals, then letters, which UNITS must know. LARGEST has 19 digits.
+        # Digits with or without decimals, then letters, which UNITS must know. LARGEST has 19 digits:
+        # these bounds are above it, and a million digits, times a unit, would overflow Decimal.
         size = re.fullmatch(rf"\s*(\d{{1,20}}(?:\.\d{{1,20}})?)\s*([A-Za-z]{{1,3}}){ending}\s*", str(text), re.ASCII)
         if not size or size[2].lower() not in UNITS:
             example = "900GB/s" if per_second else "24GiB"
@@ -242,7 +243,10 @@ class Price:
         )
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """Each cost: what it is, the exact number, and the number with a unit that is easy to read."""
+        """Each cost: what it is, the exact number, and the number with a unit that is easy to read.
+
+        What it is is a label, whose Spanish `view.cost` finds among the phrases of [price].
+        """
         cache, decode, memory, setting = self.cache, self.decode, self.memory, self.setting
         rows = [_bytes("weights", self.weight_bytes)]
         if decode is not None:
@@ -292,7 +296,7 @@ class Price:
         return f"<p>{heading}</p>{Table(('', 'exact', ''), self._all_rows()).html()}{notes}"
 
 
-# Rows of `Price.rows`. `scaled` ends in the prefix of a unit: "25.1 k" and "FLOP".
+# Rows of `Price.rows`. DECIMAL has prefixes alone: "25.1 k" parameters, but "25.1 kFLOP", where the unit is added.
 
 
 def _bytes(label: str, count: int) -> tuple[str, str, str]:
@@ -410,8 +414,8 @@ def _parts(shape: ModelShape) -> dict[str, int]:
 def _layer(layer: Layer, shape: ModelShape, setting: Setting) -> LayerPrice:
     """The price of a layer.
 
-    The main stack keeps keys and values where it writes, and cross attention those of the source. The attention of an
-    encoder or a vision tower keeps nothing.
+    The main stack keeps keys and values where it writes, and cross attention those of the source: see `cached` and
+    `crossed` of a ModelShape. The attention of an encoder or a vision tower keeps nothing.
     """
     forward = layer.feed_forward
     return LayerPrice(
@@ -492,7 +496,8 @@ def _notes(shape: ModelShape, setting: Setting) -> list[Note]:
     positions = None if shape.positions is None else f"{shape.positions:,}"
     if shape.positions is not None and setting.context > shape.positions:
         notes.append(Note.of("price.beyond", context=f"{setting.context:,}", positions=positions))
-    # Without a longest text (T5) no source is too long: no setting exceeds MOST.
+    # A config has one length for texts and sources, but for Whisper's, which is fixed. Without one (T5) no source is
+    # too long: no setting exceeds MOST.
     if shape.source_positions is None and setting.source is not None and setting.source > (shape.positions or MOST):
         notes.append(Note.of("price.source_beyond", source=f"{setting.source:,}", positions=positions))
     if streaming := sum(attention.streaming for attention in shape.cached):

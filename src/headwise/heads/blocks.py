@@ -57,7 +57,8 @@ THUMBNAIL = 32  # blocks of queries and of keys in a thumbnail, at most
 FEW = 32
 LONG = 8192  # keys; from here on the product is faster where each feature's keys lie side by side
 LOG2E = 1 / math.log(2)  # scores are in bits: MKL's exp takes 100 times as long below -87, exp2 does not
-# The score of a key that may not be attended: half of the least float32. It is finite, so that 0 * score is 0.
+# The score of a key that may not be attended. It is finite, so that 0 * score is 0; and half of the least float32, so
+# that it stays finite when the largest score of the row is subtracted.
 FORBIDDEN = -(2.0**127)
 LOWEST = -(2.0**126)  # the least bias of a key that may be attended: it stays above FORBIDDEN, and counts when alone
 
@@ -94,7 +95,8 @@ class Strip(NamedTuple):
     def parts(self, n: int) -> list[tuple[slice, slice, Strip]]:
         """The block, once it has scores, as blocks of n queries: which of them, which of its pairs, what they share.
 
-        What only scores are made of, q and the mask, is not cut.
+        Not cut is what only scores are made of, q and the mask, and what `_block` reads once for all parts,
+        `has_near` and `pair_rows`.
         """
         t = len(self.at)
         if n >= t:
@@ -161,7 +163,7 @@ class Pass:
         self.row_block = _even_blocks(self.picked)  # (n,) that of the thumbnail in which each of them is
         self.real_keys = _places(document.real_keys, self.S, self.device)
         self.first = document.first  # the key of the first token; None where it is gone
-        if document.first == -1:
+        if document.first == -1:  # the first real key
             self.first = int(self.real_keys[0]) if len(self.real_keys) else 0
         # Of the sums. Marked sets come first: `_block` writes them into the first rows, in one product.
         self.names = [*(f"on {name}" for name in self.marks), "share", "total", "shifted"]
@@ -173,9 +175,9 @@ class Pass:
         self.keys = keys.mT.contiguous().mT if self.S > LONG else keys.contiguous()
         if "same_token" in self.formulas and document.k_ids is not None:
             # Each place follows a copy of the token before it. Sorted by that token, then by place, the places after
-            # the copies of one token lie side by side. Both are one number, token * (S + 2) + place: places are below
-            # S + 2, so that no two tokens mix.
-            before = F.pad(document.k_ids.to(self.device), (1, 0), value=document.before) * (self.S + 2)
+            # the copies of one token lie side by side. Both are one number, token * (S + 1) + place: places are 0 to
+            # S, so that no two tokens mix.
+            before = F.pad(document.k_ids.to(self.device), (1, 0), value=document.before) * (self.S + 1)
             self.followers = (before + torch.arange(self.S + 1, device=self.device)).sort()
         # (k,RUN) 1, the distance of a key from the middle of its run, and its square: times e and summed over a run
         # they give its weight and its first two moments.
@@ -402,7 +404,9 @@ class Pass:
             # What a causal mask lets the first query see, all of them may; of any other mask nothing is known.
             masked_from = 0 if left is not None or right is None else min(masked_from, first + 1 + right)
         weights = self.call.weights
-        if weights is not None and last + 1 < self.S:  # a causal mask, or a window, shows in the weights
+        # A call that has its weights names no mask. That it is causal shows in zeros behind the last query's own key;
+        # with a cache that key stands further on, and all keys are read, which takes only longer.
+        if weights is not None and last + 1 < self.S:
             ahead = weights[self.b, :, first : last + 1, last + 1 :]
             high = last + 1 if float(ahead.amax()) == 0 else high
         keys = slice(low, high) if low < high else slice(0, 1)  # where there is none, a forbidden one stands for it
@@ -416,7 +420,7 @@ class Pass:
     def _scores(self, heads: slice, strip: Strip, buffer: Tensor) -> Tensor:
         """Fill the buffer (h,t,width) with what the softmax reads, in bits; FORBIDDEN where a query may not look.
 
-        Of a call that has its weights, these.
+        Of a call that has its weights, these; a model's own softmax may give NaN to a query that may attend nothing.
         """
         n_keys = strip.n_keys
         if self.call.weights is not None:
@@ -454,7 +458,7 @@ class Pass:
         if "same_token" not in self.formulas or self.document.q_ids is None:
             return nothing, nothing, ()
         values, order = self.followers  # token and place as one number, sorted; the place of each
-        tokens = self.document.q_ids.to(self.device)[queries] * (self.S + 2)
+        tokens = self.document.q_ids.to(self.device)[queries] * (self.S + 1)
         # Of the query's token the places right after its copies, up to the query's own: what they follow is earlier.
         first = torch.searchsorted(values, tokens)
         count = torch.searchsorted(values, tokens + at + keys.start, right=True) - first
@@ -493,7 +497,7 @@ def run(work: Pass) -> Tensor:
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             return torch.stack(list(pool.map(lambda n: work.run(n, threads, inference), range(threads)))).sum(0)
-    finally:
+    finally:  # the number that a thread sets is also that of all threads which begin later
         torch.set_num_threads(threads)
 
 
@@ -740,9 +744,8 @@ class Factors:
     """`output_factors` of each site, computed anew only when its W_O has changed."""
 
     def __init__(self) -> None:
-        self._factors: dict[
-            Site, tuple[tuple[int, int], Tensor]
-        ] = {}  # the state of W_O when they were computed, and they
+        # Of each site the factors, behind the state that its W_O had when they were computed.
+        self._factors: dict[Site, tuple[tuple[int, int], Tensor]] = {}
 
     def of(self, site: Site, call: Call) -> Tensor | None:
         w_o = site.w_o

@@ -23,7 +23,7 @@ from headwise.gpt.ranks import ALONE, Ranks
 from headwise.gpt.run import load_run
 from headwise.memory import CPU, device_named, free_memory, free_on
 from headwise.models.ask import context_of, predicts, vocabulary_of
-from headwise.models.lineage import located
+from headwise.models.lineage import WEIGHTS, located
 from headwise.models.stream import Stream, loaded, stream_of, turns
 from headwise.models.weights import cast
 from headwise.words import refusal
@@ -210,6 +210,7 @@ def open_folder(
         if ranks.world > 1:
             run.split(ranks)
         if stream:  # asked for; a run was trained in memory, and its weights stay there
+            # The model itself holds its Stream from then on.
             Stream(run, {name: weights.detach() for name, weights in run.named_parameters()}, device=place)
         elif place != CPU:
             run.to(place)
@@ -228,13 +229,14 @@ def open_folder(
     else:
         model = load_folder(path, ranks, numbers)
         if place != CPU:
-            nn.Module.to(model, place)  # transformers' own `to` differs from it only for quantised weights
+            model.to(place)
     return remember(model, path, folder_tokens, model.config.model_type)
 
 
 def _is_too_large(path: Path, device: torch.device) -> bool:
     """Do the weights of a folder leave too little of the free memory, of the machine or of the device?"""
-    sizes = [file.stat().st_size for file in path.glob("*.safetensors")]
+    # A repository may have the weights twice: consolidated.safetensors, beside those of Mistral, is not read.
+    sizes = [file.stat().st_size for file in path.glob(WEIGHTS)]
     room = min(free_memory(), free_on(device))
     needed = sum(sizes)
     if "ulimit" in room.limit:  # a limit of the process counts the pages of the file that is being read, too

@@ -101,7 +101,10 @@ class Source:
         return None
 
     def _lines_of(self, names: Sequence[str]) -> list[int]:
-        """Lines of the functions of these definitions: of a class those that attend first, and what builds it last."""
+        """Lines of the functions of these definitions: of a class those that attend first, and what builds it last.
+
+        Each from its body on: arguments in lines of their own, as `mask=None,`, would match like code.
+        """
         functions = []
         for name in names:
             functions += sorted(_functions(self.definitions[name]), key=lambda function: function.name not in CALLS)
@@ -162,6 +165,7 @@ def kind_of(node: ast.AST | None) -> str | None:
         return "layer" if is_called and attends and not is_around else None
     # A function, told by its name and the names of its arguments.
     names = [argument.arg for argument in node.args.args]
+    # One argument is too few: `reset_cache(cache)` is given nothing to keep, `show_heads(weights)` nothing to weigh.
     if keeps and len(names) > 1:
         return "cache"
     # Functions with such names make tables of angles, or turn half of a vector: no rotation by itself.
@@ -253,8 +257,10 @@ def _told(text: str) -> str | None:
     for number, other in (("1s?|true|ones?", "may attend"), ("0s?|false|zeros?", "forbidden")):
         # The number, a sign or a space, and what stands behind it, as far as the next number.
         # After it, 3 to 60 characters are read, none past a full stop, a comma, a semicolon or the end of the line.
+        # The shortest words of _MAY and _NOT have 3; 60 is a round choice: a longer text may speak of something else.
         for match in re.finditer(rf"\b(?:{number})\b(?:['\"`:=)]|\s)([^.;,\n]{{3,60}})", text, re.I):
-            window = re.split(r"\b(0|1|true|false)\b", match[1], flags=re.I)[0]
+            # Not at each "ones" or "zero", which may be no number: "True for the ones to see", "1 = zero out".
+            window = re.split(r"\b([01]s?|true|false|and zeros)\b", match[1], flags=re.I)[0]
             # First what forbids: "not allowed" has a word of _MAY in it too.
             if re.search(_NOT, window, re.I):
                 return "forbidden" if other == "may attend" else "may attend"

@@ -24,7 +24,6 @@ from headwise.lab.microgpt import (
     ADAM_EPS,
     BETA1,
     BETA2,
-    LEARNING_RATE,
     N_HEADS,
     TEMPERATURE,
     Draw,
@@ -83,10 +82,10 @@ def loss_of(model: GPT, ids: list[int]) -> torch.Tensor:
 def run(draw: Draw, steps: int, n_samples: int, report: Report | None) -> Replay:
     """Learn from one document a step, then write some of our own."""
     model = build(draw.weights, draw.n_heads)
-    adam = Adam(model.parameters(), lr=LEARNING_RATE, betas=(BETA1, BETA2), eps=ADAM_EPS)
+    adam = Adam(model.parameters(), betas=(BETA1, BETA2), eps=ADAM_EPS)
 
     def step_on(ids: list[int], rate: float) -> float:
-        adam.param_groups[0]["lr"] = rate
+        adam.param_groups[0]["lr"] = rate  # in place of Adam's own default
         loss = loss_of(model, ids)
         adam.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
