@@ -108,14 +108,14 @@ def trace(
     text, token and head can be changed in it, and its last step runs the model without the head.
     """
     check_outputs([run], html=html)
+    if text == "":
+        raise refusal("empty_trace")
     with needs_torch():
         from headwise.gpt.run import REPORT, example_of, load_run
         from headwise.heads.steps import example_model, head_steps
         from headwise.models.pack import pack_model
         from headwise.view.page import walk_html
         from headwise.view.terminal import print_steps
-    if text == "":
-        raise refusal("empty_trace")
     if run is None:
         with Progress("training a small model on names") as progress:
             progress("training a small model on names", 0, 0)  # 0, 0: nobody knows how long
