@@ -176,7 +176,7 @@ def align(
     published = getattr(getattr(folder.model, "generation_config", None), "alignment_heads", None) or []
     named = [f"cross.L{layer}.H{head}" for layer, head in published]
     with Progress("reading the texts") as progress:
-        step = partial(progress, "reading the maps")
+        step = partial(progress, "reading the texts")
         result = aligned(folder.model, texts, others, named=named, most=most, progress=step)
     if out is not None:
         write_whole(out, json.dumps({"alignment_heads": result.alignment_heads}) + "\n")
