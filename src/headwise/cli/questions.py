@@ -7,7 +7,6 @@ import os
 import random
 import sys
 import webbrowser
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -38,10 +37,11 @@ from headwise.cli.heads import REPORT, check_tables, tell_files, write_report_of
 from headwise.families import RUN, check_answers, check_next, check_reads_tokens, is_own, read_config
 from headwise.files import is_stream, write_whole
 from headwise.intervals import held_apart
+from headwise.plan import check_plan
 from headwise.records import MOST_ALIGNED
 from headwise.words import refusal
 
-# Files of which one lies in a folder of transformers whose model reads text.
+# A folder whose model reads text has one of these files, by the kind of tokenizer; a run of ours has the first.
 TOKENIZERS = "tokenizer.json", "tokenizer.model", "tekken.json", "vocab.txt", "vocab.json", "spiece.model"
 
 
@@ -81,7 +81,7 @@ def why(
     if html is not None:
         story_page(html, story, screen.lang)
     if wants_json():
-        print_json("why", {**asdict(story), "html": html})
+        print_json("why", {**vars(story), "html": html})
         return
     story.print(screen, screen.lang)
     _tell_page(html)
@@ -205,8 +205,6 @@ def windows(
     device: str = "cpu",
 ) -> None:
     """Measure how far back key/value heads look: what to remember."""
-    from headwise.plan import check_plan
-
     tables, texts = out or [], text or []
     check_outputs([model, *texts], plan=plan, html=html, out=tables)
     if plan is None and (tolerance, cache) != (None, None):
@@ -230,7 +228,7 @@ def windows(
     with Progress("reading the text") as progress:
         read = read_texts(folder, texts or None, tokens, documents)
         if line := forecast(folder.model, read):  # how long it will take; nothing where that is seconds
-            err.print(in_options(line))
+            err.print(in_options(line))  # this line names arguments, such as documents=
         reach = measure(folder.model, read, seed=seed, progress=progress)
     chosen = None
     if plan is not None:
