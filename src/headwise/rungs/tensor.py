@@ -160,12 +160,12 @@ def _dense(
     mask.check(grid)
     if sees_all:
         return _Seen()
-    # `resolve` looks for -inf in the dtype of the call, and returns the bias as the masks gave it.
+    # `resolve` looks for -inf in the dtype of all steps, and returns the bias as the masks gave it.
     allowed, bias = resolve(rest, grid, torch.where, lambda bias: bias.to(dtype))
     bias = None if bias is None else _four_axes(bias).to(dtype)
     if allowed is None and band is None:
         return _Seen(bias=bias)
-    # Without other masks some query sees each key at hand, for `paths` cut off the rest; unless low > high, as where
+    # Without other masks some query sees each key at hand, for `paths` cut off the others; unless low > high, as where
     # two windows exclude each other: then nobody sees anything.
     every_key_is_read = every_row_sees = False
     if band is not None:
