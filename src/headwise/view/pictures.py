@@ -223,7 +223,7 @@ def patches(head: SeenHead, grid: tuple[int, int] | None) -> NDArray[np.float64]
 
 
 def _pixels(image: Any) -> Any:
-    """An image as matplotlib draws it, numbers from 0 to 1: (rows, columns), or with 1 or 3 colours as a last axis."""
+    """An image as matplotlib draws it, numbers from 0 to 1: (rows, columns), or with 1 or 3 colours as last axis."""
     if isinstance(image, str | Path):
         from matplotlib.image import imread
 
