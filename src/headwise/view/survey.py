@@ -261,12 +261,12 @@ def print_survey(screen: Screen, survey: Survey, sort_by: str = "name", against:
     against  numbers are then those of `survey` minus those of `against`, heads are matched by name, and the roles are
              those that only one of the two has, with + and -
 
-    Raises HeadwiseError for an order that is not known.
+    Raises HeadwiseError for an order that is not known, or only to one of the two.
     """
-    key = check_order(survey.statistics, sort_by)
+    known = {column.key: column for column in columns_of(survey, against)}
+    key = check_order(known, sort_by)
     if key in EFFECTS and all(value_of(profile, key) is None for profile in survey.profiles):
         raise refusal("order_unmeasured", name=repr(sort_by), model=survey.model)
-    known = {column.key: column for column in columns_of(survey, against)}
     keys = SHOWN if key in SHOWN else (key, *SHOWN)  # that by which it is sorted is among them
     columns = [known[name] for name in keys if name in known]
     _print_facts(screen, survey)
