@@ -107,8 +107,7 @@ def test_the_command_ranks_judges_and_writes(tmp_path: Path, whisper: Path, invo
     done = invoke("align", whisper, "--pairs", tmp_path / "speech.jsonl", "--out", out, "--json")
     assert done.code == 0, done.err
     result = json.loads(done.out)
-    assert result["n_texts"] == [2, 2] and len(result["ranking"]) == 6
-    assert stages == {"reading the texts"}  # a name of [stage] in words.toml, where its Spanish stands
+    assert result["n_texts"] == [2, 2] and len(result["ranking"]) == 6 and stages == {"reading the texts"}
     assert json.loads(out.read_text()) == {"alignment_heads": result["alignment_heads"]}
     assert "named: cross.L1.H2" in result["controls"]
     shown = invoke("align", whisper, "--pairs", tmp_path / "speech.jsonl")
