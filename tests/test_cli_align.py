@@ -96,8 +96,9 @@ def test_words_become_rows_and_keys(tmp_path: Path, whisper: Path, bart: Path) -
     assert pair.inputs["decoder_input_ids"].tolist() == [[7, 4, 5, 6]] and pair.links == ((2, 1),)
 
 
-def test_the_command_ranks_judges_and_writes(tmp_path: Path, whisper: Path, invoke: Any) -> None:
-    lines = []
+def test_the_command_ranks_judges_and_writes(tmp_path: Path, whisper: Path, invoke: Any, monkeypatch: Any) -> None:
+    lines, stages = [], set()
+    monkeypatch.setattr("headwise.cli.app.Progress.__call__", lambda self, stage, *_: stages.add(stage))
     for number in range(4):
         write_tone(tmp_path / f"{number}.wav", 0.5 + 0.1 * number)
         lines.append(json.dumps({"audio": f"{number}.wav", "words": [["the", 0.0], ["river", 0.21]]}))
@@ -106,7 +107,7 @@ def test_the_command_ranks_judges_and_writes(tmp_path: Path, whisper: Path, invo
     done = invoke("align", whisper, "--pairs", tmp_path / "speech.jsonl", "--out", out, "--json")
     assert done.code == 0, done.err
     result = json.loads(done.out)
-    assert result["n_texts"] == [2, 2] and len(result["ranking"]) == 6
+    assert result["n_texts"] == [2, 2] and len(result["ranking"]) == 6 and stages == {"reading the texts"}
     assert json.loads(out.read_text()) == {"alignment_heads": result["alignment_heads"]}
     assert "named: cross.L1.H2" in result["controls"]
     shown = invoke("align", whisper, "--pairs", tmp_path / "speech.jsonl")

@@ -55,7 +55,7 @@ class StoryPath:
 class Story:
     """Why a model predicts what it predicts; also the JSON of `headwise why`. A notebook shows it; `text()`."""
 
-    # Round choices: lower and higher ones make a longer story, which takes longer to measure.
+    # Round choices. A lower CLEAR or a higher MOST makes a longer story, which takes longer to measure.
     CLEAR: ClassVar[float] = 0.1  # share of the difference that a head must carry to have a place in the story
     MOST: ClassVar[int] = 12  # heads that are silenced, followed, and shown in the table
 
@@ -207,6 +207,7 @@ class Story:
         return f"<div>{opening}<ul>{sentences}</ul>{self.table().html()}{closing}</div>"
 
     def __repr__(self) -> str:
+        # Four heads fit into a line beside a short prompt: a round choice.
         parts = ", ".join(f"{part.head} {self._amount(part)}" for part in self.told[:4])
         return f"Story({self.prompt!r} -> {self.answer!r}: {parts})"
 

@@ -79,8 +79,9 @@ def test_the_order_may_be_named_as_the_table_does(heading: str, key: str) -> Non
 
 
 def test_an_unknown_order_is_refused_with_the_nearest() -> None:
-    refuses_table("orders", {"order": lambda order: check_order(survey_of().statistics, order)})
-    refuses_table("orders", {"order": lambda order: printed(survey_of(), order)})
+    refuses_table("orders", {"order": lambda order: check_order(["entropy", "norm"], order)})
+    fewer = replace(survey_of(), statistics={"entropy": "", "norm": ""})  # an order that only one of two models has
+    refuses_table("orders", {"order": lambda order: printed(survey_of(), order, fewer)})
 
 
 def test_differences_from_another_model() -> None:

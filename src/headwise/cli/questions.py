@@ -7,7 +7,6 @@ import os
 import random
 import sys
 import webbrowser
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -38,10 +37,11 @@ from headwise.cli.heads import REPORT, check_tables, tell_files, write_report_of
 from headwise.families import RUN, check_answers, check_next, check_reads_tokens, is_own, read_config
 from headwise.files import is_stream, write_whole
 from headwise.intervals import held_apart
+from headwise.plan import check_plan
 from headwise.records import MOST_ALIGNED
 from headwise.words import refusal
 
-# Files of which one lies in a folder of transformers whose model reads text.
+# A folder whose model reads text has one of these files, by the kind of tokenizer; a run of ours has the first.
 TOKENIZERS = "tokenizer.json", "tokenizer.model", "tekken.json", "vocab.txt", "vocab.json", "spiece.model"
 
 
@@ -81,7 +81,7 @@ def why(
     if html is not None:
         story_page(html, story, screen.lang)
     if wants_json():
-        print_json("why", {**asdict(story), "html": html})
+        print_json("why", {**vars(story), "html": html})
         return
     story.print(screen, screen.lang)
     _tell_page(html)
@@ -108,14 +108,14 @@ def trace(
     text, token and head can be changed in it, and its last step runs the model without the head.
     """
     check_outputs([run], html=html)
+    if text == "":
+        raise refusal("empty_trace")
     with needs_torch():
         from headwise.gpt.run import REPORT, example_of, load_run
         from headwise.heads.steps import example_model, head_steps
         from headwise.models.pack import pack_model
         from headwise.view.page import walk_html
         from headwise.view.terminal import print_steps
-    if text == "":
-        raise refusal("empty_trace")
     if run is None:
         with Progress("training a small model on names") as progress:
             progress("training a small model on names", 0, 0)  # 0, 0: nobody knows how long
@@ -176,7 +176,7 @@ def align(
     published = getattr(getattr(folder.model, "generation_config", None), "alignment_heads", None) or []
     named = [f"cross.L{layer}.H{head}" for layer, head in published]
     with Progress("reading the texts") as progress:
-        step = partial(progress, "reading the maps")
+        step = partial(progress, "reading the texts")
         result = aligned(folder.model, texts, others, named=named, most=most, progress=step)
     if out is not None:
         write_whole(out, json.dumps({"alignment_heads": result.alignment_heads}) + "\n")
@@ -205,8 +205,6 @@ def windows(
     device: str = "cpu",
 ) -> None:
     """Measure how far back key/value heads look: what to remember."""
-    from headwise.plan import check_plan
-
     tables, texts = out or [], text or []
     check_outputs([model, *texts], plan=plan, html=html, out=tables)
     if plan is None and (tolerance, cache) != (None, None):
@@ -230,7 +228,7 @@ def windows(
     with Progress("reading the text") as progress:
         read = read_texts(folder, texts or None, tokens, documents)
         if line := forecast(folder.model, read):  # how long it will take; nothing where that is seconds
-            err.print(in_options(line))
+            err.print(in_options(line))  # this line names arguments, such as documents=
         reach = measure(folder.model, read, seed=seed, progress=progress)
     chosen = None
     if plan is not None:

@@ -105,6 +105,7 @@ class _Call:
         self.scale = 1 / math.sqrt(sizes.D) if options.scale is None else float(options.scale)
         self.sink_h11 = _per_head("sink", options.sink, sizes.H, self.dtype, q.device)
         self.gate_h11 = _per_head("gate", options.gate, sizes.H, self.dtype, q.device)
+        # Without kv_index groups are adjacent by rule, which need not be found out at every token that is decoded.
         self._grouped = options.kv_index is None or is_adjacent(self.index, sizes.H, sizes.G)
 
     def pick(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -159,11 +160,13 @@ def _dense(
     mask.check(grid)
     if sees_all:
         return _Seen()
+    # `resolve` looks for -inf in the dtype of all steps, and returns the bias as the masks gave it.
     allowed, bias = resolve(rest, grid, torch.where, lambda bias: bias.to(dtype))
     bias = None if bias is None else _four_axes(bias).to(dtype)
     if allowed is None and band is None:
         return _Seen(bias=bias)
-    # A band alone reaches each key of its range, and each row that does not run off the keys.
+    # Without other masks some query sees each key at hand, for `paths` cut off the others; unless low > high, as where
+    # two windows exclude each other: then nobody sees anything.
     every_key_is_read = every_row_sees = False
     if band is not None:
         low, high = band
@@ -231,7 +234,9 @@ def _kernel(
 
 def _zero_or_nan(q: Tensor, k: Tensor, causal: bool) -> Tensor:
     """(B,H,T,1): NaN for each query that holds NaN or inf, or sees a key that holds NaN; 0 for the others."""
-    of_queries = (q * 0).sum(-1, keepdim=True)  # NaN or inf times 0 is NaN, and all else 0
+    # NaN or inf times 0 is NaN, and all else 0. Inf counts, too, for its score with a key that holds 0 is NaN. (Where
+    # it makes every score -inf, the explicit path differs: it takes the row for an empty one, and gives 0.)
+    of_queries = (q * 0).sum(-1, keepdim=True)
     nan_keys = k.isnan().any(-1)  # (B,G,S)
     # Under the causal flag T is S and query i sees keys 0 to i: place i of the running count is for query i, (B,G,T).
     # Without the flag (and without a mask, see the caller) each query sees all keys: (B,G,1).
@@ -265,8 +270,10 @@ def _sink_as_key(
     # The kernel scales the sum of a score's products, the sink's among them: a quarter leaves them room.
     most = torch.finfo(q.dtype).max / (4 * max(1.0, abs(scale)))
     if q.dtype == torch.float16:
+        # Rounding leaves up to 2^19 of a large sink, too much for a feature that counts once: so a second counts 2^15
+        # times. Small sinks are lost in those two, and need both of the others for their 24 bits.
         factors = [2.0**15, 2.0**15, 1.0, 1.0]
-        most = torch.finfo(q.dtype).max * factors[0]
+        most = torch.finfo(q.dtype).max * factors[0]  # below 2^31: sums, which are in float32, have room
     # `scale` is not near 0: `paths.why_explicit` keeps such calls away.
     left = (sink_h / scale).clamp(-most, most)  # what the features so far do not add up to
     parts = []
@@ -343,7 +350,9 @@ def widest(device: torch.device) -> torch.dtype:
 def as_tensor(values: Any, device: torch.device) -> Tensor:
     """Lists keep Python's double precision, where the device has it; arrays and tensors theirs."""
     if not isinstance(values, Tensor):
-        values = torch.from_numpy(np.array(values))  # torch alone would make float32 of a list
+        # torch alone would make float32 of a list. A copy: torch warns of arrays that are read-only, and refuses
+        # those with negative strides.
+        values = torch.from_numpy(np.array(values))
     tensor: Tensor = values
     if tensor.dtype == torch.float64:
         tensor = tensor.to(widest(device))

@@ -120,7 +120,7 @@ def survey_png(path: str | Path, survey: Survey) -> None:
     for profile in survey.profiles:
         top = layers.index((parts.index(profile.part), profile.layer)) * (SIDE + LABEL)
         left = profile.head * (SIDE + GAP)
-        shares = pictures[profile.name][0]
+        shares = pictures[profile.name][0]  # the second array, of the first key apart, is for the page
         # A thumbnail of any size becomes SIDE x SIDE pixels, each with the number of one cell: no mean of two.
         # np.ix_ takes of each pixel the row and the column of the cell that it shows.
         cells = np.ix_(*(np.arange(SIDE) * size // SIDE for size in shares.shape))
@@ -215,29 +215,31 @@ def patches(head: SeenHead, grid: tuple[int, int] | None) -> NDArray[np.float64]
     rows, columns = grid or (isqrt(n), isqrt(n))
     # Of a square that was guessed at most a class token may be left over; whoever passes a grid knows what is before.
     before = n - rows * columns
-    if min(rows, columns) < 1 or not 0 <= before <= (1 if grid is None else n):
-        shape = "no square" if grid is None else f"fewer than {rows} x {columns}"
+    if min(rows, columns) < 1 or before < 0 or (grid is None and before > 1):
+        shape = "no square" if grid is None else f"{'fewer than' if before < 0 else 'not'} {rows} x {columns}"
         raise HeadwiseError(f"{head.name} sees {n} places of the image, {shape}; pass grid=(rows, columns) of patches")
     patch_weights: NDArray[np.float64] = weights.mean(0)[before:].reshape(rows, columns)
     return patch_weights
 
 
 def _pixels(image: Any) -> Any:
-    """An image as matplotlib draws it, (rows, columns) or (rows, columns, 3), of numbers from 0 to 1."""
+    """An image as matplotlib draws it, numbers from 0 to 1: (rows, columns), or with 1 or 3 colours as last axis."""
     if isinstance(image, str | Path):
         from matplotlib.image import imread
 
         try:
             image = imread(image)
-        except (OSError, SyntaxError, ValueError) as error:
+        except (OSError, SyntaxError, ValueError) as error:  # PIL raises SyntaxError for a broken PNG
             raise HeadwiseError(f"{image} cannot be read as an image: {error}") from None
     pixels = np.asarray(image.detach().cpu().float() if hasattr(image, "detach") else image, np.float64)
-    # Colours first, as torch has them, become colours last. 1 is grey, 3 are colours, 4 are colours and opacity.
+    # Colours first, as processors give them, become colours last. 1 is grey, 3 are colours; 4, which processors do
+    # not give, are colours and opacity.
     if pixels.ndim == 3 and pixels.shape[0] in (1, 3) and pixels.shape[2] not in (1, 3, 4):
         pixels = pixels.transpose(1, 2, 0)
     if pixels.ndim not in (2, 3) or not pixels.size or (pixels.ndim == 3 and pixels.shape[2] not in (1, 3, 4)):
         raise HeadwiseError(f"an image is (rows, columns, 3) or (3, rows, columns), and this one is {pixels.shape}")
-    pixels = pixels[..., :3] if pixels.ndim == 3 else pixels  # without opacity
+    if pixels.ndim == 3:
+        pixels = pixels[..., :3]  # without opacity
     # From the darkest to the brightest: what a processor normed lies around 0. A copy, for the image is the caller's.
     pixels = pixels - pixels.min()
     return pixels / (pixels.max() or 1)
@@ -264,7 +266,8 @@ def windows_png(path: str | Path, reach: Windows, sinks: int) -> None:
     axes.set_title(f"{reach.model}: mass outside", fontsize=9, parse_math=False)
     for row, masses in enumerate(table):
         for column, mass in enumerate(masses):
-            colour = "white" if mass > 0.4 else "black"  # on the darker cells
+            # On the darker cells. A round choice: white and black stand out alike at about 0.5.
+            colour = "white" if mass > 0.4 else "black"
             axes.text(column, row, f"{mass:.2f}", ha="center", va="center", fontsize=6, color=colour)
     figure.tight_layout()
     write_figure(path, figure)

@@ -168,6 +168,7 @@ def compared_notes(survey: Survey, against: Survey | None) -> list[Note]:
         extra = ", ".join(label(key) for key in first.statistics if key not in second.statistics)
         if extra:
             notes.append(Note.of("against.statistics", model=first.model, names=extra))
+    # `tokens` are of the first document alone; that others differ shows in their number, if at all.
     if survey.tokens != against.tokens or survey.n_tokens != against.n_tokens:
         counts = {"count": f"{survey.n_tokens:,}", "other_count": f"{against.n_tokens:,}"}
         notes.append(Note.of("against.tokens", **models, **counts))
@@ -226,6 +227,7 @@ def _look(survey: Survey, profile: HeadProfile) -> Note:
     if not profile.examples:
         return Note.of("sentence.nothing", mean=number(profile.means.get("confidence"), 2))
     hardest = profile.examples[0]  # they come with the largest weight first
+    # Without the space that many tokens begin with; the example of a relation comes without it.
     tokens = {"looks": hardest.looks.strip(), "at": hardest.at.strip()}
     return Note.of("sentence.strongest", **tokens, weight=number(hardest.weight, 2))
 
@@ -259,12 +261,12 @@ def print_survey(screen: Screen, survey: Survey, sort_by: str = "name", against:
     against  numbers are then those of `survey` minus those of `against`, heads are matched by name, and the roles are
              those that only one of the two has, with + and -
 
-    Raises HeadwiseError for an order that is not known.
+    Raises HeadwiseError for an order that is not known, or only to one of the two.
     """
-    key = check_order(survey.statistics, sort_by)
+    known = {column.key: column for column in columns_of(survey, against)}
+    key = check_order(known, sort_by)
     if key in EFFECTS and all(value_of(profile, key) is None for profile in survey.profiles):
         raise refusal("order_unmeasured", name=repr(sort_by), model=survey.model)
-    known = {column.key: column for column in columns_of(survey, against)}
     keys = SHOWN if key in SHOWN else (key, *SHOWN)  # that by which it is sorted is among them
     columns = [known[name] for name in keys if name in known]
     _print_facts(screen, survey)
@@ -295,8 +297,8 @@ def check_order(statistics: Iterable[str], sort_by: str) -> str:
 
 def _print_facts(screen: Screen, survey: Survey) -> None:
     """The model, on what it was looked at, and its loss."""
-    names = list(map(screen.spoken, survey.texts))
-    names = [name if len(name) <= LONG else f"{name[: LONG - 3]}..." for name in names]  # it may be a whole text
+    # A name may be a whole text.
+    names = [name if len(name) <= LONG else f"{name[: LONG - 3]}..." for name in map(screen.spoken, survey.texts)]
     facts = {"text": screen.phrase("survey.of", names=_some(names)) if names else "", "loss": ""}
     if survey.loss is not None and math.isfinite(survey.loss):
         facts["loss"] = screen.phrase("survey.loss", loss=f"{survey.loss:.3f}")
@@ -462,7 +464,7 @@ def card_json(survey: Survey) -> str:
     # Without its last brace: the heads follow.
     first = json.dumps(card, ensure_ascii=False, allow_nan=False, indent=1)[: -len("\n}")]
     compact = partial(json.dumps, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    lines = ",\n".join(f"  {json.dumps(name)}: {compact(head)}" for name, head in heads.items())
+    lines = ",\n".join(f"  {compact(name)}: {compact(head)}" for name, head in heads.items())
     return f'{first},\n "heads": {{\n{lines}\n }}\n}}\n'
 
 
@@ -474,6 +476,7 @@ def card_markdown(survey: Survey) -> str:
         heads = [profile for profile in survey.profiles if role.name in profile.roles]
         for profile in sorted(heads, key=lambda profile: -profile.scores[role.score].mean):
             score = profile.scores[role.score]
+            # Of one document the interval has no ends: `number` puts dashes there.
             interval = f"{number(score.mean, 2)} ({number(score.low, 2)} to {number(score.high, 2)})"
             even, untrained = profile.uniform.get(role.score), (survey.untrained or {}).get(role.score)
             effect = None if profile.ablation is None else profile.ablation.mean
@@ -488,7 +491,7 @@ def card_markdown(survey: Survey) -> str:
         "## What the attention heads do",
         f"Measured on {text['tokens']:,} tokens of {sources} in documents of up to {text['longest']:,}. A score is the "
         f'mean over {text["documents"]:,} documents; "even" is attention spread evenly over what the mask allows, '
-        f'"untrained" the best head of the same model with untrained weights.',
+        '"untrained" the best head of the same model with untrained weights.',
         table,
         *(f"- {note}" for note in card["notes"]),
         f"SHA-256 of the weights: `{survey.digest or 'not known'}`. Made by headwise.",
