@@ -156,7 +156,8 @@ class Parts:
         # Without a picture the layers that read one do not run.
         ran = [layer for layer in self.layers if layer.site.name in calls]
         last = self.rows[ran[-1].block].gave  # (C,) the residual stream behind the last layer
-        # The last norm is the module beside the layers that read what the last layer gave. A model may have none.
+        # The last norm is the module that read what the last layer gave, of those that the recorder heard beside the
+        # layers: beside the last one of all, whether it ran or not. A model may have none.
         candidates = (module for module in self.layers[-1].around if module in self.rows)
         norm = next((module for module in candidates if self.rows[module].read.equal(last)), None)
         normed = last if norm is None else self.rows[norm].gave  # (C,) what the output matrix reads
@@ -273,6 +274,7 @@ class Parts:
             by_number, by_norm = 1.0, 1.0
             for child in children:
                 row = rows[child]
+                # OPT's `fc1` gives more numbers, and cannot be added. It reads what a norm gave, not the stream.
                 if row.gave.shape != state.shape:
                     continue
                 # Which child goes on with the stream is not known, so the best fit counts. Either a child reads the
@@ -321,7 +323,7 @@ def _heads_of(
 
 def _ratio(x: Tensor, y: Tensor) -> Tensor:
     """x / y, and 0 where y is 0."""
-    return torch.where(y == 0, 0, x / torch.where(y == 0, 1, y))
+    return torch.where(y == 0, 0, x / y)
 
 
 class _Writer(NamedTuple):
