@@ -131,6 +131,7 @@ def test_tokens_are_made_once_and_a_damaged_file_again(
     changed, made = look()
     assert made and changed != first
     assert not [file for file in large.iterdir() if file.suffix not in (".tokens", ".lock")]
+    assert Sources([path]).key() != Sources([path.rename(path.with_suffix(".jsonl"))]).key()  # now it has records
 
 
 def test_more_lines_than_are_shuffled(tmp_path: Path, large: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,8 +45,11 @@ class Sources:
         self.name = " and ".join(names)
 
     def key(self, *options: Any) -> str:
-        """A name for the tokens that come of these files with these options: a SHA-256 of all bytes and options."""
-        whole = sha256(json.dumps([self.field, *options]).encode())
+        """A name for the tokens that come of these files with these options: a SHA-256 of all bytes and options.
+
+        The kinds of the files count as well: the same bytes are another text where each line is a record.
+        """
+        whole = sha256(json.dumps([self.field, *map(_kind, self.files), *options]).encode())
         for file in self.files:
             with file.open("rb") as opened:
                 whole.update(file_digest(opened, "sha256").digest())
