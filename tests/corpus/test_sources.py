@@ -176,6 +176,8 @@ def test_bad_files(tmp_path: Path) -> None:
             for _ in Sources([tmp_path / "none.txt" if name == "not there" else path], field):
                 pass
         assert said in str(refusal.value) and "\n" not in str(refusal.value), name
+    parquet.write_table(pyarrow.table({"text": pyarrow.array([b"ab\xff"]).view("string")}), tmp_path / "b.parquet")
+    refuses(lambda: list(Sources([tmp_path / "b.parquet"])), "b.parquet is not UTF-8: a byte is 0xff")
     with pytest.raises(HeadwiseError, match="holds no text files"):
         (tmp_path / "empty").mkdir()
         Sources([tmp_path / "empty"])

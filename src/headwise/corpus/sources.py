@@ -77,7 +77,7 @@ class Sources:
                     raise HeadwiseError(f"{file} needs {error.name}: pip install 'headwise[tables]'") from None
                 except UnicodeDecodeError as error:
                     value = f"{error.object[error.start]:02x}"
-                    if file.suffix in PACKED:  # where it stands there, nobody can look up
+                    if file.suffix in (*PACKED, ".parquet"):  # where it stands there, nobody can look up
                         raise refusal("no_utf8_packed", path=file, value=value) from None
                     start = raw.tell() - len(error.object) + error.start  # error.object: the bytes read last
                     raise refusal("no_utf8", path=file, start=start, value=value) from None
