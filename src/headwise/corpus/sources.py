@@ -21,6 +21,7 @@ PIECE = 2**20  # characters of a plain text that are read at a time; a round cho
 MOST_PACKING = 100  # times that a large column of a Parquet file may grow when unpacked; text grows 3 to 10 times
 # The kinds of file, by the ends of their names; "a.jsonl.gz" is one of records that is packed.
 PLAIN, RECORDS, PACKED = (".txt", ".md", ".rst", ".text"), (".jsonl", ".ndjson", ".parquet"), (".gz", ".zst")
+KINDS = (*PLAIN, *RECORDS)  # packed or not
 
 Progress = Callable[[str, int, int], None]  # ("MB of text read", 3, 17): what is done, how much of it, of how much
 
@@ -118,7 +119,7 @@ def contents(sources: Sequence[str]) -> tuple[list[Path], list[tuple[str, str]]]
             typed.append(("standard input", read_text(source)))
         elif exists(path):
             paths.append(path)
-        elif re.fullmatch(r"[\w./~-]+", source) and (path.suffix in PLAIN or "/" in source):  # no spaces: no text
+        elif re.fullmatch(r"[\w./~-]+", source) and (_kind(path) in KINDS or "/" in source):  # no spaces: no text
             raise refusal("no_such_file", source=source)
         else:
             typed.append((f"text {len(typed) + 1}" if typed else "the text", source))  # mostly there is only one
@@ -139,10 +140,9 @@ def _kind(path: Path) -> str:  # "a.jsonl.gz" -> ".jsonl"
 
 def files_of(folder: Path) -> list[Path]:
     """The texts in a folder and the folders in it, in the order of their names."""
-    kinds = (*PLAIN, *RECORDS)
-    files = sorted(file for file in folder.rglob("*") if _kind(file) in kinds and file.is_file())
+    files = sorted(file for file in folder.rglob("*") if _kind(file) in KINDS and file.is_file())
     if not files:
-        raise refusal("no_texts", folder=folder, value=", ".join((*kinds, *PACKED)))
+        raise refusal("no_texts", folder=folder, value=", ".join((*KINDS, *PACKED)))
     return files
 
 
