@@ -156,7 +156,7 @@ def _documents(path: Path, raw: BinaryIO, field: str) -> Iterator[tuple[str, str
         table = parquet.ParquetFile(PythonFile(raw), **options)
         if field not in table.schema_arrow.names:
             _record(dict.fromkeys(table.schema_arrow.names), field, f"{path}, row 1")  # raises, and names these
-        _check_unpacked(path, table.metadata)
+        _check_unpacked(path, table.metadata, field)
         batches = table.iter_batches(64, columns=[field])  # rows at a time; few, as a record may be a whole book
         texts = (value.as_py() for batch in batches for value in batch.column(0))  # one by one: a record may be large
         yield from (_record({field: text}, field, f"{path}, row {number}") for number, text in enumerate(texts, 1))
@@ -180,7 +180,7 @@ def _documents(path: Path, raw: BinaryIO, field: str) -> Iterator[tuple[str, str
         text.detach()  # a wrapper closes its file when it goes; the file is its opener's to close
 
 
-def _check_unpacked(path: Path, metadata: Any) -> None:
+def _check_unpacked(path: Path, metadata: Any, field: str) -> None:
     """Refuse a column that a few bytes unpack to more than memory: what one page of it holds is unpacked at once.
 
     `metadata` is pyarrow's; it has the sizes of each column in each group of rows.
@@ -188,7 +188,8 @@ def _check_unpacked(path: Path, metadata: Any) -> None:
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
         for column in map(group.column, range(group.num_columns)):
             packed, size = column.total_compressed_size, column.total_uncompressed_size
-            if size > max(MOST_TEXT, MOST_PACKING * packed):
+            # The path of a column of records is longer: "text.title". Columns that are not read may be of any size.
+            if f"{column.path_in_schema}.".startswith(f"{field}.") and size > max(MOST_TEXT, MOST_PACKING * packed):
                 raise HeadwiseError(
                     f"{path}: {packed:,} bytes of its column {column.path_in_schema} unpack to {size:,}; at most "
                     f"{MOST_TEXT:,}, or {MOST_PACKING} times as many, are read: write it anew in smaller row groups"
