@@ -61,7 +61,8 @@ class Sources:
 
         A key is the number of the file and the name of its document: the same file may stand there twice.
         """
-        # Was all so far white space; bytes of the files before this one; the last progress that was told.
+        # Was all so far white space; bytes of the files before this one; the last progress that was told. No files are
+        # not blank: all texts may have been typed.
         blank, before, megabytes = bool(self.files), 0, 0
         for number, file in enumerate(self.files):
             with file.open("rb", buffering=0) as raw:  # without a buffer, so that tell() says what was really read
@@ -86,7 +87,7 @@ class Sources:
                     raise HeadwiseError(f"{file} is damaged or cut short: {error}") from None
             before += file.stat().st_size
         if blank:
-            raise refusal("empty_files", value=", ".join(map(str, self.files[:3])))
+            raise refusal("empty_files", value=", ".join(map(str, self.files[:3])))  # a folder may have thousands
 
     def stream(self) -> Iterator[str]:
         """One text of all documents, in pieces, with a line end between them."""
