@@ -238,8 +238,8 @@ class Parts:
         # The factor that fits best, by least squares; the clamp keeps 0 / 0 from being NaN.
         scale = float(logits @ raw / (raw @ raw).clamp(min=1e-30))
         if _apart(scale * raw, logits) <= self.close:
-            is_rounding = abs(scale - 1) <= self.close  # most models have no factor
-            return 1.0 if is_rounding else scale
+            # Most models have no factor: then what is left beside 1 is rounding.
+            return 1.0 if abs(scale - 1) <= self.close else scale
         cap = getattr(getattr(self.model, "config", None), "final_logit_softcapping", None)  # Gemma 2
         if cap and _apart(cap * torch.tanh(raw / cap), logits) <= self.close:
             return 1.0  # then the logit that is explained is the one before the softcap
@@ -363,8 +363,7 @@ class Recorder:
         result = gave[0] if isinstance(gave, tuple) else gave  # a tuple begins with the hidden states
         # Modules that take or give anything but hidden states are passed over, such as one that takes ids (B,T).
         tensors: Any = first, result
-        is_state = all(isinstance(x, Tensor) and x.ndim in (2, 3) and x.is_floating_point() for x in tensors)
-        if is_state:
+        if all(isinstance(x, Tensor) and x.ndim in (2, 3) and x.is_floating_point() for x in tensors):
             self.digits.extend(torch.finfo(x.dtype).eps for x in tensors)
             last = [x.flatten(0, -2)[-1].cpu().double() for x in tensors]  # of (1,T,C), or (T,C), the last row
             self.rows[module] = _Row(*last)
