@@ -525,7 +525,7 @@ class Lengths(Mask):
 
     def check(self, grid: Grid) -> None:
         check_axes("Lengths", check_even("Lengths", self.lengths), "b", grid)
-        if kind_of(self.lengths) == "float":
+        if kind_of(self.lengths) == "float":  # not `!= "int"`: the empty list of no documents is "bool"
             raise HeadwiseError(f"Lengths has {self.lengths}; a length is a whole number of keys: round it first")
         for length in grid.read(self.lengths):
             if not 0 <= length <= grid.S:
