@@ -25,6 +25,7 @@ from headwise.errors import HeadwiseError
 from headwise.shapes import check_even, flat, kind_of, shape_of
 
 # Of a position, an offset and a window: a sum of the three stays below 2^63, the end of whole numbers of 64 bits.
+# 2^61 would do, too, 2^62 would not.
 LARGEST_POSITION = 2**60
 
 
@@ -84,7 +85,7 @@ class BroadcastGrid:
 
     def pick(self, values: Any, axes: str) -> Any:
         array = self._array(values)
-        if array.ndim:
+        if array.ndim:  # a single number has nothing to cut, and axes[-0:] would be all four
             lengths = {"b": self.B, "h": self.H, "t": self.T, "s": self.S}
             # What broadcasts has length 1; the whole of an axis, 1 included, is cut to the part at hand.
             cuts = []
@@ -196,7 +197,10 @@ def bare_mask_error(mask: object) -> HeadwiseError:
 
 @dataclass(frozen=True)
 class Both(Mask):
-    """All of several masks at once; made by `&`."""
+    """All of several masks at once; made by `&`.
+
+    Callers ask its `parts()` for `band`, `aligned` and the like; of the whole these keep their safe defaults.
+    """
 
     masks: tuple[Mask, ...]
 
@@ -471,7 +475,6 @@ class Causal(Window):
     # A window without end to the left that stops at the query; `init=False`: Causal(2) is Causal(offset=2).
     left: int | None = field(default=None, init=False, repr=False)
     right: int | None = field(default=0, init=False, repr=False)
-    offset: int | Sequence[int] | Any = None
 
 
 @dataclass(frozen=True)
@@ -522,7 +525,7 @@ class Lengths(Mask):
 
     def check(self, grid: Grid) -> None:
         check_axes("Lengths", check_even("Lengths", self.lengths), "b", grid)
-        if kind_of(self.lengths) == "float":
+        if kind_of(self.lengths) == "float":  # not `!= "int"`: the empty list of no documents is "bool"
             raise HeadwiseError(f"Lengths has {self.lengths}; a length is a whole number of keys: round it first")
         for length in grid.read(self.lengths):
             if not 0 <= length <= grid.S:

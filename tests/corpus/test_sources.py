@@ -131,6 +131,7 @@ def test_tokens_are_made_once_and_a_damaged_file_again(
     changed, made = look()
     assert made and changed != first
     assert not [file for file in large.iterdir() if file.suffix not in (".tokens", ".lock")]
+    assert Sources([path]).key() != Sources([path.rename(path.with_suffix(".jsonl"))]).key()  # now it has records
 
 
 def test_more_lines_than_are_shuffled(tmp_path: Path, large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,6 +176,8 @@ def test_bad_files(tmp_path: Path) -> None:
             for _ in Sources([tmp_path / "none.txt" if name == "not there" else path], field):
                 pass
         assert said in str(refusal.value) and "\n" not in str(refusal.value), name
+    parquet.write_table(pyarrow.table({"text": pyarrow.array([b"ab\xff"]).view("string")}), tmp_path / "b.parquet")
+    refuses(lambda: list(Sources([tmp_path / "b.parquet"])), "b.parquet is not UTF-8: a byte is 0xff")
     with pytest.raises(HeadwiseError, match="holds no text files"):
         (tmp_path / "empty").mkdir()
         Sources([tmp_path / "empty"])
@@ -203,10 +206,10 @@ def test_a_small_table_of_large_records_takes_the_memory_of_one(tmp_path: Path) 
 def test_a_column_that_unpacks_to_more_than_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "bomb.parquet"
     texts = [f"{n} " + "a b " * 2**15 for n in range(9)]  # each another, so that no dictionary holds them
-    parquet.write_table(pyarrow.table({"text": texts}), path, compression="zstd", use_dictionary=False)
-    assert len(list(Sources([path]))) == 9
+    parquet.write_table(pyarrow.table({"text": texts, "n": ["x"] * 9}), path, compression="zstd", use_dictionary=False)
     monkeypatch.setattr(sources, "MOST_TEXT", 2**20)
     refuses(lambda: list(Sources([path])), r"bytes of its column text unpack to 1,\d+,\d+; at most 1,048,576, or 100")
+    assert len(list(Sources([path], "n"))) == 9  # the large column is not read
     monkeypatch.setattr(sources, "MOST_PACKING", 2**20)  # a text that packs well may be large
     assert len(list(Sources([path]))) == 9
 

@@ -58,8 +58,8 @@ def compare(
         from headwise.lab.claims import run_claims
         from headwise.lab.compare import CLAIMS, find_experiment
         from headwise.lab.compare import compare as compared
-        from headwise.lab.results import Ledger
-        from headwise.view.lab import page_html, print_comparison, print_ledger
+    from headwise.lab.results import Ledger
+    from headwise.view.lab import page_html, print_comparison, print_ledger
 
     chosen = None if experiment == CLAIMS else find_experiment(experiment)  # None: all of them
     if chosen is None and text is not None:

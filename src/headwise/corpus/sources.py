@@ -21,6 +21,7 @@ PIECE = 2**20  # characters of a plain text that are read at a time; a round cho
 MOST_PACKING = 100  # times that a large column of a Parquet file may grow when unpacked; text grows 3 to 10 times
 # The kinds of file, by the ends of their names; "a.jsonl.gz" is one of records that is packed.
 PLAIN, RECORDS, PACKED = (".txt", ".md", ".rst", ".text"), (".jsonl", ".ndjson", ".parquet"), (".gz", ".zst")
+KINDS = (*PLAIN, *RECORDS)  # packed or not
 
 Progress = Callable[[str, int, int], None]  # ("MB of text read", 3, 17): what is done, how much of it, of how much
 
@@ -45,8 +46,11 @@ class Sources:
         self.name = " and ".join(names)
 
     def key(self, *options: Any) -> str:
-        """A name for the tokens that come of these files with these options: a SHA-256 of all bytes and options."""
-        whole = sha256(json.dumps([self.field, *options]).encode())
+        """A name for the tokens that come of these files with these options: a SHA-256 of all bytes and options.
+
+        The kinds of the files count as well: the same bytes are another text where each line is a record.
+        """
+        whole = sha256(json.dumps([self.field, *map(_kind, self.files), *options]).encode())
         for file in self.files:
             with file.open("rb") as opened:
                 whole.update(file_digest(opened, "sha256").digest())
@@ -57,7 +61,8 @@ class Sources:
 
         A key is the number of the file and the name of its document: the same file may stand there twice.
         """
-        # Was all so far white space; bytes of the files before this one; the last progress that was told.
+        # Was all so far white space; bytes of the files before this one; the last progress that was told. No files are
+        # not blank: all texts may have been typed.
         blank, before, megabytes = bool(self.files), 0, 0
         for number, file in enumerate(self.files):
             with file.open("rb", buffering=0) as raw:  # without a buffer, so that tell() says what was really read
@@ -74,7 +79,7 @@ class Sources:
                     raise HeadwiseError(f"{file} needs {error.name}: pip install 'headwise[tables]'") from None
                 except UnicodeDecodeError as error:
                     value = f"{error.object[error.start]:02x}"
-                    if file.suffix in PACKED:  # where it stands there, nobody can look up
+                    if file.suffix in (*PACKED, ".parquet"):  # where it stands there, nobody can look up
                         raise refusal("no_utf8_packed", path=file, value=value) from None
                     start = raw.tell() - len(error.object) + error.start  # error.object: the bytes read last
                     raise refusal("no_utf8", path=file, start=start, value=value) from None
@@ -82,7 +87,7 @@ class Sources:
                     raise HeadwiseError(f"{file} is damaged or cut short: {error}") from None
             before += file.stat().st_size
         if blank:
-            raise refusal("empty_files", value=", ".join(map(str, self.files[:3])))
+            raise refusal("empty_files", value=", ".join(map(str, self.files[:3])))  # a folder may have thousands
 
     def stream(self) -> Iterator[str]:
         """One text of all documents, in pieces, with a line end between them."""
@@ -115,7 +120,7 @@ def contents(sources: Sequence[str]) -> tuple[list[Path], list[tuple[str, str]]]
             typed.append(("standard input", read_text(source)))
         elif exists(path):
             paths.append(path)
-        elif re.fullmatch(r"[\w./~-]+", source) and (path.suffix in PLAIN or "/" in source):  # no spaces: no text
+        elif re.fullmatch(r"[\w./~-]+", source) and (_kind(path) in KINDS or "/" in source):  # no spaces: no text
             raise refusal("no_such_file", source=source)
         else:
             typed.append((f"text {len(typed) + 1}" if typed else "the text", source))  # mostly there is only one
@@ -136,10 +141,9 @@ def _kind(path: Path) -> str:  # "a.jsonl.gz" -> ".jsonl"
 
 def files_of(folder: Path) -> list[Path]:
     """The texts in a folder and the folders in it, in the order of their names."""
-    kinds = (*PLAIN, *RECORDS)
-    files = sorted(file for file in folder.rglob("*") if _kind(file) in kinds and file.is_file())
+    files = sorted(file for file in folder.rglob("*") if _kind(file) in KINDS and file.is_file())
     if not files:
-        raise refusal("no_texts", folder=folder, value=", ".join((*kinds, *PACKED)))
+        raise refusal("no_texts", folder=folder, value=", ".join((*KINDS, *PACKED)))
     return files
 
 
@@ -153,7 +157,7 @@ def _documents(path: Path, raw: BinaryIO, field: str) -> Iterator[tuple[str, str
         table = parquet.ParquetFile(PythonFile(raw), **options)
         if field not in table.schema_arrow.names:
             _record(dict.fromkeys(table.schema_arrow.names), field, f"{path}, row 1")  # raises, and names these
-        _check_unpacked(path, table.metadata)
+        _check_unpacked(path, table.metadata, field)
         batches = table.iter_batches(64, columns=[field])  # rows at a time; few, as a record may be a whole book
         texts = (value.as_py() for batch in batches for value in batch.column(0))  # one by one: a record may be large
         yield from (_record({field: text}, field, f"{path}, row {number}") for number, text in enumerate(texts, 1))
@@ -177,7 +181,7 @@ def _documents(path: Path, raw: BinaryIO, field: str) -> Iterator[tuple[str, str
         text.detach()  # a wrapper closes its file when it goes; the file is its opener's to close
 
 
-def _check_unpacked(path: Path, metadata: Any) -> None:
+def _check_unpacked(path: Path, metadata: Any, field: str) -> None:
     """Refuse a column that a few bytes unpack to more than memory: what one page of it holds is unpacked at once.
 
     `metadata` is pyarrow's; it has the sizes of each column in each group of rows.
@@ -185,7 +189,8 @@ def _check_unpacked(path: Path, metadata: Any) -> None:
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
         for column in map(group.column, range(group.num_columns)):
             packed, size = column.total_compressed_size, column.total_uncompressed_size
-            if size > max(MOST_TEXT, MOST_PACKING * packed):
+            # The path of a column of records is longer: "text.title". Columns that are not read may be of any size.
+            if f"{column.path_in_schema}.".startswith(f"{field}.") and size > max(MOST_TEXT, MOST_PACKING * packed):
                 raise HeadwiseError(
                     f"{path}: {packed:,} bytes of its column {column.path_in_schema} unpack to {size:,}; at most "
                     f"{MOST_TEXT:,}, or {MOST_PACKING} times as many, are read: write it anew in smaller row groups"

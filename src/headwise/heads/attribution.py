@@ -156,7 +156,8 @@ class Parts:
         # Without a picture the layers that read one do not run.
         ran = [layer for layer in self.layers if layer.site.name in calls]
         last = self.rows[ran[-1].block].gave  # (C,) the residual stream behind the last layer
-        # The last norm is the module beside the layers that read what the last layer gave. A model may have none.
+        # The last norm is the module that read what the last layer gave, of those that the recorder heard beside the
+        # layers: beside the last one of all, whether it ran or not. A model may have none.
         candidates = (module for module in self.layers[-1].around if module in self.rows)
         norm = next((module for module in candidates if self.rows[module].read.equal(last)), None)
         normed = last if norm is None else self.rows[norm].gave  # (C,) what the output matrix reads
@@ -237,8 +238,8 @@ class Parts:
         # The factor that fits best, by least squares; the clamp keeps 0 / 0 from being NaN.
         scale = float(logits @ raw / (raw @ raw).clamp(min=1e-30))
         if _apart(scale * raw, logits) <= self.close:
-            is_rounding = abs(scale - 1) <= self.close  # most models have no factor
-            return 1.0 if is_rounding else scale
+            # Most models have no factor: then what is left beside 1 is rounding.
+            return 1.0 if abs(scale - 1) <= self.close else scale
         cap = getattr(getattr(self.model, "config", None), "final_logit_softcapping", None)  # Gemma 2
         if cap and _apart(cap * torch.tanh(raw / cap), logits) <= self.close:
             return 1.0  # then the logit that is explained is the one before the softcap
@@ -273,6 +274,7 @@ class Parts:
             by_number, by_norm = 1.0, 1.0
             for child in children:
                 row = rows[child]
+                # OPT's `fc1` gives more numbers, and cannot be added. It reads what a norm gave, not the stream.
                 if row.gave.shape != state.shape:
                     continue
                 # Which child goes on with the stream is not known, so the best fit counts. Either a child reads the
@@ -321,7 +323,7 @@ def _heads_of(
 
 def _ratio(x: Tensor, y: Tensor) -> Tensor:
     """x / y, and 0 where y is 0."""
-    return torch.where(y == 0, 0, x / torch.where(y == 0, 1, y))
+    return torch.where(y == 0, 0, x / y)
 
 
 class _Writer(NamedTuple):
@@ -361,8 +363,7 @@ class Recorder:
         result = gave[0] if isinstance(gave, tuple) else gave  # a tuple begins with the hidden states
         # Modules that take or give anything but hidden states are passed over, such as one that takes ids (B,T).
         tensors: Any = first, result
-        is_state = all(isinstance(x, Tensor) and x.ndim in (2, 3) and x.is_floating_point() for x in tensors)
-        if is_state:
+        if all(isinstance(x, Tensor) and x.ndim in (2, 3) and x.is_floating_point() for x in tensors):
             self.digits.extend(torch.finfo(x.dtype).eps for x in tensors)
             last = [x.flatten(0, -2)[-1].cpu().double() for x in tensors]  # of (1,T,C), or (T,C), the last row
             self.rows[module] = _Row(*last)

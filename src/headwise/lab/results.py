@@ -102,14 +102,14 @@ def measured_claim(name: str, verdict: str, rows: Iterable[tuple[Cell, ...]], **
 class Ledger:
     """The claims with all that was measured for them."""
 
-    command: str
-    machine: Mapping[str, str | int]
+    command: str  # what to type to make it again
+    machine: Mapping[str, str | int]  # its processor, cores and system, and the versions of libraries
     seeds: tuple[int, ...]
     claims: tuple[Claim, ...]
     comparisons: tuple[Comparison, ...]
     tables: tuple[Table, ...]  # of the claims that need no training
-    wall_seconds: float
-    cpu_seconds: float
+    wall_seconds: float  # of this call alone; units that an earlier one finished are not made again
+    cpu_seconds: float  # of this call alone, its workers included
 
 
 def paired(values: Sequence[float], others: Sequence[float]) -> Interval:
