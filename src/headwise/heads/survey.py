@@ -311,6 +311,7 @@ class _Study:
                 else:
                     tally.take_repeated(number - len(documents), *seen)
 
+            # Sets that are marked are marked in the probes, too: `take_repeated` passes over their mass.
             run_documents(tally.model, [*documents, *self.probes], take, marks, progress)
             return tally
         else:
