@@ -179,7 +179,7 @@ def _values(text: str, lang: str) -> dict[str, Any]:
             raise no_pair
         try:
             values[each.arg] = ast.literal_eval(each.value)
-        except ValueError:
+        except (ValueError, TypeError):  # a name, "n=m"; a list as a key, "n={[1]: 2}"
             facts = {"name": each.arg, "text": ast.unparse(each.value)}
             raise HeadwiseError(words(lang)["no_value"].format(**facts)) from None
     return values
