@@ -78,7 +78,7 @@ def check(
         raise refusal("with_watch", option="--steps" if out is None else "--out")
     lang = screen.lang
     pairs = _values(args, lang)
-    names = _pairs("--map", mapping, lang)
+    names = _pairs(mapping, lang)
     chosen = None  # the class that --watch trains
     try:
         chosen = read_target(target, Options(causal, pairs, names, lang)) if watch else None
@@ -155,13 +155,15 @@ def tell_unheld(lang: str) -> None:
         err.print(f"headwise: {lack}")
 
 
-def _pairs(option: str, text: str, lang: str) -> dict[str, str]:
-    """The text "a=1, b=2" as {"a": "1", "b": "2"}; `option` is named where a part is no such pair."""
-    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
-    for name, sign, value in pairs:
-        if not (name.strip() and sign and value.strip()):
-            raise HeadwiseError(words(lang)["no_pair"].format(option=option, text=text))
-    return {name.strip(): value.strip() for name, _, value in pairs}
+def _pairs(text: str, lang: str) -> dict[str, str]:
+    """What --map says, "q=a, k=b" as {"q": "a", "k": "b"}."""
+    pairs = {}
+    for part in filter(str.strip, text.split(",")):
+        name, _, value = map(str.strip, part.partition("="))
+        if not (name and value) or name in pairs:  # "q", "=a"; "q=a, q=b"
+            raise HeadwiseError(words(lang)["no_pair"].format(option="--map", text=text))
+        pairs[name] = value
+    return pairs
 
 
 def _values(text: str, lang: str) -> dict[str, Any]:
