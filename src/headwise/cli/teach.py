@@ -208,7 +208,7 @@ def learn(
     Exit code 1 says that an exercise is not right yet.
     """
     modes = {"--watch": watch, "--reset": reset, "--solution": solution, "--notebook": notebook, "--train": train}
-    # Two options that are no modes count as one where they are wrong: --steps without --train, --json with --watch.
+    # No modes, but each is listed as one where it is wrong: --steps without --train, --json with --watch.
     modes |= {"--steps": None if train else steps, "--json": watch and wants_json()}
     # Not by truth: --reset 0 is chosen, and is refused later as no exercise.
     chosen = [option for option, value in modes.items() if value is not None and value is not False]
@@ -390,7 +390,7 @@ def bugs(
     names = list(catalogue()) if bug in (None, "all") else [bug_named(bug).id]  # which refuses an unknown one
     trains = train or html is not None or bug == "all"
     if trains or out != FOLDER:  # where nothing is trained, what lies in the usual folder is no matter
-        check_outputs((), {"--out": (out, UNITS)}, html=html)
+        check_outputs((), {"--out": (out, UNITS)}, html=html)  # (): no file is read
     if not trains:
         _tell_bugs([bug_named(name) for name in names], bug is None)
         return
@@ -449,7 +449,7 @@ def _write_maps(path: Path, shown: Shown, steps: int) -> None:
     rows = []
     for index, pair in enumerate(zip(right, wrong, strict=True)):  # all heads of layer 0, then those of layer 1
         name = head_name(*divmod(index, SHAPE["n_heads"]))
-        # In pixels: two maps and a name fit into a row, which is 46rem wide in bugs.css.
+        # 132 pixels are a round choice, about 19 for each of the 7 tokens; the page, 46rem wide, has room for more.
         drawn = (picture(weights.tolist(), f"{name}: {text}", height=132) for weights in pair)
         # The page's security policy forbids styles in an element; bugs.css has the one that is taken out here.
         rows.append((name, *(Markup(re.sub(' style="[^"]*"', "", image)) for image in drawn)))
