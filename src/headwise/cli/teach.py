@@ -78,7 +78,7 @@ def check(
         raise refusal("with_watch", option="--steps" if out is None else "--out")
     lang = screen.lang
     pairs = _values(args, lang)
-    names = _pairs("--map", mapping, lang)
+    names = _pairs(mapping, lang)
     chosen = None  # the class that --watch trains
     try:
         chosen = read_target(target, Options(causal, pairs, names, lang)) if watch else None
@@ -155,13 +155,15 @@ def tell_unheld(lang: str) -> None:
         err.print(f"headwise: {lack}")
 
 
-def _pairs(option: str, text: str, lang: str) -> dict[str, str]:
-    """The text "a=1, b=2" as {"a": "1", "b": "2"}; `option` is named where a part is no such pair."""
-    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
-    for name, sign, value in pairs:
-        if not (name.strip() and sign and value.strip()):
-            raise HeadwiseError(words(lang)["no_pair"].format(option=option, text=text))
-    return {name.strip(): value.strip() for name, _, value in pairs}
+def _pairs(text: str, lang: str) -> dict[str, str]:
+    """What --map says, "q=a, k=b" as {"q": "a", "k": "b"}."""
+    pairs = {}
+    for part in filter(str.strip, text.split(",")):
+        name, _, value = map(str.strip, part.partition("="))
+        if not (name and value) or name in pairs:  # "q", "=a"; "q=a, q=b"
+            raise HeadwiseError(words(lang)["no_pair"].format(option="--map", text=text))
+        pairs[name] = value
+    return pairs
 
 
 def _values(text: str, lang: str) -> dict[str, Any]:
@@ -179,7 +181,7 @@ def _values(text: str, lang: str) -> dict[str, Any]:
             raise no_pair
         try:
             values[each.arg] = ast.literal_eval(each.value)
-        except ValueError:
+        except (ValueError, TypeError):  # a name, "n=m"; a list as a key, "n={[1]: 2}"
             facts = {"name": each.arg, "text": ast.unparse(each.value)}
             raise HeadwiseError(words(lang)["no_value"].format(**facts)) from None
     return values
@@ -206,7 +208,7 @@ def learn(
     Exit code 1 says that an exercise is not right yet.
     """
     modes = {"--watch": watch, "--reset": reset, "--solution": solution, "--notebook": notebook, "--train": train}
-    # Two options that are no modes count as one where they are wrong: --steps without --train, --json with --watch.
+    # No modes, but each is listed as one where it is wrong: --steps without --train, --json with --watch.
     modes |= {"--steps": None if train else steps, "--json": watch and wants_json()}
     # Not by truth: --reset 0 is chosen, and is refused later as no exercise.
     chosen = [option for option, value in modes.items() if value is not None and value is not False]
@@ -388,7 +390,7 @@ def bugs(
     names = list(catalogue()) if bug in (None, "all") else [bug_named(bug).id]  # which refuses an unknown one
     trains = train or html is not None or bug == "all"
     if trains or out != FOLDER:  # where nothing is trained, what lies in the usual folder is no matter
-        check_outputs((), {"--out": (out, UNITS)}, html=html)
+        check_outputs((), {"--out": (out, UNITS)}, html=html)  # (): no file is read
     if not trains:
         _tell_bugs([bug_named(name) for name in names], bug is None)
         return
@@ -447,7 +449,7 @@ def _write_maps(path: Path, shown: Shown, steps: int) -> None:
     rows = []
     for index, pair in enumerate(zip(right, wrong, strict=True)):  # all heads of layer 0, then those of layer 1
         name = head_name(*divmod(index, SHAPE["n_heads"]))
-        # In pixels: two maps and a name fit into a row, which is 46rem wide in bugs.css.
+        # 132 pixels are a round choice, about 19 for each of the 7 tokens; the page, 46rem wide, has room for more.
         drawn = (picture(weights.tolist(), f"{name}: {text}", height=132) for weights in pair)
         # The page's security policy forbids styles in an element; bugs.css has the one that is taken out here.
         rows.append((name, *(Markup(re.sub(' style="[^"]*"', "", image)) for image in drawn)))

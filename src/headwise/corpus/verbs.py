@@ -125,9 +125,8 @@ def related(line: str) -> dict[str, list[tuple[int, int]]]:
     """
     words = line.split()
     commas = [i for i, word in enumerate(words) if word == ","]
-    pairs = {
-        "earlier verb": [(comma + 1, comma - 1) for comma in commas]
-    }  # from a pronoun to the form before its comma
+    # `yo trabajo , tú trabajas`: from `tú`, after the comma, to `trabajo`, before it.
+    pairs = {"earlier verb": [(comma + 1, comma - 1) for comma in commas]}
     if "=" in words:
         equals = words.index("=")
         pairs |= {"person": [(equals, 0)], "translation": [(equals + 1, equals - 1)]}

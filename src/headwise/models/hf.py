@@ -111,12 +111,13 @@ def write_gguf(path: Path, folder: Path) -> None:
         read = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, **LOCAL)
         config = read.config
         fields = config.to_dict()
-        # These tell of the file, as its form of quantisation. A model of the same class is made anew without them.
+        # A model of the same class is made anew, without the form of quantisation that the file has. The other three
+        # fields are written by `save_pretrained`, as they are in the new model.
         for name in ("model_type", "quantization_config", "architectures", "dtype"):
             fields.pop(name, None)
         fresh: Any = type(read)(type(config)(**fields))
         fresh.load_state_dict(read.state_dict())
-        fresh.tie_weights()
+        # bfloat16 takes half of float32's place on the disk; of a file in float16 or float32 it drops digits.
         fresh.to(torch.bfloat16).save_pretrained(scratch)
         AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, **LOCAL).save_pretrained(scratch)
         try:
@@ -157,6 +158,7 @@ def stream_folder(folder: Path, dtype: torch.dtype | str = "auto", device: torch
             if place := places.get(key):
                 held.setdefault(weights, place)
     _require_whole(folder, kind, [name for name, weights in named.items() if weights not in held])
+    # The model keeps it as `headwise_stream`.
     Stream(model.eval(), {name: held[weights] for name, weights in named.items()}, device=device)
     return model
 

@@ -155,7 +155,8 @@ def check(call: Call, eager: bool) -> None:
     mask = None if call.options.mask is None else Part(call.options.mask, "t", rows, call.n_queries)
     steps = trace(call.q[:, :, rows], call.k, call.v, call.options._replace(mask=mask, dropout=0.0))
     theirs = call.out[:, :, rows].to(steps.weights.dtype)
-    # (B,H,rows) each: is the row no padding, and the largest difference of its features.
+    # (B,H,rows) each: is the row compared, and the largest difference of its features. Where a padded value has turned
+    # to NaN, rows that do not see it have NaN, too, by 0 x NaN: they are not compared.
     sees_some = theirs.isfinite().all(-1) & (steps.masked.amax(-1) > -torch.inf)
     difference = (steps.out.to(theirs.dtype) - theirs).abs().amax(-1).where(sees_some, 0)
     # The format in which q and k were multiplied, whose rounding is allowed.
@@ -178,7 +179,8 @@ def check(call: Call, eager: bool) -> None:
     # `score` roundings for the scores, which the softmax makes a factor, and 8 as room for the softmax and the output.
     # 4 and 8 are round numbers: a smaller bound refuses more models that are read well, a larger one misses more.
     bound = digits * (8 + score) * sums * value
-    # Where no row may attend anything, all must be zeros.
+    # Where no row was compared, only zeros and NaN pass: other numbers may come of keys that our reading of the mask
+    # forbids wrongly.
     if largest <= bound and (any_sees or not theirs.nan_to_num().any()):
         return
     # The message names the row that differs most, and of it the feature that does.
