@@ -173,7 +173,8 @@ def _values(text: str, lang: str) -> dict[str, Any]:
         call = ast.parse(f"_({text})", mode="eval").body
     except SyntaxError:
         raise no_pair from None
-    if not isinstance(call, ast.Call) or call.args:  # "n=1) + (2" is no call, and "8" has no name
+    # "n=1) + (2" is no call, "n=1)(m=2" calls what a call gives, and "8" has no name.
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
         raise no_pair
     values = {}
     for each in call.keywords:
