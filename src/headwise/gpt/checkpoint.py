@@ -217,8 +217,9 @@ def tensors_in(path: Path) -> dict[str, Place]:
                 start, end = (8 + size + offset for offset in entry["data_offsets"])
                 shape, dtype = tuple(entry["shape"]), FORMATS.get(entry["dtype"])
                 # Of a type that is not in FORMATS the size is not known; `borrow` refuses it when it is asked for.
-                wanted = 0 if dtype is None else math.prod(shape) * dtype.itemsize
-                if not 8 + size <= start <= start + wanted <= end <= whole:  # behind the header, and all of it there
+                wanted = end - start if dtype is None else math.prod(shape) * dtype.itemsize
+                # Behind the header, all of it there, and as long as its type and shape say.
+                if not 8 + size <= start <= end == start + wanted <= whole:
                     return {}
                 places[name] = Place(path, start, end - start, entry["dtype"], shape)
             return places
