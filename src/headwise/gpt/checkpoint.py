@@ -35,7 +35,7 @@ from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.layer.projections import shapes_alone
 from headwise.words import refusal
 
-# What `save_model` writes; a folder of a run is cleared of them before it trains anew.
+# What `save_model` writes; a run clears away what a kill left half-written of these.
 MODEL_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json", "model.safetensors")
 # For transformers, which else may drop the spaces before commas and full stops from what it decodes.
 TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
