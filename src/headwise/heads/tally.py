@@ -525,6 +525,7 @@ def read_corpus(
 
     merged = blank()
     merged.join(ranks.merged(tally.state(), join))
+    merged.copied = tally.copied  # no part of a state: all ranks hold the same weights
     # The notes of all ranks, each once.
     merged.notes = {note: None for notes in ranks.gathered({**before.notes, **tally.notes}) for note in notes}
     return merged
