@@ -356,10 +356,8 @@ def _meta_state(config: GPTConfig) -> dict[str, Tensor]:
 def to_hf(model: GPT) -> dict[str, Tensor]:
     """The tensors under the names of the form. Biases that only the form has are zeros."""
     state = _with_zero_biases(model.state_dict())
-    tensors = {}
-    for name, ours in _stacks(model.config).items():
-        tensors[name] = _transposed(name, torch.cat([state[part] for part in ours]))
-    return tensors
+    stacks = _stacks(model.config).items()
+    return {name: _transposed(name, torch.cat([state[part] for part in ours])) for name, ours in stacks}
 
 
 def _with_zero_biases(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
