@@ -250,6 +250,8 @@ def test_bad_folders(folder: Any, tmp_path: Path) -> None:
     refused({}, "lacks weights of LlamaForCausalLM")
     write_shard(path, {name: x.to(torch.float64) for name, x in whole.items()})
     assert hw.open(tmp_path / "bad", stream=True) is not None  # other numbers are turned into the model's
+    path.write_bytes(path.read_bytes().replace(b'"F64"', b'"F16"'))  # places longer than type and shape say
+    refuses(lambda: survey(hw.open(tmp_path / "bad", stream=True), text()), "lacks weights of LlamaForCausalLM")
     config = tmp_path / "bad" / "config.json"
     before = config.read_text()
     config.write_text(json.dumps({**json.loads(before), "num_hidden_layers": -1}))

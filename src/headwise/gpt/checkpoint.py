@@ -35,6 +35,7 @@ from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.layer.projections import shapes_alone
 from headwise.words import refusal
 
+# What `save_model` writes; a run clears away what a kill left half-written of these.
 MODEL_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json", "model.safetensors")
 # For transformers, which else may drop the spaces before commas and full stops from what it decodes.
 TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
@@ -49,7 +50,7 @@ def save_model(folder: str | Path, model: GPT, tokens: Tokens) -> None:
     """Write a model and its tokenizer. Each file appears whole, the weights last.
 
     What transformers' `AutoTokenizer` and `generate` need to give the same text as ours is written too: the boundary as
-    the token that begins and ends a text.
+    the token that begins and ends a text, stands for unknown characters, and fills up the shorter texts of a batch.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -155,7 +156,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     header, contents = _split(data)
     metadata = header.get("__metadata__") or {}
     written = metadata.pop(DIGEST, None)  # out of `header`, too: the digest is that of the header without it
-    if written not in (None, digest(header, contents)):
+    if written is not None and written != digest(header, contents):
         raise HeadwiseError(f"{path} is damaged: its contents are not those that were written to it (SHA-256)")
     return tensors, metadata
 
@@ -206,7 +207,10 @@ class Place(NamedTuple):
 
 
 def tensors_in(path: Path) -> dict[str, Place]:
-    """The tensors of a safetensors file, from its header alone; none where that is damaged."""
+    """The tensors of a safetensors file, from its header alone.
+
+    Of a damaged file there are none: the caller then says which weights the model lacks.
+    """
     with path.open("rb") as file:
         size, whole = int.from_bytes(file.read(8), "little"), path.stat().st_size  # bytes of the header, of the file
         try:
@@ -217,8 +221,9 @@ def tensors_in(path: Path) -> dict[str, Place]:
                 start, end = (8 + size + offset for offset in entry["data_offsets"])
                 shape, dtype = tuple(entry["shape"]), FORMATS.get(entry["dtype"])
                 # Of a type that is not in FORMATS the size is not known; `borrow` refuses it when it is asked for.
-                wanted = 0 if dtype is None else math.prod(shape) * dtype.itemsize
-                if not 8 + size <= start <= start + wanted <= end <= whole:  # behind the header, and all of it there
+                wanted = end - start if dtype is None else math.prod(shape) * dtype.itemsize
+                # Behind the header, all of it there, and as long as its type and shape say.
+                if not 8 + size <= start <= end == start + wanted <= whole:
                     return {}
                 places[name] = Place(path, start, end - start, entry["dtype"], shape)
             return places
@@ -304,7 +309,10 @@ def hf_config(config: GPTConfig, boundary: int | None) -> dict[str, Any]:
 
 
 def _record(form: str) -> Mapping[str, Any]:
-    """How a model of ours is written in that form; its architecture is the first that the price of the family names."""
+    """How a model of ours is written in that form, with its architecture: "LlamaForCausalLM".
+
+    The price of the family has those of its models as keys of `heads`, the one that writes logits first.
+    """
     family = families()[form]
     assert family.form is not None and family.price is not None
     return {**family.form, "architecture": next(iter(family.price["heads"]))}
@@ -348,10 +356,8 @@ def _meta_state(config: GPTConfig) -> dict[str, Tensor]:
 def to_hf(model: GPT) -> dict[str, Tensor]:
     """The tensors under the names of the form. Biases that only the form has are zeros."""
     state = _with_zero_biases(model.state_dict())
-    tensors = {}
-    for name, ours in _stacks(model.config).items():
-        tensors[name] = _transposed(name, torch.cat([state[part] for part in ours])).contiguous()
-    return tensors
+    stacks = _stacks(model.config).items()
+    return {name: _transposed(name, torch.cat([state[part] for part in ours])) for name, ours in stacks}
 
 
 def _with_zero_biases(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -378,7 +384,7 @@ def from_hf(config: GPTConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             raise KeyError(f"the config has no biases, and {name} is not zero")
     if config.tied:
         state["lm_head.weight"] = state["token_embedding.weight"]
-    return {name: tensor.contiguous() for name, tensor in state.items()}
+    return state
 
 
 def as_gpt(fields: dict[str, Any], tensors: dict[str, Tensor]) -> GPT:
@@ -388,6 +394,7 @@ def as_gpt(fields: dict[str, Any], tensors: dict[str, Tensor]) -> GPT:
     model, and compares the logits.
     """
     window, n_layers = fields.get("sliding_window"), fields["num_hidden_layers"]
+    # A config whose num_hidden_layers was lowered later may still name the kinds of all its former layers.
     kinds = fields.get("layer_types") or ["sliding_attention"] * n_layers  # of Mistral; Llama has window None
     config = GPTConfig(
         vocab_size=fields["vocab_size"],
@@ -405,7 +412,7 @@ def as_gpt(fields: dict[str, Any], tensors: dict[str, Tensor]) -> GPT:
         qk_norm="model.layers.0.self_attn.q_norm.weight" in tensors,
         windows=tuple(window if kind == "sliding_attention" else None for kind in kinds[:n_layers]),
     )
-    tensors = _with_zero_biases(tensors)
+    tensors = _with_zero_biases(tensors)  # a Qwen2 has none on W_O; ours has them everywhere or nowhere
     # The names of tensors are those of the form, and no form has windows and biases at once, as a Qwen2 may. Windows
     # have no weights, so the names of the model without them do.
     unlimited = replace(config, windows=None)

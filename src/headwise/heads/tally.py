@@ -112,14 +112,15 @@ class Gleaning:
 
     def add(self, number: int, measured: Measured, document: Document) -> None:
         """Add document `number` of the corpus."""
-        rows = (measured.places + (document.start or 0)).cpu()  # (n,) the key at which each measured query stands
+        assert document.start is not None  # `take` adds no others
+        rows = (measured.places + document.start).cpu()  # (n,) the key at which each measured query stands
         argmax = measured.argmax.cpu()
         if not len(rows):
             return
         # The bin of a distance is the last one whose lower edge it reaches.
         bins = torch.bucketize((rows - argmax).abs(), torch.tensor(DISTANCES), right=True) - 1
         self.distances.scatter_add_(1, bins, torch.ones_like(bins))
-        if document.k_ids is not None:
+        if document.k_ids is not None:  # None where tokens and keys are not one to one
             received, ids = measured.received.cpu().double(), document.k_ids.cpu()
             place = torch.searchsorted(self.tokens, ids).clamp(max=len(self.tokens) - 1)  # of each id in `tokens`
             is_counted = self.tokens[place] == ids  # else the place is that of the next larger token
@@ -150,7 +151,7 @@ class Gleaning:
 
     def fields(self, h: int, text: Text) -> dict[str, Any]:
         """`HeadProfile.distances`, `attended` and `examples` of a head."""
-        # By no 0: a head that gives all to its sink attends to no token.
+        # A head that gives all to its sink has a total of 0, and so fractions of 0 / tiny.
         fractions = self.attended[h] / self.total[h].clamp(min=torch.finfo(torch.float64).tiny)
         values, places = fractions.topk(min(ATTENDED, len(fractions)))
         examples = []
@@ -218,7 +219,7 @@ class Tally:
             self._add("uniform", site, self._even(number, site, call, b, document))
         if number == 0 and self.tokens is not None:
             keys, weights = top_keys(call, b, range(min(PASSAGE, T)), TOP)
-            pictures = {
+            pictures = {  # "received" is cut to as many keys as `keys` has queries
                 "thumbnail": measured.thumbnail,
                 "first_key": measured.first_key,
                 "received": measured.received[:, : keys.shape[1]] / max(1, len(measured.places)),
@@ -438,8 +439,8 @@ class Tallies:
         self.earlier: list[Path] = []  # files of processes that were killed, or are done
         if folder is None:
             return
-        # `key` tells whether a file is of the same model and text. The first nine numbers of each matrix tell a model
-        # from another one; all would take their time.
+        # `key` tells whether a file is of the same model and text. The first numbers of each matrix tell a model from
+        # another one, and all would take their time; nine is a round choice.
         weights = [(name, each.shape, each.flatten()[:9].tolist()) for name, each in tally.model.named_parameters()]
         drawn = tally.rows and (tally.rows, tally.seed)  # where all rows are read the seed changes nothing: None
         digest = hashlib.sha256(str((weights, drawn)).encode())
@@ -524,6 +525,7 @@ def read_corpus(
 
     merged = blank()
     merged.join(ranks.merged(tally.state(), join))
+    merged.copied = tally.copied  # no part of a state: all ranks hold the same weights
     # The notes of all ranks, each once.
     merged.notes = {note: None for notes in ranks.gathered({**before.notes, **tally.notes}) for note in notes}
     return merged
