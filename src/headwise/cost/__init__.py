@@ -196,9 +196,10 @@ def _own_section(config: dict[str, Any]) -> dict[str, Any] | None:
     if not isinstance(section, dict):
         raise HeadwiseError("the section `headwise` is missing or no table; a run folder's config.json has one")
     # The family as which transformers reads the model, such as llama; None where the model_type is not known.
-    around = families("price").get(str(config.get("model_type")))
+    priced = families("price")
+    around = priced.get(str(config.get("model_type")))
     for field in TWICE:
-        name = name_in(field, families()[OURS])  # "d_model" for "hidden_size"
+        name = name_in(field, priced[OURS])  # "d_model" for "hidden_size"
         theirs = field if around is None else name_in(field, around)  # "n_embd" for "hidden_size" in GPT-2
         sizes = section.get(name), config.get(theirs)
         if None not in sizes and sizes[0] != sizes[1]:  # what one side leaves out contradicts nothing

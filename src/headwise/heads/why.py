@@ -141,7 +141,7 @@ def forecast(model: nn.Module, prompt: str | Sequence[int], corrupt: str | Seque
     passes = 1 + Story.MOST if corrupt is None else 2 + heads // 2 + Story.MOST * PLACES
     # The weights are read twice, as `_Telling` says. Whether there are paths to follow, for which they are read a
     # third time, is not known yet.
-    return stream.forecast(n_tokens * passes, n_tokens, 2)
+    return stream.forecast(n_tokens * passes, longest=n_tokens, reads=2)  # a second text has as many tokens
 
 
 def check_question(

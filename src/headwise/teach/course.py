@@ -201,7 +201,7 @@ def told(exercise: Exercise, verdict: Mark, language: str, due: int, file: str, 
         key = "likely_line" if verdict.status == "wrong" else "error_line"
         lines.append(say(key, line=verdict.line, quoted=verdict.quoted))
     if due:
-        hint = exercise.hint(language, due, verdict.evidence)
+        hint = exercise.hint(language, due, verdict.evidence)  # the evidence tells which function is at fault
         lines.append(say("hint", step=due, steps=HINTS, hint=hint))
     if due == HINTS:  # the last: the command that shows the solution is offered
         lines.append(say("last_hint", command=command, number=exercise.number))

@@ -34,8 +34,8 @@ WEIGHT = re.compile(r"(^|_)w_?(q|k|v|o|query|key|value|out)$|(q|k|v|o|query|key|
 PLAIN = re.compile(r"(?!.*\w\()[\w.,+*/%'\s()-]+")
 # A loop that a page printed without indentation: its first line; its body, which ends where it last adds to a list.
 UNINDENTED = re.compile(r"(?ms)^([ \t]*for [^\n]*:[ \t]*(?:#[^\n]*)?\n)(.*(?:\.(?:extend|append)\(|\+=)[^\n]*)")
-# A statement that adds something to a list or an array: `x += ...`, `x[i] = ...`, `x.append(...)`, or `x = ...` of x
-# itself with more: \1 is x again, as a name of its own, not behind a dot or in quotes, nor as an argument, `x=`.
+# A statement that goes on with what x has: `x += ...`, also with another operator, `x[i] = ...`, `x.append(...)`, or
+# `x = ...` of x itself: \1 is x again, as a name of its own, not behind a dot or in quotes, nor as an argument, `x=`.
 GROWTH = re.compile(
     r"(?s)(\w+)(?:(?:\[.*\])? [-+*/@|]+= |\[.*\] = |(?:\[.*\])?\.(?:append|extend)\("
     r"| = .*(?<![\w.'\"])\1(?![\w'\"]|=[^=]))"
@@ -239,6 +239,8 @@ def _written_out(
     """
     first, last = taken[0].lineno, taken[-1].end_lineno or taken[-1].lineno
     text = textwrap.dedent("\n".join(lines[first - 1 : last]))
+    # Projections in front of the loop over heads make query, key and value of one token. Weights inside the loop are a
+    # head's own, and say nothing of how many tokens there are.
     projects = any(_is_weighted(statement) for statement in taken if not _is_head_loop(statement))
     arguments = []
     data = []  # arguments of no known meaning: the first has the vectors of tokens, others are passed on as they are
@@ -267,7 +269,7 @@ def _written_out(
         x = data[0]
         arguments[arguments.index(x)] = f"{x}_of_tokens"
         before += [f"{OUTPUTS} = []", f"for {x} in {x}_of_tokens:"]
-        text = textwrap.indent(text, "    ", lambda line: True)  # blank lines, too
+        text = textwrap.indent(text, "    ")
         after = [f"    {OUTPUTS}.append({result})", f"return {OUTPUTS}"]
     body = [*before, *text.splitlines(), *after]
     whole = [f"def {NAME}({', '.join(arguments)}):", *(f"    {line}" for line in body)]

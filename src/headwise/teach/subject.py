@@ -206,7 +206,7 @@ def build(target: Target, sizes: Settings, theirs: bool = False) -> Any:
 def _is_ours(name: str, default: Any) -> bool:
     """Is an optional argument ours to set? Sizes and biases are, so that nothing hides; other choices stay theirs.
 
-    At their defaults biases are often off and dropout 0, and None stands for as many key/value heads as heads.
+    Whether it is causal is what the check is told, or expects. At their defaults biases are often off and dropout 0, and None stands for as many key/value heads as heads.
     """
     if re.search("bias|drop|causal|^p$", name):
         return True
@@ -471,15 +471,16 @@ def subject_of(target: Target, call: Callable[..., Any], module: Any) -> Subject
         if kind == "lists" and target.scope.says(r"\.(shape|size|view|reshape|transpose|swapaxes)\b"):
             kind = "torch" if "torch" in target.source.code else "numpy"  # methods alone: the imports say whose
         kind = target.number or kind
-    cos, sin = angle_tables(kind, target.options.args)[0]
+    cos, sin = angle_tables(kind, target.options.args)[0]  # for halves, as Llama's code has them
     real, imaginary = angle_tables("numpy", target.options.args)[2]
-    turns = to_kind(real + 1j * imaginary, kind)  # (T,d/2) complex numbers of length 1, as Llama's code has them
+    turns = to_kind(real + 1j * imaginary, kind)  # (T,d/2) complex numbers of length 1, as in Llama's first code
     tables = {"cos": cos, "sin": sin, "position_embeddings": (cos, sin), "freqs_cis": turns}
     fixed = {}
     for name in names:
         if re.fullmatch(r"(is_)?train(ing)?", name):
             fixed[name] = False
         elif re.fullmatch(CAUSAL, name.lower()):
+            # On where nothing was said: what can be causal is checked as such. `check` lets `args` have no such name.
             fixed[name] = target.options.causal is not False
         elif name in target.options.args:
             fixed[name] = target.options.args[name]
