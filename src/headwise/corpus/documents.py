@@ -460,7 +460,10 @@ def _document(reader: Reader, item: Any, where: str) -> Labelled:
     if reader.context is not None and len(ids) > reader.context:
         raise HeadwiseError(f"{where} has {len(ids)} tokens and {reader.name} takes {reader.context}; shorten it")
     pairs: dict[str, list[Pair]] = {}
-    for n, pair in enumerate(item.get("pairs", ())):
+    listed = item.get("pairs", [])
+    if not isinstance(listed, list):
+        raise HeadwiseError(f'{where}: "pairs" must be a list')
+    for n, pair in enumerate(listed):
         match pair:
             case {"name": str(name), "from": _, "to": _}:
                 sides = ("from", "to")
