@@ -443,12 +443,13 @@ def _document(reader: Reader, item: Any, where: str) -> Labelled:
     """Read a document and its pairs of positions; `where` names it in what is refused."""
     if not isinstance(item, Mapping) or ("text" in item) == ("ids" in item):
         raise HeadwiseError(f'{where}: pass either "text" or "ids"')
-    ids, size = item.get("ids"), reader.vocab_size
+    ids, size = item.get("ids"), reader.vocab_size or LARGEST_ID
     places = []  # of a text: for each id its characters, (-1, -1) for what the model expects around the text
     if "ids" in item:
-        # Where the size of the vocabulary is not known any i from 0 on is below i + 1. `type`: True is an int, too.
-        if not (isinstance(ids, list) and ids and all(type(i) is int and 0 <= i < (size or i + 1) for i in ids)):
-            raise HeadwiseError(f'{where}: "ids" must be a list of whole numbers, each below the vocabulary of {size}')
+        # `type`: True is an int, too.
+        if not (isinstance(ids, list) and ids and all(type(i) is int and 0 <= i < size for i in ids)):
+            below = f"the vocabulary of {size}" if reader.vocab_size else f"{size:,}"
+            raise HeadwiseError(f'{where}: "ids" must be a list of whole numbers, each below {below}')
     elif reader.tokens is None:
         raise HeadwiseError(f'{where}: {reader.name} has no tokenizer; pass "ids" in place of "text"')
     elif not isinstance(item["text"], str) or not item["text"].strip():
