@@ -60,10 +60,10 @@ from headwise.words import Note, refusal
 
 READ = 2**20  # bytes at a time
 DIGEST = 32  # bytes
-LARGE = 2**24  # bytes of a text from which on its tokens are kept; a smaller one is read again each time
+LARGE = 2**24  # bytes of a text from which on its tokens are kept; a smaller one is read again; a round choice
 FORMAT = 3  # a part of the names of files that are kept: one more with each change of how a text becomes documents
 BATCH = 4096  # tokens that run together at most; a round choice: more take more memory, few are slower a token
-RARE = 0.1  # the rarest tenth of a document's keys are its rare tokens
+RARE = 0.1  # the rarest tenth of a document's keys are its rare tokens; a round choice
 
 Ints = npt.NDArray[np.int64]
 # Documents, each of one or more pieces of ids; a number that all ids are below; facts for the end of the file.
@@ -272,7 +272,8 @@ def read_documents(
             for ids in itertools.chain(first, parts):
                 yield [*before, *ids, *after]
 
-    # A document is one piece here. One of a single id, of a text without tokens, is left out.
+    # A document is one piece here. One of a single id is left out, though `most` counts it: without a frame the last
+    # part of a text may be one.
     stored = ([ids] for ids in itertools.islice(documents(), most) if len(ids) > 1)
     # Without a key nothing is kept: of small texts, of the first few documents, and where a tokenizer has no digest.
     digest = tokenizer.digest() if most is None and not typed and files.size >= LARGE else ""
@@ -289,7 +290,7 @@ def read_documents(
 def encoded(reader: Reader, text: str, facts: dict[str, int], unknown: str = "refuse") -> list[int]:
     """The ids of a text, without the frame; its characters, and those that are unknown, are counted in `facts`.
 
-    `unknown` as in `read_documents`; only our own kind of tokenizer refuses or skips.
+    `unknown` as in `read_documents`; only our own kind of tokenizer refuses or skips. What is skipped is not counted.
     """
     tokens = require_tokens(reader)
     known = tokens.known(text) if unknown == "skip" and isinstance(tokens, Tokens) else text
@@ -485,7 +486,7 @@ def _positions(
     names the span in what is refused.
     """
     text: Any = item.get("text")
-    # Words are found in the text, whatever the unit of numbers is.
+    # Words are found in the text, whatever the unit of numbers is. Any unit but "tokens" is that of characters.
     in_tokens = text is None or (item.get("unit") == "tokens" and not isinstance(span, str))
     length = len(ids if in_tokens else text)
     if isinstance(span, str) and text is not None:
