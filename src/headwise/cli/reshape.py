@@ -81,7 +81,8 @@ class Reshape(ABC):
 
     def __post_init__(self) -> None:
         """Run the command: refuse what can be refused without torch, then load torch, then work."""
-        # What all three hand to the library, by the names of its arguments. What only one has goes into its change.
+        # What the library takes in all three, by the names of its arguments: `stream`, too, where a command has it.
+        # Any other option goes into the change.
         options = cast(Options, {name: value for name, value in vars(self).items() if name in Options.__annotations__})
         with leaving(_ending(self.out)):
             self._check(options)
@@ -97,7 +98,7 @@ class Reshape(ABC):
         check_model(self.model)
         check_reshapable(self.model)
         if self.text is None:
-            require_run(self.model)
+            require_run(self.model)  # only a run knows a text of its own
         elif str(self.text) != STDIN:  # which can be read only once
             read_text(text_path(self.text))
         shape = shape_of(self.model)
@@ -127,7 +128,7 @@ class Reshape(ABC):
             text = in_options(line)
             err.print(text)
             if not err.is_terminal:
-                progress(text, 0, 0)  # the plain lines that follow repeat it, with the seconds that it takes
+                progress(text, 0, 0)  # plain lines that follow repeat it, without a count (0 of 0), with the seconds
 
         with Progress("reading the model") as progress:
             reshaped = Job(self.model, change, options, Listener(note, point, damage)).run()
@@ -221,7 +222,7 @@ class Prune(Reshape, _Pruning):
         # Importance and ablation need the loss of a next token; a model without one is told that --by role does not.
         if self.keep is not None and self.by != "role":
             check_next(self.model, "next_by_role")
-        if shape is not None and self.heads is not None:
+        if shape is not None and self.heads is not None:  # the first layer has as many heads as any other
             chosen_heads(self.heads, len(shape.main_layers), shape.main_layers[0].attention.spec.n_heads)
 
     def change(self) -> Change:
@@ -231,7 +232,7 @@ class Prune(Reshape, _Pruning):
 
 
 @dataclass(kw_only=True)
-class _Narrowing:
+class _Narrowing:  # without `stream`: narrowing measures with the whole model in memory
     tolerance: float | None = None
     cache: float | None = None
     window: int | None = None

@@ -60,10 +60,10 @@ from headwise.words import Note, refusal
 
 READ = 2**20  # bytes at a time
 DIGEST = 32  # bytes
-LARGE = 2**24  # bytes of a text from which on its tokens are kept; a smaller one is read again each time
+LARGE = 2**24  # bytes of a text from which on its tokens are kept; a smaller one is read again; a round choice
 FORMAT = 3  # a part of the names of files that are kept: one more with each change of how a text becomes documents
 BATCH = 4096  # tokens that run together at most; a round choice: more take more memory, few are slower a token
-RARE = 0.1  # the rarest tenth of a document's keys are its rare tokens
+RARE = 0.1  # the rarest tenth of a document's keys are its rare tokens; a round choice
 
 Ints = npt.NDArray[np.int64]
 # Documents, each of one or more pieces of ids; a number that all ids are below; facts for the end of the file.
@@ -272,7 +272,8 @@ def read_documents(
             for ids in itertools.chain(first, parts):
                 yield [*before, *ids, *after]
 
-    # A document is one piece here. One of a single id, of a text without tokens, is left out.
+    # A document is one piece here. One of a single id is left out, though `most` counts it: without a frame the last
+    # part of a text may be one.
     stored = ([ids] for ids in itertools.islice(documents(), most) if len(ids) > 1)
     # Without a key nothing is kept: of small texts, of the first few documents, and where a tokenizer has no digest.
     digest = tokenizer.digest() if most is None and not typed and files.size >= LARGE else ""
@@ -289,7 +290,7 @@ def read_documents(
 def encoded(reader: Reader, text: str, facts: dict[str, int], unknown: str = "refuse") -> list[int]:
     """The ids of a text, without the frame; its characters, and those that are unknown, are counted in `facts`.
 
-    `unknown` as in `read_documents`; only our own kind of tokenizer refuses or skips.
+    `unknown` as in `read_documents`; only our own kind of tokenizer refuses or skips. What is skipped is not counted.
     """
     tokens = require_tokens(reader)
     known = tokens.known(text) if unknown == "skip" and isinstance(tokens, Tokens) else text
@@ -443,12 +444,13 @@ def _document(reader: Reader, item: Any, where: str) -> Labelled:
     """Read a document and its pairs of positions; `where` names it in what is refused."""
     if not isinstance(item, Mapping) or ("text" in item) == ("ids" in item):
         raise HeadwiseError(f'{where}: pass either "text" or "ids"')
-    ids, size = item.get("ids"), reader.vocab_size
+    ids, size = item.get("ids"), reader.vocab_size or LARGEST_ID
     places = []  # of a text: for each id its characters, (-1, -1) for what the model expects around the text
     if "ids" in item:
-        # Where the size of the vocabulary is not known any i from 0 on is below i + 1. `type`: True is an int, too.
-        if not (isinstance(ids, list) and ids and all(type(i) is int and 0 <= i < (size or i + 1) for i in ids)):
-            raise HeadwiseError(f'{where}: "ids" must be a list of whole numbers, each below the vocabulary of {size}')
+        # `type`: True is an int, too.
+        if not (isinstance(ids, list) and ids and all(type(i) is int and 0 <= i < size for i in ids)):
+            below = f"the vocabulary of {size}" if reader.vocab_size else f"{size:,}"
+            raise HeadwiseError(f'{where}: "ids" must be a list of whole numbers, each below {below}')
     elif reader.tokens is None:
         raise HeadwiseError(f'{where}: {reader.name} has no tokenizer; pass "ids" in place of "text"')
     elif not isinstance(item["text"], str) or not item["text"].strip():
@@ -460,7 +462,10 @@ def _document(reader: Reader, item: Any, where: str) -> Labelled:
     if reader.context is not None and len(ids) > reader.context:
         raise HeadwiseError(f"{where} has {len(ids)} tokens and {reader.name} takes {reader.context}; shorten it")
     pairs: dict[str, list[Pair]] = {}
-    for n, pair in enumerate(item.get("pairs", ())):
+    listed = item.get("pairs", [])
+    if not isinstance(listed, list):
+        raise HeadwiseError(f'{where}: "pairs" must be a list')
+    for n, pair in enumerate(listed):
         match pair:
             case {"name": str(name), "from": _, "to": _}:
                 sides = ("from", "to")
@@ -481,7 +486,7 @@ def _positions(
     names the span in what is refused.
     """
     text: Any = item.get("text")
-    # Words are found in the text, whatever the unit of numbers is.
+    # Words are found in the text, whatever the unit of numbers is. Any unit but "tokens" is that of characters.
     in_tokens = text is None or (item.get("unit") == "tokens" and not isinstance(span, str))
     length = len(ids if in_tokens else text)
     if isinstance(span, str) and text is not None:

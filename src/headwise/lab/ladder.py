@@ -233,14 +233,14 @@ def _with_matrices(
 
 
 def _torch_nn(n: LadderSizes, w: Leaves) -> Forward:
-    layer = nn.MultiheadAttention(n.d_model, n.n_heads, bias=False, batch_first=True).eval()
+    layer = nn.MultiheadAttention(n.d_model, n.n_heads, bias=False, batch_first=True)
     _give(layer, "in_proj_weight", torch.cat([w["W_Q"], w["W_K"], w["W_V"]]))
     _give(layer.out_proj, "weight", w["W_O"])
     later = torch.ones(n.tokens, n.tokens, dtype=torch.bool).triu(1)  # True forbids: above the diagonal
 
     def forward(x: Tensor, keep: Keep | None) -> Tensor:
         out: Tensor
-        if keep is None:  # as it is timed: without weights it takes the fused kernel
+        if keep is None:  # as it is timed: without weights it takes the fused kernel, to which is_causal is a hint
             out, _ = layer(x, x, x, attn_mask=later, is_causal=True, need_weights=False)
         else:  # the weights are the only stage that it hands out
             out, keep["weights"] = layer(x, x, x, attn_mask=later, average_attn_weights=False)
@@ -429,7 +429,8 @@ def run_ladder(
     tokens    of each document; the batch has `batch` of them
     repeats   timed calls of each rung, in turn, the median counts; fewer where they would take long
     seed      of the weights W_Q, W_K, W_V, W_O (standard normal times 1/sqrt(width)) and of x (standard normal)
-    longest   seconds; the scalar loops are not timed when one call would take longer
+    longest   seconds; the scalar loops are not timed when one call would take longer. A rung that is timed runs in
+              fewer rounds where all its calls would
     report    is told what begins, how many tasks are done, and how many there are
 
     What is too large for the scalar loops is certified at a smaller size: see `certified` and `note`. Costs are of

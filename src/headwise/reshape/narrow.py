@@ -156,6 +156,7 @@ class _Search:
         # To a window belong other angles of RoPE (Gemma 3): no layer can get one or lose it.
         self.tied = angles_by_kind(self.model)
         # First tokens that stay visible while layers are chosen: 1 before a healing, which teaches to do without it.
+        # 0 where windows get shorter: those of today drop the first token of a long text already.
         self.sinks = int(job.recipe is not None and not self.tied)
         self.heads: tuple[KVReach, ...] = ()
         # `open`: layers that may get a window, or a shorter one. `steps`: those that can only get it together.
@@ -276,6 +277,7 @@ class _Search:
     def _refusal(self, tried: Sequence[int]) -> str:
         # Why no length among `tried`, the shortest first, can be chosen, and what could be asked for instead.
         lengths = f"{tried[0]}" if len(tried) == 1 else f"{tried[0]} to {tried[-1]}"
+        # Where angles are tied, the layers that keep all do so for their angles, not for needles: they are not named.
         keeping = [f"L{n}" for n, window in enumerate(self.now) if window is None and n not in self.open]
         rest = f"; {', '.join(keeping)} keep all, for heads there find needles" if keeping and not self.tied else ""
         if not self.open:
