@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+from cases import every, rows
 from comparisons import comparison
 from surveys import survey_of
 from terminals import printed
@@ -164,15 +165,8 @@ def test_speeds_are_told_apart_or_not() -> None:
     assert "not told apart" in text and "x 1.90" not in text
 
 
-@pytest.mark.parametrize(
-    ("distances", "sentence"),
-    [
-        ((0.5, 0.6, 0.7), "After healing: no better; the unhealed weights were the best, and are kept"),
-        ((0.5, 0.3, 0.4), "After healing: the weights of step 3 were the best, and are kept"),
-        ((0.5, 0.4, 0.3), "After healing\n"),
-    ],
-)
-def test_which_weights_were_kept_is_said(distances: tuple[float, ...], sentence: str) -> None:
+@every("distances, sentence", rows("healed"))
+def test_which_weights_were_kept_is_said(distances: list[float], sentence: str) -> None:
     curve = tuple(HealPoint(3 * n, 0, None, None, distance) for n, distance in enumerate(distances))
     model: Any = None
     reshaped = Reshaped(model, "a", "b", "what", (), {}, (), DAMAGE, curve, DAMAGE, "read back")

@@ -206,8 +206,8 @@ def build(target: Target, sizes: Settings, theirs: bool = False) -> Any:
 def _is_ours(name: str, default: Any) -> bool:
     """Is an optional argument ours to set? Sizes and biases are, so that nothing hides; other choices stay theirs.
 
-    Whether it is causal is what the check is told, or expects. At their defaults biases are often off and dropout 0, and
-    None stands for as many key/value heads as heads.
+    Whether it is causal is what the check is told, or expects. At their defaults biases are often off and dropout 0,
+    and None stands for as many key/value heads as heads.
     """
     if re.search("bias|drop|causal|^p$", name):
         return True
