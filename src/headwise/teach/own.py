@@ -80,7 +80,8 @@ class LearnerAttention(nn.Module):
             lead = {2: (), 3: (B,), 4: (B, 1)}[axes]
             arguments[self.mask_name] = mask.expand(*lead, T, T)
         result = self.module(**arguments)
-        parts = result if isinstance(result, tuple | list) else [result]
+        # An empty tuple counts as one part: no shape, so that the error names its type.
+        parts = result if isinstance(result, tuple | list) and result else [result]
         for part in parts:
             if isinstance(part, Tensor) and part.shape == x.shape:
                 return part
