@@ -162,10 +162,11 @@ def _fitted(target: Target, sizes: Sizes, theirs: bool, mask: MaskForm | None, c
         raise UncheckedError("adds_input", name=target.name)
     if width > WIDEST:
         raise UncheckedError("too_wide", name=target.name, width=width, most=WIDEST)
-    # A layer of ours has values as wide as keys, RMSNorm on queries and keys, and rotates all features of a head.
+    # A layer of ours has values as wide as keys, RMSNorm on queries and keys alike, and rotates all features of a head.
     if (
         weights.matrices["v"].shape[1] != weights.n_kv_heads * head_dim
         or settings["qk_norm"] == "layer"
+        or len(weights.gains) == 1  # a norm on queries alone, or on keys alone
         or settings["rope_part"] != 1
     ):
         raise UncheckedError("no_such_layer", name=target.name)
@@ -259,8 +260,8 @@ def state_of(reading: Reading) -> dict[str, Tensor]:
         arrays[f"{place}_proj.weight"] = matrix[..., order].swapaxes(1, 2).reshape(-1, width) * factor
         arrays[f"{place}_proj.bias"] = bias[..., order].reshape(-1) * factor
         if place in "qk" and settings["qk_norm"]:
-            gain = weights.gains.get(settings[f"{place}_from"], np.ones(len(order)))
-            arrays[f"{place}_norm.weight"] = gain[order]
+            # Gains go by the names of matrices; keys may be made by what is called W_Q, and queries by W_K.
+            arrays[f"{place}_norm.weight"] = weights.gains[settings[f"{place}_from"]][order]
     # (1,h,h*d,d): a unit vector of the joined heads as each token, cut into heads.
     heads = np.eye(joined).reshape(1, joined, weights.n_heads, -1).swapaxes(1, 2)
     bias = weights.biases.get("o", np.zeros(width))
