@@ -93,6 +93,8 @@ def test_what_was_learned_is_carried_over_or_refused(tmp_path: Path) -> None:
     model = shaken(fitted(target, CONFIG))
     result = carried(model, target, TEXTS)
     assert result.logits < 1e-5 and result.maps is not None and result.maps < 1e-6
+    model.position_embedding.weight.data[4] = torch.nan  # a place that the second of these texts alone has
+    refuses(lambda: carried(model, target, TEXTS[::-1]), "logits differ by nan")
     first: Any = model.blocks[0].attention
     first.module.forward = lambda x: x * 2
     refuses(lambda: carried(model, target, TEXTS), "no correct form that headwise knows gives its numbers")
