@@ -90,6 +90,7 @@ def test_its_first_weights_are_those_that_a_gpt_draws(tmp_path: Path) -> None:
 
 def test_what_was_learned_is_carried_over_or_refused(tmp_path: Path) -> None:
     target = exercise(tmp_path)
+    refuses(lambda: train_apart(tmp_path, target, 1, print), "exists and is not empty")  # the file is in it
     model = shaken(fitted(target, CONFIG))
     result = carried(model, target, TEXTS)
     assert result.logits < 1e-5 and result.maps is not None and result.maps < 1e-6

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.files import write_whole
+from headwise.files import require_empty, write_whole
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.run import FILES, Run, Settings, read_run, run_training
 from headwise.gpt.train import Progress, one_thread
@@ -336,9 +336,10 @@ class Learned(NamedTuple):
 def train_apart(folder: Path, target: Target, steps: int | None, report: Callable[[Progress], None]) -> Learned:
     """Let the class of a file learn the verbs, in a process of its own; the folder is written once all is well.
 
-    HeadwiseError where the class cannot stand in a GPT, or where its layers compute something else than ours with the
-    same weights.
+    HeadwiseError for a folder that is not empty, where the class cannot stand in a GPT, or where its layers compute
+    something else than ours with the same weights.
     """
+    require_empty(folder)  # now, and not when the training is over
 
     def hear(line: str) -> None:
         report(from_json(Progress, json.loads(line)))
@@ -347,7 +348,7 @@ def train_apart(folder: Path, target: Target, steps: int | None, report: Callabl
         run = read_run(work / folder.name)
         if run is None or run.status != "finished":
             return
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         for name in reversed(FILES):  # run.json last: a folder without it is no run
             if (work / folder.name / name).is_file():
                 write_whole(folder / name, (work / folder.name / name).read_bytes())
