@@ -28,7 +28,7 @@ from headwise.errors import HeadwiseError
 from headwise.files import require_empty, write_whole
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.run import FILES, Run, Settings, read_run, run_training
-from headwise.gpt.train import Progress, one_thread
+from headwise.gpt.train import Progress
 from headwise.heads.blocks import row_weights
 from headwise.models.hook import attach
 from headwise.models.sites import sites_of
@@ -51,7 +51,8 @@ WIDEST = 128
 SHAPE = {"bias": True}  # of the preset `course`: a course's class has a bias in its last projection
 TELLING = "sees_later", "adds_input", "too_wide", "returns_shape", "no_such_layer"  # reasons, the most telling first
 MaskForm = tuple[str, int]  # how a causal mask is written for a call, and with how many axes
-AXES = (2, 4, 3)  # of a mask, (T,S), (B,1,T,S) or (B,T,S), as code takes it
+# Axes of a mask, (T,S), (B,1,T,S) or (B,T,S), as code takes it. They are tried in this order until one fits.
+AXES = (2, 4, 3)
 
 
 class LearnerAttention(nn.Module):
@@ -71,9 +72,7 @@ class LearnerAttention(nn.Module):
     def forward(self, x: Tensor, cache: KVCache | None = None) -> Tensor:
         # A block of the GPT passes a cache on. It is None here: texts are written by the model with layers of ours.
         B, T, _ = x.shape
-        arguments = dict.fromkeys(self.inputs, x)
-        for name, value in self.fixed.items():
-            arguments[name] = _cut(value, T)
+        arguments = dict.fromkeys(self.inputs, x) | {name: _cut(value, T) for name, value in self.fixed.items()}
         if self.mask:
             meaning, axes = self.mask
             mask: Tensor = to_kind(ENCODINGS[meaning](np.tril(np.ones((T, T), bool))), "torch")
@@ -157,7 +156,7 @@ def _fitted(target: Target, sizes: Sizes, theirs: bool, mask: MaskForm | None, c
     reading = reading_of(layer, target, config.context)
     weights, settings = reading.weights, {**CORRECT, **reading.settings}
     width, joined = weights.matrices["q"].shape  # (C,h*d)
-    head_dim, rope = joined // weights.n_heads, settings["rope"]
+    head_dim, rope = joined // weights.n_heads, settings["rope"]  # None or (turn, table, base): see `rotate`
     if settings["residual"]:
         raise UncheckedError("adds_input", name=target.name)
     if width > WIDEST:
@@ -192,7 +191,7 @@ def _attempts(target: Target, config: GPTConfig) -> Iterator[tuple[Sizes, bool]]
     sizes: dict[str, Any] = {
         "WIDTH": config.d_model,
         "HEADS": config.n_heads,
-        "KV_HEADS": config.n_heads // 2,
+        "KV_HEADS": config.n_heads // 2,  # a class that asks for them gets groups of two heads, a round choice
         "HEAD_DIM": config.d_model // config.n_heads,
         "CONTEXT": config.context,
         "TOKENS": config.context,
@@ -255,7 +254,8 @@ def state_of(reading: Reading) -> dict[str, Tensor]:
         order = np.arange(bias.shape[-1])
         if place in "qk" and settings["rope"] and settings["rope"][0] == "interleaved":
             order = np.concatenate([order[::2], order[1::2]])  # pairs (2i, 2i + 1) become (i, i + d/2)
-        # Code without a scale has it in its weights; our layer divides by sqrt(d), so that W_Q is multiplied by it.
+        # The scale is the usual one, or "none": then code has it in its weights. Our layer divides by sqrt(d), so that
+        # W_Q is multiplied by it.
         factor = len(order) ** 0.5 if place == "q" and settings["scale"] == "none" else 1.0
         arrays[f"{place}_proj.weight"] = matrix[..., order].swapaxes(1, 2).reshape(-1, width) * factor
         arrays[f"{place}_proj.bias"] = bias[..., order].reshape(-1) * factor
@@ -314,7 +314,7 @@ def _maps(model: GPT, ids: list[int]) -> list[Tensor]:
 
     def keep(call: Call) -> None:
         if len(call.out):  # else it was refused
-            maps.extend(row_weights(call, 0, range(call.q.shape[2])))
+            maps.extend(row_weights(call, 0, range(call.n_queries)))
 
     with attach(dict.fromkeys(sites_of(model), keep)):
         model(torch.tensor([ids]))
@@ -354,7 +354,7 @@ def train_apart(folder: Path, target: Target, steps: int | None, report: Callabl
                 write_whole(folder / name, (work / folder.name / name).read_bytes())
 
     request = {**request_of(target), "folder": folder.name, "steps": steps}
-    ended = run_apart("headwise.teach.own", request, None, hear, keep)
+    ended = run_apart("headwise.teach.own", request, None, hear, keep)  # None: a training may take any time
     if not ended.answer:
         facts = {"path": target.source.path, "exits": target.say("exits"), "code": ended.code}
         raise HeadwiseError(target.say("ended_itself", **facts))
@@ -392,9 +392,8 @@ def train_own(
     folder: Path, target: Target, steps: int | None, report: Callable[[Progress], None]
 ) -> dict[str, float | str | None]:
     """Train a GPT with the learner's class on the verbs, into a run folder; how near our layer comes to it."""
-    corpus, config, _ = Settings(
-        preset="course", shape=SHAPE
-    ).resolve()  # the recipe comes again with the settings below
+    # The third is the recipe, which `run_training` resolves again from settings with the class's own sizes.
+    corpus, config, _ = Settings(preset="course", shape=SHAPE).resolve()
     learner = fitted(target, config)
     differing = {name: value for name, value in asdict(learner.config).items() if value != asdict(config)[name]}
     results = []
@@ -405,8 +404,7 @@ def train_own(
         return results[0].model
 
     settings = Settings(preset="course", steps=steps, shape=SHAPE | differing)
-    with one_thread():
-        run_training(folder, settings, report, resume=False, build=learner.model, finish=finish)
+    run_training(folder, settings, report, resume=False, build=learner.model, finish=finish)
     result = results[0]
     return {"logits": result.logits, "maps": result.maps, "unwatched": result.unwatched}
 
