@@ -109,9 +109,10 @@ def train(
             "field": field,
             "seed": seed,
             "steps": steps,
-            "shape": {name: value for name, value in sizes.items() if value is not None} or None,
+            "shape": {name: value for name, value in sizes.items() if value is not None},
         }
         if rung is not None:
+            options["accumulate"] = accumulate if accumulate > 1 else None
             folder = out or free_folder(Path("runs") / (texts[0].stem if texts else "microgpt"))
             replay_microgpt(options, rung, 20 if samples is None else samples, resume, folder)  # 20, as microgpt
             return
@@ -201,12 +202,14 @@ def run_settings(options: Facts, folder: Path | None, resume: bool) -> tuple[Pat
         settings = Settings(**wanted)
         name = settings.paths[0] if settings.paths else Path(settings.preset)
         usual = Path("runs") / name.stem
-        stopped, free = _stopped(usual, settings), free_folder(usual)
-        if resume and stopped is None:
-            raise refusal("none_stopped", usual=usual)
-        if stopped is not None and not resume:
+        stopped = _stopped(usual, settings)
+        if resume:
+            if stopped is None:
+                raise refusal("none_stopped", usual=usual)
+            return stopped, settings
+        if stopped is not None:
             err.tell("tell.was_stopped", folder=stopped)
-        return (stopped if resume and stopped else free), settings
+        return free_folder(usual), settings
     run = read_run(folder) if resume and folder.is_dir() else None
     if run is None:
         if resume:
@@ -318,8 +321,9 @@ def training_progress(page: Live | None = None) -> Iterator[tuple[Callable[[Trai
 
 
 SHOWN = 5  # losses of the first and of the last steps that are printed
-# Options that a replay cannot honour: in all of them it is as microgpt.
-FIXED = ("tokenizer", "lines", "field", "n_kv_heads", "head_dim", "latent_dim", "rope_dim", "d_model", "context")
+# Options that a replay cannot honour: in all of them it is as microgpt. Heads, layers, seed and steps may be others.
+FIXED = ["tokenizer", "lines", "field", "accumulate"]
+FIXED += ["n_kv_heads", "head_dim", "latent_dim", "rope_dim", "d_model", "context"]
 
 
 def replay_microgpt(options: Facts, rung: str, n_samples: int, resume: bool, folder: Path) -> None:
@@ -334,7 +338,7 @@ def replay_microgpt(options: Facts, rung: str, n_samples: int, resume: bool, fol
     # 42 and 1000 are microgpt's own, and the defaults of `replay`.
     seed = 42 if options["seed"] is None else options["seed"]
     steps = 1000 if options["steps"] is None else options["steps"]
-    shape = options["shape"] or {}
+    shape = options["shape"]
     began = time.perf_counter()
     with Progress("reading the names") as progress:
         # The bar moves 200 times: one that moves at each step would take longer than the steps.
@@ -373,7 +377,7 @@ def _check_options(options: Facts, resume: bool, folder: Path) -> None:
         raise refusal("rung_exact", option=Note.of("refused.second_text"))
     if resume:
         raise refusal("rung_exact", option="--resume")
-    asked = options | (options["shape"] or {})
+    asked = options | options["shape"]
     for name in FIXED:
         if asked.get(name) is not None:
             # `in_options` makes "n_kv_heads=" the option --kv-heads. Of these only `lines` can be False.
