@@ -161,7 +161,7 @@ def _fitted(target: Target, sizes: Sizes, theirs: bool, mask: MaskForm | None, c
         raise UncheckedError("adds_input", name=target.name)
     if width > WIDEST:
         raise UncheckedError("too_wide", name=target.name, width=width, most=WIDEST)
-    # A layer of ours has values as wide as keys, RMSNorm on queries and keys alike, and rotates all features of a head.
+    # A layer of ours has values as wide as keys, RMSNorm on queries and keys alike, and rotates whole heads.
     if (
         weights.matrices["v"].shape[1] != weights.n_kv_heads * head_dim
         or settings["qk_norm"] == "layer"
@@ -254,8 +254,8 @@ def state_of(reading: Reading) -> dict[str, Tensor]:
         order = np.arange(bias.shape[-1])
         if place in "qk" and settings["rope"] and settings["rope"][0] == "interleaved":
             order = np.concatenate([order[::2], order[1::2]])  # pairs (2i, 2i + 1) become (i, i + d/2)
-        # The scale is the usual one, or "none": then code has it in its weights. Our layer divides by sqrt(d), so that
-        # W_Q is multiplied by it.
+        # The scale is the usual one, or "none": then code has it in its weights. Our layer divides by sqrt(d), so
+        # that W_Q is multiplied by it.
         factor = len(order) ** 0.5 if place == "q" and settings["scale"] == "none" else 1.0
         arrays[f"{place}_proj.weight"] = matrix[..., order].swapaxes(1, 2).reshape(-1, width) * factor
         arrays[f"{place}_proj.bias"] = bias[..., order].reshape(-1) * factor
