@@ -104,7 +104,7 @@ def listening(
         reader = (readers.get(site.module) or _Reader()).at_work()
         if not site.n_heads:  # the same object in each call, as listeners keep their results by site
             site = counted.setdefault(site, replace(site, n_heads=call.out.shape[1]))
-        # An empty `out`: the call could not be read. In code that calls functions of torch itself (`free`), a batch of
+        # An empty `out`: the call could not be read. In code that calls functions of torch itself (`free`) a batch of
         # another size than the model was given is one of windows or chunks of its texts. As in cross attention, there
         # are no distances.
         if site.free and len(call.out) and len(call.out) not in batch.sizes:
