@@ -90,9 +90,12 @@ def test_its_first_weights_are_those_that_a_gpt_draws(tmp_path: Path) -> None:
 
 def test_what_was_learned_is_carried_over_or_refused(tmp_path: Path) -> None:
     target = exercise(tmp_path)
+    refuses(lambda: train_apart(tmp_path, target, 1, print), "exists and is not empty")  # the file is in it
     model = shaken(fitted(target, CONFIG))
     result = carried(model, target, TEXTS)
     assert result.logits < 1e-5 and result.maps is not None and result.maps < 1e-6
+    model.position_embedding.weight.data[4] = torch.nan  # a place that the second of these texts alone has
+    refuses(lambda: carried(model, target, TEXTS[::-1]), "logits differ by nan")
     first: Any = model.blocks[0].attention
     first.module.forward = lambda x: x * 2
     refuses(lambda: carried(model, target, TEXTS), "no correct form that headwise knows gives its numbers")

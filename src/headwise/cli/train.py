@@ -67,12 +67,12 @@ def train(
     width: int | None = None,
     context: int | None = None,
     steps: int | None = None,
-    seed: Annotated[int | None, Option(min=0, max=2**63 - 1)] = None,
+    seed: Annotated[int | None, Option(min=0, max=2**63 - 1)] = None,  # a signed number of 64 bits holds no more
     tokenizer: File = None,
     lines: bool | None = None,
     field: str | None = None,
     rung: str | None = None,
-    samples: Annotated[int | None, Option(min=0, max=10000)] = None,
+    samples: Annotated[int | None, Option(min=0, max=10000)] = None,  # the bound is a round one
     out: File = None,  # a folder, or none
     resume: bool = False,
     live: bool = False,
@@ -91,27 +91,28 @@ def train(
         raise refusal("port_live", port=port)
     if live and rung is not None:
         raise refusal("live_rung", rung=rung)
-    if shard and (live or rung is not None):
+    if shard and (live or rung is not None):  # these need the whole model in one process
         raise refusal("shard_whole", value="--live" if live else "--rung")
     if preset is not None:
         find_preset(preset)  # raises HeadwiseError
     sizes = {"n_heads": heads, "n_kv_heads": kv_heads, "head_dim": head_dim, "n_layers": layers}
     sizes |= {"d_model": width, "context": context, "latent_dim": latent_dim, "rope_dim": rope_dim}
     with _kept_input(text or [], out, resume, rung) as (texts, out):
-        names = [os.path.realpath(text_path(each)) for each in texts]
+        names = [os.path.realpath(text_path(each)) for each in texts]  # a run may be resumed from another folder
         if names:
             Sources(list(map(Path, names)), field)  # refuses what is not there, before torch is loaded
         options = {  # fields of `Settings`; what is None was not asked for, and a run that is resumed keeps its own
             "preset": preset,
-            "text": tuple(names) if len(names) > 1 else next(iter(names), None),
+            "text": tuple(names) if len(names) > 1 else next(iter(names), None),  # run.json has one as a string
             "tokenizer": None if tokenizer is None else os.path.realpath(tokenizer),
             "lines": lines,
             "field": field,
             "seed": seed,
             "steps": steps,
-            "shape": {name: value for name, value in sizes.items() if value is not None} or None,
+            "shape": {name: value for name, value in sizes.items() if value is not None},
         }
         if rung is not None:
+            options["accumulate"] = accumulate if accumulate > 1 else None  # refused: its batch is one document
             folder = out or free_folder(Path("runs") / (texts[0].stem if texts else "microgpt"))
             replay_microgpt(options, rung, 20 if samples is None else samples, resume, folder)  # 20, as microgpt
             return
@@ -167,7 +168,7 @@ def _kept_input(
     with needs_torch():  # gpt.run imports it
         from headwise.gpt.run import kept_text
     folder = folder or free_folder(Path("runs") / "stdin")
-    with kept_text(folder, read_text(STDIN)) as path:
+    with kept_text(folder, read_text(STDIN)) as path:  # with --resume it refuses another text than it has kept
         yield [path], folder
 
 
@@ -201,12 +202,14 @@ def run_settings(options: Facts, folder: Path | None, resume: bool) -> tuple[Pat
         settings = Settings(**wanted)
         name = settings.paths[0] if settings.paths else Path(settings.preset)
         usual = Path("runs") / name.stem
-        stopped, free = _stopped(usual, settings), free_folder(usual)
-        if resume and stopped is None:
-            raise refusal("none_stopped", usual=usual)
-        if stopped is not None and not resume:
+        stopped = _stopped(usual, settings)
+        if resume:
+            if stopped is None:
+                raise refusal("none_stopped", usual=usual)
+            return stopped, settings
+        if stopped is not None:
             err.tell("tell.was_stopped", folder=stopped)
-        return (stopped if resume and stopped else free), settings
+        return free_folder(usual), settings
     run = read_run(folder) if resume and folder.is_dir() else None
     if run is None:
         if resume:
@@ -215,7 +218,7 @@ def run_settings(options: Facts, folder: Path | None, resume: bool) -> tuple[Pat
     saved = vars(run.settings) | run.settings.shape  # fields and sizes side by side, by their names
     shape = wanted.pop("shape", {})
     for name, value in {**wanted, **shape}.items():  # what was not asked for stays as it was
-        if saved.get(name) != value:
+        if saved.get(name) != value:  # also a size of the preset's that the run did not ask for by itself
             raise refusal("resumed_differs", folder=folder, name=name, value=saved.get(name), value_2=value)
     return folder, run.settings
 
@@ -269,7 +272,7 @@ def _print_result(result: Run) -> None:  # of a finished run
         # The model got worse again on held-out text: it learns its own text by heart. A rise of under 0.02 nats does
         # not count, a round choice; with a larger margin fewer runs are told to take fewer steps.
         by_heart = best.held_out_loss < summary.held_out_loss - 0.02
-        verdict = "better" if gain > 0 else "passed" if by_heart else "worse"
+        verdict = "better" if gain > 0 else "passed" if by_heart else "worse"  # "passed": its best is past
         # run.json has the name in English; `known` finds its phrase again, to say it in the language of the screen.
         name = known(summary.baseline_name or "") or summary.baseline_name
         facts = {"loss": f"{summary.baseline_loss:.3f}", "name": name, "gain": f"{abs(gain):.3f}"}
@@ -318,8 +321,9 @@ def training_progress(page: Live | None = None) -> Iterator[tuple[Callable[[Trai
 
 
 SHOWN = 5  # losses of the first and of the last steps that are printed
-# Options that a replay cannot honour: in all of them it is as microgpt.
-FIXED = ("tokenizer", "lines", "field", "n_kv_heads", "head_dim", "latent_dim", "rope_dim", "d_model", "context")
+# Options that a replay cannot honour: in all of them it is as microgpt. Heads, layers, seed and steps may be others.
+FIXED = ["tokenizer", "lines", "field", "accumulate"]
+FIXED += ["n_kv_heads", "head_dim", "latent_dim", "rope_dim", "d_model", "context"]
 
 
 def replay_microgpt(options: Facts, rung: str, n_samples: int, resume: bool, folder: Path) -> None:
@@ -334,7 +338,7 @@ def replay_microgpt(options: Facts, rung: str, n_samples: int, resume: bool, fol
     # 42 and 1000 are microgpt's own, and the defaults of `replay`.
     seed = 42 if options["seed"] is None else options["seed"]
     steps = 1000 if options["steps"] is None else options["steps"]
-    shape = options["shape"] or {}
+    shape = options["shape"]
     began = time.perf_counter()
     with Progress("reading the names") as progress:
         # The bar moves 200 times: one that moves at each step would take longer than the steps.
@@ -366,14 +370,14 @@ def replay_microgpt(options: Facts, rung: str, n_samples: int, resume: bool, fol
 
 
 def _check_options(options: Facts, resume: bool, folder: Path) -> None:
-    """Refuse what an exact replay cannot honour."""
+    """Refuse what an exact replay cannot honour, and a folder in use: also without torch, where none is written."""
     if options["preset"] not in (None, "microgpt"):
         raise refusal("rung_preset", preset=options["preset"])
     if isinstance(options["text"], tuple):
         raise refusal("rung_exact", option=Note.of("refused.second_text"))
     if resume:
         raise refusal("rung_exact", option="--resume")
-    asked = options | (options["shape"] or {})
+    asked = options | options["shape"]
     for name in FIXED:
         if asked.get(name) is not None:
             # `in_options` makes "n_kv_heads=" the option --kv-heads. Of these only `lines` can be False.
@@ -457,7 +461,7 @@ def filmed(live: Live, folder: Path, corpus: Corpus, config: GPTConfig, recipe: 
     def tell(row: Facts) -> None:
         live.tell("frame" if "step" in row else "header", row)
         if "step" not in row:  # a header comes first: of a training that is resumed the page gets the losses so far
-            for line in (folder / METRICS).read_text(encoding="utf-8").splitlines():
+            for line in (folder / METRICS).read_text(encoding="utf-8").splitlines():  # empty of a new one
                 live.tell("loss", json.loads(line))
 
     film = Film(folder, corpus, config, recipe, tell)

@@ -104,8 +104,9 @@ def listening(
         reader = (readers.get(site.module) or _Reader()).at_work()
         if not site.n_heads:  # the same object in each call, as listeners keep their results by site
             site = counted.setdefault(site, replace(site, n_heads=call.out.shape[1]))
-        # An empty `out` is that of a call that could not be read. A batch of another size than the model was given is
-        # one of windows or chunks of its texts.
+        # An empty `out`: the call could not be read. In code that calls functions of torch itself (`free`) a batch of
+        # another size than the model was given is one of windows or chunks of its texts. As in cross attention, there
+        # are no distances.
         if site.free and len(call.out) and len(call.out) not in batch.sizes:
             call, reader = _noted(call, site, PIECES)._replace(cross=True), _Reader()
         cross = call.cross or site.cross
@@ -242,6 +243,7 @@ class _Reader:
         """This reader, or the next one around it whose model is in a call.
 
         BridgeTower runs the layers of its text model, and never that model: what was put in, the outer one knows.
+        Where none is in a call, as when a caller runs a layer alone, this one tells what its model was given last.
         """
         reader: _Reader | None = self
         while reader is not None and not reader.running:
@@ -275,6 +277,7 @@ class _Reader:
         embedded = arguments.get("inputs_embeds")
         if self.ids is None and isinstance(embedded, Tensor) and self.around is not None:
             outer = self.around.ids
+            # Where it has other tokens, ids stay unknown, and `spans`, which are read beside ids, do not matter.
             if outer is not None and outer.shape == (len(embedded), self.past + embedded.shape[1]):
                 self.ids, self.spans = outer, self.around.spans
         else:
@@ -434,6 +437,7 @@ def _document(call: Call, b: int, cross: bool, reader: _Reader, marker: Marker |
     ids = _row(reader.ids, b)
     if cross:  # queries of one sequence, keys of another
         context = _row(reader.context_padding, b)
+        # Of weights that the model made itself; a mask is not asked here, and keys that it hides count as real.
         looked_at = None if call.weights is None else _attended(call, b)
         if padding is not None and not reader.past and len(padding) != T:
             # It is that of the keys: here the places of an image look at a text (BridgeTower).
@@ -444,18 +448,18 @@ def _document(call: Call, b: int, cross: bool, reader: _Reader, marker: Marker |
             start=None,
         )
     past = reader.past if call.past is None else call.past
-    # Is the padding that of another sequence than these queries, or of one that the model added to, or has pooled?
-    is_other = reader.n_tokens not in (None, T)
+    # Is the padding that of no model around, of another sequence than these queries, or of one that the model added
+    # to, or has pooled?
+    is_other = reader.model is None or reader.n_tokens not in (None, T)
     if padding is not None:
         # Longer padding may be that of a static cache, and is cut below. But a module that made its weights itself, of
         # as many keys as queries, has no cache.
         is_other |= len(padding) < T or (call.weights is not None and T == S != len(padding))
-    if is_other and not past:  # then what some query may attend tells what is real
+    # Then what some query may attend tells what is real. With a past, shorter padding is that of the first tokens.
+    if is_other and not past:
         padding = _attended(call, b) if T == S else None
     length = past + T  # tokens so far; a cache with a window holds fewer keys, a static one has room for more
     gone = max(0, length - S)  # tokens that have left a window
-    if reader.model is None and T == S:  # no model around was given tokens: the mask tells what is padding
-        padding = _attended(call, b)
     rows = keys = q_ids = k_ids = None  # as the fields of `Document` have them
     first, before = 0, -1  # the number of the first real token among all so far; and see `Document`
     if padding is not None:
@@ -494,7 +498,7 @@ def _attended(call: Call, b: int) -> Tensor | None:
     if call.weights is not None:
         seen = call.weights[b].amax((0, 1)) > 0
         return None if seen.all() else seen
-    if call.options.mask is None or not call.n_queries:
+    if call.options.mask is None or not call.n_queries:  # without a query, as of x[:, :0], no key is seen at all
         return None
     B, H, T, _ = call.q.shape
     grid = BroadcastGrid(

@@ -154,6 +154,7 @@ def ancestors(source: Path, origins: Sequence[Sequence[int]], out: Path | None) 
 
 def digest(folder: Path) -> str:
     """SHA-256 of the files of a folder's weights; `digest_of` is another number even for the same model."""
+    # `_sha256` keeps its results by path: a relative one would name another file once the current folder is another.
     paths = [path.resolve() for path in sorted(folder.glob(WEIGHTS))]
     return _sha256(tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths))
 
@@ -223,6 +224,7 @@ def counterparts(folder: Path, other: Path) -> dict[str, str] | None:
     ours, theirs = our_names[common], their_names[common]
     if theirs is None:  # the other is the common model, so that names there are its names
         return ours  # None where we are that model, too: the same weights
+    # Each ancestor has one name: share, prune and narrow move heads or leave them out, and never double one.
     name_of = {ancestor: name for name, ancestor in theirs.items()}
     if ours is None:  # we are the common model, so that our names are those there
         return name_of

@@ -25,10 +25,10 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.files import write_whole
+from headwise.files import require_empty, write_whole
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.run import FILES, Run, Settings, read_run, run_training
-from headwise.gpt.train import Progress, one_thread
+from headwise.gpt.train import Progress
 from headwise.heads.blocks import row_weights
 from headwise.models.hook import attach
 from headwise.models.sites import sites_of
@@ -51,7 +51,8 @@ WIDEST = 128
 SHAPE = {"bias": True}  # of the preset `course`: a course's class has a bias in its last projection
 TELLING = "sees_later", "adds_input", "too_wide", "returns_shape", "no_such_layer"  # reasons, the most telling first
 MaskForm = tuple[str, int]  # how a causal mask is written for a call, and with how many axes
-AXES = (2, 4, 3)  # of a mask, (T,S), (B,1,T,S) or (B,T,S), as code takes it
+# Axes of a mask, (T,S), (B,1,T,S) or (B,T,S), as code takes it. They are tried in this order until one fits.
+AXES = (2, 4, 3)
 
 
 class LearnerAttention(nn.Module):
@@ -71,16 +72,15 @@ class LearnerAttention(nn.Module):
     def forward(self, x: Tensor, cache: KVCache | None = None) -> Tensor:
         # A block of the GPT passes a cache on. It is None here: texts are written by the model with layers of ours.
         B, T, _ = x.shape
-        arguments = dict.fromkeys(self.inputs, x)
-        for name, value in self.fixed.items():
-            arguments[name] = _cut(value, T)
+        arguments = dict.fromkeys(self.inputs, x) | {name: _cut(value, T) for name, value in self.fixed.items()}
         if self.mask:
             meaning, axes = self.mask
             mask: Tensor = to_kind(ENCODINGS[meaning](np.tril(np.ones((T, T), bool))), "torch")
             lead = {2: (), 3: (B,), 4: (B, 1)}[axes]
             arguments[self.mask_name] = mask.expand(*lead, T, T)
         result = self.module(**arguments)
-        parts = result if isinstance(result, tuple | list) else [result]
+        # An empty tuple counts as one part: no shape, so that the error names its type.
+        parts = result if isinstance(result, tuple | list) and result else [result]
         for part in parts:
             if isinstance(part, Tensor) and part.shape == x.shape:
                 return part
@@ -156,15 +156,16 @@ def _fitted(target: Target, sizes: Sizes, theirs: bool, mask: MaskForm | None, c
     reading = reading_of(layer, target, config.context)
     weights, settings = reading.weights, {**CORRECT, **reading.settings}
     width, joined = weights.matrices["q"].shape  # (C,h*d)
-    head_dim, rope = joined // weights.n_heads, settings["rope"]
+    head_dim, rope = joined // weights.n_heads, settings["rope"]  # None or (turn, table, base): see `rotate`
     if settings["residual"]:
         raise UncheckedError("adds_input", name=target.name)
     if width > WIDEST:
         raise UncheckedError("too_wide", name=target.name, width=width, most=WIDEST)
-    # A layer of ours has values as wide as keys, RMSNorm on queries and keys, and rotates all features of a head.
+    # A layer of ours has values as wide as keys, RMSNorm on queries and keys alike, and rotates whole heads.
     if (
         weights.matrices["v"].shape[1] != weights.n_kv_heads * head_dim
         or settings["qk_norm"] == "layer"
+        or len(weights.gains) == 1  # a norm on queries alone, or on keys alone
         or settings["rope_part"] != 1
     ):
         raise UncheckedError("no_such_layer", name=target.name)
@@ -190,7 +191,7 @@ def _attempts(target: Target, config: GPTConfig) -> Iterator[tuple[Sizes, bool]]
     sizes: dict[str, Any] = {
         "WIDTH": config.d_model,
         "HEADS": config.n_heads,
-        "KV_HEADS": config.n_heads // 2,
+        "KV_HEADS": config.n_heads // 2,  # a class that asks for them gets groups of two heads, a round choice
         "HEAD_DIM": config.d_model // config.n_heads,
         "CONTEXT": config.context,
         "TOKENS": config.context,
@@ -253,13 +254,14 @@ def state_of(reading: Reading) -> dict[str, Tensor]:
         order = np.arange(bias.shape[-1])
         if place in "qk" and settings["rope"] and settings["rope"][0] == "interleaved":
             order = np.concatenate([order[::2], order[1::2]])  # pairs (2i, 2i + 1) become (i, i + d/2)
-        # Code without a scale has it in its weights; our layer divides by sqrt(d), so that W_Q is multiplied by it.
+        # The scale is the usual one, or "none": then code has it in its weights. Our layer divides by sqrt(d), so
+        # that W_Q is multiplied by it.
         factor = len(order) ** 0.5 if place == "q" and settings["scale"] == "none" else 1.0
         arrays[f"{place}_proj.weight"] = matrix[..., order].swapaxes(1, 2).reshape(-1, width) * factor
         arrays[f"{place}_proj.bias"] = bias[..., order].reshape(-1) * factor
         if place in "qk" and settings["qk_norm"]:
-            gain = weights.gains.get(settings[f"{place}_from"], np.ones(len(order)))
-            arrays[f"{place}_norm.weight"] = gain[order]
+            # Gains go by the names of matrices; keys may be made by what is called W_Q, and queries by W_K.
+            arrays[f"{place}_norm.weight"] = weights.gains[settings[f"{place}_from"]][order]
     # (1,h,h*d,d): a unit vector of the joined heads as each token, cut into heads.
     heads = np.eye(joined).reshape(1, joined, weights.n_heads, -1).swapaxes(1, 2)
     bias = weights.biases.get("o", np.zeros(width))
@@ -293,8 +295,8 @@ def carried(model: GPT, target: Target, texts: list[list[int]]) -> Carried:
     differences = []
     for text in texts:
         ids = torch.tensor([text])
-        differences.append(float((model(ids) - ours(ids)).abs().max()))
-    difference = max(differences)
+        differences.append((model(ids) - ours(ids)).abs().max())
+    difference = float(torch.stack(differences).max())  # NaN where one of them is: Python's `max` may pass over it
     if not difference <= LARGEST_DIFFERENCE:  # NaN is refused, too
         raise UncheckedError("carried_apart", difference=difference, most=LARGEST_DIFFERENCE)
     try:
@@ -312,7 +314,7 @@ def _maps(model: GPT, ids: list[int]) -> list[Tensor]:
 
     def keep(call: Call) -> None:
         if len(call.out):  # else it was refused
-            maps.extend(row_weights(call, 0, range(call.q.shape[2])))
+            maps.extend(row_weights(call, 0, range(call.n_queries)))
 
     with attach(dict.fromkeys(sites_of(model), keep)):
         model(torch.tensor([ids]))
@@ -334,9 +336,10 @@ class Learned(NamedTuple):
 def train_apart(folder: Path, target: Target, steps: int | None, report: Callable[[Progress], None]) -> Learned:
     """Let the class of a file learn the verbs, in a process of its own; the folder is written once all is well.
 
-    HeadwiseError where the class cannot stand in a GPT, or where its layers compute something else than ours with the
-    same weights.
+    HeadwiseError for a folder that is not empty, where the class cannot stand in a GPT, or where its layers compute
+    something else than ours with the same weights.
     """
+    require_empty(folder)  # now, and not when the training is over
 
     def hear(line: str) -> None:
         report(from_json(Progress, json.loads(line)))
@@ -345,13 +348,13 @@ def train_apart(folder: Path, target: Target, steps: int | None, report: Callabl
         run = read_run(work / folder.name)
         if run is None or run.status != "finished":
             return
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         for name in reversed(FILES):  # run.json last: a folder without it is no run
             if (work / folder.name / name).is_file():
                 write_whole(folder / name, (work / folder.name / name).read_bytes())
 
     request = {**request_of(target), "folder": folder.name, "steps": steps}
-    ended = run_apart("headwise.teach.own", request, None, hear, keep)
+    ended = run_apart("headwise.teach.own", request, None, hear, keep)  # None: a training may take any time
     if not ended.answer:
         facts = {"path": target.source.path, "exits": target.say("exits"), "code": ended.code}
         raise HeadwiseError(target.say("ended_itself", **facts))
@@ -389,9 +392,8 @@ def train_own(
     folder: Path, target: Target, steps: int | None, report: Callable[[Progress], None]
 ) -> dict[str, float | str | None]:
     """Train a GPT with the learner's class on the verbs, into a run folder; how near our layer comes to it."""
-    corpus, config, _ = Settings(
-        preset="course", shape=SHAPE
-    ).resolve()  # the recipe comes again with the settings below
+    # The third is the recipe, which `run_training` resolves again from settings with the class's own sizes.
+    corpus, config, _ = Settings(preset="course", shape=SHAPE).resolve()
     learner = fitted(target, config)
     differing = {name: value for name, value in asdict(learner.config).items() if value != asdict(config)[name]}
     results = []
@@ -402,8 +404,7 @@ def train_own(
         return results[0].model
 
     settings = Settings(preset="course", steps=steps, shape=SHAPE | differing)
-    with one_thread():
-        run_training(folder, settings, report, resume=False, build=learner.model, finish=finish)
+    run_training(folder, settings, report, resume=False, build=learner.model, finish=finish)
     result = results[0]
     return {"logits": result.logits, "maps": result.maps, "unwatched": result.unwatched}
 

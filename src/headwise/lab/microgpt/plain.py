@@ -79,7 +79,7 @@ class Model:
         x = rmsnorm(add(weights["wte"][token], weights["wpe"][position]))
         for i in range(self.n_layers):
             # Tokens exchange information. What comes out is added to x: a layer corrects, it does not replace. So x
-            # grows from layer to layer, and whoever reads it takes its norm first.
+            # grows from layer to layer, and each layer takes its norm first; lm_head does not, as in microgpt.
             normed = rmsnorm(x)
             # attn_wq, attn_wk, attn_wv.
             q, k, v = (linear(normed, weights[f"layer{i}.attn_w{role}"]) for role in "qkv")
