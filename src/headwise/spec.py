@@ -449,6 +449,7 @@ def check_per_head(name: str, shape: Sequence[int], n_heads: int) -> None:
 
 def check_scores(scale: float | None, softcap: float | None) -> None:
     """What scores are multiplied by is one number for all heads, and what caps them, too."""
+    # The fused kernel takes the scale as a plain number, and its gradient would be lost. A softcap is never fused.
     if shape_of(scale) or getattr(scale, "requires_grad", False):
         raise HeadwiseError(f"scale={scale!r} must be one number without a gradient; multiply q by what is learned")
     for name, number in (("scale", scale), ("softcap", softcap)):

@@ -184,7 +184,7 @@ def from_torch(module: nn.MultiheadAttention) -> Imported:
             "add_bias_kv=True appends a learned key and value to each text, and a headwise layer has none; "
             "build the module with add_bias_kv=False"
         )
-    if module.add_zero_attn:
+    if module.add_zero_attn:  # not built like that here: a sink of ours learns, and torch's stays 0
         raise HeadwiseError(
             "add_zero_attn=True appends a key and value of zeros to each text; that is a sink logit of 0: "
             "copy the weights into MultiHeadAttention(sink=True) yourself"

@@ -120,7 +120,11 @@ def build(
             if fields["kv_bias"] and f"{name}.bias" not in weights:
                 matrix = weights[f"{name}.weight"]
                 weights = weights | {f"{name}.bias": matrix.new_zeros(len(matrix))}
-    out = weights.get("o_proj.weight")
+    out, value_dim = weights.get("o_proj.weight"), fields["value_dim"]
+    if out is not None and out.shape[1] != n_heads * value_dim:
+        raise HeadwiseError(
+            f"o reads width {out.shape[1]}; {n_heads} heads of value width {value_dim} join to {n_heads * value_dim}"
+        )
     spec = AttentionSpec(
         n_heads=n_heads,
         d_out=USUAL if out is None else len(out),  # without W_O the spec knows it: the width of the joined heads
@@ -166,11 +170,6 @@ def _fields(weights: dict[str, Tensor], n_heads: int, n_kv_heads: int) -> dict[s
             f"n_heads={n_heads} makes queries of width {head_dim} of {len(q)} rows, n_kv_heads={n_kv_heads} keys of "
             f"width {key_dim} of {len(k)} rows; they must be equal: check the numbers of heads"
         )
-    out, joined = weights.get("o_proj.weight"), n_heads * value_dim
-    if out is not None and out.shape[1] != joined:
-        raise HeadwiseError(
-            f"o reads width {out.shape[1]}; {n_heads} heads of value width {value_dim} join to {joined}"
-        )
     return {
         "n_kv_heads": n_kv_heads,
         "head_dim": head_dim,
@@ -203,6 +202,7 @@ def _latent_fields(weights: dict[str, Tensor], n_heads: int) -> dict[str, Any]:
         "value_dim": _head_width("kv_up", up, "n_heads", n_heads) - (head_dim - rope_dim),
         "rope_dim": rope_dim,
         "latent_dim": latent_dim,
+        "latent_norm": "kv_latent_norm.weight" in weights,
         "q_latent_dim": q.shape[1] if reads_x == "q_down" else None,
         "d_model": weights[f"{reads_x}.weight"].shape[1],
         "d_context": down.shape[1],
