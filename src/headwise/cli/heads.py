@@ -118,7 +118,7 @@ def heads(
     if parallel is not None:
         ranks.require_many("--parallel tensor spreads the heads of a model over processes")
         whole = {"headvis": headvis, "keep": keep, "against": against, "relations": relations, "embed": embed}
-        if passed := [f"--{name}" for name, value in whole.items() if value]:  # these need all heads in one process
+        if passed := [f"--{name}" for name, value in whole.items() if value]:  # these are made in one process
             raise refusal("parallel_whole", options=", ".join(passed))
     options: Facts = {"text": text, "ids": ids, "tokens": tokens, "documents": documents, "unknown": unknown}
     options |= {"field": field, "relations": labels, "rows": rows, "controls": controls, "ablate": ablate, "seed": seed}

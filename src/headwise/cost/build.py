@@ -301,6 +301,7 @@ def our_latent(f: Fields) -> AttentionSpec:
     """The attention of our GPT with a latent. Sizes that are None are filled in by AttentionSpec."""
     names = ("d_model", "n_heads", "latent_dim", "rope_dim", "q_latent_dim")
     sizes: dict[str, Any] = {name: f.optional_size(name) for name in names} | {"head_dim": f.head_dim()}
+    # With positions by RoPE a `rope_dim` that is left out has the spec's own default; other families name theirs.
     bias, rope = f.flag("bias"), RoPE() if f.get("position") == "rope" else None
     return AttentionSpec(**sizes, rope=rope, q_bias=bias, kv_bias=bias, out_bias=bias)
 
@@ -608,6 +609,7 @@ def with_eyes(f: Fields) -> ModelShape:
     shape = build({**text, **tied}, families()["gemma3_text"])
     eyes = Fields(vision, Family(name="siglip_vision_model", price=f.record["vision"]))
     d_model = eyes.size("hidden_size")
+    # Parameters alone: it meets images, and what is computed is counted for text.
     projection = Piece(part="stem", parameters=d_model * shape.d_model)
     # The last norm, an RMSNorm, stands before the projection.
     tower = [*pieces_of(eyes), final_norm(eyes), projection, norm(d_model)]

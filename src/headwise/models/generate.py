@@ -26,7 +26,7 @@ from headwise.gpt.generate import MOST, WORTH, Decoder, Source, Texts, continued
 from headwise.gpt.gpt import GPT, Block
 from headwise.layer.importers import import_attention
 from headwise.models.ask import Reader, context_of, logits, predicts, reader, vocabulary_of
-from headwise.models.open import described, open_model
+from headwise.models.open import described, open_model, row_of
 from headwise.models.stream import stream_of
 from headwise.plan import Plan
 
@@ -119,7 +119,13 @@ def steps(
         raise HeadwiseError("cache=False and a decode form, or int8: the form is what has the cache; pass one of them")
     if plan is not None and (lookup or isinstance(model, Decoder)):
         raise HeadwiseError("plan= with int8, lookup= or a decode form: the form keeps whole texts; pass one of them")
-    ids = [prompt_ids(module, prompt) if isinstance(prompt, str) else list(prompt) for prompt in prompts]
+    ids = []
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            ids.append(prompt_ids(module, prompt))
+        else:  # no ids at all are refused below
+            is_empty = isinstance(prompt, Sequence) and not prompt
+            ids.append([] if is_empty else row_of(module, prompt)[0].tolist())
     stops = end_ids(module) if stop is None else {stop}
 
     planned = _for_plan(module) if plan is not None and not isinstance(module, GPT) else module

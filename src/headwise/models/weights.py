@@ -333,7 +333,8 @@ def cannot_narrow(model: nn.Module) -> str | None:
     config: Any = model.config
     name = family_of(model).name
     if name in AS_QWEN2:
-        # A Qwen2 has no bias of the feed-forward, and none of W_O: there one of zeros may be left out.
+        # A Qwen2 has no bias of the feed-forward, for which the config alone is asked, and none of W_O: there one of
+        # zeros may be left out.
         foreign = "mlp_bias" if getattr(config, "mlp_bias", False) else None
         for key, x in model.state_dict().items():
             if key.endswith("o_proj.bias") and x.any():
