@@ -137,7 +137,7 @@ class Story:
             words.append(phrase(key, lang, adds=f"{abs(part.adds):.2f}", **values))
         if part.looks:
             t, weight = part.looks[0]  # the strongest
-            # Without a place it is a cross attention: its query is of what the decoder writes, its keys are these tokens.
+            # Without a place it is a cross attention: its query is what the decoder writes, its keys are these tokens.
             key, here = ("why.looks", "") if part.at is None else ("why.looks_from", self.word(part.at))
             words.append(phrase(key, lang, here=here, at=self.word(t), weight=f"{weight:.2f}"))
         if part.without is not None:
