@@ -106,7 +106,8 @@ class Mask:
     """Base of all masks. `a & b` allows what both allow and adds up their biases.
 
     A mask of your own needs `allowed` or `bias`. The other methods answer what rungs, layers, caches and statistics
-    must know; their defaults are safe for any mask, and a better answer saves work, or lifts a refusal.
+    must know; a better answer than the default saves work, or lifts a refusal. One default is not safe: a mask of a
+    layer that compares `i` with `j` must say so in `aligned`, or a cache changes its answer.
     """
 
     alike = False  # is it the same for all heads? A class says so; nothing finds it out
