@@ -106,8 +106,7 @@ class Mask:
     """Base of all masks. `a & b` allows what both allow and adds up their biases.
 
     A mask of your own needs `allowed` or `bias`. The other methods answer what rungs, layers, caches and statistics
-    must know; a better answer than the default saves work, or lifts a refusal. One default is not safe: a mask of a
-    layer that compares `i` with `j` must say so in `aligned`, or a cache changes its answer.
+    must know; their defaults are safe for any mask, and a better answer saves work, or lifts a refusal.
     """
 
     alike = False  # is it the same for all heads? A class says so; nothing finds it out
@@ -149,7 +148,10 @@ class Mask:
         return True
 
     def aligned(self) -> bool | None:
-        """Do queries stand at the end of the keys, or where an offset puts them? None: it compares no positions."""
+        """Do queries stand at the end of the keys, or where an offset puts them? None: it compares no positions, or `i`.
+
+        Of a layer, whose cache hands it a text in pieces, `i` counts the queries of the whole text then.
+        """
         return None
 
     def real_length(self, b: int) -> int | None:

@@ -173,6 +173,11 @@ def test_a_mask_without_its_bias_forbids_the_same(mask: str) -> None:
     assert not bare[1].any()
 
 
+def test_a_mask_of_a_layer_counts_the_queries_of_the_whole_text() -> None:
+    layer, x, cache = hw.MultiHeadAttention(12, 2, mask=Strided() & hw.Causal()), torch.randn(1, 7, 12), hw.KVCache()
+    torch.testing.assert_close(torch.cat([layer(part, cache=cache) for part in x.split(3, 1)], 1), layer(x))
+
+
 def test_a_rolling_cache_refuses_a_mask_that_may_count_from_the_first_key() -> None:
     layer = hw.MultiHeadAttention(13, 1, mask=hw.Window(2, 0))
     with pytest.raises(hw.HeadwiseError, match=r"Strided\(\) with a cache of window=3: it counts from the first key"):

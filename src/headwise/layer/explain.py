@@ -89,13 +89,15 @@ def explain(
     """
     sources = context, values  # as they were passed: a cache knows the very tensors that it was filled from
     x, context, values = layer.batched(x, context, values)
-    mask = layer.mask_with(mask)
-    layer.check(x, context, values, mask, cache, positions)
+    layer.check(x, context, values, layer.mask_with(mask), cache, positions)
     spec, (B, T, _) = layer.spec, x.shape
     held = 0 if cache is None else cache.kept
     source = x if context is None else context
     n_new = 0 if cache is not None and cache.holds_context else source.shape[1]  # tokens that become keys
     sizes = Sizes(B, spec.n_heads, spec.n_kv_heads, T, held + n_new, spec.head_dim, spec.value_dim)
+    is_piece = cache is not None and context is None and not cache.holds_context
+    start = 0 if cache is None or context is not None or cache.holds_context else cache.length
+    mask = layer.mask_with(mask, start, T)
     if layer.relative_bias is not None:
         # On the layer's call the learned bias joins the mask; here its shape is all that matters, so one zero stands
         # for all of it.

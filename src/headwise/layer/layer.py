@@ -147,9 +147,10 @@ class MultiHeadAttention(Projections):
         sources = context, values  # as they were passed: a cache knows its context by the tensors themselves
         batch, context, values = self.batched(x, context, values)
         is_one_document, x = x.ndim == 2, batch  # the first asks of the x that was passed, before it is replaced
-        mask = self.mask_with(mask)
-        self.check(x, context, values, mask, cache, positions)
+        self.check(x, context, values, self.mask_with(mask), cache, positions)
         start = 0 if cache is None else cache.length  # position of the first new token in its text
+        cross = context is not None or (cache is not None and cache.holds_context)
+        mask = self.mask_with(mask, 0 if cross else start, x.shape[1])
         planned = cache if isinstance(cache, PlannedCache) else None
         q_source = x if self.spec.q_latent_dim is None else _normed(self.q_latent_norm, self.q_down(x))
         q = self._ready(self.q_proj(q_source), self.spec.n_heads, self.q_norm, start, positions)
@@ -172,7 +173,6 @@ class MultiHeadAttention(Projections):
         if cache is not None:
             cache.take(self._number, *(sources if context is not None else ()))
         if self.watchers:
-            cross = context is not None or (cache is not None and cache.holds_context)
             for watcher in self.watchers:  # each may give the heads' outputs changed, or None
                 changed = watcher(Call(self, q, k, v, options, out, cross, start))
                 out = out if changed is None else changed
@@ -234,9 +234,18 @@ class MultiHeadAttention(Projections):
         heads = latent.absorbed(self, q, kept, options) if absorbs else attend(q, k, v, options)
         return heads, k, v
 
-    def mask_with(self, mask: Mask | None) -> Mask | None:
-        """The layer's own mask joined with that of a call."""
-        return all_of((self.spec.mask, mask))
+    def mask_with(self, mask: Mask | None, start: int = 0, n_queries: int = 0) -> Mask | None:
+        """The layer's own mask joined with that of a call, whose `n_queries` follow `start` others of their text."""
+        own = self.spec.mask
+        if own is None or not start:
+            return all_of((own, mask))
+        # Of a piece of a text: a mask that says nothing of where queries stand numbers those of the whole text, so that
+        # the piece has its rows of that.
+        queries = slice(start, start + n_queries)
+        parts = []
+        for part in own.parts():
+            parts.append(part.for_queries(queries, queries.stop) if part.aligned() is None else part)
+        return all_of((*parts, mask))
 
     def options(self, mask: Mask | None, gate: Tensor | None) -> Options:
         """What the layer passes to `attend` besides q, k and v."""
@@ -424,7 +433,7 @@ def _check_places(of_layer: Mask | None, mask: Mask | None, cache: KVCache, is_c
     if is_cross or of_layer is None or not cache.length:  # the first piece of a text begins where the text does
         return
     for part in of_layer.parts():
-        if part.aligned() is False:  # it has an offset; None: it compares no positions
+        if part.aligned() is False:  # it has an offset; None: `mask_with` gives a piece its rows
             raise HeadwiseError(
                 f"{part!r} of a layer with a cache of {cache.length} tokens: its offset is that of the first query of "
                 f"each call; build the layer without it, and it counts on from the cache"
