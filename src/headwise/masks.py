@@ -148,10 +148,7 @@ class Mask:
         return True
 
     def aligned(self) -> bool | None:
-        """Do queries stand at the end of the keys, or where an offset puts them? None: it compares no positions, or `i`.
-
-        Of a layer, whose cache hands it a text in pieces, `i` counts the queries of the whole text then.
-        """
+        """Do queries stand at the end of the keys, or where an offset puts them? None: neither is known."""
         return None
 
     def real_length(self, b: int) -> int | None:

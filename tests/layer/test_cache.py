@@ -182,8 +182,13 @@ def test_an_empty_cache_is_reordered_to_an_empty_one() -> None:
 
 def test_a_wrong_cache_is_refused() -> None:
     refuses_table("cache", globals(), exact=True)
-    from_the_first = noisy(mask=hw.Window(5, 0, offset=0))
-    refuses(lambda: in_chunks(from_the_first, draw(), [0, 3, T]), r"offset=0\) of a layer with a cache of 3")
+
+
+@torch.no_grad()
+def test_a_layer_whose_mask_has_an_offset_is_the_same_in_pieces() -> None:
+    layer, x = noisy(mask=hw.Window(5, 0, offset=0)), draw()
+    assert_same(in_chunks(layer, x, [0, 3, T]), layer(x))
+    refuses(lambda: in_chunks(layer, x, [0, 3, T], hw.KVCache(window=6)), "it counts from the first key")
 
 
 def cross() -> tuple[hw.MultiHeadAttention, Tensor, Tensor]:

@@ -119,8 +119,6 @@ def test_the_path_named_is_the_path_taken(
         mask = None if isinstance(mask, hw.Lengths) else mask
     if isinstance(mask, hw.Lengths) and n + (past[1] if past else 0) < 2:
         mask = None
-    if past is not None and past[1] and options["mask"] and options["mask"].aligned() is False:  # refused
-        options = {**options, "mask": None}
     layer, arguments = make(**options), {"mask": mask, "gate": torch.linspace(-1, 1, H) if gated else None}
     if past is not None:
         arguments["cache"] = cache = hw.KVCache(**past[0])

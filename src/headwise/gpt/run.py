@@ -343,10 +343,11 @@ def _results(
 
 def _cells_right(corpus: Corpus, likeliest: Callable[[list[int]], Iterable[int]]) -> int:
     """Held-out cells whose Spanish the likeliest continuation of the English gives exactly."""
-    tokens = corpus.tokens
-    return sum(
-        tokens.decode(list(likeliest(tokens.prompt(f"{cell.english} =")))) == cell.spanish for cell in corpus.cells
-    )
+    tokens, right = corpus.tokens, 0
+    for cell in corpus.cells:
+        ids = likeliest(tokens.prompt(f"{cell.english} ="))
+        right += tokens.decode(list(ids)) == cell.spanish
+    return right
 
 
 def load_run(folder: Path) -> tuple[GPT, Tokens]:

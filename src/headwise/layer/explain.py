@@ -95,7 +95,6 @@ def explain(
     source = x if context is None else context
     n_new = 0 if cache is not None and cache.holds_context else source.shape[1]  # tokens that become keys
     sizes = Sizes(B, spec.n_heads, spec.n_kv_heads, T, held + n_new, spec.head_dim, spec.value_dim)
-    is_piece = cache is not None and context is None and not cache.holds_context
     start = 0 if cache is None or context is not None or cache.holds_context else cache.length
     mask = layer.mask_with(mask, start, T)
     if layer.relative_bias is not None:

@@ -239,12 +239,11 @@ class MultiHeadAttention(Projections):
         own = self.spec.mask
         if own is None or not start:
             return all_of((own, mask))
-        # Of a piece of a text: a mask that says nothing of where queries stand numbers those of the whole text, so that
-        # the piece has its rows of that.
+        # A piece of a text has its rows of the whole text's mask: what stands at the end of the keys by itself.
         queries = slice(start, start + n_queries)
         parts = []
         for part in own.parts():
-            parts.append(part.for_queries(queries, queries.stop) if part.aligned() is None else part)
+            parts.append(part if part.aligned() else part.for_queries(queries, queries.stop))
         return all_of((*parts, mask))
 
     def options(self, mask: Mask | None, gate: Tensor | None) -> Options:
@@ -318,8 +317,9 @@ class MultiHeadAttention(Projections):
             if cache.window is not None and context is None:
                 _check_rolling(cache.window, mask)
             # A context with a cache that rolls or has a plan is refused below, whatever the mask.
-            if context is None or (cache.window is None and cache.plan is None):
-                _check_places(self.spec.mask, mask, cache, context is not None or cache.holds_context)
+            is_context = cache.holds_context or (context is not None and cache.window is None and cache.plan is None)
+            if is_context and mask is not None:
+                _check_places(mask)
             if cache.plan is not None and self.watchers:
                 raise HeadwiseError(
                     "a cache with a plan drops keys that watchers read; watch without it, with its mask"
@@ -416,27 +416,14 @@ def _normed(norm: nn.Module, x: Tensor) -> Tensor:
     return normed.to(x.dtype)
 
 
-def _check_places(of_layer: Mask | None, mask: Mask | None, cache: KVCache, is_cross: bool) -> None:
-    """A piece of a text must see what the whole text sees: its queries stand where the mask takes them to be.
-
-    of_layer  the layer's own mask, which is the same in each call
-    mask      that of layer and call together
-    """
-    if is_cross and mask is not None:
-        for part in mask.parts():
-            if part.aligned():
-                raise HeadwiseError(
-                    f"{part!r} with a cache of a context: where its queries stand hangs on their number, and a piece "
-                    f"of them does not know how many came before; give it an offset= in each call, or leave the cache "
-                    f"out"
-                )
-    if is_cross or of_layer is None or not cache.length:  # the first piece of a text begins where the text does
-        return
-    for part in of_layer.parts():
-        if part.aligned() is False:  # it has an offset; None: `mask_with` gives a piece its rows
+def _check_places(mask: Mask) -> None:
+    """Cross attention in pieces: where their queries stand must not hang on how many there are."""
+    for part in mask.parts():
+        if part.aligned():
             raise HeadwiseError(
-                f"{part!r} of a layer with a cache of {cache.length} tokens: its offset is that of the first query of "
-                f"each call; build the layer without it, and it counts on from the cache"
+                f"{part!r} with a cache of a context: where its queries stand hangs on their number, and a piece "
+                f"of them does not know how many came before; give it an offset= in each call, or leave the cache "
+                f"out"
             )
 
 

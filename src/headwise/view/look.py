@@ -372,15 +372,16 @@ class Look:
             cells.append((name, cell))
         drawn = []
         for name in self.strongest[: self.MOST_MAPS]:
-            # Another length is that of another sequence than the text, such as a sound: numbers stand for its places.
-            rows, keys = (
-                (self.labels if n == len(self.labels) else list(map(str, range(n))))[: self.MOST_ROWS]
-                for n in self.maps[name].shape
-            )
-            picture = token_map(self.maps[name][: self.MOST_ROWS, : self.MOST_ROWS], rows, keys)
+            weights = self.maps[name]
+            rows, keys = (self._labels(n)[: self.MOST_ROWS] for n in weights.shape)
+            picture = token_map(weights[: self.MOST_ROWS, : self.MOST_ROWS], rows, keys)
             drawn.append(f'<div style="overflow-x:auto"><b>{escaped(name)}</b>{picture}</div>')
         grid = "display:grid;grid-template-columns:repeat(auto-fill,minmax(22em,1fr));gap:1em"
         return f'<div><b>{escaped(self.name)}</b>{layer_table(cells)}<div style="{grid}">{"".join(drawn)}</div></div>'
+
+    def _labels(self, n: int) -> list[str]:
+        """Those of a sequence of that length; numbers where it is another one than the text, such as a sound."""
+        return self.labels if n == len(self.labels) else list(map(str, range(n)))
 
 
 def _hardest(weights: NDArray[np.float32]) -> float:
