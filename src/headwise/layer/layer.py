@@ -147,10 +147,12 @@ class MultiHeadAttention(Projections):
         sources = context, values  # as they were passed: a cache knows its context by the tensors themselves
         batch, context, values = self.batched(x, context, values)
         is_one_document, x = x.ndim == 2, batch  # the first asks of the x that was passed, before it is replaced
-        self.check(x, context, values, self.mask_with(mask), cache, positions)
+        of_call, mask = mask, self.mask_with(mask)
+        self.check(x, context, values, mask, cache, positions)
         start = 0 if cache is None else cache.length  # position of the first new token in its text
         cross = context is not None or (cache is not None and cache.holds_context)
-        mask = self.mask_with(mask, 0 if cross else start, x.shape[1])
+        if start and not cross:
+            mask = self.mask_with(of_call, start, x.shape[1])
         planned = cache if isinstance(cache, PlannedCache) else None
         q_source = x if self.spec.q_latent_dim is None else _normed(self.q_latent_norm, self.q_down(x))
         q = self._ready(self.q_proj(q_source), self.spec.n_heads, self.q_norm, start, positions)
