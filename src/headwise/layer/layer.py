@@ -238,13 +238,13 @@ class MultiHeadAttention(Projections):
 
     def mask_with(self, mask: Mask | None, start: int = 0, n_queries: int = 0) -> Mask | None:
         """The layer's own mask joined with that of a call, whose `n_queries` follow `start` others of their text."""
-        own = self.spec.mask
-        if own is None or not start:
-            return all_of((own, mask))
+        of_layer = self.spec.mask
+        if of_layer is None or not start:
+            return all_of((of_layer, mask))
         # A piece of a text has its rows of the whole text's mask: what stands at the end of the keys by itself.
         queries = slice(start, start + n_queries)
         parts = []
-        for part in own.parts():
+        for part in of_layer.parts():
             parts.append(part if part.aligned() else part.for_queries(queries, queries.stop))
         return all_of((*parts, mask))
 
