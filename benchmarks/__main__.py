@@ -14,7 +14,7 @@ from benchmarks import (
     causes,
     conversion,
     corpus,
-    decode,
+    generate,
     headbench,
     heads,
     ladder,
@@ -30,7 +30,6 @@ from benchmarks import (
     small,
     steering,
     step,
-    stock,
     texts,
     training,
 )
@@ -39,9 +38,8 @@ from benchmarks.machine import machine
 BENCHMARKS: dict[str, Callable[[int], dict[str, Any]]] = {
     "microgpt": microgpt_baseline.run,  # first: plain Python runs slower once torch has worked
     "attention": attention.run,
-    "decode": decode.run,
-    "stock": stock.run,
-    "compiled": stock.compiled,
+    "decode": attention.decode,
+    "generate": generate.run,
     "plan": attention.plan,
     "small": small.run,
     "step": step.run,

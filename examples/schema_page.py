@@ -96,10 +96,7 @@ DOCUMENTS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "align": ("headwise align", (Alignment, {"alignment_heads": list[list[int]]})),
     "generate": (
         "headwise generate",
-        (
-            {"prompt": str, "text": str, "ids": list[int], "n_tokens": int, "tokens_per_second": float},
-            {"samples": list[str], "int8_loss": float},
-        ),
+        ({"prompt": str, "text": str, "ids": list[int], "n_tokens": int, "tokens_per_second": float},),
     ),
     "train": ("headwise train", (TRAINED,)),
     "presets": ("headwise train --preset list", ({"presets": [PRESET]},)),

@@ -23,12 +23,12 @@ import torch
 import transformers
 from cases import refuses, rows
 from invoking import Invoke, Outcome, assert_refused, contents, interrupted, process, start
+from word_models import word_folder
 
-import headwise as hw
 from headwise import cli
 from headwise.cli.train import run_settings
 from headwise.gpt.presets import PRESETS
-from headwise.gpt.run import Run, Settings, load_run, write_run
+from headwise.gpt.run import Run, Settings, write_run
 from headwise.models.generate import generate
 from headwise.words import phrase
 
@@ -130,30 +130,6 @@ def test_generate_prints_the_text_and_nothing_else_or_one_document(run: Path, in
     assert invoke("generate", run, "--prompt", "the ", "--tokens", 0).out == "the \n"
 
 
-def test_generate_with_a_plan(run: Path, invoke: Invoke, tmp_path: Path) -> None:
-    path, config = tmp_path / "plan.json", load_run(run)[0].config
-    whole = hw.Plan(((None,) * config.attention.n_kv_heads,) * config.n_layers)
-    first = ("generate", run, "--prompt", "the ", "--tokens", 30, "--temperature", 0.01)
-    texts = []
-    for plan in (whole, hw.Plan(((hw.Keep(0, 1),) * config.attention.n_kv_heads,) * config.n_layers)):
-        plan.write(path)
-        texts.append(invoke(*first, "--plan", path).out)
-    assert texts[0] == invoke(*first).out != texts[1]
-    hw.Plan(((None,) * 7,)).write(path)
-    assert_refused(invoke(*first[:2], "--prompt=the", "--plan", path), "the plan is for 1 layers of 7 key/value heads")
-
-
-def test_generate_in_the_decode_form(run: Path, invoke: Invoke) -> None:
-    """Several texts are those of each seed; int8 says what it loses; reading ahead changes nothing."""
-    asked = ("generate", run, "--prompt", "the ", "--tokens", 19)
-    samples = json.loads(invoke(*asked, "--samples", 3, "--seed", 4, "--json").out)["samples"]
-    assert samples == [invoke(*asked, "--seed", seed).out.removesuffix("\n") for seed in (4, 5, 6)]
-    assert invoke(*asked, "--samples", 3, "--seed", 4).out == "".join(f"{text}\n" for text in samples)
-    assert invoke(*asked, "--lookup", 3) == invoke(*asked)
-    code, out, err = invoke(*asked, "--int8")
-    assert code == 0 and out.startswith("the ") and "nats a token lost on this text" in err
-
-
 def test_runs_without_a_name_never_write_over_one_another(
     text: Path, invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,23 +182,21 @@ def test_a_temperature_next_to_zero_is_refused_or_zero(run: Path, invoke: Invoke
 
 
 def test_generate_continues_any_model(invoke: Invoke, tmp_path: Path) -> None:
-    """One of transformers without a tokenizer by its ids; what cannot be continued is said in one line."""
+    """One of transformers; what cannot be continued is said in one line."""
     torch.manual_seed(1)
     sizes = {"vocab_size": 19, "hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3}
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, intermediate_size=20))
-    model.save_pretrained(tmp_path / "llama")
-    (tmp_path / "ids").write_text("3, 1 4\n1 5")
-    greedy = ("generate", tmp_path / "llama", "--ids", tmp_path / "ids", "--tokens", 7, "--temperature", 0)
-    expected = list(generate(model.eval(), [3, 1, 4, 1, 5], 7, temperature=0))
-    assert invoke(*greedy)[:2] == (0, f"3 1 4 1 5 {' '.join(map(str, expected))}\n")
-    assert json.loads(invoke(*greedy, "--json").out)["ids"] == [3, 1, 4, 1, 5, *expected]
-    assert_refused(invoke("generate", tmp_path / "llama", "--prompt", "the"), "no tokenizer", "--ids")
+    folder = word_folder(tmp_path / "llama", "next")
+    greedy = ("generate", folder, "--prompt", "the cat saw", "--tokens", 7, "--temperature", 0)
+    expected = list(generate(folder, "the cat saw", 7, temperature=0))
+    document = json.loads(invoke(*greedy, "--json").out)
+    assert document["ids"][-7:] == expected and document["n_tokens"] == 7
+    assert invoke(*greedy)[:2] == (0, document["text"] + "\n")
+    (folder / "tokenizer.json").unlink()
+    assert_refused(invoke(*greedy), "no tokenizer")
     bert = transformers.BertForMaskedLM(transformers.BertConfig(**sizes, intermediate_size=20))
     bert.save_pretrained(tmp_path / "bert")
     assert invoke("--version").code == 0  # takes away what saving printed
-    assert_refused(invoke("generate", tmp_path / "bert", "--ids", tmp_path / "ids"), "holds a BertForMaskedLM")
-    (tmp_path / "ids").write_text("three")
-    assert_refused(invoke(*greedy), "token ids are whole numbers")
+    assert_refused(invoke("generate", tmp_path / "bert", "--prompt", "w3"), "holds a BertForMaskedLM")
 
 
 def test_an_error_nobody_thought_of_is_one_line_too(run: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from headwise.layer.importers import Imported, import_attention
     from headwise.layer.layer import MultiHeadAttention
     from headwise.layer.replacing import Replaced, replace
-    from headwise.models.generate import decode_form, generate, generate_batch
+    from headwise.models.generate import generate
     from headwise.models.open import open_model as open
     from headwise.plan import Keep, KVReach, Plan, Windows
     from headwise.reshape.heal import Damage
@@ -66,8 +66,8 @@ __all__ = [
     "Direction", "Explanation", "GPTConfig", "Head", "HeadProfile", "Heads", "HeadwiseError", "Imported", "Interval",
     "KVCache", "KVReach", "Keep", "Lengths", "Mask", "MultiHeadAttention", "Patching", "Plan", "Price", "RelativeBias",
     "Replaced", "Reshaped", "RoPE", "Seen", "SeenHead", "Segments", "Story", "Streaming", "Survey", "Trace", "Verdict",
-    "Window", "Windows", "ablate", "attend", "attention", "attribute", "check", "circuits", "decode_form", "direction",
-    "explain", "generate", "generate_batch", "import_attention", "look",
+    "Window", "Windows", "ablate", "attend", "attention", "attribute", "check", "circuits", "direction",
+    "explain", "generate", "import_attention", "look",
     "narrow", "open", "overlay", "patch", "price", "prune", "replace", "share", "steer", "story_page",
     "survey", "trace", "train", "watch", "why", "windows",
 ]  # fmt: skip
@@ -88,7 +88,7 @@ _LAZY = {
         "layer.head": "Head Heads",
         "layer.importers": "Imported import_attention", "layer.replacing": "Replaced replace",
         "layer.layer": "MultiHeadAttention",
-        "models.generate": "decode_form generate generate_batch",
+        "models.generate": "generate",
         "models.open": "open", "plan": "KVReach Keep Plan Windows", "reshape.narrow": "narrow",
         "reshape.prune": "prune",
         "reshape.heal": "Damage", "reshape.job": "Reshaped", "reshape.share": "share", "rungs.cache": "KVCache",

@@ -32,7 +32,6 @@ class Family:
     name: str  # the config's `model_type`: "llama"
     price: Mapping[str, Any] | None = None  # how its config sizes a model; the head of families.toml has its keys
     form: Mapping[str, Any] | None = None  # how a model of ours is written as one of the family; keys as above
-    decodes: bool = False  # have its models a form in which they decode as ours do?
     prefix: str = ""  # what the names of its classes begin with: "Llama" of LlamaAttention; "" where none is known
     # Path of the part that has W_Q, W_K and W_V and computes the heads, classes `<prefix>SelfAttention` and
     # `<prefix>CrossAttention`, where W_O stands beside it (BERT: "self"); "" where it is the module itself.
@@ -79,13 +78,11 @@ class Family:
         price    count it from its config
         import   make a layer of its attention
         reshape  share, prune and narrow; heads that are made of one latent cannot be
-        decode   bring it into the form in which our own models decode, which can follow a plan, too
         """
         answers = {
             "price": self.price is not None,
             "import": self.prefix != "" and self.name != OURS,  # ours are layers of headwise already
             "reshape": self.prefix != "" and self.kv_down is None,
-            "decode": self.decodes,
         }
         return {verb for verb, answer in answers.items() if answer}
 
@@ -146,8 +143,7 @@ def _family(name: str) -> Family:
         if value == "":  # TOML has no null
             value = None
         places[field] = tuple(value) if isinstance(value, list) else value
-    decodes = _TABLE[name].get("decodes", False)
-    return Family(name=name, price=_part(name, "price"), form=_part(name, "form"), decodes=decodes, **places)
+    return Family(name=name, price=_part(name, "price"), form=_part(name, "form"), **places)
 
 
 _families = {name: _family(name) for name in _TABLE}

@@ -1,6 +1,5 @@
 """Continuing a text: one loop for our GPT and for models of transformers."""
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,11 @@ from small_models import tiny
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import headwise as hw
-from headwise import HeadwiseError
 from headwise.corpus.tokens import Tokens
 from headwise.gpt.checkpoint import save_model
 from headwise.gpt.generate import generate as generate_ours
 from headwise.models.ask import predicts
-from headwise.models.generate import generate
+from headwise.models.generate import generate, prompt_ids
 from headwise.models.open import described, open_model
 
 LINES = ["he works = él trabaja", "I work = yo trabajo"]
@@ -44,35 +42,14 @@ def first_gpt() -> Any:
 
 
 @pytest.mark.parametrize("make", [llama, gpt2, first_gpt])
-def test_greedy_text_is_that_of_transformers_and_the_cache_changes_none(make: Any) -> None:
+def test_greedy_text_is_that_of_transformers(make: Any) -> None:
     model, n = make(), 67  # more than twice the context of 31: the older half is forgotten
-    expected = model.generate(torch.tensor([PROMPT]), max_new_tokens=23, do_sample=False, pad_token_id=0)[0].tolist()
-    assert PROMPT + list(generate(model, PROMPT, 23, temperature=0)) == expected
+    assert list(generate(model, PROMPT, 23, temperature=0)) == stock(model, PROMPT, 23)
     for options in ({}, {"temperature": 0.7, "top_k": 5, "seed": 3}):
         text = list(generate(model, PROMPT, n, **options))
-        assert len(text) == n and list(generate(model, PROMPT, n, cache=False, **options)) == text
+        assert len(text) == n
         assert list(generate(model, PROMPT, n, **options | {"seed": 8})) != text
         assert list(generate(model, PROMPT, n, stop=text[11], **options)) == text[: text.index(text[11])]
-
-
-@pytest.mark.slow
-def test_a_plan_is_kept_and_refused_by_name() -> None:
-    torch.manual_seed(5)
-    shape = {"vocab_size": 19, "context": 31, "n_layers": 2, "n_heads": 6, "n_kv_heads": 3, "d_model": 36}
-    model = hw.GPT(hw.GPTConfig(**shape, init_std=0.3)).eval()
-    plan = hw.Plan(((hw.Keep(1, 3), None, hw.Keep(0, 2)), (None, hw.Keep(2, 1), hw.Keep(1, 3))))
-    masked = copy.deepcopy(model)
-    for layer, block in enumerate(masked.blocks):
-        block.attention.spec = block.attention.spec.replace(mask=plan.mask(layer, 6))
-    for options in ({"temperature": 0}, {"temperature": 0.7, "top_k": 5, "seed": 3}):
-        text = list(generate(model, PROMPT, 67, plan=plan, **options))
-        assert text == list(generate(masked, PROMPT, 67, cache=False, **options))
-        assert text == list(generate(model, PROMPT, 67, plan=plan, cache=False, **options))
-        assert text != list(generate(model, PROMPT, 67, **options))
-    with pytest.raises(HeadwiseError, match="no cache that takes a plan: gpt2 is none of llama, mistral"):
-        list(generate(gpt2(), PROMPT, 3, plan=plan))
-    with pytest.raises(HeadwiseError, match="the plan is for 1 layers of 3 key/value heads, and the model has 2 of 3"):
-        list(generate(model, PROMPT, 3, plan=hw.Plan(plan.keep[:1])))
 
 
 def word_tokenizer(start: bool) -> Tokenizer:
@@ -122,8 +99,50 @@ def test_what_cannot_be_continued_says_so(tmp_path: Path) -> None:
     sizes = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 20}
     bert = tf.BertForMaskedLM(tf.BertConfig(vocab_size=19, **sizes))
     refuses(lambda: generate(bert, PROMPT, 3), "BertForMaskedLM does not predict the next token, so it cannot continue")
-    refuses(lambda: generate(llama(), "he works", 3), r"the model was not read from a folder.*; pass token ids instead")
+    refuses(
+        lambda: generate(llama(), "he works", 3),
+        r"not read from a folder.*; in Python, hw.generate takes token ids",
+    )
     llama().save_pretrained(tmp_path)
-    refuses(lambda: generate(tmp_path, "he works", 3), "has no tokenizer, so its words are not known; pass token ids")
+    refuses(lambda: generate(tmp_path, "he works", 3), "has no tokenizer, so its words are not known")
     refuses(lambda: next(generate(llama(), [19], 3)), "token id 19 lies outside the vocabulary of 19")
     assert described(llama()) is None
+
+
+GEMMA = Path(__file__).parents[2] / "build/models/gemma-3-270m"
+
+
+def stock(model: Any, prompt: list[int], n_tokens: int) -> list[int]:
+    text = model.generate(torch.tensor([prompt]), max_new_tokens=n_tokens, do_sample=False, pad_token_id=0)
+    return text[0, len(prompt) :].tolist()
+
+
+def gemma() -> Any:
+    """In bfloat16, which some processors lay out in another way."""
+    torch.manual_seed(1)
+    shape = LLAMA | {"num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 71, "sliding_window": 7}
+    return tf.Gemma3ForCausalLM(tf.Gemma3TextConfig(**SMALL | shape, pad_token_id=None)).eval().bfloat16()
+
+
+@pytest.mark.parametrize("watched", [1, 11])
+def test_who_begins_to_watch_sees_the_model_and_the_text_stays(watched: int) -> None:
+    for model in (llama(max_position_embeddings=71), gemma()):
+        expected, text = stock(model, PROMPT, 47), []
+        stream = generate(model, PROMPT, 47, temperature=0)
+        for n in range(47):
+            if n != watched:
+                text.append(next(stream))
+                continue
+            with hw.watch(model) as seen:
+                text.append(next(stream))
+            assert seen["L1.H2"].n_rows >= 1
+        assert text == expected
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not GEMMA.is_dir(), reason="`make models` has not built Gemma 3 270M")
+def test_gemma_writes_what_stock_transformers_writes() -> None:
+    model = hw.open(GEMMA)
+    model.generation_config.eos_token_id = None  # both write on
+    prompt = prompt_ids(model, "The keys to the old cabinet in the corner")
+    assert list(generate(model, prompt, 9, temperature=0)) == stock(model, prompt, 9)

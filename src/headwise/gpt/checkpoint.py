@@ -385,39 +385,3 @@ def from_hf(config: GPTConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     if config.tied:
         state["lm_head.weight"] = state["token_embedding.weight"]
     return state
-
-
-def as_gpt(fields: dict[str, Any], tensors: dict[str, Tensor]) -> GPT:
-    """The GPT with the tensors of a Llama-like model, by its config.json.
-
-    What a GPT cannot carry is not looked for, and its RoPE has our default angles: the caller sets those of the
-    model, and compares the logits.
-    """
-    window, n_layers = fields.get("sliding_window"), fields["num_hidden_layers"]
-    # A config whose num_hidden_layers was lowered later may still name the kinds of all its former layers.
-    kinds = fields.get("layer_types") or ["sliding_attention"] * n_layers  # of Mistral; Llama has window None
-    config = GPTConfig(
-        vocab_size=fields["vocab_size"],
-        context=fields["max_position_embeddings"],
-        n_layers=n_layers,
-        n_heads=fields["num_attention_heads"],
-        d_model=fields["hidden_size"],
-        n_kv_heads=fields["num_key_value_heads"],
-        head_dim=fields.get("head_dim"),
-        d_ff=fields["intermediate_size"],
-        norm_eps=fields["rms_norm_eps"],
-        activation={"gelu_pytorch_tanh": "gelu_tanh"}.get(fields["hidden_act"], fields["hidden_act"]),
-        bias=any(name.endswith("_proj.bias") and bool(x.any()) for name, x in tensors.items()),
-        tied=fields["tie_word_embeddings"],
-        qk_norm="model.layers.0.self_attn.q_norm.weight" in tensors,
-        windows=tuple(window if kind == "sliding_attention" else None for kind in kinds[:n_layers]),
-    )
-    tensors = _with_zero_biases(tensors)  # a Qwen2 has none on W_O; ours has them everywhere or nowhere
-    # The names of tensors are those of the form, and no form has windows and biases at once, as a Qwen2 may. Windows
-    # have no weights, so the names of the model without them do.
-    unlimited = replace(config, windows=None)
-    with shapes_alone():
-        model = GPT(config)
-    stacks = {name: tensors[name] for name in _stacks(unlimited)}
-    model.load_state_dict(from_hf(unlimited, stacks), assign=True)  # the tensors themselves where they are not split
-    return model.eval()

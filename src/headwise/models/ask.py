@@ -29,7 +29,6 @@ from headwise.memory import CPU
 from headwise.models.hook import hooked
 from headwise.models.stream import stream_of, sweep
 from headwise.models.weights import blocks, body_of
-from headwise.plan import Plan
 
 
 def predicts(model: nn.Module) -> Literal["next", "masked"] | None:
@@ -438,12 +437,9 @@ class Reader:
         return replace(self, cache=copy.deepcopy(self.cache))
 
 
-def reader(model: nn.Module, plan: Plan | None = None) -> Reader:
-    """What reads a text from its beginning.
-
-    plan  what each key/value head keeps and sees of the text, None: all. Only a GPT of ours heeds it.
-    """
-    return Reader(model, model.new_caches(plan) if isinstance(model, GPT) else None)
+def reader(model: nn.Module) -> Reader:
+    """What reads a text from its beginning."""
+    return Reader(model, model.new_caches() if isinstance(model, GPT) else None)
 
 
 @contextmanager
