@@ -39,7 +39,7 @@ def row_statistics(
             same = (q_ids[:, None] == k_ids) & (behind > 0)  # earlier keys with the query's token
             after = torch.zeros_like(same)
             after[:, 1:] = same[:, :-1]  # and the keys right behind those
-            found["same_token"], found["induction"] = (p * same).sum(-1), (p * after).sum(-1)
+            found["same_token"], found["after_same"] = (p * same).sum(-1), (p * after).sum(-1)
     return found | {name: (p * mark).sum(-1) for name, mark in (marks or {}).items()}
 
 

@@ -76,7 +76,7 @@ def test_a_frame_is_a_survey_of_the_model_at_its_step(tmp_path_factory: Any, ver
         model = models[frame["step"]].eval()
         found = survey(model, film.text, controls=False, ablate="none")
         assert list(found) == header["heads"]
-        probes = {"duplicate", "prefix"}  # of other random tokens: a survey takes more of them
+        probes = {"duplicate", "induction"}  # of other random tokens: a survey takes more of them
         for n, profile in enumerate(found.profiles):
             relations = set() if settings is STREAM else {"person", "translation", "tense", "earlier verb"}
             assert set(profile.relations) == relations
@@ -110,7 +110,7 @@ def test_repeated_tokens_are_scored_as_a_survey_scores_them(tmp_path: Path, monk
     film(model, 0)
     assert film.log is not None
     found = survey(model, film.text, controls=False, ablate="none")
-    for name in ("duplicate", "prefix"):
+    for name in ("duplicate", "induction"):
         scores = [profile.means[name] for profile in found.profiles]
         assert film.log.rows[0]["scores"][name] == pytest.approx(scores, abs=6e-5)
         assert film.header["even"][name] == pytest.approx(found.profiles[0].uniform[name], abs=6e-5)

@@ -177,7 +177,7 @@ def test_layers_that_are_handed_the_ids_are_no_models_of_their_own(second: str, 
                 upto = slice(start, start := start + part.shape[1])
                 held = past(model(part, attention_mask=mask[:, :start], position_ids=places[:, upto], **held))
     assert plain["L1.H0"].first > 0.01  # of the mass, which was 0.0
-    assert ("induction" in plain["L1.H0"].rows) == (second == "sliding_attention")
+    assert ("after_same" in plain["L1.H0"].rows) == (second == "sliding_attention")
     expected = rows_of(plain)
     for rows in map(rows_of, (cached, by_step)):
         assert rows.keys() == expected.keys()
@@ -212,7 +212,7 @@ def test_keys_that_are_no_positions_of_one_text_have_no_distances(make: Any, hea
     cached = [{"use_cache": False}, {"use_cache": True}] if make is merged else [{}]
     for options in cached:
         seen = watch_call(model, **inputs, **options, maps=True)
-        for name in ("distance", "spread", "self", "previous", "next", "same_token", "induction"):
+        for name in ("distance", "spread", "self", "previous", "next", "same_token", "after_same"):
             with pytest.raises(hw.MissingError, match=f"there is no statistic {name!r} of this head"):
                 getattr(seen[head], name)
         rows = seen[head].documents[-1]
@@ -292,7 +292,7 @@ def test_padding_is_that_of_the_right_sequence(looked: tuple[Tensor, Seen]) -> N
     tower, words = looked[1]["vision_tower.L0.H0"], looked[1]["language_model.L1.H3"]
     assert len(tower.rows.entropy) == 2 * 17 and "same_token" not in tower.rows
     assert len(words.rows.entropy) == 29 + 24
-    assert {"same_token", "induction", "image"} <= set(words.rows)
+    assert {"same_token", "after_same", "image"} <= set(words.rows)
     assert words.rows.same_token[6:22].max() == 0 and words.rows["image"][:6].max() == 0
     assert words.rows["image"][22:29].min() > 0
 

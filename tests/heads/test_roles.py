@@ -12,6 +12,7 @@ from torch import nn
 
 import headwise as hw
 from headwise.corpus.documents import Text
+from headwise.heads.statistics import all_statistics
 from headwise.heads.survey import survey
 from headwise.heads.table import ROLES, Survey
 from headwise.intervals import Interval
@@ -34,6 +35,8 @@ def test_controls_and_effects_stand_beside_the_scores(found: Survey) -> None:
         "L1.H0": ("induction", "copying"),
     }
     assert {role.name for role in found.roles} == {name for names in JOBS.values() for name in names}
+    for role in found.roles:  # one name, one number
+        assert role.score == role.name.replace(" ", "_") or role.name.replace(" ", "_") not in all_statistics()
     n = torch.arange(1, 62).double()
     head = found.profiles[6]  # even attention is its own control
     assert head.uniform["entropy"] == pytest.approx(float(n.log().mean()), abs=1e-5)

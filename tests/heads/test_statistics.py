@@ -417,7 +417,7 @@ def test_copies_in_a_long_document_are_counted_pair_by_pair(T: int, S: int) -> N
     steps = hw.trace(q, k, k, mask=hw.Causal())
     wanted = row_statistics(steps.weights[0], start=S - T, q_ids=ids[-T:], k_ids=ids)
     rows = measure(Call(nn.Identity(), q, k, k, Options(hw.Causal()), steps.out), 0, document).rows
-    for name in ("same_token", "induction"):
+    for name in ("same_token", "after_same"):
         assert (wanted[name] > 0).float().mean() > 0.9
         np.testing.assert_allclose(rows[name], wanted[name], rtol=1e-4, atol=1e-7, err_msg=name)
 

@@ -189,7 +189,7 @@ IDS = torch.tensor([[1, 2, 0, 3, 1, 4, 2, 0, 1, 3, 3, 1, 2], [4, 1, 2, 3, 4, 1, 
 
 @pytest.mark.parametrize("kind, chunks", [("growing", (1,) * T), ("growing", (5, 1, 1, 4, 2)), ("rolling", (1,) * T)])
 def test_a_model_with_a_cache(kind: str, chunks: tuple[int, ...]) -> None:
-    """Its tokens are followed through the cache, also those that have rolled out of it: same_token and induction."""
+    """Its tokens are followed through the cache, also those that have rolled out of it: same_token and after_same."""
     model, options = gpt_of(), {"marks": {"some": [1, 3]}, "offsets": (3,)}
     if kind == "rolling":
         for block in model.blocks:
@@ -199,7 +199,7 @@ def test_a_model_with_a_cache(kind: str, chunks: tuple[int, ...]) -> None:
     with hw.watch(model, **options) as seen:
         for part in IDS.split(chunks, 1):
             model(part, caches)
-    assert whole["L0.H0"].same_token > 0 and whole["L0.H0"].induction > 0 and whole["L0.H0"]["some"] > 0
+    assert whole["L0.H0"].same_token > 0 and whole["L0.H0"].after_same > 0 and whole["L0.H0"]["some"] > 0
     assert_rows_of_chunks(seen, whole, chunks)
 
 
@@ -230,7 +230,7 @@ def test_caches_are_cropped_and_reordered() -> None:
             cache.crop(5)
         model(ids[:, 5:], caches)
     for name in whole:
-        for key in ("same_token", "induction"):
+        for key in ("same_token", "after_same"):
             rows = seen[name].rows[key][B * 8 :]
             for b in range(B):
                 np.testing.assert_allclose(
@@ -279,7 +279,7 @@ def test_a_cache_that_the_model_was_not_seen_to_get() -> None:
     assert whole["L0.H0"].same_token > 0
     places = [10 + b * 8 + i for b in range(B) for i in range(8)]
     for name in whole:
-        for key in (*KEPT, "first", "same_token", "induction"):
+        for key in (*KEPT, "first", "same_token", "after_same"):
             if key in seen[name].rows:
                 expected = np.concatenate([whole[name].rows[key][b * T + 5 : b * T + T] for b in range(B)])
                 np.testing.assert_allclose(seen[name].rows[key][places], expected, rtol=0, atol=1e-4, err_msg=key)
@@ -382,7 +382,7 @@ def test_what_cannot_be_watched_or_ablated_is_refused_before_anything_changes() 
     with hw.watch(model) as seen:
         model(torch.zeros(1, 3, dtype=torch.long))
         model.blocks[0].attention(floats(1, 4, 24))  # whose tokens are not known
-    assert seen.notes == ["Some texts have no induction, same_token: left out of the statistics of all."]
+    assert seen.notes == ["Some texts have no after_same, same_token: left out of the statistics of all."]
 
     def watched(module: nn.Module = model, **options: Any) -> None:
         hw.watch(module, **options).__enter__()
@@ -534,5 +534,5 @@ def test_cuda_follows_tokens_and_marks() -> None:
     seen = watch_call(model, ids, marks={"some": [1, 3]})
     with hw.watch(model.cuda(), marks={"some": [1, 3]}) as found:
         model(ids.cuda())
-    for key in ("some", "same_token", "induction"):
+    for key in ("some", "same_token", "after_same"):
         np.testing.assert_allclose(found["L1.H5"].rows[key], seen["L1.H5"].rows[key], rtol=0, atol=1e-3)

@@ -57,7 +57,7 @@ def test_every_role_has_a_sentence_of_its_own_with_its_score(lang: str) -> None:
         assert "0.43" in sentence, role.name
         said.add(sentence)
     assert len(said) == len(ROLES)
-    both = head_of(survey, roles=("first token", "induction"), scores={"prefix": change(0.7), "first": change(0.9)})
+    both = head_of(survey, roles=("first token", "induction"), scores={"induction": change(0.7), "first": change(0.9)})
     assert "0.70" in head_sentence(survey, both, lang)
 
 

@@ -178,7 +178,7 @@ class Glance:
         if len(self.probes):  # none where the context, or the vocabulary, is too small for them
             of_probes = Dense(probes, ids=self.probes)
             # Each is another statistic, which `repeated` names, taken on repeated tokens.
-            for name in ("duplicate", "prefix"):
+            for name in ("duplicate", "induction"):
                 scores[name] = (formula_of(all_statistics()[name].repeated)(of_probes) * self.probe_rows).sum((1, 2))
         N, B, T, _ = maps.shape
         # (N,B,T) How far behind each row its strongest key lies; beyond REACH all distances are one.

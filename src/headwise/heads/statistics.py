@@ -92,7 +92,7 @@ class Statistics(ABC, Generic[V]):
     next = Statistic("mass on the token right after", lambda b: b.back(-1), (POSITIONS,))
     first = Statistic("mass on the first token", lambda b: b.total("first"))
     same_token = Statistic("mass on earlier copies of the token", lambda b: b.total("same"), (POSITIONS, IDS))
-    induction = Statistic("mass on what came right after those copies", lambda b: b.total("after"), (POSITIONS, IDS))
+    after_same = Statistic("mass on what came right after those copies", lambda b: b.total("after"), (POSITIONS, IDS))
     delimiter = Statistic(
         "mass on separators and punctuation, the first token left out", lambda b: b.on("delimiter"), ("delimiter",)
     )
@@ -111,7 +111,7 @@ class Statistics(ABC, Generic[V]):
     )  # Voita et al. 2019, section 5.1
     # Measured by `headwise.heads.tally`, but for the norm.
     duplicate = Statistic("mass on the earlier copy, in random tokens repeated", repeated="same_token")
-    prefix = Statistic("mass on what came after that copy, in random tokens repeated", repeated="induction")
+    induction = Statistic("mass on what came after that copy, in random tokens repeated", repeated="after_same")
     copying = Statistic("from the weights: does it raise the logits of what it looks at? -1 to 1")
     norm = Statistic("length of what the head adds to the residual stream", lambda b: b.added, (W_O,))
 
@@ -146,6 +146,12 @@ def formulas(known: Collection[str], offsets: Iterable[int], marks: Iterable[str
 
 def unknown_statistic(name: str, known: Iterable[str]) -> MissingError:
     """What to raise for a statistic that was not measured."""
+    item = all_statistics().get(name)
+    if item is not None and item.repeated:
+        return MissingError(
+            f"{name!r} is measured on random tokens that are repeated, by hw.survey; of a text of one's own it is "
+            f"{item.repeated!r}"
+        )
     return MissingError(f"there is no statistic {name!r} of this head; there are {', '.join(known)}")
 
 

@@ -231,14 +231,14 @@ class Tally:
     def take_repeated(self, number: int, site: Site, call: Call, b: int, document: Document) -> None:
         """Tally a text of random tokens that are repeated, where only the repetition can be used.
 
-        What is measured here goes by another name, since texts have it, too: "induction" is "prefix" of a survey.
+        What is measured here goes by another name, since texts have it, too: "after_same" is "induction" of a survey.
         """
         document = replace(document, real_rows=torch.arange(call.n_queries) >= self.second_half)
         kinds = {"scores": _means(measure(call, b, document, top=False))}
         if number < self.uniform_on:
             kinds["uniform"] = self._even(f"repeated {number}", site, call, b, document)
         for kind, means in kinds.items():
-            # Name in a survey -> name here: "prefix" -> "induction".
+            # Name in a survey -> name here: "induction" -> "after_same".
             repeated = {key: item.repeated for key, item in all_statistics().items() if item.repeated in means}
             self._add(kind, site, {key: means[name] for key, name in repeated.items()})
 

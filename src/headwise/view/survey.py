@@ -26,7 +26,7 @@ from headwise.view import Screen
 from headwise.words import Note, check_lang, key_of, labelled, marked, refusal, said, unknown
 
 # Statistics that a report shows at once, where there are more than FEW; the others are shown on demand.
-MAIN = ("entropy", "confidence", "distance", "first", "previous", "self", "delimiter", "duplicate", "prefix")
+MAIN = ("entropy", "confidence", "distance", "first", "previous", "self", "delimiter", "duplicate", "induction")
 FEW = 10  # so many statistics, or fewer, are all shown at once: a round choice
 KINDS = 10  # kinds of badges in report_roles.css, .r0 to .r9
 
