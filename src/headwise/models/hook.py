@@ -44,6 +44,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from headwise.errors import HeadwiseError
 from headwise.layer.layer import MultiHeadAttention
 from headwise.models import softmax
+from headwise.models.native import as_native
 from headwise.models.reading import Asked, read_call
 from headwise.models.sites import Site, is_attention, is_watchable, remember
 from headwise.records import Call, Watchable
@@ -382,9 +383,11 @@ def _read(taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
     block = softmax.Block({module: (tap.attended, tap.site.n_heads) for module, tap in taps.items()})
     # Attentions inside of one another, too: the block asks which is the innermost that runs. A dict, for its order.
     parts = {part: None for module in taps for part in module.modules() if part in taps or is_attention(part)}
+    native = dict.fromkeys(module for tap in taps.values() for module in tap.site.native)
     with (
         hooked([(part.register_forward_pre_hook, block.enter) for part in parts], with_kwargs=True),
         hooked([(part.register_forward_hook, block.leave) for part in parts], always_call=True),
+        hooked(as_native(native, lambda hook: isinstance(hook, Within)), with_kwargs=True),
         softmax.opened(block),
     ):
         yield

@@ -32,6 +32,7 @@ from headwise.gpt.ranks import held
 from headwise.layer.latent import through
 from headwise.layer.layer import MultiHeadAttention
 from headwise.layer.parts import as_rows
+from headwise.models.native import NATIVE
 from headwise.models.softmax import attends
 from headwise.records import head_name
 
@@ -65,6 +66,7 @@ class Site:
     part: int = 0
     parts: int = 1
     free: bool = False  # does it call functions of torch itself?
+    native: tuple[nn.Module, ...] = ()  # of a free one: what in its model has a native path of torch
 
     @property
     def w_v(self) -> Tensor | None:
@@ -257,6 +259,7 @@ def _free_sites(model: nn.Module, apart: set[nn.Module]) -> list[Site]:
     # An attention that has others inside belongs to none of their layers, and does not change their names.
     innermost = [place for place, path in path_of.items() if not any(_is_inside(other, path) for other in paths)]
     names = _names(model, innermost)
+    native = tuple(module for module in model.modules() if isinstance(module, NATIVE))
     sites = []
     for place, path in path_of.items():
         name = names.get(place, f"{place or 'whole'}.L0")  # "whole": the model itself, whose path is ""
@@ -269,7 +272,7 @@ def _free_sites(model: nn.Module, apart: set[nn.Module]) -> list[Site]:
             parts["packed"] = None  # in which order its rows lie is not known here
             weights = partial(_weight, parts, n_heads or 1)  # 1 divides the columns of any W_O
             projection = None if weights("o") is None else parts["o"]
-        sites.append(Site(name, core, n_heads, weights, _is_cross(place), projection, free=True))
+        sites.append(Site(name, core, n_heads, weights, _is_cross(place), projection, free=True, native=native))
     return sites
 
 
