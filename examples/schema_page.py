@@ -65,7 +65,6 @@ TRAINED: dict[str, Any] = {
     "facts": dict[str, str],
     "samples": list[str],
 }
-LEARNED = TRAINED | {"difference": float, "maps_difference": float | None, "unwatched": str}
 LINK = {"html": str | None}
 TEXTS = {"id": str, "name": str, "wrong": str, "symptom": str, "how": str, "fix": str}
 RANKS = {"qk_rank": float, "ov_rank": float}
@@ -126,7 +125,7 @@ DOCUMENTS: dict[str, tuple[str, tuple[Any, ...]]] = {
         "headwise check",
         (
             Verdict,
-            {"bugs": [Finding], "watched": Optional({**LEARNED, None: None})},
+            {"bugs": [Finding]},
             {"others": Optional([(Verdict, {"bugs": [Finding]})])},  # of a file with several attentions
         ),
     ),
@@ -143,10 +142,7 @@ DOCUMENTS: dict[str, tuple[str, tuple[Any, ...]]] = {
             {"marked": [({"exercise": int, "file": str, "hint": str | None}, Mark)]},
         ),
     ),
-    "reset": ("headwise learn --reset", ({"exercise": int, "file": str, "backup": str},)),
     "solution": ("headwise learn --solution", ({"exercise": int, "solution": str},)),
-    "notebooks": ("headwise learn --notebook", ({"folder": str, "count": int, "notebooks": list[str]},)),
-    "learned": ("headwise learn --train", (LEARNED,)),
 }
 FILES = {
     "plan": ("a plan of what each key/value head keeps: windows --plan", (PlanDocument,)),

@@ -39,7 +39,7 @@ CHAPTERS = ("multi-head-attention.md", "multi-head-attention.es.md", "sharing.md
 TABLES = tomllib.loads(Path(__file__).with_name("pages.toml").read_text(encoding="utf-8"))
 SHORT: dict[str, str] = TABLES["short"]
 ONLY_PARSED = (
-    "bugs all", "check attention.py --watch", "learn --train", "train --live", "compare sharing",
+    "bugs all", "train --live", "compare sharing",
     "compare two-lookups", "compare claims",
 )  # they take long whatever the options  # fmt: skip
 

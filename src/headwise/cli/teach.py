@@ -35,8 +35,6 @@ from headwise.cli.app import (
     units_kept_in,
     wants_json,
 )
-from headwise.cli.heads import write_report_of
-from headwise.cli.train import free_folder, leaving_run, result_json, training_progress
 from headwise.errors import HeadwiseError
 from headwise.files import write_whole
 from headwise.records import head_name
@@ -49,7 +47,6 @@ if TYPE_CHECKING:
     from headwise.teach.course import Course
     from headwise.teach.exercises import Exercise
     from headwise.teach.study import Shown
-    from headwise.teach.subject import Target
 
 
 @command()
@@ -59,54 +56,22 @@ def check(
     args: str = "",
     mapping: Annotated[str, Option("--map")] = "",
     seconds: float = 20.0,
-    watch: bool = False,
-    steps: SomeCount = None,
-    out: File = None,  # a folder, or none
 ) -> None:
-    """Name the bugs in your own attention, and watch its heads.
+    """Name the bugs in your own attention.
 
     It is a class or a function, in torch, NumPy or plain Python. The same weights go through a correct form, and every
     known bug is tried on it: the one that gives your numbers is yours. The file runs in a process of its own, with a
-    limit of time and memory. Exit code 0: right, 1: wrong, 2: it could not be checked. With --watch a small GPT learns
-    the verbs with your class as its attention, and a page shows its heads.
+    limit of time and memory. Exit code 0: right, 1: wrong, 2: it could not be checked.
     """
     from headwise.teach.check import check as checked
-    from headwise.teach.check import read_target
-    from headwise.teach.subject import Options
 
-    if not watch and (steps is not None or out is not None):
-        raise refusal("with_watch", option="--steps" if out is None else "--out")
     lang = screen.lang
-    pairs = _values(args, lang)
-    names = _pairs(mapping, lang)
-    chosen = None  # the class that --watch trains
-    try:
-        chosen = read_target(target, Options(causal, pairs, names, lang)) if watch else None
-    except HeadwiseError:  # which is a ValueError, too, and must not be passed over below
-        raise
-    except (SyntaxError, ValueError):  # the file is no Python: the verdict says so
-        pass
-    if chosen is not None and not chosen.source.is_module(chosen.name):
-        raise HeadwiseError(chosen.say("no_module", name=chosen.name))
-    tell_unheld(lang)
-    verdict = checked(target, causal=causal, args=pairs, mapping=names, lang=lang, seconds=seconds)
-    verdict = _in_options(verdict)
-    if not wants_json():
-        screen.print(str(verdict))
-    seen, refused = None, None
-    if chosen is not None and verdict.right:
-        if not wants_json():
-            screen.print("")
-        try:
-            seen = show_heads(out or free_folder(Path("runs") / chosen.name.lower()), chosen, steps)
-        except HeadwiseError as error:  # it cannot stand in a GPT; the verdict is told all the same
-            refused = error
-    elif watch:
-        err.print(words(lang)["first_right"])
+    pairs, names = _values(args, lang), _pairs(mapping, lang)
+    verdict = _in_options(checked(target, causal=causal, args=pairs, mapping=names, lang=lang, seconds=seconds))
     if wants_json():
-        print_json("check", verdict.to_json() | ({"watched": seen} if watch else {}))
-    if refused is not None:
-        raise refused
+        print_json("check", verdict.to_json())
+    else:
+        screen.print(str(verdict))
     raise typer.Exit(verdict.exit_code)
 
 
@@ -118,41 +83,6 @@ def _in_options(verdict: Verdict) -> Verdict:
     checked, not_checked = (tuple(map(in_options, texts)) for texts in (verdict.checked, verdict.not_checked))
     others = tuple(map(_in_options, verdict.others))
     return replace(verdict, checked=checked, not_checked=not_checked, others=others)
-
-
-def show_heads(folder: Path, target: Target, steps: int | None) -> Facts:
-    """Train a small GPT with the learner's class on the verbs, into a run folder, and write the page of its heads.
-
-    Gives what --json prints of it. HeadwiseError where the class cannot stand in a GPT.
-    """
-    with needs_torch():
-        from headwise.teach.own import train_apart
-    with leaving_run(folder), training_progress() as (report, _):  # _: for work that has no steps; here there is none
-        err.print(target.say("training", name=target.name))
-        learned = train_apart(folder, target, steps, report)
-        page = write_report_of(folder)
-    result = learned.run
-    assert result.cells is not None and result.summary is not None  # `train_apart` gives finished runs on verbs alone
-    if not wants_json():
-        right, _, count = result.cells  # held-out verb forms: right by the model, by the n-gram, and all
-        losses = {"loss": result.summary.held_out_loss, "baseline": result.summary.baseline_loss}
-        screen.print(target.say("trained", **losses, right=right, all=count))
-        # `difference` is the largest one between the learner's class and our layer with the same weights.
-        screen.print(target.say("certified", difference=learned.logits))
-        # Only the first phrase says `why`, only the second the number.
-        key = "unwatched" if learned.maps is None else "watched"
-        screen.print(target.say(key, difference=learned.maps, why=learned.unwatched))
-        screen.print(target.say("report", path=page, folder=folder))
-    differences = {"difference": learned.logits, "maps_difference": learned.maps, "unwatched": learned.unwatched}
-    return {**result_json(folder, result, page), **differences}
-
-
-def tell_unheld(lang: str) -> None:
-    """Say in one line what this system cannot hold back, before a learner's file runs."""
-    from headwise.teach.sandbox import unheld
-
-    if lack := unheld(lang):
-        err.print(f"headwise: {lack}")
 
 
 def _pairs(text: str, lang: str) -> dict[str, str]:
@@ -188,54 +118,31 @@ def _values(text: str, lang: str) -> dict[str, Any]:
     return values
 
 
-TRAINED = 11  # the number of the exercise whose class --train lets learn the verbs: attention in torch
 LOOK = 0.3  # seconds between two looks at a file that is watched; with more the verdict comes later after a save
-ExerciseNumber = Annotated[int | None, Option(metavar="N")]
 
 
 @command()
 def learn(
     folder: Annotated[Path | None, Argument(parser=named_path, metavar="[FOLDER]")] = None,
     watch: bool = False,
-    reset: ExerciseNumber = None,
-    solution: ExerciseNumber = None,
-    notebook: bool = False,
-    train: bool = False,
-    steps: SomeCount = None,
+    solution: Annotated[int | None, Option(metavar="N")] = None,
 ) -> None:
     """Learn attention in 18 small exercises, in English or Spanish.
 
     The first call makes the exercises. Each later one checks your work, names the bug, gives a hint and opens the next.
     Exit code 1 says that an exercise is not right yet.
     """
-    modes = {"--watch": watch, "--reset": reset, "--solution": solution, "--notebook": notebook, "--train": train}
-    # No modes, but each is listed as one where it is wrong: --steps without --train, --json with --watch.
-    modes |= {"--steps": None if train else steps, "--json": watch and wants_json()}
-    # Not by truth: --reset 0 is chosen, and is refused later as no exercise.
-    chosen = [option for option, value in modes.items() if value is not None and value is not False]
-    if len(chosen) > 1 or "--steps" in chosen:  # --steps is wrong here even alone
-        raise refusal("not_together", value=", ".join(chosen))
-    course, exercise, new = _open(folder, solution if reset is None else reset)
+    if watch and (solution is not None or wants_json()):
+        other = "--json" if solution is None else "--solution"
+        raise HeadwiseError(f"--watch and {other} do not go together; pass one of them")
+    course, exercise, new = _open(folder, solution)
     speak(course.language)
-    # --notebook, and an exercise named by --reset or --solution, run nothing; a new course has nothing to mark yet.
-    if exercise is None and not notebook and (watch or train or not new):
-        tell_unheld(course.language)
-    if reset is not None and exercise is not None:
-        _tell(course, "reset", {"exercise": reset, "file": course.path(exercise), "backup": course.reset(exercise)})
-    elif solution is not None and exercise is not None:
+    if exercise is not None:
         code = exercise.code(course.language).rstrip("\n")
         if wants_json():
             print_json("solution", {"exercise": solution, "solution": code})
         else:
             screen.print(code)
-    elif notebook:
-        from headwise.teach.notebook import write_notebooks
-
-        place = course.folder / "notebooks"
-        paths = list(write_notebooks(place, course.language))
-        _tell(course, "notebooks", {"folder": place, "count": len(paths), "notebooks": paths})
-    elif train:
-        _train(course, steps)
     elif watch:
         _watch(course)
     else:
@@ -264,18 +171,10 @@ def _open(folder: Path | None, number: int | None) -> tuple[Course, Exercise | N
     return course, exercise, new
 
 
-def _tell(course: Course, kind: str, document: Facts) -> None:
-    """Print a document: with --json as JSON of that kind, else as the phrase whose key is the kind."""
-    if wants_json():
-        print_json(kind, document)
-    else:
-        screen.print(course.words[kind].format(**document))
-
-
-def _command(course: Course, *options: str) -> str:
-    """What to type to go on with a course: `headwise learn FOLDER --train`."""
+def _command(course: Course) -> str:
+    """What to type to go on with a course: `headwise learn FOLDER`."""
     folder = [] if course.folder in (COURSE, Path()) else [str(course.folder)]  # `_open` finds these two by itself
-    return shlex.join(["headwise", "learn", *folder, *options])
+    return shlex.join(["headwise", "learn", *folder])
 
 
 def _step(course: Course, new: bool, asked: bool = True) -> Facts:
@@ -312,7 +211,7 @@ def _step(course: Course, new: bool, asked: bool = True) -> Facts:
         if verdict.status != "passed":
             return document(verdict.status)
     if (exercise := course.current) is None:
-        say(course.words["all_done"].format(count=len(exercises()), command=_command(course, "--train")))
+        say(course.words["all_done"].format(count=len(exercises())))
         return document("done")
     if not new:
         say(course.words["next"].format(title=exercise.heading(course.language)))
@@ -344,25 +243,6 @@ def _content(course: Course, exercise: Exercise) -> bytes | None:
     with suppress(FileNotFoundError):
         return course.path(exercise).read_bytes()
     return None
-
-
-def _train(course: Course, steps: int | None) -> None:
-    """Let the class of exercise 11 learn, and report its heads.
-
-    It is checked first: what is wrong would learn too, and its heads would show something else.
-    """
-    from headwise.teach.check import check, read_target
-    from headwise.teach.exercises import find_exercise
-    from headwise.teach.subject import Options
-
-    exercise = find_exercise(TRAINED)
-    place = course.place_of_class(exercise)  # FILE:NAME
-    if not check(place, causal=exercise.causal, lang=course.language).right:
-        raise HeadwiseError(course.words["not_yet"].format(file=course.path(exercise), command=_command(course)))
-    target = read_target(place, Options(exercise.causal, lang=course.language))
-    document = show_heads(free_folder(course.folder / "model"), target, steps)
-    if wants_json():
-        print_json("learned", document)
 
 
 FOLDER = Path("runs") / "bugs"  # keeps the trained units where --out says nothing

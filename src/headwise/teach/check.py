@@ -53,6 +53,7 @@ from headwise.words import Note, refusal, unknown
 # spelt rightly. A learner may have neither: the module STACKED has the same class.
 LENT, STACKED = ("casual_attention", "causal_attention"), "headwise.lab.courses.stacked"
 SECONDS = 20.0  # for one check, the import of the file included: a round choice; with less, fewer bugs are tried
+STARTING = 60.0  # that a process may take to import torch on a busy machine: a round choice
 LONGEST = 86_400.0  # a day; clocks of a system end somewhere above
 
 
@@ -273,16 +274,6 @@ def read_targets(spec: str, options: Options) -> list[Target]:
     return targets
 
 
-def read_target(spec: str, options: Options) -> Target:
-    """What FILE or FILE:NAME names, where that is one thing alone."""
-    first, *others = read_targets(spec, options)
-    if others:
-        names = listed([first.name, *(target.name for target in others)], 6)
-        facts = {"file": Path(first.source.path).name, "names": names, "name": first.name}
-        raise HeadwiseError(first.say("several_candidates", **facts))
-    return first
-
-
 def _check_file(spec: str, options: Options, seconds: float) -> Verdict:
     """The verdict on a file, or on what has a name there; of several attentions the worst, with the others."""
     say = speaker(options.lang)
@@ -303,13 +294,13 @@ def _check_file(spec: str, options: Options, seconds: float) -> Verdict:
 def _check_apart(target: Target, seconds: float) -> Verdict:
     """The verdict on something of a file, from a process of its own."""
     say = target.say
-    # First the process stops itself, a second later it writes where it is, and then it is killed.
-    ended = run_apart("headwise.teach.check", {**request_of(target), "seconds": seconds}, seconds + 2)
+    # The process counts its seconds from where its imports are done, and ends itself; this is for one that cannot.
+    ended = run_apart("headwise.teach.check", {**request_of(target), "seconds": seconds}, seconds + STARTING)
     if ended.answer:
         verdict = from_json(Verdict, json.loads(ended.answer))
         return replace(verdict, not_checked=(*target.lent, *verdict.not_checked))
     reason = f"{say('exits')} ({ended.code})"
-    if ended.code is None:  # it was killed at the end of its time
+    if ended.code is None or ended.trace:
         reason = say("too_long", seconds=seconds)
         # The line of the learner's file in which the time ended, as faulthandler wrote it.
         match = re.search(rf'File "{re.escape(target.source.path)}", line (\d+)', ended.trace)
@@ -350,7 +341,6 @@ def request_of(target: Target) -> dict[str, Any]:
         "path": source.path,
         "name": target.name,
         "kind": target.kind,
-        "lang": options.lang,  # for `alone`, which knows no options
         "args": args,
         "text": source.text,
         "numbers": source.numbers_of_lines,
@@ -390,9 +380,14 @@ def main() -> None:
 
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     trace = Path(request["trace"]).open("w")  # noqa: SIM115  # faulthandler writes into it until the end
-    faulthandler.dump_traceback_later(request["seconds"] + 1, file=trace)
     target, load = read_request(request)
-    alone(request, target.source.text, lambda: asdict(judged(target, request["seconds"], load)))
+
+    def work() -> dict[str, Any]:
+        # First the check stops itself; where the learner's code does not let it, a second later the process ends.
+        faulthandler.dump_traceback_later(request["seconds"] + 1, exit=True, file=trace)
+        return asdict(judged(target, request["seconds"], load))
+
+    alone(request, target.source.text, work)
 
 
 if __name__ == "__main__":

@@ -5,11 +5,9 @@ A file that is still exactly as it was made is nobody's work: it may be made aga
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,7 +18,7 @@ from headwise.teach.check import check
 from headwise.teach.exercises import COURSE_NAMES, Exercise, Mark, exercises, find_exercise, mark
 from headwise.words import LANGUAGES
 
-PROGRESS, BACKUP = "progress.json", "backup"
+PROGRESS = "progress.json"
 HINTS = 3  # of every exercise, as its data file has them; each is shown after another try
 
 
@@ -113,23 +111,6 @@ class Course:
         """Which hint is due, from 1; 0 for none: the first look at a blank has none."""
         return min(self.tries.get(str(exercise.number), 0), HINTS)
 
-    def reset(self, exercise: Exercise) -> Path:
-        """Make a file as it was at first; returns where the learner's version is kept."""
-        path = self.path(exercise)
-        backups = self.folder / BACKUP
-        backups.mkdir(exist_ok=True)
-        for number in itertools.count(1):
-            backup = backups / f"{exercise.name}-{number}.py"
-            with suppress(FileExistsError):
-                backup.touch(exist_ok=False)  # taken, so that of two calls at once no two have the number
-                break
-        write_whole(backup, read_bytes(path))
-        write_whole(path, exercise.source(self.language))
-        self.passed = [passed for passed in self.passed if passed != exercise.number]
-        self.tries.pop(str(exercise.number), None)
-        self.save()
-        return backup
-
 
 def open_course(folder: Path, language: str | None) -> tuple[Course, bool]:
     """The course in a folder, made there if need be; and whether it is new."""
@@ -144,7 +125,7 @@ def open_course(folder: Path, language: str | None) -> tuple[Course, bool]:
     course.language = language or course.language
     folder.mkdir(parents=True, exist_ok=True)
     # Unfinished files that killed calls left there, of these names.
-    left = {folder: [PROGRESS, *_files()], folder / "figures": ["*.svg"], folder / BACKUP: ["*.py"]}
+    left = {folder: [PROGRESS, *_files()], folder / "figures": ["*.svg"]}
     for place, names in left.items():
         if place.is_dir():
             remove_unfinished(place, names, alone=False)  # another call may be running, and writing

@@ -17,7 +17,7 @@ import re
 import sys
 import textwrap
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import cache
@@ -175,7 +175,6 @@ def mark(exercise: Exercise, source: str, language: str) -> Mark:
     if missing:
         return Mark("open", guess, blanks[0] if blanks else None, evidence=" ".join(missing))
     job = {
-        "lang": language,
         "name": exercise.file,
         "source": source,
         "setup": exercise.setup,
@@ -250,19 +249,13 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | str) or value is None else type(value).__name__
 
 
-def outcome(code: str | Mapping[str, Any], name: str, setup: str, calls: Sequence[str]) -> dict[str, Any]:
-    """What the calls give: `values`, and where one fails `call`, `error` and `line`.
-
-    code  the text of a file, or the names that it has defined
-    """
+def outcome(code: str, name: str, setup: str, calls: Sequence[str]) -> dict[str, Any]:
+    """What the calls of a file's code give: `values`, and where one fails `call`, `error` and `line`."""
     values = []
     call = ""
     try:
-        if isinstance(code, str):
-            module = {"__name__": "exercise", "__file__": name}
-            exec(compile(code, name, "exec"), module)
-        else:
-            module = dict(code)
+        module: dict[str, Any] = {"__name__": "exercise", "__file__": name}
+        exec(compile(code, name, "exec"), module)
         # The calls find a class that has a course's name, too.
         module = {ours: module[theirs] for theirs, ours in COURSE_NAMES.items() if theirs in module} | module
         inputs: dict[str, Any] = {}
@@ -270,7 +263,7 @@ def outcome(code: str | Mapping[str, Any], name: str, setup: str, calls: Sequenc
         for call in calls:
             kept = {key: _copied(value) for key, value in inputs.items()}  # fresh inputs for each call
             values.append(plain(eval(call, {**module, **kept})))
-    except BaseException as error:  # `exit()` too; in a notebook also an interrupt, which ends a call that hangs
+    except BaseException as error:  # `exit()` too
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == name]
         text = str(error)
         if isinstance(error, SyntaxError):
@@ -341,31 +334,15 @@ def likely_line(exercise: Exercise, source: str, variant: str) -> tuple[int | No
     return likeliest
 
 
-def mark_names(exercise: Exercise, names: Mapping[str, Any], guess: str | None, language: str) -> Mark:
-    """Mark what a notebook has defined, in its own process; see `mark`.
-
-    names  what it has defined, as `globals()` gives it
-    guess  its answer to the question, a, b or c
-    """
-    if guess is None:
-        return Mark("open", evidence=speaker(language)("unanswered"))
-    outcomes = _outcomes(exercise.setup, exercise.calls, {"": exercise.code(), exercise.file: names})
-    # The bugs are run only where something is wrong, for that takes time.
-    if not close(outcomes[exercise.file]["values"], outcomes[""]["values"]):
-        outcomes |= _outcomes(exercise.setup, exercise.calls, exercise.variants())
-    return judge(exercise, "", outcomes, guess, language)
-
-
-def _outcomes(setup: str, calls: Sequence[str], codes: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: outcome(code, name, setup, calls) for name, code in codes.items()}
-
-
 def main() -> None:
     """In the process of its own: what the calls give, of the variants first, which are ours, then of the learner."""
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     codes = {**job["variants"], job["name"]: job["source"]}  # the order counts: what runs first cannot be spoilt
-    # The text of the solution says whether torch is wanted.
-    alone(job, job["variants"][""], lambda: _outcomes(job["setup"], job["calls"], codes))
+
+    def work() -> dict[str, Any]:
+        return {name: outcome(code, name, job["setup"], job["calls"]) for name, code in codes.items()}
+
+    alone(job, job["variants"][""], work)  # the text of the solution says whether torch is wanted
 
 
 if __name__ == "__main__":
