@@ -41,8 +41,7 @@ ABOUT = (
     "What `headwise COMMAND --json` prints. The field `schema` of a document names its entry under $defs: "
     "headwise-why-1 is why. The number rises when a field goes or changes its meaning; fields may be added. A number "
     "that was not measured, or is not finite, is null. Files that headwise writes are here too: plan (windows --plan), "
-    "unit (in the folders of compare and bugs); headwise.json beside a reshaped model is reshaped without `schema`; "
-    "head cards (heads --card) have card.schema.json."
+    "unit (in the folders of compare and bugs); headwise.json beside a reshaped model is reshaped without `schema`."
 )
 # Where annotations name what is imported for type checkers alone.
 NAMES = {"np": np, "NDArray": NDArray, "nn": torch.nn, "Tensor": torch.Tensor, "Sequence": Sequence}
@@ -77,7 +76,7 @@ PRESET = {"name": str, "about": str, "lines": bool} | dict.fromkeys(SIZES, int)
 DOCUMENTS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "heads": (
         "headwise heads",
-        (Survey, {"against": Optional(Survey), "sentences": dict[str, dict[str, str]], "report": str | None}),
+        (Survey, {"sentences": dict[str, dict[str, str]], "report": str | None}),
     ),
     "circuits": (
         "headwise heads --circuits",

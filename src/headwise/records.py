@@ -223,7 +223,6 @@ class Ancestor:
 
     folder: str  # where it was at that time, seen from the folder that the reshaped model was written to
     digest: str  # SHA-256 of its weights, by which it is known wherever it is now
-    heads: tuple[tuple[int, ...], ...]  # for each layer the number there of each head of the reshaped model
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,6 @@ COMMANDS = {
     "heads": "heads @run --text 'the cat sat' --json --html @page.html",
     "held out": "heads @run --json",
     "kept": f"heads @run --text @text.txt --tokens 16 --documents 20 {QUICK} --keep @kept",
-    "against": f"heads @run --text 'the cat sat' --against @child {QUICK}",
     "relations": f"heads @run --relations @relations.json {QUICK}",
     "ids": f"heads @run --ids @ids {QUICK}",
     "cached": f"heads @run --text @text.txt --tokens 16 {QUICK}",
@@ -66,8 +65,8 @@ BESIDE |= {"prompt": ["tokenizer.json", "tokenizer_config.json"]}
 SEALED = re.compile(
     r"(run|child)/(config\.json|tokenizer\.json|model\.safetensors)|(stopped|kept|healing)\S*safetensors|units\S*"
 )
-# Which measures speeds, which reads the config for itself, and which asks by digest whether a model comes of the other.
-UNSEALED = "narrow", "cost of a plan", "against"
+# Which measures speeds, and which reads the config for itself.
+UNSEALED = "narrow", "cost of a plan"
 TIMES = re.compile(r'"[a-z_]*(seconds|html|report|model|run|address|source|out|training time)": [^\n]*')
 
 reads: dict[str, list[str]] = {}  # of each command the files

@@ -20,8 +20,8 @@ TEXT = "the cat sat on the mat and the dog sat on the log . " * 60
 # Of a result, besides the units of a study.
 FILES = ("model.safetensors", "config.json", "tokenizer.json", "film.jsonl")
 NAMES = {"train": 6, "share": 3, "prune": 3, "narrow": 3, "heads": 3, "compare": 2}  # how often each is chosen
-NAMES |= {"standard input": 2, "replay": 2, "headvis": 2, "learn": 2}
-WHOLE = "replay", "headvis", "learn"  # of these all files are compared
+NAMES |= {"standard input": 2, "replay": 2, "learn": 2}
+WHOLE = "replay", "learn"  # of these all files are compared
 RESUMED = "train", "standard input"  # the others go on, or begin again, by themselves
 OVER = "nothing to resume", "exists", "not empty"  # is said of what was finished
 WAYS = {"KILL": 6, "TERM": 3, "INT": 3, "INT INT": 2, "STOP CONT KILL": 2, "at a move": 4, "two": 2, "full disk": 2}
@@ -42,9 +42,6 @@ def arguments(name: str, base: Path, out: Path) -> tuple[object, ...]:
         return "train", "-", *SIZE, "--steps", 30, "--samples", 0, "--out", out
     if name == "replay":
         return "train", text, "--rung", "array", "--steps", 20, "--samples", 1, "--out", out, "--json"
-    if name == "headvis":
-        corpus = "--text", text, "--tokens", 16, "--documents", 60
-        return "heads", base / "train", *corpus, "--no-controls", "--ablate", "none", "--headvis", out, "--json"
     if name == "learn":
         return "learn", out, "--lang", "en"
     healed = "--text", text, "--heal", 12, "--out", out

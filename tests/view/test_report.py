@@ -147,13 +147,12 @@ def test_a_survey_of_144_heads_stays_under_5_mb_whatever_the_length_of_the_text(
         survey = survey_of(12, 12, tokens=tokens, passage=128, k=8)
         survey = replace(survey, longest=1000 * tokens, n_tokens=9000 * tokens)
         sizes.append(len(report_html(survey).encode()))
-        assert len(report_html(survey, against=replace(survey, model="other")).encode()) < 5e6
     assert max(sizes) < 2e6
     assert sizes[1] - sizes[0] < 60_000  # the tokens that are shown, no more
 
 
 def test_hostile_surveys() -> None:
-    page = Page(report_html(broken_survey(), against=replace(broken_survey(), model="<script>other")))
+    page = Page(report_html(broken_survey()))
     tags = [tag for tag, _ in page.elements]
     assert tags.count("script") == 4 and "img" not in tags
     assert not any("alert(" in script for script in page.raw["script"][1:])

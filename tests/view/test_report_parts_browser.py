@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from browser_types import Browser, Page
-from browsing import Opener, faults, opener
+from browsing import Opener, opener
 from report_browsing import drawn, open_head, plain, press, readout
 from surveys import ROLES, SUMMARY, broken_survey, survey_of, survey_of_maps
 
@@ -161,44 +161,20 @@ def test_roles_are_told_with_rule_and_controls(page: Page, open_page: Opener, tm
     assert "untrained" not in other.inner_text("main")
 
 
-def test_comparisons(open_page: Opener, tmp_path: Path) -> None:
-    survey, other = survey_of(2, 3), survey_of(2, 4, seed=1, model="<other>")
-    other = replace(other, profiles=other.profiles[1:])
-    page = opened_report(open_page, tmp_path / "two.html", replace(survey, profiles=survey.profiles[:5]), against=other)
-    rows = cells(page)
-    here, there = (s.profiles[place].scores["entropy"].mean for s, place in ((survey, 1), (other, 0)))
-    wanted = [f"{here:.3f}", f"{there:.3f}", f"{here - there:+.3f}".replace("-", "\u2212")]
-    assert rows[1][9:12] == wanted and rows[0][10:12] == ["\u2013"] * 2  # L0.H0 is only in the first
-    assert page.locator("#only p").all_inner_texts() == ["Only in toy: L0.H0.", "Only in <other>: L0.H3, L1.H2, L1.H3."]
-    assert page.inner_text("h1").split() == ["toy", "against", "<other>"]
-    assert faults(page) == []
-
-
-def test_two_heads_and_two_models_stand_side_by_side(open_page: Opener, tmp_path: Path) -> None:
-    """On the same text the other model's map stands beside the head, also where the head had another number there."""
+def test_two_heads_stand_side_by_side(open_page: Opener, tmp_path: Path) -> None:
     rows = np.tril(np.ones((5, 5))) / np.arange(1, 6)[:, None]
     maps = HeadMaps(
         "toy", tuple("abcde"), (HeadMap(0, 0, np.eye(5, dtype=np.float32)), HeadMap(0, 1, rows.astype(np.float32)))
     )
-    others = HeadMaps("other", maps.tokens, (HeadMap(0, 2, rows.astype(np.float32)), maps.maps[1]))
-    survey = survey_of_maps(maps)
-    against = replace(survey_of_maps(others), model="other").renamed({"L0.H0": "L0.H2", "L0.H1": "L0.H1"})
-    page = opened_report(open_page, tmp_path / "beside.html", survey, maps, against=against, against_maps=others)
-    assert page.locator("#grid .title").all_inner_texts() == ["L0.H0 (L0.H2)", "L0.H1"]
-    assert page.locator("#table tbody .name").all_inner_texts() == ["L0.H0 (L0.H2)", "L0.H1"]
+    page = opened_report(open_page, tmp_path / "beside.html", survey_of_maps(maps), maps)
     open_head(page, "L0.H0")
-    page.select_option("#beside", "other")
-    assert page.locator(".pane-title:visible").all_inner_texts() == ["L0.H0 · toy", "L0.H2 · other"]
+    page.select_option("#beside", "L0.H1")
+    assert page.locator(".pane-title:visible").all_inner_texts() == ["L0.H0", "L0.H1"]
     page.locator(".map").first.focus()
     press(page, "ArrowDown", "ArrowLeft")
     assert plain(readout(page)).splitlines() == [
-        "L0.H0 · toy: token 4 'e' looks at token 2 'c': 0.000",
-        "L0.H2 · other: token 4 'e' looks at token 2 'c': 0.200",
+        "L0.H0: token 4 'e' looks at token 2 'c': 0.000",
+        "L0.H1: token 4 'e' looks at token 2 'c': 0.200",
     ]
-    page.select_option("#beside", "L0.H1")
-    assert page.locator(".pane-title:visible").all_inner_texts() == ["L0.H0 · toy", "L0.H1 · toy"]
-    page.keyboard.press("Escape")
-    page.get_by_label("difference").check()
-    open_head(page, "L0.H0")
     page.select_option("#beside", "")
-    assert "difference \u22120.2" in readout(page) or "difference +0.8" in readout(page)
+    assert page.locator(".pane-title:visible").count() == 0

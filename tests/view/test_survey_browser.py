@@ -39,19 +39,6 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Against a model whose L0.H0 is another, whose L0.H1 has another size, and that lacks the last head."""
-    survey = surveyed()
-    flat = np.full((32, 32), 1 / LENGTH, np.float32)
-    first = replace(survey.profiles[0], thumbnail=flat, first_key=flat[0] / 7, roles=("self",), was="L1.H2")
-    second = replace(survey.profiles[1], thumbnail=flat[:9, :9], first_key=flat[0, :9])
-    other = replace(survey, model="other", profiles=(first, second, *survey.profiles[2:-1]))
-    path = tmp_path_factory.mktemp("compared") / "report.html"
-    write_report(path, survey, against=other)
-    return path
-
-
 def rows(page: Page) -> list[str]:
     """Names of the heads in the table, as shown, from top to bottom."""
     return page.evaluate(  # type: ignore[no-any-return]
@@ -292,41 +279,8 @@ def test_what_lies_beyond_the_passage_is_said_and_rescales_nothing(open_report: 
     assert "Beyond the passage shown" in page.inner_text("#row-most")
 
 
-def test_the_difference_of_two_models(open_report: Opener, compared: Path) -> None:
-    page = open_report(path=compared)
-    plain = pixel(page, 0, 9, 9)
-    page.get_by_label("difference").check()
-    drawn(page)
-    neutral = ramp(page, 0)
-    assert pixel(page, 0, 9, 9) != plain
-    assert pixel(page, 2, 9, 9) == neutral == pixel(page, 2, 9, 0)  # the same head in both
-    blue, orange = pixel(page, 0, 9, 9), pixel(page, 0, 9, 25)  # more than even attention, and less
-    assert blue[2] > blue[0] and orange[0] > orange[2]
-    assert page.inner_text(".tools .ramp-low").startswith("\u2212")
-    assert page.locator(".head").nth(1).locator(".largest").inner_text() == "other size"
-    assert page.locator(".head").last.locator(".largest").inner_text() == "not there"
-    assert page.locator(".head .title").all_inner_texts()[:2] == ["L0.H0 (L1.H2)", "L0.H1"]
-    open_head(page, "L0.H0")
-    assert "difference +" in readout(page) or "difference \u2212" in readout(page)
-    assert "in the other model (L1.H2): self" in page.inner_text("#large-roles")
-    assert page.locator("#numbers tr").first.inner_text().split("\t")[1:4] == ["value", "other", "difference"]
-    page.keyboard.press("Escape")
-    open_head(page, "L2.H4")
-    assert "is not there in the other model" in page.inner_text(".missing-words >> nth=0")
-    assert page.locator(".frame").first.is_hidden()
-    page.keyboard.press("Escape")
-    page.get_by_label("other", exact=True).check()
-    page.check("main .fixed-scale")
-    drawn(page)
-    even = [pixel(page, 0, *place) for place in ((9, 9), (20, 25))]  # blocks of 6 or 7 tokens
-    assert max(abs(a - b) for a, b in zip(*even, strict=True)) <= 3
-    assert heading(page, "diff.") == "descending"
-    assert page.inner_text("#only") == "Only in toy: L2.H4."
-
-
-def test_text_is_readable_in_light_and_dark(open_report: Opener, compared: Path) -> None:
-    page = open_report(path=compared)
-    page.get_by_label("difference").check()
+def test_text_is_readable_in_light_and_dark(open_report: Opener) -> None:
+    page = open_report()
     drawn(page)
     assert faults(page) == []
     page.emulate_media(color_scheme="dark")
@@ -335,8 +289,8 @@ def test_text_is_readable_in_light_and_dark(open_report: Opener, compared: Path)
     assert faults(page) == []
 
 
-def test_a_phone_has_no_sideways_scroll(open_report: Opener, compared: Path) -> None:
-    page = open_report(390, 800, path=compared, has_touch=True, is_mobile=True)
+def test_a_phone_has_no_sideways_scroll(open_report: Opener) -> None:
+    page = open_report(390, 800, has_touch=True, is_mobile=True)
     page.check("#all-columns")
     page.click("text=What the columns mean")
     assert width_beyond(page) == 0 and page.evaluate("window.innerWidth") == 390
@@ -349,12 +303,10 @@ def test_a_phone_has_no_sideways_scroll(open_report: Opener, compared: Path) -> 
 
 
 def test_everything_hostile_is_shown_as_text(open_report: Opener, tmp_path: Path) -> None:
-    other = replace(broken_survey(), model="<img src=x onerror=alert(7)>")
-    write_report(tmp_path / "hostile.html", broken_survey(), against=other)
+    write_report(tmp_path / "hostile.html", broken_survey())
     page = open_report(path=tmp_path / "hostile.html")
     assert page.inner_text("h1").startswith("</title><script>alert(4)</script>")
     assert "A note <img src=x onerror=alert(5)> & more." in page.inner_text(".notes")
-    assert page.get_by_label(other.model).count() == 1
     for name in ("encoder.L0.H0", "encoder.L0.H1", "cross.L0.H0"):
         open_head(page, name)
         press(page, "ArrowRight", "ArrowLeft")

@@ -10,12 +10,11 @@ from terminals import printed as printed_on
 from terminals import printed_in_ascii
 
 from headwise.heads.table import Survey
-from headwise.intervals import Interval
 from headwise.view.survey import check_order, print_survey
 
 
-def printed(survey: Survey, sort_by: str = "name", against: Survey | None = None, width: int = 80) -> str:
-    return printed_on(print_survey, survey, sort_by, against, width=width)
+def printed(survey: Survey, sort_by: str = "name", width: int = 80) -> str:
+    return printed_on(print_survey, survey, sort_by, width=width)
 
 
 def rows(text: str) -> list[list[str]]:
@@ -80,46 +79,10 @@ def test_the_order_may_be_named_as_the_table_does(heading: str, key: str) -> Non
 
 def test_an_unknown_order_is_refused_with_the_nearest() -> None:
     refuses_table("orders", {"order": lambda order: check_order(["entropy", "norm"], order)})
-    fewer = replace(survey_of(), statistics={"entropy": "", "norm": ""})  # an order that only one of two models has
-    refuses_table("orders", {"order": lambda order: printed(survey_of(), order, fewer)})
-
-
-def test_differences_from_another_model() -> None:
-    survey = survey_of(2, 3)
-    first = survey.profiles[0]
-    changed = replace(
-        first,
-        roles=("self",),
-        scores={**first.scores, "entropy": Interval(first.scores["entropy"].mean - 0.5, 0, 1, 7)},
-    )
-    other = replace(survey, model="other", profiles=(changed, *survey.profiles[1:5]))
-    text = printed(survey, "entropy", other)
-    assert "toy minus other" in text
-    assert rows(text)[0][:2] == ["L0.H0", "+previous,"] and "+0.500" in rows(text)[0]
-    assert "-self" in text
-    assert all("0.000" in row for row in rows(text)[1:]) and len(rows(text)) == 5
-    assert text.rstrip().endswith("only in toy: L1.H2")
-
-
-def test_other_models() -> None:
-    other = replace(survey_of(), model="other", n_tokens=5, ablated="mean", statistics={"entropy": "nats", "odd": "?"})
-    text = " ".join(printed(survey_of(), against=other).split())
-    assert "Only toy has confidence, distance" in text and "the tokens are not the same" in text
-    assert "Only other has odd" in text
-    assert "silenced by zero, those of other by mean" in text
-    assert "same" not in printed(survey_of(), against=replace(survey_of(), model="other"))
-    text = " ".join(printed(survey_of(2, 3), against=replace(survey_of(1, 5), model="other")).split())
-    assert "do not have the same layers and heads" in text and "compared by name alone" in text
-    survey = survey_of(1, 3)
-    other = replace(survey, model="other").renamed({"L0.H0": "L0.H2", "L0.H1": "L0.H1"})
-    text = printed(replace(survey, profiles=survey.profiles[:2]), against=other)
-    assert " L0.H0 (L0.H2) " in text and " L0.H1   " in text
-    assert "that they belong to; where the name there is another, it stands in brackets" in " ".join(text.split())
-    assert text.rstrip().endswith("only in other: L0.H0 (gone)")
 
 
 def test_pipes_and_ascii() -> None:
     survey = survey_of(model="[red]m[/red] :smile:", notes=("A [bold]note[/bold].",))
     text = printed(survey)
     assert "\x1b" not in text and "[red]m[/red] :smile:" in text and "A [bold]note[/bold]." in text
-    assert "L1.H2" in printed_in_ascii(print_survey, survey_of(), "name", replace(survey_of(seed=3), model="other"))
+    assert "L1.H2" in printed_in_ascii(print_survey, survey_of(), "name")

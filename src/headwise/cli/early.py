@@ -98,7 +98,7 @@ def check_apart(
     inputs   files and folders that are read
     """
     for option, (folder, pattern) in folders.items():
-        # Also where the folder itself is read: `read` below has files alone. That of HeadVis must be empty besides.
+        # Also where the folder itself is read: `read` below has files alone.
         _check_folder(option, folder, pattern)
     read = {_identity(file): file for path in inputs for file in _read(path)}
     written: dict[tuple[int, int, str], str] = {}  # identity -> the option, of those that came before

@@ -20,7 +20,6 @@ from headwise.cli.app import (
     command,
     err,
     in_options,
-    model_path,
     named_path,
     needs_torch,
     print_json,
@@ -44,8 +43,8 @@ REPORT = "report.html"  # in a run folder
 BENCHES = "grammar", "meaning"  # relations that come with headwise; --relations takes such a name, or a file
 MOST_PATHS = 20  # paths between heads that the terminal shows; --json has all (a round choice)
 SCORES = ("copies", "suppresses", "succeeds")  # of a head by its weights: `HeadWeights` in heads/circuits.py
-# What lies in the folder of --keep: a lock, so that no two calls use it; what was read, and that of --against.
-KEPT = r"lock|against|tally-.*\.safetensors"
+# What lies in the folder of --keep: a lock, so that no two calls use it; what was read.
+KEPT = r"lock|tally-.*\.safetensors"
 NewFolder = Annotated[Path | None, Option(parser=named_path, metavar="DIR")]  # made if need be; None: not asked for
 
 
@@ -62,11 +61,8 @@ def heads(
     ablate: Literal["auto", "zero", "mean", "none"] = "auto",
     controls: bool = True,
     sort: str = "name",
-    against: Annotated[Path | None, Option(parser=model_path, metavar="OTHER")] = None,
     html: File = None,
     out: Files = None,
-    card: File = None,
-    headvis: NewFolder = None,
     relations: str | None = None,
     embed: bool = False,
     circuits: bool = False,
@@ -80,77 +76,59 @@ def heads(
     """Show what each head does, and what breaks without it."""  # its options: [heads] in commands.toml
     from headwise.corpus.verbs import RELATIONS
     from headwise.heads.statistics import all_statistics
-    from headwise.view.survey import check_card, check_order, head_sentence, write_card
+    from headwise.view.survey import check_order, head_sentence
 
     files = out or []
-    # Each folder with a pattern of what may lie in it already. That of HeadVis may hold anything: its files have the
-    # names of heads, of whatever model was written there before.
-    folders = {"--keep": (keep, KEPT), "--headvis": (headvis, ".*")}
-    check_outputs([model, against, ids, relations, *(text or ())], folders, html=html, out=files, card=card)
+    folders = {"--keep": (keep, KEPT)}  # each with a pattern of what may lie in it already
+    check_outputs([model, ids, relations, *(text or ())], folders, html=html, out=files)
     reading = {"stream": stream, "dtype": dtype, "device": device}  # for `open_folder`
     if circuits:
         texts: Facts = {"text": text, "ids": ids, "relations": relations, "embed": embed, "tokens": tokens}
         texts |= {"documents": documents, "rows": rows is not None, "field": field, "keep": keep, "parallel": parallel}
         texts |= {"seed": seed, "unknown": unknown != "refuse", "ablate": ablate != "auto", "no-controls": not controls}
-        texts |= {"sort": sort != "name", "against": against, "headvis": headvis}
-        _circuits(model, reading, **texts, html=html, out=files, card=card)
+        texts |= {"sort": sort != "name"}
+        _circuits(model, reading, **texts, html=html, out=files)
         return
     labels = relations if relations is None or relations in BENCHES else Path(relations)
     share_note(rows, seed)  # the note comes later: rows that are no fraction are refused before the model is read
     check_tables(files)
-    for folder in filter(None, (model, against)):
-        check_model(folder, dtype)
-        check_reads_tokens(folder, text or ())
+    check_model(model, dtype)
+    check_reads_tokens(model, text or ())
     _check_text(model, text, ids, tokens, labels, field)
     if labels is None:  # a file of relations brings names to sort by, which are known once it is read
         check_order([*all_statistics(), *RELATIONS], sort)
-    if card is not None:
-        check_card(card)
     if embed and not is_own(model):
         raise refusal("no_embed", model=model)
     with needs_torch():
         from headwise.gpt.ranks import current
-        from headwise.heads.headvis import check_headvis
-        from headwise.models.lineage import counterparts
-    if headvis is not None:
-        check_headvis(headvis)
     ranks = current()
     if parallel is not None:
         ranks.require_many("--parallel tensor spreads the heads of a model over processes")
-        whole = {"headvis": headvis, "keep": keep, "against": against, "relations": relations, "embed": embed}
+        whole = {"keep": keep, "relations": relations, "embed": embed}
         if passed := [f"--{name}" for name, value in whole.items() if value]:  # these are made in one process
             raise refusal("parallel_whole", options=", ".join(passed))
     options: Facts = {"text": text, "ids": ids, "tokens": tokens, "documents": documents, "unknown": unknown}
     options |= {"field": field, "relations": labels, "rows": rows, "controls": controls, "ablate": ablate, "seed": seed}
     options |= {"ranks": ranks, "parallel": parallel is not None, "reading": reading}
-    survey, maps = surveyed(model, headvis=None if ranks.rank else headvis, keep=keep, **options)
-    other, other_maps = None, None
-    if against is not None:
-        other, other_maps = surveyed(against, on=model, keep=None if keep is None else keep / "against", **options)
-        # Where one comes from the other, heads have the names of their counterparts.
-        if (pairs := counterparts(model, against)) is not None:
-            other = other.renamed(pairs)
+    survey, maps = surveyed(model, keep=keep, **options)
     if ranks.rank:  # of many processes the first alone, rank 0, writes and prints
         return
     # report.html in a run folder tells of the run on what it held out, or a part of it (--documents, --rows), with
     # controls. All else goes only where --html says.
-    special = text or ids is not None or not controls or other is not None or labels
+    special = text or ids is not None or not controls or labels
     report = html or (model / REPORT if (model / "run.json").exists() and not special else None)
     if report is not None:
-        _write_report(model, report, survey, maps, other, other_maps, embed)
+        _write_report(model, report, survey, maps, embed)
     if files:
         from headwise.view.pictures import survey_png
 
         write_tables(files, survey.records(), lambda path: survey_png(path, survey))
-    if card is not None:
-        write_card(card, survey)
     if wants_json():
-        compared = {} if other is None else {"against": other}
         sentences = {lang: {name: head_sentence(survey, survey[name], lang) for name in survey} for lang in LANGUAGES}
-        print_json("heads", {**vars(survey), **compared, "sentences": sentences, "report": report})
+        print_json("heads", {**vars(survey), "sentences": sentences, "report": report})
         return
-    _print_survey(survey, maps, sort, other)
-    tell_files(files, report=report, card=card, HeadVis=headvis)
+    _print_survey(survey, maps, sort)
+    tell_files(files, report=report)
 
 
 def check_tables(paths: Iterable[Path]) -> None:
@@ -246,16 +224,16 @@ def _print_circuits(circuits: Facts) -> None:
         screen.say("  " + screen.phrase("circuits.more", count=len(paths) - MOST_PATHS))
 
 
-def _print_survey(survey: Survey, maps: HeadMaps | None, sort: str, other: Survey | None) -> None:
+def _print_survey(survey: Survey, maps: HeadMaps | None, sort: str) -> None:
     """Print the survey: its table and roles; of a model of few heads also their maps and a sentence of each."""
     from headwise.view.survey import print_relations, print_sentences, print_survey
     from headwise.view.terminal import print_maps
 
     if maps is not None and len(maps.maps) <= MOST_MAPS:
         print_maps(screen, maps)
-    print_survey(screen, survey, sort, other)
+    print_survey(screen, survey, sort)
     print_relations(screen, survey)
-    if other is None and len(survey) <= MOST_MAPS:  # a sentence tells of one model, not of two
+    if len(survey) <= MOST_MAPS:
         print_sentences(screen, survey)
 
 
@@ -283,11 +261,9 @@ def surveyed(
     ids: Path | None = None,
     tokens: int | None = None,
     documents: int | None = None,
-    on: Path | None = None,
     relations: Path | str | None = None,
     unknown: str = "refuse",
     field: str | None = None,
-    headvis: Path | None = None,
     parallel: bool = False,
     ranks: Ranks | None = None,
     reading: Mapping[str, Any] = MappingProxyType({}),
@@ -295,10 +271,7 @@ def surveyed(
 ) -> tuple[Survey, HeadMaps | None]:
     """The survey of a model folder, and exact maps of one short document; None where there is no such document.
 
-    on         the run whose held-out text is read where no text is given; default `model` itself. The maps are then of
-               the run's example
     relations  a file of them, or one of BENCHES; where no text is given, they bring it
-    headvis    a folder to write to
     parallel   the heads are spread over the `ranks`; else their documents are
     reading    how to open the model: for `open_folder`
     options    of `hw.survey`
@@ -307,7 +280,6 @@ def surveyed(
         from headwise.corpus.documents import read_ids
         from headwise.gpt.ranks import ALONE
         from headwise.gpt.run import read_run
-        from headwise.heads.headvis import write_headvis
         from headwise.heads.survey import forecast, survey
         from headwise.heads.texts import read_texts
         from headwise.heads.watch import maps_of_short
@@ -318,7 +290,7 @@ def surveyed(
     folder = open_folder(model, ranks if parallel else ALONE, **reading)
     with Progress("reading the text") as progress:
         source = (text or None) if ids is None else read_ids(folder, ids, documents)
-        read = read_texts(folder, source, tokens, documents, on, unknown, field, progress, relations)
+        read = read_texts(folder, source, tokens, documents, unknown, field, progress, relations)
         # How long it will take; of a model that is read layer by layer the forecast also refuses what does not fit.
         if (stream := stream_of(folder.model)) is not None:
             lengths = [len(document) for document in read.documents]
@@ -326,13 +298,10 @@ def surveyed(
         elif line := forecast(folder.model, read.documents, options.get("controls", True)):  # on, as in `survey`
             err.print(in_options(line))  # this line names arguments, such as documents=
         result = survey(folder.model, read, progress=progress, ranks=ranks, **options)
-        if headvis is not None:
-            progress("HeadVis", 0, 0)  # a stage of unknown length
-            write_headvis(headvis, folder.model, read, result)
     # No maps: in parallel no process has all heads, and the texts of relations are many.
     if parallel or (source is None and relations is not None):
         return result, None
-    run = run_of(on or model) if source is None else None
+    run = run_of(model) if source is None else None
     record = None if run is None else read_run(run)
     short = read.documents
     if record is not None and record.example and folder.tokens is not None:
@@ -341,15 +310,7 @@ def surveyed(
     return result, maps_of_short(folder.model, short, read.shown, folder.name)
 
 
-def _write_report(
-    model: Path,
-    path: Path,
-    survey: Survey,
-    maps: HeadMaps | None,
-    against: Survey | None = None,
-    against_maps: HeadMaps | None = None,
-    embed: bool = False,
-) -> None:
+def _write_report(model: Path, path: Path, survey: Survey, maps: HeadMaps | None, embed: bool = False) -> None:
     # A report with the model inside, where that is ours and small; that of a run also gets a walk beside it.
     from headwise.gpt.run import WALK, example_of, load_run, read_run
     from headwise.heads.film import read_film
@@ -367,7 +328,7 @@ def _write_report(
         at = max(0, len(loaded[1].prompt(text)) - 2)  # the last token but one: there the model guesses the last
         page = walk_html(packed, text, 0, 0, at, name=survey.model, lang=lang, report=path.name)  # opens with L0.H0
         write_whole(model / walk, page)
-    write_report(path, survey, maps, run and run.summary, against, against_maps, packed, lang, read_film(model), walk)
+    write_report(path, survey, maps, run and run.summary, packed, lang, read_film(model), walk)
 
 
 def write_report_of(run: Path) -> Path:

@@ -141,7 +141,6 @@ class Reshape(ABC):
             return
         screen.tell("reshaped.verified", how=reshaped.verified)
         screen.tell("reshaped.model", folder=reshaped.out)
-        screen.tell("reshaped.compare", command=f"headwise heads {reshaped.out} --against {reshaped.source}")
 
 
 def _ending(folder: Path | None) -> Callable[[], str]:

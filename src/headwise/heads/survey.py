@@ -9,13 +9,9 @@ on random tokens that are repeated (Olsson et al. 2022, arXiv 2209.11895), where
 from __future__ import annotations
 
 import math
-import os
-import sys
-import threading
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -38,14 +34,13 @@ from headwise.heads.relation import Scores, follow
 from headwise.heads.relation import described as described_relations
 from headwise.heads.statistics import all_statistics
 from headwise.heads.table import ROLES, TOKENS, HeadProfile, Survey, relation_role
-from headwise.heads.tally import CONTROLS, FREQUENT, PASSAGE, Tally, gather_heads, read_corpus, vocabulary_product
+from headwise.heads.tally import CONTROLS, PASSAGE, Tally, gather_heads, read_corpus, vocabulary_product
 from headwise.heads.texts import Texts, are_sounds, read_texts
 from headwise.heads.watch import watch
 from headwise.intervals import Interval
 from headwise.models import ask
-from headwise.models.lineage import WEIGHTS, digest, digest_of
-from headwise.models.open import Folder, described, folder_of, open_model
-from headwise.models.sites import Site, missing, sites_of, w_o_places
+from headwise.models.open import Folder, folder_of, open_model
+from headwise.models.sites import Site, missing, sites_of
 from headwise.models.stream import stream_of
 from headwise.models.weights import has_record
 from headwise.records import parse_head, share_note
@@ -137,33 +132,6 @@ def survey(
     return study.survey(controls, ablate, ranks, keep, by_document, rows)
 
 
-def _digest(folder: Folder) -> Callable[[], str]:
-    """A function that gives the digest of the weights: of their files, or of the tensors of a model made in memory.
-
-    Files are read in a thread of their own while the model runs, and the function waits for that thread: for those of a
-    model larger than memory it takes a tenth of the survey, and what was read for it need not come from the disk again
-    for its layer. The thread is a daemon: a survey that fails does not wait for it at the end of the process.
-    """
-    # It was made in memory; or it was read, and its files are gone or have other names.
-    if described(folder.model) is None or not any(folder.path.glob(WEIGHTS)):
-        spread = any(site.parts > 1 for site in sites_of(folder.model))
-        if spread or stream_of(folder.model) is not None:  # the tensors are not here as a whole: no digest
-            return str  # called without arguments it gives ""
-        return partial(digest_of, folder.model)
-    outcome = Future[str]()
-
-    def run() -> None:
-        try:
-            if sys.platform == "linux":
-                os.nice(19)  # the least claim to a processor; on Linux it is that of this thread alone
-            outcome.set_result(digest(folder.path))
-        except BaseException as error:  # whoever waits would wait for ever
-            outcome.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return outcome.result
-
-
 @torch.no_grad()
 def forecast(
     model: nn.Module,
@@ -215,15 +183,13 @@ class _Study:
         self, controls: bool, how: str, ranks: Ranks, keep: Path | None, by_document: bool, rows: float | None
     ) -> Survey:
         self.notes += filter(None, [*self.text.about, share_note(rows, self.seed)])  # the last is "" for all rows
-        weights_digest = _digest(self.folder)  # is read while the model runs, and asked for at the end
 
         # The documents, and the repeated tokens.
         documents = self.text.documents
         first = list(documents[0])
-        frequent = [token for token, _ in self.text.counts.most_common(FREQUENT)]
         # For copying, which is read off the weights of a head: `gather_heads` brings only its numbers together.
         vocabulary = None if self.parts > 1 else vocabulary_product(self.model)
-        settings = CONTROLS, self.second_half, frequent, rows, self.seed, by_document, vocabulary
+        settings = CONTROLS, self.second_half, True, rows, self.seed, by_document, vocabulary
         stages = "running the model", "repeated tokens"  # what `progress` is told
         tally = self._tally(partial(Tally, self.model, *settings), documents, stages, ranks, keep)
         self.notes += [f"{line}." for line in [*missing(self.model), *tally.notes]]
@@ -275,8 +241,6 @@ class _Study:
             profiles=profiles,
             notes=tuple(self.notes),
             relations=self.relations,
-            digest=weights_digest(),
-            places=w_o_places(self.model, sites_of(self.model)),
         )
 
     def _note(self, key: str, **facts: Any) -> None:
@@ -401,7 +365,7 @@ class _Study:
         fields: dict[str, Any] = {key: of_site[h].numpy() for key, of_site in tally.first[site.name].items()}
         # Where it looks, with examples; none where queries and keys are two sequences, as in cross attention.
         if site.name in tally.gleanings:
-            fields |= tally.gleanings[site.name].fields(h, self.text)
+            fields["examples"] = tally.gleanings[site.name].examples(h, self.text)
         return HeadProfile(
             name=name,
             part=part,

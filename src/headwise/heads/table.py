@@ -21,11 +21,8 @@ import math
 import tomllib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
-from pathlib import PurePath
-from textwrap import shorten
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -35,7 +32,6 @@ from headwise.errors import HeadwiseError
 from headwise.files import packaged, read_text
 from headwise.heads.statistics import Statistics, V, unknown_head, unknown_statistic
 from headwise.intervals import Interval
-from headwise.records import parse_head
 from headwise.table import Cell, Markup, Table, escaped, number, picture, plural
 from headwise.words import Note, key_of
 
@@ -47,9 +43,8 @@ BLUE = "30,90,200"  # red, green and blue of a weight of 1 in a notebook
 # Of the first document that a survey keeps as text, at most: a round number, for the page that shows them.
 TOKENS = 1024
 
-Row = dict[str, Any]  # column -> value, of a data frame or a card
+Row = dict[str, Any]  # column -> value, of a data frame
 Array = NDArray[np.float32]
-Places = Mapping[str, tuple[str, int]]  # site -> path of the module of its W_O, and a head's width there, where known
 
 
 class HeadRow(Statistics[V]):
@@ -95,48 +90,8 @@ class HeadRow(Statistics[V]):
 H = TypeVar("H", bound=HeadRow[Any])
 
 
-TOOLS = ("transformer_lens", "nnsight", "headvis")
-# Stack -> what TransformerLens calls the attention of its layer {}; it knows no other stacks.
-LENS = {
-    "": "blocks.{}.attn",
-    "encoder": "encoder.{}.attn",
-    "decoder": "decoder.{}.attn",
-    "cross": "decoder.{}.cross_attn",
-}
-
-
 class HeadTable(Mapping[str, H]):
     """Heads by name: `table["L3.H5"].entropy`."""
-
-    places: Places  # for `alias`
-
-    def alias(self, name: str, tool: str) -> str:
-        """What another tool calls what a head gives to W_O.
-
-        Args:
-            name: of a head, such as "L3.H5"
-            tool: "transformer_lens": `blocks.3.attn.hook_z[..., 5, :]`; "headvis": `L3H5`; "nnsight":
-                `model.layers[3].self_attn.o_proj.input[..., 320:384]`, behind the name of the wrapped model
-        """
-        name_there = self._name_there(name)  # in a survey that is compared a head may have the other survey's name
-        part, layer, head = parse_head(name_there)
-        site = name_there.rpartition(".")[0]
-        if tool == "transformer_lens" and part in LENS:
-            return f"{LENS[part].format(layer)}.hook_z[..., {head}, :]"
-        if tool == "headvis" and not part:  # its names have no place for a stack
-            return f"L{layer}H{head}"
-        if tool == "nnsight" and site in self.places:
-            module, width = self.places[site]
-            return f"{module}.input[..., {head * width}:{(head + 1) * width}]"
-        if tool in TOOLS:  # none of the lines above had a name
-            raise HeadwiseError(
-                f"{tool} has no name for {name}: the module of its W_O, or its stack, is not known there"
-            )
-        raise HeadwiseError(f"the names of {tool!r} are not known; one of {', '.join(TOOLS)}")
-
-    def _name_there(self, name: str) -> str:
-        """The name of a head in its own model. Raises HeadwiseError for one that the table does not have."""
-        return self[name].name
 
     @abstractmethod
     def head_records(self) -> list[Row]:
@@ -286,11 +241,6 @@ class Followed:
         return self.mass.mean - max(control for control in controls if not math.isnan(control))
 
 
-# Lower edges of the bins of `HeadProfile.distances`: 0, 1, 2, 4, ...; so the bins are 0, 1, 2 to 3, 4 to 7, ... tokens.
-# The last one begins at 8 million, further than texts reach.
-DISTANCES = (0, *(2**n for n in range(24)))
-
-
 @dataclass(frozen=True)
 class Example:
     """Where in the text a head looked hard, at another token than the first and the one that looks."""
@@ -338,10 +288,7 @@ class HeadProfile(HeadRow[Interval]):
     received: Array  # (n,) mean weight that each token of the passage receives from a query; see `Survey.passage`
     top_keys: NDArray[np.int64]  # (n,k) for each token of the passage the keys with the largest weights ...
     top_weights: Array  # (n,k) ... and those weights, largest first; 0 where there are fewer keys
-    was: str = ""  # its name in its own model, where `Survey.renamed` gave it that of its counterpart
     relations: dict[str, Followed] = field(default_factory=dict)  # by name of `Survey.relations`
-    distances: tuple[int, ...] = ()  # how many rows have their largest weight so far away; bins begin at `DISTANCES`
-    attended: tuple[tuple[str, float], ...] = ()  # the tokens that receive most of its attention, and their fractions
     examples: tuple[Example, ...] = ()  # of different documents, the largest weight first
     by_document: dict[str, NDArray[np.float64]] = field(default_factory=dict)  # where asked for: (documents,) means
 
@@ -389,63 +336,6 @@ class Survey(HeadTable[HeadProfile]):
     profiles: tuple[HeadProfile, ...]  # in the order of the model
     notes: tuple[str, ...]  # what was left out and why, in full sentences
     relations: tuple[Relation, ...] = ()  # those whose pairs are known; their masses are among the scores of a head
-    digest: str = ""  # SHA-256 of the files of the weights, or of the tensors of a model that was made in memory
-    places: Places = field(default_factory=dict)
-
-    def card(self) -> dict[str, Any]:
-        """What was measured of every head, with its controls and its names in other tools, as plain data.
-
-        `headwise heads --card` writes it; docs/card.schema.json says what its fields are.
-        """
-        # Site -> its control of even attention: that of its first head, which `_card_of` enters.
-        even: dict[str, Row] = {}
-        heads = {profile.name: self._card_of(profile, even) for profile in self.profiles}
-        return {
-            "schema": "headwise-card-1",
-            "model": self.model,
-            "family": self.family,
-            "weights_sha256": self.digest or None,
-            "text": {
-                "sources": list(map(_source, self.texts)),
-                "documents": self.n_documents,
-                "tokens": self.n_tokens,
-                "longest": self.longest,
-            },
-            "statistics": dict(self.statistics),
-            "roles": [
-                {"name": role.name, "score": role.score, "threshold": role.threshold, "meaning": str(role.meaning)}
-                for role in self.roles
-            ],
-            "untrained": None if self.untrained is None else {key: _short(x) for key, x in self.untrained.items()},
-            "loss": _short(self.loss),
-            "ablated": self.ablated,
-            "notes": [str(note) for note in self.notes],
-            "even": even,
-            "heads": heads,
-        }
-
-    def _card_of(self, profile: HeadProfile, even: dict[str, Row]) -> Row:
-        # A head gets a control of its own only where that is not the one of its site in `even`: where a survey was
-        # renamed, heads of several sites may have names of one.
-        control = {key: _short(value) for key, value in profile.uniform.items() if key in profile.scores}
-        of_site = even.setdefault(profile.name.rpartition(".")[0], control)
-        names = {}
-        for tool in TOOLS:
-            with suppress(HeadwiseError):  # it has no name there
-                names[tool] = self.alias(profile.name, tool)
-        return {
-            "roles": list(profile.roles),
-            "statistics": {key: _bounds(score) for key, score in profile.scores.items()},
-            **({} if control == of_site else {"even": control}),
-            "elsewhere": {key: _short(score.elsewhere) for key, score in profile.relations.items()},
-            "reach": {"half": _reach(profile.distances, 0.5), "nine_tenths": _reach(profile.distances, 0.9)},
-            "importance": _short(profile.importance),
-            "ablation": None if profile.ablation is None else _bounds(profile.ablation),
-            "names": names,
-        }
-
-    def _name_there(self, name: str) -> str:
-        return self[name].was or name  # "" where it was not renamed
 
     def __getitem__(self, name: str) -> HeadProfile:
         for profile in self.profiles:
@@ -488,20 +378,6 @@ class Survey(HeadTable[HeadProfile]):
                 rows.append(_name(profile) | {"document": n} | means)
         return rows
 
-    def renamed(self, pairs: Mapping[str, str]) -> Survey:
-        """The survey whose heads have the names of their counterparts in another model, to be compared with it.
-
-        pairs  name of a head of the other model -> name of its counterpart here. A head without one is `L0.H1 (gone)`
-
-        The numbers `part`, `layer` and `head` stay those of its own model, as `was` does.
-        """
-        counterparts = {name: counterpart for counterpart, name in pairs.items()}
-        profiles = []
-        for profile in self.profiles:
-            name = counterparts.get(profile.name, f"{profile.name} (gone)")
-            profiles.append(replace(profile, name=name, was=profile.name))
-        return replace(self, profiles=tuple(profiles))
-
     def __repr__(self) -> str:
         return f"Survey({self.model}: {plural(len(self), 'head')}, {plural(self.n_documents, 'document')})"
 
@@ -514,35 +390,6 @@ class Survey(HeadTable[HeadProfile]):
             "roles": [", ".join(profile.roles) for profile in self.profiles],
             "loss without it": [number(loss, 3, signed=True) for loss in losses],
         }
-
-
-def _source(text: str) -> str:
-    """The name of a file without its folders; of a text that was passed as it is, its beginning."""
-    path = PurePath(text)
-    is_name = len(text.split()) == 1 or len(path.suffix.split()) == 1  # folders may have spaces, an ending has none
-    return path.name if is_name else shorten(text, 64, placeholder=" ...")
-
-
-def _short(value: float | None) -> float | None:
-    """Four significant digits, which the same text gives again on the same machine; None: not measured."""
-    return None if value is None or not math.isfinite(value) else float(f"{value:.4g}")
-
-
-def _bounds(score: Interval) -> list[float | None]:
-    return [_short(score.mean), _short(score.low), _short(score.high)]
-
-
-def _reach(distances: Sequence[int], part: float) -> int | None:
-    """Within how many tokens this part of the rows, 0 to 1, has its largest weight; None without rows.
-
-    Of the bin in which the part is reached it is the last distance. The last bin has no end: there it is None, too.
-    """
-    reached = 0
-    for count, edge in zip(distances, DISTANCES[1:], strict=False):  # a bin ends where the next begins
-        reached += count
-        if reached >= part * sum(distances) > 0:
-            return int(edge) - 1
-    return None
 
 
 def _name(profile: HeadProfile) -> Row:

@@ -1,6 +1,6 @@
 """What every head does on many documents, gathered while they pass, in memory that does not grow with the corpus.
 
-Running means and their spread, histograms of distance, the tokens that are looked at most, the best examples.
+Running means and their spread, and the best examples.
 
 A corpus may be shared out among processes, and what each has tallied of it kept. Whole batches are shared, so that a
 document runs beside the same neighbours as in one process, to the same bits. In a folder each process keeps one file,
@@ -38,7 +38,7 @@ from headwise.gpt.train import one_thread
 from headwise.heads.blocks import Factors, Measured, measure, top_keys, uniform
 from headwise.heads.documents import Document, Marker, run_documents, side_by_side, some_rows
 from headwise.heads.statistics import all_statistics
-from headwise.heads.table import DISTANCES, Example
+from headwise.heads.table import Example
 from headwise.intervals import Interval, interval_from
 from headwise.models.ask import embeddings, hears
 from headwise.models.sites import Site, sites_of
@@ -49,8 +49,7 @@ from headwise.records import Call, parse_head
 REACH = 32  # "positional" counts the offsets -REACH to REACH between a query and the key that it looks hardest at
 CONTROLS = 32  # documents that the controls are measured on: they vary little
 PASSAGE, TOP = 128, 8  # tokens of the first document whose top keys are kept, and how many keys
-EXAMPLES, ATTENDED = 5, 10  # of each head: examples, and tokens that it looks at most
-FREQUENT = 8192  # the most frequent tokens, for which is noted how much attention they receive
+EXAMPLES = 5  # of each head
 
 # Of `vocabulary_product`. A model as large as GPT-2 small stays below the first, and all its tokens count.
 PRODUCTS, ROWS = 2**38, 4096  # multiplications at most; tokens that are widened at a time
@@ -94,18 +93,12 @@ class Running:
 
 
 class Gleaning:
-    """Of the H heads of a site: where they look hardest, which tokens they look at, and their best examples.
+    """Where the H heads of a site look hardest.
 
     Each document offers one example: the row with the largest weight on another token than the first and itself.
-
-    tokens  those for which is noted how much attention they receive
     """
 
-    def __init__(self, n_heads: int, tokens: Ids) -> None:
-        self.tokens = torch.tensor(sorted(tokens))
-        self.distances = torch.zeros(n_heads, len(DISTANCES), dtype=torch.long)  # rows, counted by how far they look
-        self.attended = torch.zeros(n_heads, len(tokens), dtype=torch.float64)  # weight that each of them received
-        self.total = torch.zeros(n_heads, dtype=torch.float64)  # weight that all tokens received, others too
+    def __init__(self, n_heads: int) -> None:
         # The best examples so far, largest weight first; -1 where there are fewer.
         self.weights = torch.full((n_heads, EXAMPLES), -1.0, dtype=torch.float64)
         self.places = torch.zeros(n_heads, EXAMPLES, 3, dtype=torch.long)  # document, row, key
@@ -117,15 +110,6 @@ class Gleaning:
         argmax = measured.argmax.cpu()
         if not len(rows):
             return
-        # The bin of a distance is the last one whose lower edge it reaches.
-        bins = torch.bucketize((rows - argmax).abs(), torch.tensor(DISTANCES), right=True) - 1
-        self.distances.scatter_add_(1, bins, torch.ones_like(bins))
-        if document.k_ids is not None:  # None where tokens and keys are not one to one
-            received, ids = measured.received.cpu().double(), document.k_ids.cpu()
-            place = torch.searchsorted(self.tokens, ids).clamp(max=len(self.tokens) - 1)  # of each id in `tokens`
-            is_counted = self.tokens[place] == ids  # else the place is that of the next larger token
-            self.attended.index_add_(1, place[is_counted], received[:, is_counted])
-            self.total += received.sum(1)
         is_trivial = (argmax == 0) | (argmax == rows)  # there most heads rest
         weights = measured.rows["confidence"].cpu().double().masked_fill(is_trivial, -1)  # a row's largest weight
         best, at = weights.max(1, keepdim=True)  # (H,1) each
@@ -140,30 +124,20 @@ class Gleaning:
         self.places = places.take_along_dim(best[..., None], 1)
 
     def state(self) -> dict[str, Tensor]:
-        return {name: values for name, values in vars(self).items() if name != "tokens"}  # `tokens` are a setting
+        return vars(self)
 
     def join(self, state: Mapping[str, Tensor]) -> None:
         """Add what another one has seen of other documents."""
-        self.distances = self.distances + state["distances"]
-        self.attended = self.attended + state["attended"]
-        self.total = self.total + state["total"]
         self._keep_best(state["weights"], state["places"])
 
-    def fields(self, h: int, text: Text) -> dict[str, Any]:
-        """`HeadProfile.distances`, `attended` and `examples` of a head."""
-        # A head that gives all to its sink has a total of 0, and so fractions of 0 / tiny.
-        fractions = self.attended[h] / self.total[h].clamp(min=torch.finfo(torch.float64).tiny)
-        values, places = fractions.topk(min(ATTENDED, len(fractions)))
+    def examples(self, h: int, text: Text) -> tuple[Example, ...]:
+        """`HeadProfile.examples` of a head."""
         examples = []
         for weight, (number, row, key) in zip(self.weights[h].tolist(), self.places[h].tolist(), strict=True):
             if weight >= 0:
                 looks, at = text.shown([text.documents[number][place] for place in (row, key)])
                 examples.append(Example(number, row, key, looks, at, weight))
-        return {
-            "distances": tuple(self.distances[h].tolist()),
-            "attended": tuple(zip(text.shown(self.tokens[places].tolist()), values.tolist(), strict=True)),
-            "examples": tuple(examples),
-        }
+        return tuple(examples)
 
 
 @dataclass
@@ -173,8 +147,7 @@ class Tally:
     model: nn.Module
     uniform_on: int  # number of documents, the first ones, on which the even control is measured
     second_half: int = 0  # of random tokens that are repeated: the row from which on each has a copy before it
-    # Those of which is noted how much attention they receive; None: no such notes, no examples, no first document.
-    tokens: Ids | None = None
+    with_examples: bool = False  # keep examples, and pictures of the first document
     rows: float | None = None  # the share of each document's rows that is measured, drawn by `seed`; None: all
     seed: int = 0
     by_document: bool = False  # keep the value of each document, which takes memory
@@ -212,12 +185,12 @@ class Tally:
         if document.start is not None:
             self._add("offsets", site, {"all": _offset_fractions(measured, document.start, call.n_keys).numpy()})
             # The keys of a model that hears may be pieces of a sound: they are no tokens of a text.
-            if self.tokens is not None and (document.k_ids is not None or not hears(self.model)):
-                gleaning = self.gleanings.setdefault(site.name, Gleaning(site.n_heads, self.tokens))
+            if self.with_examples and (document.k_ids is not None or not hears(self.model)):
+                gleaning = self.gleanings.setdefault(site.name, Gleaning(site.n_heads))
                 gleaning.add(number, measured, document)
         if number < self.uniform_on:
             self._add("uniform", site, self._even(number, site, call, b, document))
-        if number == 0 and self.tokens is not None:
+        if number == 0 and self.with_examples:
             keys, weights = top_keys(call, b, range(min(PASSAGE, T)), TOP)
             pictures = {  # "received" is cut to as many keys as `keys` has queries
                 "thumbnail": measured.thumbnail,
@@ -288,8 +261,7 @@ class Tally:
             else:
                 self.running[kind, site][key].join(values)
         for site, parts in gleaned.items():
-            assert self.tokens is not None  # else `take` gleans nothing, with the same settings
-            self.gleanings.setdefault(site, Gleaning(len(parts["total"]), self.tokens)).join(parts)
+            self.gleanings.setdefault(site, Gleaning(len(parts["weights"]))).join(parts)
         # Anew, in the order of the model: this process may have come to none of them.
         self.sites = {site.name: site for site in sites_of(self.model) if site.name in seen}
 

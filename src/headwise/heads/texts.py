@@ -64,7 +64,6 @@ def read_texts(
     texts: Texts | Text | None,
     tokens: int | None = None,
     documents: int | None = None,
-    run: Path | None = None,
     unknown: str = "refuse",
     field: str | None = None,
     progress: Progress | None = None,
@@ -73,7 +72,6 @@ def read_texts(
     """The text of a survey, with its relations.
 
     texts, tokens, documents, relations  as in `headwise.survey`
-    run                                  folder whose held-out text is the default; None: that of the model
     unknown, field                       as in `corpus.documents.read_documents`
     progress                             is called while large files are read
 
@@ -103,7 +101,7 @@ def read_texts(
     if isinstance(texts, Text):
         text = copy(texts)  # the caller's keeps its relations
     elif texts is None:
-        text = held_out(folder, run or folder.path, documents)
+        text = held_out(folder, documents)
     elif words and len(words) < len(sources):
         raise HeadwiseError(f"{len(words)} of {len(sources)} documents are texts and the others ids; pass either")
     elif are_sounds(words):  # what the model writes of them is the text that its decoder reads
@@ -121,12 +119,12 @@ def read_texts(
     return text
 
 
-def held_out(folder: Folder, run: Path, documents: int | None) -> Text:
-    """What a run, or the run that a model comes from, held out; of a run of verbs with their relations.
+def held_out(folder: Folder, documents: int | None) -> Text:
+    """What the run that a model comes from held out; of a run of verbs with their relations.
 
     Raises HeadwiseError for a folder that comes from no run.
     """
-    origin = require_run(run)
+    origin = require_run(folder.path)
     record = read_run(origin)
     assert record is not None  # `require_run` has found it
     tokens, settings = require_tokens(folder), record.settings

@@ -21,11 +21,11 @@ from headwise.errors import HeadwiseError, MissingError
 from headwise.heads.blocks import THUMBNAIL, Factors, Measured, measure, row_weights
 from headwise.heads.documents import Document, Marker, listening, some_rows
 from headwise.heads.statistics import Statistics, all_statistics, unknown_head, unknown_statistic
-from headwise.heads.table import Array, HeadRow, HeadTable, Places, Row, token_map
+from headwise.heads.table import Array, HeadRow, HeadTable, Row, token_map
 from headwise.intervals import Interval, interval_of
 from headwise.models.ask import context_of, evaluating, run_body
 from headwise.models.open import described, row_of
-from headwise.models.sites import Site, missing, sites_of, w_o_places
+from headwise.models.sites import Site, missing, sites_of
 from headwise.records import Call, HeadMap, HeadMaps, parse_head, share_note
 from headwise.words import Note, refusal
 
@@ -198,17 +198,10 @@ class Seen(HeadTable[SeenHead]):
     """Every head that ran, by name: `seen["L3.H5"]`.
 
     It holds the rows, four bytes for each row, head and statistic, with room for as many again, and little else.
-    `shown` shows ids as text; without it they are shown as numbers. `places` are for `alias`.
+    `shown` shows ids as text; without it they are shown as numbers.
     """
 
-    def __init__(
-        self,
-        sites: Sequence[Site],
-        shown: Shown | None,
-        notes: Sequence[str],
-        places: Places,
-    ) -> None:
-        self.places = places
+    def __init__(self, sites: Sequence[Site], shown: Shown | None, notes: Sequence[str]) -> None:
         # Site -> names of its heads. How many some have is known only once they have run: then `add` puts them here.
         self._heads = {site.name: site.heads for site in sites}
         self._shown = shown
@@ -338,7 +331,7 @@ def watch(
     sites = sites_of(model)
     folder = described(model)  # None for a model that was made in memory
     shown = None if folder is None or folder.tokens is None else folder.tokens.shown
-    seen = Seen(sites, shown, missing(model), w_o_places(model, sites))
+    seen = Seen(sites, shown, missing(model))
     seen.note(share_note(rows, seed))
     factors = Factors()  # of each W_O, kept between calls, from which the length of what a head adds is computed
 

@@ -1,11 +1,11 @@
-"""Where a model lies that is named on a command line or in Python, and where the heads of a reshaped one come from.
+"""Where a model lies that is named on a command line or in Python, and which models a reshaped one comes from.
 
 It is a folder, a GGUF file, or a name on the hub (owner/name). A name is looked up in the cache of `huggingface_hub`,
 and downloaded through it where there is a network: weights as safetensors, never pickles or code. A GGUF file becomes
 a folder once, which is kept in a cache of our own.
 
-`headwise.json` of a reshaped model says which head of each earlier model its heads were. Models are known by the
-contents of their weights, not by their folders, which are moved and renamed.
+`headwise.json` of a reshaped model names the earlier ones. They are known by the contents of their weights, not by
+their folders, which are moved and renamed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import hashlib
 import importlib.util
 import os
 import re
-from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from headwise.errors import HeadwiseError
 from headwise.families import RUN, check_folder, read_config
 from headwise.files import check_file, read_json
-from headwise.records import Ancestor, from_json, head_name
+from headwise.records import Ancestor, from_json
 from headwise.words import refusal
 
 if TYPE_CHECKING:
@@ -121,35 +120,25 @@ def _require_readers(path: Path) -> None:
         raise HeadwiseError(f"{path} is a GGUF file; to read one: pip install {' '.join(lacking)}")
 
 
-# Where the heads of a reshaped model come from.
+# Which models a reshaped one comes from.
 
 RECORD = "headwise.json"  # what was done; also the sign that a folder may be replaced
 WEIGHTS = "model*.safetensors"  # one file, or shards: model-00001-of-00002.safetensors
 BLOCK = 1 << 24  # bytes read at once, 16 MiB: a round number, far below the size of the files
 
 
-def ancestors(source: Path, origins: Sequence[Sequence[int]], out: Path | None) -> tuple[Ancestor, ...]:
+def ancestors(source: Path, out: Path | None) -> tuple[Ancestor, ...]:
     """The models that a child of `source` comes from, the nearest first: `source`, then what `source` comes from.
 
-    origins  for each layer of the child the number in `source` of each of its heads
-    out      where the child is to be written; None: nowhere, it is only reported on
+    out  where the child is to be written; None: nowhere, it is only reported on
     """
 
     def as_written(path: Path) -> str:
         """The path as seen from `out`, so that both folders may be moved together."""
         return str(path) if out is None else os.path.relpath(path.resolve(), out.resolve())
 
-    lineage = [Ancestor(as_written(source), digest(source), tuple(map(tuple, origins)))]
-    for older in recorded(source):
-        try:
-            heads = []
-            # Head 0 of a layer was n = numbers[0] in `source`, and older_numbers[n] in the older model.
-            for numbers, older_numbers in zip(origins, older.heads, strict=True):
-                heads.append(tuple(older_numbers[n] for n in numbers))
-            lineage.append(Ancestor(as_written(source / older.folder), older.digest, tuple(heads)))
-        except (ValueError, IndexError):  # the record has other layers, or fewer heads, than `source`
-            raise _damaged(source / RECORD) from None
-    return tuple(lineage)
+    older = [Ancestor(as_written(source / each.folder), each.digest) for each in recorded(source)]
+    return Ancestor(as_written(source), digest(source)), *older
 
 
 def digest(folder: Path) -> str:
@@ -207,45 +196,6 @@ def require_run(folder: Path) -> Path:
     return run
 
 
-def counterparts(folder: Path, other: Path) -> dict[str, str] | None:
-    """The heads of one model (`folder`), each with the head of the other that has the same origin, by name.
-
-    One model may come from the other, or both from a third one. A head without a counterpart is left out.
-    None where the two have no model in common. Both names of a pair are like "L3.H5".
-    """
-    our_record, their_record = recorded(folder), recorded(other)
-    if not our_record and not their_record:
-        return None  # and no digest is taken, for files may be large
-    # By the digest of each ancestor, the nearest first: our heads' names -> their names there.
-    our_names, their_names = _names_in(folder, our_record), _names_in(other, their_record)
-    common = next((model for model in our_names if model in their_names), None)
-    if common is None:
-        return None
-    ours, theirs = our_names[common], their_names[common]
-    if theirs is None:  # the other is the common model, so that names there are its names
-        return ours  # None where we are that model, too: the same weights
-    # Each ancestor has one name: share, prune and narrow move heads or leave them out, and never double one.
-    name_of = {ancestor: name for name, ancestor in theirs.items()}
-    if ours is None:  # we are the common model, so that our names are those there
-        return name_of
-    return {name: name_of[ancestor] for name, ancestor in ours.items() if ancestor in name_of}
-
-
-def _names_in(folder: Path, older: Sequence[Ancestor]) -> dict[str, dict[str, str] | None]:
-    """By the digest of each model that a folder comes from: its heads' names -> their names there; None for itself.
-
-    older  the ancestors that the folder's record names
-    """
-    models: dict[str, dict[str, str] | None] = {digest(folder): None}
-    for ancestor in older:
-        names = {}
-        for layer, numbers in enumerate(ancestor.heads):
-            for n, old in enumerate(numbers):
-                names[head_name(layer, n)] = head_name(layer, old)
-        models[ancestor.digest] = names
-    return models
-
-
 def recorded(folder: Path) -> list[Ancestor]:
     """The ancestors that a folder's record names; none without a record. Raises HeadwiseError for a damaged one."""
     path = folder / RECORD
@@ -255,8 +205,4 @@ def recorded(folder: Path) -> list[Ancestor]:
         saved = from_json(dict[str, Any], read_json(path))
         return list(from_json(tuple[Ancestor, ...], saved.get("ancestors")))
     except HeadwiseError:
-        raise _damaged(path) from None
-
-
-def _damaged(path: Path) -> HeadwiseError:
-    return HeadwiseError(f"{path} is damaged: it does not say where the model's heads come from; remove it")
+        raise HeadwiseError(f"{path} is damaged: it does not say where the model comes from; remove it") from None

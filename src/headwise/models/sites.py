@@ -17,7 +17,7 @@ import inspect
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
@@ -287,22 +287,6 @@ def _packed_weight(module: nn.MultiheadAttention, name: str) -> Tensor | None:
         return module.out_proj.weight
     packed: Tensor | None = getattr(module, "in_proj_weight", None)
     return getattr(module, f"{name}_proj_weight") if packed is None else packed.chunk(3)["qkv".index(name)]
-
-
-def w_o_places(model: nn.Module, sites: Iterable[Site]) -> dict[str, tuple[str, int]]:
-    """By the name of each site whose W_O is known: where its module is, and how many columns of it a head has.
-
-    The place is written as in Python, `model.layers[3].self_attn.o_proj`.
-    """
-    paths = {module: path for path, module in model.named_modules()}
-    places = {}
-    for site in sites:
-        projection, w_o = site.projection or getattr(site.module, "o_proj", None), site.w_o
-        path = None if projection is None else paths.get(projection)
-        if path and w_o is not None and site.n_heads:
-            width = w_o.shape[1] // (site.n_heads * site.parts)  # of the whole W_O, which all processes hold together
-            places[site.name] = re.sub(r"\.(\d+)(?=\.)", r"[\1]", path), width  # layers.3.attn -> layers[3].attn
-    return places
 
 
 @dataclass(frozen=True)

@@ -272,7 +272,7 @@ class Job:
             what=changed.what,
             notes=tuple(notes),
             details=details,
-            ancestors=() if weights_folder is None else ancestors(weights_folder, changed.origins, out),
+            ancestors=() if weights_folder is None else ancestors(weights_folder, out),
             damage=damage,
             curve=tuple(curve),
             healed=healed,

@@ -28,11 +28,8 @@ from headwise.view.survey import (
     Column,
     badges_of,
     columns_of,
-    compared_notes,
     head_notes,
     n_layers,
-    only_here,
-    paired,
     value_of,
 )
 from headwise.view.terminal import visible
@@ -45,30 +42,17 @@ LEVELS = 2**16 - 1
 Shares = NDArray[np.float64]  # fractions of a head's attention, see `shares_of`
 
 
-def survey_data(
-    survey: Survey,
-    maps: HeadMaps | None,
-    summary: RunSummary | None,
-    against: Survey | None,
-    against_maps: HeadMaps | None,
-    walk: str | None = None,
-) -> Facts:
+def survey_data(survey: Survey, maps: HeadMaps | None, summary: RunSummary | None, walk: str | None = None) -> Facts:
     """The data of the page; the arguments are those of `report_html`."""
-    columns = columns_of(survey, against)
+    columns = columns_of(survey)
     roles = []
     for role, badge in zip(survey.roles, badges_of(survey.roles).values(), strict=True):
         texts = {"meaning": sent(role.meaning), "source": sent(role.source)}
         roles.append({**vars(badge), **vars(role), **texts})
     # Do some positions of keys not fit into 16 bits?
     wide = any(profile.top_keys.max(initial=0) > LEVELS for profile in survey.profiles)
-    other_maps = None
-    # Maps of two models are compared where they are of the same tokens, the other's under the names of counterparts.
-    if against is not None and maps is not None and against_maps is not None and against_maps.tokens == maps.tokens:
-        names = {profile.was: profile.name for profile in against.profiles if profile.was}
-        other_maps = _maps(against_maps, names)
     return {
         "model": survey.model,
-        "against": None if against is None else against.model,
         "extent": {
             "family": survey.family,
             "n_documents": survey.n_documents,
@@ -79,10 +63,8 @@ def survey_data(
         },
         "texts": list(map(sent, survey.texts)),
         "loss": survey.loss,
-        "other_loss": None if against is None else against.loss,
         "ablated": survey.ablated,
-        "notes": list(map(sent, (*survey.notes, *compared_notes(survey, against)))),
-        "only": only_here(survey, against),
+        "notes": list(map(sent, survey.notes)),
         "columns": columns,
         "roles": roles,
         "untrained": [(survey.untrained or {}).get(column.key) for column in columns],
@@ -90,9 +72,8 @@ def survey_data(
         "tokens": [visible(token) for token in survey.tokens],
         "passage": survey.passage,
         "wide": wide,
-        "heads": _heads(survey, columns, against, wide),
-        "maps": None if maps is None else _maps(maps, {}),
-        "other_maps": other_maps,
+        "heads": _heads(survey, columns, wide),
+        "maps": None if maps is None else _maps(maps),
         "run": None if summary is None else _run(summary),
         "walk": walk,
         # What the page asks its reader to find out first: of a run on the verbs, which head carries the tense.
@@ -107,20 +88,15 @@ def _run(summary: RunSummary) -> Facts:
     return {**vars(summary), "facts": facts, "baseline_name": name, "has_baseline": summary.baseline_loss is not None}
 
 
-def _heads(survey: Survey, columns: tuple[Column, ...], against: Survey | None, wide: bool) -> list[Facts]:
-    """Every head: numbers, pictures, the sentence about it, and the same of the head it is compared with."""
+def _heads(survey: Survey, columns: tuple[Column, ...], wide: bool) -> list[Facts]:
+    """Every head: numbers, pictures, and the sentence about it."""
     pictures = shares_of(survey)
-    other_pictures = {} if against is None else shares_of(against)
     roles = {role.name: place for place, role in enumerate(survey.roles)}  # the page has roles by their place
     heads = []
-    for profile, other in paired(survey, against):
+    for profile in survey.profiles:
         head = _numbers(survey, profile, columns, *pictures[profile.name]) | _text_of(profile, survey.passage, wide)
         head |= {"name": profile.name, "part": profile.part, "layer": profile.layer, "head": profile.head}
         head |= {"says": list(map(sent, head_notes(survey, profile))), "roles": [roles[role] for role in profile.roles]}
-        if against is not None and other is not None:
-            head["other"] = _numbers(against, other, columns, *other_pictures[other.name])
-            # By name, not by place in the list of this survey: the other model may have roles that it lacks.
-            head["other"] |= {"roles": list(other.roles), "name": other.was or other.name}
         heads.append(head)
     return heads
 
@@ -200,15 +176,15 @@ def quantised(weights: NDArray[Any]) -> str:
     return base64.b64encode(levels.tobytes()).decode("ascii")
 
 
-def _maps(maps: HeadMaps, names: dict[str, str]) -> Facts:
-    """Every head's map under its name, or under the one that `names` has for it."""
+def _maps(maps: HeadMaps) -> Facts:
+    """Every head's map under its name."""
     # Zeros above every diagonal are left out, which halves the file; the script is told by `causal`.
     causal = not any(np.triu(head.weights, 1).any() for head in maps.maps)
     kept = np.tri(len(maps.tokens), dtype=bool) | (not causal)
     return {
         "tokens": [visible(token) for token in maps.tokens],
         "causal": causal,
-        "weights": {names.get(head.name, head.name): quantised(head.weights[kept]) for head in maps.maps},
+        "weights": {head.name: quantised(head.weights[kept]) for head in maps.maps},
     }
 
 
@@ -233,7 +209,7 @@ STYLES = (
     "report_roles.css",
     "report_run.css",
 )
-WORDS = ("report", "sentence", "column", "meaning", "role", "job", "source", "said", "note", "fact", "against", "kept")
+WORDS = ("report", "sentence", "column", "meaning", "role", "job", "source", "said", "note", "fact", "kept")
 
 
 # The film of a training, where the report has one.
@@ -266,8 +242,6 @@ def report_html(
     survey: Survey,
     maps: HeadMaps | None = None,
     summary: RunSummary | None = None,
-    against: Survey | None = None,
-    against_maps: HeadMaps | None = None,
     model: Facts | None = None,
     lang: str = "en",
     film: Film | None = None,
@@ -275,21 +249,13 @@ def report_html(
 ) -> str:
     """The report of a survey as one HTML file.
 
-    maps          exact maps of a short text, each (T, T) for T tokens, which the page opens with; matched by name
-    summary       the training run, told last
-    against       the survey of another model, compared head by head, by name
-    against_maps  exact maps of the same tokens in that model
-    model         the model itself, from `models.pack.pack_model`; the page then runs it on the reader's own text
-    lang          es for a page that opens in Spanish; en for one that opens in the browser's language
+    maps     exact maps of a short text, each (T, T) for T tokens, which the page opens with; matched by name
+    summary  the training run, told last
+    model    the model itself, from `models.pack.pack_model`; the page then runs it on the reader's own text
+    lang     es for a page that opens in Spanish; en for one that opens in the browser's language
     film          what the heads did while the model trained
-    walk          the file beside this one that has the walk through a head, from `page.walk_html`
+    walk     the file beside this one that has the walk through a head, from `page.walk_html`
     """
-    # <bdi>: a name in Arabic or Hebrew letters does not turn the text around it.
-    name, heading = survey.model, f"<bdi>{escaped(survey.model)}</bdi>"
-    if against is not None:
-        name = f"{survey.model} · {against.model}"
-        other = f'<bdi class="against"><small>{word("report.against")}</small> {escaped(against.model)}</bdi>'
-        heading = f"<bdi>{escaped(survey.model)}</bdi> {other}"
     pane = package_text("report_pane.html")
     blocks, shown, styles, words = {}, "", [*STYLES], [*WORDS]  # without a film
     if film is not None:
@@ -297,12 +263,12 @@ def report_html(
         shown = package_text(FILM_BODY)
         styles += FILM_STYLES
         words += FILM_WORDS
-    body = frame("report.html", heading=heading, film=shown, panes=2 * pane)  # two heads side by side
-    data = survey_data(survey, maps, summary, against, against_maps, walk)
+    body = frame("report.html", model=escaped(survey.model), film=shown, panes=2 * pane)  # two heads side by side
+    data = survey_data(survey, maps, summary, walk)
     return page(
         "report",
         body,
-        title=word("report.title", "title", model=name),
+        title=word("report.title", "title", model=survey.model),
         styles=styles,
         script="report_start.js",
         data={"data": json_block(plain_data(data)), "model": json_block(model), **blocks},

@@ -68,16 +68,15 @@ export function inkOn(colour) {
 /**
  * The strip of colours and the numbers at its two ends.
  * @param {Element} place  the element with the strip in it
- * @param {boolean} diverging
  * @param {string} largest  what the last colour stands for, in words
  */
-export function drawLegend(place, diverging, largest) {
+export function drawLegend(place, largest) {
   const image = new ImageData(COLOURS, 1);
-  ramps[diverging ? 'diverging' : 'plain'].forEach((colour, step) => image.data.set([...colour, 255], 4 * step));
+  ramps.plain.forEach((colour, step) => image.data.set([...colour, 255], 4 * step));
   place.querySelector('.ramp').getContext('2d').putImageData(image, 0, 0);
   const part = largest === '1' ? (10 ** -DECADES).toString() : say('report.thousandth'); // where the log scale begins
-  place.querySelector('.ramp-low').textContent = diverging ? `−${largest}` : view.log ? part : '0';
-  place.querySelector('.ramp-high').textContent = diverging ? `+${largest}` : largest;
+  place.querySelector('.ramp-low').textContent = view.log ? part : '0';
+  place.querySelector('.ramp-high').textContent = largest;
 }
 
 /**

@@ -77,7 +77,7 @@ function makeHead(head, number) {
   // The map; over it the row of the token that is looked at, "silenced", and what a click does.
   frame.append(element('canvas'), element('span', 'lit'), element('span', 'hush'), element('span', 'call'));
   picture.append(element('span', 'column-labels'), element('span', 'row-labels'), frame);
-  name.append(element('span', 'title', titleOf(head)), element('span', 'larger', '⤢'));
+  name.append(element('span', 'title', shortName(head.name)), element('span', 'larger', '⤢'));
   name.setAttribute('aria-haspopup', 'dialog');
   // Below it the roles, the largest weight, and what the head's silence does to the prediction.
   const below = element('span', 'below'), signs = element('span', 'signs');
@@ -91,13 +91,6 @@ function makeHead(head, number) {
   box.addEventListener('pointerleave', () => lookThrough(-1)); // -1: through all heads
   picture.addEventListener('blur', () => lookThrough(-1));
   return box;
-}
-
-// The head's name, and in brackets that of the head that it is compared with, where it is another: "L0.H2 (L0.H5)",
-// as where heads were pruned.
-function titleOf(head) {
-  const was = head.other?.name ?? head.name;
-  return shortName(head.name) + (was === head.name ? '' : ` (${shortName(was)})`);
 }
 
 // Makes a head the one at which Tab stops in the grid: first at its picture, then at its name.
@@ -161,12 +154,11 @@ function thinned(picture) {
 // Paints the picture of a head, and writes below it its largest weight, or why there is none.
 function drawPicture(number) {
   const picture = pictureOf(number), box = boxes[number], canvas = box.querySelector('canvas');
-  const missing = typeof picture === 'string'; // the key of a phrase that says why there is none
-  canvas.classList.toggle('missing', missing);
-  if (missing) canvas.width = canvas.height = 1; // which also wipes the picture that was there
+  canvas.classList.toggle('missing', !picture);
+  if (!picture) canvas.width = canvas.height = 1; // which also wipes the picture that was there
   else paint(canvas, thinned(picture));
   let words = '';
-  if (missing) words = say(picture);
+  if (!picture) words = say('report.no_map');
   else if (picture.top !== 1) words = say('report.max', { value: inWords(picture.top) });
   box.querySelector('.largest').textContent = words;
   stale.delete(number);
@@ -176,7 +168,7 @@ function drawPicture(number) {
 export function lightRows() {
   for (const grid of byId('grid').querySelectorAll('.grid')) {
     const number = heads.findIndex((head) => head.part === grid.dataset.part); // its maps are all of one size
-    const picture = storedOf(number, view.which === 'other' ? 'other' : 'this');
+    const picture = storedOf(number);
     const row = picture ? rowOf(view.at, number, picture) : -1;
     grid.classList.toggle('pointing', row >= 0);
     grid.style.setProperty('--lit', row);
@@ -226,8 +218,7 @@ export function drawGrid() {
 
 // What the colours and the dots stand for, in words below the grid; and the strip of colours above it.
 function sayScale() {
-  const lines = [], diverging = view.which === 'difference', scaled = view.scale === 'own';
-  if (diverging) lines.push(say('report.scale_difference'));
+  const lines = [], scaled = view.scale === 'own';
   if (view.hideFirst) lines.push(say('report.scale_hidden'));
   lines.push(say(scaled ? 'report.scale_own' : 'report.scale_fixed'));
   if (view.log) lines.push(say('report.scale_log'));
@@ -238,7 +229,7 @@ function sayScale() {
     say('report.scale_blocks'),
   );
   byId('scale-note').textContent = lines.join(' ');
-  drawLegend(document.querySelector('.tools .legend'), diverging, scaled ? say('report.its_largest') : '1');
+  drawLegend(document.querySelector('.tools .legend'), scaled ? say('report.its_largest') : '1');
 }
 
 // The arrow keys walk over the grid; above and below the last row of a part lies the next part.

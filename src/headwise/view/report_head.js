@@ -39,7 +39,7 @@ export function openHead(number) {
 // Where the reader begins: at the token that is looked at, or at the last one.
 export function beginHead() {
   const picture = pictureOf(view.open);
-  if (typeof picture !== 'string') { // a string says why there is none
+  if (picture) {
     const row = rowOf(view.at, view.open, picture);
     view.row = row >= 0 ? row : picture.rows - 1;
     view.column = strongest(picture, view.row);
@@ -48,9 +48,9 @@ export function beginHead() {
   showHead();
 }
 
-// The column of the strongest weight of a row; of a difference also one below 0.
+// The column of the strongest weight of a row.
 function strongest(picture, row) {
-  const weights = picture.drawn.slice(row * picture.columns, (row + 1) * picture.columns).map(Math.abs);
+  const weights = picture.drawn.slice(row * picture.columns, (row + 1) * picture.columns);
   return weights.indexOf(Math.max(...weights));
 }
 
@@ -58,7 +58,7 @@ function strongest(picture, row) {
 export function showHead() {
   const head = heads[view.open];
   byId('large-title').textContent = head.name;
-  showRoles(head);
+  byId('large-roles').replaceChildren(...head.roles.map(badge));
   putSentence(byId('large-says'), head);
   showOffers();
   showSilence();
@@ -69,24 +69,9 @@ export function showHead() {
   showWalk();
 }
 
-// The head's roles as badges, and behind them in words those of the head that it is compared with.
-function showRoles(head) {
-  const signs = head.roles.map(badge);
-  if (head.other) {
-    const name = head.other.name === head.name ? '' : ` (${head.other.name})`;
-    const roles = head.other.roles.map(roleName).join(', ') || say('report.no_role');
-    signs.push(element('span', 'others-roles', say('report.others_roles', { name, roles })));
-  }
-  byId('large-roles').replaceChildren(...signs);
-}
-
-// What can stand beside the head: nothing (''), the same head of the other model ('other'),
-// or any other head by its name.
+// What can stand beside the head: nothing (''), or any other head by its name.
 function showOffers() {
   const offers = [['', say('report.beside_none')]]; // [value, text]
-  if (data.against !== null && heads[view.open].other) offers.push(
-    ['other', say('report.beside_other', { model: data.against })],
-  );
   for (const head of heads) if (head !== heads[view.open]) offers.push([head.name, head.name]);
   const list = byId('beside');
   list.replaceChildren(...offers.map(([value, text]) => {
@@ -103,28 +88,19 @@ function showPanes() {
   const [first, second] = panes, two = view.beside !== '';
   byId('large').classList.toggle('two', two);
   second.box.hidden = !two;
-  fillPane(first, view.open, view.which);
-  if (view.beside === 'other') fillPane(second, view.open, 'other');
-  else if (two) fillPane(second, numberOf.get(view.beside), view.which);
+  fillPane(first, view.open);
+  if (two) fillPane(second, numberOf.get(view.beside));
   panes.forEach((pane) => {
     pane.caption.hidden = !two;
-    if (pane.number >= 0) pane.caption.textContent = paneName(pane); // the second pane may have shown nothing yet
+    if (pane.number >= 0) pane.caption.textContent = heads[pane.number].name; // the second may have shown nothing yet
   });
   const picture = first.picture;
   byId('large').querySelector('.legend').hidden = !picture;
   if (!picture) return;
-  // Another text, or another model, may have a smaller map.
+  // Another text may have a smaller map.
   view.row = Math.min(view.row, picture.rows - 1);
   view.column = Math.min(view.column, picture.columns - 1);
-  drawLegend(byId('large'), picture.diverging, picture.top === 1 && !picture.diverging ? '1' : inWords(picture.top));
-}
-
-// The head and, where models are compared, the model that a pane shows: "L0.H3 · gpt2".
-function paneName({ number, which }) {
-  const name = heads[number].name;
-  if (data.against === null) return name;
-  if (which === 'other') return `${heads[number].other?.name ?? name} · ${data.against}`;
-  return `${name} · ${which === 'difference' ? say('report.difference') : data.model}`;
+  drawLegend(byId('large'), picture.top === 1 ? '1' : inWords(picture.top));
 }
 
 // The token that is looked at has changed, in the sentence or in a map: rows, words and numbers follow.
@@ -150,7 +126,7 @@ function showCell() {
   panes.forEach(drawPane);
   const lines = panes.filter((pane) => pane.picture && !pane.box.hidden
     && view.row < pane.picture.rows && view.column < pane.picture.columns);
-  byId('readout').textContent = lines.map((pane) => (lines.length > 1 ? `${paneName(pane)}: ` : '') +
+  byId('readout').textContent = lines.map((pane) => (lines.length > 1 ? `${heads[pane.number].name}: ` : '') +
     wordsForCell(pane.number, pane.picture, view.row, view.column)).join('\n');
 }
 
@@ -211,11 +187,11 @@ export function closed() {
 // --- The text beside the map ---
 
 // The tokens from which it is known where the head looks. In a passage the file has the k strongest keys of each
-// token, for so many of them as it stored, and for this model only.
+// token, for so many of them as it stored.
 function makeLargeText() {
   const head = heads[view.open];
   const size = shown.exact ? shown.tokens.length : head.k ? lists(head).keys.length / head.k : 0;
-  const tokens = shown.tokens.slice(0, view.which === 'other' && !shown.exact ? 0 : size);
+  const tokens = shown.tokens.slice(0, size);
   const old = largeWords.map((word) => word.textContent);
   // The same text: its words stay, so that one of them keeps the focus.
   if (old.length === tokens.length && old.every((token, at) => token === tokens[at])) return;
@@ -259,33 +235,22 @@ function revealToken(token) {
 // --- The numbers of the head, each with a word of explanation ---
 
 function showNumbers(head) {
-  // The mean of statistic number `at`, of this head and of the one that it is compared with;
-  // null where there is none.
-  const other = head.other, [here, there] = [head, other].map((side) => (at) => side?.values[at]?.[0] ?? null);
-  // The columns of the table, each [phrase, function]. The function gives what the column says of a statistic: words,
-  // or [number, whether it has a sign], where the statistic itself decides on the sign if nothing is said.
-  const columns = [['report.value', (_, at) => [here(at)]]];
-  if (data.against !== null) {
-    columns.push(['report.other', (_, at) => [there(at)]]);
-    columns.push(['report.difference', (_, at) => [
-      here(at) === null || there(at) === null ? null : here(at) - there(at), true,
-    ]]);
-  }
-  columns.push(['report.interval', (column, at) => intervalIn(head.values[at], column)]);
-  // Two controls: what even attention would have, and the best head of the untrained model.
-  columns.push(['report.even', (_, at) => [head.uniform[at]]]);
+  // The columns of the table, each [phrase, function]. The function gives what the column says of a statistic.
+  const columns = [
+    ['report.value', (column, at) => figure(head.values[at]?.[0], column)],
+    ['report.interval', (column, at) => intervalIn(head.values[at], column)],
+    // Two controls: what even attention would have, and the best head of the untrained model.
+    ['report.even', (column, at) => figure(head.uniform[at], column)],
+  ];
   if (data.untrained.some((value) => value !== null)) columns.push(
-    ['report.untrained', (_, at) => [data.untrained[at]]],
+    ['report.untrained', (column, at) => figure(data.untrained[at], column)],
   );
   const top = element('tr');
   top.append(element('td'), ...columns.map(([key]) => scoped('col', say(key))));
   const rows = data.columns.map((column, at) => {
     const row = element('tr'), name = scoped('row', columnName(column));
     name.append(element('small', '', columnMeaning(column)));
-    row.append(name, ...columns.map(([, cell]) => {
-      const value = cell(column, at);
-      return element('td', '', typeof value === 'string' ? value : figure(value[0], column, value[1] ?? column.signed));
-    }));
+    row.append(name, ...columns.map(([, cell]) => element('td', '', cell(column, at))));
     return row;
   });
   byId('numbers').replaceChildren(top, ...rows);

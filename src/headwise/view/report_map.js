@@ -13,10 +13,6 @@ import { heads, view } from './report_state.js';
 // from which on it has room for its number.
 const SMALLEST_CELL = 4, LARGEST_CELL = 76, LEGIBLE = 13, NUMBERED = 34;
 
-// What is said in full where a small picture says it in two words.
-const WHY_MISSING = { 'report.no_map': 'report.no_map_long', 'report.not_there': 'report.not_there_long',
-  'report.other_size': 'report.other_size_long' };
-
 /**
  * A pane: the elements of report_pane.html, the head that it shows, and the size of its cells.
  * @param {Element} box  the element of the pane
@@ -29,7 +25,7 @@ export function makePane(box) {
     map: find('.map'), rows: find('.rows'), columns: find('.columns'), // canvases: the cells, and labels on two sides
     missing: find('.missing-words'),
     small: element('canvas'), // the picture, one pixel a cell; never in the page, but enlarged from
-    number: -1, which: 'this', picture: null, // the head, the model, and what `pictureOf` gives for both
+    number: -1, picture: null, // the head, and what `pictureOf` gives for it
     cell: 0, gutter: 0, // pixels of a cell's side, and of the room for labels
   };
   pane.map.addEventListener('pointermove', (event) => {
@@ -41,19 +37,17 @@ export function makePane(box) {
 }
 
 /**
- * Gives a pane another picture, or the words that say why there is none.
+ * Gives a pane another picture, or the words that say that there is none.
  * @param {Object} pane
  * @param {number} number  of the head
- * @param {'this'|'other'|'difference'} which  the model, or the first minus the second
  */
-export function fillPane(pane, number, which) {
-  Object.assign(pane, { number, which });
-  const picture = pictureOf(number, which), missing = typeof picture === 'string';
-  pane.picture = missing ? null : picture;
-  pane.frame.hidden = missing;
-  pane.missing.hidden = !missing;
-  if (missing) {
-    pane.missing.textContent = say(WHY_MISSING[picture], { name: heads[number].name });
+export function fillPane(pane, number) {
+  const picture = pictureOf(number);
+  Object.assign(pane, { number, picture });
+  pane.frame.hidden = !picture;
+  pane.missing.hidden = Boolean(picture);
+  if (!picture) {
+    pane.missing.textContent = say('report.no_map_long', { name: heads[number].name });
     return;
   }
   pane.map.setAttribute('aria-label', say('report.map_of', { name: heads[number].name }));
@@ -133,11 +127,10 @@ function drawNumbers({ picture, cell }, pen) {
   pen.font = `${Math.min(15, Math.floor(cell / 3))}px ${variable('--sans')}`;
   pen.textAlign = 'center';
   pen.textBaseline = 'middle';
-  picture.read.forEach((weight, at) => {
-    if (Math.abs(weight) < 0.005) return; // it would be 0.00
-    pen.fillStyle = inkOn(colourOf(picture.drawn[at], picture.top, picture.diverging));
-    const text = `${weight < 0 ? '−' : ''}${Math.abs(weight).toFixed(2)}`;
-    pen.fillText(text, ((at % picture.columns) + 0.5) * cell, (Math.floor(at / picture.columns) + 0.5) * cell);
+  picture.weights.forEach((weight, at) => {
+    if (weight < 0.005) return; // it would be 0.00
+    pen.fillStyle = inkOn(colourOf(picture.drawn[at], picture.top));
+    pen.fillText(weight.toFixed(2), ((at % picture.columns) + 0.5) * cell, (Math.floor(at / picture.columns) + 0.5) * cell);
   });
 }
 

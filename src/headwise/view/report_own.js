@@ -96,7 +96,7 @@ export function showOwn() {
     return;
   }
   const tokens = typed.ids.map((id, at) => visible(typed.pieces[at].known ? vocabulary()[id] : typed.pieces[at].text));
-  showText({ tokens, exact: true, typed: true, maps: { this: mapsOf(typed.less) }, unknown: strange(typed.pieces) });
+  showText({ tokens, exact: true, typed: true, maps: mapsOf(typed.less), unknown: strange(typed.pieces) });
   sayUnknown();
 }
 

@@ -6,7 +6,7 @@
 
 import { say } from './page/base.js';
 import { hasMap, shown } from './report_shown.js';
-import { LEVELS, cut, data, heads, inWords, largestOf, named, signed, view, weights } from './report_state.js';
+import { LEVELS, cut, data, heads, inWords, largestOf, named, view, weights } from './report_state.js';
 
 const unpackedOnce = new Map(); // base64 -> its weights
 
@@ -23,21 +23,17 @@ function kept(base64) {
  * @property {Float32Array} first  of each row, what of its first column goes to the first token alone
  * @property {boolean} [blocks]  is it of blocks of tokens?
  *
- * What `asDrawn` and `difference` add:
+ * What `asDrawn` adds:
  * @property {Float32Array} [drawn]  the weights that have colours: without the first token, where the reader hides it
- * @property {Float32Array} [read]  the weights that are put into words: always all
  * @property {number} [top]  the weight that has the last colour
- * @property {boolean} [diverging]  has it weights below 0, with colours of their own?
  */
 
 // The map of the text shown; for a passage what the survey stored of its document: the fraction of its attention that
 // a block of rows gives a block of columns. Nothing where there is none.
-export function storedOf(number, which) {
-  if (shown.exact) return hasMap(number, which) ? shown.maps[which].get(heads[number].name) : null;
-  const head = which === 'other' ? heads[number].other : heads[number];
-  return head && {
-    rows: head.rows, columns: head.columns, weights: kept(head.shares), first: kept(head.first), blocks: true,
-  };
+export function storedOf(number) {
+  const head = heads[number];
+  if (shown.exact) return hasMap(number) ? shown.maps.get(head.name) : null;
+  return { rows: head.rows, columns: head.columns, weights: kept(head.shares), first: kept(head.first), blocks: true };
 }
 
 // What is left without the first token; the first column of a picture of blocks holds others, too. Both
@@ -62,32 +58,17 @@ function largestChoice(picture, drawn) {
 function asDrawn(picture) {
   const drawn = view.hideFirst ? withoutFirst(picture) : picture.weights;
   const top = view.scale === 'own' ? largestChoice(picture, drawn) : 1;
-  return { ...picture, drawn, read: picture.weights, top, diverging: false };
-}
-
-// This model's picture minus the other's; both have the same size.
-function difference(here, there) {
-  const minus = (a, b) => a.map((weight, at) => weight - b[at]);
-  const [a, b] = [here, there].map(asDrawn), drawn = minus(a.drawn, b.drawn);
-  const top = view.scale === 'own' ? largestOf(drawn) || 1 : 1;
-  return { ...a, drawn, read: minus(a.read, b.read), top, diverging: true };
+  return { ...picture, drawn, top };
 }
 
 /**
- * The picture of a head; or the key of the phrase that says why there is none.
+ * The picture of a head, or null where it has no map.
  * @param {number} number  of the head
- * @param {'this'|'other'|'difference'} [which]  this model, the one that it is compared with,
- *   or the first minus the second
- * @returns {Picture|string}
+ * @returns {Picture|null}
  */
-export function pictureOf(number, which = view.which) {
-  const here = storedOf(number, 'this'), there = storedOf(number, 'other');
-  if (which === 'this') return here ? asDrawn(here) : 'report.no_map';
-  if (!there) return 'report.not_there';
-  if (which === 'other') return asDrawn(there);
-  if (!here || here.rows !== there.rows || here.columns !== there.columns
-    || here.blocks !== there.blocks) return 'report.other_size';
-  return difference(here, there);
+export function pictureOf(number) {
+  const stored = storedOf(number);
+  return stored && asDrawn(stored);
 }
 
 // --- Where a row or a column lies in the text ---
@@ -120,19 +101,16 @@ export function rowOf(token, number, picture) {
 // The label of a row or column: its token, or the tokens of its block, "16–23".
 export function placeLabel(number, picture, block, blocks) {
   if (!picture.blocks) return cut(shown.tokens[block]);
-  const span = spanOf(block, blocks, lengthOf(number));
+  const span = spanOf(block, blocks, heads[number].length);
   if (!span) return share(block, blocks);
   return span[0] < span[1] ? `${span[0]}–${span[1]}` : cut(data.tokens[span[0]] ?? String(span[0]));
 }
-
-// Tokens of the document behind the pictures of blocks; null where the survey does not tell.
-function lengthOf(number) { return (view.which === 'other' ? heads[number].other : heads[number]).length; }
 
 // A row or column in words, and whether these are several tokens, so that the verb is a plural. `isKey`: it is a
 // column, which in cross attention lies in the other text.
 function placeWords(number, picture, block, blocks, isKey) {
   if (!picture.blocks) return [named(block, shown.tokens), false];
-  const span = spanOf(block, blocks, lengthOf(number));
+  const span = spanOf(block, blocks, heads[number].length);
   const text = say(isKey && heads[number].cross ? 'report.other_text' : 'report.the_text');
   if (!span) return [say('report.share_of', { share: share(block, blocks), text }), false];
   return span[0] < span[1]
@@ -142,9 +120,8 @@ function placeWords(number, picture, block, blocks, isKey) {
 
 // "Token 5 ‘el’ looks at token 3 ‘la’: 0.310", or of blocks "tokens 16 to 23 look at ...".
 export function wordsForCell(number, picture, row, column) {
-  const weight = picture.read[row * picture.columns + column];
+  const value = inWords(picture.weights[row * picture.columns + column]);
   const [from, many] = placeWords(number, picture, row, picture.rows, false);
   const [to] = placeWords(number, picture, column, picture.columns, true);
-  const value = picture.diverging ? say('report.difference_of', { value: signed(weight) }) : inWords(weight);
   return say(many ? 'report.look_at' : 'report.looks_at', { from, to, value });
 }

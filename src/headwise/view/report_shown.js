@@ -14,8 +14,7 @@ import { data, heads, unpacked, view, weights } from './report_state.js';
  * @property {string[]} tokens  what is written
  * @property {boolean} exact  has each head a map of just these tokens? Otherwise pictures are of blocks of the first
  *   document, of which these are the first tokens
- * @property {Object} maps  for each model, 'this' and 'other' (the one compared with), a head's name -> its map (a
- *   `Picture`), made when needed
+ * @property {Object} [maps]  a head's name -> its map (a `Picture`), made when needed
  * @property {boolean} [typed]  is it the reader's own?
  * @property {boolean[]} [unknown]  which tokens stand for words that the model lacks
  *
@@ -26,18 +25,15 @@ import { data, heads, unpacked, view, weights } from './report_state.js';
  */
 
 /** @type {Shown} */
-export const passage = { tokens: data.tokens.slice(0, data.passage), exact: false, maps: {} };
-/** @type {Shown|null|false} none without maps; none, too, where one of two compared models has no maps of it */
-export const sentence = data.maps && (data.against === null || data.other_maps) && {
-  tokens: data.maps.tokens, exact: true, maps: { this: unpackedMaps(data.maps), other: unpackedMaps(data.other_maps) },
-};
+export const passage = { tokens: data.tokens.slice(0, data.passage), exact: false };
+/** @type {Shown|null} none without maps */
+export const sentence = data.maps && { tokens: data.maps.tokens, exact: true, maps: unpackedMaps(data.maps) };
 export let shown = sentence || passage;
 
 // The maps of the file, by the names of heads as in a Map, each unpacked when first needed. They are base64, without
 // the zeros above the diagonal where the model is causal.
 function unpackedMaps(stored) {
   const made = new Map();
-  if (!stored) return made;
   return {
     has: (name) => name in stored.weights,
     get: (name) => {
@@ -86,12 +82,7 @@ export function showText(text) {
 }
 
 // Has a head a map of the text that is shown?
-export function hasMap(number, which = view.which) {
-  return shown.exact && Boolean(shown.maps[which]?.has(heads[number].name));
-}
-
-// The map by which the words are tinted. Where pictures show the difference of two models, it is that of this model.
-function ownMap(number) { return shown.maps[view.which === 'other' ? 'other' : 'this']?.get(heads[number].name); }
+export function hasMap(number) { return shown.exact && shown.maps.has(heads[number].name); }
 
 /**
  * Where a head looks from a token; nowhere, where it is not known.
@@ -102,14 +93,14 @@ function ownMap(number) { return shown.maps[view.which === 'other' ? 'other' : '
 export function looksOf(number, token) {
   const inside = new Float32Array(shown.tokens.length), outside = [];
   if (shown.exact) {
-    const map = ownMap(number);
+    const map = shown.maps.get(heads[number].name);
     return {
       inside: map ? map.weights.slice(token * map.columns, (token + 1) * map.columns) : inside, outside, whole: true,
     };
   }
-  // In a passage: the k strongest keys of each token, which the file has of this model and of so many tokens.
+  // In a passage: the k strongest keys of each token, which the file has of so many tokens.
   const head = heads[number];
-  if (view.which === 'other' || !head.k || token >= lists(head).keys.length / head.k) return {
+  if (!head.k || token >= lists(head).keys.length / head.k) return {
     inside, outside, whole: false,
   };
   const { keys, top } = lists(head);
@@ -155,10 +146,10 @@ export function looksThrough(number, token) {
  * @returns {number[]}
  */
 export function receivedBy(number) {
-  const size = shown.tokens.length, map = shown.exact && ownMap(number);
+  const size = shown.tokens.length, map = shown.exact && shown.maps.get(heads[number].name);
   if (map) return shown.tokens.map((_, key) => // the mean of a column
     shown.tokens.reduce((sum, _t, row) => sum + map.weights[row * size + key], 0) / size);
   const head = heads[number];
-  if (shown.exact || head.cross || !head.received || view.which === 'other') return [];
+  if (shown.exact || head.cross || !head.received) return [];
   return Array.from(weights(head.received), (part) => part * head.largest); // stored as parts of the largest
 }

@@ -43,9 +43,6 @@ function listenToPictures() {
   listenToSwitch('log-scale', (on) => { view.log = on; });
   listenToSwitch('fixed-scale', (on) => { view.scale = on ? 'fixed' : 'own'; });
   listenToSwitch('with-arcs', (on) => { view.arcs = on; });
-  for (const radio of document.querySelectorAll('[name="view"]')) {
-    radio.addEventListener('change', () => { view.which = radio.value; redraw(); });
-  }
   for (const radio of document.querySelectorAll('[name="text"]')) {
     radio.addEventListener('change', () => {
       if (radio.value === 'passage') showText(passage);

@@ -13,7 +13,6 @@ import { PHRASES, byId, bytesOf, element, language, putWords, readData, say } fr
  * @property {(number|null)[]} uniform  of each column, what even attention would have
  * @property {number[]} roles  places in `data.roles`
  * @property {[string, Object][]} says  the sentence, as keys of phrases with their values
- * @property {Head} [other]  the head of the other model that it is compared with; its roles are names
  * Its pictures and its strongest looks are explained at `_numbers` and `_text_of` there.
  *
  * @typedef {Object} Column  a statistic
@@ -40,12 +39,11 @@ export const view = {
   through: -1, // the head through which the sentence is seen; -1: all of them
   latest: 0, // the head through which it was seen last
   changes: new Map(), // name of a head -> its factor, where it is not 1
-  which: 'this', // whose pictures: of this model, of the 'other', or the 'difference'
   scale: 'own', // the last colour is each picture's largest weight; 'fixed': it is 1
   hideFirst: false, log: false, arcs: false, // switches: without the first token, on a log scale, with arcs
   roles: new Set(), words: [], // the filter: places in `data.roles`, and what is searched for
   open: -1, row: 0, column: 0, // the head that is enlarged, -1: none; the chosen cell of its map
-  beside: '', // what stands beside it: '', 'other' for the other model, or the name of a head
+  beside: '', // the name of the head that stands beside it, or ''
 };
 
 /**
@@ -135,13 +133,6 @@ export function inWords(weight) {
   const value = size > 0 && size < ROUNDS_TO_0 ? say('report.tiny') : size.toFixed(3);
   return weight < -ROUNDS_TO_0 ? '−' + value : value;
 }
-
-/**
- * The same with a + above 0.
- * @param {number} weight
- * @returns {string}
- */
-export function signed(weight) { return weight >= ROUNDS_TO_0 ? '+' + inWords(weight) : inWords(weight); }
 
 /**
  * 95 %, 4.7 %, 0.03 %: two digits that mean something.

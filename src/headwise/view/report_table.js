@@ -1,7 +1,6 @@
 // --- The table of all heads: sorted by any column, walked over with the arrow keys ---
 //
-// A row is a head, a column a statistic of `data.columns`; where two models are compared, three columns: the
-// statistic of this model, of the other, and the difference. Before them stand the name, the roles, and a column that
+// A row is a head, a column a statistic of `data.columns`. Before them stand the name, the roles, and a column that
 // follows the sentence above the table.
 
 import { byId, element, isShortcut, say, setWord } from './page/base.js';
@@ -16,36 +15,16 @@ let rowsInOrder = []; // the rows in the order of `heads`, however they are sort
 let sorted = []; // the headings by which rows can be sorted, in the order of the cells of a row
 
 export function makeTable() {
-  const compared = data.against !== null, head = element('thead'), body = element('tbody');
-  // Two rows of headings where models are compared: the statistic, and below it its three columns.
-  const top = element('tr'), below = element('tr');
+  const head = element('thead'), body = element('tbody'), top = element('tr');
   const first = [['name', 'report.head'], ['roles', 'report.roles'], ['now', 'report.looks_now']]; // [sort, phrase]
-  const fixed = first.map(([sort, key]) => heading(sort, say(key), sort));
-  top.append(...fixed);
-  for (const [at, column] of data.columns.entries()) {
-    const extra = column.main ? '' : 'extra'; // the class of columns that the style sheet shows on demand
-    if (!compared) {
-      top.append(heading(at, columnName(column), extra));
-      continue;
-    }
-    const group = scoped('colgroup', columnName(column));
-    group.colSpan = 3;
-    group.className = `group ${extra}`;
-    top.append(group);
-    for (const part of ['this', 'other', 'difference']) {
-      const cell = heading(at, say(`report.part_of_${part}`), extra);
-      cell.dataset.part = part;
-      below.append(cell);
-    }
-  }
-  if (compared) for (const cell of fixed) cell.rowSpan = 2;
-  head.append(top, ...(compared ? [below] : []));
-  rowsInOrder = heads.map((head, number) => tableRow(head, number, compared));
+  top.append(...first.map(([sort, key]) => heading(sort, say(key), sort)));
+  // 'extra' is the class of columns that the style sheet shows on demand.
+  top.append(...data.columns.map((column, at) => heading(at, columnName(column), column.main ? '' : 'extra')));
+  head.append(top);
+  rowsInOrder = heads.map(tableRow);
   body.append(...rowsInOrder);
   table.replaceChildren(head, body);
   table.setAttribute('role', 'grid');
-  // In the order of the document, which is that of a row's cells: the headings of `top`, of which groups have no
-  // data-sort, come before those of `below`.
   sorted = [...table.querySelectorAll('th[data-sort]')];
   byId('all-columns').parentElement.hidden = data.columns.every((column) => column.main);
   listenToTable(body);
@@ -80,24 +59,15 @@ function heading(sort, text, className) {
   return cell;
 }
 
-// The row of a head; `compared`: three cells for each statistic.
-function tableRow(head, number, compared) {
-  const row = element('tr'), roles = element('td', 'roles');
-  // Is the head of the other model another one, as where heads were pruned? Its name then stands in brackets.
-  const isRenamed = head.other && head.other.name !== head.name;
-  const name = scoped('row', isRenamed ? `${head.name} (${head.other.name})` : head.name);
+// The row of a head.
+function tableRow(head, number) {
+  const row = element('tr'), roles = element('td', 'roles'), name = scoped('row', head.name);
   name.className = 'name';
   row.dataset.number = number;
   head.roles.forEach((role) => roles.append(badge(role), ' '));
   row.append(name, roles, element('td', 'now'));
   data.columns.forEach((column, at) => {
-    // The means of both models; null where a head, or its value, is not there.
-    const [here, there] = [head, head.other].map((side) => side?.values[at]?.[0] ?? null);
-    const extra = column.main ? '' : 'extra';
-    row.append(element('td', extra, figure(here, column)));
-    if (!compared) return;
-    const difference = here === null || there === null ? null : here - there;
-    row.append(element('td', extra, figure(there, column)), element('td', extra, figure(difference, column, true)));
+    row.append(element('td', column.main ? '' : 'extra', figure(head.values[at]?.[0], column)));
   });
   for (const cell of row.cells) cell.tabIndex = -1; // one cell of the table is a stop for Tab: `stopAtFirstRow`
   return row;
@@ -130,29 +100,26 @@ function strongestWords(number) {
   return weight < ROUNDS_TO_0 ? '–' : `${cut(name)} ${inWords(weight)}${far ? ' ↗' : ''}`;
 }
 
-// What a row is ordered by, where the largest comes first: a number, or null for what is not there. `sort` and `part`
-// are those of the heading (`heading`).
-function sortKey(number, sort, part) {
+// What a row is ordered by, where the largest comes first: a number, or null for what is not there. `sort` is that of
+// the heading (`heading`).
+function sortKey(number, sort) {
   const head = heads[number];
   if (sort === 'name') return -number; // largest of the first head: the order of the model
   // More roles first; heads with as many by the place of their first role, of which there are less than a hundred.
   if (sort === 'roles') return head.roles.length ? 100 * head.roles.length - head.roles[0] : null;
   if (sort === 'now') return view.at < 0 ? null : strongestLook(number).weight;
-  const [here, there] = [head, head.other].map((side) => side?.values[sort]?.[0] ?? null);
-  if (part === 'other') return there;
-  if (part !== 'difference') return here;
-  return here === null || there === null ? null : here - there;
+  return head.values[sort]?.[0] ?? null;
 }
 
 // The largest first, then the other way round; a name first comes in the order of the model. What is missing is last.
 function sortBy(cell) {
-  const { sort, part } = cell.dataset, before = cell.getAttribute('aria-sort');
+  const { sort } = cell.dataset, before = cell.getAttribute('aria-sort');
   // In the words of aria-sort, how a column is sorted at the first click and at the next.
   const [fresh, reversed] = sort === 'name' ? ['ascending', 'descending'] : ['descending', 'ascending'];
   const order = before === fresh ? reversed : fresh, sign = order === fresh ? 1 : -1;
   for (const other of sorted) other.setAttribute('aria-sort', 'none');
   cell.setAttribute('aria-sort', order);
-  const keyed = rowsInOrder.map((row, number) => [row, sortKey(number, sort, part)]);
+  const keyed = rowsInOrder.map((row, number) => [row, sortKey(number, sort)]);
   const compare = (a, b) => ( // true - false is 1: null comes behind a number, whatever the sign
     a[1] === null || b[1] === null ? (a[1] === null) - (b[1] === null) : sign * (b[1] - a[1])
   );
@@ -218,15 +185,15 @@ function nextCell(cell, key) {
 
 // --- The note beside a cell: interval and controls ---
 
-// Shows the note where there is one to say: on a statistic of one model, and not on the name, the roles and the like.
+// Shows the note where there is one to say: on a statistic, and not on the name, the roles and the like.
 function showTip(cell) {
   const row = cell.closest('tbody tr'), over = row && sorted[cell.cellIndex]; // the heading above the cell
-  if (!over || over.dataset.part === 'difference' || !Number.isInteger(Number(over.dataset.sort))) {
+  if (!over || !Number.isInteger(Number(over.dataset.sort))) {
     hideTip();
     return;
   }
   const head = heads[row.dataset.number], at = Number(over.dataset.sort);
-  const lines = tipLines(over.dataset.part === 'other' ? head.other : head, at), tip = byId('tip');
+  const lines = tipLines(head, at), tip = byId('tip');
   tip.replaceChildren(
     element('b', '', `${head.name}, ${columnName(data.columns[at])}`),
     ...lines.map((line) => element('span', '', line)),
@@ -240,7 +207,7 @@ function showTip(cell) {
 
 // The lines of the note: the interval over documents, and the controls.
 function tipLines(head, at) {
-  const value = head?.values[at], column = data.columns[at]; // an `Interval`: mean, low, high, number of documents
+  const value = head.values[at], column = data.columns[at]; // an `Interval`: mean, low, high, number of documents
   if (!value) return [say('report.undefined')];
   const lines = [];
   if (value[3]) { // 0 of importance, whose interval nobody knows

@@ -15,22 +15,12 @@ export function showTop() {
   if (n_documents > 1) facts.push(say('report.longest', { tokens: count(longest) }));
   if (data.texts.length) facts.push(say('report.text_from', { texts: data.texts.map(told).join(', ') }));
   if (finite(data.loss)) facts.push(say('report.mean_loss', { loss: loss(data.loss) }));
-  if (data.against !== null && finite(data.other_loss)) facts.push(
-    say('report.mean_loss_of', { model: data.against, loss: loss(data.other_loss) }),
-  );
   if (data.ablated !== null) facts.push(sayOr(`report.ablated_${data.ablated}`, data.ablated));
   byId('measured').textContent = facts.join(' ');
   byId('notes').hidden = !data.notes.length;
   byId('notes').replaceChildren(...data.notes.map((note) => element('li', '', told(note))));
-  byId('only').hidden = !data.only.length;
-  // Heads that one of two compared models has alone: [model, their names].
-  byId('only').replaceChildren(
-    ...data.only.map(([model, names]) => element('p', '', say('report.only_in', { model, names }))),
-  );
   // The passage is offered beside the sentence where it shows more text.
   byId('text-choice').hidden = !sentence || !passage.tokens.length || data.tokens.length <= sentence.tokens.length;
-  byId('views').hidden = data.against === null;
-  byId('view-other').textContent = data.against ?? '';
   byId('no-model').textContent = modelMissing();
   byId('no-model').hidden = hasModel();
   byId('question').hidden = !hasModel();

@@ -1,24 +1,20 @@
-"""A survey put into words, and written: in the terminal, as head cards.
+"""A survey put into words, and written to the terminal.
 
-The words are a sentence a head, columns, the signs of roles, what two surveys do not share. The terminal shows which
-head has which role, a line for each head, and what belongs together. A card is what was measured of each head, as JSON
-that any tool reads, or as a section of a model card.
+The words are a sentence a head, columns, the signs of roles. The terminal shows which head has which role, a line for
+each head, and what belongs together.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import string
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from rich.table import Table as Grid
 from rich.text import Text
 
-from headwise.files import write_whole
 from headwise.heads.table import ROLES, HeadProfile, Role, Survey
 from headwise.intervals import Interval
 from headwise.table import Table, number
@@ -57,26 +53,20 @@ def label(key: str) -> str:
     return key.replace("_", " ")
 
 
-def columns_of(survey: Survey, against: Survey | None = None) -> tuple[Column, ...]:
-    """Ablation and importance where they were measured, then every statistic in the order of the survey.
-
-    With `against`, statistics that only one of the two has are left out.
-    """
-    surveys = [survey] if against is None else [survey, against]
-    shared = [key for key in survey.statistics if all(key in each.statistics for each in surveys)]
-    meanings = {key: survey.statistics[key] for key in shared}  # in English, as the survey keeps them
+def columns_of(survey: Survey) -> tuple[Column, ...]:
+    """Ablation and importance where they were measured, then every statistic in the order of the survey."""
     effects = {
         "ablation": f"change in loss without the head ({survey.ablated or 'silenced'}), nats per token",
         "importance": "mean size of the loss's slope with respect to a gate on the head (Michel et al. 2019)",
     }
     columns = []
-    for key, meaning in {**effects, **meanings}.items():
-        values = [value_of(profile, key) for each in surveys for profile in each.profiles]
+    for key, meaning in {**effects, **survey.statistics}.items():  # meanings are in English
+        values = [value_of(profile, key) for profile in survey.profiles]
         known = [value.mean for value in values if value is not None]
         if key in effects and not known:  # it was not measured
             continue
         followed = any(key == relation.name for relation in survey.relations)
-        main = key in effects or followed or key in MAIN or len(shared) <= FEW
+        main = key in effects or followed or key in MAIN or len(survey.statistics) <= FEW
         # Ablation has a sign: without a head the loss may rise or fall.
         columns.append(Column(key, label(key), meaning, decimals_for(known), key == "ablation", main))
     return tuple(columns)
@@ -127,55 +117,6 @@ def n_layers(survey: Survey) -> int:
 def earners(survey: Survey) -> dict[str, list[str]]:
     """For each role the names of the heads that have it."""
     return {role.name: [p.name for p in survey.profiles if role.name in p.roles] for role in survey.roles}
-
-
-def paired(survey: Survey, against: Survey | None) -> list[tuple[HeadProfile, HeadProfile | None]]:
-    """Each head with that of the same name in `against`."""
-    others = {} if against is None else {profile.name: profile for profile in against.profiles}
-    return [(profile, others.get(profile.name)) for profile in survey.profiles]
-
-
-def only_here(survey: Survey, against: Survey | None) -> list[tuple[str, str]]:
-    """A model, and the names of heads that the other of the two does not have; nothing where there are none."""
-    if against is None:
-        return []
-    missing = []
-    for first, second in ((survey, against), (against, survey)):
-        names = [profile.name for profile, other in paired(first, second) if other is None]
-        if names:
-            missing.append((first.model, ", ".join(names)))
-    return missing
-
-
-def both_names(profile: HeadProfile, other: HeadProfile | None) -> str:
-    """The name of a head, and in brackets that of the head it is compared with, where it is another."""
-    was = "" if other is None else other.was  # "": it was never renamed
-    return profile.name if was in ("", profile.name) else f"{profile.name} ({was})"
-
-
-def compared_notes(survey: Survey, against: Survey | None) -> list[Note]:
-    """What keeps two surveys from being compared number by number, and which heads are compared."""
-    if against is None:
-        return []
-    notes = []
-    models = {"model": survey.model, "other": against.model}
-    # Where one model comes from the other, heads have the names of their counterparts (`was`), whatever the sizes.
-    if set(survey) != set(against) and not any(profile.was for profile in against.profiles):
-        notes.append(Note.of("against.sizes", **models))
-    if any(both_names(profile, other) != profile.name for profile, other in paired(survey, against)):
-        notes.append(Note.of("against.brackets", **models))
-    for first, second in ((survey, against), (against, survey)):
-        extra = ", ".join(label(key) for key in first.statistics if key not in second.statistics)
-        if extra:
-            notes.append(Note.of("against.statistics", model=first.model, names=extra))
-    # `tokens` are of the first document alone; that others differ shows in their number, if at all.
-    if survey.tokens != against.tokens or survey.n_tokens != against.n_tokens:
-        counts = {"count": f"{survey.n_tokens:,}", "other_count": f"{against.n_tokens:,}"}
-        notes.append(Note.of("against.tokens", **models, **counts))
-    if survey.ablated != against.ablated:
-        ways = {"how": survey.ablated or "nothing", "other_how": against.ablated or "nothing"}
-        notes.append(Note.of("against.ablated", **models, **ways))
-    return notes
 
 
 # The roles from the most telling to the least; where a head has several, the first one makes the sentence.
@@ -253,33 +194,25 @@ LONG = 40  # characters of the name of a text, at most
 EFFECTS = ("importance", "ablation")  # what happens without a head; all its other numbers are statistics
 
 
-def print_survey(screen: Screen, survey: Survey, sort_by: str = "name", against: Survey | None = None) -> None:
+def print_survey(screen: Screen, survey: Survey, sort_by: str = "name") -> None:
     """The roles with their heads, then a table with a line for each head.
 
     sort_by  "name" for the order of the model; or "importance", "ablation" or a statistic, the largest first and what
              has none last; a statistic that the table does not show gets a column
-    against  numbers are then those of `survey` minus those of `against`, heads are matched by name, and the roles are
-             those that only one of the two has, with + and -
 
-    Raises HeadwiseError for an order that is not known, or only to one of the two.
+    Raises HeadwiseError for an order that is not known.
     """
-    known = {column.key: column for column in columns_of(survey, against)}
+    known = {column.key: column for column in columns_of(survey)}
     key = check_order(known, sort_by)
     if key in EFFECTS and all(value_of(profile, key) is None for profile in survey.profiles):
         raise refusal("order_unmeasured", name=repr(sort_by), model=survey.model)
     keys = SHOWN if key in SHOWN else (key, *SHOWN)  # that by which it is sorted is among them
     columns = [known[name] for name in keys if name in known]
     _print_facts(screen, survey)
-    if against is not None:
-        _print_facts(screen, against)
-    for note in (*survey.notes, *compared_notes(survey, against)):
+    for note in survey.notes:
         screen.say(note)
     _print_roles(screen, survey)
-    if against is not None:
-        screen.say("\n" + screen.phrase("survey.minus", model=survey.model, other=against.model))
-    _print_heads(screen, survey, columns, key, against)
-    for model, names in only_here(survey, against):
-        screen.tell("survey.only_in", model=model, names=names)
+    _print_heads(screen, survey, columns, key)
 
 
 def check_order(statistics: Iterable[str], sort_by: str) -> str:
@@ -340,19 +273,16 @@ def _some(names: list[str]) -> str:
     return Note.of("refused.and_more", some=some, more=f"{more:,}") if more > 0 else some
 
 
-def _print_heads(screen: Screen, survey: Survey, columns: list[Column], key: str, against: Survey | None) -> None:
+def _print_heads(screen: Screen, survey: Survey, columns: list[Column], key: str) -> None:
     """A line for each head, in the order of `key`; below them what the columns mean."""
-    # Of two models the heads that both have; `only_here` tells of the others.
-    pairs = [(p, other) for p, other in paired(survey, against) if against is None or other is not None]
+    profiles = list(survey.profiles)
     if key != "name":  # the largest first, what has no number (nan) last: True comes after False
-        numbers = {p.name: _number(p, other, key) for p, other in pairs}
-        pairs.sort(key=lambda pair: (math.isnan(numbers[pair[0].name]), -numbers[pair[0].name]))
+        numbers = {p.name: _number(p, key) for p in profiles}
+        profiles.sort(key=lambda p: (math.isnan(numbers[p.name]), -numbers[p.name]))
     rows = []
-    for p, other in pairs:
-        row = [both_names(p, other), _roles(p, other, screen.lang)]
-        for column in columns:
-            row.append(_shown_number(_number(p, other, column.key), column, against is not None))
-        rows.append(row)
+    for p in profiles:
+        roles = [short(role) if screen.lang == "en" else str(said(_role(role), screen.lang)) for role in p.roles]
+        rows.append([p.name, ", ".join(roles), *(_shown_number(_number(p, each.key), each) for each in columns)])
     headings, meanings = [], []
     for column in columns:
         # A phrase of [heading], made short for a terminal of 80 columns; else one of [column]; else the label, as of
@@ -369,35 +299,19 @@ def _print_heads(screen: Screen, survey: Survey, columns: list[Column], key: str
     Table(headings, rows, note="\n".join(meanings)).print(screen, (0, 1))  # names and roles stand at the left
 
 
-def _number(profile: HeadProfile, other: HeadProfile | None, key: str) -> float:
-    """A number of a head, or the difference of two; nan for what is not there."""
+def _number(profile: HeadProfile, key: str) -> float:
+    """A number of a head; nan for what is not there."""
     value = value_of(profile, key)
-    if other is None:
-        return math.nan if value is None else value.mean
-    subtracted = value_of(other, key)
-    return math.nan if value is None or subtracted is None else value.mean - subtracted.mean
+    return math.nan if value is None else value.mean
 
 
-def _shown_number(value: float, column: Column, compared: bool) -> str:
-    """A number with the decimals of its column; a difference with its sign. No zero has one."""
+def _shown_number(value: float, column: Column) -> str:
+    """A number with the decimals of its column, and its sign where the column has signs. No zero has one."""
     if not math.isfinite(value):
         return "-"
     rounded = round(value, column.decimals) or 0.0  # -0.0 becomes 0.0
-    sign = "+" if (compared or column.signed) and rounded else ""
+    sign = "+" if column.signed and rounded else ""
     return f"{rounded:{sign}.{column.decimals}f}"
-
-
-def _roles(profile: HeadProfile, other: HeadProfile | None, lang: str) -> str:
-    """The roles of a head; of two, + those that only the first has, and - those that only the second has."""
-
-    def name(role: str) -> str:
-        return short(role) if lang == "en" else str(said(_role(role), lang))
-
-    if other is None:
-        return ", ".join(map(name, profile.roles))
-    gained = [f"+{name(role)}" for role in profile.roles if role not in other.roles]
-    lost = [f"-{name(role)}" for role in other.roles if role not in profile.roles]
-    return ", ".join(gained + lost)
 
 
 BEST = 2  # heads of a relation that are shown: a round choice
@@ -438,62 +352,3 @@ def print_sentences(screen: Screen, survey: Survey) -> None:
     screen.say("")
     for profile in survey.profiles:
         screen.say(f"{profile.name}: {head_sentence(survey, profile, screen.lang, ('“', '”'))}")
-
-
-# Head cards.
-
-SUFFIXES = (".json", ".md")
-
-
-def check_card(path: Path) -> None:
-    """Raise HeadwiseError for a card that is neither JSON nor Markdown."""
-    if path.suffix not in SUFFIXES:
-        raise refusal("card_suffix", path=path)
-
-
-def write_card(path: Path, survey: Survey) -> None:
-    """Write the card of a survey, JSON or Markdown by its suffix; the same survey gives the same bytes."""
-    check_card(path)
-    write_whole(path, card_json(survey) if path.suffix == ".json" else card_markdown(survey))
-
-
-def card_json(survey: Survey) -> str:
-    """The card, with a line for each head so that it can be read: `json.dumps` has either one line or many."""
-    card = survey.card()
-    heads = card.pop("heads")
-    # Without its last brace: the heads follow.
-    first = json.dumps(card, ensure_ascii=False, allow_nan=False, indent=1)[: -len("\n}")]
-    compact = partial(json.dumps, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    lines = ",\n".join(f"  {compact(name)}: {compact(head)}" for name, head in heads.items())
-    return f'{first},\n "heads": {{\n{lines}\n }}\n}}\n'
-
-
-def card_markdown(survey: Survey) -> str:
-    """The heads that have a role, each with its score and what it is held against."""
-    card = survey.card()
-    rows = []
-    for role in survey.roles:
-        heads = [profile for profile in survey.profiles if role.name in profile.roles]
-        for profile in sorted(heads, key=lambda profile: -profile.scores[role.score].mean):
-            score = profile.scores[role.score]
-            # Of one document the interval has no ends: `number` puts dashes there.
-            interval = f"{number(score.mean, 2)} ({number(score.low, 2)} to {number(score.high, 2)})"
-            even, untrained = profile.uniform.get(role.score), (survey.untrained or {}).get(role.score)
-            effect = None if profile.ablation is None else profile.ablation.mean
-            controls = (number(even, 2), number(untrained, 2), number(effect, 3, signed=True))
-            rows.append((role.name, profile.name, interval, *controls))
-    text = card["text"]
-    sources = ", ".join(text["sources"]) or "a text of its own"  # ids that a program passed have no name
-    columns = ("role", "head", "score (95 %)", "even", "untrained", "loss without it")
-    # Words stand in the first two columns.
-    table = Table(columns, rows).markdown((0, 1)) if rows else "No head has a role on this text."
-    lines = [
-        "## What the attention heads do",
-        f"Measured on {text['tokens']:,} tokens of {sources} in documents of up to {text['longest']:,}. A score is the "
-        f'mean over {text["documents"]:,} documents; "even" is attention spread evenly over what the mask allows, '
-        '"untrained" the best head of the same model with untrained weights.',
-        table,
-        *(f"- {note}" for note in card["notes"]),
-        f"SHA-256 of the weights: `{survey.digest or 'not known'}`. Made by headwise.",
-    ]
-    return "\n\n".join(lines) + "\n"
