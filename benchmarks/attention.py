@@ -19,11 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import headwise as hw
-from headwise.spec import Options
 
 SHAPES = ((8, 1024, 768, 12), (1, 4096, 768, 12), (8, 256, 384, 6))
 DECODE = {"heads": 32, "head_dim": 128, "kv_heads": (32, 8, 1), "lengths": (8192, 32768)}
-PLAN = {"heads": 32, "kv_heads": 8, "head_dim": 128, "lengths": (1024, 8192, 32768), "keep": hw.Keep(4, 1020)}
 Side = Callable[[Tensor], Tensor]
 
 
@@ -186,56 +184,3 @@ def _decode_line(row: dict[str, Any]) -> str:
         f"{ms['enable_gqa'] / ms['headwise']:.1f}, repeated x {ms['repeated'] / ms['headwise']:.1f}; "
         f"keys and values at {ours:.1f} GB/s, their sum alone at {most:.1f}"
     )
-
-
-@torch.no_grad()
-def plan(runs: int) -> dict[str, Any]:
-    """One new token, append and attention, through a cache whose every other key/value head streams, or all but one.
-
-    Beside them the full cache, in turn within each round; the ratio is taken round by round; bytes are those held.
-    """
-    torch.manual_seed(0)
-    rows = []
-    G, keep = PLAN["kv_heads"], PLAN["keep"]
-    plans = {"full": None, "half": [None, keep] * (G // 2), "one full": [None] + [keep] * (G - 1)}
-    for S in PLAN["lengths"]:
-        caches = {name: _filled(kept, S) for name, kept in plans.items()}
-        ms = {name: list[float]() for name in caches}
-        q, k, v = (torch.randn(1, heads, 1, PLAN["head_dim"]) for heads in (PLAN["heads"], G, G))
-        for round_ in range(10 * max(3, runs) + 3):
-            for name, cache in caches.items():
-                began = time.perf_counter()
-                cache.attend(q, k, v, Options(hw.Causal()))
-                cache.take()
-                if round_ >= 3:
-                    ms[name].append((time.perf_counter() - began) * 1000)
-        faster = {
-            name: statistics.quantiles((a / b for a, b in zip(ms["full"], times, strict=True)), n=4)
-            for name, times in ms.items()
-        }
-        held = {name: cache.nbytes for name, cache in caches.items()}
-        rows.append({"S": S, "ms": {n: statistics.median(t) for n, t in ms.items()}, "faster": faster, "bytes": held})
-        print(_plan_line(rows[-1]), file=sys.stderr)
-    return {"rows": rows, "table": "\n".join(map(_plan_line, rows))}
-
-
-def _filled(kept: list[hw.Keep | None] | None, S: int) -> hw.KVCache:
-    """A cache after S random tokens; a stream that is full costs the same after any number."""
-    cache = hw.KVCache() if kept is None else hw.KVCache(plan=kept)
-    for heads, part in [(list(range(PLAN["kv_heads"])), cache)] if kept is None else cache._kinds:
-        streams = kept is not None and kept[heads[0]] is not None
-        n = min(S, 2048) if streams else S
-        k, v = (torch.randn(1, len(heads), n, PLAN["head_dim"]) for _ in range(2))
-        if streams:
-            part.attend(k, k, v, Options(hw.Causal()))
-            part.take()
-        else:
-            part.append(k, v)
-    return cache
-
-
-def _plan_line(row: dict[str, Any]) -> str:
-    sides = {name: f"{name} {ms:.2f} ms, {row['bytes'][name] / 2**20:.1f} MiB" for name, ms in row["ms"].items()}
-    for name, (low, middle, high) in row["faster"].items():
-        sides[name] += "" if name == "full" else f", x {middle:.2f} ({low:.2f} to {high:.2f})"
-    return f"S={row['S']:5}: " + "; ".join(sides.values())

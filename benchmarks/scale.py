@@ -16,9 +16,9 @@ from dataclasses import replace
 
 import torch
 
-from benchmarks.memory import stream_of
-from headwise.corpus.documents import Text
+from headwise.corpus.documents import Text, token_file
 from headwise.corpus.tokens import Tokens
+from headwise.corpus.training import Stream
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import PRESETS
 from headwise.gpt.ranks import current, joined
@@ -32,7 +32,8 @@ TEXT = "".join(f"{n * n} sheep, {n * 7 % 31} goats.\n" for n in range(997))
 def work(shard: bool) -> dict[str, float]:
     """Seconds of the fastest step, and of the documents of a survey, in this process of its group."""
     torch.set_num_threads(1)
-    data = stream_of(Tokens.characters(TEXT, boundary=False), TEXT, CONTEXT)
+    tokens = Tokens.characters(TEXT, boundary=False)
+    data = Stream(token_file(lambda: ([[tokens.encode(TEXT)]], len(tokens), {})), CONTEXT)
     shape = {"context": CONTEXT, "n_layers": 4, "n_heads": 8, "d_model": 256}
     model, recipe = GPT(GPTConfig(vocab_size=len(set(TEXT)), **shape)), PRESETS["course"].recipe  # type: ignore[arg-type]
     pieces = torch.tensor(data.held_out_documents(10**9)).flatten().repeat(99)[: DOCUMENTS * CONTEXT].view(-1, CONTEXT)

@@ -34,11 +34,9 @@ VERBS = (
     "generate",
     "heads",
     "look",
-    "windows",
     "why",
     "share",
     "prune",
-    "narrow",
     "attribute",
     "patch",
     "watch",
@@ -92,11 +90,9 @@ def command(name: str, verb: str) -> list[str]:
         "generate": ["--prompt", "The capital of France is the city of", "--tokens", "24", "--temperature", "0"],
         "heads": [*text, "--html", f"{kept}.html", "--out", f"{kept}.png", "--json"],
         "look": ["--no-open"],
-        "windows": ["--text", TEXT, "--tokens", "256", "--documents", "2"],
         "why": ["--prompt", PROMPT, "--corrupt", CORRUPT],
         "share": ["--kv-heads", "1", *text],
         "prune": ["--keep", "0.75", *text, "--out", f"{kept}-pruned", "--force"],
-        "narrow": ["--window", "64", "--tolerance", "0.1", *text, "--out", f"{kept}-narrow", "--force"],
     }
     if name == "whisper-base":
         recordings = [f"build/real/spoken-{n}.wav" for n in range(len(SPOKEN))]

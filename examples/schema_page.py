@@ -25,8 +25,6 @@ from headwise.heads.table import Survey
 from headwise.lab.experiments import Scored
 from headwise.lab.results import Comparison, Ledger
 from headwise.models.meter import Measured
-from headwise.plan import KVReach, Windows
-from headwise.plan import _Document as PlanDocument
 from headwise.records import HeadSteps, Ladder
 from headwise.reshape.job import Reshaped
 from headwise.story import Story
@@ -40,7 +38,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 ABOUT = (
     "What `headwise COMMAND --json` prints. The field `schema` of a document names its entry under $defs: "
     "headwise-why-1 is why. The number rises when a field goes or changes its meaning; fields may be added. A number "
-    "that was not measured, or is not finite, is null. Files that headwise writes are here too: plan (windows --plan), "
+    "that was not measured, or is not finite, is null. Files that headwise writes are here too: "
     "unit (in the folders of compare and bugs); headwise.json beside a reshaped model is reshaped without `schema`."
 )
 # Where annotations name what is imported for type checkers alone.
@@ -83,14 +81,6 @@ DOCUMENTS: dict[str, tuple[str, tuple[Any, ...]]] = {
         ({"model": str, "heads": {str: RANKS | SCORES}, "paths": [get_type_hints(circuits.Path)]},),
     ),
     "why": ("headwise why", (Story, LINK)),
-    "windows": (
-        "headwise windows",
-        (
-            Windows,
-            {"sinks": list[int], "shares": list[float], "plan": str | None, "share": float},
-            {"heads": [(KVReach, {"retrieves": bool})]},
-        ),
-    ),
     "align": ("headwise align", (Alignment, {"alignment_heads": list[list[int]]})),
     "generate": (
         "headwise generate",
@@ -115,7 +105,7 @@ DOCUMENTS: dict[str, tuple[str, tuple[Any, ...]]] = {
         "headwise cost without MODEL",
         ({"models": [MODEL | {"window": int | None, "n_layers": int, "cache_bytes_per_token": int}]},),
     ),
-    "reshaped": ("headwise share, prune and narrow", (Reshaped, {"won": str})),
+    "reshaped": ("headwise share and prune", (Reshaped, {"won": str})),
     "trace": ("headwise trace", (HeadSteps, LINK)),
     "ladder": ("headwise ladder", (Ladder,)),
     "compare": ("headwise compare", (Comparison,)),
@@ -144,7 +134,6 @@ DOCUMENTS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "solution": ("headwise learn --solution", ({"exercise": int, "solution": str},)),
 }
 FILES = {
-    "plan": ("a plan of what each key/value head keeps: windows --plan", (PlanDocument,)),
     "unit": (
         "unit-*.json, a finished unit of a study",
         ({"unit": str, "key": dict[str, Any], "scored": Scored, "sha256": str},),

@@ -20,7 +20,6 @@ PICTURES = {
     "train": ("report-sentence.png", "The report of a run: the model is inside it"),
     "look": ("look.png", "The heads of Gemma 3 270M, which runs behind the page"),
     "heads": ("report-heads.png", "Two heads side by side in the report"),
-    "windows": ("memory.png", "How far back key/value heads look, and what a plan lets each keep"),
 }
 
 

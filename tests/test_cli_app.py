@@ -134,7 +134,7 @@ def test_a_picture_without_matplotlib_is_refused_at_once(
     invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    refused = invoke("windows", tmp_path / "none", "--out", tmp_path / "a.png")
+    refused = invoke("heads", tmp_path / "none", "--out", tmp_path / "a.png")
     assert refused == (2, "", "headwise: a PNG needs matplotlib: pip install 'headwise[all]'\n")
 
 

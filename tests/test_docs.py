@@ -128,7 +128,7 @@ def shorter(words: list[str]) -> list[str]:
     if (
         "--rung" in words
         or [word for word in words if word not in COMMON] == ["bugs"]
-        or (words[0] in ("share", "prune", "narrow") and "--heal" not in words)
+        or (words[0] in ("share", "prune") and "--heal" not in words)
     ):
         return []
     if words[0] == "heads" and not {"--text", "--relations"} & set(words):

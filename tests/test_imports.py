@@ -12,7 +12,7 @@ from measure import imports_of, package_sources
 ROOMS = ("base", "rungs", "layer", "corpus", "gpt", "models", "heads", "reshape", "lab", "teach", "view", "cli")
 BASE = {
     "spec", "masks", "positions", "shapes", "errors", "families", "files", "intervals", "memory",
-    "plan", "records", "story", "table", "words",
+    "records", "story", "table", "words",
 }  # fmt: skip
 BASE |= {"cost"}
 APART = {"headwise.rungs.plain", "headwise.rungs.array", "headwise.rungs.tensor"}
@@ -109,7 +109,6 @@ mask = hw.Causal() & hw.Lengths([2]) & hw.Alibi() & hw.Bias([[0.5, 1.0]])
 hw.attend(lists, lists, lists, mask=mask, sink=[1.0], gate=[0.5], softcap=2.0)
 hw.trace(np.array(lists), np.array(lists), np.array(lists), mask=mask, sink=[1.0], gate=[0.5], softcap=2.0)
 hw.AttentionSpec(d_model=6, n_heads=3, mask=mask).n_parameters
-hw.Plan(((hw.Keep(1, 2),),)).mask(0)
 """
     assert not loaded_after(code) & HEAVY
     shown = "import headwise as hw\nq = [[[1.0], [2.0]]]\nassert '<img' in hw.trace(q, q, q)._repr_html_()"

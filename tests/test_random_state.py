@@ -20,10 +20,8 @@ RESHAPED: dict[str, Any] = {"text": TEXT, "tokens": 11}
 VERBS: dict[str, Callable[[Path], Any]] = {
     "open": hw.open,
     "survey": lambda folder: hw.survey(folder, TEXT, ablate="zero"),
-    "windows": lambda folder: hw.windows(folder, TEXT),
     "share": lambda folder: hw.share(folder, 2, heal=1, **RESHAPED),
     "prune": lambda folder: hw.prune(folder, ["L0.H1"], **RESHAPED),
-    "narrow": lambda folder: hw.narrow(folder, window=3, **RESHAPED),
     "generate": lambda folder: list(hw.generate(folder, "the ", 3)),
     "train": lambda folder: hw.train(TEXT, steps=2, n_layers=1, n_heads=1, d_model=4, context=11, dropout=0.1),
 }

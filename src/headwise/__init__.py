@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from headwise.heads.table import HeadProfile, Survey
     from headwise.heads.watch import Seen, SeenHead, watch
     from headwise.heads.why import why
-    from headwise.heads.windows import windows
     from headwise.layer.explain import Explanation, explain
     from headwise.layer.head import Head, Heads
     from headwise.layer.importers import Imported, import_attention
@@ -45,10 +44,8 @@ if TYPE_CHECKING:
     from headwise.layer.replacing import Replaced, replace
     from headwise.models.generate import generate
     from headwise.models.open import open_model as open
-    from headwise.plan import Keep, KVReach, Plan, Windows
     from headwise.reshape.heal import Damage
     from headwise.reshape.job import Reshaped
-    from headwise.reshape.narrow import narrow
     from headwise.reshape.prune import prune
     from headwise.reshape.share import share
     from headwise.rungs.cache import KVCache
@@ -64,12 +61,12 @@ __version__ = "0.3.0"
 __all__ = [
     "GPT", "Alibi", "Allowed", "AttentionSpec", "Attribution", "Bias", "Causal", "Circuits", "Damage",
     "Direction", "Explanation", "GPTConfig", "Head", "HeadProfile", "Heads", "HeadwiseError", "Imported", "Interval",
-    "KVCache", "KVReach", "Keep", "Lengths", "Mask", "MultiHeadAttention", "Patching", "Plan", "Price", "RelativeBias",
+    "KVCache", "Lengths", "Mask", "MultiHeadAttention", "Patching", "Price", "RelativeBias",
     "Replaced", "Reshaped", "RoPE", "Seen", "SeenHead", "Segments", "Story", "Streaming", "Survey", "Trace", "Verdict",
-    "Window", "Windows", "ablate", "attend", "attention", "attribute", "check", "circuits", "direction",
+    "Window", "ablate", "attend", "attention", "attribute", "check", "circuits", "direction",
     "explain", "generate", "import_attention", "look",
-    "narrow", "open", "overlay", "patch", "price", "prune", "replace", "share", "steer", "story_page",
-    "survey", "trace", "train", "watch", "why", "windows",
+    "open", "overlay", "patch", "price", "prune", "replace", "share", "steer", "story_page",
+    "survey", "trace", "train", "watch", "why",
 ]  # fmt: skip
 
 # Where the names are that load when they are first used: "ablate" -> ("headwise.heads.effect", "ablate"). They are
@@ -83,13 +80,12 @@ _LAZY = {
         "heads.steering": "Direction direction steer",
         "heads.survey": "survey", "heads.table": "HeadProfile Survey", "heads.film": "train",
         "heads.watch": "Seen SeenHead watch", "heads.why": "why",
-        "heads.windows": "windows",
         "layer.explain": "Explanation explain",
         "layer.head": "Head Heads",
         "layer.importers": "Imported import_attention", "layer.replacing": "Replaced replace",
         "layer.layer": "MultiHeadAttention",
         "models.generate": "generate",
-        "models.open": "open", "plan": "KVReach Keep Plan Windows", "reshape.narrow": "narrow",
+        "models.open": "open",
         "reshape.prune": "prune",
         "reshape.heal": "Damage", "reshape.job": "Reshaped", "reshape.share": "share", "rungs.cache": "KVCache",
         "story": "Story", "teach.check": "check", "teach.bugs": "Verdict", "view.look": "look",

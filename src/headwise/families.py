@@ -77,7 +77,7 @@ class Family:
 
         price    count it from its config
         import   make a layer of its attention
-        reshape  share, prune and narrow; heads that are made of one latent cannot be
+        reshape  share and prune; heads that are made of one latent cannot be
         """
         answers = {
             "price": self.price is not None,

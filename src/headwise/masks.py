@@ -302,9 +302,9 @@ class WithoutBias(_Derived):
 
 @dataclass(frozen=True)
 class Part(_Derived):
-    """The mask of a larger call, for those of its heads, queries or keys that this call has.
+    """The mask of a larger call, for those of its heads or queries that this call has.
 
-    axis     "h", "t" or "s"
+    axis     "h" or "t"
     numbers  which of them, in the order in which this call has them
     length   how many the larger call has
     """
@@ -329,8 +329,8 @@ class Part(_Derived):
 
     def band(self, T: int, S: int) -> Band | None:
         band = self.mask.band(self.length if self.axis == "t" else T, S)
-        # Of picked keys the distances are not those of their places; nor are those of queries with gaps between them.
-        if band is None or self.axis == "s" or (self.axis == "t" and not _neighbours(self.numbers)):
+        # Of queries with gaps between them the distances are not those of their places.
+        if band is None or (self.axis == "t" and not _neighbours(self.numbers)):
             return None
         # Query i of this call is query i + first_query of the larger one, so here j - i is larger by first_query.
         low, high = (None if bound is None else bound + self.first_query for bound in band)
@@ -357,13 +357,11 @@ class _WholeGrid:
         self.i, self.j, self.read = grid.i, grid.j, grid.read
         if part.axis == "h":
             self.H = part.length
-        elif part.axis == "t":
+        else:
             self.T = part.length
             # Neighbours need only an addition to the numbers 0, 1, ... that this call's queries have; for any others
             # `pick` lays their numbers along the axis of queries.
             self.i = grid.i + part.first_query if neighbours else grid.pick(numbers, "t")
-        else:
-            self.S, self.j = part.length, grid.pick(numbers, "s")
 
     def pick(self, values: Any, axes: str) -> Any:
         shape = shape_of(values)

@@ -137,7 +137,7 @@ def test_sources_and_bandwidths(tokens: int, window: int | None, causal: bool) -
     window = window if causal else None
     reach = window or tokens
     allowed = sum(i - reach < j <= i if causal else True for i in range(tokens) for j in range(tokens))
-    assert score_pairs(attention, tokens) == 2 * allowed  # of two key/value heads
+    assert score_pairs(attention, tokens) == allowed
 
 
 def test_a_step_reads_no_weights_of_the_encoder_nor_of_cached_keys() -> None:

@@ -230,16 +230,14 @@ def test_a_context_is_projected_once_and_is_the_same_each_time() -> None:
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
-@pytest.mark.parametrize("kind", ["growing", "static", "rolling", "plan"])
+@pytest.mark.parametrize("kind", ["growing", "static", "rolling"])
 def test_what_inference_mode_has_filled_is_used_outside_of_it(kind: str, mode: Any) -> None:
     """Tensors of that mode may not be written elsewhere."""
     layer, x = hw.MultiHeadAttention(30, 6, 2, mask=hw.Window(5, 0)), torch.randn(B, T, 30)
-    plan = [None, hw.Keep(2, 5)]
     build = {
         "growing": hw.KVCache,
         "static": lambda: hw.KVCache(max_length=13),
         "rolling": lambda: hw.KVCache(window=5),
-        "plan": lambda: hw.KVCache(plan=plan),
     }[kind]
     first, second = build(), build()
     steps = [slice(0, 7), slice(7, 8), slice(8, 9), slice(9, T)]  # a cache grows by doubling, so the third has room

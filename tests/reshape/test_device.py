@@ -76,23 +76,17 @@ def watch(model: Any) -> list[float]:
         return [seen["L1.H1"].entropy, float(ask.logits(model, IDS[:2]).abs().mean())]
 
 
-def windows(model: Any) -> list[float]:
-    return [float(x) for row in hw.windows(model, IDS[:4].tolist()).rows() for x in row.values() if type(x) is float]
-
-
 def written(model: Any) -> list[int]:
-    plan = hw.windows(model, IDS[:2].tolist()).plan(0.3, sinks=1) if isinstance(model, hw.GPT) else None
     options: dict[str, Any] = {"temperature": 0}
     return [
         *hw.generate(model, IDS[0].tolist()[:5], 5, **options),
-        *hw.generate(model, [5, 6], 3, plan=plan, **options),
+        *hw.generate(model, [5, 6], 3, **options),
     ]
 
 
 READING: dict[str, Callable[[Any], Any]] = {
     "survey": survey,
     "watch": watch,
-    "windows": windows,
     "generate": written,
     "attribute": lambda model: hw.attribute(model, IDS[0], target=3).heads,
     "why": lambda model: [head.without for head in hw.why(model, IDS[0].tolist(), IDS[1].tolist()).heads],
@@ -131,7 +125,6 @@ def test_reshaping_gives_the_same_elsewhere(
     monkeypatch.setattr(heal, "DECODE_CONTEXT", 11)
     agree(folder("llama, GQA"), device, RESHAPING, False)
     agree(folder("llama, GQA"), device, {"share": RESHAPING["share"]}, True)
-    agree(folder("run"), device, {"narrow": lambda model: hw.narrow(model, tolerance=0.5, text=IDS)}, False)
     with verified_here():
         healed = [
             hw.share(folder("run"), 1, text=IDS, heal=2, batch=2, out=tmp_path / place, device=place)
@@ -173,8 +166,8 @@ def test_a_device_is_refused_by_name(folder: Any, device: str, invoke: Any, monk
     monkeypatch.setattr(opening, "load_run", lambda *all: pytest.fail("it was loaded before it was refused"))
     text = ["--text", path / "config.json"]  # its device is refused before it is read
     commands = [
-        ["heads", *text], ["share", "--kv-heads", "1", *text], ["prune", "--keep", ".5", *text], ["narrow", *text],
-        ["windows", *text], ["why", "--prompt", "a"], ["generate"],
+        ["heads", *text], ["share", "--kv-heads", "1", *text], ["prune", "--keep", ".5", *text],
+        ["why", "--prompt", "a"], ["generate"],
     ]  # fmt: skip
     for command, *options in commands:
         for name in ("toy:1", "tpu", "meta"):

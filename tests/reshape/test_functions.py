@@ -11,14 +11,13 @@ import torch
 from cases import refuses, refuses_table
 from reshape_models import build
 
-from headwise.cli.reshape import Narrow, Prune, Share
+from headwise.cli.reshape import Prune, Share
 from headwise.gpt.run import Settings, run_training
 from headwise.models.open import open_folder
 from headwise.models.weights import head_counts
 from headwise.reshape import export
 from headwise.reshape.arguments import HEALING, Options
 from headwise.reshape.job import Listener
-from headwise.reshape.narrow import narrow
 from headwise.reshape.prune import prune
 from headwise.reshape.share import share
 
@@ -106,13 +105,13 @@ def test_what_does_not_fit_or_changes_nothing_is_refused_and_not_written(tmp_pat
 
 
 def test_an_editor_knows_the_options() -> None:
-    for function in (share, prune, narrow):
+    for function in (share, prune):
         assert inspect.signature(function).parameters["options"].annotation == "Unpack[Options]"
     with pytest.raises(TypeError, match="colour= is no option; there are text, out, tokens"):
         share(build("rope"), 1, colour=1)  # type: ignore[call-arg]
 
 
 def test_the_commands_take_every_option() -> None:
-    """But for those that fine-tune a healing; and `narrow` does not stream."""
-    for command, left_out in ((Share, {*HEALING}), (Prune, {*HEALING}), (Narrow, {*HEALING, "stream"})):
+    """But for those that fine-tune a healing."""
+    for command, left_out in ((Share, {*HEALING}), (Prune, {*HEALING})):
         assert Options.__annotations__.keys() - inspect.signature(command).parameters.keys() == left_out

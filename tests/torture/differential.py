@@ -19,7 +19,6 @@ import headwise as hw
 sys.path.extend(str(Path(__file__).resolve().parents[1] / room) for room in ("layer", "heads", "rungs"))
 import test_cache
 import test_equality
-import test_planned_cache
 import test_statistics
 
 # Errors of float64 through a softmax of some 20 keys, of half precision in storage alone, and in between.
@@ -28,7 +27,6 @@ PROPERTIES: dict[str, Callable[[], object]] = {  # each of some dozen layers and
     "all rungs": test_equality.test_any_problem,
     "a cache": test_cache.test_whole_equals_chunks_equals_one_by_one,
     "gradients through a cache": test_cache.test_gradients_flow_through_the_cache,
-    "a planned cache": test_planned_cache.test_it_gives_what_its_mask_gives,
     "statistics": test_statistics.test_any_call,
 }
 

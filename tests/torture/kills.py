@@ -19,7 +19,7 @@ SIZE = ("--preset", "llama", "--layers", 1, "--width", 16, "--heads", 2, "--kv-h
 TEXT = "the cat sat on the mat and the dog sat on the log . " * 60
 # Of a result, besides the units of a study.
 FILES = ("model.safetensors", "config.json", "tokenizer.json", "film.jsonl")
-NAMES = {"train": 6, "share": 3, "prune": 3, "narrow": 3, "heads": 3, "compare": 2}  # how often each is chosen
+NAMES = {"train": 6, "share": 3, "prune": 3, "heads": 3, "compare": 2}  # how often each is chosen
 NAMES |= {"standard input": 2, "replay": 2, "learn": 2}
 WHOLE = "replay", "learn"  # of these all files are compared
 RESUMED = "train", "standard input"  # the others go on, or begin again, by themselves
@@ -49,8 +49,6 @@ def arguments(name: str, base: Path, out: Path) -> tuple[object, ...]:
         return "share", base / "train", "--kv-heads", 1, *healed
     if name == "prune":
         return "prune", base / "train", "--keep", 0.5, *healed
-    if name == "narrow":
-        return "narrow", base / "train", "--cache", 0.6, "--window", 8, *healed
     if name == "heads":
         corpus = "--text", text, "--tokens", 16, "--documents", 60
         return "heads", base / "train", *corpus, "--no-controls", "--ablate", "none", "--keep", out, "--json"

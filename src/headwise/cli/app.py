@@ -75,7 +75,7 @@ def _usual_language() -> str:
 DOORS = {
     "learn": ("learn", "check", "trace", "ladder", "compare", "bugs"),
     "inspect": ("train", "look", "heads", "why", "align", "generate"),
-    "shrink": ("cost", "windows", "share", "prune", "narrow"),
+    "shrink": ("cost", "share", "prune"),
 }
 # Words that a reader in Spanish may try: they are refused, with the command that is meant.
 SPANISH = {"aprender": "learn", "revisar": "check", "errores": "bugs", "entrenar": "train", "cabezas": "heads"}

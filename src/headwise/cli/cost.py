@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
 
-from headwise.cli.app import File, Progress, command, err, needs_torch, print_json, screen, wants_json
-from headwise.plan import Plan
+from headwise.cli.app import Progress, command, err, needs_torch, print_json, screen, wants_json
 from headwise.words import Note, refusal
 
 if TYPE_CHECKING:
@@ -35,7 +34,6 @@ def cost(
     cache_dtype: str | None = None,
     gpu_memory: str | None = None,
     bandwidth: str | None = None,
-    plan: File = None,
     variants: bool = False,
     choose: bool = False,
     measure: bool = False,
@@ -53,7 +51,7 @@ def cost(
 
     if model is None:
         # All options but --dtype are of one model, and refused where they are not at their defaults.
-        of_one = (context, source, cache_dtype, gpu_memory, bandwidth, plan, stream)
+        of_one = (context, source, cache_dtype, gpu_memory, bandwidth, stream)
         if of_one != (None,) * len(of_one) or variants or choose or measure or device != "cpu" or batch != 1:
             raise refusal("no_model")
         _show_models(room.TABLE, dtype or "bf16")  # one format for all, whatever a preset names: so caches compare
@@ -65,13 +63,7 @@ def cost(
         name = model if isinstance(config, Path) else Path(model).stem
     if isinstance(config, dict):
         shape = shape.noted(Note.of("price.gguf"))
-    if plan is not None:
-        if variants or choose:
-            raise refusal("plan_of_one")
-        shape = shape.with_plan(Plan.read(plan))
     if measure:
-        if plan is not None:
-            raise refusal("measure_plan")
         # `positions`: the longest text of the model, None where it has no bound.
         context = min(MEASURED, shape.positions or MEASURED) if context is None else context
     elif stream is not None or device != "cpu":

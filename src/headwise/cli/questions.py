@@ -1,4 +1,4 @@
-"""`headwise why`, `trace`, `align`, `windows` and `look`: questions about the heads of one model."""
+"""`headwise why`, `trace`, `align` and `look`: questions about the heads of one model."""
 
 from __future__ import annotations
 
@@ -16,28 +16,23 @@ from typer import Argument, Option
 from headwise.cli.app import (
     Count,
     File,
-    Files,
     Model,
     Port,
     Progress,
-    Seed,
-    SomeCount,
     check_outputs,
     command,
     err,
-    in_options,
     named_path,
     needs_torch,
     print_json,
     screen,
     wants_json,
 )
-from headwise.cli.early import check_model, check_texts
-from headwise.cli.heads import REPORT, check_tables, tell_files, write_report_of, write_tables
-from headwise.families import RUN, check_answers, check_next, check_reads_tokens, is_own, read_config
-from headwise.files import is_stream, write_whole
+from headwise.cli.early import check_model
+from headwise.cli.heads import REPORT, write_report_of
+from headwise.families import RUN, check_answers, check_reads_tokens, is_own, read_config
+from headwise.files import write_whole
 from headwise.intervals import held_apart
-from headwise.plan import check_plan
 from headwise.records import MOST_ALIGNED
 from headwise.words import refusal
 
@@ -187,80 +182,6 @@ def align(
     screen.print(f"alignment_heads: {json.dumps(result.alignment_heads)}")
     if out is not None:
         screen.tell("aligned.written", path=out)
-
-
-@command()
-def windows(
-    model: Model,
-    text: list[str] | None = None,
-    tokens: SomeCount = None,
-    documents: Count = 32,
-    sinks: int = 4,
-    plan: File = None,
-    tolerance: float | None = None,
-    cache: float | None = None,
-    html: File = None,
-    out: Files = None,
-    seed: Seed = 0,
-    device: str = "cpu",
-) -> None:
-    """Measure how far back key/value heads look: what to remember."""
-    tables, texts = out or [], text or []
-    check_outputs([model, *texts], plan=plan, html=html, out=tables)
-    if plan is None and (tolerance, cache) != (None, None):
-        raise refusal("plan_needed")
-    check_plan(tolerance, cache, sinks)
-    check_tables(tables)
-    form = "" if plan is None else _format_of(plan)
-    check_model(model)
-    check_next(model, "next_by_distance")  # the key of what to do instead, of [refused] in words.toml
-    check_texts(model, texts)
-    with needs_torch():
-        from headwise.heads.texts import read_texts
-        from headwise.heads.windows import forecast
-        from headwise.heads.windows import windows as measure
-        from headwise.models.open import open_folder
-    from headwise.view.page import windows_html
-    from headwise.view.pictures import windows_png
-    from headwise.view.terminal import print_windows
-
-    folder = open_folder(model, device=device)
-    with Progress("reading the text") as progress:
-        read = read_texts(folder, texts or None, tokens, documents)
-        if line := forecast(folder.model, read):  # how long it will take; nothing where that is seconds
-            err.print(in_options(line))  # this line names arguments, such as documents=
-        reach = measure(folder.model, read, seed=seed, progress=progress)
-    chosen = None
-    if plan is not None:
-        chosen = reach.plan(tolerance, cache, sinks)
-        chosen.export(plan, form)
-    if html is not None:
-        write_whole(html, windows_html(reach, screen.lang))
-    write_tables(tables, reach.rows(), lambda path: windows_png(path, reach, sinks))
-    # Of the cache the share that stays, at the length of the longest document.
-    share = None if chosen is None else chosen.share(reach.longest)
-    if wants_json():
-        print_json("windows", {**reach.document(), "plan": plan, "share": share})
-        return
-    print_windows(screen, reach, sinks)
-    if chosen is not None:
-        full = sum(layer.count(None) for layer in chosen.keep)  # key/value heads that keep all: None in their place
-        facts = {"full": full, "count": len(reach.heads), "share": f"{share:.3f}", "tokens": f"{reach.longest:,}"}
-        screen.tell("windows.plan", plan=plan, **facts)
-        if full == len(reach.heads):
-            screen.tell("windows.nothing_saved")
-        else:
-            screen.tell("windows.try_it", model=model, plan=plan)
-    tell_files(tables, page=html)
-
-
-def _format_of(plan: Path) -> str:
-    """How a plan is written there: as a file of ours, or as a folder of DuoAttention, whose name has no suffix."""
-    if is_stream(plan) or plan.suffix == ".json":  # a stream: a pipe, such as /dev/stdout
-        return "headwise"
-    if plan.suffix or plan.is_file():
-        raise refusal("plan_name", path=plan)
-    return "duo"
 
 
 @command()

@@ -1,6 +1,6 @@
-"""`headwise share`, `prune` and `narrow`: a command is a record of its options, and making one runs it.
+"""`headwise share` and `prune`: a command is a record of its options, and making one runs it.
 
-The three have a model and seven options in common, and the same work around the change that each makes. As a dataclass
+Both have a model and seven options in common, and the same work around the change that each makes. As a dataclass
 a command inherits both. The parameters of its constructor are its options, so typer takes the class as it takes a
 function: it calls the class with the options, and `__post_init__` of `Reshape`, which runs once they are set, does the
 work.
@@ -37,7 +37,6 @@ from headwise.models.lineage import require_run
 from headwise.reshape.arguments import (
     Options,
     check_kv_heads,
-    check_narrowing,
     check_pruning,
     check_sharing,
     check_tokens,
@@ -228,34 +227,6 @@ class Prune(Reshape, _Pruning):
         from headwise.reshape.prune import Pruning
 
         return Pruning(self.heads, self.keep, self.by, self.uniform)
-
-
-@dataclass(kw_only=True)
-class _Narrowing:  # without `stream`: narrowing measures with the whole model in memory
-    tolerance: float | None = None
-    cache: float | None = None
-    window: int | None = None
-
-
-@command("narrow")
-@dataclass(kw_only=True)
-class Narrow(Reshape, _Narrowing):
-    """Give layers a window: a smaller cache.
-
-    A layer with a window keeps only the latest tokens. Layers are chosen by the loss with the windows in place; one in
-    which a head finds needles keeps all. --out is a folder that stock engines load: `layer_types` and `sliding_window`
-    say which layers look how far, and a Llama is written as the Qwen2 of the same function. The rest is as in
-    `headwise share`.
-    """
-
-    def check(self, shape: ModelShape | None) -> None:
-        check_narrowing(self.tolerance, self.cache, self.window)
-        check_next(self.model, "next_by_loss")
-
-    def change(self) -> Change:
-        from headwise.reshape.narrow import Narrowing
-
-        return Narrowing(self.tolerance, self.cache, self.window)
 
 
 # What is printed: the damage as a table, the recovery curve, what was won.

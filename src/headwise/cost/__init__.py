@@ -34,7 +34,6 @@ from headwise.cost.shape import Attention, FeedForward, Layer, ModelShape, cache
 from headwise.errors import HeadwiseError
 from headwise.families import OURS, families, family_for
 from headwise.files import read_json
-from headwise.plan import Plan
 from headwise.spec import AttentionSpec
 from headwise.words import Note, refusal, unknown
 
@@ -67,14 +66,13 @@ NOTES: dict[str, list[str]] = {name: config.pop("notes", []) for name, config in
 TWICE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
 
 
-def price(config: Any, plan: Plan | None = None, **setting: Any) -> Price:
+def price(config: Any, **setting: Any) -> Price:
     """What a model costs: parameters, cache, FLOPs, bytes moved, what fits in memory.
 
     Args:
         config: the name of a preset; the path of a config.json or of a folder that holds one; the dict of a
             config.json; an AttentionSpec (one layer, attention alone); a GPTConfig, a config of transformers, or
             a model that has one of these as `config` or `spec`
-        plan: what each key/value head keeps of a text; None: all
         **setting: all optional: context (tokens; default the model's own length), batch (texts, 1), source
             (tokens of an encoder beside the decoder), dtype and cache_dtype (fp32, bf16, fp8, ...; default the
             config's), gpu_memory ("24GiB" or bytes), bandwidth ("900GB/s" or bytes a second)
@@ -83,8 +81,6 @@ def price(config: Any, plan: Plan | None = None, **setting: Any) -> Price:
         HeadwiseError: with the name of the field, for what cannot be priced exactly.
     """
     name, shape = read_shape(config)
-    if plan is not None:
-        shape = shape.with_plan(plan)
     return price_shape(name, shape, make_setting(shape, **setting))
 
 

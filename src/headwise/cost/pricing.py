@@ -117,7 +117,6 @@ class HeadPrice:
     head_dim: int
     value_dim: int
     window: int | None
-    streaming: int  # key/value heads of which a plan keeps only the first tokens and the latest ones
     sink: bool
     latent: int | None  # numbers that a squeezed cache keeps for all heads together
     query_head_parameters: int  # of one head
@@ -435,7 +434,6 @@ def _heads(attention: Attention, cached: bool, setting: Setting) -> HeadPrice:
     values = spec.cache_values_per_token
     return HeadPrice(
         **{name: getattr(spec, name) for name in OF_SPEC},
-        streaming=attention.streaming,
         latent=None if spec.latent_dim is None else values,
         query_head_parameters=attention.query_head_parameters,
         kv_head_parameters=attention.kv_head_parameters,
@@ -491,7 +489,7 @@ def fit(shape: ModelShape, setting: Setting, free: int) -> MemoryPrice:
 
 
 def _notes(shape: ModelShape, setting: Setting) -> list[Note]:
-    """What a reader must know of these numbers: lengths beyond the model's, plans, experts, encoders."""
+    """What a reader must know of these numbers: lengths beyond the model's, experts, encoders."""
     notes = []
     positions = None if shape.positions is None else f"{shape.positions:,}"
     if shape.positions is not None and setting.context > shape.positions:
@@ -500,11 +498,6 @@ def _notes(shape: ModelShape, setting: Setting) -> list[Note]:
     # too long: no setting exceeds MOST.
     if shape.source_positions is None and setting.source is not None and setting.source > (shape.positions or MOST):
         notes.append(Note.of("price.source_beyond", source=f"{setting.source:,}", positions=positions))
-    if streaming := sum(attention.streaming for attention in shape.cached):
-        heads = sum(attention.spec.n_kv_heads for attention in shape.cached)
-        # with_heads() without changes drops the plan; it would drop latents, too, but a plan is for models without.
-        whole = cache_price(shape.with_heads(), setting).total_bytes
-        notes.append(Note.of("price.planned", streaming=streaming, heads=heads, bytes=f"{whole:,}"))
     if setting.batch > 1 and any(layer.feed_forward.n_experts for layer in shape.layers):
         notes.append(Note.of("price.experts_read", batch=setting.batch))
     if not shape.generates:

@@ -13,13 +13,10 @@ between two steps transformers keeps one fewer.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headwise.errors import HeadwiseError
-from headwise.plan import HeadPlan, Plan, kept_rows
 from headwise.spec import AttentionSpec
 
 MAIN, ENCODER, VISION = "main", "encoder", "vision"  # stacks of layers; the main one reads the text and may write it
@@ -33,7 +30,6 @@ class Attention:
     """
 
     spec: AttentionSpec
-    keep: tuple[HeadPlan, ...] | None = None  # what a plan says of each key/value head
     buckets: int = 0  # parameters of each query head for a bias by distance (T5)
     joint_norms: bool = False  # is there one norm over the queries of all heads, and one over all keys? (OLMo2)
     key_bias: bool = True  # has W_K a bias where W_V has one? (not in Whisper)
@@ -55,32 +51,14 @@ class Attention:
         heads = spec.n_heads * self.query_head_parameters + spec.n_kv_heads * self.kv_head_parameters
         return heads + spec.shared_parameters
 
-    def kept(self, tokens: int) -> dict[int, int]:
-        """How many key/value heads cache how many tokens of a text that long: {64: 3, 1000: 1}, tokens first.
-
-        In `keep` None stands for a head that the plan leaves as it is: it keeps all that the layer's mask lets it see.
-        """
-        seen = tokens if self.spec.window is None else min(tokens, self.spec.window)
-        if self.keep is None:
-            return {seen: self.spec.n_kv_heads}
-        # What a plan says counts, also beyond the layer's window: a cache of ours then holds as much.
-        return Counter(kept_rows(keep, tokens) if keep else seen for keep in self.keep)
-
-    def rows(self, tokens: int) -> int:
-        """The tokens of `kept`, summed up over all key/value heads."""
-        return sum(kept * heads for kept, heads in self.kept(tokens).items())
-
-    @property
-    def streaming(self) -> int:
-        """Key/value heads that keep only their first tokens and their latest ones."""
-        return sum(keep is not None for keep in self.keep or ())
+    def kept(self, tokens: int) -> int:
+        """How many tokens of a text that long each key/value head caches."""
+        return tokens if self.spec.window is None else min(tokens, self.spec.window)
 
     @property
     def growing_values(self) -> int:
         """Numbers that one more token adds to the cache once all windows are full."""
-        n = self.spec.n_kv_heads
-        # A head that streams has a window of its own and stops growing; the others have equal parts of the values.
-        return 0 if self.spec.window else self.spec.cache_values_per_token * (n - self.streaming) // n
+        return 0 if self.spec.window else self.spec.cache_values_per_token
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +195,7 @@ class ModelShape:
         return replace(self, notes=(*self.notes, *notes))
 
     def with_heads(self, **heads: Any) -> ModelShape:
-        """The same model with other n_kv_heads, n_heads, head_dim or value_dim in the main stack; no latent or plan.
+        """The same model with other n_kv_heads, n_heads, head_dim or value_dim in the main stack; no latent.
 
         Without RoPE, too: it costs nothing that is counted, and its width may not fit another head_dim. The result is
         for a price alone.
@@ -226,22 +204,13 @@ class ModelShape:
         changes = dict.fromkeys(("latent_dim", "q_latent_dim", "rope_dim", "rope", "kv_index")) | heads
 
         def changed(attention: Attention) -> Attention:
-            return replace(attention, spec=attention.spec.replace(**changes), keep=None)
+            return replace(attention, spec=attention.spec.replace(**changes))
 
         def with_changed(layer: Layer) -> Layer:
             cross = changed(layer.cross) if layer.cross else None
             return replace(layer, attention=changed(layer.attention), cross=cross)
 
         return self._with_main(with_changed)
-
-    def with_plan(self, plan: Plan) -> ModelShape:
-        """The same model with a cache that holds what the plan says. Raises HeadwiseError where it does not fit."""
-        specs = [attention.spec for attention in self.cached]
-        if not specs or any(spec.latent_dim for spec in specs):
-            raise HeadwiseError(f"a plan is about cached keys and values of single heads, and {self.family} has none")
-        plan.check(len(specs), specs[0].n_kv_heads)  # the layers of a stack differ in their windows alone
-        keeps = iter(plan.keep)
-        return self._with_main(lambda layer: replace(layer, attention=replace(layer.attention, keep=next(keeps))))
 
     def _with_main(self, changed: Callable[[Layer], Layer]) -> ModelShape:
         """The same model with the layers of its main stack changed."""
@@ -251,8 +220,7 @@ class ModelShape:
 
 # What it costs to run.
 
-# Tokens: more than any plan or window keeps (sinks and window of a plan are at most 2^60 each), so that a cache that
-# stops growing has stopped by then.
+# Tokens: more than any window keeps, so that a cache that stops growing has stopped by then.
 LONGEST = 2**62
 
 
@@ -273,30 +241,21 @@ class ForwardPrice:
 
 
 def score_pairs(attention: Attention, tokens: int) -> int:
-    """Pairs of a query and a key that it sees, summed up over the key/value heads.
+    """Pairs of a query and a key that it sees, of each head.
 
     Without a causal mask all pairs: no family that is priced has a window on both sides.
     """
     if not attention.spec.causal:
-        return tokens * tokens * attention.spec.n_kv_heads
-    total = 0
-    window = attention.spec.window or tokens  # a plan may keep more than the layer lets a query see
+        return tokens * tokens
     # What a cache keeps for the last query is the most that any query sees: the first ones see 1, 2, ... keys up to
     # `most`, all later ones `most`.
-    for kept, heads in attention.kept(tokens).items():
-        most = min(kept, window)
-        total += heads * (most * (most + 1) // 2 + (tokens - most) * most)
-    return total
+    most = attention.kept(tokens)
+    return most * (most + 1) // 2 + (tokens - most) * most
 
 
 def pair_flops(spec: AttentionSpec, pairs: int) -> int:
-    """FLOPs of scores and weighted values.
-
-    `pairs` is summed up over the G key/value heads, for a plan lets each of them keep another number of keys. Each
-    serves H / G query heads, and each query head takes a product of width d and one of width e for a pair. The
-    division comes last, so that nothing is rounded before.
-    """
-    return 2 * spec.n_heads * (spec.head_dim + spec.value_dim) * pairs // spec.n_kv_heads
+    """FLOPs of scores and weighted values: each query head takes a product of width d and one of width e for a pair."""
+    return 2 * spec.n_heads * (spec.head_dim + spec.value_dim) * pairs
 
 
 def forward_price(shape: ModelShape, batch: int, tokens: int, source: int) -> ForwardPrice:
@@ -314,9 +273,9 @@ def forward_price(shape: ModelShape, batch: int, tokens: int, source: int) -> Fo
         if layer.cross:  # its queries are made of the text; its keys and values once, of the source
             cross = layer.cross.spec
             linear += 2 * ((cross.q_weights + cross.o_weights) * length + cross.kv_weights * source)
-            across = pair_flops(cross, length * source * cross.n_kv_heads)
+            across = pair_flops(cross, length * source)
         attention += pair_flops(spec, score_pairs(layer.attention, length)) + across
-        dense += pair_flops(spec, length * length * spec.n_kv_heads) + across
+        dense += pair_flops(spec, length * length) + across
     pieces = [piece for piece in shape.pieces if piece.stack != VISION]
     per_token, once = 2 * sum(piece.weights for piece in pieces), 2 * sum(piece.once for piece in pieces)
     outside = once + per_token * (1 if shape.generates else tokens)  # what follows a prompt needs the last logits alone
@@ -345,20 +304,18 @@ def decode_flops(shape: ModelShape, tokens: int, source: int, expand: bool = Fal
     """
     total = 2 * sum(piece.weights for piece in shape.pieces)  # pieces of the encoder or a vision tower have no weights
     for layer in shape.main_layers:
-        spec, rows = layer.attention.spec, layer.attention.rows(tokens)
+        spec, kept = layer.attention.spec, layer.attention.kept(tokens)
         total += 2 * (_token_weights(spec) + layer.feed_forward.active_weights)
         if spec.latent_dim and not expand:
             # What is kept of a token, latent and rotary key, is read as a key, and its latent alone as a value.
             features = spec.cache_values_per_token + spec.latent_dim
-            # `rows` counts a token once for each key/value head, and all heads read the same latents.
-            total += 2 * spec.n_heads * features * rows // spec.n_kv_heads
+            total += 2 * spec.n_heads * features * kept
         else:
-            total += pair_flops(spec, rows)
-            earlier = rows // spec.n_kv_heads - 1  # the new token's own latent is expanded with its other products
-            total += 2 * spec.expanding_weights * earlier
+            total += pair_flops(spec, kept)
+            total += 2 * spec.expanding_weights * (kept - 1)  # its own latent is expanded with its other products
         if layer.cross:
             cross = layer.cross.spec
-            total += 2 * (cross.q_weights + cross.o_weights) + pair_flops(cross, source * cross.n_kv_heads)
+            total += 2 * (cross.q_weights + cross.o_weights) + pair_flops(cross, source)
     return total
 
 
@@ -390,11 +347,7 @@ def experts_read(feed_forward: FeedForward, batch: int) -> float:
 
 def cache_values(shape: ModelShape, tokens: int, source: int) -> int:
     """Numbers that the cache of one text keeps: of its `tokens`, and of the `source` tokens that an encoder read."""
-    total = 0
-    for attention in shape.cached:
-        spec = attention.spec
-        # `rows` counts over all key/value heads, and cache_values_per_token is of all together: hence the division.
-        total += spec.cache_values_per_token * attention.rows(tokens) // spec.n_kv_heads
+    total = sum(attention.spec.cache_values_per_token * attention.kept(tokens) for attention in shape.cached)
     return total + sum(attention.spec.cache_values_per_token for attention in shape.crossed) * source
 
 

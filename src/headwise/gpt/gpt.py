@@ -18,7 +18,6 @@ from headwise.errors import HeadwiseError
 from headwise.gpt.ranks import Ranks
 from headwise.layer.layer import MultiHeadAttention
 from headwise.masks import Causal, Window
-from headwise.plan import Keep, Plan
 from headwise.positions import RoPE
 from headwise.rungs.cache import KVCache
 from headwise.spec import AttentionSpec, require_size
@@ -260,18 +259,9 @@ class GPT(nn.Module):
             for norm in filter(None, (attention.q_norm, attention.k_norm)):  # its gain serves heads of all ranks
                 ranks.sum_gradient(norm.weight)
 
-    def new_caches(self, plan: Plan | None = None) -> list[KVCache]:
-        """One empty cache for each layer, which keeps what the plan says; without one that of a window rolls.
-
-        A rolling cache drops the tokens that no later query sees.
-        """
-        windows = [self.config.window(layer) for layer in range(self.config.n_layers)]
-        if plan is None:
-            return [KVCache(window=window) for window in windows]
-        plan.check(self.config.n_layers, self.config.attention.n_kv_heads)
-        rolling = [Keep(0, window) if window else None for window in windows]  # the latest `window` tokens, no sinks
-        # For each key/value head of a layer what the plan keeps; where it keeps all, what the layer's window does.
-        return [KVCache(plan=[kept or roll for kept in keep]) for keep, roll in zip(plan.keep, rolling, strict=True)]
+    def new_caches(self) -> list[KVCache]:
+        """One empty cache for each layer; that of a window rolls, and drops the tokens that no later query sees."""
+        return [KVCache(window=self.config.window(layer)) for layer in range(self.config.n_layers)]
 
     @property
     def n_parameters(self) -> int:

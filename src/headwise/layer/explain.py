@@ -81,8 +81,7 @@ def explain(
 ) -> Explanation:
     """What `layer(x, ...)` would do: the way it takes, why no other, and what that costs.
 
-    Nothing is computed, and the cache stays as it is. One with a plan is refused, as its heads read different numbers
-    of keys. The other arguments are those of `MultiHeadAttention.forward`.
+    Nothing is computed, and the cache stays as it is. The other arguments are those of `MultiHeadAttention.forward`.
 
     Args:
         layer: a layer of ours

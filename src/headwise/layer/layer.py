@@ -19,7 +19,7 @@ from headwise.layer.projections import Projections
 from headwise.masks import Bias, Mask, all_of, bare_mask_error
 from headwise.positions import RelativeBias, RoPE
 from headwise.records import Call
-from headwise.rungs.cache import KVCache, PlannedCache
+from headwise.rungs.cache import KVCache
 from headwise.rungs.tensor import attend
 from headwise.spec import AttentionSpec, Options
 
@@ -153,7 +153,6 @@ class MultiHeadAttention(Projections):
         cross = context is not None or (cache is not None and cache.holds_context)
         if start and not cross:
             mask = self.mask_with(of_call, start, x.shape[1])
-        planned = cache if isinstance(cache, PlannedCache) else None
         q_source = x if self.spec.q_latent_dim is None else _normed(self.q_latent_norm, self.q_down(x))
         q = self._ready(self.q_proj(q_source), self.spec.n_heads, self.q_norm, start, positions)
         if cache is not None and cache.holds_context:
@@ -161,16 +160,13 @@ class MultiHeadAttention(Projections):
         else:
             keys = x if context is None else context
             k, v = self._keys_and_values(keys, keys if values is None else values, start, positions)
-            if cache is not None and planned is None:
+            if cache is not None:
                 k, v = cache.offer(k, v)
         if self.relative_bias is not None:
-            # `offer` has joined new keys with those held. A cache with a plan joins them later, in `attend`, so here k
-            # has only the new ones.
-            n_keys = k.shape[2] if planned is None else start + k.shape[2]
-            mask = all_of((mask, Bias(self._bias_by_distance(q.shape[2], n_keys))))
+            mask = all_of((mask, Bias(self._bias_by_distance(q.shape[2], k.shape[2]))))
 
         options = self.options(mask, gate)
-        out, k, v = self._attended(q, k, v, options, planned)
+        out, k, v = self._attended(q, k, v, options)
         # Only now: a call that was refused leaves the cache as it was.
         if cache is not None:
             cache.take(self._number, *(sources if context is not None else ()))
@@ -222,12 +218,8 @@ class MultiHeadAttention(Projections):
         kept = self._ready(both, 1, None, start, positions)  # the rotation turns the last features: the rotary key
         return kept, kept[..., :0]  # values of width 0, for a cache takes keys and values in pairs
 
-    def _attended(
-        self, q: Tensor, k: Tensor, v: Tensor, options: Options, planned: PlannedCache | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _attended(self, q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor, Tensor]:
         """What the heads give, (B,H,T,e); with the keys and values that watchers are shown."""
-        if planned is not None:
-            return planned.attend(q, k, v, options), k, v
         if self.spec.latent_dim is None:
             return attend(q, k, v, options), k, v
         kept, absorbs = k, latent.absorbs(self, q.shape[2], k.shape[2])  # with a latent, k is what is kept of both
@@ -318,16 +310,10 @@ class MultiHeadAttention(Projections):
                 )
             if cache.window is not None and context is None:
                 _check_rolling(cache.window, mask)
-            # A context with a cache that rolls or has a plan is refused below, whatever the mask.
-            is_context = cache.holds_context or (context is not None and cache.window is None and cache.plan is None)
+            # A context with a cache that rolls is refused below, whatever the mask.
+            is_context = cache.holds_context or (context is not None and cache.window is None)
             if is_context and mask is not None:
                 _check_places(mask)
-            if cache.plan is not None and self.watchers:
-                raise HeadwiseError(
-                    "a cache with a plan drops keys that watchers read; watch without it, with its mask"
-                )
-            if cache.plan is not None and self.spec.latent_dim is not None:
-                raise HeadwiseError("a cache with a plan keeps rows for each head, and a latent is one for all heads")
         if context is not None:
             self._check_context(x, context, cache, values)
             if values is not None and self.spec.latent_dim is not None:
@@ -399,11 +385,8 @@ class MultiHeadAttention(Projections):
             )
         if self._rotation is not None:
             raise HeadwiseError("context= with rope=: queries and keys of two sequences share no positions; drop one")
-        for name in ("plan", "window"):
-            if getattr(cache, name, None):  # None also where there is no cache
-                raise HeadwiseError(
-                    f"context= with a cache of {name}={getattr(cache, name)}: a context stays whole; drop {name}="
-                )
+        if cache is not None and cache.window is not None:
+            raise HeadwiseError(f"context= with a cache of window={cache.window}: a context stays whole; drop window=")
 
     def _repr_html_(self) -> str:
         return self.spec._repr_html_() + self.heads._repr_html_()

@@ -4,15 +4,13 @@ Families keep weights in four Linears, or q, k and v in one matrix, or as y = x 
 are one record, y = W x, head by head.
 
 A config of transformers says which layers have a window in `layer_types` and `sliding_window`: one window for all that
-have one. A Llama or Mistral has no `layer_types`. It computes what a Qwen2 computes whose biases are zero, and a Qwen2
-has the field: so a Llama that is given windows becomes a Qwen2.
+have one.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -29,11 +27,7 @@ from headwise.layer.parts import parts_of
 from headwise.positions import RoPE
 from headwise.words import Note
 
-# Families that compute what a Qwen2 does, and what the names of their classes begin with: LlamaForCausalLM.
-AS_QWEN2 = {"llama": "Llama", "mistral": "Mistral"}
 SLIDING, FULL = "sliding_attention", "full_attention"
-# Fields of a Llama's or Mistral's config that a Qwen2 does not have, or that are given anew.
-DROPPED = ("model_type", "architectures", "transformers_version", "dtype", "layer_types", "attention_bias", "mlp_bias")
 
 
 @dataclass(frozen=True)
@@ -314,70 +308,3 @@ def windows_of(model: nn.Module) -> list[int | None]:
     # Without layer_types (Mistral) all layers have the window, if there is one.
     types = getattr(config, "layer_types", None) or [SLIDING if window else FULL] * config.num_hidden_layers
     return [window if kind == SLIDING else None for kind in types]
-
-
-def angles_by_kind(model: nn.Module) -> bool:
-    """Do layers with a window have other angles of RoPE than those without (Gemma 3)?
-
-    Then a layer cannot be given a window, or lose it: it would get other angles, too.
-    """
-    # By kind of layer, or for all layers at once: then the keys are rope_theta and the like.
-    parameters = getattr(getattr(model, "config", None), "rope_parameters", None) or {}
-    return {SLIDING, FULL} <= set(parameters)
-
-
-def cannot_narrow(model: nn.Module) -> str | None:
-    """Why the model's family cannot be given windows by layer; None where it can."""
-    if isinstance(model, GPT):
-        return None
-    config: Any = model.config
-    name = family_of(model).name
-    if name in AS_QWEN2:
-        # A Qwen2 has no bias of the feed-forward, for which the config alone is asked, and none of W_O: there one of
-        # zeros may be left out.
-        foreign = "mlp_bias" if getattr(config, "mlp_bias", False) else None
-        for key, x in model.state_dict().items():
-            if key.endswith("o_proj.bias") and x.any():
-                foreign = key
-                break
-        return f"this {name} has biases ({foreign}) that no Qwen2 has a place for" if foreign else None
-    if isinstance(getattr(config, "layer_types", None), list) and hasattr(config, "sliding_window"):
-        # A config may name other types, such as linear_attention, also where its family cannot run them.
-        others = set(config.layer_types) - {SLIDING, FULL}
-        return f"{name} has layers of {min(others)}, which keep no keys and values" if others else None
-    return (
-        f"{name} has no layer_types in its config, and no family is known that computes the same and has them; for our "
-        f"own runtime, a plan (`headwise windows`) says what each head keeps"
-    )
-
-
-@torch.no_grad()
-def with_windows(model: nn.Module, windows: Sequence[int | None]) -> nn.Module:
-    """The model with these windows, one a layer; `model` is left alone. Ask `cannot_narrow` before.
-
-    Those that are not None have one length, and of transformers one is there at least. A Llama or Mistral becomes a
-    Qwen2.
-    """
-    if isinstance(model, GPT):
-        return rebuilt(model, dataclasses.replace(model.config, windows=tuple(windows)))
-    foreign: Any = model
-    kind, prefix = type(foreign), AS_QWEN2.get(family_of(foreign).name)
-    if prefix is not None:
-        library = sys.modules["transformers"]  # it is loaded, for the model is of it
-        kind = getattr(library, kind.__name__.replace(prefix, "Qwen2"))  # LlamaForCausalLM -> Qwen2ForCausalLM
-    # All fields of a family that stays what it is (prefix is None); of a Llama those that a Qwen2 has as well.
-    fields = {key: value for key, value in foreign.config.to_dict().items() if key not in DROPPED or prefix is None}
-    fields |= {
-        "layer_types": [FULL if window is None else SLIDING for window in windows],
-        "sliding_window": next(window for window in windows if window is not None),
-    }
-    if prefix is not None or "use_sliding_window" in fields:
-        # From that layer on a Qwen2 lets layers slide; with 0, `layer_types` alone says which do.
-        fields |= {"use_sliding_window": True, "max_window_layers": 0}
-    fields.pop("model_type", None)  # the class of the config says it
-    child: Any = rebuilt(model, kind.config_class(**fields), kind)
-    for name in child.state_dict().keys() - model.state_dict().keys():  # biases of a Qwen2, which a Llama has not
-        child.get_parameter(name).zero_()
-    if foreign.can_generate():  # only such a model has a generation config
-        child.generation_config = copy.deepcopy(foreign.generation_config)
-    return child

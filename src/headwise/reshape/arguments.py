@@ -50,7 +50,7 @@ class HealRecipe:
 
 
 class Options(TypedDict, total=False):
-    """What `share`, `prune` and `narrow` have in common; `share` explains it."""
+    """What `share` and `prune` have in common; `share` explains it."""
 
     text: Any  # a path, a text, or ids
     out: str | Path | None
@@ -143,17 +143,6 @@ def chosen_heads(names: str | Sequence[str], n_layers: int, n_heads: int) -> tup
         if len(gone) == n_heads:
             raise refusal("layer_without", heads=n_heads, layer=layer)
     return tuple(tuple(sorted(gone)) for gone in chosen)
-
-
-def check_narrowing(tolerance: float | None, cache: float | None, window: int | None) -> None:
-    if tolerance is not None and cache is not None:
-        raise refusal("tolerance_or_cache")
-    if tolerance is not None and not 0 <= tolerance < math.inf:
-        raise refusal("tolerance", tolerance=tolerance)
-    if cache is not None and not 0 < cache < 1:
-        raise refusal("cache_between", cache=cache)
-    if window is not None and window < 1:
-        raise refusal("window", window=window)
 
 
 def check_tokens(tokens: int | None, context: int | None) -> None:

@@ -88,7 +88,7 @@ class Listener:
 
 @dataclass(frozen=True, repr=False)
 class Reshaped:
-    """A model that was shared, pruned or narrowed, and what that cost."""
+    """A model that was shared or pruned, and what that cost."""
 
     model: nn.Module = field(compare=False)  # the child, in eval mode
     source: str
@@ -144,7 +144,7 @@ class Job:
     """A change to a model, and all that goes with it; `run` sets the fields without an argument.
 
     model     a model in memory, or the folder of one
-    options   the keyword arguments of `share`, `prune` and `narrow`, which `share` explains
+    options   the keyword arguments of `share` and `prune`, which `share` explains
     source    the model that is changed, with its folder and tokenizer
     """
 

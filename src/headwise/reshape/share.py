@@ -95,7 +95,7 @@ def share(
         method: how one head is made of several: mean, aligned, aligned+norm or principal
         groups: adjacent: neighbours share; best: heads whose sharing should cost least (`best`)
         listener: hears what is being done, the first damage, and each evaluation of the healing
-        **options: those that follow, which are also those of `prune` and `narrow`
+        **options: those that follow, which are also those of `prune`
 
     Keyword Args:
         text: to calibrate and heal on, and, its last tenth, to measure on: a file, a text, ids (N,), or documents
@@ -109,7 +109,7 @@ def share(
         lr: its learning rate
         hidden: weight of the hidden states beside the answers, see `HealRecipe`
         seed: of the healing
-        force: replace `out`, if share, prune or narrow wrote it
+        force: replace `out`, if share or prune wrote it
         stream: read a folder layer by layer; default: where its weights would not fit into the free memory
             (`open_model`)
         device: where a folder is opened; heads themselves are folded on the processor, in float64 (weights of half

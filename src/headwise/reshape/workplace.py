@@ -60,7 +60,7 @@ class Workplace:
 
     source   the folder of the model that is reshaped
     shown    OUT as it was asked for, which messages name; `out` is its absolute path
-    force    may a folder that share, prune or narrow wrote be replaced?
+    force    may a folder that share or prune wrote be replaced?
     """
 
     def __init__(self, source: Path, out: Path, force: bool) -> None:
@@ -84,7 +84,7 @@ class Workplace:
                     raise HeadwiseError(
                         f"{self.path} is in the way: the work goes on there; move it, or take another out="
                     )
-        busy = f"another share, prune or narrow is at work in {self.path}; wait for it, or take another out="
+        busy = f"another share or prune is at work in {self.path}; wait for it, or take another out="
         self.kept = Kept(self.path, busy=busy)  # makes the folder, and locks it
         try:
             self._settle()
@@ -116,7 +116,7 @@ class Workplace:
             before = read_json(self.path / SETTINGS)
             differing = []
             for name, here in self.settings.items():
-                there = before.get(name, "nothing")  # share, prune and narrow have settings of their own
+                there = before.get(name, "nothing")  # share and prune have settings of their own
                 if there != here:
                     contrast = f"{name}: {there} there, {here} here"
                     # A long contrast, such as that of two digests, is not shown.

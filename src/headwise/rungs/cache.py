@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from headwise.errors import HeadwiseError
-from headwise.masks import Causal, Part, Streaming
-from headwise.plan import HeadPlan, Keep, Plan, layer_keep
-from headwise.rungs.tensor import attend
-from headwise.shapes import shape_of
-from headwise.spec import Options, check_per_head, resolve_kv_index
-
-# Queries of a prompt at a time on heads that stream, beside the keys that they see: a map of the whole text is never
-# made. A round choice: more at a time make a larger map, fewer make more calls.
-CHUNK = 1024
 
 
 class Offer(NamedTuple):
@@ -45,34 +34,14 @@ class KVCache:
     Args:
         max_length: room for so many tokens, taken once; one more is an error
         window: roll: keep the latest so many tokens, all that a layer with a Window of left <= window looks at
-        plan: hold for each key/value head what the plan says, None: all, or Keep(sinks, window); the layer looks at
-            that alone: `hw.Plan`, whose `mask` means the same on a whole text
     """
 
-    _most_rows = sys.maxsize  # the most tokens that it ever holds: no bound but for `_Stream`
-
-    # `KVCache(plan=...)` is one name for two classes, as a caller need not know of the second. Python then runs the
-    # `__init__` of the class that this returns.
-    def __new__(cls, *_: Any, plan: object = None, **__: Any) -> KVCache:
-        if plan is None or cls is not KVCache:
-            return super().__new__(cls)
-        return super().__new__(PlannedCache)
-
-    def __init__(
-        self,
-        max_length: int | None = None,
-        window: int | None = None,
-        *,
-        plan: Plan | Sequence[HeadPlan | tuple[int, int]] | None = None,
-    ) -> None:
+    def __init__(self, max_length: int | None = None, window: int | None = None) -> None:
         for name, value in (("max_length", max_length), ("window", window)):
             if value is not None and value < 1:
                 raise HeadwiseError(f"{name}={value} must be at least 1")
-        kinds = {"max_length": max_length, "window": window, "plan": plan}
-        passed = [f"{name}={value}" for name, value in kinds.items() if value is not None]
-        if len(passed) > 1:
-            raise HeadwiseError(f"{' and '.join(passed)}: a cache is static, rolls, or has a plan; pass one")
-        self.plan = None if plan is None else layer_keep(plan)  # what each key/value head keeps
+        if max_length is not None and window is not None:
+            raise HeadwiseError(f"max_length={max_length} and window={window}: a cache is static, or rolls; pass one")
         self.max_length, self.window = max_length, window
         self.length = 0  # tokens seen
         self.reorders = 0  # times that documents changed places: who sums up over calls must know
@@ -85,7 +54,7 @@ class KVCache:
         self._values: weakref.ref[Tensor] | None = None  # and what the values were made of, mostly the same tensor
 
     def __repr__(self) -> str:
-        kinds = {name: getattr(self, name) for name in ("max_length", "window", "plan")}
+        kinds = {"max_length": self.max_length, "window": self.window}
         kind = "".join(f"{name}={value}, " for name, value in kinds.items() if value)
         return f"KVCache({kind}length={self.length}, bytes={self.nbytes})"
 
@@ -159,17 +128,13 @@ class KVCache:
         keys, values = (buffer[:, :, self._begin : end] for buffer in self._buffers)
         return keys, values
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
-        """What new tokens (B,H,T,D) read of what is held and of themselves; the cache counts them after `take`."""
-        return attend(q, *self.offer(k, v), options)
-
     def _room(self, total: int) -> int:
         """Rows of new buffers that must hold `total` tokens, with room for more."""
         if self.max_length is not None:
             return self.max_length  # taken once
         if self.window is not None:
             return max(total, 2 * self.window)  # full after `window` more tokens, and only then the kept ones move
-        return min(self._most_rows, max(total, 2 * self.kept))  # doubled, so that n appends move O(n) rows in all
+        return max(total, 2 * self.kept)  # doubled, so that n appends move O(n) rows in all
 
     def _move(self, held: tuple[Tensor, ...], room: int) -> None:
         """New buffers of `room` rows, with what is held at their beginning."""
@@ -258,142 +223,3 @@ def _check_fit(name: str, buffer: Tensor, new: Tensor) -> None:
         raise HeadwiseError(
             f"the cache holds {name} in {buffer.dtype} on {buffer.device}, not {new.dtype} on {new.device}"
         )
-
-
-class PlannedCache(KVCache):
-    """What `KVCache(plan=...)` makes. A streaming head sees what it keeps; every head is causal."""
-
-    plan: tuple[HeadPlan, ...]
-
-    def __init__(self, *sizes: Any, **options: Any) -> None:
-        super().__init__(*sizes, **options)
-        # Each kind: the key/value heads that keep the same, and one cache for them together.
-        self._kinds: list[tuple[list[int], KVCache]] = []
-        for kept in dict.fromkeys(self.plan):  # each once, in the order of the heads
-            heads = [g for g, other in enumerate(self.plan) if other == kept]
-            self._kinds.append((heads, KVCache() if kept is None else _Stream(kept)))
-
-    @property
-    def kept(self) -> int:
-        raise HeadwiseError("the heads of a cache with a plan keep different numbers of tokens; ask plan or nbytes")
-
-    @property
-    def nbytes(self) -> int:
-        return sum(cache.nbytes for _, cache in self._kinds)
-
-    @property
-    def batch(self) -> int | None:
-        return self._kinds[0][1].batch  # as in all kinds
-
-    def offer(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        raise HeadwiseError("a cache with a plan has no keys for all heads to look at; use attend(q, k, v, options)")
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
-        H, G = q.shape[1], k.shape[1]
-        if len(self.plan) != G:
-            raise HeadwiseError(f"the cache has a plan for {len(self.plan)} key/value heads, and the layer has {G}")
-        # Checked here, since `[readers]` below takes no more than it needs of too many numbers, and says nothing.
-        for name, values in (("sink", options.sink), ("gate", options.gate)):
-            if values is not None:
-                check_per_head(name, shape_of(values), H)
-        index = resolve_kv_index(H, G, options.kv_index)
-        mask = Causal() if options.mask is None else Causal() & options.mask
-        outs, order = [], list[int]()  # of query heads, those of one kind after those of another
-        for heads, cache in self._kinds:
-            readers = [h for h in range(H) if index[h] in heads]  # query heads of this kind
-            order += readers
-            n_readers = len(readers)
-            places = [heads.index(index[h]) for h in readers]  # what each reads, counted among `heads`
-            if not readers:  # keys that nobody reads are kept, too: head 0 stands in, and what it gives is dropped
-                readers, places = [0], [0]
-            sink, gate = (None if x is None else torch.as_tensor(x)[readers] for x in (options.sink, options.gate))
-            of_kind = options._replace(mask=mask.for_heads(readers, H), sink=sink, gate=gate, kv_index=places)
-            outs.append(cache.attend(q[:, readers], k[:, heads], v[:, heads], of_kind)[:, :n_readers])
-        back = [order.index(h) for h in range(H)]  # where head h stands in that order
-        return torch.cat(outs, 1)[:, back]
-
-    def take(self, layer: int | None = None, context: Tensor | None = None, values: Tensor | None = None) -> None:
-        super().take(layer)  # no context: a plan is for self attention
-        for _, cache in self._kinds:
-            cache.take()
-        self.length = self._kinds[0][1].length  # all kinds have seen the same tokens
-
-    def crop(self, length: int) -> None:
-        # The shortest first: it is the first that has dropped rows, and refuses before any other is cropped.
-        for _, cache in sorted(self._kinds, key=lambda kind: kind[1]._most_rows):
-            cache.crop(length)
-        self.length = length
-
-    def reorder(self, index: Tensor) -> None:
-        self.reorders += 1
-        for _, cache in self._kinds:
-            cache.reorder(index)
-
-
-class _Stream(KVCache):
-    """The cache of heads that keep the first `sinks` tokens and the last `window`.
-
-    The first stand in the first rows of its buffers, the last in a ring of rows behind them: a new token takes the row
-    of the one that leaves the window. With 1 sink and a window of 3, after tokens 0 to 4: rows 0 4 2 3.
-    """
-
-    def __init__(self, keep: Keep) -> None:
-        super().__init__()
-        self._sinks, self._window, self._most_rows = keep.sinks, keep.window, keep.sinks + keep.window
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
-        n, T = self.length, q.shape[2]  # tokens before, and new ones
-        assert options.mask is not None
-        # New query i stands at key n + i, so the band j - i <= n is causality alone; any other part forbids more.
-        is_causal = all(part.band(T, n + T) == (None, n) for part in options.mask.parts())
-        has_gradients = torch.is_grad_enabled() or any(view.requires_grad for view in self._views())
-        if T == 1 and is_causal and not has_gradients:
-            # What is held after the step is all that the token may see, so no mask is left to say.
-            return attend(q, *self._step(k, v), options._replace(mask=None))
-        keys, values = (torch.cat(pair, 2) for pair in zip(self._held(k, v), (k, v), strict=True))
-        # Three numbers of one token: its position in the text; its slot, the row of the buffers where it stands between
-        # calls (see `_slot`); its row in `keys`, where the held tokens come first, in the order of their slots, then
-        # the new ones, in the order of the text.
-        row_of = {position: row for row, position in enumerate([*self._by_slot(n), *range(n, n + T)])}
-        # The rows of what is held after this call, in the order of the slots that it will have.
-        later = [row_of[position] for position in self._by_slot(n + T)]
-        self._offered = Offer((keys[:, :, later], values[:, :, later]), 0, len(later), T)
-        parts = []
-        for start in range(0, max(T, 1), CHUNK):  # once even where there is no query, for the shape of nothing
-            stop = min(start + CHUNK, T)
-            seen = self._seen(n + start, n + stop)
-            # The rows of the mask for these queries; of its columns, one for each token, `Part` takes those seen.
-            mask = (options.mask & Streaming(self._sinks, self._window)).for_queries(slice(start, stop), T)
-            rows = [row_of[position] for position in seen]
-            chunk = q[:, :, start:stop], keys[:, :, rows], values[:, :, rows]
-            parts.append(attend(*chunk, options._replace(mask=Part(mask, axis="s", numbers=seen, length=n + T))))
-        return torch.cat(parts, 2)
-
-    def _step(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """All that one more token sees; it has taken the place of the one that it pushes out.
-
-        It is written before `take`, and a call that fails in between leaves it there. No later query sees the token
-        that stood there, so the answers stay the same.
-        """
-        rows = min(self.length + 1, self._most_rows)  # that are filled after the step
-        if not self._buffers or self._buffers[0].shape[2] < rows:
-            self._move(self._held(k, v), self._room(rows))
-        slot = self._slot(self.length)
-        for buffer, new in zip(self._buffers, (k, v), strict=True):
-            buffer[:, :, slot] = new[:, :, 0]
-        self._offered = Offer(self._buffers, 0, rows, 1)
-        keys, values = (buffer[:, :, :rows] for buffer in self._buffers)
-        return keys, values
-
-    def _slot(self, position: int) -> int:
-        """The row of the buffers in which the token at a position of the text stands: first sinks, then the ring."""
-        return position if position < self._sinks else self._sinks + (position - self._sinks) % self._window
-
-    def _seen(self, first: int, stop: int) -> list[int]:
-        """Positions of the tokens that some query from `first` up to, and without, `stop` sees, each once."""
-        return [*range(min(self._sinks, stop)), *range(max(self._sinks, first - self._window + 1), stop)]
-
-    def _by_slot(self, length: int) -> list[int]:
-        """Positions of the tokens that are held after `length` tokens, in the order of their rows."""
-        # They are what the last of these tokens sees.
-        return sorted(self._seen(length - 1, length), key=self._slot)

@@ -127,8 +127,6 @@ def _head_rows(heads: HeadPrice) -> dict[str, Cell]:
     }
     if heads.window is not None:
         rows["window"] = Note.of("price.so_many_tokens", count=f"{heads.window:,}")
-    if heads.streaming:  # of a plan: they keep only the first tokens and the latest ones
-        rows["streaming key/value heads"] = Note.of("price.so_many_of", active=heads.streaming, count=heads.n_kv_heads)
     if heads.sink:
         rows["sink"] = "1 logit per head"
     return rows

@@ -27,10 +27,9 @@ from string import Template
 from typing import Any
 
 from headwise.files import write_whole
-from headwise.plan import Windows
 from headwise.story import Story
 from headwise.table import escaped
-from headwise.words import LANGUAGES, Facts, Note, check_lang, phrase, phrase_html, phrases, refusal, sent
+from headwise.words import LANGUAGES, Facts, Note, check_lang, phrase, phrase_html, phrases, refusal
 
 # An empty element that names a phrase, <p data-word="report.hint"></p>, and an attribute that does.
 _EMPTY = re.compile(r'(?P<start><(?P<tag>[a-z0-9]+)\b[^<>]*? data-word="(?P<key>[\w.]+)"[^<>]*>)(?P<end></(?P=tag)>)')
@@ -225,24 +224,6 @@ def walk_html(
         script="page/walk.js",
         data={"model": json_block(model), "start": json_block(start)},
         words=("walk",),
-        lang=lang,
-    )
-
-
-def windows_html(reach: Windows, lang: str = "en") -> str:
-    """The page of `headwise windows`: a map of heads and windows, for each number of first tokens that was measured.
-
-    lang  as in `walk_html`; HeadwiseError for a language that is not en or es
-    """
-    document = reach.document() | {"notes": list(map(sent, reach.notes))}
-    return page(
-        "windows",
-        frame("windows.html", heading=word("windows.title", "h1", model=reach.model)),
-        title=word("windows.title", "title", model=reach.model),
-        styles=("windows.css",),
-        script="windows.js",
-        data={"reach": json_block(document)},
-        words=("windows", "note"),
         lang=lang,
     )
 

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from headwise.errors import HeadwiseError
 from headwise.files import write_whole
 from headwise.heads.table import Survey, layer_table
-from headwise.plan import SINKS, Windows
 from headwise.records import HeadMaps
 from headwise.table import escaped, picture
 from headwise.view import Screen
@@ -243,31 +242,3 @@ def _pixels(image: Any) -> Any:
     # From the darkest to the brightest: what a processor normed lies around 0. A copy, for the image is the caller's.
     pixels = pixels - pixels.min()
     return pixels / (pixels.max() or 1)
-
-
-def windows_png(path: str | Path, reach: Windows, sinks: int) -> None:
-    """Write a picture: a row a head, a column a window, darker where more mass lies outside.
-
-    sinks  first tokens that are seen beside a window, one of `SINKS`. HeadwiseError where matplotlib is missing
-    """
-    new_figure = figure_class()
-    from matplotlib.colors import LinearSegmentedColormap
-
-    table = [[mass.mean for mass in head.outside[SINKS.index(sinks)]] for head in reach.heads]
-    # Inches, across and down: 2.5 and 1.4 for names and axes; 0.7 and 0.26 for a cell, in which a number has room.
-    size = 2.5 + 0.7 * len(reach.windows), min(LONGEST, 1.4 + 0.26 * len(table))
-    figure = new_figure(figsize=size, facecolor="#fbfaf6")
-    axes = figure.add_subplot()
-    axes.imshow(table, cmap=LinearSegmentedColormap.from_list("mass", COLOURS), vmin=0, vmax=1, aspect="auto")
-    names = [f"{head.name} *" if head.retrieves else head.name for head in reach.heads]
-    axes.set_yticks(range(len(table)), names, fontsize=7)
-    axes.set_xticks(range(len(reach.windows)), [f"{n:,}" for n in reach.windows], fontsize=7)
-    axes.set_xlabel(f"window, beside the first {sinks} tokens; * finds needles", fontsize=8)
-    axes.set_title(f"{reach.model}: mass outside", fontsize=9, parse_math=False)
-    for row, masses in enumerate(table):
-        for column, mass in enumerate(masses):
-            # On the darker cells. A round choice: white and black stand out alike at about 0.5.
-            colour = "white" if mass > 0.4 else "black"
-            axes.text(column, row, f"{mass:.2f}", ha="center", va="center", fontsize=6, color=colour)
-    figure.tight_layout()
-    write_figure(path, figure)

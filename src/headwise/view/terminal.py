@@ -26,17 +26,15 @@ from rich.style import Style
 from rich.table import Table as Grid
 from rich.text import Text
 
-from headwise.plan import SHARES, SINKS, Windows
 from headwise.records import HeadMaps, HeadSteps, KeySteps
-from headwise.table import Cell, Table, number
+from headwise.table import Cell, Table
 from headwise.view import Screen
-from headwise.words import Note, phrase
+from headwise.words import phrase
 
 # These four are round choices.
 LARGEST_SIDE = 40  # cells in a row or column of a map; a longer text is drawn in blocks
 LABEL_WIDTH = 13  # columns for the tokens at the left of the pictures
 GAP = 3  # columns between two pictures
-MOST_COLUMNS = 6  # windows in the table of `headwise windows`, at most; its page and its files have all
 
 JOINER = "\u200d"  # of two emoji, into one
 SIGNS = {" ": "␣", "\n": "⏎", "\r": "␍", "\t": "⇥"}
@@ -522,31 +520,3 @@ def _print_table(screen: Screen, table: Table) -> None:
                 line += " " * (width - cell_len(column[at])) + column[at]
             _line(screen, f"  {line}", styles.get(at, ""))
         start = end
-
-
-def print_windows(screen: Screen, reach: Windows, sinks: int) -> None:
-    """A row a head: mass outside each window beside so many first tokens, how far most of the mass reaches, the needle.
-
-    A needle is a few random tokens in a document, begun again at its end: a head that retrieves looks back to them.
-    """
-    sizes = reach.windows[:-1]  # the longest drops nothing
-    shown = range(0, len(sizes), max(1, math.ceil(len(sizes) / MOST_COLUMNS)))  # every second or third of many
-    headings = [screen.phrase("windows.head")]
-    headings += [screen.phrase("windows.outside", size=f"{sizes[n]:,}") for n in shown]
-    headings += [screen.phrase("windows.within", share=f"{100 * share:.0f}") for share in SHARES]
-    headings.append(screen.phrase("windows.needle"))
-    rows = []
-    for head in reach.heads:
-        outside = head.outside[SINKS.index(sinks)]  # measured for each number of `SINKS`
-        needle = number(head.needle.mean, 2)
-        if head.retrieves:
-            needle += f" {screen.phrase('windows.retrieves')}"
-        masses = [number(outside[n].mean, 3) for n in shown]
-        rows.append([head.name, *masses, *(f"{distance.mean:,.0f}" for distance in head.reached), needle])
-    title = Note.of("windows.table", model=reach.model, sinks=sinks, documents=f"{reach.n_documents:,}")
-    screen.show(Table(headings, rows, title), "windows", (0, len(headings) - 1))  # words stand in these two
-    for note in reach.notes:
-        screen.say(note)
-    # `lift` is a logarithm: how many times as much a head weighs what continues a needle as the rest of it.
-    if lifts := [f"{head.name} (x {math.exp(head.lift.mean):.0f})" for head in reach.heads if head.retrieves]:
-        screen.tell("windows.lifts", heads=", ".join(lifts))
