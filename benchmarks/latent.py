@@ -24,8 +24,8 @@ import headwise as hw
 from benchmarks.reshape import TEXT, parent_of
 from headwise.gpt.presets import Recipe
 from headwise.gpt.train import evaluate
-from headwise.lab.claims import in_turn
 from headwise.layer import latent
+from headwise.memory import in_turn
 from headwise.reshape.align import moments
 from headwise.reshape.share import share_heads
 from headwise.rungs.tensor import attend

@@ -36,8 +36,8 @@ Written by `python examples/courses_page.py` from `examples/courses.txt`; a test
 headwise grew from five pages of courses. For each there is a page that walks through it: {pages}.
 
 Below is every thing that they teach, the line to paste, and what it prints: {here} of {total} are here; of the others
-it is said why not. What they claim is judged in [the ledger](claims.md); the terms are in the [glossary](glossary.md);
-the exercises, which `headwise learn` sets, in [learn](learn.md).
+it is said why not. What they claim is judged in [the ledger](../studies/claims.md); the terms are in the
+[glossary](glossary.md); the exercises, which `headwise learn` sets, in [learn](learn.md).
 """,
     "es": """# Los cursos, cosa por cosa
 
@@ -48,7 +48,7 @@ Escrito por `python examples/courses_page.py` a partir de `examples/courses.txt`
 headwise creció a partir de cinco páginas de cursos. Para cada una hay una página que la recorre: {pages}.
 
 Abajo está cada cosa que enseñan, la línea para pegar y lo que imprime: {here} de {total} están aquí; de las otras se
-dice por qué no. Lo que afirman se juzga en [el registro](claims.es.md); los términos están en el
+dice por qué no. Lo que afirman se juzga en [el registro](../studies/claims.md), en inglés; los términos están en el
 [glosario](glossary.md); los ejercicios, que propone `headwise learn`, en [aprender](learn.es.md).
 """,
 }
@@ -106,7 +106,7 @@ def printed(code: str, names: dict[str, Any]) -> str:
 
 
 def verdict(start: str) -> str:
-    ledger = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
+    ledger = (ROOT / "studies" / "claims.md").read_text(encoding="utf-8")
     row = next(row for row in ledger.splitlines() if row.startswith(f"| {start}") and row.count(" | ") == 2)
     return row.split(" | ")[1]
 
@@ -127,7 +127,7 @@ def rows(course: Course) -> Iterator[tuple[Thing, dict[str, str]]]:
 
 def cell(thing: Thing, language: str) -> str:
     if thing.kind == "claim":
-        return "[ledger](claims.md)" if language == "en" else "[registro](claims.es.md)"
+        return "[ledger](../studies/claims.md)" if language == "en" else "[registro](../studies/claims.md)"
     if thing.kind == "see":
         line = thing.line.replace(".en.", f".{language}.")
         translated = line.replace(".md", ".es.md")

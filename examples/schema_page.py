@@ -22,15 +22,12 @@ from headwise.cost import Choice, Price, Variant
 from headwise.heads import circuits
 from headwise.heads.alignment import Alignment
 from headwise.heads.table import Survey
-from headwise.lab.experiments import Scored
-from headwise.lab.results import Comparison, Ledger
 from headwise.models.meter import Measured
 from headwise.records import HeadSteps, Ladder
 from headwise.reshape.job import Reshaped
 from headwise.story import Story
 from headwise.teach.bugs import Finding, Verdict
 from headwise.teach.exercises import Mark
-from headwise.teach.study import Shown
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "schema.json"
 VERSION = 1
@@ -38,8 +35,8 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 ABOUT = (
     "What `headwise COMMAND --json` prints. The field `schema` of a document names its entry under $defs: "
     "headwise-why-1 is why. The number rises when a field goes or changes its meaning; fields may be added. A number "
-    "that was not measured, or is not finite, is null. Files that headwise writes are here too: "
-    "unit (in the folders of compare and bugs); headwise.json beside a reshaped model is reshaped without `schema`."
+    "that was not measured, or is not finite, is null. The headwise.json beside a reshaped model is reshaped, without "
+    "`schema`."
 )
 # Where annotations name what is imported for type checkers alone.
 NAMES = {"np": np, "NDArray": NDArray, "nn": torch.nn, "Tensor": torch.Tensor, "Sequence": Sequence}
@@ -108,8 +105,6 @@ DOCUMENTS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "reshaped": ("headwise share and prune", (Reshaped, {"won": str})),
     "trace": ("headwise trace", (HeadSteps, LINK)),
     "ladder": ("headwise ladder", (Ladder,)),
-    "compare": ("headwise compare", (Comparison,)),
-    "ledger": ("headwise compare claims", (Ledger,)),
     "check": (
         "headwise check",
         (
@@ -118,11 +113,7 @@ DOCUMENTS: dict[str, tuple[str, tuple[Any, ...]]] = {
             {"others": Optional([(Verdict, {"bugs": [Finding]})])},  # of a file with several attentions
         ),
     ),
-    "bugs": ("headwise bugs, with an ID or without", ({"bugs": [TEXTS]},)),
-    "hidden": (
-        "headwise bugs ID --train or --html, and bugs all",
-        ({"bugs": list[Shown], "comparison": Comparison | None},),
-    ),
+    "bugs": ("headwise check --list and --explain", ({"bugs": [TEXTS]},)),
     "learn": (
         "headwise learn",
         (
@@ -132,12 +123,6 @@ DOCUMENTS: dict[str, tuple[str, tuple[Any, ...]]] = {
         ),
     ),
     "solution": ("headwise learn --solution", ({"exercise": int, "solution": str},)),
-}
-FILES = {
-    "unit": (
-        "unit-*.json, a finished unit of a study",
-        ({"unit": str, "key": dict[str, Any], "scored": Scored, "sha256": str},),
-    ),
 }
 LEFT_OUT = {"Reshaped": {"model"}, "Verdict": {"findings", "lang", "others"}, "Finding": {"quote"}}
 
@@ -234,7 +219,7 @@ def schema() -> dict[str, Any]:
     """The document of docs/schema.json."""
     schemas = Schemas()
     documents: dict[str, Any] = {}
-    for name, (about, parts) in {**DOCUMENTS, **FILES}.items():
+    for name, (about, parts) in DOCUMENTS.items():
         document = schemas.joined(parts)
         if name in DOCUMENTS:
             document["properties"] = {"schema": {"const": f"headwise-{name}-{VERSION}"}} | document["properties"]

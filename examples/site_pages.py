@@ -1,4 +1,4 @@
-"""Hooks of mkdocs, for `make docs`: a page for each command, formulas, the look of the reports, a search."""
+"""Hooks of mkdocs, for `make docs`: pages of commands and studies, formulas, the look of the reports, a search."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "headwise"
 STYLE = SOURCE / "view" / "page" / "base.css"  # paper, serif and colours of the reports
 COMMAND = "command.md"
+STUDIES = ROOT / "studies"
 SECTION = re.compile(r"^## (\w+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 FORMULA = re.compile(r"^\$\$(.+)\$\$$", re.MULTILINE)
 LINK = re.compile(r"\]\((?!http|#|/)([^)]+)\)")
@@ -30,12 +31,15 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the style of the reports, and a page for each command."""
+    """Add the style of the reports, a page for each command, and the studies."""
     from mkdocs.structure.files import File
 
     files.append(File.generated(config, "base.css", content=STYLE.read_text(encoding="utf-8")))
     for name in sections():
         files.append(File.generated(config, f"command/{name}.md", content=command_page(name)))
+    for path in STUDIES.glob("*.md"):
+        content = path.read_text(encoding="utf-8").replace("](../docs/", "](../")
+        files.append(File.generated(config, f"studies/{path.name}", content=content))
     return files
 
 
@@ -43,7 +47,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Formulas as MathML, which browsers set without a script; of the page of all commands what leads to each."""
     if page.file.src_uri == COMMAND:
         markdown = SECTION.sub(lambda match: f"## {match[1]}\n\n{briefly(match[1])}\n\n", markdown)
-    return FORMULA.sub(lambda match: formula(match[1]), markdown)
+    return FORMULA.sub(lambda match: formula(match[1]), markdown.replace("](../studies/", "](studies/"))
 
 
 def on_page_content(html: str, **_: Any) -> str:

@@ -1,11 +1,10 @@
-"""The Spanish of the pages that commands write: docs/claims.es.md, heads.es.md and check.es.md.
+"""The Spanish of the pages that commands write: docs/heads.es.md and docs/check.es.md.
 
     python examples/spanish_pages.py
 
 Each is made of the English page as it stands, sentence by sentence, so that no figure can differ: `spanish.toml` pairs
 what the English page says with its Spanish, and `{a}` in both is whatever stands there. Sentences that the library says
-in two languages itself come from `words.toml`, those of the ledger from `claims.toml`. A sentence without Spanish stops
-it.
+in two languages itself come from `words.toml`. A sentence without Spanish stops it.
 """
 
 from __future__ import annotations
@@ -17,12 +16,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from headwise.lab.results import ledger_words
 from headwise.words import table
 
 HERE = Path(__file__).resolve().parent
 DOCS = HERE.parent / "docs"
-PAGES = ("claims", "heads", "check")
+PAGES = ("heads", "check")
 SECTIONS = ("sentence", "job", "role")  # of words.toml, whose sentences stand on the pages
 SLOT = re.compile(r"\{(\w*)(?::[^{}|]*)?\}")
 NUMBERS = ("count", "width", "low", "high", "number")  # slots that take a number alone
@@ -37,7 +35,7 @@ Pattern = tuple[re.Pattern[str], str]
 
 @cache
 def phrases() -> dict[str, Any]:
-    """`texts` in pairs, `words` that stand inside what a slot took, `comments` of code, and the `ledger` by name."""
+    """`texts` in pairs, `words` that stand inside what a slot took, `comments` of code."""
     return tomllib.loads((HERE / "spanish.toml").read_text(encoding="utf-8"))
 
 
@@ -56,10 +54,6 @@ def pattern(english: str, spanish: str) -> Pattern:
 @cache
 def patterns() -> list[Pattern]:
     pairs = [(pair["en"], pair["es"]) for pair in phrases()["texts"]]
-    for name, spanish in phrases()["ledger"].items():
-        english = ledger_words()[name]
-        pairs += [(english[part], spanish[part]) for part in spanish if part != "columns"]
-        pairs += zip(english.get("columns", ()), spanish.get("columns", ()), strict=True)
     pairs += [(text["en"], text["es"]) for key, text in table().items() if key.split(".")[0] in SECTIONS]
     pairs.sort(key=lambda pair: -len(SLOT.sub("", pair[0])))  # the one that says most comes first
     return [pattern(*pair) for pair in pairs if "|" not in pair[0]]

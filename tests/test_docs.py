@@ -38,10 +38,7 @@ CHAPTERS = ("multi-head-attention.md", "multi-head-attention.es.md", "sharing.md
 
 TABLES = tomllib.loads(Path(__file__).with_name("pages.toml").read_text(encoding="utf-8"))
 SHORT: dict[str, str] = TABLES["short"]
-ONLY_PARSED = (
-    "bugs all", "train --live", "compare sharing",
-    "compare two-lookups", "compare claims",
-)  # they take long whatever the options  # fmt: skip
+ONLY_PARSED = ("train --live",)  # takes long whatever the options
 
 
 class Block(NamedTuple):
@@ -125,11 +122,7 @@ class Shell:
 
 def shorter(words: list[str]) -> list[str]:
     """The options of SHORT, where this command takes them: a replay has a size of its own, and not all is healed."""
-    if (
-        "--rung" in words
-        or [word for word in words if word not in COMMON] == ["bugs"]
-        or (words[0] in ("share", "prune") and "--heal" not in words)
-    ):
+    if "--rung" in words or (words[0] in ("share", "prune") and "--heal" not in words):
         return []
     if words[0] == "heads" and not {"--text", "--relations"} & set(words):
         return []
@@ -212,7 +205,7 @@ def test_a_wrong_page_is_noticed(tmp_path: Path, invoke: Invoke) -> None:
     for line in TABLES["wrong"]:
         with pytest.raises(AssertionError):
             Shell(invoke, set()).run(line)
-    for words in (["compare", "claims", "--colour"], ["juggle"]):
+    for words in (["check", "--list", "--colour"], ["juggle"]):
         with pytest.raises((TyperException, HeadwiseError)):
             parse(words)
 

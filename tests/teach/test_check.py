@@ -240,10 +240,22 @@ def test_the_language_of_the_course_here_is_that_of_its_neighbours(
     assert "no es atención" in invoke("check", "mlp.py").out
     assert "is no attention" in invoke("check", "mlp.py", "--lang", "en").out
     assert "cada parte es NOMBRE=VALOR" in invoke("check", "mlp.py", "--args", "x").err
-    told = invoke("bugs", "heads-overlap")  # and nothing is trained
-    assert "Los cortes de las cabezas" in told.out and "--train entrena" in told.err
+    assert "Los cortes de las cabezas" in invoke("check", "--explain", "heads-overlap").out
     (tmp_path / "learn" / "progress.json").write_text("[")
     assert "no attention" in invoke("check", "mlp.py").out
+
+
+def test_the_catalogue_as_a_table_and_one_bug_in_full(invoke: Invoke) -> None:
+    listed = invoke("check", "--list").out.splitlines()
+    assert [line.split()[0] for line in listed[3 : 3 + len(catalogue())]] == list(catalogue())
+    record = json.loads(invoke("check", "--list", "--json").out)
+    assert [bug["id"] for bug in record["bugs"]] == list(catalogue())
+    bug = catalogue()["group-tile"]
+    for lang in ("en", "es"):
+        told = invoke("check", "--explain", "group-tile", "--lang", lang).out
+        assert all(bug.text(what, lang) in told for what in ("name", "wrong", "symptom", "how", "fix"))
+    (record,) = json.loads(invoke("check", "--explain", "group-tile", "--json").out)["bugs"]
+    assert record == {"id": "group-tile", **bug.texts["en"]}
 
 
 @pytest.mark.slow

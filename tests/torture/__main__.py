@@ -33,7 +33,6 @@ import leaks
 import torch
 
 import headwise.cli
-import headwise.lab.compare
 import headwise.models.hf
 import headwise.reshape.share
 import headwise.view.report  # noqa: F401  imported once, here: its children start in milliseconds

@@ -45,7 +45,6 @@ COMMANDS = {
     "replay": "train @names.txt --rung array --steps 2 --samples 1 --out @new --json",
     "healing": f"{HEAL} --json",
     "prune": "prune @foreign --keep 0.5 --text @text.txt --tokens 16 --json",
-    "compare": "compare scale --seeds 2 --steps 1 --workers 1 --out @units --json",
     "foreign": "generate @foreign --ids @ids --tokens 3 --temperature 0",
     "prompt": "generate @foreign --prompt 'the c' --tokens 3 --temperature 0",
     "streamed": f"heads @foreign --stream --text 'the cat sat' {QUICK}",
@@ -58,7 +57,7 @@ SLOW = {"check": 0.3, "learn": 0.3, "healing": 0.5}
 BESIDE = {"foreign": ["generation_config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]}
 BESIDE |= {"prompt": ["tokenizer.json", "tokenizer_config.json"]}
 SEALED = re.compile(
-    r"(run|child)/(config\.json|tokenizer\.json|model\.safetensors)|(stopped|kept|healing)\S*safetensors|units\S*"
+    r"(run|child)/(config\.json|tokenizer\.json|model\.safetensors)|(stopped|kept|healing)\S*safetensors"
 )
 TIMES = re.compile(r'"[a-z_]*(seconds|html|report|model|run|address|source|out|training time)": [^\n]*')
 
@@ -91,7 +90,6 @@ def prepare(base: Path) -> None:
     made("share @run --kv-heads 1 --text @text.txt --out @child")
     made(HEAL, interrupted_at(4), code=130)
     made(COMMANDS["kept"])
-    made(COMMANDS["compare"])
     made("learn @learn --lang en")
     (base / "run" / "report.html").unlink()
     shutil.copy(base / "run" / "tokenizer.json", base / "vocabulary.json")

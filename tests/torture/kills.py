@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 import random
-import re
 import resource
 import shutil
 import signal
@@ -17,9 +16,8 @@ from children import TICKS, Child, FailedError, Patch, check_refusal, hurried, m
 
 SIZE = ("--preset", "llama", "--layers", 1, "--width", 16, "--heads", 2, "--kv-heads", 2, "--context", 16)
 TEXT = "the cat sat on the mat and the dog sat on the log . " * 60
-# Of a result, besides the units of a study.
 FILES = ("model.safetensors", "config.json", "tokenizer.json", "film.jsonl")
-NAMES = {"train": 6, "share": 3, "prune": 3, "heads": 3, "compare": 2}  # how often each is chosen
+NAMES = {"train": 6, "share": 3, "prune": 3, "heads": 3}  # how often each is chosen
 NAMES |= {"standard input": 2, "replay": 2, "learn": 2}
 WHOLE = "replay", "learn"  # of these all files are compared
 RESUMED = "train", "standard input"  # the others go on, or begin again, by themselves
@@ -28,7 +26,6 @@ WAYS = {"KILL": 6, "TERM": 3, "INT": 3, "INT INT": 2, "STOP CONT KILL": 2, "at a
 WAYS |= {"gone": 1, "left alone": 1}
 MOMENTS = (1, 2, 3, 5, 8)  # at which one case is ended, at most
 VERIFIED_OUTSIDE = 0.03  # cases in which a fresh process verifies, as it does for a user; that takes seconds
-WORKERS = 0.1  # cases of compare with two processes of its own
 LEFT_AFTER, LOOK = 20.0, 0.02  # seconds that such processes have to end with their parent; and between two looks
 
 seconds: dict[str, float] = {}  # of the processor that a command takes when it is left alone
@@ -49,10 +46,8 @@ def arguments(name: str, base: Path, out: Path) -> tuple[object, ...]:
         return "share", base / "train", "--kv-heads", 1, *healed
     if name == "prune":
         return "prune", base / "train", "--keep", 0.5, *healed
-    if name == "heads":
-        corpus = "--text", text, "--tokens", 16, "--documents", 60
-        return "heads", base / "train", *corpus, "--no-controls", "--ablate", "none", "--keep", out, "--json"
-    return "compare", "scale", "--seeds", 2, "--steps", 2, "--workers", 1, "--out", out
+    corpus = "--text", text, "--tokens", 16, "--documents", 60
+    return "heads", base / "train", *corpus, "--no-controls", "--ablate", "none", "--keep", out, "--json"
 
 
 def prepare(base: Path) -> None:
@@ -82,9 +77,6 @@ class Case:
         self.name, self.how, self.rng, self.place, self.base, self.before = name, how, rng, place, base, before
         self.out = place / "out"
         self.given = list(arguments(name, base, self.out))
-        self.several = name == "compare" and rng.random() < WORKERS
-        if self.several:
-            self.given[self.given.index("--workers") + 1] = 2
 
     def run(self) -> int:
         kills = 0
@@ -182,7 +174,7 @@ class Case:
             check_refusal(code, said)
 
     def two(self) -> None:
-        """Two at once on one folder: one works, the other is told; the units of a study, both may make."""
+        """Two at once on one folder: one works, the other is told."""
         codes = []
         for child in (self.start(), self.start()):
             code, _, said = child.wait()
@@ -198,7 +190,7 @@ def compared(name: str, folder: Path) -> list[Path]:
     files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
     if name in WHOLE:
         return [path for path in files if path.name not in ("run.json", "progress.json")]  # a path, a number of tries
-    return [path for path in files if str(path) in FILES or path.name.startswith("unit-")]
+    return [path for path in files if str(path) in FILES]
 
 
 def typed(text: Path) -> Patch:
@@ -220,11 +212,7 @@ def _is_left(path: Path) -> bool:
 def _bytes(path: Path) -> bytes:
     if not path.exists():
         raise FailedError(f"{path.name} is missing")
-    return (
-        re.sub(rb'"(cpu_seconds|sha256)": [^\n]*', b"", path.read_bytes())
-        if path.name.startswith("unit-")
-        else path.read_bytes()
-    )
+    return path.read_bytes()
 
 
 def _same_numbers(printed: str, expected: str) -> None:

@@ -11,23 +11,20 @@ from typing import Any
 
 import pytest
 from cases import every, rows
-from comparisons import comparison
 from surveys import survey_of
 from terminals import printed
 
 from headwise import cost
 from headwise.cli.reshape import print_curve, print_damage, print_reshaped
 from headwise.cost import PRESETS
-from headwise.lab.experiments import HEADS
 from headwise.lab.ladder import run_ladder
-from headwise.lab.results import Comparison
 from headwise.records import Ladder
 from headwise.reshape.heal import Damage, HealPoint, Pair, Speed
 from headwise.reshape.job import Reshaped
 from headwise.table import Markup, Table, say
 from headwise.view import Screen
 from headwise.view.cost import print_choice, print_models, print_price, print_variants
-from headwise.view.lab import print_comparison, print_ladder
+from headwise.view.lab import print_ladder
 from headwise.view.survey import print_survey
 from headwise.words import Note, table
 
@@ -47,15 +44,6 @@ def ladder() -> Ladder:
     return run_ladder(width=15, heads=5, kv_heads=1, tokens=7, repeats=1)
 
 
-def untrained_heads() -> Comparison:
-    """What `headwise compare` says of its own experiment, with made-up figures."""
-    names = [arm.name for arm in HEADS.arms]
-    figures = comparison("heads", {name: {"loss": 1 + len(name) / 8} for name in names}, HEADS.metrics)
-    failed = replace(figures.arms[1], scores={}, failure="diverged with seed 1: loss is nan at step 3")
-    arms = [replace(arm, about=own.about) for arm, own in zip(figures.arms, HEADS.arms, strict=True)]
-    return replace(figures, question=HEADS.question, data=HEADS.task.data, arms=(*arms, failed), notes=())
-
-
 CURVE = tuple(HealPoint(100 * n, 102_400 * n, 1.5, 4.125 - n / 8, 0.0625 / (n + 1)) for n in range(5))
 SPEED = Speed(12345.4, 23456.4, (11111.0, 13131.0), (21212.0, 29292.0), runs=9, told_apart=True)
 DAMAGE = Damage(
@@ -72,9 +60,6 @@ VIEWS: dict[str, Draw] = {
     "price": lambda screen: price_of("gemma-3-27b", screen),
     "latent": lambda screen: price_of("deepseek-v3", screen),
     "models": lambda screen: print_models(screen, [cost.price(name) for name in PRESETS]),
-    "comparison": lambda screen: print_comparison(
-        screen, comparison("heads", {"one head": {"loss": 2.125}, "eleven heads": {"loss": 1.0625}})
-    ),
     "ladder": lambda screen: print_ladder(screen, ladder()),
     "damage": lambda screen: print_damage(screen, "Before any training", DAMAGE),
     "healing": lambda screen: print_curve(screen, CURVE),
@@ -135,7 +120,6 @@ IN_SPANISH: dict[str, tuple[str, Draw]] = {
     "latent, experts": ("price", lambda screen: price_of("deepseek-v3", screen)),
     "models": ("price", lambda screen: print_models(screen, [cost.price(name) for name in PRESETS])),
     "ladder": ("ladder", lambda screen: print_ladder(screen, ladder())),
-    "comparison": ("comparison", lambda screen: print_comparison(screen, untrained_heads())),
     "damage": ("reshaped", lambda screen: print_damage(screen, Note.of("reshaped.healed"), DAMAGE)),
     "healing": ("reshaped", lambda screen: print_curve(screen, CURVE)),
 }

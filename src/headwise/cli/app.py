@@ -73,12 +73,12 @@ def _usual_language() -> str:
 
 # The three doors of the README, with their commands in the order of --help; their words are in [door] of words.toml.
 DOORS = {
-    "learn": ("learn", "check", "trace", "ladder", "compare", "bugs"),
+    "learn": ("learn", "check", "trace", "ladder"),
     "inspect": ("train", "look", "heads", "why", "align", "generate"),
     "shrink": ("cost", "share", "prune"),
 }
 # Words that a reader in Spanish may try: they are refused, with the command that is meant.
-SPANISH = {"aprender": "learn", "revisar": "check", "errores": "bugs", "entrenar": "train", "cabezas": "heads"}
+SPANISH = {"aprender": "learn", "revisar": "check", "entrenar": "train", "cabezas": "heads"}
 
 
 class _Worded:
@@ -152,7 +152,6 @@ FIELDS = {
     "n_tokens": "tokens",
     "folder": "out",
 }
-UNITS = r"unit-.*\.json"  # names of what the folder of a study holds: the scores of one model with one seed each
 COMPLETION = "_HEADWISE_COMPLETE"  # set by the shell that asks for completions
 
 
@@ -361,20 +360,6 @@ def check_outputs(
             files.append((f"--{name}", path))
     filled = {option: (folder, pattern) for option, (folder, pattern) in folders.items() if folder is not None}
     check_apart(files, filled, filter(exists, [Path(name) for name in inputs if name]))  # a text itself is no file
-
-
-@contextmanager
-def units_kept_in(folder: Path) -> Iterator[Callable[[str, int, int], None]]:
-    """Gives the function to which a study reports its units (message, done, total).
-
-    After Ctrl-C it says that the folder keeps those that are done.
-    """
-    try:
-        with Progress("the first models are being trained") as progress:
-            yield lambda message, done, total: progress("unit", done, total, message, milestone=True)
-    except KeyboardInterrupt:
-        err.tell("tell.units_kept", folder=folder)
-        raise
 
 
 def print_json(kind: str, document: Facts) -> None:

@@ -1,10 +1,8 @@
-"""`headwise learn`, `check` and `bugs`: what the teacher says, in the terminal."""
+"""`headwise learn` and `check`: what the teacher says, in the terminal."""
 
 from __future__ import annotations
 
 import ast
-import os
-import re
 import shlex
 import time
 from contextlib import suppress
@@ -17,45 +15,34 @@ from typer import Argument, Exit, Option
 
 from headwise.cli.app import (
     COURSE,
-    UNITS,
-    Count,
-    File,
-    Folder,
-    SomeCount,
     asked_language,
-    check_outputs,
     command,
-    err,
     in_options,
     named_path,
-    needs_torch,
     print_json,
     screen,
     speak,
-    units_kept_in,
     wants_json,
 )
 from headwise.errors import HeadwiseError
-from headwise.files import write_whole
-from headwise.records import head_name
-from headwise.table import Markup, Table, escaped, picture
+from headwise.table import Table
 from headwise.teach.bugs import Verdict, words
-from headwise.words import Facts, refusal
+from headwise.words import Facts
 
 if TYPE_CHECKING:
-    from headwise.teach.bugs import Bug
     from headwise.teach.course import Course
     from headwise.teach.exercises import Exercise
-    from headwise.teach.study import Shown
 
 
 @command()
 def check(
-    target: Annotated[str, Argument(metavar="FILE[:NAME]")],
+    target: Annotated[str | None, Argument(metavar="FILE[:NAME]")] = None,
     causal: bool | None = None,  # None: guessed, and said
     args: str = "",
     mapping: Annotated[str, Option("--map")] = "",
     seconds: float = 20.0,
+    listed: Annotated[bool, Option("--list")] = False,
+    explain: Annotated[str | None, Option(metavar="BUG")] = None,
 ) -> None:
     """Name the bugs in your own attention.
 
@@ -65,6 +52,11 @@ def check(
     """
     from headwise.teach.check import check as checked
 
+    if listed or explain is not None:
+        _tell_catalogue(explain)
+        return
+    if target is None:
+        raise HeadwiseError(words(screen.lang)["no_target"])
     lang = screen.lang
     pairs, names = _values(args, lang), _pairs(mapping, lang)
     verdict = _in_options(checked(target, causal=causal, args=pairs, mapping=names, lang=lang, seconds=seconds))
@@ -73,6 +65,23 @@ def check(
     else:
         screen.print(str(verdict))
     raise typer.Exit(verdict.exit_code)
+
+
+def _tell_catalogue(explain: str | None) -> None:
+    """The table of all known bugs; with the id of one, all that is known of it."""
+    from headwise.teach.bugs import bug_named, catalogue
+
+    lang = screen.lang
+    bugs = list(catalogue().values()) if explain is None else [bug_named(explain)]
+    if wants_json():
+        print_json("bugs", {"bugs": [{"id": bug.id, **bug.texts[lang]} for bug in bugs]})
+    elif explain is None:
+        screen.show(Table(("bug", "name"), [(bug.id, bug.name(lang)) for bug in bugs]), "bugs", left=(0, 1))
+    else:
+        (bug,), phrases = bugs, words(lang)
+        screen.print(f"{bug.name(lang)} ({bug.id})")
+        screen.print(f"  {bug.text('wrong', lang)}\n  {bug.text('symptom', lang)}")
+        screen.print(f"  {phrases['evidence']}: {bug.text('how', lang)}\n  {phrases['fix']}: {bug.text('fix', lang)}")
 
 
 def _in_options(verdict: Verdict) -> Verdict:
@@ -243,99 +252,3 @@ def _content(course: Course, exercise: Exercise) -> bytes | None:
     with suppress(FileNotFoundError):
         return course.path(exercise).read_bytes()
     return None
-
-
-FOLDER = Path("runs") / "bugs"  # keeps the trained units where --out says nothing
-
-
-@command()
-def bugs(
-    bug: Annotated[str | None, Argument(metavar="[ID]")] = None,
-    seeds: Annotated[int, Option(min=3)] = 3,  # with fewer `study` refuses to tell a bug from chance
-    steps: Count = 400,
-    out: Folder = FOLDER,
-    html: File = None,
-    workers: SomeCount = None,
-    train: bool = False,
-) -> None:
-    """List the bugs that learners write, and what training hides.
-
-    Without an ID the catalogue; with one, what that bug is and does. With --train or --html the verb model is trained
-    with it and without; after Ctrl-C the same command goes on where it was. `all` trains all.
-    """
-    from headwise.teach.bugs import bug_named, catalogue
-
-    lang = screen.lang
-    if (train and bug is None) or (html is not None and bug in (None, "all")):  # a page shows one bug
-        raise refusal("which_bug")
-    names = list(catalogue()) if bug in (None, "all") else [bug_named(bug).id]  # which refuses an unknown one
-    trains = train or html is not None or bug == "all"
-    if trains or out != FOLDER:  # where nothing is trained, what lies in the usual folder is no matter
-        check_outputs((), {"--out": (out, UNITS)}, html=html)  # (): no file is read
-    if not trains:
-        _tell_bugs([bug_named(name) for name in names], bug is None)
-        return
-    with needs_torch():
-        from headwise.teach.study import study
-    with units_kept_in(out) as report:
-        # os.cpu_count() is None where the system does not tell.
-        comparison, shown = study(names, out, seeds, steps, workers or os.cpu_count() or 1, report, lang)
-    # A bug that cannot be trained, or whose training fails, has neither a loss nor maps. Only one bug has a page.
-    written = None if shown[0].loss is None else html
-    if written is not None:
-        _write_maps(written, shown[0], steps)
-    if wants_json():
-        print_json("hidden", {"bugs": shown, "comparison": comparison})
-        return
-    if len(shown) == 1:
-        screen.print(_bug_text(bug_named(shown[0].bug)))
-    screen.print("\n".join(f"{entry.bug}: {entry.sentence}" for entry in shown))
-    if written is not None:
-        screen.tell("tell.written", path=written)
-
-
-def _tell_bugs(bugs: list[Bug], listed: bool) -> None:
-    """The list of bugs, where they are `listed`; else what the one bug is. Standard error then says how to go on."""
-    lang = screen.lang
-    if wants_json():
-        print_json("bugs", {"bugs": [{"id": bug.id, **bug.texts[lang]} for bug in bugs]})
-    elif listed:
-        screen.print("\n".join(f"{bug.id:<26} {bug.name(lang)}" for bug in bugs))  # the longest id has 25 characters
-        err.print("\n" + words(lang)["of_the_list"])
-    else:
-        (bug,) = bugs
-        screen.print(_bug_text(bug))
-        # `untrained` says in one word why a bug cannot be trained: "cache" has the phrase `lacks_cache`. "": it can.
-        lack = words(lang)[f"lacks_{bug.untrained}"] if bug.untrained else ""
-        key, facts = ("untrained", {"why": lack}) if lack else ("to_train", {"bug": bug.id})
-        err.print("\n" + words(lang)[key].format(**facts))
-
-
-def _bug_text(bug: Bug) -> str:
-    """What the catalogue says of one bug."""
-    texts = (bug.text(what, screen.lang) for what in ("wrong", "symptom", "how", "fix"))
-    return "\n  ".join([f"{bug.name(screen.lang)} ({bug.id})", *texts])
-
-
-def _write_maps(path: Path, shown: Shown, steps: int) -> None:
-    """A page with the maps of every head, without a bug and with it, side by side. Both models are trained for it."""
-    from headwise.lab.experiments import SHAPE
-    from headwise.teach.bugs import bug_named
-    from headwise.teach.study import trained_maps
-    from headwise.view.page import page
-
-    lang, bug = screen.lang, bug_named(shown.bug)
-    right, wrong, tokens = trained_maps(bug.id, steps)
-    text = " ".join(tokens)
-    rows = []
-    for index, pair in enumerate(zip(right, wrong, strict=True)):  # all heads of layer 0, then those of layer 1
-        name = head_name(*divmod(index, SHAPE["n_heads"]))
-        # 132 pixels are a round choice, about 19 for each of the 7 tokens; the page, 46rem wide, has room for more.
-        drawn = (picture(weights.tolist(), f"{name}: {text}", height=132) for weights in pair)
-        # The page's security policy forbids styles in an element; bugs.css has the one that is taken out here.
-        rows.append((name, *(Markup(re.sub(' style="[^"]*"', "", image)) for image in drawn)))
-    told = [bug.text(what, lang) for what in ("wrong", "symptom", "fix")]
-    body = f"<main><h1>{escaped(bug.name(lang))}</h1>" + "".join(f"<p>{escaped(line)}</p>" for line in told)
-    headings = screen.phrase("bugs.head"), screen.phrase("bugs.correct"), bug.id
-    body += f"<p><b>{escaped(shown.sentence)}.</b></p><p>{escaped(text)}</p>{Table(headings, rows).html()}</main>"
-    write_whole(path, page("bugs", body, title=bug.name(lang), styles=("bugs.css",), lang=lang))

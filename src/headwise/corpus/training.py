@@ -205,18 +205,17 @@ class Corpus:
 
 
 @lru_cache(2)  # a run reads it to train, and again to look at what was held out; the latest two stay in memory
-def verb_corpus(seed: int, context: int, any_order: bool = True, core: bool = False) -> Corpus:
+def verb_corpus(seed: int, context: int, core: bool = False) -> Corpus:
     """The built-in corpus, or with `core` a small part of it, tokenised into words; `seed` draws the held-out lines.
 
     Of these only the Spanish half counts, which the English half determines.
 
-    With `any_order` the persons of a conjugation line come in a new order each time. In one fixed order no other form
-    ever follows the third one, so a model learns to write it and hardly to read it (LOG.md has the figures).
+    The persons of a conjugation line come in a new order each time. In one fixed order no other form ever follows the
+    third one, so a model learns to write it and hardly to read it (LOG.md has the figures).
     """
     corpus = verbs.corpus(seed, core=core)
     tokens = Tokens.words(corpus.train_lines)
-    ways = {"ways": verbs.clause_orders} if any_order else {}
-    data = Documents.of_lines(tokens, corpus.train_lines, corpus.held_out_lines, context, "=", **ways)
+    data = Documents.of_lines(tokens, corpus.train_lines, corpus.held_out_lines, context, "=", ways=verbs.clause_orders)
     # In a conditional `would` decides a tense that neither pronoun nor verb tells: heads have most to show there. Of
     # those one with "he", as in the pages that explain a line; of equals `max` takes the first.
     example = max(corpus.held_out_cells, key=lambda cell: (cell.tense == "conditional", cell.person == "he"))

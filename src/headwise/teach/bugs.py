@@ -31,7 +31,6 @@ class Bug:
     changes: Sequence[Settings] = ()  # each way to write it, as settings of `form.py`; none: a property shows it
     hidden_by: str = ""  # a pattern of ids: beside such a bug that property is no evidence of this one
     renamed: Sequence[Mapping[str, str]] = ()  # code (a pattern), to (a bug): where it matches, that bug is named
-    untrained: str = ""  # what the verb model lacks, so that it cannot be trained with the bug
 
     def name(self, lang: str = "en") -> str:
         return self.text("name", lang)

@@ -1,108 +1,15 @@
-"""What the lab measures: comparisons and the ledger of claims, in the terminal and as an HTML page; and the ladder."""
+"""The ladder in the terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 
-from headwise.lab.results import Comparison, Ledger, Metric
-from headwise.records import LEAVES, STAGES, Ladder, LadderRung, plain_data
-from headwise.table import Cell, Table, amount, escaped, shown
+from headwise.records import LEAVES, STAGES, Ladder, LadderRung
+from headwise.table import Cell, Table, amount, shown
 from headwise.view import Screen
-from headwise.view.page import frame, json_block, page, word
-from headwise.words import Facts, Note, labelled
+from headwise.words import Note, labelled
 
 MISSING = "-"  # stands where a table has no number
-
-
-def print_comparison(screen: Screen, comparison: Comparison) -> None:
-    """The question, a table for each metric, the verdicts and notes."""
-    screen.say(f"{comparison.name}: {screen.spoken(comparison.question)}")
-    screen.say(setting(comparison))
-    for metric in comparison.metrics:
-        screen.say("")
-        screen.show(metric_table(comparison, metric), "comparison")
-    for line in (*comparison.verdicts, *comparison.notes):
-        screen.say(line)
-
-
-def print_ledger(screen: Screen, ledger: Ledger) -> None:
-    """Claim by claim: the verdict, what was measured, and the rule between the two."""
-    for claim in ledger.claims:
-        for line in (f"{claim.verdict.upper()}: {claim.claim}", f"  {claim.measured}", f"  {claim.rule}", ""):
-            screen.say(line)
-    screen.say(spent(ledger))
-
-
-def setting(comparison: Comparison) -> Note:
-    """Data, steps and seeds, the first to the last, in a line."""
-    facts = {"data": comparison.data, "steps": f"{comparison.steps:,}"}
-    return Note.of("comparison.setting", **facts, first=comparison.seeds[0], last=comparison.seeds[-1])
-
-
-def spent(ledger: Ledger) -> str:
-    """How long the call took; no `Note`, as the claims beside it are in English alone."""
-    return f"Took {ledger.wall_seconds / 60:.1f} minutes, and {ledger.cpu_seconds / 60:.1f} minutes of processor time."
-
-
-def metric_table(comparison: Comparison, metric: Metric) -> Table:
-    """The arms under one metric: means with intervals, and differences from the first arm."""
-    rows: list[tuple[Cell, ...]] = []
-    for arm in comparison.arms:
-        name = Note.of("comparison.with_about", name=arm.name, about=arm.about) if arm.about else arm.name
-        score = arm.scores.get(metric.name)
-        if score is None:  # its training failed
-            rows.append((name, arm.parameters, "diverged", *[MISSING] * 3))
-            continue
-        row: list[Cell] = [name, arm.parameters, f"{score.mean.mean:.3f}", f"{score.mean.half_width:.3f}"]
-        far = score.difference
-        if far is None:  # the others are compared with this one
-            rows.append((*row, "the first", MISSING))
-        else:
-            # The z of these formats turns -0.000 into +0.000.
-            interval = Note.of("comparison.from_to", low=f"{far.low:+z.3f}", high=f"{far.high:+z.3f}")
-            rows.append((*row, f"{far.mean:+z.3f}", interval))
-    columns = ("arm", "parameters", "mean", "±", "difference", "95 % interval")
-    title = Note.of("comparison.with_about", name=metric.words, about=metric.unit) if metric.unit else metric.words
-    return Table(columns, tuple(rows), title)
-
-
-def page_html(record: Comparison | Ledger, lang: str = "en") -> str:
-    """One comparison, or the ledger with all of its comparisons. What was measured stays as the record says it."""
-    if isinstance(record, Comparison):
-        title, lede = record.question, str(setting(record))  # in English, as the record has them
-        heading = f'<h1 lang="en">{escaped(title)}</h1>'
-        data: Facts = {"comparisons": [_comparison_data(record)]}
-    else:
-        title, lede, heading = word("compare.ledger", "title"), spent(record), word("compare.ledger", "h1")
-        data = {
-            "claims": record.claims,
-            "tables": list(map(_table_data, record.tables)),
-            "comparisons": list(map(_comparison_data, record.comparisons)),
-            "facts": {"command": record.command, **record.machine, "seeds": f"{record.seeds[0]} to {record.seeds[-1]}"},
-        }
-    return page(
-        "compare",
-        frame("compare.html", heading=heading, lede=escaped(lede)),
-        title=title,
-        styles=("compare.css",),
-        script="compare.js",
-        data={"record": json_block(plain_data(data))},
-        words=("compare",),
-        lang=lang,
-    )
-
-
-def _comparison_data(comparison: Comparison) -> Facts:
-    metrics = [
-        {"name": metric.name, "words": metric.words, "table": _table_data(metric_table(comparison, metric))}
-        for metric in comparison.metrics
-    ]
-    return {**asdict(comparison), "setting": setting(comparison), "metrics": metrics}
-
-
-def _table_data(table: Table) -> Facts:
-    return {**asdict(table), "rows": [list(map(shown, row)) for row in table.rows]}
 
 
 def print_ladder(screen: Screen, ladder: Ladder) -> None:
