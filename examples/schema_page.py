@@ -221,9 +221,8 @@ def schema() -> dict[str, Any]:
     documents: dict[str, Any] = {}
     for name, (about, parts) in DOCUMENTS.items():
         document = schemas.joined(parts)
-        if name in DOCUMENTS:
-            document["properties"] = {"schema": {"const": f"headwise-{name}-{VERSION}"}} | document["properties"]
-            document["required"].insert(0, "schema")
+        document["properties"] = {"schema": {"const": f"headwise-{name}-{VERSION}"}} | document["properties"]
+        document["required"].insert(0, "schema")
         documents[name] = {"description": about, **document}
     return {
         "$schema": DIALECT,
