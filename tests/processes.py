@@ -72,9 +72,9 @@ def verified_here() -> Iterator[None]:
     from headwise.reshape import export
 
     def run(words: Sequence[str], **_: Any) -> CompletedProcess[str]:
-        printed, (folder, probe, *how) = StringIO(), words[-4:]
+        printed, (folder, probe, how) = StringIO(), words[-3:]
         with redirect_stdout(printed):
-            export.main(Path(folder), Path(probe), *how)
+            export.main(Path(folder), Path(probe), how)
         return CompletedProcess(words, 0, printed.getvalue(), "")
 
     with pytest.MonkeyPatch.context() as patch:

@@ -113,5 +113,5 @@ def test_an_editor_knows_the_options() -> None:
 
 def test_the_commands_take_every_option() -> None:
     """But for those that fine-tune a healing."""
-    for command, left_out in ((Share, {*HEALING}), (Prune, {*HEALING})):
-        assert Options.__annotations__.keys() - inspect.signature(command).parameters.keys() == left_out
+    for command in (Share, Prune):
+        assert Options.__annotations__.keys() - inspect.signature(command).parameters.keys() == {*HEALING}

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from cases import every, refuses
-from processes import verified_here
 from reshape_models import V, saved
 from torch import Tensor, nn
 
@@ -26,7 +25,6 @@ from headwise.heads.why import forecast, why
 from headwise.models import ask, stream
 from headwise.models import open as opening
 from headwise.models.sites import is_hf
-from headwise.reshape import job
 from headwise.story import Story
 from headwise.words import said
 
@@ -84,31 +82,6 @@ def test_a_survey_is_the_same(folder: Any, name: str, monkeypatch: pytest.Monkey
     few = memory.Room(4 * 20 * ask.stream_of(parts).state_size, "memory")  # type: ignore[union-attr]
     monkeypatch.setattr(stream, "free_memory", lambda: few)  # the states of one document at a time
     assert len(survey(parts, text(), controls=False)) == len(result)
-
-
-@pytest.mark.slow
-@every("name", ["llama", "run"])
-def test_sharing_and_pruning_are_the_same(folder: Any, tmp_path: Path, name: str) -> None:
-    path = folder(name)
-    parts = hw.open(path, stream=True)
-    calls: dict[str, Callable[..., Any]] = {
-        "shared": lambda model, out: hw.share(model, 2, text=IDS, out=out),
-        "zeroed": lambda model, out: hw.prune(model, ["L0.H1"], text=IDS, out=None),
-        "pruned": lambda model, out: hw.prune(model, ["L0.H1", "L0.H4", "L1.H2", "L1.H0"], text=IDS, out=None),
-    }
-    for kind, call in calls.items():
-        outs = [tmp_path / f"{name}-{kind}-{i}" for i in (0, 1)]
-        with verified_here():
-            wanted, result = call(path, outs[0]), call(parts, outs[1])
-        for field in ("loss", "kl", "entropy", "cache_bytes", "parameters"):
-            assert getattr(result.damage, field) == getattr(wanted.damage, field), (kind, field)
-        assert result.damage.tokens_per_second is None and any("not timed" in note for note in result.notes)
-        with torch.no_grad():
-            assert torch.equal(ask.answers(result.model, IDS), ask.answers(wanted.model, IDS))
-        if kind == "shared":
-            first, second = (hw.open(out, stream=False).state_dict() for out in outs)
-            assert first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
-            assert not list(outs[1].parent.glob("*.partial"))
 
 
 def test_each_layer_is_read_once(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,26 +165,6 @@ def test_a_story_is_the_same(
         ]
         paths, expected = ({(x.sender, x.receiver, x.at): x.effect for x in each.paths} for each in (story, wanted))
         assert paths == pytest.approx(expected, abs=close) and bool(paths) is (clear < 1)
-
-
-def test_it_is_chosen_where_memory_is_short(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = folder("llama")
-    size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-    (path / "consolidated.safetensors").write_bytes(bytes(size))  # as beside Mistral's: the same weights, not read
-    monkeypatch.setattr(opening, "free_memory", lambda: memory.Room(2 * size, "cgroup"))
-    assert stream.stream_of(hw.open(path)) is None
-    (path / "consolidated.safetensors").unlink()
-    for module in (opening, stream, job, memory):
-        monkeypatch.setattr(module, "free_memory", lambda: memory.Room(size, "cgroup"))
-    model = hw.open(path, dtype="bfloat16")  # of float32 files: the products that are timed are those that it runs
-    streamed = stream.stream_of(model)
-    monkeypatch.setattr(stream, "F", type("F", (), {"linear": lambda x, matrix: {torch.bfloat16: x}[matrix.dtype]}))
-    assert streamed is not None and streamed.forecast(64, 13).startswith("layer by layer: ")
-    refuses(lambda: streamed.forecast(64, 1300), r"a document of 1,300 tokens takes .* are free \(cgroup\); tokens=")
-    refuses(lambda: hw.share(model, 2, text=IDS, heal=3), r"healing holds the whole model, .* need no training")
-    refuses(lambda: survey(model, text(), ablate="zero"), "ablate='zero' runs the model once for each head")
-    monkeypatch.setattr(job, "disk_usage", lambda path: type("Disk", (), {"free": 11})())
-    refuses(lambda: hw.share(model, 2, text=IDS), r"are written to .*, where 11 B are free")
 
 
 def test_free_memory_knows_its_limits(monkeypatch: pytest.MonkeyPatch) -> None:

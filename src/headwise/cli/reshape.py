@@ -9,9 +9,7 @@ work.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 from typer import Option
@@ -36,14 +34,15 @@ from headwise.files import STDIN, read_text, text_path
 from headwise.models.lineage import require_run
 from headwise.reshape.arguments import (
     Options,
+    check_free,
     check_kv_heads,
+    check_place,
     check_pruning,
     check_sharing,
     check_tokens,
     chosen_heads,
     recipe_of,
 )
-from headwise.reshape.workplace import STATE, check_free, check_place
 from headwise.table import Cell, Table
 from headwise.view import Screen
 from headwise.words import Note, refusal
@@ -80,10 +79,10 @@ class Reshape(ABC):
 
     def __post_init__(self) -> None:
         """Run the command: refuse what can be refused without torch, then load torch, then work."""
-        # What the library takes in all three, by the names of its arguments: `stream`, too, where a command has it.
-        # Any other option goes into the change.
+        # What the library takes in all three, by the names of its arguments. Any other option
+        # goes into the change.
         options = cast(Options, {name: value for name, value in vars(self).items() if name in Options.__annotations__})
-        with leaving(_ending(self.out)):
+        with leaving():
             self._check(options)
             with needs_torch():  # `change` imports it
                 change = self.change()
@@ -123,7 +122,7 @@ class Reshape(ABC):
                     screen.say(line)
                 print_damage(screen, Note.of("reshaped.before_training"), first)
 
-        def note(line: Note) -> None:
+        def note(line: str) -> None:
             text = in_options(line)
             err.print(text)
             if not err.is_terminal:
@@ -142,25 +141,6 @@ class Reshape(ABC):
         screen.tell("reshaped.model", folder=reshaped.out)
 
 
-def _ending(folder: Path | None) -> Callable[[], str]:
-    """Gives what says, after Ctrl-C, what a job has left: a folder that is whole, a healing that waits, or nothing."""
-
-    def written() -> int | None:  # when the model in the folder was, in nanoseconds; None without one
-        path = None if folder is None else folder / "config.json"
-        return path.stat().st_mtime_ns if path is not None and path.exists() else None
-
-    before = written()  # when the command begins: --force may replace a model that was there
-
-    def tell() -> str:
-        if folder is not None and written() != before:
-            return screen.phrase("ended.out_written", folder=folder)
-        # A job works in OUT.partial; STATE there is what a stopped healing goes on from.
-        waiting = folder is not None and (folder.parent / f"{folder.name}.partial" / STATE).exists()
-        return screen.phrase("ended.healing_waits" if waiting else "ended.nothing")
-
-    return tell
-
-
 # Options that only one command has are a base class of their own, because --help shows options in the order of the
 # fields, and these are to come first. A dataclass takes the fields of its last base first and its own last: `Reshape`
 # therefore comes first in `class Share(Reshape, _Sharing)`. All are keywords, so that `model`, which has no default,
@@ -170,7 +150,6 @@ class _Sharing:
     kv_heads: Annotated[int, Option()]
     method: str = "aligned+norm"
     groups: str = "adjacent"
-    stream: bool | None = None
 
 
 @command("share")
@@ -202,7 +181,6 @@ class _Pruning:
     keep: float | None = None
     by: str | None = None
     uniform: bool = False
-    stream: bool | None = None
 
 
 @command("prune")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from headwise.gpt.presets import check_seed
+from headwise.models.lineage import RECORD
 from headwise.records import parse_head
 from headwise.words import Note, refusal, unknown
 
@@ -62,7 +63,6 @@ class Options(TypedDict, total=False):
     hidden: float
     seed: int
     force: bool
-    stream: bool | None
     device: str
 
 
@@ -151,3 +151,27 @@ def check_tokens(tokens: int | None, context: int | None) -> None:
         raise refusal("two_tokens", tokens=tokens)
     if tokens is not None and context is not None and tokens > context:
         raise refusal("tokens_over", tokens=tokens, context=context)
+
+
+def check_place(source: Path, out: Path) -> None:
+    """Raise HeadwiseError where no model may be written, whatever lies there now."""
+    here, there = source.resolve(), out.resolve()
+    # Keys of `[refused]` in words.toml, and whether each holds. A folder with a RECORD is one that a job has written.
+    for key, wrong in (
+        ("out_is_source", here == there),
+        ("out_in_source", here in there.parents),
+        ("out_holds_source", there in here.parents),
+        ("out_is_here", there == Path.cwd() or there in Path.cwd().parents),
+        ("out_is_link", out.is_symlink()),
+        ("out_is_file", out.exists() and not out.is_dir()),
+        ("out_nowhere", not there.parent.is_dir()),
+        ("out_foreign", out.is_dir() and any(out.iterdir()) and not (out / RECORD).exists()),
+    ):
+        if wrong:
+            raise refusal(key, folder=repr(str(out)), source=source, parent=out.parent, record=RECORD)
+
+
+def check_free(out: Path, force: bool) -> None:
+    """Raise HeadwiseError where a folder lies that must not be replaced, for lack of `force`; an empty one may be."""
+    if out.exists() and any(out.iterdir()) and not force:
+        raise refusal("out_exists", folder=repr(str(out)))

@@ -2,8 +2,7 @@
 
 Damage is how far a child's answers are from its parent's, and how fast it gives them. The loss of a healing is
 KL(parent || child) of the predictions, and with `hidden` also the error of the residual stream after each layer,
-relative to its size. A step is a pure function of the weights, the moments and (seed, step): a healing killed at any
-moment and resumed ends with the same bytes as one left alone.
+relative to its size.
 """
 
 from __future__ import annotations
@@ -11,11 +10,9 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -28,24 +25,18 @@ from headwise.gpt.train import (
     AdamW,
     DivergedError,
     Muon,
-    Stopped,
     interrupts,
-    restore_state,
-    save_state,
     take_step,
-    under,
 )
 from headwise.heads.blocks import measure as measure_call
 from headwise.heads.documents import Document, listening
 from headwise.memory import seconds_of
 from headwise.models.ask import answers, config_fields, each, hidden_states, predicts, reader
 from headwise.models.sites import Site
-from headwise.models.stream import stream_of
 from headwise.models.weights import AttentionWeights, attentions, read_layers, write_layer
 from headwise.records import Call
 from headwise.reshape.arguments import HealRecipe
 from headwise.reshape.text import batches
-from headwise.reshape.workplace import STATE
 from headwise.words import Note
 
 HeadPairs = Sequence[Sequence[tuple[int, int]]]  # for each layer (head of the parent, the same head of the child)
@@ -152,7 +143,7 @@ def measure(
     length = max(0, min(tokens, DECODE_CONTEXT) - NEW_TOKENS)  # room is left for the tokens that are decoded
     sizes = Pair(n_parameters(parent), n_parameters(child))
     smaller = cache.after != cache.before or sizes.after != sizes.before  # else two timings differ by chance alone
-    if speed is None and smaller and kind == "next" and length > 0 and stream_of(parent) is None:
+    if speed is None and smaller and kind == "next" and length > 0:
         say(Note.of("reshaped.times"))
         speed = decode_speed(parent, child, held_out[0][:1], length)
     entropy = []
@@ -258,10 +249,8 @@ class Healing:
     model       the child; at the end it has the weights of its best evaluation
     train       documents (T,), drawn without repetition as long as there are fresh ones
     held_out    batches (B,T) on which the child is evaluated and its best weights chosen
-    folder      of the state, which is gone on from if there is one; None: no state is saved
     report      hears of every evaluation, and of the number of steps asked for
     silent      heads that are zero, and are made so again after each step
-    save_seconds  from one save of the state to the next, at least
     """
 
     parent: nn.Module
@@ -269,45 +258,40 @@ class Healing:
     train: Sequence[Tensor]
     held_out: Sequence[Tensor]
     recipe: HealRecipe
-    folder: Path | None = None
     report: Callable[[HealPoint, int], None] = lambda point, steps: None
     silent: Gone = ()
-    save_seconds: float = 10.0
     curve: list[HealPoint] = field(default_factory=list)  # from before the first step on
     best: dict[str, Tensor] = field(default_factory=dict)  # weights of the best evaluation
     tokens: int = 0  # read so far
     total: float = 0.0  # of the loss, since the last evaluation ...
     count: int = 0  # ... over so many steps
+    stopped: bool = False  # by Ctrl-C
 
     def __post_init__(self) -> None:
         self.parent.eval()
         self.model.eval().requires_grad_(False)  # dropout is off; the attentions alone learn
         for module in attentions(self.model):
             module.requires_grad_(True)
-        self.due = time.monotonic() + self.save_seconds
         self.weights = {name: p for name, p in self.model.named_parameters() if p.requires_grad}  # of the attentions
         self.optimizers = make_optimizers(self.weights.values(), self.recipe)
         self.every = math.ceil(self.recipe.steps / self.recipe.evaluations)  # steps from one evaluation to the next
 
     def run(self) -> Healing:
-        """Heal. Raises Stopped after Ctrl-C, with the state saved; HeadwiseError when the loss is no number."""
-        start = self.restore()
-        in_turn = itertools.islice(drawn(self.train, self.recipe), start, None)  # without the batches read before
+        """Heal; Ctrl-C ends it early, with the best weights so far. Raises HeadwiseError when the loss is no number."""
         with interrupts() as interrupted:
-            if not self.curve:  # a new healing: before the first step the child may be at its best
-                self.evaluate(0)
-                self.keep(0, interrupted())
-            for step, ids in zip(range(start, self.recipe.steps), in_turn, strict=False):  # batches never end
+            self.evaluate(0)  # before the first step the child may be at its best
+            # Batches never end; the range does.
+            for done, ids in zip(range(1, self.recipe.steps + 1), drawn(self.train, self.recipe), strict=False):
                 # So many evaluations since the best one were no better.
                 if len([point for point in self.curve if point.step > self.best_step]) >= self.recipe.patience:
                     break
-                self.step(step, ids)
-                done = step + 1
-                if done % self.every == 0 or done == self.recipe.steps:
+                self.step(done - 1, ids)
+                stopping = interrupted()
+                if stopping or done % self.every == 0 or done == self.recipe.steps:
                     self.evaluate(done)
-                self.keep(done, interrupted())
-        # A call that was killed behind this, while the child was written, finds a healing that is done.
-        self.save(self.steps)
+                if stopping:
+                    self.stopped = True
+                    break
         with torch.no_grad():
             for name, parameter in self.weights.items():
                 parameter.copy_(self.best[name])
@@ -348,41 +332,6 @@ class Healing:
             self.best = {name: p.detach().clone() for name, p in self.weights.items()}
         self.total, self.count = 0.0, 0
         self.report(self.curve[-1], self.recipe.steps)
-
-    def keep(self, step: int, stopping: bool) -> None:
-        """Save the state where it is time to, or where the healing is to stop, by Stopped."""
-        if stopping or time.monotonic() > self.due:
-            began = time.monotonic()
-            self.save(step)
-            ended = time.monotonic()
-            # After a save that took s seconds none for 9 s: saving takes a tenth of the time at most.
-            self.due = ended + max(self.save_seconds, 9 * (ended - began))
-        if stopping:
-            raise Stopped(step)
-
-    def save(self, step: int) -> None:
-        # A file of tensors: each point of the curve is a row of its five fields, in their order, with NaN for None.
-        if self.folder is None:
-            return
-        rows = [[math.nan if x is None else x for x in vars(point).values()] for point in self.curve]
-        kept = {f"best.{name}": tensor for name, tensor in self.best.items()}
-        kept["curve"] = torch.tensor(rows, dtype=torch.float64)
-        kept["sums"] = torch.tensor([self.tokens, self.total, self.count], dtype=torch.float64)
-        save_state(self.folder / STATE, self.weights, self.optimizers, step, kept)
-
-    def restore(self) -> int:
-        """Take up the state in the folder; returns the steps that it has made."""
-        if self.folder is None:
-            return 0
-        done, kept = restore_state(self.folder / STATE, self.weights, self.optimizers)
-        if kept:
-            for step, tokens, *numbers, distance in kept["curve"].tolist():
-                mean, loss = (None if math.isnan(x) else x for x in numbers)  # train_loss, held_out_loss
-                self.curve.append(HealPoint(int(step), int(tokens), mean, loss, distance))
-            tokens, self.total, count = kept["sums"].tolist()
-            self.tokens, self.count = int(tokens), int(count)
-            self.best = under("best.", kept)
-        return done
 
 
 @torch.no_grad()

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
-from shutil import disk_usage
 from typing import Any
 
 import torch
@@ -19,20 +16,16 @@ from torch import nn
 from headwise.corpus.verbs import WHOLE_LINES
 from headwise.errors import HeadwiseError
 from headwise.families import check_reshapable
-from headwise.gpt.train import Stopped
-from headwise.memory import free_memory, seconds_of
+from headwise.memory import seconds_of
 from headwise.models.ask import answers, context_of, evaluating, predicts, vocabulary_of
-from headwise.models.lineage import ancestors, digest, digest_of, located
+from headwise.models.lineage import ancestors, located
 from headwise.models.open import Folder, described, open_folder
-from headwise.models.stream import stream_of
 from headwise.models.weights import cast, family_of
 from headwise.records import Ancestor, plain_data
-from headwise.reshape.arguments import HealRecipe, Options, recipe_of
+from headwise.reshape.arguments import HealRecipe, Options, check_free, check_place, recipe_of
 from headwise.reshape.export import export
 from headwise.reshape.heal import Damage, Gone, HeadPairs, Healing, HealPoint, Speed, cache_bytes, measure
 from headwise.reshape.text import Calibration, n_tokens, read_calibration
-from headwise.reshape.workplace import Workplace
-from headwise.table import amount
 from headwise.words import Note
 
 GLIMPSE = 64  # tokens on which the speed of a model is tried: a round choice, short beside what is then read
@@ -81,7 +74,7 @@ class Listener:
     That comes with what was done and the notes, before a healing begins, which may take hours.
     """
 
-    say: Callable[[Note], None] = lambda line: None
+    say: Callable[[str], None] = lambda line: None
     point: Callable[[HealPoint, int], None] = lambda point, steps: None
     damage: Callable[[str, tuple[str, ...], Damage], None] = lambda what, notes, damage: None
 
@@ -156,33 +149,41 @@ class Job:
     calibration: Calibration = field(init=False)
 
     def run(self) -> Reshaped:
-        """Do it. Raises HeadwiseError for bad input, Stopped after Ctrl-C in healing, whose state then waits."""
-        model, options = self.model, self.options
-        self.recipe, self.device, out = recipe_of(options), options.get("device", "cpu"), options.get("out")
-        if isinstance(model, nn.Module):
-            if self.device != "cpu":
-                raise HeadwiseError("device= is where a folder is opened; a model in memory stays where it is")
-            # `described` knows a model that was read from a folder. Of another neither folder nor tokenizer is known.
-            self.source = described(model) or Folder(
-                IN_MEMORY, model, None, context_of(model), family_of(model).name, vocabulary_of(model)
-            )
-            path = self.source.path
-        else:
-            path = located(Path(model))
-            check_reshapable(path)
-        with ExitStack() as stack:
-            workplace = None  # without `out` nothing is written
-            if out is not None:  # before the model is read, which may take minutes: it may refuse
-                workplace = stack.enter_context(Workplace(path, Path(out), options.get("force", False)))
-            if not isinstance(model, nn.Module):
-                self.source = open_folder(path, stream=options.get("stream"), device=self.device)
-            stack.enter_context(_left_alone(self.source.model))
-            self._check(workplace)
+        """Do it. Raises HeadwiseError for bad input."""
+        options = self.options
+        recipe, out = recipe_of(options), None if options.get("out") is None else Path(str(options["out"]))
+        path = self._path()
+        if out is not None:  # before the model is read, which may take minutes
+            check_place(path, out)
+            check_free(out, options.get("force", False))
+        self.source = self._opened(path)
+        with _left_alone(self.source.model):
+            self._check(writes=out is not None)
             read = options.get("text"), self.source, options.get("tokens"), options.get("documents")
             self.calibration = read_calibration(*read)
-            return self._reshaped(workplace)
+            return self._reshaped(recipe, out)
 
-    def _check(self, workplace: Workplace | None) -> None:
+    def _path(self) -> Path:
+        """Where the model lies; IN_MEMORY for one that was made there."""
+        if isinstance(self.model, nn.Module):
+            folder = described(self.model)
+            return IN_MEMORY if folder is None else folder.path
+        path = located(Path(self.model))
+        check_reshapable(path)
+        return path
+
+    def _opened(self, path: Path) -> Folder:
+        """The model with its folder and tokenizer, read where it is not in memory."""
+        model, device = self.model, self.options.get("device", "cpu")
+        if not isinstance(model, nn.Module):
+            return open_folder(path, device=device)
+        if device != "cpu":
+            raise HeadwiseError("device= is where a folder is opened; a model in memory stays where it is")
+        return described(model) or Folder(
+            path, model, None, context_of(model), family_of(model).name, vocabulary_of(model)
+        )
+
+    def _check(self, writes: bool) -> None:
         """Refuse what cannot be done with this model, before a text is read."""
         model = self.source.model
         family_of(model)  # raises for a model whose family has no record
@@ -197,47 +198,17 @@ class Job:
                 f"those; save the model without that head, or with its language-model head"
             )
         cache_bytes(model)  # raises for a config without the sizes of the cache
-        stream = stream_of(model)
-        if stream is not None:
-            if self.recipe is not None:
-                raise HeadwiseError(
-                    f"healing holds the whole model, {amount(stream.size)} of weights, and "
-                    f"{amount(free_memory().size)} of memory are free; leave heal= away: aligned+norm and principal "
-                    f"need no training"
-                )
-            # The changed attentions are written to `scratch` first, and with `out` then all layers to the folder.
-            folder = stream.scratch = Path(tempfile.gettempdir()) if workplace is None else workplace.path
-            needed, free = stream.attention_size, disk_usage(folder).free
-            if workplace is not None:
-                needed += stream.size
-            if needed > free:
-                raise HeadwiseError(f"{amount(needed)} are written to {folder}, where {amount(free)} are free")
-        if workplace is not None and self.source.tokens is None and self.source.family == "headwise":
+        if writes and self.source.tokens is None and self.source.family == "headwise":
             raise HeadwiseError(
                 "the model has no tokenizer, and a folder of headwise needs one; open the model from a folder "
                 "with hw.open, or leave out= away and keep the model of the result"
             )
         self.change.check(model)
 
-    def _reshaped(self, workplace: Workplace | None) -> Reshaped:
-        source, calibration, recipe, say = self.source, self.calibration, self.recipe, self.listener.say
-        stream = stream_of(source.model)
+    def _reshaped(self, recipe: HealRecipe | None, out: Path | None) -> Reshaped:
+        source, calibration, say = self.source, self.calibration, self.listener.say
         say(self._forecast())
-        # A healing that was stopped is gone on with only if all that determines it is the same.
         weights_folder = self._weights_folder()
-        if workplace is not None and (workplace.has_state or recipe is not None):
-            workplace.claim(
-                {
-                    **vars(self.change),
-                    "source": digest_of(source.model) if weights_folder is None else digest(weights_folder),
-                    "text": calibration.digest,
-                    "tokens": calibration.length,
-                    "documents": calibration.most,
-                    **({"steps": 0} if recipe is None else asdict(recipe)),  # 0 differs from any healing that waits
-                }
-            )
-            if workplace.has_state:
-                say(Note.of("reshaped.goes_on", folder=workplace.path))
         say(Note.of("reshaped.reads"))
         changed = self.change.apply(self)
 
@@ -249,22 +220,16 @@ class Job:
         notes: list[str] = [*changed.notes]
         if calibration.built_in and damage.loss is not None:
             notes.append(WHOLE_LINES)
-        if stream is not None:
-            notes.append(Note.of("reshaped.streamed"))
         notes += calibration.about
         self.listener.damage(changed.what, tuple(notes), damage)
         details = {**vars(self.change), **changed.details}
         curve, healed = list[HealPoint](), None  # an empty list, with a type
         if recipe is not None:
-            healing = self._healed(recipe, changed, workplace)
+            healing = self._healed(recipe, changed)
             model, curve = healing.model, healing.curve
             details["healing"] = {**asdict(recipe), "steps_made": healing.steps, "best_step": healing.best_step}
             healed = damage_of(model, damage.tokens_per_second)
-        model.requires_grad_(stream is None)  # the weights of a streamed model are borrowed, and cannot learn
-        out = None if workplace is None else workplace.shown
-        # A streamed model that is not written gets no ancestors: their digest takes as long as reading all weights.
-        if stream is not None and out is None:
-            weights_folder = None
+        model.requires_grad_(True)
         report = Reshaped(
             model=model,
             source=str(source.path),
@@ -277,27 +242,15 @@ class Job:
             curve=tuple(curve),
             healed=healed,
         )
-        if workplace is None:
+        if out is None:
             return report
-        try:
-            verified = export(model, source, workplace, report.document(), say)
-        except KeyboardInterrupt:
-            if not curve:  # there was no healing, and nothing waits
-                raise
-            raise Stopped(curve[-1].step) from None  # the state of the healing waits
-        if stream is not None:  # its files have moved with the folder that `export` gave its name
-            model = open_folder(workplace.shown, stream=True, device=self.device).model
-        return replace(report, model=model, verified=verified)
+        verified = export(model, source, out, self.options.get("force", False), report.document(), say)
+        return replace(report, verified=verified)
 
     @torch.no_grad()
     def _forecast(self) -> Note:
         """What is read, and how long that takes at the speed of the first tokens, in a line."""
         model, calibration = self.source.model, self.calibration
-        stream = stream_of(model)
-        if stream is not None:
-            # To make the child the first is read, and to measure the second, by parent and child.
-            parts = calibration.statistics, calibration.evaluation, calibration.evaluation
-            return stream.forecast(n_tokens(chain(*parts)), calibration.length, len(parts))
         ids = calibration.evaluation[0][:1, :GLIMPSE]
         answers(model, ids)  # the first run of all is slower
         speed = ids.numel() / max(seconds_of(partial(answers, model, ids)), 1e-9)  # not by 0, where a clock is coarse
@@ -314,7 +267,7 @@ class Job:
 
     def _weights_folder(self) -> Path | None:
         """The folder that has the parent's weights; None where it was made, or changed, in memory."""
-        if not isinstance(self.model, nn.Module) or stream_of(self.model) is not None:
+        if not isinstance(self.model, nn.Module):
             return self.source.path
         if self.source.path == IN_MEMORY:
             return None
@@ -322,14 +275,9 @@ class Job:
         same = saved.keys() == weights.keys() and all(torch.equal(saved[name], weights[name].cpu()) for name in saved)
         return self.source.path if same else None
 
-    def _healed(self, recipe: HealRecipe, changed: Changed, workplace: Workplace | None) -> Healing:
+    def _healed(self, recipe: HealRecipe, changed: Changed) -> Healing:
         """Heal in float32, whatever the number format of the weights, and go back to that format afterwards."""
-        if workplace is None:
-            self.listener.say(Note.of("reshaped.heals", steps=recipe.steps))
-        else:
-            # Which heads the child has is part of what a state belongs to; it is known only now.
-            workplace.claim({"origins": changed.origins, "silent": changed.silent})
-            self.listener.say(Note.of("reshaped.heals_in", steps=recipe.steps, folder=workplace.path))
+        self.listener.say(Note.of("reshaped.heals", steps=recipe.steps))
         dtype = next(changed.model.parameters()).dtype
         healing = Healing(
             self.source.model,
@@ -337,10 +285,11 @@ class Job:
             self.calibration.train,
             self.calibration.glance,  # other held-out texts than those on which the damage is measured
             recipe,
-            None if workplace is None else workplace.path,
             self.listener.point,
             changed.silent,
         ).run()
+        if healing.stopped:
+            self.listener.say(f"healing stopped after step {healing.steps}; the best weights so far are kept")
         healing.model = cast(healing.model.requires_grad_(False), dtype)
         return healing
 

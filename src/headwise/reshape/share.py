@@ -103,21 +103,18 @@ def share(
         out: the folder to write, which a fresh process verifies; without it nothing is written
         tokens: of a document; default: the model's context, at most 1,024
         documents: at most so many of them are measured on, and as many calibrate; healing reads all
-        heal: steps in which the child learns to answer as its parent; with `out`, the same call goes on with a healing
-            that was stopped
+        heal: steps in which the child learns to answer as its parent; Ctrl-C ends them early, and the best weights
+            so far are kept
         batch: documents of a step of healing
         lr: its learning rate
         hidden: weight of the hidden states beside the answers, see `HealRecipe`
         seed: of the healing
         force: replace `out`, if share or prune wrote it
-        stream: read a folder layer by layer; default: where its weights would not fit into the free memory
-            (`open_model`)
         device: where a folder is opened; heads themselves are folded on the processor, in float64 (weights of half
             precision in float32)
 
     Raises:
         HeadwiseError: for what cannot be done, and for a request that would change nothing.
-        Stopped: after Ctrl-C in a healing whose state waits beside `out`.
     """
     return Job(model, Sharing(n_kv_heads, method, groups), options, listener or Listener()).run()
 
