@@ -30,7 +30,6 @@ from headwise.cli.train import run_settings
 from headwise.gpt.presets import PRESETS
 from headwise.gpt.run import Run, Settings, write_run
 from headwise.models.generate import generate
-from headwise.words import phrase
 
 TINY = ("--layers", "1", "--width", "8", "--heads", "2", "--context", "8", "--steps", "3")
 TEXT = "the cat sat on the mat.\nel niño comió ñoquis.\n" * 7
@@ -101,7 +100,7 @@ def test_the_presets_are_listed(invoke: Invoke) -> None:
     assert (code, err) == (0, "") and [line.split()[0] for line in lines] == list(PRESETS)
     assert "the default" in lines[0] and "layers 4, heads 4, key/value heads 2, width 128, context 128" in out
     rows = json.loads(invoke("train", "--preset", "list", "--json").out)["presets"]
-    assert {row["name"]: row["about"] for row in rows} == {name: phrase(f"preset.{name}") for name in PRESETS}
+    assert {row["name"]: row["about"] for row in rows} == {name: preset.about for name, preset in PRESETS.items()}
     assert rows[5]["n_kv_heads"] == 2 and rows[5]["d_model"] == 128 and rows[5]["steps"] == 1000
 
 

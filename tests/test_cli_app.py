@@ -18,7 +18,6 @@ from rich.text import Text
 from headwise.cli import app
 from headwise.cli.app import Progress, as_options, err, print_json, screen
 from headwise.view import harmless
-from headwise.words import phrase
 
 pytestmark = pytest.mark.clock
 
@@ -118,7 +117,7 @@ def test_the_help_of_each_command_has_an_example_with_options_that_exist(invoke:
 def test_the_first_screen_and_common_options(invoke: Invoke) -> None:
     assert "--install-completion" in invoke("--help").out and "--show-completion" in invoke("--help").out
     screen = invoke("--help").out
-    listed = {door: screen.split(f"{phrase(f'door.{door}')}:\n")[1].split("\n\n")[0].splitlines() for door in app.DOORS}
+    listed = {door: screen.split(f"{door}:\n")[1].split("\n\n")[0].splitlines() for door in app.DOORS}
     assert {door: tuple(line.split()[0] for line in lines) for door, lines in listed.items()} == app.DOORS
     lines = [line for lines in listed.values() for line in lines]
     assert len(lines) == len(app.app.registered_commands)

@@ -68,10 +68,10 @@ def test_the_fast_estimate_goes_with_the_exact_effect(run: Path) -> None:
         assert np.corrcoef(effects)[0, 1] > least
 
 
-def test_it_is_told_in_both_languages(run: Path, invoke: Invoke) -> None:
-    english, spanish = (invoke("why", str(run), *TENSE, "--lang", lang).out for lang in ("en", "es"))
-    assert "it looks at will" in english and "mira will" in spanish
-    assert re.search(" brings? trabajará", english) and re.search(" traen? trabajará", spanish)  # one head, or several
+def test_it_is_told_in_words(run: Path, invoke: Invoke) -> None:
+    told = invoke("why", str(run), *TENSE).out
+    assert "it looks at will" in told
+    assert re.search(" brings? trabajará", told)  # one head, or several
     alone = invoke("why", str(run), "--prompt", "he will work =").out
     assert "Below it is compared with" in alone and "carries the difference" not in alone
 

@@ -1,21 +1,13 @@
 """The Spanish pages say what the English ones say: the same figures and commands, and nothing in English between."""
 
 import re
-import tomllib
 from pathlib import Path
 
 import pytest
-from invoking import Invoke
-
-from headwise.cli import app
 
 ROOT = Path(__file__).resolve().parents[1]
 ENGLISH = re.compile(r"\b(the|with|and|which|are|of|that|without)\b")
 TITLES = re.compile(r"`[^`]*`|\*\[In English\]\(.*?\)\*|```.*?```", re.DOTALL)
-
-
-def names_of_commands() -> list[str]:
-    return [command.name or command.callback.__name__ for command in app.app.registered_commands]
 
 
 @pytest.fixture
@@ -65,25 +57,3 @@ def test_the_readme_in_spanish_runs_the_same_and_has_the_same_figures() -> None:
     heads = [re.findall(r"L\d\.H\d|\b0\.\d\d\b|`\w+`", text.split("## ")[0]) for text in texts]
     assert set(heads[1]) >= {figure for figure in heads[0] if re.match(r"L\d|0\.", figure)}
     assert len(texts[1].splitlines()) < 110
-
-
-@pytest.mark.parametrize("command", ["", *names_of_commands()])
-def test_help_is_spanish(command: str, invoke: Invoke) -> None:
-    screen = invoke(*command.split(), "--help", "--lang", "es")
-    assert screen.code == 0 and screen.out.startswith("Uso: headwise") and screen.err == ""
-    assert not ENGLISH.search(screen.out.partition("Ejemplo:")[0]), ENGLISH.search(screen.out)
-    assert "..." not in screen.out.partition("Aprender")[2]  # each door's lines are whole sentences
-
-
-REFUSED = tomllib.loads(Path(__file__).with_name("refusals.toml").read_text(encoding="utf-8"))["spanish"]["lines"]
-
-
-def test_what_a_beginner_is_refused_is_spanish(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("LC_ALL", "es_MX.UTF-8")
-    (tmp_path / "mlp.txt").write_text("class MLP:\n    pass\n")
-    for line in REFUSED:
-        refused = invoke(*line.split())
-        assert (refused.code, refused.out) == (2, ""), line
-        told = refused.err.replace(str(tmp_path), "")
-        assert told.startswith("headwise: ") and not ENGLISH.search(told), told

@@ -16,11 +16,9 @@ def test_the_language_of_the_system(settings: dict[str, str], lang: str, monkeyp
 
 
 def test_a_note_is_said_in_a_language_with_the_notes_among_its_facts() -> None:
-    facts = {"preset": "verbs", "parameters": "129,984", "text": Note.of("source.verb_corpus"), "folder": "runs/verbs"}
-    line = Note.of("tell.training", **facts)
-    assert line == "training preset verbs, 129,984 parameters, on the verb corpus, into runs/verbs" == said(line, "en")
-    spanish = "entrenando la receta verbs, 129,984 parámetros, con el corpus de verbos, en runs/verbs"
-    assert said(line, "es") == spanish
+    line = Note.of("sentence.relation", looks="él", at="write", weight="0.97", role=Note.of("role.person"), mean="0.90")
+    assert line == "At *él* it looks at *write* (0.97; person, 0.90 on average)." == said(line, "en")
+    assert said(line, "es") == "En *él* mira a *write* (0.97; persona, 0.90 en promedio)."
     assert said("a line that nobody put into words", "es") == "a line that nobody put into words"
     assert known("my book.txt") is None
     for key in table():

@@ -16,7 +16,7 @@ from typing import Any
 
 from headwise.errors import HeadwiseError
 from headwise.files import check_file, check_regular, read_json
-from headwise.words import Note, refusal, unknown
+from headwise.words import unknown
 
 OURS = "headwise"  # the model_type of our own GPT
 
@@ -164,8 +164,9 @@ def family_for(verb: str, name: object) -> Family:
     """The record of a family that a verb serves. Raises HeadwiseError, with the name, for one that it does not."""
     served = families(verb)
     if not isinstance(name, str) or name not in served:
-        shown = repr(name) if verb == "price" else name  # that message quotes it: model_type='ours'
-        raise unknown(Note.of(f"refused.no_{verb}", name=shown), name, served)
+        if verb == "price":
+            raise unknown(f"model_type={name!r} is not one that can be priced exactly", name, served)
+        raise unknown(f"{name} is a family whose heads cannot be reshaped yet", name, served)
     return served[name]
 
 
@@ -206,7 +207,7 @@ def check_folder(folder: Path) -> dict[str, Any]:
         pickled = [path for path in sorted(folder.iterdir()) if path.suffix in PICKLED]
         if pickled:
             raise HeadwiseError(f"{pickled[0]} is a pickle, which can run code; convert it to model.safetensors")
-        raise refusal("no_weights", folder=folder)
+        raise HeadwiseError(f"{folder} has no model.safetensors: it is no model folder, or not finished")
     _check_shards(folder)
     return config
 
@@ -215,9 +216,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     """`config.json` of a model folder. Raises HeadwiseError when there is none or it is damaged."""
     path = folder / "config.json"
     if not folder.is_dir():
-        raise refusal("no_model_folder", folder=folder)
+        raise HeadwiseError(f"{folder} is no folder; pass a run folder or a model in Hugging Face layout")
     if not path.exists():
-        raise refusal("no_config", folder=folder)
+        raise HeadwiseError(f"{folder} has no config.json: it is neither a run of headwise nor a model folder")
     config = read_json(path)
     if not isinstance(config, dict):
         raise HeadwiseError(f"{path} holds no fields")
@@ -256,15 +257,16 @@ def check_reshapable(folder: Path) -> None:
 def check_next(folder: Path, remedy: str) -> None:
     """Refuse by its config a model that has no head for a next token, or that has an encoder beside its decoder.
 
-    remedy  the key in `[refused]` of words.toml of what to do instead
+    remedy  what to do instead
     """
     config = _foreign_config(folder)
     name = _class_name(config)
     two_stacks = config.get("is_encoder_decoder") is True
     # `is_decoder` makes a model for next tokens of an encoder such as BERT.
     if two_stacks or (name.endswith(NO_NEXT) and not name.endswith("HeadModel") and not config.get("is_decoder")):
-        raise refusal(
-            "no_next", folder=folder, name=name or config.get("model_type"), remedy=Note.of(f"refused.{remedy}")
+        raise HeadwiseError(
+            f"{folder} holds a {name or config.get('model_type')}, which does not predict the next token of a "
+            f"text by the text alone; {remedy}"
         )
 
 
@@ -273,7 +275,10 @@ def check_answers(folder: Path) -> None:
     config = _foreign_config(folder)
     name = _class_name(config)
     if name.endswith("Model") and not name.endswith("HeadModel"):
-        raise refusal("no_words", folder=folder, name=name)
+        raise HeadwiseError(
+            f"{folder} holds a {name}, which has no head for words and so predicts none; load the model with "
+            "its language-model head, or watch it with headwise.watch(model)"
+        )
 
 
 def check_reads_tokens(folder: Path, texts: Sequence[str] | None = None) -> None:
@@ -289,10 +294,13 @@ def check_reads_tokens(folder: Path, texts: Sequence[str] | None = None) -> None
         for text in texts:
             check_file(Path(text))  # refused now if it is not there, before the weights are read
     elif sound or (pictures and not {"vocab_size", "text_config"} & config.keys()):  # pictures without text beside
-        key = "reads_sound" if sound else "reads_pictures"
+        what = "sound" if sound else "pictures"
+        remedy = "watch it in Python on its own input, with headwise.watch(model)"
         if texts is not None and writes_speech:
-            key = "reads_speech"
-        raise refusal(key, folder=folder, kind=config.get("model_type"))
+            remedy = "pass a WAV file"
+        if sound:
+            remedy += "; `headwise align` finds the heads that follow words"
+        raise HeadwiseError(f"{folder} holds a {config.get('model_type')}, which reads {what} and no text; {remedy}")
 
 
 def _check_shards(folder: Path) -> None:

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from headwise.errors import HeadwiseError
-from headwise.words import refusal
 
 if sys.platform != "win32":
     import fcntl
@@ -77,7 +76,7 @@ def check_link(path: Path) -> None:
     """Refuse links that lead in a circle: they name no file that could be read or replaced."""
     # `realpath` follows every link, and stops at one only where that would never end.
     if Path(os.path.realpath(path)).is_symlink():
-        raise refusal("link_loop", path=path)
+        raise HeadwiseError(f"{path} is a link that leads back to itself; remove it, or pass another name")
 
 
 def is_stream(path: str | Path) -> bool:
@@ -236,11 +235,11 @@ def check_file(path: Path) -> int:
     try:
         status = path.stat()
     except FileNotFoundError:
-        raise refusal("no_file", path=path) from None
+        raise HeadwiseError(f"{path} does not exist") from None
     except OSError as error:
-        raise refusal("unreadable", path=path, strerror=error.strerror) from None
+        raise HeadwiseError(f"{path} cannot be read: {error.strerror}") from None
     if stat.S_ISDIR(status.st_mode):
-        raise refusal("folder_for_file", path=path)
+        raise HeadwiseError(f"{path} is a folder; pass a file")
     if not stat.S_ISREG(status.st_mode):
         raise HeadwiseError(f"{path} is a pipe or a device; pass a file, or for a text {STDIN} and standard input")
     return status.st_size
@@ -278,15 +277,15 @@ def read_text(path: str | Path) -> str:
         if len(data) > MOST_TEXT:
             raise _too_large(path, f"over {MOST_TEXT:,}", MOST_TEXT)
     elif Path(path).is_dir():
-        raise refusal("folder_for_text", path=path)
+        raise HeadwiseError(f"{path} is a folder; pass a text file")
     else:
         data = read_bytes(path, MOST_TEXT)
     try:
         text = data.decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
-        raise refusal("no_utf8", path=path, start=error.start, value=f"{data[error.start]:02x}") from None
+        raise HeadwiseError(f"{path} is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}") from None
     if not text.strip():
-        raise refusal("empty_file", path=path)
+        raise HeadwiseError(f"{path} is empty, or holds nothing but white space")
     return text
 
 
@@ -296,7 +295,7 @@ def read_json(path: str | Path) -> Any:
     try:
         return json.loads(data.decode("utf-8-sig"))  # without the byte order mark, if there is one
     except (ValueError, RecursionError) as error:  # ValueError: also a number of more digits than Python reads
-        raise refusal("no_json", path=path, error=error) from None
+        raise HeadwiseError(f"{path} is no JSON: {error}") from None
 
 
 # Folders in which work is resumed.

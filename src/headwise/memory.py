@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch.autograd.profiler import profile
 
-from headwise.words import refusal
+from headwise.errors import HeadwiseError
 
 if sys.platform != "win32":
     import resource
@@ -96,7 +96,7 @@ def device_named(name: str | torch.device) -> torch.device:
         # A name without a number, such as "cuda", is the first device of its kind; "cpu" may be called "cpu:0", too.
         if f"{device.type}:{device.index or 0}" in ("cpu:0", *names):
             return device
-    raise refusal("no_device", name=name, names=", ".join(names))
+    raise HeadwiseError(f"device {name} is not on this machine; there is {', '.join(names)}")
 
 
 def free_on(device: torch.device) -> Room:

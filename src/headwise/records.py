@@ -24,7 +24,7 @@ from typing import (
 from headwise.errors import HeadwiseError
 from headwise.shapes import flat, shape_of
 from headwise.table import Table, escaped, picture
-from headwise.words import Note, refusal
+from headwise.words import Note
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,7 +55,7 @@ def parse_head(name: str) -> tuple[str, int, int]:
     """Stack ("" where there is one alone), layer and head of a name that `head_name` made."""
     match = HEAD_NAME.fullmatch(name)
     if match is None:
-        raise refusal("no_head_name", name=repr(name))
+        raise HeadwiseError(f"{name!r} is no name of a head; L3.H5 is head 5 of layer 3, both counted from 0")
     return match["part"] or "", int(match["layer"]), int(match["head"])
 
 
@@ -67,7 +67,7 @@ def share_note(rows: float | None, seed: int) -> str:
     if rows is None:
         return ""
     if not 0 < rows <= 1:
-        raise refusal("rows_share", rows=repr(rows))
+        raise HeadwiseError(f"rows={rows!r} must be a share of the rows, above 0 and at most 1, such as 0.125")
     return Note.of("note.share", rows=f"{rows:g}", every=f"{1 / rows:.3g}", seed=seed)
 
 

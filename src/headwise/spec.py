@@ -31,7 +31,6 @@ from headwise.masks import Mask, bare_mask_error
 from headwise.positions import RelativeBias, RoPE
 from headwise.shapes import shape_of
 from headwise.table import Table
-from headwise.words import refusal
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -148,11 +147,16 @@ class AttentionSpec:
         if name == "kv_index":
             if self.n_heads % self.n_kv_heads:
                 divisors = ", ".join(str(n) for n in range(1, self.n_heads + 1) if self.n_heads % n == 0)
-                raise refusal("kv_heads", kv_heads=self.n_kv_heads, heads=self.n_heads, divisors=divisors)
+                raise HeadwiseError(
+                    f"n_kv_heads={self.n_kv_heads} does not divide n_heads={self.n_heads}; pass one of {divisors}"
+                )
             return resolve_kv_index(self.n_heads, self.n_kv_heads, None)
         if name == "head_dim":
             if self.d_model % self.n_heads:
-                raise refusal("head_dim", heads=self.n_heads, width=self.d_model)
+                raise HeadwiseError(
+                    f"n_heads={self.n_heads} does not divide d_model={self.d_model}; pass head_dim=, or a "
+                    f"width that {self.n_heads} divides"
+                )
             return self.d_model // self.n_heads
         if name == "d_out" and not self.out_proj:
             return self.joined_dim
@@ -481,5 +485,5 @@ def require_size(name: str, value: Any) -> int:
     except TypeError:
         size = 0
     if size <= 0:
-        raise refusal("size", name=name, value=repr(value))
+        raise HeadwiseError(f"{name}={value!r} must be a positive whole number")
     return size

@@ -13,7 +13,7 @@ import io
 import math
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -177,26 +177,24 @@ class Table:
         self.print(Console(file=file, width=width), left, last)
         return file.getvalue()
 
-    def print(
-        self, console: Console, left: Iterable[int] = (0,), last: int = 0, speak: Callable[[str], str] = str
-    ) -> None:
+    def print(self, console: Console, left: Iterable[int] = (0,), last: int = 0) -> None:
         """Columns that do not fit go on in a further table below, behind the first column again.
 
         Such a table is a band of columns. The box takes one place at either edge, which the 2 below stand for:
 
             edge, first column, gap, column, gap, column, ..., edge
 
-        Numbers are never broken. The `last` rows stand below a line. `speak` says a text in the reader's language
-        (`words.translator`).
+        left  the columns of words, which stand at the left; numbers stand at the right, and are never broken
+        last  so many rows at the end stand below a line, such as sums
         """
         from rich import box
         from rich.cells import cell_len
         from rich.table import Table as Grid
         from rich.text import Text
 
-        cells = [[speak(cell) if isinstance(cell, str) else shown(cell) for cell in row] for row in self.rows]
+        cells = [[shown(cell) for cell in row] for row in self.rows]
         lefts = set(left)
-        columns = [[speak(heading), *(row[place] for row in cells)] for place, heading in enumerate(self.columns)]
+        columns = [[heading, *(row[place] for row in cells)] for place, heading in enumerate(self.columns)]
         # `cell_len` is a text's width on a console, where a Chinese character takes two places.
         wide = [max(map(cell_len, column)) for column in columns]  # what each column would like
         least = []  # and what it must have: its longest number, or the longest word of its heading
@@ -224,8 +222,7 @@ class Table:
             # The box itself sets one place between columns, and the padding adds the rest of the gap.
             grid = Grid(box=box.SIMPLE_HEAD, padding=(0, gap - 1, 0, 0), pad_edge=False, show_header=any(self.columns))
             if self.title:
-                title = speak(self.title)
-                grid.title = Text(title if start == 1 else f"{title}, {speak('continued')}")
+                grid.title = Text(self.title if start == 1 else f"{self.title}, continued")
                 grid.title_justify = "left"
             for place, width in ((0, first), *zip(range(start, end), widths, strict=True)):
                 side: Literal["left", "right"] = "left" if place in lefts else "right"
@@ -238,7 +235,7 @@ class Table:
             console.print(grid)
             start = max(end, 2)  # 2 ends the loop for a table of names alone, whose `end` is still 1
         if self.note:
-            say(console, speak(self.note))
+            say(console, self.note)
 
 
 def markdown_text(text: str) -> str:

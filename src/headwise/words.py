@@ -1,6 +1,6 @@
-"""What the library says, by key, in every language: the phrases of `words.toml`.
+"""What pages say, by key, in every language: the phrases of `words.toml`.
 
-Python sends keys and facts; pages and the terminal put them into words. A phrase may hold values, `{count}`, and words
+Python sends keys and facts; pages put them into words. A phrase may hold values, `{count}`, and words
 that go by a number, `{count} {count:head|heads}`: the first where it is 1. On a page `*word*` stands out, `` `key` ``
 is a key of the keyboard and `k_j` has an index. Values are never read so.
 """
@@ -12,7 +12,7 @@ import functools
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from importlib import resources
 from typing import Any
 
@@ -38,7 +38,7 @@ def table() -> dict[str, dict[str, str]]:
 def check_lang(lang: str) -> None:
     """Raise HeadwiseError for a language that the table does not have."""
     if lang not in LANGUAGES:
-        raise refusal("no_language", lang=repr(lang), value=", ".join(LANGUAGES))
+        raise HeadwiseError(f"lang={lang!r} is not known; one of {', '.join(LANGUAGES)}")
 
 
 def phrases(sections: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -83,11 +83,6 @@ def sent(text: str) -> str | tuple[str, Facts]:
     return (text.key, text.facts) if isinstance(text, Note) else text
 
 
-def refusal(key: str, /, **facts: Any) -> HeadwiseError:
-    """What to raise for something that is refused: a phrase of `[refused]` with its facts."""
-    return HeadwiseError(Note.of(f"refused.{key}", **facts))
-
-
 def unknown(what: str, name: object, known: Iterable[str], offer: str | None = None) -> HeadwiseError:
     """What to raise for a name that is not among the known ones: it offers the nearest, or else all of them.
 
@@ -99,9 +94,8 @@ def unknown(what: str, name: object, known: Iterable[str], offer: str | None = N
     if not near:  # difflib takes capitals for other letters, so that "LLAMA" is not near "llama"
         near = [other for other in names if other.lower() == str(name).lower()]
     if near:
-        key = "near" if len(near) == 1 else "near_two"
-        return refusal(key, what=what, name=near[0], other=near[-1])  # the phrase of a single one has no {other}
-    return refusal("offered", what=what, offer=offer) if offer else refusal("among", what=what, names=", ".join(names))
+        return HeadwiseError(f"{what}; did you mean {' or '.join(near)}?")
+    return HeadwiseError(f"{what}; {offer or 'there are ' + ', '.join(names)}")
 
 
 def system_language() -> str:
@@ -151,22 +145,6 @@ def labelled(section: str, label: str) -> str:
     """A label as the note of `section` that bears its name; as it is where there is none, or it is a note already."""
     key = key_of(section, label)
     return Note.of(key) if key in table() and not isinstance(label, Note) else label
-
-
-def translator(section: str, lang: str) -> Callable[[str], str]:
-    """How a table is said in a language: a note by its key, a label by the phrase of `section` that bears its name.
-
-    What has neither, such as a number or the name of a head, stays as it is.
-    """
-
-    def speak(text: str) -> str:
-        if isinstance(text, Note):
-            return phrase(text.key, lang, **text.facts)
-        label = text.lstrip()  # spaces in front, which set a row under the one above, stay
-        indent = text[: len(text) - len(label)]
-        return indent + str(said(labelled(section, label), lang))
-
-    return str if lang == "en" else speak
 
 
 def phrase_html(key: str, lang: str, values: Facts) -> str:

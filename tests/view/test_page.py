@@ -37,7 +37,7 @@ def test_phrases(monkeypatch: pytest.MonkeyPatch) -> None:
     text, sections = sources(), {key.split(".")[0] for key in table()}
     named = {key for key in re.findall(r"['\"]([a-z]+\.[\w]+)['\"]", text) if key.split(".")[0] in sections}
     prefixes = tuple(re.findall(r"[`'\"]([a-z]+\.(?:\w+_)?)(?:\$?\{|['\"] \+)", text))  # f"role.{name}", 'step.' + name
-    prefixes += tuple(f"{x}." for x in re.findall(r'(?:(?:key_of|labelled|translator)\W+|\.show\(.*)"(\w+)"', text))
+    prefixes += tuple(f"{x}." for x in re.findall(r'(?:key_of|labelled)\W+"(\w+)"', text))
     known = {key for key in named if not key.endswith((".js", ".jsonl", ".css", ".html", ".md", ".toml", ".txt"))}
     assert known - set(table()) == set()
     unused = [key for key in table() if key not in known and not key.startswith(prefixes)]
@@ -53,7 +53,7 @@ def test_phrases(monkeypatch: pytest.MonkeyPatch) -> None:
     assert copy.deepcopy(note).key == "note.silent"
     survey = survey_of(notes=(note, "of the user's"), texts=(verbs.NAME, "book.txt"))
     run = RunSummary({"text": str(verbs.NAME), "seed": "3"}, (), 1.0, None, None)
-    data = survey_data(survey, None, run, None, None)
+    data = survey_data(survey, None, run)
     assert data["notes"] == [("note.silent", {"heads": "L0.H1"}), "of the user's"]
     assert data["texts"] == [("source.verb_corpus", {}), "book.txt"]
     assert data["run"]["facts"] == [("text", ("source.verb_corpus", {})), ("seed", "3")]

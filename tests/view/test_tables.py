@@ -26,7 +26,6 @@ from headwise.view import Screen
 from headwise.view.cost import print_choice, print_models, print_price, print_variants
 from headwise.view.lab import print_ladder
 from headwise.view.survey import print_survey
-from headwise.words import Note, table
 
 Draw = Callable[[Screen], None]
 
@@ -69,8 +68,8 @@ VIEWS: dict[str, Draw] = {
 }
 
 
-def drawn(draw: Draw, width: int, lang: str = "en") -> list[str]:
-    return printed(draw, width=width, lang=lang).splitlines()
+def drawn(draw: Draw, width: int) -> list[str]:
+    return printed(draw, width=width).splitlines()
 
 
 def words(lines: list[str]) -> set[str]:
@@ -113,27 +112,6 @@ def test_every_way_out_escapes_words_and_leaves_markup_as_it_is() -> None:
     assert table.markdown() == "| \\<a\\| | n |\n| --- | ---: |\n| \\*b\\* | 12,345 |\n| <i>c</i> | 0.25 |"
     assert table.csv() == "<a|,n\n*b*,12345\n<i>c</i>,0.25\n"
     assert table.text(40).split() == ["<a|", "n", "─" * 16, "*b*", "12,345", "<i>c</i>", "0.25"]
-
-
-IN_SPANISH: dict[str, tuple[str, Draw]] = {
-    "price": ("price", lambda screen: price_of("gemma-3-27b", screen)),
-    "latent, experts": ("price", lambda screen: price_of("deepseek-v3", screen)),
-    "models": ("price", lambda screen: print_models(screen, [cost.price(name) for name in PRESETS])),
-    "ladder": ("ladder", lambda screen: print_ladder(screen, ladder())),
-    "damage": ("reshaped", lambda screen: print_damage(screen, Note.of("reshaped.healed"), DAMAGE)),
-    "healing": ("reshaped", lambda screen: print_curve(screen, CURVE)),
-}
-
-
-@pytest.mark.parametrize("name", IN_SPANISH)
-def test_every_label_of_a_spanish_table_is_a_phrase_of_its_section(name: str) -> None:
-    section, draw = IN_SPANISH[name]
-    cells = {cell for line in drawn(draw, 300, "es") for cell in re.split(r"\s{2,}", line.strip())}
-    labels = {cell for cell in cells if re.fullmatch(r"[a-z]{4,}[a-z/ ]*", cell) and cell not in PRESETS}
-    phrases = [texts for key, texts in table().items() if key.startswith(f"{section}.")]
-    assert len(labels) >= 3
-    assert labels <= {texts["es"] for texts in phrases}
-    assert not cells & {texts["en"] for texts in phrases if texts["en"] != texts["es"]}
 
 
 def test_speeds_are_told_apart_or_not() -> None:

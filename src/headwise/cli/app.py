@@ -26,32 +26,36 @@ from typer import Argument, Option
 from typer.exceptions import TyperException
 
 from headwise.cli.early import check_apart
-from headwise.cli.interrupt import CODE, WORDS, end_of_hearing, leaving, loading
+from headwise.cli.interrupt import CODE, end_of_hearing, leaving, loading
 from headwise.corpus.sources import exists
 from headwise.errors import HeadwiseError
 from headwise.files import check_link, read_json
 from headwise.records import plain_data
 from headwise.view import CONTROL, Screen, harmless
-from headwise.words import LANGUAGES, Facts, Note, check_lang, labelled, refusal, system_language, table, unknown
+from headwise.words import LANGUAGES, Facts, check_lang, system_language, unknown
 
 # Text goes out as it is: rich neither colours numbers, nor reads [brackets] or :names:, nor breaks lines.
 screen = Screen(highlight=False, markup=False, emoji=False, soft_wrap=True)  # results, on standard output
 err = Screen(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)  # messages
 COURSE = Path("learn")  # the folder of a course, where none is named
 _asked: str | None = None  # what --lang says
+_spoken = "en"  # the language of pages, of `learn` and of verdicts
 
 
 def speak(lang: str | None) -> None:
-    """From here on this command speaks the language; None for that of the course in this folder, or of the system.
+    """From here on `language` is this one; None for that of the course in this folder, or of the system.
 
-    Raises HeadwiseError, in that language, for one that the table of words lacks.
+    Raises HeadwiseError for one that the table of words lacks.
     """
-    global _asked
-    _asked = None
-    screen.lang = err.lang = _usual_language()
+    global _asked, _spoken
     if lang is not None:
         check_lang(lang)
-        _asked = screen.lang = err.lang = lang
+    _asked, _spoken = lang, lang or _usual_language()
+
+
+def language() -> str:
+    """The language of pages, of `learn` and of verdicts: "en" or "es"."""
+    return _spoken
 
 
 def asked_language() -> str | None:
@@ -71,21 +75,16 @@ def _usual_language() -> str:
     return system_language()
 
 
-# The three doors of the README, with their commands in the order of --help; their words are in [door] of words.toml.
+# The three doors of the README, with their commands in the order of --help.
 DOORS = {
-    "learn": ("learn", "check", "trace", "ladder"),
-    "inspect": ("train", "look", "heads", "why", "align", "generate"),
-    "shrink": ("cost", "share", "prune"),
+    "Learn how attention works": ("learn", "check", "trace", "ladder"),
+    "Inspect what each head does": ("train", "look", "heads", "why", "align", "generate"),
+    "Shrink a model, and see what it costs": ("cost", "share", "prune"),
 }
-# Words that a reader in Spanish may try: they are refused, with the command that is meant.
-SPANISH = {"aprender": "learn", "revisar": "check", "entrenar": "train", "cabezas": "heads"}
 
 
-class _Worded:
-    """What both kinds of typer's commands get here: help in the language of the screen, also typer's own English words.
-
-    An option that is off by default has no second form: --json, but no --no-json.
-    """
+class _OneForm:
+    """An option that is off by default has no second form: --json, but no --no-json."""
 
     def __init__(self: Any, **options: Any) -> None:
         super().__init__(**options)
@@ -94,30 +93,24 @@ class _Worded:
             if parameter.default is False:
                 parameter.secondary_opts = []
 
-    def get_help(self: Any, ctx: Any) -> str:
-        text: str = super().get_help(ctx)  # type: ignore[misc]  # of typer's class, in front of which this one stands
-        for english, word in _texts(screen.lang)["typer"].items():
-            text = text.replace(english, word)
-        return text
 
-
-class _Command(_Worded, typer.core.TyperCommand):
+class _Command(_OneForm, typer.core.TyperCommand):
     """One command."""
 
 
-class _Doors(_Worded, typer.core.TyperGroup):
+class _Doors(_OneForm, typer.core.TyperGroup):
     """The list of commands behind three doors, in the order of `DOORS`."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [name for names in DOORS.values() for name in names]
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that a word names; another word is refused with the nearest one, also for a Spanish word."""
+        """The command that a word names; another word is refused with the nearest one."""
         # While a shell asks for completions (`resilient_parsing`), half a word is no mistake. Of options typer tells.
         if args[0] not in self.commands and not args[0].startswith("-") and not ctx.resilient_parsing:
-            offer = Note.of("refused.commands_listed")
-            what = Note.of("refused.no_command", name=repr(args[0]))
-            raise unknown(what, SPANISH.get(args[0], args[0]), self.commands, offer)
+            offer = "headwise --help lists the commands"
+            what = f"no command {args[0]!r}"
+            raise unknown(what, args[0], self.commands, offer)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -125,7 +118,7 @@ class _Doors(_Worded, typer.core.TyperGroup):
         # Columns for the words behind the longest name. typer's own list, too, takes 6 off for indent and gaps.
         limit = formatter.width - 6 - max(map(len, self.commands))
         for door, names in DOORS.items():
-            with formatter.section(screen.phrase(f"door.{door}")):
+            with formatter.section(door):
                 formatter.write_dl([(name, self.commands[name].get_short_help_str(limit)) for name in names])
 
 
@@ -158,7 +151,7 @@ COMPLETION = "_HEADWISE_COMPLETE"  # set by the shell that asks for completions
 def named_path(name: str) -> Path:
     """A path that has a name: an empty one, as of a variable of the shell without a value, is no folder "."."""
     if not name:
-        raise typer.BadParameter(Note.of("refused.empty_name"))
+        raise typer.BadParameter("the name is empty; pass a file or a folder, or . for the folder that you are in")
     return Path(name)
 
 
@@ -202,7 +195,7 @@ class Progress:
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._print_now_and_then, daemon=True)
         # What the next plain line says; when the work began, and when the latest plain line came.
-        self._state, self._began, self._printed = _stage(begins), time.monotonic(), time.monotonic()
+        self._state, self._began, self._printed = begins, time.monotonic(), time.monotonic()
 
     def __enter__(self) -> Progress:
         if not err.is_terminal:
@@ -221,7 +214,6 @@ class Progress:
 
         A milestone has a plain line of its own.
         """
-        stage, numbers = _stage(stage), screen.spoken(numbers)
         if err.is_terminal:
             # Only now, not in __enter__: a running bar takes standard output over. A second start does nothing.
             self._bar.start()
@@ -241,11 +233,6 @@ class Progress:
             if time.monotonic() >= self._printed + gap:  # else a milestone was printed while this waited
                 self._printed, gap = time.monotonic(), min(2 * gap, self.LONGEST)
                 err.print(f"{self._state}  ({time.monotonic() - self._began:.0f} s)")
-
-
-def _stage(name: str) -> str:
-    """What a stage is called, in the language of the command; as it is where the table of words has it not."""
-    return screen.spoken(labelled("stage", name))
 
 
 def _print_version(value: bool) -> None:
@@ -293,32 +280,19 @@ def _hoisted(words: list[str]) -> list[str]:
     return [*first, *rest, *words[end:]]
 
 
-@functools.cache
-def _texts(lang: str) -> dict[str, dict[str, str]]:
-    """Of each command, and of what all have in common, the texts of --help by the names of parameters."""
-    name = "commands.toml" if lang == "en" else f"commands.{lang}.toml"
-    return tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
-
-
 def worded() -> Any:
-    """The command line, whose commands and parameters have their texts of --help in the language of the screen.
+    """The command line, whose parameters have their texts of --help.
 
-    English texts are the docstring of a command and its section of commands.toml; Spanish ones all stand in
-    commands.es.toml, where `about` takes the place of the docstring.
+    They stand in the section of a command in commands.toml; that of the command itself is its docstring.
     """
     root: Any = typer.main.get_command(app)
-    texts, english = _texts(screen.lang), _texts("en")
-    metavars = texts["metavars"]  # what a usage line has in the place of values: "MODEL" -> "MODELO"
-    root.subcommand_metavar = metavars.get(root.subcommand_metavar, root.subcommand_metavar)
+    texts = tomllib.loads(Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))
     for name, command in {"headwise": root, **root.commands}.items():
         told = texts["common"] | texts[name]  # a command's own text comes before that of several
-        example = screen.phrase("help.example", example=told.get("example", english[name]["example"]))
-        command.help = told.get("about", command.help)
+        example = f"Example: {told['example']}"
         command.epilog = example if command is root else f"{told['epilog']} {example}"
-        command.options_metavar = metavars.get(command.options_metavar, command.options_metavar)
         for parameter in command.params:
             parameter.help = told.get(parameter.name, parameter.help)
-            parameter.metavar = metavars.get(parameter.metavar, parameter.metavar)
     return root
 
 
@@ -334,7 +308,7 @@ def needs_torch() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "tokenizers"):  # these two come with headwise[torch]; another is a bug
             raise
-        raise refusal("needs", name=error.name) from None
+        raise HeadwiseError(f"this command needs {error.name}: pip install 'headwise[torch]'") from None
 
 
 def check_outputs(
@@ -354,9 +328,11 @@ def check_outputs(
         for path in value if isinstance(value, list) else [value] if value else []:
             check_link(path)
             if path.is_dir():
-                raise refusal("output_is_folder", option=f"--{name}", path=path)
+                raise HeadwiseError(f"--{name} {path} is a folder that is there already; pass another name")
             if not path.parent.is_dir():
-                raise refusal("no_parent", option=f"--{name}", path=path, parent=path.parent)
+                raise HeadwiseError(
+                    f"--{name} {path}: the folder {path.parent} does not exist; make it, or pass another --{name}"
+                )
             files.append((f"--{name}", path))
     filled = {option: (folder, pattern) for option, (folder, pattern) in folders.items() if folder is not None}
     check_apart(files, filled, filter(exists, [Path(name) for name in inputs if name]))  # a text itself is no file
@@ -408,12 +384,10 @@ def _run() -> int:
     code = 0
     try:
         words = _hoisted(sys.argv[1:])
-        # Before typer reads the command line: help and refusals must be in that language already.
         speak(next((word for before, word in pairwise(words) if before == LANG), None))
-        WORDS.update({key: screen.phrase(f"ended.{key}") for key in WORDS})
         name = _command_in(words)
         if os.environ.keys() >= TORCHRUN and name not in MANY:
-            raise refusal("one_process", command=name, first=MANY[0], other=MANY[1])
+            raise HeadwiseError(f"headwise {name} works in one process; torchrun is for {MANY[0]} and {MANY[1]}")
         command = worded()
         if COMPLETION in os.environ:
             command(prog_name="headwise")  # prints the completions and exits
@@ -428,7 +402,7 @@ def _run() -> int:
         code = stop.exit_code
     except TyperException as error:
         asked = getattr(error, "ctx", None)  # the command whose line is wrong, where it came so far
-        helped = "" if asked is None else screen.phrase("usage.example", command=asked.command_path)
+        helped = "" if asked is None else f"; {asked.command_path} --help has an example"
         code = _failed(error, _usage(error).rstrip(".?") + helped)
     except HeadwiseError as error:
         code = _failed(error, in_options(error.args[0] if error.args else ""))
@@ -441,42 +415,32 @@ def _run() -> int:
         end_of_hearing()
         code = _failed(error, _interrupt_message(error), CODE)
     except Exception as error:
-        code = _failed(error, screen.phrase("ended.bug", error=f"{type(error).__name__}: {error}"), code=1)
+        code = _failed(error, f"{type(error).__name__}: {error}; this is a bug, and --debug shows where", code=1)
     return code
 
 
 def in_options(text: str) -> str:
-    """What the library says, in the language of the command, with options where the library has arguments."""
-    return as_options(screen.spoken(text), running_options())
+    """What the library says, with options where the library has arguments."""
+    return as_options(text, running_options())
 
 
 def _usage(error: Any) -> str:
-    """What is wrong with a command line, by typer's error: a phrase of [usage] for its kind, such as NoSuchOption."""
-    kind, message = type(error).__name__, error.format_message()
-    if screen.lang == "en" and kind != "BadParameter":
-        return str(message)  # typer's own sentence, which also offers the nearest
-    # The option or argument, which the kinds of errors keep in different places.
-    names = getattr(error, "option_name", None) or (error.param.get_error_hint() if hasattr(error, "param") else "")
-    if kind == "BadParameter":
-        message = _value_message(error)
-    key = f"usage.{kind}"
-    detail = message.rpartition("(")[2].rstrip(")")  # "Got unexpected extra argument (runs/verbs)" -> "runs/verbs"
-    return screen.phrase(key if key in table() else "usage.UsageError", name=names, message=message, detail=detail)
+    """What is wrong with a command line: typer's own sentence, but for a value that pydantic or we refused."""
+    if type(error).__name__ != "BadParameter":  # its subclass MissingParameter has no value
+        return str(error.format_message())
+    name = getattr(error, "option_name", None) or (error.param.get_error_hint() if hasattr(error, "param") else "")
+    return f"Invalid value for {name}: {_value_message(error)}"
 
 
 def _value_message(error: Any) -> str:
     """What is wrong with a value: typer checks values with pydantic, whose error is then the cause of typer's."""
     if error.__cause__ is None:  # our own parser raised BadParameter, as `named_path`
-        return screen.spoken(error.message)
+        return str(error.message)
     first = error.__cause__.errors()[0]
-    facts = first.get("ctx", {})  # such as {"ge": 1}
-    if isinstance(facts.get("error"), HeadwiseError):  # our own parser called the library, as `model_path`
-        return in_options(facts["error"].args[0])
-    key = f"usage.{first['type']}"  # such as usage.int_parsing
-    if key in table():
-        return screen.phrase(key, **facts)
-    sentence: str = first["msg"].removeprefix("Value error, ")  # pydantic's own, in English
-    return sentence if screen.lang == "en" else screen.phrase("usage.any")
+    inner = first.get("ctx", {}).get("error")
+    if isinstance(inner, HeadwiseError):  # our own parser called the library, as `model_path`
+        return in_options(inner.args[0])
+    return str(first["msg"].removeprefix("Value error, "))
 
 
 def _drop_output() -> None:
@@ -549,7 +513,7 @@ def _os_message(error: OSError) -> str:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, the user's part of it, the file
     reason = error.strerror or str(error)
     where = f" {error.filename}" if error.filename else ""
-    return screen.phrase("ended.full" if full else "ended.unusable", where=where, reason=reason)
+    return f"cannot write{where}: {reason}; earlier files are whole" if full else f"cannot use{where}: {reason}"
 
 
 def _interrupt_message(error: BaseException) -> str:
@@ -557,6 +521,7 @@ def _interrupt_message(error: BaseException) -> str:
     step = getattr(error, "step", None)
     if step is None:
         # The innermost block noted first, and knows best.
-        return "; ".join([screen.phrase("ended.interrupted"), *getattr(error, "__notes__", ())[:1]])
+        return "; ".join(["interrupted", *getattr(error, "__notes__", ())[:1]])
     folder = getattr(error, "folder", None)  # the run folder, where the training has one
-    return screen.phrase("ended.stopped" if folder is None else "ended.stopped_in", step=step, folder=folder)
+    how = "the same command goes on" if folder is None else f"go on with --resume --out {folder}"
+    return f"stopped after step {step}, and saved; {how}"

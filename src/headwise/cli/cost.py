@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument
 
 from headwise.cli.app import Progress, command, err, needs_torch, print_json, screen, wants_json
-from headwise.words import Note, refusal
+from headwise.errors import HeadwiseError
 
 if TYPE_CHECKING:
     from headwise.cost import Choice, Price, Variant
@@ -53,7 +53,10 @@ def cost(
         # All options but --dtype are of one model, and refused where they are not at their defaults.
         of_one = (context, source, cache_dtype, gpu_memory, bandwidth, stream)
         if of_one != (None,) * len(of_one) or variants or choose or measure or device != "cpu" or batch != 1:
-            raise refusal("no_model")
+            raise HeadwiseError(
+                "no model is named; pass a folder, a config.json, a name on the hub or a preset, or no "
+                "options, for a table of those that courses compare"
+            )
         _show_models(room.TABLE, dtype or "bf16")  # one format for all, whatever a preset names: so caches compare
         return
     # The user's own text (a folder, a file, a preset); of a name on the hub a folder; of a GGUF file a dict.
@@ -62,12 +65,12 @@ def cost(
     if config is not model:  # the folder of a name on the hub is called by a number, and a dict has no name
         name = model if isinstance(config, Path) else Path(model).stem
     if isinstance(config, dict):
-        shape = shape.noted(Note.of("price.gguf"))
+        shape = shape.noted("a GGUF file: all weights are priced in one number format, however the file packs them")
     if measure:
         # `positions`: the longest text of the model, None where it has no bound.
         context = min(MEASURED, shape.positions or MEASURED) if context is None else context
     elif stream is not None or device != "cpu":
-        raise refusal("with_measure")
+        raise HeadwiseError("--stream and --device are about running the model; pass --measure with them")
     setting = room.make_setting(shape, context, batch, source, dtype, cache_dtype, gpu_memory, bandwidth)
     price = room.price_shape(name, shape, setting)
     rows = room.variants(shape, setting) if variants else None

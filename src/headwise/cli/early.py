@@ -18,7 +18,6 @@ from headwise.errors import HeadwiseError
 from headwise.families import check_folder, families, is_own, read_config
 from headwise.files import STDIN, is_stream, read_json
 from headwise.models.lineage import require_run
-from headwise.words import refusal
 
 if TYPE_CHECKING:
     from headwise.cost.shape import ModelShape
@@ -63,7 +62,10 @@ def check_one_count(folder: Path) -> None:
     # None: no family that is reshaped, which `check_reshapable` refuses, or a model of pictures and text.
     family = families("reshape").get(str(read_config(folder).get("model_type")))
     if family is not None and family.n_kv_heads is None:  # its record names no field for key/value heads
-        raise refusal("one_count", family=family.name)
+        raise HeadwiseError(
+            f"{family.name}'s config has no num_key_value_heads, so what shares its heads' keys and values "
+            "cannot be written; share a Llama-type model, or remove heads with `headwise prune`"
+        )
 
 
 def shape_of(folder: Path) -> ModelShape | None:
@@ -110,15 +112,15 @@ def check_apart(
         file = _identity(path)
         parent = Path(os.path.realpath(path)).parent
         if file in read:
-            raise refusal("taken_read", option=option, path=path, file=read[file])
+            raise HeadwiseError(f"{option} {path} is {read[file]}, which is read; pass another name")
         if file in written:
-            raise refusal("taken_twice", option=option, path=path, other=written[file])
+            raise HeadwiseError(f"{option} {path} is {written[file]}, too; pass another name")
         written[file] = option
         # A page or a table may lie beside the weights that it is about, and a folder that is filled inside another.
         # Other files may lie neither in a folder of a model nor in one that this command fills.
         belongs = option == WRITTEN.get(path.suffix) or option in folders
         if not belongs and (_identity(parent) in places or _holds_model(parent)):
-            raise refusal("among_model", option=option, path=path, parent=parent)
+            raise HeadwiseError(f"{option} {path} lies among the files of {parent}; pass a file elsewhere")
 
 
 def _check_folder(option: str, folder: Path, pattern: str) -> None:
@@ -127,7 +129,7 @@ def _check_folder(option: str, folder: Path, pattern: str) -> None:
         return
     for name in sorted(path.name for path in folder.iterdir()):
         if not (name.startswith(".") or Path(name).suffix in WRITTEN or re.fullmatch(pattern, name)):
-            raise refusal("folder_holds", option=option, folder=folder, name=name)
+            raise HeadwiseError(f"{option} {folder} holds {name}, which is no part of such work; pass a new folder")
 
 
 def _identity(path: Path) -> tuple[int, int, str]:

@@ -25,7 +25,7 @@ def generate(
 ) -> None:
     """Continue a text with a model that predicts the next token."""  # its options: [generate] in commands.toml
     check_model(model)
-    check_next(model, "next_causal")  # the key of what to do instead, of [refused] in words.toml
+    check_next(model, "pass a model with a causal language-model head, such as a GPT-2, a Llama or a Gemma")
     with needs_torch():
         from headwise.corpus.tokens import require_tokens
         from headwise.models.generate import generate, prompt_ids

@@ -20,6 +20,7 @@ from headwise.cli.app import (
     command,
     err,
     in_options,
+    language,
     named_path,
     needs_torch,
     print_json,
@@ -27,11 +28,12 @@ from headwise.cli.app import (
     wants_json,
 )
 from headwise.cli.early import check_model, check_texts, context_in, shape_of
+from headwise.errors import HeadwiseError
 from headwise.families import check_reads_tokens, is_own
 from headwise.files import check_file, is_stream, write_whole
 from headwise.records import share_note
 from headwise.table import Table, number
-from headwise.words import LANGUAGES, Facts, Note, refusal
+from headwise.words import LANGUAGES, Facts, Note, phrase
 
 if TYPE_CHECKING:
     from headwise.gpt.ranks import Ranks
@@ -98,7 +100,10 @@ def heads(
     if labels is None:  # a file of relations brings names to sort by, which are known once it is read
         check_order([*all_statistics(), *RELATIONS], sort)
     if embed and not is_own(model):
-        raise refusal("no_embed", model=model)
+        raise HeadwiseError(
+            f"--embed: in a page run only models that headwise trained, and {model} is none; leave it out, and "
+            f"open the model live: headwise look {model}"
+        )
     with needs_torch():
         from headwise.gpt.ranks import current
     ranks = current()
@@ -106,7 +111,9 @@ def heads(
         ranks.require_many("--parallel tensor spreads the heads of a model over processes")
         whole = {"keep": keep, "relations": relations, "embed": embed}
         if passed := [f"--{name}" for name, value in whole.items() if value]:  # these are made in one process
-            raise refusal("parallel_whole", options=", ".join(passed))
+            raise HeadwiseError(
+                f"--parallel tensor with {', '.join(passed)}: that needs the whole model; leave one out"
+            )
     options: Facts = {"text": text, "ids": ids, "tokens": tokens, "documents": documents, "unknown": unknown}
     options |= {"field": field, "relations": labels, "rows": rows, "controls": controls, "ablate": ablate, "seed": seed}
     options |= {"ranks": ranks, "parallel": parallel is not None, "reading": reading}
@@ -144,7 +151,9 @@ def check_tables(paths: Iterable[Path]) -> None:
 
             parquet([])  # raises HeadwiseError without pyarrow
         elif suffix != ".csv" and not is_stream(path):
-            raise refusal("table_suffix", path=path)
+            raise HeadwiseError(
+                f"--out {path}: a table is written by its suffix; end the name in .csv, .parquet or .png"
+            )
 
 
 def write_tables(paths: Iterable[Path], records: Sequence[Row], draw: Callable[[Path], None]) -> None:
@@ -162,12 +171,12 @@ def write_tables(paths: Iterable[Path], records: Sequence[Row], draw: Callable[[
 
 
 def tell_files(tables: Iterable[Path], **others: Path | None) -> None:
-    """Print what was written where; `others` are under their keys in [tell] of the words."""
+    """Print what was written where; `others` by the names of what they are."""
     for path in tables:
-        screen.tell("tell.picture" if path.suffix.lower() == ".png" else "tell.table", path=path)
+        screen.say(f"{'picture' if path.suffix.lower() == '.png' else 'table'}: {path}")
     for what, other in others.items():
         if other is not None:
-            screen.tell(f"tell.{what}", path=other)
+            screen.say(f"{what}: {other}")
 
 
 def _circuits(model: Path, reading: Mapping[str, Any], **options: Any) -> None:
@@ -177,9 +186,9 @@ def _circuits(model: Path, reading: Mapping[str, Any], **options: Any) -> None:
     options  what goes with a text: refused where one of them was passed
     """
     if passed := [f"--{name}" for name, value in options.items() if value]:
-        raise refusal("circuits_text", options=", ".join(passed))
+        raise HeadwiseError(f"--circuits reads the weights and no text; leave out {', '.join(passed)}")
     if reading["device"] != "cpu":  # it computes in float64, which some devices do not have
-        raise refusal("circuits_device")
+        raise HeadwiseError("--circuits computes on the processor; leave out --device")
     check_model(model, reading["dtype"])
     with needs_torch():
         from headwise.heads.circuits import circuits
@@ -213,15 +222,15 @@ def _print_circuits(circuits: Facts) -> None:
             row += ["-", "-"] if scored is None else [number(scored["share"], 2), number(scored["control"], 2)]
         rows.append(row)
     table = Table(columns, rows, Note.of("circuits.title"), Note.of("circuits.note"))
-    screen.show(table, "circuits")
+    table.print(screen)
     paths = circuits["paths"]
-    screen.say("\n" + screen.phrase("circuits.paths", count=len(paths)))
+    screen.say("\n" + phrase("circuits.paths", count=len(paths)))
     for path in paths[:MOST_PATHS]:  # the strongest come first
         facts = {"reader": path["receiver"], "read": path["sender"]}
         facts |= {name: f"{path[name]:.2f}" for name in ("score", "baseline")}
-        screen.say("  " + screen.phrase(f"circuits.through_{path['at']}", **facts))
+        screen.say("  " + phrase(f"circuits.through_{path['at']}", **facts))
     if len(paths) > MOST_PATHS:
-        screen.say("  " + screen.phrase("circuits.more", count=len(paths) - MOST_PATHS))
+        screen.say("  " + phrase("circuits.more", count=len(paths) - MOST_PATHS))
 
 
 def _print_survey(survey: Survey, maps: HeadMaps | None, sort: str) -> None:
@@ -242,9 +251,9 @@ def _check_text(
 ) -> None:
     # What to read is the text, or the ids, or else what relations (`labels`) bring, or else what the run held out.
     if text and ids is not None:
-        raise refusal("text_and_ids")
+        raise HeadwiseError("--text and --ids: pass one of them")
     if tokens is not None and not text:
-        raise refusal("tokens_cut", tokens=tokens)
+        raise HeadwiseError(f"--tokens {tokens} cuts a text into documents; pass a text with it")
     for path in (ids, labels):
         if isinstance(path, Path):
             check_file(path)
@@ -252,7 +261,7 @@ def _check_text(
         check_texts(model, text, field)
     context = context_in(shape_of(model))
     if tokens is not None and context is not None and tokens > context:
-        raise refusal("tokens_too_many", tokens=tokens, model=model, context=context)
+        raise HeadwiseError(f"--tokens {tokens} exceeds what {model} takes at a time, {context}")
 
 
 def surveyed(
@@ -318,7 +327,7 @@ def _write_report(model: Path, path: Path, survey: Survey, maps: HeadMaps | None
     from headwise.view.page import walk_html
     from headwise.view.report import write_report
 
-    lang, loaded = screen.lang, load_run(model) if is_own(model) else None
+    lang, loaded = language(), load_run(model) if is_own(model) else None
     # "reason" says why a model is not packed. The two numbers are the most parameters it may have.
     packed = {"reason": "foreign"} if loaded is None else pack_model(*loaded, EMBEDDED if embed else MOST)
     run, walk = read_run(model), None

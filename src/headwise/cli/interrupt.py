@@ -9,12 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 CODE = 130  # the exit code after Ctrl-C, as shells have it: 128 + 2, the number of SIGINT
-# What is said then; `_run` of app.py puts the words of the command's language in their place, once it is known.
-WORDS = {"interrupted": "interrupted", "nothing": "nothing was written"}
 
 
 def _nothing() -> str:
-    return WORDS["nothing"]
+    return "nothing was written"
 
 
 _endings: list[Callable[[], str]] = [_nothing]  # the `tell` of each block of `leaving` that runs, the innermost last
@@ -55,7 +53,7 @@ def loading() -> Iterator[None]:
     def leave(signum: int, frame: object) -> None:  # as Python calls a handler of signals
         if os.environ.get("RANK", "0") == "0":  # of many processes the first alone speaks
             # To standard error by its number: its Python object may be in use just now.
-            os.write(2, f"headwise: {WORDS['interrupted']}; {_endings[-1]()}\n".encode())
+            os.write(2, f"headwise: interrupted; {_endings[-1]()}\n".encode())
         os._exit(CODE)  # sys.exit would raise in the import, too
 
     before = signal.signal(signal.SIGINT, leave)

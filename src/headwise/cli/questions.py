@@ -22,6 +22,7 @@ from headwise.cli.app import (
     check_outputs,
     command,
     err,
+    language,
     named_path,
     needs_torch,
     print_json,
@@ -30,11 +31,11 @@ from headwise.cli.app import (
 )
 from headwise.cli.early import check_model
 from headwise.cli.heads import REPORT, write_report_of
+from headwise.errors import HeadwiseError
 from headwise.families import RUN, check_answers, check_reads_tokens, is_own, read_config
 from headwise.files import write_whole
 from headwise.intervals import held_apart
 from headwise.records import MOST_ALIGNED
-from headwise.words import refusal
 
 # A folder whose model reads text has one of these files, by the kind of tokenizer; a run of ours has the first.
 TOKENIZERS = "tokenizer.json", "tokenizer.model", "tekken.json", "vocab.txt", "vocab.json", "spiece.model"
@@ -74,17 +75,17 @@ def why(
     with Progress("adding up what each head writes") as progress:
         story = story_of(folder.model, prompt, corrupt, answer, other, progress=progress)
     if html is not None:
-        story_page(html, story, screen.lang)
+        story_page(html, story, language())
     if wants_json():
         print_json("why", {**vars(story), "html": html})
         return
-    story.print(screen, screen.lang)
+    story.print(screen)
     _tell_page(html)
 
 
 def _tell_page(html: Path | None) -> None:
     if html is not None:
-        screen.say("\n" + screen.phrase("tell.page", path=html))
+        screen.say("\n" + f"page: {html}")
 
 
 @command()
@@ -104,7 +105,7 @@ def trace(
     """
     check_outputs([run], html=html)
     if text == "":
-        raise refusal("empty_trace")
+        raise HeadwiseError("the text is empty; pass one with --text")
     with needs_torch():
         from headwise.gpt.run import REPORT, example_of, load_run
         from headwise.heads.steps import example_model, head_steps
@@ -115,7 +116,6 @@ def trace(
         with Progress("training a small model on names") as progress:
             progress("training a small model on names", 0, 0)  # 0, 0: nobody knows how long
             model, tokens, name = example_model()
-            name = screen.spoken(name)
     else:
         (model, tokens), name = load_run(run), run.resolve().name
     shown_text = text or example_of(run)
@@ -128,7 +128,7 @@ def trace(
         # The page links to the report of the run, if there is one.
         report = None if run is None or not (run / REPORT).exists() else os.path.relpath(run / REPORT, html.parent)
         packed = pack_model(model, tokens)
-        page = walk_html(packed, shown_text, layer, head, steps.at, name=name, lang=screen.lang, report=report)
+        page = walk_html(packed, shown_text, layer, head, steps.at, name=name, lang=language(), report=report)
         write_whole(html, page)
     if wants_json():
         print_json("trace", {**vars(steps), "html": html})
@@ -136,7 +136,7 @@ def trace(
     print_steps(screen, steps)
     _tell_page(html)
     if run is None:
-        err.say("\n" + err.phrase("tell.just_now"))
+        err.say("\n" + "this is a small model, trained on names just now; for one of yours: headwise trace runs/verbs")
 
 
 @command()
@@ -153,7 +153,7 @@ def align(
     check_model(model)
     for file in filter(None, (pairs, judge)):
         if not file.is_file():
-            raise refusal("no_pairs", path=file)
+            raise HeadwiseError(f"{file} is no file; pass texts whose alignment is known")
     with needs_torch():
         from headwise.heads.alignment import align as aligned
         from headwise.heads.texts import read_aligned
@@ -163,7 +163,7 @@ def align(
     if judge is not None:
         others = read_aligned(folder, judge)
     elif len(texts) < 2:
-        raise refusal("one_text", path=pairs)
+        raise HeadwiseError(f"{pairs} has one text; heads are chosen by some and judged on others: pass more")
     else:
         texts, others = held_apart(texts, random.Random(0))  # half to choose heads by, half to judge them on
     # Heads that a model's makers chose, to compare with: Whisper's generation config has them, as pairs of a layer
@@ -178,10 +178,10 @@ def align(
     if wants_json():
         print_json("align", {**vars(result), "alignment_heads": result.alignment_heads})
         return
-    screen.show(result.table(), "aligned")
+    result.table().print(screen)
     screen.print(f"alignment_heads: {json.dumps(result.alignment_heads)}")
     if out is not None:
-        screen.tell("aligned.written", path=out)
+        screen.say(f"written: {out}, for generation_config.json of transformers and config.json of CTranslate2")
 
 
 @command()
@@ -203,23 +203,23 @@ def look(
         _live(model, text, port or 0, browser, dtype, device)  # port 0: any free one
         return
     if port is not None:
-        raise refusal("port_look", port=port)
+        raise HeadwiseError(f"--port {port} is where --live serves its page; pass --live too, or leave it out")
     report = _report_of(model)
     address = report.resolve().as_uri()
     opened = _opened(address, browser)
     if wants_json():
         print_json("look", {"run": model, "report": report, "address": address, "opened": opened})
         return
-    screen.tell("tell.report", path=report)
+    screen.say(f"report: {report}")
     screen.print(address)
     if browser and not opened:
-        err.tell("tell.no_display")
+        err.say("there is no display here to open it on; open the file in a browser")
 
 
 def _report_of(run: Path) -> Path:
     """The report of a finished run, written where it is missing."""
     if not run.is_dir():
-        raise refusal("no_run_folder", run=run)
+        raise HeadwiseError(f"{run} is no folder; pass the run folder that `headwise train` printed, or a model folder")
     report = run / REPORT
     if report.exists():
         return report
@@ -227,9 +227,11 @@ def _report_of(run: Path) -> Path:
         from headwise.gpt.run import read_run
     record = read_run(run)
     if record is None:
-        raise refusal("no_run_no_model", run=run)
+        raise HeadwiseError(
+            f"{run} holds no run of `headwise train` and no config.json; pass the folder of a run or of a model"
+        )
     if record.status != "finished":
-        raise refusal("look_unfinished", run=run)
+        raise HeadwiseError(f"the run in {run} has not finished; go on with `headwise train --resume --out {run}`")
     return write_report_of(run)
 
 
@@ -248,7 +250,7 @@ def _live(model: Path, text: str | None, port: int, browser: bool, dtype: str, d
         desk = Desk(open_folder(model, dtype=dtype, device=device), sound)
     # What the page opens with: what a sound gave, the text asked for, what a run held out; else a text of its own.
     example = desk.example or text or (example_of(model) if is_own(model) else None)
-    served = Served(desk, port, example, screen.lang)
+    served = Served(desk, port, example, language())
     try:
         opened = _opened(served.address, browser)
         if wants_json():
@@ -256,10 +258,10 @@ def _live(model: Path, text: str | None, port: int, browser: bool, dtype: str, d
             sys.stdout.flush()  # whoever reads it opens the page, while this goes on
         else:
             screen.print(served.address)
-        err.tell("tell.at_address", name=desk.folder.name)
+        err.say(f"the heads of {desk.folder.name} are at this address until Ctrl-C")
         served.work()
     except KeyboardInterrupt:
-        err.tell("tell.page_closed")
+        err.say("the page is closed")
     finally:
         served.close()
 
@@ -268,9 +270,9 @@ def _check_reads(model: Path, sound: Path | None) -> None:
     """Refuse by its files a model that reads no text, and one that hears and is given no sound."""
     check_reads_tokens(model, [] if sound is None else [str(sound)])
     if {"vision_config", "patch_size"} & read_config(model).keys():  # models of images have one of the two
-        raise refusal("look_images", model=model)
+        raise HeadwiseError(f"{model} reads images; hw.look(hw.open('{model}'), ...) shows its heads on your own")
     if not any((model / name).exists() for name in TOKENIZERS):
-        raise refusal("look_no_tokenizer", model=model)
+        raise HeadwiseError(f"{model} has no tokenizer, so it reads no text; put its tokenizer.json beside the weights")
 
 
 def _opened(address: str, browser: bool) -> bool:

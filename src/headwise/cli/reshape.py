@@ -29,6 +29,7 @@ from headwise.cli.app import (
 )
 from headwise.cli.early import check_model, check_one_count, context_in, shape_of
 from headwise.cli.interrupt import leaving
+from headwise.errors import HeadwiseError
 from headwise.families import check_next, check_reshapable
 from headwise.files import STDIN, read_text, text_path
 from headwise.models.lineage import require_run
@@ -45,7 +46,6 @@ from headwise.reshape.arguments import (
 )
 from headwise.table import Cell, Table
 from headwise.view import Screen
-from headwise.words import Note, refusal
 
 if TYPE_CHECKING:
     from headwise.cost.shape import ModelShape
@@ -91,7 +91,7 @@ class Reshape(ABC):
     def _check(self, options: Options) -> None:
         """Refuse, without torch, what names, numbers and config.json tell."""
         if self.heal is not None and self.out is None:
-            raise refusal("heal_out")
+            raise HeadwiseError("heal= makes a model to keep; pass out=, the folder to write it to")
         recipe_of(options)  # this and all that follow raise HeadwiseError; what they give is not needed here
         check_model(self.model)
         check_reshapable(self.model)
@@ -111,16 +111,16 @@ class Reshape(ABC):
         from headwise.reshape.job import Job, Listener
 
         def point(evaluation: HealPoint, steps: int) -> None:  # of so many steps of healing
-            line = Note.of("reshaped.point_alone", distance=f"{evaluation.distance:.4f}")
+            line = f"distance {evaluation.distance:.4f}"
             if evaluation.held_out_loss is not None:
-                line = Note.of("reshaped.point", **line.facts, loss=f"{evaluation.held_out_loss:.3f}")
+                line = f"held-out {evaluation.held_out_loss:.3f}  {line}"
             progress("step", evaluation.step, steps, line, milestone=True)
 
         def damage(what: str, notes: tuple[str, ...], first: Damage) -> None:
             if not wants_json():
                 for line in (what, *notes):
                     screen.say(line)
-                print_damage(screen, Note.of("reshaped.before_training"), first)
+                print_damage(screen, "Before any training, on held-out text", first)
 
         def note(line: str) -> None:
             text = in_options(line)
@@ -135,10 +135,10 @@ class Reshape(ABC):
             return
         print_reshaped(screen, reshaped)
         if reshaped.out is None:
-            screen.tell("reshaped.nothing_written")
+            screen.say("nothing was written; pass --out for a model folder")
             return
-        screen.tell("reshaped.verified", how=reshaped.verified)
-        screen.tell("reshaped.model", folder=reshaped.out)
+        screen.say(f"verified: {reshaped.verified}")
+        screen.say(f"model: {reshaped.out}")
 
 
 # Options that only one command has are a base class of their own, because --help shows options in the order of the
@@ -197,7 +197,7 @@ class Prune(Reshape, _Pruning):
         check_pruning(self.heads, self.keep, self.by)
         # Importance and ablation need the loss of a next token; a model without one is told that --by role does not.
         if self.keep is not None and self.by != "role":
-            check_next(self.model, "next_by_role")
+            check_next(self.model, "pass by='role', or heads=")
         if shape is not None and self.heads is not None:  # the first layer has as many heads as any other
             chosen_heads(self.heads, len(shape.main_layers), shape.main_layers[0].attention.spec.n_heads)
 
@@ -212,7 +212,7 @@ class Prune(Reshape, _Pruning):
 
 def print_damage(screen: Screen, title: str, damage: Damage) -> None:
     """A row for each number, before and after."""
-    screen.show(Table(("", "before", "after", "change"), rows_of(damage), title), "reshaped")
+    Table(("", "before", "after", "change"), rows_of(damage), title).print(screen)
 
 
 def rows_of(damage: Damage) -> list[tuple[str, str, str, str]]:
@@ -225,19 +225,19 @@ def rows_of(damage: Damage) -> list[tuple[str, str, str, str]]:
     if damage.error is not None:
         rows.append(("error of the hidden states, relative", "", f"{damage.error:.4f}", ""))
     for layer, pair in enumerate(damage.entropy[:SHOWN_LAYERS]):
-        rows.append((Note.of("reshaped.entropy", layer=layer), *_numbers(pair, 3)))
+        rows.append((f"entropy of layer {layer}, nats, heads of both", *_numbers(pair, 3)))
     if len(damage.entropy) > SHOWN_LAYERS:
-        rows.append((Note.of("reshaped.more_layers", count=len(damage.entropy) - SHOWN_LAYERS), "", "", ""))
+        rows.append((f"... and {len(damage.entropy) - SHOWN_LAYERS} more layers (all in the JSON)", "", "", ""))
     rows.append(("cache, bytes per token", *_counts(damage.cache_bytes)))
     rows.append(("parameters", *_counts(damage.parameters)))
     speed = damage.tokens_per_second
     if speed is not None:
         before, after, factor = _counts(speed)
-        name = Note.of("reshaped.decoding", count=f"{damage.decode_context:,}")
+        name = f"decoding, tokens/s at {damage.decode_context:,} cached"
         # Where the ranges of the two overlap, a factor would say more than was measured.
         rows.append((name, before, after, factor if speed.told_apart else "not told apart"))
         before, after = (f"{low:,.0f}-{high:,.0f}" for low, high in (speed.before_range, speed.after_range))
-        rows.append((Note.of("reshaped.its_range", runs=speed.runs), before, after, ""))
+        rows.append((f"  its range, {speed.runs} runs in turn", before, after, ""))
     return rows
 
 
@@ -250,8 +250,12 @@ def print_curve(screen: Screen, curve: tuple[HealPoint, ...]) -> None:
         loss = "-" if point.held_out_loss is None else f"{point.held_out_loss:.4f}"
         length = round(BAR * point.distance / largest) if largest else 0
         rows.append([point.step, point.tokens, loss, f"{point.distance:.4f}", sign * length])
-    table = Table(("step", "tokens", "held-out loss", "distance", ""), rows, Note.of("reshaped.curve"))
-    screen.show(table, "reshaped", (4,))  # the bars stand at the left of column 4
+    table = Table(
+        ("step", "tokens", "held-out loss", "distance", ""),
+        rows,
+        "Healing: distance to the parent, on other held-out text than the tables",
+    )
+    table.print(screen, (4,))  # the bars stand at the left of column 4
 
 
 def print_reshaped(screen: Screen, reshaped: Reshaped) -> None:
@@ -260,17 +264,17 @@ def print_reshaped(screen: Screen, reshaped: Reshaped) -> None:
         print_curve(screen, reshaped.curve)
     if reshaped.healed is not None:
         print_damage(screen, _kept(reshaped.curve), reshaped.healed)
-    screen.tell("reshaped.in_all", won=reshaped.won_parts)
+    screen.say(f"in all: {reshaped.won}")
 
 
-def _kept(curve: tuple[HealPoint, ...]) -> Note:
+def _kept(curve: tuple[HealPoint, ...]) -> str:
     """The title of the damage after healing; it says which weights were kept, where that is not the last step's."""
     best = min(curve, key=lambda point: point.distance)
     if best is curve[0]:  # that before the first step
-        return Note.of("reshaped.healed_in_vain")
+        return "After healing: no better; the unhealed weights were the best, and are kept"
     if best is curve[-1]:
-        return Note.of("reshaped.healed")
-    return Note.of("reshaped.healed_at", step=f"{best.step:,}")
+        return "After healing"
+    return f"After healing: the weights of step {best.step:,} were the best, and are kept"
 
 
 def _numbers(pair: Pair, digits: int) -> tuple[str, str, str]:

@@ -18,6 +18,7 @@ from headwise.cli.app import (
     asked_language,
     command,
     in_options,
+    language,
     named_path,
     print_json,
     screen,
@@ -56,8 +57,8 @@ def check(
         _tell_catalogue(explain)
         return
     if target is None:
-        raise HeadwiseError(words(screen.lang)["no_target"])
-    lang = screen.lang
+        raise HeadwiseError(words(language())["no_target"])
+    lang = language()
     pairs, names = _values(args, lang), _pairs(mapping, lang)
     verdict = _in_options(checked(target, causal=causal, args=pairs, mapping=names, lang=lang, seconds=seconds))
     if wants_json():
@@ -71,12 +72,12 @@ def _tell_catalogue(explain: str | None) -> None:
     """The table of all known bugs; with the id of one, all that is known of it."""
     from headwise.teach.bugs import bug_named, catalogue
 
-    lang = screen.lang
+    lang = language()
     bugs = list(catalogue().values()) if explain is None else [bug_named(explain)]
     if wants_json():
         print_json("bugs", {"bugs": [{"id": bug.id, **bug.texts[lang]} for bug in bugs]})
     elif explain is None:
-        screen.show(Table(("bug", "name"), [(bug.id, bug.name(lang)) for bug in bugs]), "bugs", left=(0, 1))
+        Table(("bug", "name"), [(bug.id, bug.name(lang)) for bug in bugs]).print(screen, left=(0, 1))
     else:
         (bug,), phrases = bugs, words(lang)
         screen.print(f"{bug.name(lang)} ({bug.id})")
@@ -171,11 +172,11 @@ def _open(folder: Path | None, number: int | None) -> tuple[Course, Exercise | N
     from headwise.teach.course import PROGRESS, open_course
     from headwise.teach.exercises import exercises, find_exercise
 
-    exercise = None if number is None else find_exercise(number, screen.lang)
+    exercise = None if number is None else find_exercise(number, language())
     # The first exercise must lie there, too: other programs also write a progress.json.
     inside = Path(PROGRESS).exists() and Path(exercises()[0].file).exists()
     place = folder or (Path() if inside else COURSE)
-    of_new = None if (place / PROGRESS).exists() else screen.lang  # None: a course that is there keeps its language
+    of_new = None if (place / PROGRESS).exists() else language()  # None: a course that is there keeps its language
     course, new = open_course(place, asked_language() or of_new)
     return course, exercise, new
 

@@ -23,6 +23,7 @@ from headwise.cli.app import (
     Progress,
     command,
     err,
+    language,
     named_path,
     needs_torch,
     print_json,
@@ -35,7 +36,7 @@ from headwise.corpus.sources import Sources
 from headwise.errors import HeadwiseError
 from headwise.files import STDIN, TEXT, packaged, read_text, text_path
 from headwise.gpt.presets import PRESETS, find_preset
-from headwise.words import Facts, Note, known, phrase, refusal
+from headwise.words import Facts
 
 if TYPE_CHECKING:
     from headwise.corpus.training import Corpus
@@ -88,11 +89,11 @@ def train(
         _list_presets()
         return
     if port is not None and not live:
-        raise refusal("port_live", port=port)
+        raise HeadwiseError(f"--port {port} is where --live shows the training; pass --live too, or leave it out")
     if live and rung is not None:
-        raise refusal("live_rung", rung=rung)
+        raise HeadwiseError(f"--live --rung {rung}: microgpt is replayed without a page; leave one of them out")
     if shard and (live or rung is not None):  # these need the whole model in one process
-        raise refusal("shard_whole", value="--live" if live else "--rung")
+        raise HeadwiseError(f"--shard with {'--live' if live else '--rung'}: that needs the whole model; leave one out")
     if preset is not None:
         find_preset(preset)  # raises HeadwiseError
     sizes = {"n_heads": heads, "n_kv_heads": kv_heads, "head_dim": head_dim, "n_layers": layers}
@@ -138,8 +139,8 @@ def train(
                 print_json("train", result_json(folder, result, report_path))
             else:
                 _print_result(result)
-                screen.say("\n" + screen.phrase("tell.report", path=report_path))
-                err.tell("tell.open", folder=folder)
+                screen.say(f"\nreport: {report_path}")
+                err.say(f"open it in a browser, or with: headwise look {folder}")
             if page is not None:
                 show_report(page, report_path)
 
@@ -156,9 +157,9 @@ def _kept_input(
         yield text, folder
         return
     if len(text) > 1:
-        raise refusal("stdin_alone", stdin=STDIN)
+        raise HeadwiseError(f"{STDIN} is standard input, a text by itself; pass it alone, or files")
     if resume and folder is None:
-        raise refusal("stdin_resume", stdin=STDIN)
+        raise HeadwiseError(f"--resume with {STDIN}: pass --out, the folder that keeps what came from standard input")
     if rung is not None and find_spec("torch") is None:  # a replay without torch writes no folder
         with TemporaryDirectory() as place:
             path = Path(place) / TEXT
@@ -178,15 +179,18 @@ def _list_presets() -> None:
     for preset in PRESETS.values():
         # A preset that does not name key/value heads has as many as query heads.
         shape, recipe = {"n_kv_heads": preset.shape["n_heads"], **preset.shape}, preset.recipe
-        row: Facts = {"name": preset.name, "about": phrase(f"preset.{preset.name}")}
+        row: Facts = {"name": preset.name, "about": preset.about}
         row |= {size: shape[size] for size in ("n_layers", "n_heads", "n_kv_heads", "d_model", "context")}
         rows.append(row | {"steps": recipe.steps, "batch": recipe.batch, "lines": preset.lines})
     if wants_json():
         print_json("presets", {"presets": rows})
         return
     for row in rows:
-        screen.print(f"{row['name']:9} {screen.phrase('preset.' + row['name'])}")
-        screen.print(f"{'':9} {screen.phrase('tell.preset', **row | {'steps': format(row['steps'], ',')})}")
+        screen.print(f"{row['name']:9} {row['about']}")
+        screen.print(
+            f"{'':9} layers {row['n_layers']}, heads {row['n_heads']}, key/value heads {row['n_kv_heads']}, width "
+            f"{row['d_model']}, context {row['context']}, steps {row['steps']:,} of {row['batch']}"
+        )
 
 
 def run_settings(options: Facts, folder: Path | None, resume: bool) -> tuple[Path, Settings]:
@@ -205,21 +209,26 @@ def run_settings(options: Facts, folder: Path | None, resume: bool) -> tuple[Pat
         stopped = _stopped(usual, settings)
         if resume:
             if stopped is None:
-                raise refusal("none_stopped", usual=usual)
+                raise HeadwiseError(
+                    f"--resume: no run in {usual} was stopped; pass --out, the folder of the run to go on with"
+                )
             return stopped, settings
         if stopped is not None:
-            err.tell("tell.was_stopped", folder=stopped)
+            err.say(f"{stopped} was stopped: --resume goes on there; this is a new run")
         return free_folder(usual), settings
     run = read_run(folder) if resume and folder.is_dir() else None
     if run is None:
         if resume:
-            err.tell("tell.nothing_to_resume", folder=folder)
+            err.say(f"headwise: nothing to resume in {folder}; beginning there")
         return folder, Settings(**wanted)
     saved = vars(run.settings) | run.settings.shape  # fields and sizes side by side, by their names
     shape = wanted.pop("shape", {})
     for name, value in {**wanted, **shape}.items():  # what was not asked for stays as it was
         if saved.get(name) != value:  # also a size of the preset's that the run did not ask for by itself
-            raise refusal("resumed_differs", folder=folder, name=name, value=saved.get(name), value_2=value)
+            raise HeadwiseError(
+                f"the run in {folder} has {name}={saved.get(name)}, and {name}={value} is asked for; leave it "
+                "out to resume, or take another out="
+            )
     return folder, run.settings
 
 
@@ -266,21 +275,21 @@ def result_json(folder: Path, result: Run, report: Path) -> Facts:  # of a finis
 def _print_result(result: Run) -> None:  # of a finished run
     summary = result.summary
     assert summary is not None
-    screen.tell("tell.held_out_loss", loss=f"{summary.held_out_loss:.3f}")
+    screen.say(f"held-out loss   {summary.held_out_loss:.3f} nats per token")
     if summary.baseline_loss is not None:
         gain, best = summary.baseline_loss - summary.held_out_loss, min(summary.curve, key=lambda x: x.held_out_loss)
         # The model got worse again on held-out text: it learns its own text by heart. A rise of under 0.02 nats does
         # not count, a round choice; with a larger margin fewer runs are told to take fewer steps.
         by_heart = best.held_out_loss < summary.held_out_loss - 0.02
-        verdict = "better" if gain > 0 else "passed" if by_heart else "worse"  # "passed": its best is past
-        # run.json has the name in English; `known` finds its phrase again, to say it in the language of the screen.
-        name = known(summary.baseline_name or "") or summary.baseline_name
-        facts = {"loss": f"{summary.baseline_loss:.3f}", "name": name, "gain": f"{abs(gain):.3f}"}
-        screen.tell(f"tell.baseline_{verdict}", **facts, best=f"{best.held_out_loss:.3f}", step=best.step)
+        advice = "; more --steps may help"
+        if by_heart:
+            advice = f"; its best was {best.held_out_loss:.3f}, at step {best.step}: take fewer --steps, or more text"
+        verdict = f"{gain:.3f} better" if gain > 0 else f"{-gain:.3f} worse{advice}"
+        screen.say(f"the baseline    {summary.baseline_loss:.3f}, {summary.baseline_name}: the model is {verdict}")
     if result.cells is not None:
         model, ngram, count = result.cells
-        screen.tell("tell.cells", right=model, count=count, ngram=ngram)
-    screen.say("\n" + screen.phrase("tell.samples"))
+        screen.say(f"held-out cells  {model} of {count} translated exactly; the n-gram {ngram}")
+    screen.say("\nsamples")
     for sample in summary.samples:
         screen.print("  " + sample.replace("\n", "\n  "))
 
@@ -290,7 +299,7 @@ def leaving_run(folder: Path) -> AbstractContextManager[None]:
 
     def tell() -> str:
         begun = (folder / "run.json").exists()
-        return screen.phrase("ended.run_begun" if begun else "ended.nothing", folder=folder)
+        return f"the run has begun in {folder}: go on with --resume --out {folder}" if begun else "nothing was written"
 
     return leaving(tell)
 
@@ -308,13 +317,10 @@ def training_progress(page: Live | None = None) -> Iterator[tuple[Callable[[Trai
             nonlocal held_out
             if page is not None:
                 page.tell("loss", state.row())  # as in metrics.jsonl
-            facts = {"loss": f"{state.loss:.3f}", "speed": f"{state.tokens_per_second:,.0f}"}
             if state.held_out_loss is not None:
                 held_out = state.held_out_loss
-            if held_out is None:
-                numbers = screen.phrase("tell.loss", **facts)
-            else:
-                numbers = screen.phrase("tell.losses", **facts, held_out=f"{held_out:.3f}")
+            latest = "" if held_out is None else f"  held-out {held_out:.3f}"
+            numbers = f"loss {state.loss:.3f}{latest}  {state.tokens_per_second:,.0f} tokens/s"
             progress("step", state.step, state.steps, numbers, milestone=state.held_out_loss is not None)
 
         yield report, progress
@@ -346,7 +352,7 @@ def replay_microgpt(options: Facts, rung: str, n_samples: int, resume: bool, fol
 
         def report(step: int, loss: float) -> None:
             if step % every == 0 or step == steps:
-                progress("step", step, steps, screen.phrase("tell.loss_alone", loss=f"{loss:.4f}"))
+                progress("step", step, steps, f"loss {loss:.4f}")
 
         result = replay(read_text(text).splitlines(), rung, steps, seed, n_samples, report, **shape)
     seconds = time.perf_counter() - began
@@ -363,30 +369,36 @@ def replay_microgpt(options: Facts, rung: str, n_samples: int, resume: bool, fol
         return
     for step, loss in enumerate(result.losses, 1):
         if step <= SHOWN or step > steps - SHOWN:
-            screen.print(screen.phrase("tell.replayed_step", step=f"{step:4}", loss=f"{loss:.4f}"))
-    screen.print("\n".join(["\n" + screen.phrase("tell.samples"), *(f"  {sample}" for sample in result.samples)]))
-    screen.print("\n" + screen.phrase("tell.replayed", steps=steps, rung=rung, seconds=f"{seconds:.2f}"))
-    screen.print(screen.phrase("tell.replay_folder" if written else "tell.replay_no_folder", folder=folder))
+            screen.print(f"step {step:4}  loss {loss:.4f}")
+    screen.print("\n".join(["\nsamples", *(f"  {sample}" for sample in result.samples)]))
+    screen.print(f"\n{steps} steps on the {rung} rung in {seconds:.2f} s")
+    if written:
+        screen.print(f"run folder: {folder}, for headwise heads, trace and generate")
+    else:
+        screen.print("no run folder is written: that needs torch, pip install 'headwise[torch]'")
 
 
 def _check_options(options: Facts, resume: bool, folder: Path) -> None:
     """Refuse what an exact replay cannot honour, and a folder in use: also without torch, where none is written."""
     if options["preset"] not in (None, "microgpt"):
-        raise refusal("rung_preset", preset=options["preset"])
+        raise HeadwiseError(f"--rung replays microgpt, and --preset {options['preset']} is asked for; leave one out")
     if isinstance(options["text"], tuple):
-        raise refusal("rung_exact", option=Note.of("refused.second_text"))
+        raise HeadwiseError("--rung replays microgpt exactly, so a second text cannot be honoured; leave it out")
     if resume:
-        raise refusal("rung_exact", option="--resume")
+        raise HeadwiseError("--rung replays microgpt exactly, so --resume cannot be honoured; leave it out")
     asked = options | options["shape"]
     for name in FIXED:
         if asked.get(name) is not None:
             # `in_options` makes "n_kv_heads=" the option --kv-heads. Of these only `lines` can be False.
-            raise refusal("rung_exact", option="--no-lines" if asked[name] is False else f"{name}=")
+            raise HeadwiseError(
+                f"--rung replays microgpt exactly, so {'--no-lines' if asked[name] is False else f'{name}='} "
+                "cannot be honoured; leave it out"
+            )
     if not folder.exists():
         return
     kept = os.path.realpath(folder / TEXT) == options["text"]  # the text is standard input, as `_kept_input` keeps it
     if not folder.is_dir() or {path.name for path in folder.iterdir()} - ({TEXT} if kept else set()):
-        raise refusal("out_not_empty", folder=folder)
+        raise HeadwiseError(f"--out {folder} exists and is not empty; pass another folder")
 
 
 # What is seen of a training while it goes on.
@@ -420,7 +432,10 @@ def first_maps(folder: Path, corpus: Corpus, config: GPTConfig, recipe: Recipe) 
             _, layer, head = parse_head(name)  # _: the stack, of which our GPT has one
             maps.append(HeadMap(layer, head, of_lines[0][:FIRST_TOKENS, :FIRST_TOKENS]))  # on the first line filmed
         tokens = tuple(film.header["lines"][0][:FIRST_TOKENS])
-        err.tell("tell.first_maps", step=row["step"], steps=recipe.steps)
+        err.say(
+            f"step {row['step']} of {recipe.steps}: where heads look so far (--live shows all of them form, in "
+            "a browser)"
+        )
         print_maps(err, HeadMaps(folder.name, tokens, tuple(maps[:FIRST_HEADS])))
 
     film = Film(folder, corpus, config, recipe, draw)
@@ -435,8 +450,8 @@ def live_page(folder: Path, port: int | None) -> Iterator[Live | None]:
         return
     from headwise.view.look import Live, live_html
 
-    live = Live(port, live_html(folder.name, screen.lang))
-    err.tell("tell.watch", address=live.address)
+    live = Live(port, live_html(folder.name, language()))
+    err.say(f"watch it train: {live.address}")
     try:
         yield live
     except BaseException:  # Ctrl-C is among these
@@ -487,6 +502,6 @@ def show_report(live: Live, report: Path) -> None:
     live.tell("state", "finished")  # upon which an open page loads itself again
     live.last_request = time.monotonic()  # who has asked for nothing yet has as long as anybody
     if screen.is_terminal:
-        err.tell("tell.stays", address=live.address)
+        err.say(f"the report stays at {live.address} until Ctrl-C")
     with suppress(KeyboardInterrupt):
         live.linger(*((FOREVER, FOREVER) if screen.is_terminal else (LINGER, MOST)))

@@ -56,7 +56,7 @@ from headwise.corpus.tokens import (
 )
 from headwise.errors import HeadwiseError
 from headwise.files import Kept, check_file, packaged, read_json, read_text, write_whole
-from headwise.words import Note, refusal
+from headwise.words import Note
 
 READ = 2**20  # bytes at a time
 DIGEST = 32  # bytes
@@ -196,7 +196,7 @@ class Text:
             documents = ([ids] for ids in self.documents if len(ids) > 1)  # in one nothing looks back or is predicted
             self.documents = token_file(lambda: (documents, LARGEST_ID, {}))  # the vocabulary is not known here
         if not len(self.documents):
-            raise refusal("no_document")
+            raise HeadwiseError("the text has no document of two tokens or more; pass a longer one")
         self.counts = Counter(itertools.chain.from_iterable(self.documents))
         ids = list(self.counts)
         # Besides the special tokens what has no letter and no digit: commas, brackets, line ends.
@@ -253,7 +253,7 @@ def read_documents(
     before, after = tokenizer.frame
     in_frame, context = len(before) + len(after), reader.context
     if tokens is not None and context is not None and tokens > context:
-        raise refusal("tokens_exceed", tokens=tokens, name=reader.name, context=context)
+        raise HeadwiseError(f"tokens {tokens} exceeds what {reader.name} takes at a time, {context}")
     room = tokens or context or sys.maxsize
     if room < in_frame + 2:  # a token, and the one that follows it
         raise HeadwiseError(f"tokens {room} leaves no room for text; pass {in_frame + 2} or more")

@@ -15,7 +15,6 @@ from typing import Any, BinaryIO
 
 from headwise.errors import HeadwiseError
 from headwise.files import MOST_TEXT, STDIN, check_file, read_text, text_path
-from headwise.words import refusal
 
 PIECE = 2**20  # characters of a plain text that are read at a time; a round choice, for what memory holds easily
 MOST_PACKING = 100  # times that a large column of a Parquet file may grow when unpacked; text grows 3 to 10 times
@@ -80,14 +79,16 @@ class Sources:
                 except UnicodeDecodeError as error:
                     value = f"{error.object[error.start]:02x}"
                     if file.suffix in (*PACKED, ".parquet"):  # where it stands there, nobody can look up
-                        raise refusal("no_utf8_packed", path=file, value=value) from None
+                        raise HeadwiseError(f"{file} is not UTF-8: a byte is 0x{value}") from None
                     start = raw.tell() - len(error.object) + error.start  # error.object: the bytes read last
-                    raise refusal("no_utf8", path=file, start=start, value=value) from None
+                    raise HeadwiseError(f"{file} is not UTF-8: byte {start} is 0x{value}") from None
                 except (OSError, EOFError, zlib.error, ValueError) as error:  # ValueError: of pyarrow
                     raise HeadwiseError(f"{file} is damaged or cut short: {error}") from None
             before += file.stat().st_size
         if blank:
-            raise refusal("empty_files", value=", ".join(map(str, self.files[:3])))  # a folder may have thousands
+            raise HeadwiseError(
+                f"{', '.join(map(str, self.files[:3]))} is empty, or holds nothing but white space"
+            )  # a folder may have thousands
 
     def stream(self) -> Iterator[str]:
         """One text of all documents, in pieces, with a line end between them."""
@@ -114,14 +115,14 @@ def contents(sources: Sequence[str]) -> tuple[list[Path], list[tuple[str, str]]]
     typed = []
     for source in sources:
         if not source.strip():
-            raise refusal("no_text")
+            raise HeadwiseError("the text is empty; pass a file, a folder or some words")
         path = text_path(source)
         if source == STDIN:
             typed.append(("standard input", read_text(source)))
         elif exists(path):
             paths.append(path)
         elif re.fullmatch(r"[\w./~-]+", source) and (_kind(path) in KINDS or "/" in source):  # no spaces: no text
-            raise refusal("no_such_file", source=source)
+            raise HeadwiseError(f"there is no file {source}")
         else:
             typed.append((f"text {len(typed) + 1}" if typed else "the text", source))  # mostly there is only one
     return paths, typed
@@ -143,7 +144,7 @@ def files_of(folder: Path) -> list[Path]:
     """The texts in a folder and the folders in it, in the order of their names."""
     files = sorted(file for file in folder.rglob("*") if _kind(file) in KINDS and file.is_file())
     if not files:
-        raise refusal("no_texts", folder=folder, value=", ".join((*KINDS, *PACKED)))
+        raise HeadwiseError(f"{folder} holds no text files ({', '.join((*KINDS, *PACKED))})")
     return files
 
 

@@ -14,7 +14,7 @@ from tokenizers import Encoding, Regex, Tokenizer, decoders, models, pre_tokeniz
 
 from headwise.errors import HeadwiseError
 from headwise.files import MOST_JSON, read_bytes, read_json, read_text
-from headwise.words import Note, refusal
+from headwise.words import Note
 
 MOST_GROWTH = 1000  # times that a tokenizer file may lengthen a text; a round number: one that prepends a "▁" has 1
 # Characters that may come of a text where the file lengthens texts. At some 400 bytes that the library takes for each
@@ -82,7 +82,7 @@ class Reader(Protocol):
 def require_tokens(reader: Reader) -> TextTokens:
     """The tokenizer of a model."""
     if reader.tokens is None:
-        raise refusal("no_tokenizer", name=reader.name)
+        raise HeadwiseError(f"{reader.name} has no tokenizer; pass token ids, or put tokenizer.json beside the model")
     return reader.tokens
 
 
@@ -161,7 +161,7 @@ class Tokens:
         """
         distinct = sorted({word for line in lines for word in line.split()})
         if BOUNDARY in distinct:
-            raise refusal("boundary", boundary=BOUNDARY)
+            raise HeadwiseError(f"the text has the word {BOUNDARY}, which stands between documents; replace it")
         tokenizer = _word_level(distinct, boundary=True)
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         if [word for word in distinct if "," in word] == [","]:  # not where there is "1,000", which would be split
@@ -256,10 +256,10 @@ class Tokens:
         # Five that are missing and forty that are known keep the message to a few lines.
         some = ", ".join(map(repr, missing[:5]))
         if len(missing) > 5:
-            some = Note.of("refused.and_more", some=some, more=len(missing) - 5)
+            some = f"{some} and {len(missing) - 5} more"
         listed = " ".join(repr(token)[1:-1] for token in known[:40])  # repr, no quotes: a line end shows as \n
         rest = " ..." if len(known) > 40 else ""
-        return refusal(f"unseen_{kind}", some=some, count=len(known), listed=listed + rest)
+        return HeadwiseError(f"the model has not seen the {kind} {some}; it knows {len(known)}: {listed}{rest}")
 
 
 def check_growth(text: str, growth: int) -> None:

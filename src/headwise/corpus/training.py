@@ -23,7 +23,6 @@ from headwise.corpus.ngram import NGramModel, best_order, ngram_losses
 from headwise.corpus.sources import Sources
 from headwise.corpus.tokens import Tokens
 from headwise.errors import HeadwiseError
-from headwise.words import refusal
 
 IGNORED = -100  # a target that does not count, as `cross_entropy` of torch has it by default
 HELD_OUT_SHARE = 0.1  # the fraction of the text that is held out
@@ -49,7 +48,10 @@ class Stream:
         self.context, self.digest = context, digest
         for name, length in (("training", self._cut), ("held-out", ids.n_ids - self._cut)):
             if length <= context:
-                raise refusal("short_text", name=name, length=length, context=context)
+                raise HeadwiseError(
+                    f"the {name} part of the text has {length} tokens, fewer than context {context} + 1; pass "
+                    "a longer text or a smaller context="
+                )
 
     def batch(self, generator: torch.Generator, size: int) -> Batch:
         # The last start possible is cut - context - 1: a piece has one token more than its inputs.
@@ -93,7 +95,7 @@ class Documents:
     ) -> None:
         train, held_out = parts
         if not len(train) or not len(held_out):
-            raise refusal("few_lines", count=len(train), count_2=len(held_out))
+            raise HeadwiseError(f"{len(train)} lines to train on and {len(held_out)} held out; pass 10 lines or more")
         # An empty document is two boundaries; a tokenizer without one is refused there.
         self.boundary, self.context, self.digest = tokens.document("")[0], context, digest
         self._lines, self._train, self._held_out, self._n_ways = lines, train, held_out, n_ways

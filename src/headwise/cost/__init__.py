@@ -35,7 +35,7 @@ from headwise.errors import HeadwiseError
 from headwise.families import OURS, families, family_for
 from headwise.files import read_json
 from headwise.spec import AttentionSpec
-from headwise.words import Note, refusal, unknown
+from headwise.words import unknown
 
 __all__ = [
     "PRESETS",
@@ -57,8 +57,7 @@ CONFIG = "config.json"
 PRESETS: dict[str, dict[str, Any]] = tomllib.loads(
     resources.files("headwise.cost").joinpath("presets.toml").read_text(encoding="utf-8")
 )
-# For each preset the keys of its notes in words.toml, such as "price.preset_banded". They are taken out of PRESETS,
-# in which a preset is then a config like any other.
+# For each preset its notes. They are taken out of PRESETS, in which a preset is then a config like any other.
 NOTES: dict[str, list[str]] = {name: config.pop("notes", []) for name, config in PRESETS.items()}
 
 # The config.json of a model of ours says its sizes twice: in its section `headwise`, and around it in the fields by
@@ -127,15 +126,15 @@ def _read_description(description: str | Path) -> tuple[str, ModelShape]:
     path, name = Path(description), str(description)
     # A text (only a text equals `name`) is a preset also where a file has its name; a Path only where there is none.
     if name in PRESETS and (description == name or not path.exists()):
-        return name, model_shape(PRESETS[name]).noted(*map(Note.of, NOTES[name]))
+        return name, model_shape(PRESETS[name]).noted(*NOTES[name])
     if not path.exists():
         if len(path.parts) > 1 or path.suffix == ".json":  # it was meant as a path, and otherwise as a preset
-            raise refusal("no_priced_path", path=path, config=CONFIG)
+            raise HeadwiseError(f"{path} does not exist; pass a folder with {CONFIG}, such a file, or a preset")
         # In small letters, as presets are written: "LLaMA-2-7B" is then near llama-2-70b.
-        raise unknown(Note.of("refused.no_priced", name=repr(name)), name.lower(), PRESETS)
+        raise unknown(f"no preset {name!r}, and no file or folder of that name", name.lower(), PRESETS)
     file = path / CONFIG if path.is_dir() else path
     if not file.exists():
-        raise refusal("holds_no_config", path=path, config=CONFIG)
+        raise HeadwiseError(f"{path} holds no {CONFIG}; pass the folder of a model")
     # Whose name the model gets: llama/config.json and llama give "llama", sizes.json gives "sizes.json". The path is
     # resolved, for the folder "." has no name.
     named = path.resolve() if path.name != CONFIG else path.resolve().parent
@@ -174,10 +173,14 @@ def model_shape(config: dict[str, Any]) -> ModelShape:
     named = [place.get(field) for place in places for field in ("dtype", "torch_dtype")]
     dtype = next((name for name in named if isinstance(name, str) and name != "auto"), None)
     if config.get("quantization_config"):
-        shape = shape.noted(Note.of("price.quantized"))
+        shape = shape.noted(
+            "quantization_config: all weights are priced in one number format, and scales are not counted"
+        )
     # Two names of one thing: layers that predict further tokens in training, and have no part in generating.
     if config.get("num_nextn_predict_layers") or config.get("num_mtp_layers"):
-        shape = shape.noted(Note.of("price.further_tokens"))
+        shape = shape.noted(
+            "the layers that predict further tokens while training are not counted; transformers drops them"
+        )
     return replace(shape, dtype=dtype)
 
 
@@ -245,7 +248,7 @@ def variants(shape: ModelShape, setting: Setting) -> tuple[Variant, ...]:
         HeadwiseError: for an encoder, which keeps no cache.
     """
     if not shape.generates:
-        raise refusal("no_variants", family=shape.family)
+        raise HeadwiseError(f"variants compare caches, and a {shape.family} encoder keeps none; price a decoder")
     spec = next(shape.cached).spec  # the first layer's: `build` gives all layers of a stack the same heads
     rows = [_variant(shape, setting, True)] if spec.latent_dim else []  # True: this is the model as it is
     for n in _divisors(spec.n_heads):
@@ -325,7 +328,11 @@ def choose(shape: ModelShape, setting: Setting) -> Choice:
     if width != spec.head_dim:  # otherwise values keep the width that they have, which may be another
         sizes["value_dim"] = width
     if spec.latent_dim or not shape.generates:
-        kv, how_kv = heads, Note.of("price.latent_is_shared" if spec.latent_dim else "price.encoder_keeps_none")
+        kv, how_kv = (
+            heads,
+            "a latent is shared by all heads already" if spec.latent_dim else "an encoder keeps no cache",
+        )
+        how_kv += ": nothing to save"
         # An encoder weighs the same with other heads, for they fill d_model. A latent's weights would change, but
         # `with_heads` has no latent: then `fits` is of the weights as they are, and the cache stays the same.
         advised = shape
@@ -334,9 +341,23 @@ def choose(shape: ModelShape, setting: Setting) -> Choice:
         advised = shape.with_heads(**sizes, n_kv_heads=kv)
     quotient = f"{shape.d_model} / {heads} = {width}"
     rules = (
-        Rule("query heads", Note.of("price.of_heads"), Note.of("price.by_courses"), how, spec.n_heads, heads),
+        Rule(
+            "query heads",
+            "a divisor of d_model that makes heads 64 to 128 wide; 4 narrower heads in a model below 256",
+            "the models that courses compare",
+            how,
+            spec.n_heads,
+            heads,
+        ),
         Rule("head width", "d_model / heads", ATTENTION, quotient, spec.head_dim, width),
-        Rule("key/value heads", Note.of("price.of_kv_heads"), Note.of("price.by_papers"), how_kv, spec.n_kv_heads, kv),
+        Rule(
+            "key/value heads",
+            "8, or h/8 to h/4; 1 only if memory forces it",
+            "Ainslie et al. 2023, arXiv 2305.13245; for 1 Shazeer 2019, arXiv 1911.02150",
+            how_kv,
+            spec.n_kv_heads,
+            kv,
+        ),
     )
     return Choice(
         rules=rules,
@@ -349,7 +370,7 @@ def choose(shape: ModelShape, setting: Setting) -> Choice:
     )
 
 
-def _choose_heads(d_model: int, present: int, present_width: int) -> tuple[int, Note]:
+def _choose_heads(d_model: int, present: int, present_width: int) -> tuple[int, str]:
     """A number of heads that makes them NARROW to WIDE wide, and the arithmetic in words.
 
     `present` heads of `present_width` stay where they are of such a width already.
@@ -358,18 +379,18 @@ def _choose_heads(d_model: int, present: int, present_width: int) -> tuple[int, 
     if d_model < FEWEST * NARROW:
         heads = max(n for n in divisors if n <= FEWEST)
         left = f"{d_model / NARROW:g}"
-        return heads, Note.of("price.would_leave", narrow=NARROW, left=left, heads=heads, d_model=d_model)
+        return heads, f"heads of {NARROW} would leave {left}; {heads} divides {d_model}"
     span = f"{d_model} / {NARROW} = {d_model / NARROW:g}, {d_model} / {WIDE} = {d_model / WIDE:g}"
     # Heads that do not fill d_model, such as the 32 x 128 of Gemma 3 at 5376, go by d_model / heads as all do.
     if present * present_width == d_model and NARROW <= present_width <= WIDE:
-        return present, Note.of("price.lies_between", span=span, heads=present)
+        return present, f"{span}: {present} lies between"
     wanted = min(max(present_width, NARROW), WIDE)
     # Of the widths in the range, or of all where none is in it, the one nearest to `wanted`: False sorts before True.
     heads = min(divisors, key=lambda n: (not NARROW <= d_model / n <= WIDE, abs(d_model / n - wanted)))
-    return heads, Note.of("price.divides", span=span, heads=heads, d_model=d_model)
+    return heads, f"{span}, and {heads} divides {d_model}"
 
 
-def _choose_kv_heads(shape: ModelShape, setting: Setting, sizes: dict[str, int]) -> tuple[int, Note]:
+def _choose_kv_heads(shape: ModelShape, setting: Setting, sizes: dict[str, int]) -> tuple[int, str]:
     """8 where it divides more than 8 heads, else a quarter to an eighth of the heads; and the reason in words.
 
     Fewer where weights and cache would exceed the memory. `sizes` holds the n_heads, head_dim and, where it changes,
@@ -379,18 +400,18 @@ def _choose_kv_heads(shape: ModelShape, setting: Setting, sizes: dict[str, int])
     between = [n for n in _divisors(heads) if n > 1 and heads / 8 <= n <= heads / 4]  # 1 is left to lack of memory
     # With 8 Ainslie et al. 2023 came near the speed of one key/value head and the quality of one for each query head.
     if heads % 8 == 0 and heads > 8:
-        start, how = 8, Note.of("price.eight_divides", heads=heads)
+        start, how = 8, f"8 divides h = {heads}"
     elif between:
         start = between[0]  # the most of them
         span = f"h / 4 = {heads / 4:g}, h / 8 = {heads / 8:g}"
-        how = Note.of("price.within", span=span, start=start, heads=heads)
+        how = f"{span}: {start} divides h = {heads}"
     else:
-        start, how = heads, Note.of("price.too_few", heads=heads)
+        start, how = heads, f"h = {heads} is too few to share: no divisor above 1 lies in h/8 to h/4"
     for n in _divisors(heads):
         # `_fits` gives None where no memory is given: then the guideline alone decides.
         if n <= start and _fits(shape.with_heads(**sizes, n_kv_heads=n), setting) is not False:
-            return n, how if n == start else Note.of("price.forced", how=how, n=n)
-    return 1, Note.of("price.not_even_one", how=how)
+            return n, how if n == start else f"{how}, but memory forces {n}"
+    return 1, f"{how}, but not even 1 fits in the memory at this context and batch"
 
 
 def _fits(shape: ModelShape, setting: Setting) -> bool | None:

@@ -18,7 +18,6 @@ from headwise.families import HARMLESS, SIZE_WORDS, Family, families
 from headwise.masks import Causal, Window
 from headwise.positions import RoPE
 from headwise.spec import AttentionSpec
-from headwise.words import Note
 
 LARGEST = 2**40  # of one size: far above any real one, so a larger number is a slip
 MOST_LAYERS, MOST_HEADS = 10_000, 4096  # far above any real model; each layer is built, so a slip would take for ever
@@ -169,11 +168,11 @@ class Fields:
             )
         return d_model // heads
 
-    def notes(self) -> tuple[Note, ...]:
+    def notes(self) -> tuple[str, ...]:
         if not self.filled_in:
             return ()
         sizes = ", ".join(f"{name}={value}" for name, value in self.filled_in.items())
-        return (Note.of("price.taken", family=self.family.name, sizes=sizes),)
+        return (f"left out of the config, so the default of the {self.family.name} class: {sizes}",)
 
 
 def check_size(name: str, value: Any) -> int:
@@ -572,7 +571,9 @@ def falcon(f: Fields) -> ModelShape:
     spec = shape.layers[0].attention.spec
     if new and spec.n_kv_heads < spec.n_heads:  # the classes of Falcon cache a copy for each query head
         times = spec.n_heads // spec.n_kv_heads
-        return shape.noted(Note.of("price.cache_repeats", groups=spec.n_kv_heads, times=times))
+        return shape.noted(
+            f"transformers repeats the {spec.n_kv_heads} key/value heads in its cache, {times} times what is priced"
+        )
     return shape
 
 
@@ -589,7 +590,7 @@ def albert(f: Fields) -> ModelShape:
     shape = one_stack(f)
     first, *others = shape.layers
     shape = replace(shape, layers=(first, *(replace(layer, repeats=True) for layer in others)))
-    return shape.noted(Note.of("price.layers_repeat"))
+    return shape.noted("every layer has the weights of the first, which count once")
 
 
 def image(f: Fields) -> ModelShape:
@@ -617,7 +618,11 @@ def with_eyes(f: Fields) -> ModelShape:
         shape,
         layers=(*shape.layers, *layers_of(eyes, VISION, "vision.")),
         pieces=(*shape.pieces, *(replace(piece, stack=VISION) for piece in tower)),
-        notes=(*shape.notes, *eyes.notes(), Note.of("price.images")),
+        notes=(
+            *shape.notes,
+            *eyes.notes(),
+            "images: the vision tower counts in the parameters, and the FLOPs are those of text alone",
+        ),
     )
 
 
@@ -638,7 +643,7 @@ def two_stacks(f: Fields) -> ModelShape:
         positions=f.optional_size(f.record["positions"]),
         source_positions=None if source is None else f.size(source),
         # A note of a head that is not tied: T5 alone has one, whose later files (1.1, Flan) are published so.
-        notes=() if f.flag("tie_word_embeddings") or "untied" not in f.record else (Note.of(f.record["untied"]),),
+        notes=() if f.flag("tie_word_embeddings") or "untied" not in f.record else (f.record["untied"],),
     )
 
 

@@ -22,7 +22,7 @@ from headwise.cost.shape import (
 )
 from headwise.errors import HeadwiseError
 from headwise.table import DECIMAL, Table, amount, escaped, scaled
-from headwise.words import Note, refusal, unknown
+from headwise.words import unknown
 
 # Bits of one number. Formats that share a scale among a block of numbers take a little more; it is not counted.
 BITS = {"fp64": 64, "fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "fp4": 4, "int4": 4}
@@ -46,7 +46,7 @@ def number_format(name: object) -> str:
     short = LONG_NAMES.get(long) or re.sub(r"float(\d+)(_e\dm\d(fn)?(uz)?)?", r"fp\1", long)
     if short in BITS:
         return short
-    raise unknown(Note.of("refused.no_format", name=repr(name)), short, BITS)
+    raise unknown(f"no number format {name!r}", short, BITS)
 
 
 def computed_in(dtype: str) -> str:
@@ -79,10 +79,10 @@ def read_bytes(name: str, text: str | int, per_second: bool = False) -> int:
         size = re.fullmatch(rf"\s*(\d{{1,20}}(?:\.\d{{1,20}})?)\s*([A-Za-z]{{1,3}}){ending}\s*", str(text), re.ASCII)
         if not size or size[2].lower() not in UNITS:
             example = "900GB/s" if per_second else "24GiB"
-            raise refusal("no_size", name=name, text=repr(text), example=example)
+            raise HeadwiseError(f"{name}={text!r} is no size; write a number and a unit, such as {example}")
         value = Decimal(size[1]) * UNITS[size[2].lower()]
     if not 1 <= value <= LARGEST:
-        raise refusal("size_outside", name=name, text=repr(text), largest=f"{LARGEST:,}")
+        raise HeadwiseError(f"{name}={text!r} is outside 1 B to {LARGEST:,} B; write a size such as 24GiB")
     return int(value)
 
 
@@ -213,7 +213,7 @@ class Price:
         return sum(not layer.name.startswith(VISION) for layer in self.layers)
 
     @property
-    def heading(self) -> Note:
+    def heading(self) -> str:
         """The sizes of the model, and the setting in a second line."""
         setting = self.setting
         # The heads are those of the first layer. With an encoder they are the decoder's, whose layers look across.
@@ -221,24 +221,15 @@ class Price:
         heads = decoder[0].attention
         source: str = ""
         if setting.source is not None:
-            source = Note.of("price.heading_source", source=f"{setting.source:,}")
+            source = f", source {setting.source:,}"
         formats = setting.dtype
         if setting.cache_dtype != setting.dtype:
-            formats = Note.of("price.heading_cache", dtype=setting.dtype, cache=setting.cache_dtype)
-        return Note.of(
-            "price.heading",
-            model=self.model,
-            family=self.family,
-            layers=self.n_layers,
-            width=f"{self.d_model:,}",
-            n_heads=heads.n_heads,
-            head_dim=heads.head_dim,
-            n_kv_heads=heads.n_kv_heads,
-            variant=heads.variant,
-            context=f"{setting.context:,}",
-            source=source,
-            batch=f"{setting.batch:,}",
-            formats=formats,
+            formats = f"{setting.dtype}, cache {setting.cache_dtype}"
+        return (
+            f"{self.model} ({self.family}): {self.n_layers} {'layer' if self.n_layers == 1 else 'layers'}, "
+            f"width {self.d_model:,}, {heads.n_heads} {'head' if heads.n_heads == 1 else 'heads'} of "
+            f"{heads.head_dim}, {heads.n_kv_heads} key/value ({heads.variant})\ncontext "
+            f"{setting.context:,}{source}, batch {setting.batch:,}, {formats}"
         )
 
     def rows(self) -> list[tuple[str, str, str]]:
@@ -269,13 +260,13 @@ class Price:
             rows.append(("arithmetic intensity", f"{decode.flops_per_byte:.3g}", "FLOPs per byte"))
             if decode.tokens_per_second is not None:
                 rate = scaled(setting.bandwidth or 0, 1000, DECIMAL)  # a speed is only there with a bandwidth
-                rows.append(("speed at most", f"{decode.tokens_per_second:,.1f}", Note.of("price.speed_at", rate=rate)))
+                rows.append(("speed at most", f"{decode.tokens_per_second:,.1f}", f"tokens/s at {rate}B/s"))
         if memory is not None:
             longest = "no limit" if memory.longest_context is None else f"{memory.longest_context:,}"
             rows.append(_bytes("memory left for the cache", memory.free_bytes))
-            at_batch = Note.of("price.tokens_at_batch", batch=f"{setting.batch:,}")
+            at_batch = f"tokens at batch {setting.batch:,}"
             rows.append(("longest context that fits", longest, at_batch))
-            texts = Note.of("price.texts_of", context=f"{setting.context:,}")
+            texts = f"texts of {setting.context:,}"
             rows.append(("largest batch that fits", f"{memory.largest_batch:,}", texts))
         return rows
 
@@ -335,16 +326,19 @@ def make_setting(
     # A source may be left out; the 1 in its place passes.
     for name, value in (("context", context), ("batch", batch), ("source", 1 if source is None else source)):
         if type(value) is not int or not 1 <= value <= MOST:
-            raise refusal(f"{name}_outside", value=repr(value), most=f"{MOST:,}")
+            what = "texts" if name == "batch" else "tokens"
+            raise HeadwiseError(f"{name}={value!r} is no whole number of {what} from 1 to {MOST:,}")
     # An encoder writes no tokens: it keeps no cache, and the bandwidth only bounds how fast tokens are written.
     for name, setting in (("bandwidth", bandwidth), ("cache_dtype", cache_dtype)):
         if setting is not None and not shape.generates:
-            raise refusal("of_decoding", name=name, setting=setting, family=shape.family)
+            raise HeadwiseError(
+                f"{name}={setting} is about decoding, and a {shape.family} encoder writes nothing; leave it out"
+            )
     if not shape.two_sided and source is not None:
-        raise refusal("no_source", source=source, family=shape.family)
+        raise HeadwiseError(f"source={source} needs an encoder with a decoder, and a {shape.family} model is not one")
     # Whisper's encoder reads sound of one length, and none other.
     if shape.source_positions is not None and source not in (None, shape.source_positions):
-        raise refusal("source_fixed", source=source, family=shape.family, count=shape.source_positions)
+        raise HeadwiseError(f"source={source}: {shape.family} always reads {shape.source_positions}; leave it out")
     if shape.two_sided:
         source = source or shape.source_positions or context
     dtype = number_format(dtype or shape.dtype or DEFAULT_DTYPE)
@@ -364,12 +358,9 @@ def price_shape(name: str, shape: ModelShape, setting: Setting) -> Price:
     weights, memory = bytes_of(shape.parameters, setting.dtype), None
     if setting.gpu_memory is not None:
         if weights > setting.gpu_memory:
-            raise refusal(
-                "little_memory",
-                memory=f"{setting.gpu_memory:,}",
-                parameters=f"{shape.parameters:,}",
-                dtype=setting.dtype,
-                weights=f"{weights:,}",
+            raise HeadwiseError(
+                f"gpu_memory={setting.gpu_memory:,} bytes is less than the weights alone, {shape.parameters:,} "
+                f"in {setting.dtype} = {weights:,} bytes; give more memory, or a smaller format as dtype="
             )
         memory = fit(shape, setting, setting.gpu_memory - weights) if shape.generates else None
     return Price(
@@ -488,20 +479,22 @@ def fit(shape: ModelShape, setting: Setting, free: int) -> MemoryPrice:
     return MemoryPrice(free, longest, values // cache_values(shape, setting.context, source))
 
 
-def _notes(shape: ModelShape, setting: Setting) -> list[Note]:
+def _notes(shape: ModelShape, setting: Setting) -> list[str]:
     """What a reader must know of these numbers: lengths beyond the model's, experts, encoders."""
     notes = []
     positions = None if shape.positions is None else f"{shape.positions:,}"
     if shape.positions is not None and setting.context > shape.positions:
-        notes.append(Note.of("price.beyond", context=f"{setting.context:,}", positions=positions))
+        notes.append(f"context {setting.context:,} is beyond the {positions} positions the model was made for")
     # A config has one length for texts and sources, but for Whisper's, which is fixed. Without one (T5) no source is
     # too long: no setting exceeds MOST.
     if shape.source_positions is None and setting.source is not None and setting.source > (shape.positions or MOST):
-        notes.append(Note.of("price.source_beyond", source=f"{setting.source:,}", positions=positions))
+        notes.append(f"source {setting.source:,} is beyond the {positions} tokens the model was made for")
     if setting.batch > 1 and any(layer.feed_forward.n_experts for layer in shape.layers):
-        notes.append(Note.of("price.experts_read", batch=setting.batch))
+        notes.append(f"experts read for a batch of {setting.batch}: the mean, if every choice were as likely")
     if not shape.generates:
-        notes.append(Note.of("price.encoder"))
+        notes.append("an encoder writes nothing: it keeps no cache, and every text is one forward pass")
         if setting.gpu_memory is not None:
-            notes.append(Note.of("price.encoder_memory"))
+            notes.append(
+                "the weights fit in the memory; how many texts do depends on activations, which are not counted"
+            )
     return notes

@@ -33,7 +33,6 @@ from headwise.families import PICKLED, check_folder, families
 from headwise.files import digest, read_bytes, read_json, write_whole
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.layer.projections import shapes_alone
-from headwise.words import refusal
 
 # What `save_model` writes; a run clears away what a kill left half-written of these.
 MODEL_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json", "model.safetensors")
@@ -152,7 +151,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         # (0x80) or a zip archive (PK) does, but below 2^24 bytes, 16 MiB, it goes on with zeros.
         if (data[:1] == b"\x80" or data[:2] == b"PK") and any(data[3:8]):
             raise _pickle(path, "a pickle under another name", "safetensors") from None
-        raise refusal("cut_short", path=path, count=len(data), error=error) from None
+        raise HeadwiseError(f"{path} is damaged or cut short ({len(data)} bytes): {error}") from None
     header, contents = _split(data)
     metadata = header.get("__metadata__") or {}
     written = metadata.pop(DIGEST, None)  # out of `header`, too: the digest is that of the header without it

@@ -12,7 +12,6 @@ from torch import Tensor
 from headwise.errors import HeadwiseError
 from headwise.gpt.gpt import GPT
 from headwise.gpt.presets import check_seed
-from headwise.words import refusal
 
 # Begins a text, and returns what reads on in it with a cache: ids (1,T) that follow -> logits (V,) of the next one.
 Begin = Callable[[], Callable[[Tensor], Tensor]]
@@ -65,7 +64,7 @@ def continued(
     if n_tokens < 0:
         raise HeadwiseError(f"{n_tokens=} is negative")
     if not temperature >= 0:
-        raise refusal("temperature", temperature=temperature)
+        raise HeadwiseError(f"temperature={temperature} must be 0 or more; 0 takes the likeliest token")
     check_seed(seed)
     if top_k is not None and top_k < 1:
         raise HeadwiseError(f"{top_k=} must be at least 1")

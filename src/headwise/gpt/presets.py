@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headwise.errors import HeadwiseError
 from headwise.records import from_json
-from headwise.words import Note, refusal, unknown
+from headwise.words import unknown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,7 @@ class Recipe:
 @dataclass(frozen=True, kw_only=True)
 class Preset:  # a record of presets.toml
     name: str
+    about: str
     shape: dict[str, Any]  # fields of GPTConfig, without the vocabulary
     recipe: Recipe
     lines: bool  # each line is a document of its own; otherwise the text is one stream
@@ -69,11 +71,11 @@ def check_seed(seed: Any) -> None:
     NumPy's generators take none below 0; torch's end at 2^64, which leaves room for a sum such as `seed + n`.
     """
     if type(seed) is not int or not 0 <= seed < 2**63:  # `random` and torch take no number of NumPy's
-        raise refusal("seed", seed=repr(seed))
+        raise HeadwiseError(f"seed={seed!r} is no whole number from 0 to 2^63 - 1")
 
 
 def find_preset(name: str) -> Preset:
     """The preset of that name, or an error that offers the nearest ones."""
     if name not in PRESETS:
-        raise unknown(Note.of("refused.no_preset", name=repr(name)), name, PRESETS)
+        raise unknown(f"no preset {name!r}", name, PRESETS)
     return PRESETS[name]

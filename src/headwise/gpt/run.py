@@ -41,7 +41,7 @@ from headwise.memory import free_memory
 from headwise.records import CurvePoint, RunSummary, from_json
 from headwise.spec import require_size
 from headwise.table import amount
-from headwise.words import Note, refusal, unknown
+from headwise.words import Note, unknown
 
 REPORT, WALK, FILM = "report.html", "walk.html", "film.jsonl"
 # What is written before all else: of a run that was killed before it had a run.json, only these may be there, RUN
@@ -81,7 +81,7 @@ class Settings:
         preset = find_preset(self.preset)
         check_seed(self.seed)
         if self.steps is not None and self.steps < 1:
-            raise refusal("steps", steps=self.steps)
+            raise HeadwiseError(f"steps={self.steps} must be at least 1")
         recipe = preset.recipe if self.steps is None else replace(preset.recipe, steps=self.steps)
         shape = {**preset.shape, **self.shape}
         names = [each.name for each in fields(GPTConfig)]
@@ -99,7 +99,9 @@ class Settings:
         if self.text is None:
             for option in ("tokenizer", "lines", "field"):
                 if getattr(self, option) is not None:
-                    raise refusal("for_a_text", option=f"{option}=")
+                    raise HeadwiseError(
+                        f"{option}= describes a text file; pass one, or leave it out for the verb corpus"
+                    )
             corpus = verb_corpus(self.seed, shape["context"], core=preset.core)
         else:
             lines = preset.lines if self.lines is None else self.lines
@@ -165,8 +167,7 @@ def run_training(
             # A kill may have come at the end of this function, after run.json was written, with the state still there.
             (folder / STATE).unlink(missing_ok=True)
             return run
-        facts = {"preset": settings.preset, "parameters": f"{size:,}", "text": corpus.name, "folder": folder}
-        say(Note.of("tell.training", **facts))
+        say(f"training preset {settings.preset}, {size:,} parameters, on {corpus.name}, into {folder}")
         began = time.monotonic()
         look: Look = no_look
         if film is not None and not division.apart:  # it looks at whole weights, on the processor
@@ -178,7 +179,7 @@ def run_training(
                 folder, config, recipe, corpus.data, settings.seed, report, look=look, build=build, division=division
             )
         model = finish(model)
-        say(Note.of("tell.done"))
+        say("training is done; counting n-grams and writing the report")
         seconds = time.monotonic() - began
         summary, cells = _results(settings, corpus, model, recipe, curve, seconds, n_samples)
         save_model(folder, model, corpus.tokens)
@@ -240,7 +241,7 @@ def read_run(folder: Path) -> Run | None:
     try:
         return from_json(Run, read_json(path))
     except HeadwiseError as error:
-        raise refusal("damaged", path=path, error=error) from None
+        raise HeadwiseError(f"{path} is damaged ({error}); remove it or take another out=") from None
 
 
 def example_of(folder: Path | None) -> str:
@@ -256,10 +257,10 @@ def held_out_documents(folder: Path, limit: int) -> list[list[int]]:
     """
     run = read_run(folder)
     if run is None:
-        raise refusal("no_run_text", folder=folder, run=RUN)
+        raise HeadwiseError(f"{folder} has no {RUN}, so nothing was held out; pass text=")
     corpus, _, _ = run.settings.resolve()
     if corpus.data.digest != run.digest:
-        raise refusal("text_changed", folder=folder)
+        raise HeadwiseError(f"the text that {folder} was trained on has changed; pass text=")
     return corpus.data.held_out_documents(limit)
 
 
@@ -274,22 +275,24 @@ def _check(folder: Path, settings: Settings, corpus: Corpus, resume: bool) -> Ru
     which the commands write last, is missing.
     """
     if folder.exists() and not folder.is_dir():
-        raise refusal("out_is_file", folder=folder)
+        raise HeadwiseError(f"out={folder} is a file; pass a folder")
     run = read_run(folder)
     if run is None:
         if folder.exists() and not all(_is_of_a_beginning(path.name) for path in folder.iterdir()):
-            raise refusal("not_empty", folder=folder)
+            raise HeadwiseError(f"out={folder} is not empty and holds no run; pass another folder")
         return None
     if not resume:
-        raise refusal("run_there", folder=folder)
+        raise HeadwiseError(f"{folder} holds a run already; pass resume=True to go on with it, or another out=")
     # Without a summary it is a replay of microgpt, which has none to resume.
     if run.status == "finished" and ((folder / REPORT).exists() or run.summary is None):
-        raise refusal("run_finished", folder=folder)
+        raise HeadwiseError(f"the run in {folder} is finished; there is nothing to resume")
     if run.settings != settings:
         differing = [name for name, value in asdict(run.settings).items() if value != asdict(settings)[name]]
-        raise refusal("other_settings", folder=folder, value=", ".join(differing))
+        raise HeadwiseError(f"the run in {folder} has other settings ({', '.join(differing)}); resume it with its own")
     if run.digest != corpus.data.digest:
-        raise refusal("other_text", folder=folder)
+        raise HeadwiseError(
+            f"the text is not the one that the run in {folder} began with; pass that one, or another out="
+        )
     return run
 
 
@@ -354,5 +357,7 @@ def load_run(folder: Path) -> tuple[GPT, Tokens]:
     """The model and the tokenizer of a folder; refused where it is of a run that has not written its model yet."""
     run = read_run(folder)
     if run is not None and run.status != "finished" and not (folder / "model.safetensors").exists():
-        raise refusal("unfinished", folder=folder)
+        raise HeadwiseError(
+            f"the run in {folder} has not finished; train it to its end, with resume=True and out={folder}"
+        )
     return load_model(folder)

@@ -26,7 +26,6 @@ from headwise.models.ask import device_of, evaluating, run_body
 from headwise.models.sites import Site
 from headwise.records import MOST_ALIGNED, Call, parse_head
 from headwise.table import Table
-from headwise.words import Note
 
 SMOOTH = 7  # keys, the middle one among them, whose median is taken: as in Whisper
 # A beginning that is found within so many seconds of the known one counts: two round limits. The headings in
@@ -108,10 +107,14 @@ class Alignment:
         if self.kind == "spoken":
             columns = ["heads", "mean error, s", "within 50 ms", "within 100 ms"]
         rows = [_row(each.heads[0], each) for each in self.ranking[:n]]
-        rows.append(_row(Note.of("aligned.chosen", heads=" ".join(self.chosen.heads)), self.chosen))
+        rows.append(_row(f"chosen: {' '.join(self.chosen.heads)}", self.chosen))
         rows += [_row(name, each) for name, each in self.controls.items()]
         chosen_by, judged_on = self.n_texts
-        return Table(columns, rows, note=Note.of("aligned.judged_on", chosen_by=chosen_by, judged_on=judged_on))
+        return Table(
+            columns,
+            rows,
+            note=f"single heads on the {chosen_by} texts that heads were chosen by, all below on {judged_on} others",
+        )
 
     def __repr__(self) -> str:
         return f"Alignment({' '.join(self.chosen.heads)}: error {self.chosen.error.mean:.3f})"
@@ -169,10 +172,10 @@ def align(
     best = int(order[0])
     chosen = _greedy(texts, maps, best, float(errors[best]), most)
     # The controls by the name that a reader sees.
-    sets: dict[str, Heads] = {Note.of("aligned.straight_line"): None}
-    sets[Note.of("aligned.best_alone", head=names[best])] = [best]
+    sets: dict[str, Heads] = {"straight line": None}
+    sets[f"best alone: {names[best]}"] = [best]
     if named:
-        sets[Note.of("aligned.named", heads=" ".join(named))] = [names.index(name) for name in named]
+        sets[f"named: {' '.join(named)}"] = [names.index(name) for name in named]
     of_chosen, *of_controls = _figures(judged, maps[len(texts) :], [chosen, *sets.values()])
     controls: dict[str, Scored] = {}
     gains: dict[str, tuple[Interval, ...]] = {}

@@ -32,7 +32,6 @@ from headwise.models.sites import Layer, Site, layers_of
 from headwise.models.stream import loaded
 from headwise.records import Call
 from headwise.spec import resolve_kv_index
-from headwise.words import refusal
 
 Float64Array = NDArray[np.float64]
 
@@ -105,7 +104,10 @@ def attribute(
     if len(answer) not in (1, 2):
         raise HeadwiseError(f"target has {len(answer)} tokens; pass one, or two whose logits are compared")
     if len(answer) == 2 and answer[0] == answer[1]:
-        raise refusal("same_answer", token=repr(words[0]))
+        raise HeadwiseError(
+            f"{words[0]!r} is the answer and what it is compared with, so there is no difference to explain; "
+            "pass another token"
+        )
     recorder = Recorder(layers_of(model))
     calls = {}
 

@@ -29,7 +29,6 @@ from headwise.models.hook import observe
 from headwise.positions import RoPE
 from headwise.records import Call, HeadSteps, KeySteps, VectorStage
 from headwise.rungs.tensor import trace
-from headwise.words import Note, refusal
 
 EXAMPLE_STEPS = 200  # updates that `example_model` is trained for: about a second; more would make a better model
 EXAMPLE_SEED = 0  # of its weights and batches
@@ -64,12 +63,12 @@ def head_steps(
         raise HeadwiseError(f"latent_dim={dim}: the steps are those of four matrices; trace a model without a latent")
     if len(tokens) != len(ids):
         raise HeadwiseError(f"{len(tokens)} tokens for {len(ids)} ids; pass one for each")
-    _check_place("position", at, len(ids))
-    _check_place("layer", layer, len(model.blocks))
+    _check_place("position", "--at", at, "the text", len(ids))
+    _check_place("layer", "--layer", layer, "the model", len(model.blocks))
     seen = _run(model, ids, layer)
     spec, call = seen.layer.spec, seen.call
     # Only now: layers may differ in their heads, and `seen` has this one.
-    _check_place("head", head, spec.n_heads, layer=layer)
+    _check_place("head", "--head", head, f"layer {layer}", spec.n_heads)
     chosen = seen.layer.heads[head]  # its own rows of the weights: `wq` (D,C), `bq` (D,), `wo` (C,E), ...
     if seen.layer.o_proj is None:
         raise HeadwiseError("this layer has no output projection, so no head adds through one; trace a layer with W_O")
@@ -107,11 +106,11 @@ def head_steps(
     )
 
 
-def _check_place(what: str, number: int, count: int, **facts: int) -> None:
-    # Refuse a number that none of `count` places has. Messages such as `no_head` stand in words.toml, with `facts`.
+def _check_place(what: str, option: str, number: int, owner: str, count: int) -> None:
+    # Refuse a number that none of the owner's `count` places has.
     if not 0 <= number < count:
-        last = "0" if count == 1 else Note.of("refused.up_to", last=count - 1)
-        raise refusal(f"no_{what}", number=number, count=count, last=last, **facts)
+        last = "0" if count == 1 else f"0 to {count - 1}"
+        raise HeadwiseError(f"there is no {what} {number}: {owner} has {count}, counted from 0; pass {option} {last}")
 
 
 def _run(model: GPT, ids: Sequence[int], number: int) -> _Seen:
@@ -257,4 +256,4 @@ def example_model() -> tuple[GPT, Tokens, str]:
         model = GPT(GPTConfig(vocab_size=len(tokens), **preset.shape))
         # clip=inf: no gradient is cut, so that the model stays that of earlier versions, which did not clip.
         fit(model, replace(preset.recipe, steps=EXAMPLE_STEPS, clip=math.inf), data, EXAMPLE_SEED)
-    return model.eval(), tokens, Note.of("tell.names", count=len(names))
+    return model.eval(), tokens, f"microgpt, {len(names)} names"

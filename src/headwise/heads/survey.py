@@ -155,9 +155,11 @@ def forecast(
         to_read += sum(map(len, documents[:CONTROLS]))
     if to_read / speed < PATIENCE:
         return ""
-    # The phrases of words.toml have these names in braces.
-    facts = {"minutes": f"{to_read / speed / 60:,.1f}", "tokens": f"{to_read:,}", "speed": f"{speed:,.0f}"}
-    return Note.of("tell.forecast_control" if controls else "tell.forecast", **facts)
+    control = ", control and all" if controls else ""
+    return (
+        f"about {to_read / speed / 60:,.1f} min: {to_read:,} tokens at {speed:,.0f} a second{control}; tokens= and "
+        "documents= bound them"
+    )
 
 
 class _Study:

@@ -27,7 +27,7 @@ from headwise.models.ask import context_of, evaluating, run_body
 from headwise.models.open import described, row_of
 from headwise.models.sites import Site, missing, sites_of
 from headwise.records import Call, HeadMap, HeadMaps, parse_head, share_note
-from headwise.words import Note, refusal
+from headwise.words import Note
 
 # Round choices: larger ones take more memory, and make larger pages.
 MOST_WEIGHTS = 2**20  # of a head that are kept on request: 4 MiB, of all heads of a large model some GiB
@@ -421,7 +421,7 @@ def head_maps(model: nn.Module, ids: Ids, tokens: Sequence[str], name: str) -> H
 def require_text(ids: Ids, longest: int, why: str) -> None:
     """Raise HeadwiseError for a text without tokens, or with more than the longest."""
     if not ids:
-        raise refusal("no_tokens")
+        raise HeadwiseError("the text has no tokens; pass one with text=")
     if len(ids) > longest:
         raise HeadwiseError(f"the text has {len(ids)} tokens, and {why} is {longest}; pass a shorter one")
 

@@ -29,7 +29,7 @@ from headwise.models.sites import layers_of, sites_of
 from headwise.models.stream import loaded, stream_of
 from headwise.records import head_name
 from headwise.story import Story, StoryHead, StoryKeys, StoryPath
-from headwise.words import Note, refusal
+from headwise.words import Note
 
 Progress = Callable[[str, int, int], None]  # the name of a stage, the steps done, and of all
 
@@ -85,7 +85,10 @@ def why(
         if other is not None:
             second = _token(question, other, good, notes)
             if second == token:
-                raise refusal("same_answer", token=repr(other))
+                raise HeadwiseError(
+                    f"{other!r} is the answer and what it is compared with, so there is no difference to "
+                    "explain; pass another token"
+                )
             return token, second
         second = _likeliest(good, token) if bad is None else int(bad.argmax())
         return token, None if second == token else second  # both texts may be answered alike
@@ -209,14 +212,19 @@ def _twin(question: _Question, twin: _Question) -> _Question:
     """The corrupted text `twin`; refused unless it has as many tokens and its masked word at the same place."""
     if len(twin.ids) != len(question.ids):
         first, second = (f"{len(each.ids)} tokens ({' '.join(each.shown(each.ids))})" for each in (question, twin))
-        raise refusal("lengths_differ", first=first, second=second)
+        raise HeadwiseError(
+            f"the prompt is {first} and the corrupted one {second}; both need as many, each in its place: "
+            "exchange a word for one of as many tokens"
+        )
     if twin.position != question.position:
         places = f"token {question.position} of the prompt and token {twin.position} of the corrupted one"
         raise HeadwiseError(
             f"the masked word is {places}; it must be the same, since heads are compared place by place"
         )
     if twin.ids == question.ids:
-        raise refusal("same_text")
+        raise HeadwiseError(
+            "the corrupted text is the prompt itself, so there is no difference to explain; change a word"
+        )
     return twin
 
 
@@ -245,8 +253,10 @@ def _single(question: _Question, word: str, notes: list[str]) -> list[int]:
         notes.append(Note.of("why.first_of", word=repr(word), count=len(first)))
         return [first[0]]
     shown = list(map(repr, question.shown(first)))
-    facts = {"word": repr(word), "count": len(shown), "tokens": " ".join(shown), "first": shown[0]}
-    raise refusal("long_answer", **facts)
+    raise HeadwiseError(
+        f"the answer {word!r} is {len(shown)} tokens, {' '.join(shown)}, and one is explained; pass {shown[0]}, or put "
+        "it at the end of the prompt and pass what comes next"
+    )
 
 
 def _pieces(question: _Question, word: str) -> list[list[int]]:

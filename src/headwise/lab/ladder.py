@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from headwise.errors import HeadwiseError
 from headwise.gpt.presets import check_seed
 from headwise.lab.courses.numpy_layer import attend_batched, attend_einsum, attend_loop, causal_mask
 from headwise.lab.courses.stacked import MultiHeadAttn, MultiHeadedAttentionWrapper
@@ -43,7 +44,7 @@ from headwise.rungs import trace
 from headwise.rungs.autograd import Value, dot
 from headwise.rungs.cache import KVCache
 from headwise.spec import require_size
-from headwise.words import Note, labelled, refusal
+from headwise.words import Note, labelled
 
 Array = NDArray[np.float64]
 Leaves = Mapping[str, Any]  # "W_Q", "W_K", "W_V", "W_O" and "x", as nested lists, arrays or tensors
@@ -480,9 +481,13 @@ def _check(n: LadderSizes, repeats: int, seed: int) -> None:
         require_size(name, value)
     check_seed(seed)
     if n.d_model % n.n_heads:
-        raise refusal("ladder_heads", heads=n.n_heads, width=n.d_model)
+        raise HeadwiseError(
+            f"heads={n.n_heads} does not divide width={n.d_model}; pass a width that {n.n_heads} divides"
+        )
     if n.n_heads % n.n_kv_heads:
-        raise refusal("ladder_groups", kv_heads=n.n_kv_heads, heads=n.n_heads)
+        raise HeadwiseError(
+            f"kv_heads={n.n_kv_heads} does not divide heads={n.n_heads}; query heads share in equal groups"
+        )
 
 
 def certificate_sizes(n: LadderSizes) -> LadderSizes:

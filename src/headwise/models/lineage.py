@@ -23,7 +23,6 @@ from headwise.errors import HeadwiseError
 from headwise.families import RUN, check_folder, read_config
 from headwise.files import check_file, read_json
 from headwise.records import Ancestor, from_json
-from headwise.words import refusal
 
 if TYPE_CHECKING:
     from torch import nn
@@ -192,7 +191,9 @@ def require_run(folder: Path) -> Path:
     """`run_of` where nothing but the run knows what the model was trained on."""
     run = run_of(folder)
     if run is None:
-        raise refusal("no_lineage", folder=folder)
+        raise HeadwiseError(
+            f"{folder} is no run of headwise, nor made from one that can be found, so it has no text; pass text="
+        )
     return run
 
 

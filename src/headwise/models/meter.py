@@ -23,7 +23,6 @@ from headwise.models.ask import device_of, each, logits, reader, require_next, v
 from headwise.models.open import open_folder
 from headwise.models.stream import stream_of
 from headwise.table import DECIMAL, amount, scaled
-from headwise.words import Note, refusal
 
 # Round numbers: more runs and steps give steadier medians, and take longer.
 RUNS = 5  # prefills that are timed
@@ -68,7 +67,7 @@ class Measured:
         """The rows of a table: what it is, what the price says of it, what was measured."""
         machine = self.machine_flops_per_second, self.machine_bytes_per_second
         flops, held = _per_second(self.prefill_flops_per_second, "FLOP"), price.weight_bytes + price.cache.total_bytes
-        at_least = Note.of("price.at_least", seconds=f"{prefill_bound(price, *machine):,.3g}")
+        at_least = f"{prefill_bound(price, *machine):,.3g} s at least"
         rows = [
             ("prefill", at_least, f"{self.prefill_seconds:,.3g} s"),
             ("  FLOPs", _per_second(machine[0], "FLOP"), _of_bound(flops, self.prefill_share)),
@@ -77,22 +76,26 @@ class Measured:
             most = price.setting.batch / decode_bound(price, *machine)
             moved = _per_second(self.decode_bytes_per_second or 0, "B")
             rows += [
-                ("decode", Note.of("price.at_most", speed=f"{most:,.3g}"), f"{self.tokens_per_second:,.3g} tokens/s"),
+                ("decode", f"{most:,.3g} tokens/s at most", f"{self.tokens_per_second:,.3g} tokens/s"),
                 ("  bytes", _per_second(machine[1], "B"), _of_bound(moved, self.decode_share)),
                 ("cache", f"{price.cache.total_bytes:,} bytes", f"{self.cache_bytes:,} bytes"),
             ]
         if self.peak_bytes is not None:
-            whole, peak = Note.of("price.held", whole=amount(held)), amount(self.peak_bytes)
-            rows.append(("memory", whole, Note.of("price.most_held", most=peak)))
+            whole, peak = f"{amount(held)} of weights and cache", amount(self.peak_bytes)
+            rows.append(("memory", whole, f"{peak} at most"))
         return rows
 
     @property
-    def conditions(self) -> Note:
+    def conditions(self) -> str:
         """How it was measured, in a sentence."""
-        way = Note.of("price.layer_by_layer" if self.streamed else "price.in_memory")
-        steps: str = Note.of("price.and_steps", steps=self.steps) if self.steps else ""
-        where = {"dtype": self.dtype, "device": self.device, "threads": self.threads}
-        return Note.of("price.conditions", way=way, **where, runs=self.runs, steps=steps)
+        way = "read layer by layer" if self.streamed else "in memory"
+        threads = "thread" if self.threads == 1 else "threads"
+        prefills = "prefill" if self.runs == 1 else "prefills"
+        steps = f", {self.steps} {'step' if self.steps == 1 else 'steps'}" if self.steps else ""
+        return (
+            f"weights {way}, {self.dtype} on {self.device}, {self.threads} {threads}; medians of {self.runs} "
+            f"{prefills}{steps}"
+        )
 
 
 def prefill_bound(price: Price, flops: float, bandwidth: float) -> float:
@@ -115,8 +118,8 @@ def _per_second(number: float, unit: str) -> str:
     return f"{scaled(round(number), 1000, DECIMAL)}{unit}/s"
 
 
-def _of_bound(reached: str, share: float | None) -> Note:  # None without decoding, whose rows are then left out
-    return Note.of("price.of_bound", reached=reached, share=f"{share:.0%}")
+def _of_bound(reached: str, share: float | None) -> str:  # None without decoding, whose rows are then left out
+    return f"{reached}: {share:.0%} of the bound"
 
 
 def open_priced(folder: Path, price: Price, stream: bool | None, device: str) -> nn.Module:
@@ -124,12 +127,15 @@ def open_priced(folder: Path, price: Price, stream: bool | None, device: str) ->
     setting = price.setting
     # `source` has the tokens that an encoder reads: what is measured is a decoder without one.
     if price.decode is None or setting.source is not None:
-        raise refusal("unmeasured", family=price.family)
+        raise HeadwiseError(f"measure=True runs models that predict the next token, and a {price.family} does not")
     # Formats that torch computes in; the cache of a model that runs has the format of its weights.
     if setting.dtype not in COMPUTED or setting.cache_dtype != setting.dtype:
-        raise refusal("measured_in", known=", ".join(COMPUTED), dtype=setting.dtype, cache=setting.cache_dtype)
+        raise HeadwiseError(
+            f"measure=True computes weights and cache in one of {', '.join(COMPUTED)}; not {setting.dtype} "
+            f"with a cache in {setting.cache_dtype}"
+        )
     if str(folder) in PRESETS or not folder.is_dir():  # a preset is a price alone, without weights
-        raise refusal("none_to_run", folder=folder)
+        raise HeadwiseError(f"{folder} has no weights to run; measure=True takes the folder of a model")
     model = open_folder(folder, stream=stream, dtype=setting.dtype, device=device).model
     if stream_of(model) is None:  # a streamed one takes texts a layer at a time
         _require_room(price, device_named(device))

@@ -26,7 +26,6 @@ from headwise.models.ask import context_of, predicts, vocabulary_of
 from headwise.models.lineage import WEIGHTS, located
 from headwise.models.stream import Stream, loaded, stream_of, turns
 from headwise.models.weights import cast
-from headwise.words import refusal
 
 # What stands beside the weights and belongs to the tokenizer or to generation; weights and config are written anew.
 COPIED = (
@@ -127,7 +126,7 @@ def ids_of(model: nn.Module, text: Any) -> Any:
         return text
     tokens = tokens_of(model)
     if not text.strip():
-        raise refusal("empty_text")
+        raise HeadwiseError("the text is empty; pass one with words in it")
     ids = list(tokens.prompt(text))
     if predicts(model) != "next":  # it reads a whole text, with what stands behind one, such as [SEP]
         ids += tokens.frame[1]

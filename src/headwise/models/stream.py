@@ -35,7 +35,6 @@ from headwise.layer.projections import shapes_alone
 from headwise.memory import CPU, free_memory, free_on, seconds_of
 from headwise.models.weights import AttentionWeights, attentions, blocks, cast, family_of, write_layer
 from headwise.table import amount
-from headwise.words import Note
 
 Ids = TypeVar("Ids", bound=Sequence[int])
 PROBE = 256  # tokens on which the speed of matrix products is tried: a round number, and a fraction of a second
@@ -252,7 +251,7 @@ class Stream:
         matrices = [slot.hollow for slots in self._slots for slot in slots if slot.hollow.ndim == 2]
         return COPIES * max(max(matrix.shape) for matrix in matrices) * next(self.model.parameters()).itemsize
 
-    def forecast(self, tokens: int, longest: int, reads: int = 1) -> Note:
+    def forecast(self, tokens: int, longest: int, reads: int = 1) -> str:
         """What so many tokens take, in a line; HeadwiseError where the longest document does not fit into memory.
 
         longest  tokens of the longest document
@@ -282,17 +281,12 @@ class Stream:
         # FLOPs: each number of a matrix is multiplied and added once for each row, here and for each token below.
         speed = 2 * PROBE * matrix.numel() / seconds_of(product)
         products = 2 * tokens * sum(slot.hollow.numel() for slots in self._slots for slot in slots)
-        return Note.of(
-            "tell.streamed",
-            size=amount(self.size),
-            layer=amount(layer),
-            free=amount(free.size),
-            tokens=f"{tokens:,}",
-            needed=amount(needed),
-            products=f"{products / 1e12:,.1f}",
-            minutes=f"{products / speed / 60:,.1f}",
-            speed=f"{speed / 1e9:,.0f}",
-            reads=reads,
+        return (
+            f"layer by layer: {amount(self.size)} of weights, {amount(layer)} a layer; {amount(free.size)} of "
+            f"memory are free, and {tokens:,} tokens take {amount(needed)}. Matrix products: "
+            f"{products / 1000000000000.0:,.1f} TFLOP, {products / speed / 60:,.1f} min at "
+            f"{speed / 1000000000.0:,.0f} GFLOP/s; to it comes the reading, {reads} "
+            f"{'time' if reads == 1 else 'times'}"
         )
 
     @property

@@ -25,7 +25,6 @@ from headwise.gpt.checkpoint import hf_form
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.layer.parts import parts_of
 from headwise.positions import RoPE
-from headwise.words import Note
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
@@ -213,7 +212,7 @@ def changed_config(model: nn.Module, n_heads: int, n_kv_heads: int) -> Any:
     return config
 
 
-def cannot_carry(model: nn.Module, n_heads: int, n_kv_heads: int) -> Note | None:
+def cannot_carry(model: nn.Module, n_heads: int, n_kv_heads: int) -> str | None:
     """Why the model's config cannot have these numbers of heads, naming the field; None where it can."""
     old_heads, old_kv_heads, head_dim = head_counts(model)
     config: Any = model.config
@@ -224,15 +223,22 @@ def cannot_carry(model: nn.Module, n_heads: int, n_kv_heads: int) -> Note | None
     width = config.d_model if isinstance(model, GPT) else config.hidden_size
     family = family_for("reshape", form)
     if family.n_kv_heads is None and n_heads != old_heads:  # GPT-2's config has neither of the two fields
-        sizes = {"n_heads": old_heads, "head_dim": head_dim, "left": n_heads, "left_width": n_heads * head_dim}
-        return Note.of("reshaped.width_fixed", form=form, field=family.width, width=width, **sizes)
+        return (
+            f"{form}'s config has no head_dim: its {family.width}={width} must be {old_heads} heads of {head_dim}, and "
+            f"{n_heads} make {n_heads * head_dim}"
+        )
     if family.n_kv_heads is None:
-        return Note.of("reshaped.kv_heads_fixed", form=form, n_kv_heads=n_kv_heads, n_heads=n_heads)
+        return (
+            f"{form}'s config has no num_key_value_heads: {n_kv_heads} key/value heads for {n_heads} query "
+            "heads cannot be written; share a Llama-type model"
+        )
     if family.even_width and width % n_heads:
         # Below the old number, since no command adds heads.
-        divisors = [n for n in range(1, old_heads) if width % n == 0]
-        facts = {"field": family.width, "width": width, "n_heads": n_heads, "divisors": divisors}
-        return Note.of("reshaped.width_divided", form=form, **facts)
+        divisors = ", ".join(str(n) for n in range(1, old_heads) if width % n == 0)
+        return (
+            f"{form}'s config wants num_attention_heads to divide {family.width}={width}, and {n_heads} does not; "
+            f"{divisors} would"
+        )
     return None
 
 

@@ -38,7 +38,6 @@ from headwise.models.hook import hooked
 from headwise.models.stream import sweep
 from headwise.models.weights import AttentionWeights, attentions, input_projection
 from headwise.reshape.text import n_tokens
-from headwise.words import Note
 
 ROUNDS = 12  # of generalised Procrustes analysis; its sum of squares falls in each, by less than 0.1 % in a 13th
 
@@ -127,11 +126,15 @@ class KeyRule:
     free: tuple[int, ...]  # features that may be mixed by any orthogonal matrix
 
     @property
-    def note(self) -> Note:
+    def note(self) -> str:
         """How keys of this rule are aligned."""
-        counts = {"planes": len(self.planes), "mixed": len(self.free), "signs": len(self.signs)}
-        parts = [Note.of(f"reshaped.{kind}", count=count) for kind, count in counts.items() if count]
-        return Note.of("reshaped.keys_aligned", rule=parts)
+        kinds = (
+            (len(self.planes), "RoPE plane", "by a turn each"),
+            (len(self.free), "feature", "by one orthogonal matrix"),
+            (len(self.signs), "set", "of features by sign alone, for their qk-norm gains differ"),
+        )
+        parts = [f"{count} {what}{'' if count == 1 else 's'} {how}" for count, what, how in kinds if count]
+        return f"keys were aligned by what is exact here: {', '.join(parts)}"
 
 
 def key_rule(weights: AttentionWeights) -> KeyRule:

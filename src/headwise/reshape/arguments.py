@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
+from headwise.errors import HeadwiseError
 from headwise.gpt.presets import check_seed
 from headwise.models.lineage import RECORD
 from headwise.records import parse_head
-from headwise.words import Note, refusal, unknown
+from headwise.words import unknown
 
 METHODS = ("mean", "aligned", "aligned+norm", "principal")  # of share.py
 GROUPS = ("adjacent", "best")
@@ -41,12 +42,12 @@ class HealRecipe:
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "evaluations", "patience"):
             if getattr(self, name) < 1:
-                raise refusal("heal_least", name=name, value=getattr(self, name))
+                raise HeadwiseError(f"heal {name}={getattr(self, name)} must be at least 1")
         for name in ("lr", "vector_lr", "clip"):
             if not 0 < getattr(self, name) < math.inf:
-                raise refusal("heal_positive", name=name, value=getattr(self, name))
+                raise HeadwiseError(f"heal {name}={getattr(self, name)} must be a positive number")
         if not 0 <= self.hidden < math.inf:
-            raise refusal("heal_hidden", hidden=self.hidden)
+            raise HeadwiseError(f"heal hidden={self.hidden} must be 0 or more; 0 leaves the hidden states out")
         check_seed(self.seed)  # and `warmup` needs no check: at least one step is warm-up, whatever it is
 
 
@@ -75,53 +76,60 @@ def recipe_of(options: Options) -> HealRecipe | None:
     if steps is None:
         for name, value in healing.items():
             if value != getattr(HealRecipe, name):  # a default asks for nothing
-                raise refusal("about_healing", name=name)
+                raise HeadwiseError(f"{name}= is about healing; pass heal=STEPS with it")
     if options.get("out") is None and options.get("force"):  # there is no folder to replace
-        raise refusal("about_folder")
+        raise HeadwiseError("force=True is about the folder that is written; pass out=")
     return None if steps is None else HealRecipe(steps=steps, **healing)
 
 
-# Each of these raises HeadwiseError: `refusal` takes the key of a phrase in `[refused]` of words.toml.
+# Each of these raises HeadwiseError.
 
 
 def check_sharing(method: str, groups: str) -> None:
     for name, value, known in (("method", method, METHODS), ("groups", groups, GROUPS)):
         if value not in known:
-            raise unknown(Note.of("refused.not_known", name=name, value=repr(value)), value, known)
+            raise unknown(f"{name}={value!r} is not known", value, known)
 
 
 def check_kv_heads(n_kv_heads: int, n_heads: int, now: int) -> None:
     """Refuse a number of key/value heads that a model of `n_heads` query heads, which has `now`, cannot be given."""
     if now == 1:  # apart from the reasons below, whose messages offer divisors of `now` that are less
-        raise refusal("kv_single", n_kv_heads=n_kv_heads, heads=n_heads)
+        raise HeadwiseError(
+            f"n_kv_heads={n_kv_heads}: each layer has one key/value head for its {n_heads} query heads already"
+        )
     # The first reason that holds.
     if n_kv_heads == now:
-        key = "kv_unchanged"
+        why = f": the model has {now} key/value heads already, so nothing changes and nothing is written"
     elif n_kv_heads < 1:
-        key = "kv_negative"
+        why = " is not positive"
     elif n_kv_heads > n_heads:
-        key = "kv_exceeds"
+        why = f" exceeds the {n_heads} query heads"
     elif n_kv_heads > now:
-        key = "kv_raised"
+        why = (
+            f": the model has {now} key/value heads for its {n_heads} query heads already, and sharing only lowers "
+            "their number"
+        )
     elif now % n_kv_heads:
-        key = "kv_divides"
+        why = f" does not divide the model's {now} key/value heads"
     else:
         return
-    divisors = [str(n) for n in range(1, now) if now % n == 0]
-    raise refusal(key, n_kv_heads=n_kv_heads, now=now, heads=n_heads, divisors=divisors)
+    divisors = ", ".join(str(n) for n in range(1, now) if now % n == 0)
+    raise HeadwiseError(f"n_kv_heads={n_kv_heads}{why}; pass one of {divisors}")
 
 
 def check_pruning(heads: str | Sequence[str] | None, keep: float | None, by: str | None) -> None:
     if (heads is None) == (keep is None):  # neither, or both
-        raise refusal("which_heads")
+        raise HeadwiseError("say which heads go: heads='L0.H1,L3.H5', or keep=0.75 with by=; one of the two")
     if heads is not None and by is not None:  # a score chooses heads, and these are chosen
-        raise refusal("by_and_heads", by=repr(by))
+        raise HeadwiseError(f"by={by!r} chooses heads where keep= says how many stay; heads= names them")
     if by not in (None, *SCORES):
-        raise unknown(Note.of("refused.not_known", name="by", value=repr(by)), by, SCORES)
+        raise unknown(f"by={by!r} is not known", by, SCORES)
     if keep == 1:
-        raise refusal("keep_all", keep=keep)
+        raise HeadwiseError(
+            f"keep={keep} keeps every head: nothing changes, nothing is written; 0.75 removes a quarter"
+        )
     if keep is not None and not 0 < keep < 1:
-        raise refusal("keep_between", keep=keep)
+        raise HeadwiseError(f"keep={keep} must lie between 0 and 1; 0.75 removes a quarter of the heads")
 
 
 def chosen_heads(names: str | Sequence[str], n_layers: int, n_heads: int) -> tuple[tuple[int, ...], ...]:
@@ -135,43 +143,45 @@ def chosen_heads(names: str | Sequence[str], n_layers: int, n_heads: int) -> tup
         part, layer, head = parse_head(name)  # `part`: a stack of a model with several, of which none is pruned
         if part or layer >= n_layers or head >= n_heads:
             last = f"L{n_layers - 1}.H{n_heads - 1}"
-            raise refusal("no_such_head", name=name, layers=n_layers, heads=n_heads, last=last)
+            raise HeadwiseError(f"the model has no head {name}: {n_layers} layers of {n_heads} heads, L0.H0 to {last}")
         chosen[layer].add(head)
     if not any(chosen):
-        raise refusal("none_named")
+        raise HeadwiseError("no head is named; pass heads='L0.H1,L3.H5', or keep= with by=")
     for layer, gone in enumerate(chosen):
         if len(gone) == n_heads:
-            raise refusal("layer_without", heads=n_heads, layer=layer)
+            raise HeadwiseError(f"all {n_heads} heads of layer {layer} are to go; a layer needs one")
     return tuple(tuple(sorted(gone)) for gone in chosen)
 
 
 def check_tokens(tokens: int | None, context: int | None) -> None:
     """Refuse documents of so many tokens for a model that takes `context` at a time; None: without a bound."""
     if tokens is not None and tokens < 2:
-        raise refusal("two_tokens", tokens=tokens)
+        raise HeadwiseError(f"tokens={tokens} must be at least 2: a token, and the one that follows it")
     if tokens is not None and context is not None and tokens > context:
-        raise refusal("tokens_over", tokens=tokens, context=context)
+        raise HeadwiseError(f"tokens={tokens} exceeds the model's context of {context}")
 
 
 def check_place(source: Path, out: Path) -> None:
     """Raise HeadwiseError where no model may be written, whatever lies there now."""
     here, there = source.resolve(), out.resolve()
-    # Keys of `[refused]` in words.toml, and whether each holds. A folder with a RECORD is one that a job has written.
-    for key, wrong in (
-        ("out_is_source", here == there),
-        ("out_in_source", here in there.parents),
-        ("out_holds_source", there in here.parents),
-        ("out_is_here", there == Path.cwd() or there in Path.cwd().parents),
-        ("out_is_link", out.is_symlink()),
-        ("out_is_file", out.exists() and not out.is_dir()),
-        ("out_nowhere", not there.parent.is_dir()),
-        ("out_foreign", out.is_dir() and any(out.iterdir()) and not (out / RECORD).exists()),
+    never = "which is never changed; pass"
+    foreign = f" exists already and has no {RECORD}: share or prune did not write it and will not replace it"
+    # A folder with a RECORD is one that a job has written.
+    for wrong, why in (
+        (here == there, f" is the source itself, {never} another folder"),
+        (here in there.parents, f" lies inside the source {source}, {never} a folder elsewhere"),
+        (there in here.parents, f" holds the source {source}, {never} a folder elsewhere"),
+        (there == Path.cwd() or there in Path.cwd().parents, " is the folder you are in, or holds it; pass another"),
+        (out.is_symlink(), " is a link; pass the folder itself"),
+        (out.exists() and not out.is_dir(), " is a file; pass a folder"),
+        (not there.parent.is_dir(), f": the folder {out.parent} does not exist"),
+        (out.is_dir() and any(out.iterdir()) and not (out / RECORD).exists(), f"{foreign}; pass another folder"),
     ):
         if wrong:
-            raise refusal(key, folder=repr(str(out)), source=source, parent=out.parent, record=RECORD)
+            raise HeadwiseError(f"out={str(out)!r}{why}")
 
 
 def check_free(out: Path, force: bool) -> None:
     """Raise HeadwiseError where a folder lies that must not be replaced, for lack of `force`; an empty one may be."""
     if out.exists() and any(out.iterdir()) and not force:
-        raise refusal("out_exists", folder=repr(str(out)))
+        raise HeadwiseError(f"out={str(out)!r} exists already; pass force=True to replace it, or another folder")

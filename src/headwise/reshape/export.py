@@ -30,7 +30,6 @@ from headwise.models.lineage import RECORD
 from headwise.models.open import Folder, write_folder
 from headwise.models.weights import cast, reads_as_stock, windows_of
 from headwise.reshape.arguments import check_free, check_place
-from headwise.words import Note, labelled
 
 TOLERANCE = 1e-4  # largest difference of a logit in float32 that rounding in another order may make
 PROBE_TOKENS = 256  # ids that both models read, where no window asks for more
@@ -42,7 +41,7 @@ def export(
     out: Path,
     force: bool,
     record: dict[str, Any],
-    say: Callable[[Note], None] = lambda line: None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> str:
     """Write `model` to `out` with the tokenizer of `source`, and `record` as headwise.json.
 
@@ -51,9 +50,9 @@ def export(
     `out` may not be replaced; nothing is written then.
     """
     with replaced(source.path, out, force) as fresh:
-        say(Note.of("reshaped.writes", folder=out))
+        say(f"writing {out}")
         write_folder(fresh, model, source)
-        say(Note.of("reshaped.verifies"))
+        say("verifying in a fresh process")
         verified = verify(model, fresh, source.context)
         text = json.dumps({**record, "verified": verified}, indent=2, ensure_ascii=False)
         write_whole(fresh / RECORD, text + "\n")
@@ -116,7 +115,7 @@ def verify(model: nn.Module, folder: Path, context: int | None) -> str:
             f"the exported model, read by {reader}, differs from the one in memory by {difference:.2g} in a logit, "
             f"more than {TOLERANCE:.2g}; nothing was written"
         )
-    return Note.of("reshaped.read_back", reader=labelled("reshaped", reader), difference=f"{difference:.1e}")
+    return f"{reader}, in a fresh process, largest difference of a logit {difference:.1e}"
 
 
 def main(folder: Path, probe: Path, how: str) -> None:

@@ -37,7 +37,6 @@ from headwise.models.weights import AttentionWeights, attentions, read_layers, w
 from headwise.records import Call
 from headwise.reshape.arguments import HealRecipe
 from headwise.reshape.text import batches
-from headwise.words import Note
 
 HeadPairs = Sequence[Sequence[tuple[int, int]]]  # for each layer (head of the parent, the same head of the child)
 WATCHED = 4  # documents whose entropies are taken, of the first batch: they show a trend, and more would take longer
@@ -124,7 +123,7 @@ def measure(
     held_out: Sequence[Tensor],
     pairs: HeadPairs,
     context: int | None,
-    say: Callable[[Note], None] = lambda line: None,
+    say: Callable[[str], None] = lambda line: None,
     speed: Speed | None = None,
 ) -> Damage:
     """Compare two models in eval mode on batches (B,T).
@@ -134,7 +133,7 @@ def measure(
     say      hears what is being done
     speed    of a child of the same shape, where it is known already
     """
-    say(Note.of("reshaped.measures"))
+    say("measuring loss, divergence and entropies")
     with entropies(parent) as old, entropies(child) as new:
         before, after, distance = compared(parent, child, held_out)
     kind = predicts(parent)
@@ -144,7 +143,7 @@ def measure(
     sizes = Pair(n_parameters(parent), n_parameters(child))
     smaller = cache.after != cache.before or sizes.after != sizes.before  # else two timings differ by chance alone
     if speed is None and smaller and kind == "next" and length > 0:
-        say(Note.of("reshaped.times"))
+        say("measuring decoding speed")
         speed = decode_speed(parent, child, held_out[0][:1], length)
     entropy = []
     for layer, heads in enumerate(pairs):

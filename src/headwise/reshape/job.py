@@ -26,7 +26,6 @@ from headwise.reshape.arguments import HealRecipe, Options, check_free, check_pl
 from headwise.reshape.export import export
 from headwise.reshape.heal import Damage, Gone, HeadPairs, Healing, HealPoint, Speed, cache_bytes, measure
 from headwise.reshape.text import Calibration, n_tokens, read_calibration
-from headwise.words import Note
 
 GLIMPSE = 64  # tokens on which the speed of a model is tried: a round choice, short beside what is then read
 IN_MEMORY = Path("the model in memory")  # stands for the folder of a model that was not read from one
@@ -37,10 +36,10 @@ class Changed:
     """A child, and what is known about it."""
 
     model: nn.Module
-    what: Note  # one line: what was done
+    what: str  # one line: what was done
     details: dict[str, object]  # by the names of JSON
     origins: Sequence[Sequence[int]]  # for each layer the parent's number of each head
-    notes: tuple[Note, ...] = ()
+    notes: tuple[str, ...] = ()
     silent: Gone = ()  # heads that are zero and must stay so while the child heals
 
     @property
@@ -104,7 +103,7 @@ class Reshaped:
         return ", ".join(self.won_parts)
 
     @property
-    def won_parts(self) -> list[Note]:
+    def won_parts(self) -> list[str]:
         # The parts of `won`, each left out where there is nothing to tell.
         last = self.healed or self.damage
         cache, texts, speed = last.cache_bytes, last.texts, last.tokens_per_second
@@ -112,18 +111,18 @@ class Reshaped:
         if cache.before:
             unit, size = ("KiB", 1024) if min(cache.before, cache.after) >= 1024 else ("bytes", 1)
             before, after = (f"{n / size:,.4g}" for n in (cache.before, cache.after))
-            key = "reshaped.cache_changed" if after != before else "reshaped.cache_as_before"
-            parts.append(Note.of(key, before=before, after=after, unit=unit, context=f"{last.context:,}"))
+            change = f"cache {before} -> {after} {unit}" if after != before else f"cache as before, {after} {unit},"
+            parts.append(f"{change} a token at {last.context:,} tokens")
         if texts.before and texts.after != texts.before:
-            parts.append(Note.of("reshaped.more_texts", factor=f"{texts.after / texts.before:.2g}"))
+            parts.append(f"{texts.after / texts.before:.2g} x as many texts in 24 GiB")
         if last.loss is not None:
-            parts.append(Note.of("reshaped.loss_changed", change=f"{last.loss.after - last.loss.before:+.3f}"))
+            parts.append(f"loss {last.loss.after - last.loss.before:+.3f} nats")
         if speed is not None:
             # The widest span of the factor: the least of one over the most of the other.
             factor = f"{speed.after / speed.before:.2g}"
             low = f"{speed.after_range[0] / speed.before_range[1]:.2g}"
             high = f"{speed.after_range[1] / speed.before_range[0]:.2g}"
-            parts.append(Note.of("reshaped.faster", factor=factor, low=low, high=high))
+            parts.append(f"decode x {factor} ({low} to {high})")
         return parts
 
     def document(self) -> dict[str, Any]:
@@ -209,7 +208,7 @@ class Job:
         source, calibration, say = self.source, self.calibration, self.listener.say
         say(self._forecast())
         weights_folder = self._weights_folder()
-        say(Note.of("reshaped.reads"))
+        say("reading the text to calibrate")
         changed = self.change.apply(self)
 
         def damage_of(child: nn.Module, speed: Speed | None = None) -> Damage:
@@ -248,7 +247,7 @@ class Job:
         return replace(report, verified=verified)
 
     @torch.no_grad()
-    def _forecast(self) -> Note:
+    def _forecast(self) -> str:
         """What is read, and how long that takes at the speed of the first tokens, in a line."""
         model, calibration = self.source.model, self.calibration
         ids = calibration.evaluation[0][:1, :GLIMPSE]
@@ -257,12 +256,10 @@ class Job:
         to_measure = n_tokens(calibration.evaluation)
         to_change = self.change.tokens_run(model, calibration)
         seconds = (to_change + 2 * to_measure) / speed  # the parent and the child
-        return Note.of(
-            "reshaped.forecast" if calibration.most else "reshaped.forecast_unbounded",
-            minutes=f"{seconds / 60:.1f}",
-            change=f"{to_change:,}",
-            measure=f"{to_measure:,}",
-            speed=f"{speed:,.0f}",
+        bounded = "" if calibration.most else "; documents= bounds that"
+        return (
+            f"about {seconds / 60:.1f} min: {to_change:,} tokens to make the change and 2 x {to_measure:,} to measure "
+            f"it, at {speed:,.0f} tokens a second{bounded}"
         )
 
     def _weights_folder(self) -> Path | None:
@@ -277,7 +274,7 @@ class Job:
 
     def _healed(self, recipe: HealRecipe, changed: Changed) -> Healing:
         """Heal in float32, whatever the number format of the weights, and go back to that format afterwards."""
-        self.listener.say(Note.of("reshaped.heals", steps=recipe.steps))
+        self.listener.say(f"healing for {recipe.steps} steps")
         dtype = next(changed.model.parameters()).dtype
         healing = Healing(
             self.source.model,

@@ -29,7 +29,6 @@ from headwise.reshape.arguments import SCORES, Options, check_pruning, chosen_he
 from headwise.reshape.heal import Gone, cache_bytes, silenced
 from headwise.reshape.job import Change, Changed, Job, Listener, Reshaped
 from headwise.reshape.text import Calibration, n_tokens
-from headwise.words import Note, labelled, refusal
 
 
 def prune(
@@ -111,9 +110,12 @@ class Pruning(Change):
         if not scores:  # heads were named
             return changed
         # What `headwise heads` would measure on, whose order may so differ: the note says so.
-        part = "reshaped.held_out_of_run" if job.options.get("text") is None else "reshaped.whole_text"
+        part = "what the run held out" if job.options.get("text") is None else "the whole text"
         tokens = f"{n_tokens(job.calibration.statistics):,}"
-        ranked = Note.of("reshaped.ranked", by=labelled("reshaped", str(self.by)), tokens=tokens, shown=Note.of(part))
+        ranked = (
+            f"ranked by {self.by} on {tokens} tokens of the part that is not held "
+            f"out; `headwise heads` measures on {part}, so its order may differ"
+        )
         return replace(changed, details=changed.details | {"scores": scores}, notes=(ranked, *changed.notes))
 
 
@@ -151,14 +153,17 @@ def weakest(model: nn.Module, scores: Mapping[str, float], keep: float, uniform:
     wanted = _n_gone(n_layers * n_heads, keep)
     if wanted > n_layers * (n_heads - 1):
         stay = n_layers * n_heads - wanted
-        raise refusal("keep_few", keep=keep, stay=stay, layers=n_layers, least=f"{1 / n_heads:.3g}")
+        raise HeadwiseError(
+            f"keep={keep} leaves {stay} heads, and each of the {n_layers} layers needs one; pass "
+            f"{1 / n_heads:.3g} or more"
+        )
     table = [[scores[head_name(layer, head)] for head in range(n_heads)] for layer in range(n_layers)]
     if uniform:
         gone = tuple(_weakest_evenly(row, n_kv_heads, keep) for row in table)
         if all(gone):  # otherwise `keep` is so near to 1 that no layer loses a head
             return gone
         fractions = ", ".join(f"{fraction:.3g}" for fraction in uniform_fractions(model))
-        raise refusal("keeps_all", keep=keep, shares=fractions or "-")
+        raise HeadwiseError(f"keep={keep} with uniform=True removes no head of a layer; what would: {fractions or '-'}")
     ranked = sorted((score, layer, head) for layer, row in enumerate(table) for head, score in enumerate(row))
     chosen: list[list[int]] = [[] for _ in range(n_layers)]
     for _, layer, head in ranked:
@@ -195,16 +200,16 @@ def prune_heads(model: nn.Module, heads: Gone, uniform: bool = False) -> Changed
     reason, layers, names = obstacle(model, heads, uniform), layers_in_turn(model), _names(heads)
     kept, kv_kept = _remaining(model, heads)
     n_heads, zeroed = head_counts(model)[0], reason is not None
-    notes = [Note.of("reshaped.gone", heads=names)]
+    notes = [f"gone: {', '.join(names)}"]
     if reason is None:
         chosen = (w.selected(h, g) for w, h, g in zip(layers, kept, kv_kept, strict=True))
         child = with_layers(model, chosen, len(kept[0]), len(kv_kept[0]))  # all layers keep as many: `_reason`
     else:
         child = with_layers(model, map(silenced, layers, heads))
         kept = [list(range(n_heads)) for _ in heads]
-        notes.insert(0, Note.of("reshaped.zeroed_for", reason=reason))
+        notes.insert(0, f"zeroed, not removed: {reason}")
     notes.append(_cache_note(model, child, zeroed))
-    what = Note.of("reshaped.zeroed" if zeroed else "reshaped.removed", count=len(names), all=len(heads) * n_heads)
+    what = f"heads {'zeroed' if zeroed else 'out of the weights'}: {len(names)} of {len(heads) * n_heads}"
     details = {"heads": names, "zeroed": zeroed}
     return Changed(child, what, details, kept, tuple(notes), silent=heads if zeroed else ())
 
@@ -213,30 +218,37 @@ def _names(heads: Gone) -> list[str]:
     return [head_name(layer, head) for layer, some in enumerate(heads) for head in some]
 
 
-def obstacle(model: nn.Module, heads: Gone, uniform: bool = False) -> Note | None:
+def obstacle(model: nn.Module, heads: Gone, uniform: bool = False) -> str | None:
     """Why these heads cannot leave the weights; None where they can. With `uniform` that is a HeadwiseError."""
     reason = _reason(model, heads)
     if reason is None:
         return None
     if uniform:
-        raise HeadwiseError(Note.of("reshaped.without_uniform", reason=reason))
+        raise HeadwiseError(f"{reason}; leave out uniform=True to have the heads zeroed instead")
     fractions = uniform_fractions(model)
-    return Note.of("reshaped.could_leave", reason=reason, share=f"{fractions[0]:.3g}") if fractions else reason
+    return (
+        f"{reason}; as many from each layer could leave, uniform at a keep of {fractions[0]:.3g}"
+        if fractions
+        else reason
+    )
 
 
-def _reason(model: nn.Module, heads: Gone) -> Note | None:
+def _reason(model: nn.Module, heads: Gone) -> str | None:
     # A config has one number of heads for all layers, and equal groups; and it must be able to say the new numbers.
     r = head_counts(model)[0] // head_counts(model)[1]
     kept, kv_kept = _remaining(model, heads)
     lost, sizes = set(map(len, heads)), set(map(len, kv_kept))
     if len(lost) > 1:
-        return Note.of("reshaped.uneven_layers", fewest=min(lost), most=max(lost))
+        return f"the layers would lose {min(lost)} to {max(lost)} heads and the config has one number of heads for all"
     for layer, row in enumerate(kept):
         readers = Counter(h // r for h in row).values()  # of each key/value head
         if len(set(readers)) > 1:
-            return Note.of("reshaped.uneven_groups", layer=layer, fewest=min(readers), most=max(readers), size=r)
+            return (
+                f"in layer {layer} some key/value heads would be read by {min(readers)} query heads and some "
+                f"by {max(readers)}; the config has one number, so whole groups of {r} go, or as many from each"
+            )
     if len(sizes) > 1:
-        return Note.of("reshaped.uneven_kv_heads", fewest=min(sizes), most=max(sizes))
+        return f"the layers would have {min(sizes)} to {max(sizes)} key/value heads; the config has one number for all"
     return cannot_carry(model, len(kept[0]), len(kv_kept[0]))
 
 
@@ -256,14 +268,20 @@ def _remaining(model: nn.Module, heads: Gone) -> tuple[list[list[int]], list[lis
     return kept, [sorted({h // (n_heads // n_kv_heads) for h in row}) for row in kept]
 
 
-def _cache_note(model: nn.Module, child: nn.Module, zeroed: bool) -> Note:
+def _cache_note(model: nn.Module, child: nn.Module, zeroed: bool) -> str:
     # What becomes of the cache. Where it stays as it is and `share` could make it smaller, the note says so.
     n_heads, n_kv_heads, _ = head_counts(model)
     if (now := head_counts(child)[1]) < n_kv_heads:
-        return Note.of("reshaped.cache_shrinks", before=n_kv_heads, after=now)
+        return f"the cache shrinks from {n_kv_heads} to {now} key/value heads a layer"
     if not cache_bytes(model):
-        return Note.of("reshaped.no_cache_zeroed" if zeroed else "reshaped.no_cache")
-    key = "reshaped.cache_zeroed" if zeroed else "reshaped.cache_stays"
-    if n_kv_heads > 1 and cannot_carry(model, n_heads, 1) is None:  # tried with one key/value head
-        key += "_share"
-    return Note.of(key, size=n_heads // n_kv_heads)
+        slow = ", and nothing is faster: zeroed heads are computed as before" if zeroed else ""
+        return f"the model keeps no cache{slow}"
+    sharing = n_kv_heads > 1 and cannot_carry(model, n_heads, 1) is None  # tried with one key/value head
+    if zeroed:
+        remedy = "; `headwise share` lets heads share theirs" if sharing else ""
+        return f"nothing is faster and the cache does not shrink: zeroed heads keep their keys and values{remedy}"
+    size = n_heads // n_kv_heads
+    remedy = "; prune whole groups, or let heads share theirs with `headwise share`" if sharing else ""
+    return (
+        f"the cache does not shrink: each key/value head is read by {size} query heads, and all {size} must go{remedy}"
+    )

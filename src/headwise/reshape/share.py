@@ -58,7 +58,6 @@ from headwise.reshape.align import (
 from headwise.reshape.arguments import Options, check_kv_heads, check_sharing
 from headwise.reshape.job import Change, Changed, Job, Listener, Reshaped
 from headwise.reshape.text import Calibration, n_tokens
-from headwise.words import Note
 
 Groups = tuple[tuple[int, ...], ...]
 Pair = tuple[Tensor, Tensor]  # what is multiplied, such as queries and keys, one of each for every query head
@@ -167,7 +166,7 @@ def share_heads(
     chosen = []  # for each layer the key/value heads of the parent that share, in the new order
     origins = []  # of each layer the query heads of the parent in the child's order
     # What alignment of the keys is exact, and who shares: a dict keeps each note once, in order.
-    notes: dict[Note, None] = {}
+    notes: dict[str, None] = {}
 
     def pooled(weights: AttentionWeights, root: Tensor) -> AttentionWeights:
         weights = weights.widened()
@@ -187,8 +186,8 @@ def share_heads(
     if set(chosen) != {neighbours}:  # in some layer others than neighbours share
         for layer, sharing in enumerate(chosen):
             row = " | ".join(" ".join(map(str, group)) for group in sharing)
-            notes[Note.of("reshaped.who_shares", layer=layer, groups=row)] = None
-    what = Note.of("reshaped.shared", n_kv_heads=n_kv_heads, n_heads=n_heads, before=before)
+            notes[f"layer {layer}, key/value heads that share: {row}"] = None
+    what = f"{n_kv_heads} key/value {'head' if n_kv_heads == 1 else 'heads'} for {n_heads} query heads, {before} before"
     return Changed(child, what, {"shared": tuple(chosen)}, origins, tuple(notes))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from headwise.errors import HeadwiseError
 from headwise.table import escaped
-from headwise.words import LANGUAGES, Note, check_lang, unknown
+from headwise.words import LANGUAGES, check_lang, unknown
 
 Settings = Mapping[str, Any]  # values by names: steps of the form (form.py), or sizes for arguments (subject.py)
 UNKNOWN = "unknown"  # the id of a difference that no bug explains
@@ -67,7 +67,7 @@ def catalogue() -> dict[str, Bug]:
 def bug_named(name: str) -> Bug:
     """The bug of that id, or an error that offers the nearest."""
     if name not in catalogue():
-        raise unknown(Note.of("refused.no_bug", name=repr(name)), name, catalogue())
+        raise unknown(f"no bug {name!r}", name, catalogue())
     return catalogue()[name]
 
 

@@ -47,7 +47,7 @@ from headwise.teach.reading import ROLES
 from headwise.teach.sandbox import MEMORY, alone, run_apart
 from headwise.teach.source import Source, candidates, kind_of, passed_over
 from headwise.teach.subject import CAUSAL, Options, Target
-from headwise.words import Note, refusal, unknown
+from headwise.words import unknown
 
 # A course's wrapper of several heads imports their class from its file `casual_attention`, or from one whose name is
 # spelt rightly. A learner may have neither: the module STACKED has the same class.
@@ -89,13 +89,13 @@ def check(
         HeadwiseError: where there is nothing to check: no such file or name.
     """
     if not 0 < seconds <= LONGEST:
-        raise refusal("seconds", seconds=f"{seconds:g}", longest=f"{LONGEST:g}")
+        raise HeadwiseError(f"seconds={seconds:g} must be above 0 and at most {LONGEST:g}")
     for role in mapping or {}:
         if role not in ROLES:
-            raise unknown(Note.of("refused.no_role", role=role), role, ROLES)
+            raise unknown(f"no role {role} of weights", role, ROLES)
     for name in args or {}:
         if re.fullmatch(CAUSAL, name.lower()):  # `causal` says it, and also what the verdict expects
-            raise refusal("causal_in_args", name=name)
+            raise HeadwiseError(f"args has {name}; pass causal=, which also says what is expected")
     # For the search, in seconds of the processor. By the clock `Search` takes at most twice as many, 0.6 of all; the
     # rest is for the import of the file and the calls: a round choice.
     options = Options(causal, dict(args or {}), dict(mapping or {}), lang, seconds * 0.3)

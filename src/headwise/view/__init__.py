@@ -1,4 +1,4 @@
-"""What people see. A screen is a terminal with the language that is spoken there; on it no name can do harm."""
+"""What people see. A screen is a terminal on which no name can do harm."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from headwise.table import Table, say
-from headwise.words import check_lang, phrase, said, translator
+from headwise.table import say
+from headwise.words import phrase
 
 # What a terminal obeys instead of showing (codes below 0x20 and around 0x80), what changes the direction of text
 # (0x202A and on), and half of a surrogate pair, which UTF-8 cannot write (0xD800 and on). Tab and line end stay. A
@@ -25,40 +25,15 @@ def harmless(text: str) -> str:
 
 
 class Screen(Console):
-    """A console to which no name, sample or quoted value can send a control character, and its language.
-
-    A note is a text that remembers its phrase and its facts (`words.Note`), so that it can be said in any language.
-    """
-
-    def __init__(self, lang: str = "en", **options: Any) -> None:
-        """`options` are those of rich. Raises HeadwiseError for a language that the table of words lacks."""
-        check_lang(lang)
-        super().__init__(**options)
-        self.lang = lang
-
-    def phrase(self, key: str, /, **facts: Any) -> str:
-        """A phrase with its facts, in the language of this screen."""
-        return phrase(key, self.lang, **facts)
-
-    def spoken(self, text: str) -> str:
-        """A note in the language of this screen, anything else as it is."""
-        return str(said(text, self.lang))
+    """A console to which no name, sample or quoted value can send a control character."""
 
     def tell(self, key: str, /, **facts: Any) -> None:
-        """Print a phrase with its facts as a paragraph."""
-        self.say(self.phrase(key, **facts))
+        """Print a phrase of words.toml with its facts as a paragraph."""
+        self.say(phrase(key, **facts))
 
     def say(self, text: str) -> None:
-        """Print a paragraph: a note in the language of this screen, anything else as it is."""
-        say(self, self.spoken(text))
-
-    def show(self, table: Table, section: str, left: Iterable[int] = (0,), last: int = 0) -> None:
-        """Print a table, whose labels are phrases of a section of the words.
-
-        left  the columns of words, which stand at the left; numbers stand at the right
-        last  so many rows at the end stand below a line, such as sums
-        """
-        table.print(self, left, last, translator(section, self.lang))
+        """Print a paragraph."""
+        say(self, text)
 
     # rich calls these two for all that it prints: the first makes texts of strings, the second draws.
     def render_str(self, text: str, **options: Any) -> Text:

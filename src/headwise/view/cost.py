@@ -11,7 +11,6 @@ from headwise.cost import Choice, Price, Setting, Variant
 from headwise.cost.pricing import HeadPrice, LayerPrice
 from headwise.table import DECIMAL, Cell, Table, amount, scaled
 from headwise.view import Screen
-from headwise.words import Note, key_of, labelled
 
 if TYPE_CHECKING:
     from headwise.models.meter import Measured
@@ -24,17 +23,18 @@ def print_price(screen: Screen, price: Price) -> None:
     screen.say(price.heading)
     _print_parameters(screen, price)
     _print_layers(screen, price)
-    screen.show(Table(("", "", ""), price.rows(), "Costs"), "price")
+    Table(("", "", ""), price.rows(), "Costs").print(screen)
     for note in price.notes:
-        screen.tell("price.note", note=note)
+        screen.say(f"note: {note}")
 
 
 def print_measured(screen: Screen, price: Price, measured: Measured) -> None:
     """What it takes here, beside what it should; `conditions` says in a sentence how it was measured."""
     screen.say("")
     is_known = price.setting.bandwidth is not None  # else the bounds are of the bandwidth that was measured here
-    note = Note.of("price.bounds_given" if is_known else "price.bounds_here", conditions=measured.conditions)
-    screen.show(Table(("", "computed", "measured"), measured.rows(price), "Measured here", note), "price")
+    rate = ", and the bandwidth that was given" if is_known else ", and times one"
+    note = f"{measured.conditions}; the bounds are by what a large matrix times many rows reaches here{rate}"
+    Table(("", "computed", "measured"), measured.rows(price), "Measured here", note).print(screen)
 
 
 def print_models(screen: Screen, prices: Sequence[Price]) -> None:
@@ -48,11 +48,11 @@ def print_models(screen: Screen, prices: Sequence[Price]) -> None:
         windows = dict.fromkeys(layer.attention.window for layer in price.layers)
         window = ", ".join(f"{size:,}" for size in windows if size is not None)
         if window and None in windows:
-            window = Note.of("price.some_layers", window=window)
+            window = f"{window}, some"
         cache = price.cache.bytes_per_token or "none"  # 0 of a model that keeps nothing, such as an encoder
         rows.append([price.model, *sizes, heads.variant, price.n_layers, window, cache])
-    title = Note.of("price.models", dtype=prices[0].setting.cache_dtype)  # all are priced with the same one
-    screen.show(Table((*columns, "cache bytes per token"), rows, title), "price")
+    title = f"Models, cache in {prices[0].setting.cache_dtype}"  # all are priced with the same one
+    Table((*columns, "cache bytes per token"), rows, title).print(screen)
 
 
 def _print_parameters(screen: Screen, price: Price) -> None:
@@ -63,7 +63,7 @@ def _print_parameters(screen: Screen, price: Price) -> None:
     rows = [(part, count, f"{count / total:.1%}" if count else "tied") for part, count in parts]
     rows += [("total", total, _decimal(total)), ("active: what one token meets", active, _decimal(active))]
     # The last 2 rows, the total and the active ones, stand below a line.
-    screen.show(Table(("part", "number", "share"), rows, "Parameters"), "price", last=2)
+    Table(("part", "number", "share"), rows, "Parameters").print(screen, last=2)
 
 
 def _print_layers(screen: Screen, price: Price) -> None:
@@ -76,7 +76,7 @@ def _print_layers(screen: Screen, price: Price) -> None:
     # they come first.
     labels = dict.fromkeys(label for column in columns for label in column)
     rows = [[label, *(column.get(label, "-") for column in columns)] for label in labels]
-    screen.show(Table(("", *map(_names, groups.values())), rows, "Layers"), "price")
+    Table(("", *map(_names, groups.values())), rows, "Layers").print(screen)
 
 
 def _names(names: list[str]) -> str:
@@ -85,7 +85,7 @@ def _names(names: list[str]) -> str:
     (first_stack, _, first), (last_stack, _, last) = (name.rpartition("L") for name in (names[0], names[-1]))
     is_run = first_stack == last_stack and int(last) - int(first) == len(names) - 1  # none between them is missing
     if len(names) > 1 and is_run:
-        return Note.of("price.from_to", first=names[0], last=names[-1])
+        return f"{names[0]} to {names[-1]}"
     if len(names) <= 3:
         return ", ".join(names)
     return f"{names[0]}, {names[1]}, ... {names[-1]}: {len(names)}"
@@ -96,11 +96,11 @@ def _layer_rows(layer: LayerPrice) -> dict[str, Cell]:
     rows = _head_rows(layer.attention)
     if layer.cross:  # its rows have the same labels, and are told apart: "cross: query heads"
         across = _head_rows(layer.cross)
-        rows |= {Note.of("price.cross", what=Note.of(key_of("price", label))): across[label] for label in across}
+        rows |= {f"cross: {label}": across[label] for label in across}
     rows["feed-forward"] = layer.feed_forward_parameters
     if layer.experts:  # to how many of them a token is sent, of how many
         active, count = layer.experts
-        rows["experts per token"] = Note.of("price.so_many_of", active=active, count=count)
+        rows["experts per token"] = f"{active} of {count}"
     rows["norms"] = layer.norm_parameters
     rows["parameters of the layer"] = layer.parameters
     if layer.experts:
@@ -112,8 +112,8 @@ def _head_rows(heads: HeadPrice) -> dict[str, Cell]:
     """What is said of an attention and of each of its heads."""
     width: Cell = heads.head_dim
     if heads.head_dim != heads.value_dim:  # queries and keys are wider than values, or narrower
-        width = Note.of("price.two_widths", head_dim=heads.head_dim, value_dim=heads.value_dim)
-    shared = heads.n_kv_heads if heads.latent is None else Note.of("price.latent", latent=heads.latent)
+        width = f"{heads.head_dim}, values {heads.value_dim}"
+    shared = heads.n_kv_heads if heads.latent is None else f"latent of {heads.latent}"
     rows: dict[str, Cell] = {
         "variant": heads.variant,
         "query heads": heads.n_heads,
@@ -126,7 +126,7 @@ def _head_rows(heads: HeadPrice) -> dict[str, Cell]:
         "cache bytes per token": heads.cache_bytes_per_token or "none",
     }
     if heads.window is not None:
-        rows["window"] = Note.of("price.so_many_tokens", count=f"{heads.window:,}")
+        rows["window"] = f"{heads.window:,} tokens"
     if heads.sink:
         rows["sink"] = "1 logit per head"
     return rows
@@ -149,26 +149,33 @@ def print_variants(screen: Screen, setting: Setting, rows: Sequence[Variant]) ->
         cells += [f"{row.tokens_per_second:,.1f}"] if row.tokens_per_second is not None else []
         if setting.gpu_memory is not None:  # "only" that long, where what was asked for does not fit
             longest = "no limit" if row.longest_context is None else f"{row.longest_context:,}"
-            cells.append(longest if row.fits else Note.of("price.only", longest=longest))
+            cells.append(longest if row.fits else f"only {longest}")
         lines.append([f"{row.name} *" if row.present else row.name, *cells])
-    title = Note.of("price.variants", context=f"{setting.context:,}", batch=f"{setting.batch:,}")
-    screen.show(Table(("", *headings), lines, title, Note.of("price.as_it_is", star="*")), "price")
+    title = f"Variants at context {setting.context:,}, batch {setting.batch:,}"
+    Table(
+        ("", *headings),
+        lines,
+        title,
+        "* the model as it is. Fewer key/value heads cost quality that no formula gives: measure it.",
+    ).print(screen)
 
 
 def print_choice(screen: Screen, choice: Choice) -> None:
     """Each rule with its arithmetic, and what follows for the cache."""
     screen.say("")
-    screen.tell("price.rules_of_thumb")
+    screen.say("Rules of thumb, not measurements:")
     for rule in choice.rules:  # such as "head width: keep 128", with the numbers and the source of the rule
-        key = "price.keep" if rule.present == rule.advised else "price.instead"
-        verdict = Note.of(key, advised=rule.advised, present=rule.present)
-        name = labelled("price", rule.name)
-        screen.tell("price.rule", name=name, verdict=verdict, arithmetic=rule.arithmetic)
-        screen.tell("price.guideline", guideline=rule.guideline, source=rule.source)
+        keeps = rule.present == rule.advised
+        verdict = f"keep {rule.present}" if keeps else f"{rule.advised} instead of {rule.present}"
+        screen.say(f"  {rule.name}: {verdict}. {rule.arithmetic}.")
+        screen.say(f"    The rule: {rule.guideline}. Source: {rule.source}.")
     before, after = choice.present_cache_bytes_per_token, choice.cache_bytes_per_token
-    line = screen.phrase("price.so", n_heads=choice.n_heads, head_dim=choice.head_dim, n_kv_heads=choice.n_kv_heads)
+    line = (
+        f"So {choice.n_heads} query {'head' if choice.n_heads == 1 else 'heads'} of {choice.head_dim} on "
+        f"{choice.n_kv_heads} key/value {'head' if choice.n_kv_heads == 1 else 'heads'}"
+    )
     if before:  # 0 of a model without a cache
-        line += screen.phrase("price.cache_then", after=f"{after:,}", before=f"{before:,}")
+        line += f": cache {after:,} bytes per token, now {before:,}"
     if choice.fits is not None:
-        line += screen.phrase("price.fits" if choice.fits else "price.does_not_fit")
+        line += f"; weights and cache {'fit' if choice.fits else 'do NOT fit'}"
     screen.say(f"{line}.")

@@ -43,7 +43,7 @@ def _print_values(screen: Screen, ladder: Ladder) -> None:
     for rung in ladder.rungs:
         rows.append([rung.name, *(_far(rung.differences, key) for key in STAGES), agrees(rung)])
     rows.append(["allowed", *(_far(ladder.tolerances, key) for key in STAGES), ""])
-    screen.show(Table(("rung", *STAGES, "agrees"), rows, Note.of("ladder.certificate")), "ladder", last=1)
+    Table(("rung", *STAGES, "agrees"), rows, Note.of("ladder.certificate")).print(screen, last=1)
 
 
 def _print_gradients(screen: Screen, ladder: Ladder) -> None:
@@ -59,7 +59,7 @@ def _print_gradients(screen: Screen, ladder: Ladder) -> None:
         cells = [_far(ladder.tolerances, key) if dtype == "float64" else "" for key in LEAVES]
         rows.append(["allowed", *cells, f"{_far(ladder.tolerances, f'timed {dtype}')} {dtype}"])
     title = Note.of("ladder.certificate_of_gradients")
-    screen.show(Table(("rung", *LEAVES, "output as timed"), rows, title), "ladder", last=len(formats))
+    Table(("rung", *LEAVES, "output as timed"), rows, title).print(screen, last=len(formats))
 
 
 def _print_costs(screen: Screen, ladder: Ladder) -> None:
@@ -71,7 +71,7 @@ def _print_costs(screen: Screen, ladder: Ladder) -> None:
         rows.append([rung.name, rung.parameters, MISSING if ms is None else ms, speed, memory, rung.how])
     title = Note.of("ladder.costs", sizes=ladder.sizes.note, threads=ladder.threads)
     # Words stand at the left, in columns 0 and 5.
-    screen.show(Table(("rung", "parameters", "ms", "speed", "memory", "how"), rows, title), "ladder", (0, 5))
+    Table(("rung", "parameters", "ms", "speed", "memory", "how"), rows, title).print(screen, (0, 5))
 
 
 def _far(differences: Mapping[str, float | None], key: str, absent: str = MISSING) -> str:

@@ -33,7 +33,7 @@ from headwise.errors import HeadwiseError
 from headwise.table import Markup, escaped
 from headwise.view.page import frame, json_block, package_text, page, word
 from headwise.view.report import FILM_BODY, FILM_STYLES, FILM_WORDS, quantised
-from headwise.words import LANGUAGES, Facts, refusal, sent
+from headwise.words import LANGUAGES, Facts, sent
 
 if TYPE_CHECKING:
     from headwise.heads.look import Desk
@@ -73,7 +73,9 @@ class Live(ThreadingHTTPServer):
         try:
             super().__init__(("127.0.0.1", port), _Handler)
         except OSError as error:
-            raise refusal("no_port", port=port, error=error.strerror) from None
+            raise HeadwiseError(
+                f"port={port} of 127.0.0.1 cannot be had ({error.strerror}); pass another, or none for any free one"
+            ) from None
         self.hosts = {f"{name}:{self.server_port}" for name in ("127.0.0.1", "localhost")}
         # Every 0.1 seconds the server looks whether it is to end; `close` waits as long, at most.
         threading.Thread(target=self.serve_forever, args=(0.1,), daemon=True).start()
@@ -306,7 +308,7 @@ def _why(desk: Desk) -> Facts:
 
     reading, other = desk.readings.get("a"), desk.readings.get("b")
     if reading is None:
-        raise refusal("no_text_yet")
+        raise HeadwiseError("there is no text yet")
     story = why(desk.folder.model, reading.text, None if other is None else other.text)
     lines = [[part.head, {lang: story.sentence(part, lang) for lang in LANGUAGES}] for part in story.told]
     return {"why": lines, "answer": story.answer, "other": story.other}

@@ -26,10 +26,11 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from headwise.errors import HeadwiseError
 from headwise.files import write_whole
 from headwise.story import Story
 from headwise.table import escaped
-from headwise.words import LANGUAGES, Facts, Note, check_lang, phrase, phrase_html, phrases, refusal
+from headwise.words import LANGUAGES, Facts, check_lang, phrase, phrase_html, phrases
 
 # An empty element that names a phrase, <p data-word="report.hint"></p>, and an attribute that does.
 _EMPTY = re.compile(r'(?P<start><(?P<tag>[a-z0-9]+)\b[^<>]*? data-word="(?P<key>[\w.]+)"[^<>]*>)(?P<end></(?P=tag)>)')
@@ -201,9 +202,16 @@ def walk_html(
     Raises HeadwiseError for a language that is not en or es, and for a model that does not run in a page.
     """
     if "reason" in model:  # why the model was not packed: "size", beside the two numbers
-        # The phrase of a reason has places for its numbers.
-        numbers = {key: f"{fact:,}" if isinstance(fact, int) else fact for key, fact in model.items()}
-        raise refusal("no_walk", why=Note.of(f"refused.walk_{model['reason']}", **numbers))
+        sizes = f"{model.get('parameters', 0):,} parameters, and a page carries at most {model.get('most', 0):,}"
+        why = {
+            "foreign": "it is no model of headwise",
+            "reshaped": "its layers differ from one another",
+            "latent": "its heads make keys and values of a latent, which the page cannot follow",
+            "size": f"it has {sizes}",
+            "tokenizer": f"its tokenizer has what the page cannot follow: {model.get('part')}",
+            "range": "it has weights too large for 16 bits",
+        }[model["reason"]]
+        raise HeadwiseError(f"the walk runs the model in the page, and this one does not: {why}; leave out html=")
     config = model["config"]
     facts = {
         "name": name,

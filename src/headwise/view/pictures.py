@@ -21,7 +21,6 @@ from headwise.view import Screen
 from headwise.view.report import shares_of
 from headwise.view.survey import badges_of, earners
 from headwise.view.terminal import print_maps
-from headwise.words import refusal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -79,7 +78,7 @@ def figure_class() -> type[Figure]:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise refusal("needs_matplotlib") from None
+        raise HeadwiseError("a PNG needs matplotlib: pip install 'headwise[all]'") from None
     return Figure
 
 

@@ -10,16 +10,16 @@ import math
 import string
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 
 from rich.table import Table as Grid
 from rich.text import Text
 
+from headwise.errors import HeadwiseError
 from headwise.heads.table import ROLES, HeadProfile, Role, Survey
 from headwise.intervals import Interval
 from headwise.table import Table, number
 from headwise.view import Screen
-from headwise.words import Note, check_lang, key_of, labelled, marked, refusal, said, unknown
+from headwise.words import Note, check_lang, key_of, labelled, marked, unknown
 
 # Statistics that a report shows at once, where there are more than FEW; the others are shown on demand.
 MAIN = ("entropy", "confidence", "distance", "first", "previous", "self", "delimiter", "duplicate", "induction")
@@ -191,6 +191,7 @@ def _effect(change: Interval | None) -> list[Note]:
 SHOWN = ("entropy", "distance", "confidence", "first", "previous", "importance", "ablation")  # columns, for 80 places
 NAMED = 6  # heads that are named behind a role, and texts behind a model: a round choice, as is the next
 LONG = 40  # characters of the name of a text, at most
+HEADINGS = {"confidence": "conf.", "importance": "import.", "previous": "prev."}  # short, for 80 columns
 EFFECTS = ("importance", "ablation")  # what happens without a head; all its other numbers are statistics
 
 
@@ -205,7 +206,7 @@ def print_survey(screen: Screen, survey: Survey, sort_by: str = "name") -> None:
     known = {column.key: column for column in columns_of(survey)}
     key = check_order(known, sort_by)
     if key in EFFECTS and all(value_of(profile, key) is None for profile in survey.profiles):
-        raise refusal("order_unmeasured", name=repr(sort_by), model=survey.model)
+        raise HeadwiseError(f"cannot sort by {sort_by!r}: it was not measured for {survey.model}")
     keys = SHOWN if key in SHOWN else (key, *SHOWN)  # that by which it is sorted is among them
     columns = [known[name] for name in keys if name in known]
     _print_facts(screen, survey)
@@ -221,28 +222,27 @@ def check_order(statistics: Iterable[str], sort_by: str) -> str:
     Raises HeadwiseError for any other.
     """
     known = ("name", *EFFECTS, *statistics)
-    keys = {labelled("heading", key): key for key in known}  # the last of equal names counts: a key before a heading
+    keys = {HEADINGS.get(key, key): key for key in known}  # the last of equal names counts: a key before a heading
     keys |= {label(key): key for key in known} | {key: key for key in known}
     if sort_by not in keys:
-        raise unknown(Note.of("refused.no_order", name=repr(sort_by)), sort_by, keys)
+        raise unknown(f"cannot sort by {sort_by!r}", sort_by, keys)
     return keys[sort_by]
 
 
 def _print_facts(screen: Screen, survey: Survey) -> None:
     """The model, on what it was looked at, and its loss."""
     # A name may be a whole text.
-    names = [name if len(name) <= LONG else f"{name[: LONG - 3]}..." for name in map(screen.spoken, survey.texts)]
-    facts = {"text": screen.phrase("survey.of", names=_some(names)) if names else "", "loss": ""}
+    names = [name if len(name) <= LONG else f"{name[: LONG - 3]}..." for name in survey.texts]
+    of = f" of {_some(names)}" if names else ""
     if survey.loss is not None and math.isfinite(survey.loss):
-        facts["loss"] = screen.phrase("survey.loss", loss=f"{survey.loss:.3f}")
-    counts = {
-        "heads": len(survey),
-        "layers": n_layers(survey),
-        "tokens": survey.n_tokens,
-        "documents": survey.n_documents,
-    }
-    facts |= {name: f"{count:,}" for name, count in counts.items()}
-    screen.tell("survey.facts", model=survey.model, **facts)
+        of += f", {survey.loss:.3f} nats per token"
+    heads, layers = _count(len(survey), "head"), _count(n_layers(survey), "layer")
+    documents = _count(survey.n_documents, "document")
+    screen.say(f"{survey.model}: {heads} in {layers}; {survey.n_tokens:,} tokens in {documents}{of}")
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _print_roles(screen: Screen, survey: Survey) -> None:
@@ -255,22 +255,19 @@ def _print_roles(screen: Screen, survey: Survey) -> None:
     grid.add_column()
     for role, names in named.items():
         if names:
-            grid.add_row(Text(screen.spoken(_role(role))), str(len(names)), Text(screen.spoken(_some(names))))
+            grid.add_row(Text(role), str(len(names)), Text(_some(names)))
     # rich prints an empty line for a grid without rows.
     if grid.row_count:
         screen.print(grid)
-    missing = [_role(role) for role, names in named.items() if not names]
+    missing = ", ".join(role for role, names in named.items() if not names)
     if missing:
-        screen.tell("survey.roles_missing", roles=missing)
-
-
-_role = partial(labelled, "role")  # the note of a role by its name; a relation of a text's own stays as it is
+        screen.say(f"roles without a head: {missing}")
 
 
 def _some(names: list[str]) -> str:
-    """The first names, and how many more there are; a note, where there are more."""
+    """The first names, and how many more there are."""
     some, more = ", ".join(names[:NAMED]), len(names) - NAMED
-    return Note.of("refused.and_more", some=some, more=f"{more:,}") if more > 0 else some
+    return f"{some} and {more:,} more" if more > 0 else some
 
 
 def _print_heads(screen: Screen, survey: Survey, columns: list[Column], key: str) -> None:
@@ -281,21 +278,15 @@ def _print_heads(screen: Screen, survey: Survey, columns: list[Column], key: str
         profiles.sort(key=lambda p: (math.isnan(numbers[p.name]), -numbers[p.name]))
     rows = []
     for p in profiles:
-        roles = [short(role) if screen.lang == "en" else str(said(_role(role), screen.lang)) for role in p.roles]
-        rows.append([p.name, ", ".join(roles), *(_shown_number(_number(p, each.key), each) for each in columns)])
+        rows.append(
+            [p.name, ", ".join(map(short, p.roles)), *(_shown_number(_number(p, each.key), each) for each in columns)]
+        )
     headings, meanings = [], []
     for column in columns:
-        # A phrase of [heading], made short for a terminal of 80 columns; else one of [column]; else the label, as of
-        # a relation of a text's own, which has no phrase.
-        known = labelled("heading", column.key), labelled("column", column.key)
-        heading = next((screen.spoken(note) for note in known if isinstance(note, Note)), column.label)
+        heading = HEADINGS.get(column.key, column.label)
         headings.append(heading)
-        meaning = labelled("meaning", column.key)
-        # In English the survey's own words, which also tell how heads were silenced; the table of words for the others.
-        if screen.lang == "en" or not isinstance(meaning, Note):
-            meaning = column.meaning
-        meanings.append(f"{heading}: {screen.spoken(meaning)}")
-    headings = [screen.phrase("survey.head"), screen.phrase("survey.roles"), *headings]
+        meanings.append(f"{heading}: {column.meaning}")
+    headings = ["head", "roles", *headings]
     Table(headings, rows, note="\n".join(meanings)).print(screen, (0, 1))  # names and roles stand at the left
 
 
@@ -342,13 +333,21 @@ def print_relations(screen: Screen, survey: Survey) -> None:
     """The best heads of each relation, and what the columns mean; nothing where no relation is known."""
     if not survey.relations:
         return
-    headings = screen.phrase("survey.relation_headings").split(" | ")
-    notes = Note.of("survey.relations"), Note.of("survey.relation_meanings")
-    screen.show(Table(headings, relation_rows(survey), *notes), "role", (0, 1))
+    headings = ["relation", "head", "mass", "95 %", "even", "untr.", "else.", "right", "offset"]
+    notes = (
+        "what belongs together",
+        (
+            "mass: weight on the right tokens, with its 95 % interval; even: that of attention spread evenly; "
+            "untr.: of the best untrained head; else.: of the same head at the same distances from other tokens; "
+            "right: tokens whose largest weight is on a right one; offset: the best fixed distance, and how often "
+            "it is right; *: has the role"
+        ),
+    )
+    Table(headings, relation_rows(survey), *notes).print(screen, (0, 1))
 
 
 def print_sentences(screen: Screen, survey: Survey) -> None:
     """A line for each head, its tokens in quotation marks."""
     screen.say("")
     for profile in survey.profiles:
-        screen.say(f"{profile.name}: {head_sentence(survey, profile, screen.lang, ('“', '”'))}")
+        screen.say(f"{profile.name}: {head_sentence(survey, profile, marks=('“', '”'))}")

@@ -85,7 +85,7 @@ def print_maps(screen: Screen, maps: HeadMaps) -> None:
     width = max(pictures[0][0].cell_len, *(len(head.name) for head in maps.maps))  # of a picture, below its name
     # In colours a line holds two rows of cells, so a label stands for two.
     labels = Text("\n".join(_row_labels(maps, size, 1 if shades else 2, screen.options.ascii_only)))
-    screen.tell("survey.maps", model=maps.model)
+    screen.say(f"{maps.model}: each row is a token that looks, each column a token looked at")
     across = max(1, (room + GAP) // (width + GAP))  # the last picture in a row needs no gap
     for start in range(0, len(pictures), across):
         # Of each column its width, a name and below it a picture; the labels of the rows come first, without a name.
@@ -101,7 +101,7 @@ def print_maps(screen: Screen, maps: HeadMaps) -> None:
         grid.add_row(*drawn)
         screen.print(grid, "", crop=True)  # "": an empty line below
     if size > 1:
-        screen.tell("survey.blocks", count=count, size=size)
+        screen.say(f"{count} tokens: each cell is a block of {size} x {size}, shown by its largest weight")
     screen.print(_legend(screen, shades), highlight=False, markup=False)
 
 
@@ -156,13 +156,13 @@ def _colour(weight: float) -> Color:
 def _legend(screen: Screen, shades: str) -> Text:
     """What colours or shades stand for."""
     if not shades:
-        line = Text(f"{screen.phrase('survey.weight')} 0 ")
+        line = Text("weight 0 ")
         for weight in np.linspace(0.0, 1.0, 21):  # a ramp 21 characters long, in steps of 0.05
             line.append("█", Style(color=_colour(float(weight))))
         return line.append(" 1")
-    parts = [screen.phrase("survey.blank", level=LEVELS[1])]
+    parts = [f"weight: blank below {LEVELS[1]}"]
     for shade, level in zip(shades[1:], LEVELS[1:], strict=True):
-        parts.append(screen.phrase("survey.from", shade=shade, level=level))
+        parts.append(f"{shade} from {level}")
     return Text(", ".join(parts))
 
 
@@ -450,7 +450,7 @@ def print_steps(screen: Screen, steps: HeadSteps) -> None:
     if screen.options.ascii_only:
         plain = tuple(visible(token).encode("ascii", "backslashreplace").decode() for token in steps.tokens)
         steps = replace(steps, tokens=plain)
-    content = Content(steps, screen.lang)
+    content = Content(steps, "en")
     _paragraph(screen, content.say("heading", head=steps.name, token=content.tokens[steps.at]), "bold")
     _paragraph(screen, content.say("lede"))
     for number_of_section, (title, parts) in enumerate(content.sections(), 1):

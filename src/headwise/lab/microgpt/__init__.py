@@ -16,7 +16,6 @@ from typing import Any
 
 from headwise.errors import HeadwiseError
 from headwise.spec import require_size
-from headwise.words import refusal
 
 RUNGS = ("plain", "array", "tensor")
 
@@ -154,9 +153,9 @@ def replay(
     HeadwiseError for a rung or a number that there is not, for no documents, and for tensor where torch is missing.
     """
     if rung not in RUNGS:
-        raise refusal("no_rung", rung=repr(rung), value=", ".join(RUNGS))
+        raise HeadwiseError(f"rung={rung!r} is not known; one of {', '.join(RUNGS)}")
     if steps < 1:
-        raise refusal("steps", steps=steps)
+        raise HeadwiseError(f"steps={steps} must be at least 1")
     # What no command lets through has no phrase of `refusal`, with its Spanish: the three errors that follow.
     if n_samples < 0:
         raise HeadwiseError(f"n_samples={n_samples} is less than none; pass 0 or more")
@@ -169,7 +168,7 @@ def replay(
     require_size("n_layers", n_layers)
     require_size("n_heads", n_heads)
     if WIDTH % n_heads:
-        raise refusal("microgpt_heads", n_heads=n_heads, width=WIDTH)
+        raise HeadwiseError(f"n_heads={n_heads} does not divide the width of microgpt, {WIDTH}; pass 1, 2, 4, 8 or 16")
     try:  # loaded when it is asked for: array needs no torch, plain no NumPy either
         module: Any = importlib.import_module(f"headwise.lab.microgpt.{rung}")
     except ModuleNotFoundError as error:
