@@ -291,20 +291,20 @@ def test_torchs_own_encoder_and_decoder(layout: str) -> None:
 @torch.no_grad()
 def test_heads_that_are_modules_axes_of_another_order_and_folded_ones() -> None:
     model = shaken(nn.Sequential(Heads(), Einsum(), Folded(told=True)))
-    with pytest.raises(hw.HeadwiseError, match=r"^how many heads heads0.L0 has, a Head, is known after it has ru"):
-        hw.ablate(model, ["heads1.L0.H0"]).__enter__()
+    with pytest.raises(hw.HeadwiseError, match=r"^how many heads L1 has, a Einsum, is known after it has ru"):
+        hw.ablate(model, ["L1.H0"]).__enter__()
     plain = model(X)
     with hw.watch(model, maps=True) as seen:
         assert torch.equal(model(X), plain)
-    assert [name for name in seen if "H0" in name] == [*(f"heads{h}.L0.H0" for h in range(H)), "L1.H0", "L2.H0"]
+    assert [name for name in seen if "H0" in name] == ["L0.H0", "L1.H0", "L2.H0"] and "L0.H3" in seen
     head = model[0].heads[1]
     expected = (head.query(X) @ head.key(X).mT).softmax(-1)
-    torch.testing.assert_close(torch.tensor(seen["heads1.L0.H0"].map), expected[-1], rtol=0, atol=1e-6)
+    torch.testing.assert_close(torch.tensor(seen["L0.H1"].map), expected[-1], rtol=0, atol=1e-6)
     inner = model[0](X)
     q = model[1].q(inner).view(B, 11, H, -1)
     shared = torch.einsum("bihd,bjd->bhij", q, model[1].kv(inner).chunk(2, -1)[0]).softmax(-1)
     torch.testing.assert_close(torch.tensor(seen["L1.H2"].map), shared[-1, 2], rtol=0, atol=1e-6)
-    for name, w_o, h in (("heads1.L0.H0", model[0].proj, 1), ("L1.H2", model[1].o, 2), ("L2.H3", model[2].out_proj, 3)):
+    for name, w_o, h in (("L0.H1", model[0].proj, 1), ("L1.H2", model[1].o, 2), ("L2.H3", model[2].out_proj, 3)):
         with hw.ablate(model, [name]):
             silenced = model(X)
         with zeroed(w_o, h, H):
@@ -312,6 +312,84 @@ def test_heads_that_are_modules_axes_of_another_order_and_folded_ones() -> None:
     assert softmax.attends(torch.fx.symbolic_trace(head))
     vars(head)["forward"] = lambda x, y: (x @ F.linear(input=y, weight=torch.eye(C)).mT).softmax(-1) @ y
     assert "distance" not in watch_call(head, X, X[:, :7])["L0.H0"].means
+
+
+class CausalHead(nn.Module):
+    """A head by the course's names; by the fused call with a flag, or with a mask of its own, or by a softmax."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.W_query, self.W_key, self.W_value = (nn.Linear(C, 7, bias=False) for _ in range(3))
+        self.far = nn.Parameter(torch.rand(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.W_query(x), self.W_key(x), self.W_value(x)
+        length = x.shape[1]
+        bias = -self.far * (torch.arange(length)[:, None] - torch.arange(length)).abs()
+        bias = bias.masked_fill(torch.ones(length, length).triu(1) > 0, -torch.inf)
+        if self.way == "flag":
+            return F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None], is_causal=True)[:, 0]
+        if self.way == "mask":
+            return F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None], attn_mask=bias)[:, 0]
+        return (q @ k.mT / math.sqrt(7) + bias).softmax(-1) @ v
+
+
+class CausalHeads(nn.Module):
+    """The wrapper of the course: no projection, or one behind what joins its heads."""
+
+    def __init__(self, way: str, projects: bool) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList([CausalHead(way) for _ in range(3)])
+        self.linear = nn.Linear(21, C)
+        self.out_proj = nn.Linear(21, C) if projects else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        joined = torch.cat([head(x) for head in self.heads], dim=-1)
+        return joined if self.out_proj is None else self.out_proj(joined)
+
+
+class Blocks(nn.Module):
+    def __init__(self, way: str, projects: bool) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([CausalHeads(way, projects) for _ in range(2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + (block(x) if block.out_proj is not None else block.linear(block(x)))
+        return x
+
+
+@pytest.mark.parametrize("projects", [False, True])
+@pytest.mark.parametrize("way", ["flag", "mask", "softmax"])
+@torch.no_grad()
+def test_modules_of_a_list_are_heads_of_one_layer(way: str, projects: bool) -> None:
+    model = shaken(Blocks(way, projects))
+    plain = model(X)
+    with hw.watch(model, maps=True) as seen:
+        assert torch.equal(model(X), plain)
+    assert list(seen) == [f"L{n}.H{h}" for n in range(2) for h in range(3)]
+    inputs = [X, model(X)]
+    model.blocks[1].register_forward_pre_hook(lambda module, args: inputs.__setitem__(1, args[0]))
+    model(X)
+    for n, x in enumerate(inputs):
+        for h, head in enumerate(model.blocks[n].heads):
+            with hw.watch(head, maps=True) as alone:
+                head(x)
+            of_all = seen[f"L{n}.H{h}"]
+            torch.testing.assert_close(torch.tensor(of_all.map), torch.tensor(alone["L0.H0"].map), rtol=0, atol=1e-6)
+            assert all(of_all[name] == pytest.approx(mean, abs=1e-5) for name, mean in alone["L0.H0"].means.items())
+    half = model.blocks[1].heads[2].W_value.weight
+    half *= 0.5
+    expected = model(X)
+    half *= 2
+    with hw.steer(model, {"L1.H2": 0.5}), hw.watch(model):
+        torch.testing.assert_close(model(X), expected)
+    half *= 0
+    with hw.ablate(model, ["L1.H1"]):
+        without = model(X)
+    model.blocks[1].heads[1].W_value.weight.zero_()
+    torch.testing.assert_close(without, model(X))
 
 
 @torch.no_grad()

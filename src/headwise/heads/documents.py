@@ -6,6 +6,7 @@ That is their tokens, their padding, and what a cache held before.
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from headwise.corpus.documents import batches
 from headwise.corpus.tokens import Ids
-from headwise.masks import BroadcastGrid, resolve
+from headwise.masks import BroadcastGrid, Part, Segments, resolve
 from headwise.models.ask import cache_in, evaluating, run_body
 from headwise.models.hook import Hook, attach, hooked
 from headwise.models.sites import Site, sites_of
@@ -66,6 +67,7 @@ class Document:
     marks: dict[str, Tensor] | None = None  # name -> (S,) bool, sets of keys whose mass is wanted
     before: int = -1  # the token right before the first key, where a window has let it go; -1 for none
     first: int | None = -1  # the key of the text's first token; -1: the first real one; None: it has left the cache
+    starts: tuple[int, ...] = (0,)  # the first tokens of documents that are packed in this row, and read each alone
 
 
 def some_rows(document: Document, T: int, share: float | None, seed: int) -> Document:
@@ -85,6 +87,30 @@ def some_rows(document: Document, T: int, share: float | None, seed: int) -> Doc
     rows = torch.zeros(T, dtype=torch.bool)
     rows[real[edges[:-1] + drawn.long()]] = True
     return replace(document, real_rows=rows)
+
+
+def unpacked(call: Call, document: Document) -> Iterator[tuple[Call, Document]]:
+    """The documents that are packed in one row, each as a call of its own; a document that is alone, as it is."""
+    if len(document.starts) == 1:
+        yield call, document
+        return
+    T = call.n_queries
+    for start, end in itertools.pairwise((*document.starts, T)):
+        rows = slice(start, end)
+        mask = call.options.mask
+        if mask is not None:
+            mask = Part(Part(mask, "t", range(T)[rows], T), "s", range(T)[rows], T)
+        q, k, v, out = (x[:, :, rows] for x in (call.q, call.k, call.v, call.out))
+        weights = None if call.weights is None else call.weights[:, :, rows, rows]
+        options = call.options._replace(mask=mask)
+        yield (
+            call._replace(q=q, k=k, v=v, out=out, options=options, weights=weights),
+            Document(
+                q_ids=None if document.q_ids is None else document.q_ids[rows],
+                k_ids=None if document.k_ids is None else document.k_ids[rows],
+                marks=document.marks and {name: keys[rows] for name, keys in document.marks.items()},
+            ),
+        )
 
 
 @contextmanager
@@ -215,6 +241,7 @@ class _Reader:
     parameters: Sequence[str] = ()  # names of the arguments of its `forward`
     ids: Tensor | None = None  # (B,L); None where one of them is not known
     padding: Tensor | None = None  # (B,L) bool, True = real
+    positions: Tensor | None = None  # (B,L) or (1,L), where there is no cache: a document begins where they start anew
     context_padding: Tensor | None = None  # (B,S) bool, of the tokens of an encoder that a decoder looks at
     past: int = 0  # tokens that the cache held before this call
     n_tokens: int | None = None  # tokens of this call, without those of the cache
@@ -288,6 +315,8 @@ class _Reader:
             self.n_tokens = sequence.shape[1]
             self.held = _held(arguments, self.n_tokens)
         self.padding = self._real(arguments.get("attention_mask"))
+        positions = arguments.get("position_ids")
+        self.positions = positions if isinstance(positions, Tensor) and positions.ndim == 2 and not self.past else None
         context = arguments.get("encoder_attention_mask")
         self.context_padding = context.detach().bool() if isinstance(context, Tensor) and context.ndim == 2 else None
 
@@ -490,7 +519,33 @@ def _document(call: Call, b: int, cross: bool, reader: _Reader, marker: Marker |
         marks=marks or None,
         before=before,
         first=first - gone if first >= gone else None,
+        starts=_starts(call, b, reader) if T == S and not past and (rows is None or rows.all()) else (0,),
     )
+
+
+def _starts(call: Call, b: int, reader: _Reader) -> tuple[int, ...]:
+    """The first tokens of documents that are packed in row b: none of them sees what comes before it."""
+    T, row = call.n_queries, None
+    if reader.positions is not None and reader.positions.shape[1] == T:
+        row = reader.positions[b if len(reader.positions) > 1 else 0].cpu() - torch.arange(T)
+    for mask in () if call.options.mask is None else call.options.mask.parts():
+        if isinstance(mask, Segments):
+            row = torch.as_tensor(mask.q_ids)[b if len(mask.q_ids) > 1 else 0].cpu()
+    if row is None or not (changes := row.diff().nonzero()[:, 0]).numel():
+        return (0,)
+    starts = (0, *(int(t) + 1 for t in changes))
+    for start, end in itertools.pairwise((*starts, T)):
+        rows = [start, end - 1]
+        if call.weights is None:
+            of_rows = call._replace(q=call.q[:, :, rows])
+            mask = call.options.mask and Part(call.options.mask, "t", rows, T)
+            seen = _allowed(of_rows._replace(options=call.options._replace(mask=mask)), b)
+        else:
+            seen = call.weights[b][:, rows] > 0
+        seen = None if seen is None else seen.expand(-1, -1, T)
+        if seen is None or seen[..., :start].any() or seen[..., end:].any():
+            return (0,)  # they are not kept apart
+    return starts
 
 
 def _attended(call: Call, b: int) -> Tensor | None:
@@ -498,6 +553,15 @@ def _attended(call: Call, b: int) -> Tensor | None:
     if call.weights is not None:
         seen = call.weights[b].amax((0, 1)) > 0
         return None if seen.all() else seen
+    maps = _allowed(call, b)
+    if maps is None:
+        return None
+    real: Tensor = maps.any(0).any(0).expand(call.n_keys)  # one column stands for all where they are alike
+    return None if real.all() else real
+
+
+def _allowed(call: Call, b: int) -> Tensor | None:
+    """What the mask of a call allows in document b, (1 or H, 1 or T, 1 or S) bool; None: everything."""
     if call.options.mask is None or not call.n_queries:  # without a query, as of x[:, :0], no key is seen at all
         return None
     B, H, T, _ = call.q.shape
@@ -509,11 +573,7 @@ def _attended(call: Call, b: int) -> Tensor | None:
     )
     # The first result is what the mask allows. A bias is read as it is: no rung computes with it here.
     allowed = resolve(call.options.mask.parts(), grid, torch.where, lambda bias: bias)[0]
-    if allowed is None:
-        return None
-    maps = allowed.reshape(-1, *allowed.shape[-2:])
-    real: Tensor = maps.any(0).any(0).expand(call.n_keys)  # one column stands for all where they are alike
-    return None if real.all() else real
+    return None if allowed is None else allowed.reshape(-1, *allowed.shape[-2:])
 
 
 def _row(values: Tensor | None, b: int) -> Tensor | None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from headwise.corpus.tokens import Ids
 from headwise.errors import HeadwiseError, MissingError
 from headwise.heads.blocks import THUMBNAIL, Factors, Measured, measure, row_weights
-from headwise.heads.documents import Document, Marker, listening, some_rows
+from headwise.heads.documents import Document, Marker, listening, some_rows, unpacked
 from headwise.heads.statistics import Statistics, all_statistics, unknown_head, unknown_statistic
 from headwise.heads.table import Array, HeadRow, HeadTable, Row, token_map
 from headwise.intervals import Interval, interval_of
@@ -153,7 +153,10 @@ class SeenHead(HeadRow[float]):
 
     @property
     def map(self) -> Array:
-        """The weights (T,S) of the last call's last document, or of some of its rows, as `watch(maps=...)` asks."""
+        """The weights (T,S) of the last call's last text, or of some of its rows, as `watch(maps=...)` asks.
+
+        Documents that are packed in one row have one map.
+        """
         if self._site.maps is None:
             raise MissingError(
                 f"the map of {self.name} was not kept; ask for it with watch(model, maps=True), or for rows that the "
@@ -341,9 +344,10 @@ def watch(
         # The rows whose maps are kept: all, those of the list that the text has (-1 is the last one), or none.
         kept = range(T) if maps is True else [row for row in maps or () if -T <= row < T]
         for b, document in enumerate(documents):
-            document = some_rows(document, T, rows, seed)
-            # top=False: the strongest key, which no statistic shown here needs, is not looked for.
-            seen.add(site, measure(call, b, document, offsets, factors.of(site, call), top=False), document)
+            for part, of_part in unpacked(call, document):
+                of_part = some_rows(of_part, part.n_queries, rows, seed)
+                # top=False: the strongest key, which no statistic shown here needs, is not looked for.
+                seen.add(site, measure(part, b, of_part, offsets, factors.of(site, part), top=False), of_part)
             if kept:
                 seen.add_maps(site, _maps(call, b, kept), document)
 

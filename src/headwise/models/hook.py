@@ -28,10 +28,11 @@ Calls of other threads do not count. Attentions of the third column are called f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import partial
 from threading import Lock
 from typing import Any
 from weakref import WeakSet
@@ -43,6 +44,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from headwise.errors import HeadwiseError
 from headwise.layer.layer import MultiHeadAttention
+from headwise.masks import all_of
 from headwise.models import softmax
 from headwise.models.native import as_native
 from headwise.models.reading import Asked, read_call
@@ -151,7 +153,7 @@ def attach(handlers: Mapping[Site, Handler]) -> Iterator[None]:
             if is_watchable(module):
                 stack.enter_context(observe(module, handler_of(site)))
             else:
-                taps[module] = Tap(site, handler_of(site))
+                taps[module] = (ListTap if site.members else Tap)(site, handler_of(site))
         free = {module: tap for module, tap in taps.items() if tap.site.free}
         # The hooks at W_O, the attention interface, the functions of torch.
         if taps:
@@ -372,6 +374,87 @@ class Tap:
         return None
 
 
+class ListTap(Tap):
+    """An attention whose heads are modules of a list: their calls are joined to one.
+
+    What they give is changed where the module around the list has joined it: before its W_O, or where it leaves that
+    module.
+    """
+
+    def __init__(self, site: Site, handler: Handler) -> None:
+        super().__init__(site, handler)
+        self.given: list[Call] = []  # by the heads that have run so far
+
+    def hooks(self) -> list[Hook]:
+        module = self.site.module
+        return [
+            (module.register_forward_pre_hook, self.begin),
+            *super().hooks(),
+            (module.register_forward_hook, self.at_output),
+        ]
+
+    def begin(self, *args: Any) -> None:
+        """A forward pre-hook of the module around the list."""
+        self.given = []
+
+    def take(self, number: int, call: Call | str, sure: bool, w_o: Tensor | None) -> None:
+        """The head of this number has given its call: see `attended`."""
+        if isinstance(call, Call):
+            if call.out.shape[1] == 1 and number == len(self.given):
+                self.given.append(call)
+            if len(self.given) < len(self.site.members):
+                return
+            call = _side_by_side(self.site.module, self.given)
+        self.given = []
+        self.attended(call, sure=True, w_o=None)
+
+    def wait(self, call: Call) -> None:
+        self.waiting.append(call)
+
+    def at_output(self, module: nn.Module, args: Any, out: Any) -> Any:
+        """A forward hook of the module around the list."""
+        if self.projection is not None or not isinstance(out, Tensor):
+            return None
+        replaced = self.at_w_o(module, (out,))
+        return None if replaced is None else replaced[0]
+
+    def hand(self, call: Call, note: str = "", **changes: Any) -> Tensor | None:
+        if self.projection is None:
+            note = f"{self.site.name}: its W_O is not known, so its heads are read where they leave it, no norm"
+            changes["at_w_o"] = False
+        return super().hand(call, note, **changes)
+
+
+def _side_by_side(module: nn.Module, calls: Sequence[Call]) -> Call | str:
+    """The calls of one head each as a call of all of them; or why they are none."""
+    first = calls[0]
+    if any(call.q.shape != first.q.shape or call.v.shape != first.v.shape for call in calls):
+        return f"the modules of its list, {type(first.layer).__name__}, attend to texts of several lengths"
+    joined: dict[str, Any] = {
+        name: torch.cat([getattr(call, name) for call in calls], 1) for name in ("q", "k", "v", "out")
+    }
+    weights = [call.weights for call in calls if call.weights is not None]
+    if weights:
+        joined["weights"] = torch.cat(weights, 1)
+    options = first.options
+    masks = [call.options.mask for call in calls]
+    kinds = [None if mask is None else [type(part) for part in mask.parts()] for mask in masks]
+    if any(call.options.scale != options.scale for call in calls) or any(kind != kinds[0] for kind in kinds):
+        return f"the modules of its list, {type(first.layer).__name__}, have scales and masks of their own"
+    if masks[0] is not None:
+        parts = zip(*(mask.parts() for mask in masks if mask is not None), strict=True)
+        options = options._replace(mask=all_of([_of_heads(part) for part in parts]))
+    return first._replace(layer=module, options=options, **joined)
+
+
+def _of_heads(parts: Sequence[Any]) -> Any:
+    """The same part of the masks of several heads as one: arrays of one head each, or a flag that all have alike."""
+    arrays = [part.array for part in parts if hasattr(part, "array")]
+    if not arrays or all(array.shape == arrays[0].shape and torch.equal(array, arrays[0]) for array in arrays):
+        return parts[0]
+    return type(parts[0])(torch.cat(arrays, 1))
+
+
 # What a block made W_O read -> what W_O was to read before any block changed it.
 _before: Any = WeakIdKeyDictionary()
 _elsewhere: WeakSet[nn.Module] = WeakSet()  # attentions whose projection has been seen to read something else
@@ -380,7 +463,13 @@ _elsewhere: WeakSet[nn.Module] = WeakSet()  # attentions whose projection has be
 @contextmanager
 def _read(taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
     """Inside this block, and in its thread, what attentions make by functions of torch goes to their taps."""
-    block = softmax.Block({module: (tap.attended, tap.site.n_heads) for module, tap in taps.items()})
+    takes: dict[nn.Module, tuple[softmax.Take, int]] = {}
+    for module, tap in taps.items():
+        if isinstance(tap, ListTap):
+            takes |= {head: (partial(tap.take, number), 1) for number, head in enumerate(tap.site.members)}
+        else:
+            takes[module] = tap.attended, tap.site.n_heads
+    block = softmax.Block(takes)
     # Attentions inside of one another, too: the block asks which is the innermost that runs. A dict, for its order.
     parts = {part: None for module in taps for part in module.modules() if part in taps or is_attention(part)}
     native = dict.fromkeys(module for tap in taps.values() for module in tap.site.native)
@@ -393,7 +482,8 @@ def _read(taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
         yield
     # One that ran, and of which nothing was heard, is refused; one around other attentions may leave it to those.
     for module, tap in taps.items():
-        has_attentions = any(part is not module and is_attention(part) for part in module.modules())
+        inside = {*module.modules()} - {module, *tap.site.members}
+        has_attentions = any(map(is_attention, inside))
         if module in block.ran and not tap.heard and not has_attentions:
             kind = type(module).__name__
             tap.refuse(f"{kind} ran, and no softmax over keys was seen that it multiplies with values")

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from types import CodeType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -33,7 +34,7 @@ from headwise.layer.latent import through
 from headwise.layer.layer import MultiHeadAttention
 from headwise.layer.parts import as_rows
 from headwise.models.native import NATIVE
-from headwise.models.softmax import attends
+from headwise.models.softmax import JOINS, attends
 from headwise.records import head_name
 
 NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")  # a part of a path that is a number: ".3" of "layers.3.attn"
@@ -67,6 +68,7 @@ class Site:
     parts: int = 1
     free: bool = False  # does it call functions of torch itself?
     native: tuple[nn.Module, ...] = ()  # of a free one: what in its model has a native path of torch
+    members: tuple[nn.Module, ...] = ()  # of a free one: the modules of a list, each of which is one of its heads
 
     @property
     def w_v(self) -> Tensor | None:
@@ -250,6 +252,9 @@ def _free_sites(model: nn.Module, apart: set[nn.Module]) -> list[Site]:
     """
     modules = {path: module for path, module in model.named_modules() if module not in apart}
     paths = [path for path, module in modules.items() if attends(module) and not uses_interface(module)]
+    members = _listed(modules, paths)
+    in_lists = {member for of_parent in members.values() for member in of_parent}
+    paths = [path for path in modules if path in members or (path in paths and path not in in_lists)]
     path_of = {}  # the path that a name is made from -> the module's own
     for path in paths:
         layer, dot, last = path.rpartition(".")
@@ -264,16 +269,49 @@ def _free_sites(model: nn.Module, apart: set[nn.Module]) -> list[Site]:
     for place, path in path_of.items():
         name = names.get(place, f"{place or 'whole'}.L0")  # "whole": the model itself, whose path is ""
         core = modules[path]
-        n_heads = _ran.get(core) or _told_count(core, getattr(core, "config", None)) or 0
+        of_list = members.get(path, ())
+        n_heads = len(of_list) or _ran.get(core) or _told_count(core, getattr(core, "config", None)) or 0
         if isinstance(core, nn.MultiheadAttention):
             weights, projection = partial(_packed_weight, core), None
         else:
             parts = _projections(modules, path, None, OWN_OUTPUTS)
             parts["packed"] = None  # in which order its rows lie is not known here
             weights = partial(_weight, parts, n_heads or 1)  # 1 divides the columns of any W_O
+            if of_list:
+                each = [_projections(modules, member, None) for member in of_list]
+                weights = partial(_listed_weight, each, parts, n_heads)
             projection = None if weights("o") is None else parts["o"]
-        sites.append(Site(name, core, n_heads, weights, _is_cross(place), projection, free=True, native=native))
+        heads = tuple(modules[member] for member in of_list)
+        site = Site(name, core, n_heads, weights, _is_cross(place), projection, free=True, native=native, members=heads)
+        sites.append(site)
     return sites
+
+
+def _listed(modules: Modules, paths: Sequence[str]) -> dict[str, list[str]]:
+    """Modules that join what the attentions of one list give, by their paths, and the paths of those: their heads."""
+    found = {}
+    for path, module in modules.items():
+        parent, _, name = path.rpartition(".")
+        members = [f"{path}.{number}" for number in range(len(module))] if isinstance(module, nn.ModuleList) else []
+        if len(members) < 2 or parent in paths or not set(members) <= {*paths}:
+            continue
+        # One with several heads, or a W_O of its own, is a layer.
+        if any(
+            _told_count(modules[member]) not in (None, 1) or _projections(modules, member, None, OWN_OUTPUTS)["o"]
+            for member in members
+        ):
+            continue
+        if name in (names := _names_of(type(modules[parent]).forward)) and names & JOINS:
+            found[parent] = members
+    return found
+
+
+def _names_of(function: Callable[..., Any]) -> set[str]:
+    """The names in the code of a function, those of its comprehensions included."""
+    codes = [getattr(inspect.unwrap(function), "__code__", None)]
+    for code in filter(None, codes):
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return {name for code in codes if code is not None for name in code.co_names}
 
 
 def _is_inside(path: str, outer: str) -> bool:
@@ -573,6 +611,18 @@ def _weight(parts: Mapping[str, nn.Module | None], n_heads: int, name: str) -> T
         return rows
     # One after the other, as in GPT-2, whose is the usual packed name; a record says so of its family.
     return torch.split(packed, [n_queries, n_keys, n_keys])["qkv".index(name)]
+
+
+def _listed_weight(
+    members: Sequence[Mapping[str, nn.Module | None]], parts: Mapping[str, nn.Module | None], n_heads: int, name: str
+) -> Tensor | None:
+    """W_Q to W_O as `_weight` gives them, of heads that are modules of one list."""
+    if name == "o":
+        return _weight(parts, n_heads, "o")
+    rows = [_plain_rows(member[name]) for member in members]
+    return (
+        None if any(part is None for part in rows) else torch.cat([part.detach() for part in rows if part is not None])
+    )
 
 
 def _plain_rows(module: nn.Module | None) -> Tensor | None:

@@ -62,7 +62,7 @@ KEEPS_ROWS = {
     "to", "type", "type_as", "float", "half", "double", "bfloat16", "contiguous", "clone", "detach", "dropout", "view",
     "reshape", "flatten", "unflatten", "transpose", "permute", "squeeze", "unsqueeze", "expand", "__get__",
 }  # fmt: skip
-JOINS = {"cat", "concat", "concatenate", "stack"}  # these are given a list of tensors
+JOINS = {"cat", "concat", "concatenate", "stack", "hstack"}  # these are given a list of tensors
 # What these give is no form of their input any more: its trail ends.
 MAKES_NEW = {"linear", "addmm", "layer_norm", "rms_norm", "group_norm", "batch_norm", "conv1d", "conv2d", "embedding"}
 # The note of a call of a module that does not make its queries and keys itself.
