@@ -538,8 +538,9 @@ def _starts(call: Call, b: int, reader: _Reader) -> tuple[int, ...]:
         rows = [start, end - 1]
         if call.weights is None:
             of_rows = call._replace(q=call.q[:, :, rows])
-            mask = call.options.mask and Part(call.options.mask, "t", rows, T)
-            seen = _allowed(of_rows._replace(options=call.options._replace(mask=mask)), b)
+            of_text = call.options.mask
+            options = call.options._replace(mask=None if of_text is None else Part(of_text, "t", rows, T))
+            seen = _allowed(of_rows._replace(options=options), b)
         else:
             seen = call.weights[b][:, rows] > 0
         seen = None if seen is None else seen.expand(-1, -1, T)
