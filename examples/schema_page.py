@@ -19,7 +19,6 @@ import torch
 from numpy.typing import NDArray
 
 from headwise.cost import Choice, Price, Variant
-from headwise.heads import circuits
 from headwise.heads.alignment import Alignment
 from headwise.heads.table import Survey
 from headwise.models.meter import Measured
@@ -61,8 +60,6 @@ TRAINED: dict[str, Any] = {
 }
 LINK = {"html": str | None}
 TEXTS = {"id": str, "name": str, "wrong": str, "symptom": str, "how": str, "fix": str}
-RANKS = {"qk_rank": float, "ov_rank": float}
-SCORES = {name: {"share": float, "control": float, None: None} for name in ("copies", "suppresses", "succeeds")}
 MODEL = {"model": str, "d_model": int, "n_heads": int, "head_dim": int, "n_kv_heads": int, "variant": str}
 SIZES = ("n_layers", "n_heads", "n_kv_heads", "d_model", "context", "steps", "batch")
 PRESET = {"name": str, "about": str, "lines": bool} | dict.fromkeys(SIZES, int)
@@ -72,10 +69,6 @@ DOCUMENTS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "heads": (
         "headwise heads",
         (Survey, {"sentences": dict[str, dict[str, str]], "report": str | None}),
-    ),
-    "circuits": (
-        "headwise heads --circuits",
-        ({"model": str, "heads": {str: RANKS | SCORES}, "paths": [get_type_hints(circuits.Path)]},),
     ),
     "why": ("headwise why", (Story, LINK)),
     "align": ("headwise align", (Alignment, {"alignment_heads": list[list[int]]})),

@@ -10,7 +10,6 @@ import pytest
 import torch
 from invoking import Invoke, assert_refused
 
-import headwise as hw
 from headwise.corpus.documents import bench
 from headwise.corpus.tokens import Tokens
 from headwise.gpt.checkpoint import save_model
@@ -104,16 +103,6 @@ def test_relations_of_a_file_are_roles(models: Path, invoke: Invoke, tmp_path: P
     assert "rom h to c" in (tmp_path / "r.html").read_text()
     code, out, _ = invoke(*args, "--sort", "my pair")
     assert code == 0 and "what belongs together" in out and "L0.H0: " in out
-
-
-def test_circuits_read_no_text(models: Path, invoke: Invoke) -> None:
-    document = json.loads(invoke("heads", models / "one", "--circuits", "--json").out)
-    expected = hw.circuits(hw.open(models / "one")).plain()
-    assert document["heads"] == expected["heads"] and document["paths"] == expected["paths"]
-    code, out, _ = invoke("heads", models / "one", "--circuits")
-    assert code == 0 and "rank QK" in out and all(name in out for name in expected["heads"])
-    assert "succeeds" not in out  # no order was given
-    assert_refused(invoke("heads", models / "one", "--circuits", "--text", "abc"), "--circuits", "leave out --text")
 
 
 @pytest.mark.skipif(

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from headwise.cost import Price, price
     from headwise.gpt.gpt import GPT, GPTConfig
     from headwise.heads.attribution import Attribution, attribute
-    from headwise.heads.circuits import Circuits, circuits
+    from headwise.heads.composition import composition
     from headwise.heads.effect import ablate
     from headwise.heads.film import train
     from headwise.heads.patching import Patching, patch
-    from headwise.heads.steering import Direction, direction, steer
+    from headwise.heads.steering import steer
     from headwise.heads.survey import survey
     from headwise.heads.table import HeadProfile, Survey
     from headwise.heads.watch import Seen, SeenHead, watch
@@ -59,11 +59,11 @@ if TYPE_CHECKING:
 __version__ = "0.3.0"
 
 __all__ = [
-    "GPT", "Alibi", "Allowed", "AttentionSpec", "Attribution", "Bias", "Causal", "Circuits", "Damage",
-    "Direction", "Explanation", "GPTConfig", "Head", "HeadProfile", "Heads", "HeadwiseError", "Imported", "Interval",
+    "GPT", "Alibi", "Allowed", "AttentionSpec", "Attribution", "Bias", "Causal", "Damage",
+    "Explanation", "GPTConfig", "Head", "HeadProfile", "Heads", "HeadwiseError", "Imported", "Interval",
     "KVCache", "Lengths", "Mask", "MultiHeadAttention", "Patching", "Price", "RelativeBias",
     "Replaced", "Reshaped", "RoPE", "Seen", "SeenHead", "Segments", "Story", "Streaming", "Survey", "Trace", "Verdict",
-    "Window", "ablate", "attend", "attention", "attribute", "check", "circuits", "direction",
+    "Window", "ablate", "attend", "attention", "attribute", "check", "composition",
     "explain", "generate", "import_attention", "look",
     "open", "overlay", "patch", "price", "prune", "replace", "share", "steer", "story_page",
     "survey", "trace", "train", "watch", "why",
@@ -76,8 +76,8 @@ _LAZY = {
     for module, names in {
         "cost": "Price price", "gpt.gpt": "GPT GPTConfig",
         "heads.attribution": "Attribution attribute",
-        "heads.circuits": "Circuits circuits", "heads.effect": "ablate", "heads.patching": "Patching patch",
-        "heads.steering": "Direction direction steer",
+        "heads.composition": "composition", "heads.effect": "ablate", "heads.patching": "Patching patch",
+        "heads.steering": "steer",
         "heads.survey": "survey", "heads.table": "HeadProfile Survey", "heads.film": "train",
         "heads.watch": "Seen SeenHead watch", "heads.why": "why",
         "layer.explain": "Explanation explain",

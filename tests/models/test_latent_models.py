@@ -107,7 +107,6 @@ def test_the_matrices_of_deepseek_are_what_its_heads_read(q_lora_rank: int | Non
         factor = (made * given).sum((1, 3), keepdim=True) / given.square().sum((1, 3), keepdim=True)
         torch.testing.assert_close(made, given * factor, rtol=1e-4, atol=1e-6)
     assert hw.survey(model, IDS.tolist(), controls=False)["L0.H0"].copying.n == 1
-    assert hw.circuits(model).heads["L0.H2"].ov.shape == (7,)
 
 
 def test_a_latent_takes_the_place_of_what_a_preset_has_instead() -> None:

@@ -171,11 +171,6 @@ def test_a_device_is_refused_by_name(folder: Any, device: str, invoke: Any, monk
             assert (code, out) == (2, "")
             assert err.startswith(f"headwise: device {name} is not on this machine; there is cpu, ")
             assert err.count("\n") == 1
-    for options, message in (
-        (["--circuits", "--device", device], "--circuits computes on the processor; leave out --device"),
-    ):
-        code, _, err = invoke("heads", path, *options)
-        assert code == 2 and message in err
     with pytest.raises(hw.HeadwiseError, match="device= is where a folder is opened"):
         hw.share(build("rope", dtype=torch.float32), 1, text=IDS, device=device)
 

@@ -35,7 +35,6 @@ COMMANDS = {
     "ids": f"heads @run --ids @ids {QUICK}",
     "cached": f"heads @run --text @text.txt --tokens 16 {QUICK}",
     "texts": f"heads @run --text @texts --tokens 16 --documents 4 {QUICK}",
-    "circuits": "heads @run --circuits --json",
     "trace": "trace @run --text 'the cat' --json",
     "why": "why @run --prompt 'the cat' --json",
     "cost": "cost @foreign --json",

@@ -32,8 +32,8 @@ from headwise.errors import HeadwiseError
 from headwise.families import check_reads_tokens, is_own
 from headwise.files import check_file, is_stream, write_whole
 from headwise.records import share_note
-from headwise.table import Table, number
-from headwise.words import LANGUAGES, Facts, Note, phrase
+from headwise.table import Table
+from headwise.words import LANGUAGES, Facts
 
 if TYPE_CHECKING:
     from headwise.gpt.ranks import Ranks
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 MOST_MAPS = 16  # heads, at most, of a model whose maps and sentences the terminal shows; a round choice
 REPORT = "report.html"  # in a run folder
 BENCHES = "grammar", "meaning"  # relations that come with headwise; --relations takes such a name, or a file
-MOST_PATHS = 20  # paths between heads that the terminal shows; --json has all (a round choice)
-SCORES = ("copies", "suppresses", "succeeds")  # of a head by its weights: `HeadWeights` in heads/circuits.py
 # What lies in the folder of --keep: a lock, so that no two calls use it; what was read.
 KEPT = r"lock|tally-.*\.safetensors"
 NewFolder = Annotated[Path | None, Option(parser=named_path, metavar="DIR")]  # made if need be; None: not asked for
@@ -67,7 +65,6 @@ def heads(
     out: Files = None,
     relations: str | None = None,
     embed: bool = False,
-    circuits: bool = False,
     keep: NewFolder = None,
     parallel: Literal["tensor"] | None = None,
     seed: Seed = 0,
@@ -83,14 +80,6 @@ def heads(
     files = out or []
     folders = {"--keep": (keep, KEPT)}  # each with a pattern of what may lie in it already
     check_outputs([model, ids, relations, *(text or ())], folders, html=html, out=files)
-    reading = {"stream": stream, "dtype": dtype, "device": device}  # for `open_folder`
-    if circuits:
-        texts: Facts = {"text": text, "ids": ids, "relations": relations, "embed": embed, "tokens": tokens}
-        texts |= {"documents": documents, "rows": rows is not None, "field": field, "keep": keep, "parallel": parallel}
-        texts |= {"seed": seed, "unknown": unknown != "refuse", "ablate": ablate != "auto", "no-controls": not controls}
-        texts |= {"sort": sort != "name"}
-        _circuits(model, reading, **texts, html=html, out=files)
-        return
     labels = relations if relations is None or relations in BENCHES else Path(relations)
     share_note(rows, seed)  # the note comes later: rows that are no fraction are refused before the model is read
     check_tables(files)
@@ -116,7 +105,8 @@ def heads(
             )
     options: Facts = {"text": text, "ids": ids, "tokens": tokens, "documents": documents, "unknown": unknown}
     options |= {"field": field, "relations": labels, "rows": rows, "controls": controls, "ablate": ablate, "seed": seed}
-    options |= {"ranks": ranks, "parallel": parallel is not None, "reading": reading}
+    options |= {"ranks": ranks, "parallel": parallel is not None}
+    options |= {"reading": {"stream": stream, "dtype": dtype, "device": device}}
     survey, maps = surveyed(model, keep=keep, **options)
     if ranks.rank:  # of many processes the first alone, rank 0, writes and prints
         return
@@ -177,60 +167,6 @@ def tell_files(tables: Iterable[Path], **others: Path | None) -> None:
     for what, other in others.items():
         if other is not None:
             screen.say(f"{what}: {other}")
-
-
-def _circuits(model: Path, reading: Mapping[str, Any], **options: Any) -> None:
-    """Show the heads by their weights alone, and who reads whom: --circuits.
-
-    reading  for `open_folder`
-    options  what goes with a text: refused where one of them was passed
-    """
-    if passed := [f"--{name}" for name, value in options.items() if value]:
-        raise HeadwiseError(f"--circuits reads the weights and no text; leave out {', '.join(passed)}")
-    if reading["device"] != "cpu":  # it computes in float64, which some devices do not have
-        raise HeadwiseError("--circuits computes on the processor; leave out --device")
-    check_model(model, reading["dtype"])
-    with needs_torch():
-        from headwise.heads.circuits import circuits
-        from headwise.models.open import open_folder
-
-    folder = open_folder(model, **reading)
-    with Progress("reading the weights of all heads"):  # it is told of no steps, and repeats these words now and then
-        result = circuits(folder.model)
-    if wants_json():
-        print_json("circuits", {"model": folder.name, **result.plain()})
-    else:
-        _print_circuits(result.plain())
-
-
-def _print_circuits(circuits: Facts) -> None:
-    """Print what `Circuits.plain` gives: a table of the heads, and a list of the paths between them.
-
-    Beside each score, a share of tokens, stands the share that chance would give.
-    """
-    heads = circuits["heads"]
-    # A score that no head has is no column: without a vocabulary there is none, and `succeeds` needs an order of ids.
-    scores = [score for score in SCORES if any(head[score] is not None for head in heads.values())]
-    columns = ["head", "rank QK", "rank OV"]  # effective ranks, which are no whole numbers
-    for score in scores:
-        columns += [score, "chance"]
-    rows = []
-    for name, head in heads.items():
-        row = [name, number(head["qk_rank"], 1), number(head["ov_rank"], 1)]
-        for score in scores:
-            scored = head[score]
-            row += ["-", "-"] if scored is None else [number(scored["share"], 2), number(scored["control"], 2)]
-        rows.append(row)
-    table = Table(columns, rows, Note.of("circuits.title"), Note.of("circuits.note"))
-    table.print(screen)
-    paths = circuits["paths"]
-    screen.say("\n" + phrase("circuits.paths", count=len(paths)))
-    for path in paths[:MOST_PATHS]:  # the strongest come first
-        facts = {"reader": path["receiver"], "read": path["sender"]}
-        facts |= {name: f"{path[name]:.2f}" for name in ("score", "baseline")}
-        screen.say("  " + phrase(f"circuits.through_{path['at']}", **facts))
-    if len(paths) > MOST_PATHS:
-        screen.say("  " + phrase("circuits.more", count=len(paths) - MOST_PATHS))
 
 
 def _print_survey(survey: Survey, maps: HeadMaps | None, sort: str) -> None:
