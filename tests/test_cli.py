@@ -87,7 +87,7 @@ def test_a_model_of_ours_needs_no_transformers(run: Path) -> None:
         sys.modules["transformers"] = None
         import headwise as hw
         from headwise.cli import main
-        hw.attribute(hw.open(sys.argv[2]), [1, 2, 3])
+        hw.composition(hw.open(sys.argv[2]))
         main()"""
     given = [sys.executable, "-c", code, "why", str(run), "--prompt", "the", "--json"]
     child = subprocess.run(given, capture_output=True, text=True, check=False)

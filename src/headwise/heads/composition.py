@@ -1,8 +1,8 @@
 """How much of what a head writes a later head reads, by the weights alone.
 
-The composition score of Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits": |A W_OV| / (|A| |W_OV|)
-with the Frobenius norm. W_OV = W_O W_V is the sender's; A is what the receiver reads by: W_QK through its queries,
-W_QK^T through its keys, W_OV through its values. Norms between the layers are left out.
+The composition score (Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits") is
+|A W_OV| / (|A| |W_OV|) with the Frobenius norm. W_OV = W_O W_V is the sender's; A is what the receiver reads by: W_QK^T
+through its queries, W_QK through its keys, W_OV through its values. Norms between the layers are left out.
 """
 
 from __future__ import annotations
