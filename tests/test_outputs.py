@@ -27,7 +27,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "run" / "run.json").write_text(json.dumps({"settings": {"text": str(place / "book.txt")}}))
     (place / "child" / "config.json").symlink_to("../links/blob")  # as the cache of a hub has it
     (place / "links" / "blob").write_text("{}")
-    (place / "child" / "headwise.json").write_text(json.dumps({"ancestors": [{"folder": "../run"}]}))
+    (place / "child" / "headwise.json").write_text(json.dumps({"run": "../run"}))
     (place / "links" / "soft.csv").symlink_to("../t.txt")
     (place / "links" / "hard.csv").hardlink_to(place / "t.txt")
     (place / "links" / "run").symlink_to("../run")
@@ -61,7 +61,7 @@ def test_what_harms_nobody_is_allowed(place: Path) -> None:
         check_apart([("--out", kept / "lock")], {"--keep": (kept, "lock|tally.*")}, [])
 
 
-@every("content", ["", "[]", '{"settings": 3}', '{"settings": {"text": [3]}}', '{"ancestors": [{"folder": 3}]}'])
+@every("content", ["", "[]", '{"settings": 3}', '{"settings": {"text": [3]}}', '{"run": 3}'])
 def test_what_is_damaged_is_said_when_it_is_read(content: str, tmp_path: Path) -> None:
     for name in ("run.json", "headwise.json"):
         (tmp_path / name).write_text(content)

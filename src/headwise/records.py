@@ -218,14 +218,6 @@ class HeadMaps:
 
 
 @dataclass(frozen=True)
-class Ancestor:
-    """An earlier model that a reshaped one comes from."""
-
-    folder: str  # where it was at that time, seen from the folder that the reshaped model was written to
-    digest: str  # SHA-256 of its weights, by which it is known wherever it is now
-
-
-@dataclass(frozen=True)
 class CurvePoint:
     """One evaluation during training; losses are mean cross-entropies in nats per token."""
 

@@ -34,9 +34,8 @@ def text(tmp_path: Path) -> Path:
     return tmp_path / "text.txt"
 
 
-def opened(model: nn.Module, monkeypatch: pytest.MonkeyPatch, path: Path = Path("source")) -> Folder:
+def opened(model: nn.Module, path: Path = Path("source")) -> Folder:
     """A model as if it came from a folder, which has no files."""
-    monkeypatch.setattr(job.Job, "_weights_folder", lambda self: None)
     return remember(model, path, Tokens.characters(LETTERS, boundary=False), "headwise")
 
 
@@ -63,7 +62,7 @@ def test_each_part_of_the_text_serves_for_one_thing(
 ) -> None:
     """Groups and heads are chosen on one part, the child learns from it, the best weights are chosen on another, and
     what is reported is measured on a third."""
-    folder = opened(build("rope", dtype=torch.float32), monkeypatch)
+    folder = opened(build("rope", dtype=torch.float32))
     parts = read_calibration(text, folder)
     train, chosen, reported = documents(parts.train), documents(parts.held_out[1::2]), documents(parts.held_out[::2])
     assert len(train) == 88 and len(chosen) == 5 and len(reported) == 5
@@ -108,7 +107,7 @@ def calibration() -> Calibration:
 def test_scores_by_ablation_are_the_loss_without_the_head(
     calibration: Calibration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = opened(build("rope", dtype=torch.float32), monkeypatch)
+    folder = opened(build("rope", dtype=torch.float32))
     found = head_scores("ablation", folder, calibration)
     wanted = ablation(folder.model, calibration.statistics)
     assert found == {name: change.mean for name, change in wanted.items()} and len(set(found.values())) > 6
@@ -117,7 +116,7 @@ def test_scores_by_ablation_are_the_loss_without_the_head(
 def test_heads_with_a_role_are_kept_first_and_importance_decides_among_equals(
     calibration: Calibration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = opened(build("rope", dtype=torch.float32), monkeypatch)
+    folder = opened(build("rope", dtype=torch.float32))
     profiles = survey_of(1, 4).profiles
     given = [((), 0.9), (("self",), 0.1), ((), 0.2), (("self",), 0.3)]
     made = tuple(replace(p, roles=roles, importance=x) for p, (roles, x) in zip(profiles, given, strict=True))

@@ -83,7 +83,7 @@ def context_in(shape: ModelShape | None) -> int | None:
     return shape.positions if shape is not None and shape.generates and not shape.two_sided else None
 
 
-RUN, RECORD = "run.json", "headwise.json"  # in a run, its settings; in a model that was reshaped, its ancestors
+RUN, RECORD = "run.json", "headwise.json"  # in a run, its settings; in a model that was reshaped, where it comes from
 MODEL = "config.json", RUN  # one of them lies in every folder of a model
 # Kinds of files that belong to no model, and the option that writes them: they may lie in its folder. In capitals
 # (A.HTML) they count as files of the model, to be on the safe side.
@@ -169,11 +169,11 @@ def _files(path: Path) -> list[Path]:
 
 
 def _texts(model: Path) -> list[Path]:
-    """The texts on which a model was trained, as its run says, or the runs that it comes from."""
+    """The texts on which a model was trained, as its run says, or the run that it comes from."""
     runs, texts = [model], list[Path]()
     # Suppressed: the file is not there, or damaged, which is said when it is read; or the text is built in (None).
     with suppress(HeadwiseError, KeyError, TypeError):
-        runs += [model / each["folder"] for each in read_json(model / RECORD)["ancestors"]]
+        runs.append(model / read_json(model / RECORD)["run"])
     for run in runs:
         with suppress(HeadwiseError, KeyError, TypeError):
             names = read_json(run / RUN)["settings"]["text"]

@@ -15,17 +15,12 @@ import importlib.util
 import os
 import re
 from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headwise.errors import HeadwiseError
 from headwise.families import RUN, check_folder, read_config
 from headwise.files import check_file, read_json
-from headwise.records import Ancestor, from_json
-
-if TYPE_CHECKING:
-    from torch import nn
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")  # "openai-community/gpt2", with one slash and no leading dot
 CONFIG = "config.json"
@@ -119,72 +114,26 @@ def _require_readers(path: Path) -> None:
         raise HeadwiseError(f"{path} is a GGUF file; to read one: pip install {' '.join(lacking)}")
 
 
-# Which models a reshaped one comes from.
+# The run that a reshaped model comes from.
 
 RECORD = "headwise.json"  # what was done; also the sign that a folder may be replaced
-WEIGHTS = "model*.safetensors"  # one file, or shards: model-00001-of-00002.safetensors
-BLOCK = 1 << 24  # bytes read at once, 16 MiB: a round number, far below the size of the files
-
-
-def ancestors(source: Path, out: Path | None) -> tuple[Ancestor, ...]:
-    """The models that a child of `source` comes from, the nearest first: `source`, then what `source` comes from.
-
-    out  where the child is to be written; None: nowhere, it is only reported on
-    """
-
-    def as_written(path: Path) -> str:
-        """The path as seen from `out`, so that both folders may be moved together."""
-        return str(path) if out is None else os.path.relpath(path.resolve(), out.resolve())
-
-    older = [Ancestor(as_written(source / each.folder), each.digest) for each in recorded(source)]
-    return Ancestor(as_written(source), digest(source)), *older
-
-
-def digest(folder: Path) -> str:
-    """SHA-256 of the files of a folder's weights; `digest_of` is another number even for the same model."""
-    # `_sha256` keeps its results by path: a relative one would name another file once the current folder is another.
-    paths = [path.resolve() for path in sorted(folder.glob(WEIGHTS))]
-    return _sha256(tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths))
-
-
-def digest_of(model: nn.Module) -> str:
-    """SHA-256 of the weights of a model in memory, with their names."""
-    import torch
-
-    hashed = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        hashed.update(name.encode())
-        # As bytes, for NumPy has no bfloat16; flat, for a tensor of no axes cannot be viewed as several bytes.
-        hashed.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return hashed.hexdigest()
-
-
-@lru_cache(maxsize=16)  # a command asks several times for a few models, and files may be large
-def _sha256(files: tuple[tuple[Path, int, int], ...]) -> str:
-    """SHA-256 of files (path, size, time of change), read one after the other.
-
-    Size and time are not hashed: as arguments they make `lru_cache` take a file that has changed for another one.
-    """
-    hashed = hashlib.sha256()
-    for path, _, _ in files:
-        with path.open("rb") as file:
-            while block := file.read(BLOCK):
-                hashed.update(block)
-    return hashed.hexdigest()
 
 
 def run_of(folder: Path) -> Path | None:
     """The run of headwise that a folder is, or that its model comes from; None without one, or where it has moved.
 
-    A run is where the training and its text are known.
+    A run is where the training and its text are known. Raises HeadwiseError for a damaged record.
     """
     if (folder / RUN).exists():
         return folder
-    for older in recorded(folder):
-        path = folder / older.folder
-        if (path / RUN).exists() and digest(path) == older.digest:  # not another run in its place
-            return path
-    return None
+    path = folder / RECORD
+    if not path.exists():
+        return None
+    record = read_json(path)
+    if not isinstance(record, dict) or not isinstance(record.get("run"), str | None):
+        raise HeadwiseError(f"{path} is damaged: it does not say where the model comes from; remove it")
+    run = record.get("run")
+    return folder / run if run is not None and (folder / run / RUN).exists() else None
 
 
 def require_run(folder: Path) -> Path:
@@ -195,15 +144,3 @@ def require_run(folder: Path) -> Path:
             f"{folder} is no run of headwise, nor made from one that can be found, so it has no text; pass text="
         )
     return run
-
-
-def recorded(folder: Path) -> list[Ancestor]:
-    """The ancestors that a folder's record names; none without a record. Raises HeadwiseError for a damaged one."""
-    path = folder / RECORD
-    if not path.exists():
-        return []
-    try:
-        saved = from_json(dict[str, Any], read_json(path))
-        return list(from_json(tuple[Ancestor, ...], saved.get("ancestors")))
-    except HeadwiseError:
-        raise HeadwiseError(f"{path} is damaged: it does not say where the model comes from; remove it") from None

@@ -23,7 +23,7 @@ from headwise.gpt.ranks import ALONE, Ranks
 from headwise.gpt.run import load_run
 from headwise.memory import CPU, device_named, free_memory, free_on
 from headwise.models.ask import context_of, predicts, vocabulary_of
-from headwise.models.lineage import WEIGHTS, located
+from headwise.models.lineage import located
 from headwise.models.stream import Stream, loaded, stream_of, turns
 from headwise.models.weights import cast
 
@@ -235,7 +235,7 @@ def open_folder(
 def _is_too_large(path: Path, device: torch.device) -> bool:
     """Do the weights of a folder leave too little of the free memory, of the machine or of the device?"""
     # A repository may have the weights twice: consolidated.safetensors, beside those of Mistral, is not read.
-    sizes = [file.stat().st_size for file in path.glob(WEIGHTS)]
+    sizes = [file.stat().st_size for file in path.glob("model*.safetensors")]
     room = min(free_memory(), free_on(device))
     needed = sum(sizes)
     if "ulimit" in room.limit:  # a limit of the process counts the pages of the file that is being read, too

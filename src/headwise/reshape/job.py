@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,10 +19,10 @@ from headwise.errors import HeadwiseError
 from headwise.families import check_reshapable
 from headwise.memory import seconds_of
 from headwise.models.ask import answers, context_of, evaluating, predicts, vocabulary_of
-from headwise.models.lineage import ancestors, located
+from headwise.models.lineage import located, run_of
 from headwise.models.open import Folder, described, open_folder
 from headwise.models.weights import cast, family_of
-from headwise.records import Ancestor, plain_data
+from headwise.records import plain_data
 from headwise.reshape.arguments import HealRecipe, Options, check_free, check_place, recipe_of
 from headwise.reshape.export import export
 from headwise.reshape.heal import Damage, Gone, HeadPairs, Healing, HealPoint, Speed, cache_bytes, measure
@@ -88,7 +89,7 @@ class Reshaped:
     what: str  # one line: what was done
     notes: tuple[str, ...]  # what a reader must know besides
     details: dict[str, object]  # groups or heads, and the settings that determine the result
-    ancestors: tuple[Ancestor, ...]  # the source, then those that it comes from itself
+    run: str | None  # the run of headwise that knows the text, seen from `out` where that is written
     damage: Damage  # before any training
     curve: tuple[HealPoint, ...] = ()  # of healing; empty without
     healed: Damage | None = None
@@ -207,7 +208,6 @@ class Job:
     def _reshaped(self, recipe: HealRecipe | None, out: Path | None) -> Reshaped:
         source, calibration, say = self.source, self.calibration, self.listener.say
         say(self._forecast())
-        weights_folder = self._weights_folder()
         say("reading the text to calibrate")
         changed = self.change.apply(self)
 
@@ -236,7 +236,7 @@ class Job:
             what=changed.what,
             notes=tuple(notes),
             details=details,
-            ancestors=() if weights_folder is None else ancestors(weights_folder, out),
+            run=_run(source.path, out),
             damage=damage,
             curve=tuple(curve),
             healed=healed,
@@ -262,16 +262,6 @@ class Job:
             f"it, at {speed:,.0f} tokens a second{bounded}"
         )
 
-    def _weights_folder(self) -> Path | None:
-        """The folder that has the parent's weights; None where it was made, or changed, in memory."""
-        if not isinstance(self.model, nn.Module):
-            return self.source.path
-        if self.source.path == IN_MEMORY:
-            return None
-        saved, weights = open_folder(self.source.path).model.state_dict(), self.source.model.state_dict()
-        same = saved.keys() == weights.keys() and all(torch.equal(saved[name], weights[name].cpu()) for name in saved)
-        return self.source.path if same else None
-
     def _healed(self, recipe: HealRecipe, changed: Changed) -> Healing:
         """Heal in float32, whatever the number format of the weights, and go back to that format afterwards."""
         self.listener.say(f"healing for {recipe.steps} steps")
@@ -289,6 +279,14 @@ class Job:
             self.listener.say(f"healing stopped after step {healing.steps}; the best weights so far are kept")
         healing.model = cast(healing.model.requires_grad_(False), dtype)
         return healing
+
+
+def _run(source: Path, out: Path | None) -> str | None:
+    """The run that `source` is or comes from; seen from `out`, so that both folders may be moved together."""
+    run = run_of(source)
+    if run is None or out is None:
+        return None if run is None else str(run)
+    return os.path.relpath(run.resolve(), out.resolve())
 
 
 @contextmanager

@@ -7,7 +7,6 @@ every second held-out document follows the healing, the others measure what came
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -59,10 +58,6 @@ class Calibration:
     most: int | None = None  # documents that any pass over them reads, but healing reads all of `train`
     built_in: bool = False  # is it the verb corpus, and no text of the user's?
     about: tuple[str, ...] = ()  # what a reader of any number on it must know
-
-    @property
-    def digest(self) -> str:  # of all ids: tells whether a healing that was stopped had the same text
-        return hashlib.sha256(torch.cat([*self.train, *self.held_out]).numpy().tobytes()).hexdigest()
 
     @property
     def statistics(self) -> list[Tensor]:
