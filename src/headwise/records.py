@@ -239,36 +239,18 @@ class RunSummary:
 
 
 @dataclass(frozen=True)
-class VectorStage:
-    """A query or a key on its way to the scores, with what makes it of the stage before."""
-
-    kind: str  # "projected", then "normed" (qk-norm) and "turned" (RoPE) where the layer has them
-    values: Vector  # (D,)
-    rms: float | None = None  # normed: the stage before is divided by this, then multiplied by the gain
-    cos: Vector | None = None  # turned: one for each pair of features, of this vector's position
-    sin: Vector | None = None
-
-
-@dataclass(frozen=True)
 class KeySteps:
-    """What one head makes of one key that it may see, from the dot product to the weighted value.
-
-    `top` and `total` are those of its `HeadSteps`.
-    """
+    """What one head makes of one key that it may see."""
 
     position: int
-    stages: tuple[VectorStage, ...]  # the last one is the key k that is scored
-    products: Vector  # (D,) q_d * k_d
-    dot: float  # their sum
+    key: Vector  # (D,) as it is scored
+    value: Vector  # (E,)
+    dot: float  # of query and key
     score: float  # dot * scale
     capped: float  # after the softcap; the score itself where there is none
     bias: float  # what the mask adds
     logit: float  # capped + bias, which the softmax reads
-    shifted: float  # logit - top
-    exp: float  # of `shifted`
-    weight: float  # exp / total
-    value: Vector  # (E,)
-    weighted: Vector  # (E,) weight * value
+    weight: float
 
 
 @dataclass(frozen=True)
@@ -287,23 +269,14 @@ class HeadSteps:
     n_kv_heads: int
     kv_head: int  # the key/value head that this head reads
     sharing: tuple[int, ...]  # the other query heads that read it
-    query: tuple[VectorStage, ...]  # the last one is the query q that is scored
-    q_gain: Vector | None  # (D,) of the qk-norm
-    k_gain: Vector | None
-    norm_eps: float | None  # rms = sqrt(mean square + norm_eps)
-    pairs: tuple[tuple[int, int], ...]  # features that RoPE rotates together: (a, b) -> (a cos - b sin, b cos + a sin)
+    query: Vector  # (D,) as it is scored
     scale: float
     softcap: float | None
     keys: tuple[KeySteps, ...]
-    top: float  # the largest logit, the sink's included
     sink: float | None  # a logit that takes a share of the softmax and gives nothing
-    sink_exp: float | None
     sink_weight: float | None
-    total: float  # sum of all exp, the sink's included
-    summed: Vector  # (E,) sum of the weighted values
     gate: float | None
-    out: Vector  # (E,) the head's output: summed, times the gate where there is one
-    wo: tuple[Vector, ...]  # (C, E) the head's own block of W_O
+    out: Vector  # (E,) the head's output: the weighted sum of the values, times the gate where there is one
     added: tuple[Vector, ...]  # (H, C) what each head adds: its out through its block of W_O
     norms: Vector  # (H,) their lengths
     out_bias: Vector | None  # (C,) of W_O

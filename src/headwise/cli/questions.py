@@ -99,9 +99,9 @@ def trace(
 ) -> None:
     """Show the arithmetic of one head at one position.
 
-    Every number can be recomputed from the lines above it: the query, the keys, their products, the softmax, the
-    values, what each head adds through the output projection, and the residual. The page of --html holds the model:
-    text, token and head can be changed in it, and its last step runs the model without the head.
+    The query, the keys and values, the scores and weights, the output, what each head adds through the output
+    projection, and the residual stream, a table each. The page of --html holds the model: text, token and head can be
+    changed in it, and its last step runs the model without the head.
     """
     check_outputs([run], html=html)
     if text == "":

@@ -1,8 +1,7 @@
 """The arithmetic of one head at one position, number by number; and a small model to show it on.
 
 The model is copied to double precision and run once on the text. `observe` hands over what the layer's attention was
-given, and torch's hooks what the modules around it read and give. `trace` of the tensor rung gives the steps from
-scores to weights. The stages of a query or key before that, which no run shows, are computed here.
+given, and torch's hooks what the modules around it read and give. `trace` gives the steps from scores to weights.
 """
 
 from __future__ import annotations
@@ -11,10 +10,9 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headwise.corpus.tokens import Tokens
 from headwise.corpus.training import Documents
@@ -24,25 +22,12 @@ from headwise.gpt.gpt import GPT, Block, GPTConfig
 from headwise.gpt.presets import find_preset
 from headwise.gpt.train import fit, one_thread
 from headwise.heads.watch import require_text
-from headwise.layer.layer import MultiHeadAttention
 from headwise.models.hook import observe
-from headwise.positions import RoPE
-from headwise.records import Call, HeadSteps, KeySteps, VectorStage
+from headwise.records import Call, HeadSteps, KeySteps
 from headwise.rungs.tensor import trace
 
 EXAMPLE_STEPS = 200  # updates that `example_model` is trained for: about a second; more would make a better model
 EXAMPLE_SEED = 0  # of its weights and batches
-
-
-class _Seen(NamedTuple):
-    """What a run of the double-precision copy left behind; T tokens, width C of the model."""
-
-    layer: MultiHeadAttention
-    call: Call
-    x: Tensor  # (T,C) the residual stream before the layer
-    normed: Tensor  # (T,C) what the layer reads
-    out: Tensor  # (T,C) what the layer gives
-    x_new: Tensor  # (T,C) the residual stream after it
 
 
 @torch.no_grad()
@@ -65,19 +50,20 @@ def head_steps(
         raise HeadwiseError(f"{len(tokens)} tokens for {len(ids)} ids; pass one for each")
     _check_place("position", "--at", at, "the text", len(ids))
     _check_place("layer", "--layer", layer, "the model", len(model.blocks))
-    seen = _run(model, ids, layer)
-    spec, call = seen.layer.spec, seen.call
-    # Only now: layers may differ in their heads, and `seen` has this one.
+    block, call, stream = _run(model, ids, layer)
+    spec, heads, options = block.attention.spec, block.attention.heads, call.options
+    # Only now: layers may differ in their heads.
     _check_place("head", "--head", head, f"layer {layer}", spec.n_heads)
-    chosen = seen.layer.heads[head]  # its own rows of the weights: `wq` (D,C), `bq` (D,), `wo` (C,E), ...
-    if seen.layer.o_proj is None:
+    if block.attention.o_proj is None:
         raise HeadwiseError("this layer has no output projection, so no head adds through one; trace a layer with W_O")
-    outs = zip(seen.layer.heads, call.out[0, :, at], strict=True)  # with each head what it gives at `at`, (E,)
+    chosen, bias = heads[head], block.attention.o_proj.bias
     # (H,C) What each head adds to the residual stream. The `if` is for the type checker: each has its `wo`.
+    outs = zip(heads, call.out[0, :, at], strict=True)
     added = torch.stack([each.wo @ out for each, out in outs if each.wo is not None])
-    q_norm, k_norm, bias = seen.layer.q_norm, seen.layer.k_norm, seen.layer.o_proj.bias
-    query = _stages(seen.layer, q_norm, chosen.wq, chosen.bq, seen.normed[at], at, call.q[0, head, at])
-    gate = call.options.gate
+    scale = 1 / math.sqrt(spec.head_dim) if options.scale is None else options.scale
+    query, keys = _floats(call.q[0, head, at]), _keys(call, head, chosen.kv_index, at)
+    # A sink of -inf takes no weight; and a query that sees no key gives 0, whatever its sink.
+    has_sink = chosen.sink is not None and float(chosen.sink) > -math.inf and len(keys) > 0
     return HeadSteps(
         model=name,
         tokens=tuple(tokens),
@@ -89,21 +75,32 @@ def head_steps(
         kv_head=chosen.kv_index,
         sharing=chosen.shared_with,
         query=query,
-        q_gain=None if q_norm is None else _floats(q_norm.weight),
-        k_gain=None if k_norm is None else _floats(k_norm.weight),
-        norm_eps=None if q_norm is None else q_norm.eps,
-        pairs=spec.rope.pairs(spec.head_dim) if spec.rope else (),  # numbers that are rotated together
-        **_softmax(seen, head, at, query[-1].values),  # from `scale` to `summed`
-        gate=None if gate is None else float(torch.as_tensor(gate)[head]),  # one number for each head
+        scale=scale,
+        softcap=options.softcap,
+        keys=keys,
+        sink=float(chosen.sink) if has_sink and chosen.sink is not None else None,
+        sink_weight=1 - math.fsum(key.weight for key in keys) if has_sink else None,
+        gate=None if options.gate is None else float(torch.as_tensor(options.gate)[head]),  # one number for each head
         out=_floats(call.out[0, head, at]),
-        wo=_rows(chosen.wo),
-        added=_rows(added),
+        added=tuple(map(_floats, added)),
         norms=_floats(added.norm(dim=1)),
         out_bias=None if bias is None else _floats(bias),
-        layer_out=_floats(seen.out[at]),
-        x=_floats(seen.x[at]),
-        x_new=_floats(seen.x_new[at]),
+        **{field: _floats(values[at]) for field, values in stream.items()},
     )
+
+
+def _keys(call: Call, head: int, kv_head: int, at: int) -> tuple[KeySteps, ...]:
+    """The keys that the mask does not hide from the query."""
+    steps, query = trace(call.q, call.k, call.v, call.options), call.q[0, head, at].tolist()
+    # (S,) The row of this query in four records (B,H,T,S), each made of the one before. `masked` are the logits.
+    rows = (record[0, head, at].tolist() for record in (steps.scores, steps.capped, steps.masked, steps.weights))
+    keys = []
+    for position, (score, capped, logit, weight) in enumerate(zip(*rows, strict=True)):
+        if logit > -math.inf:
+            key, value = (_floats(tensor[0, kv_head, position]) for tensor in (call.k, call.v))
+            dot = math.fsum(a * b for a, b in zip(query, key, strict=True))
+            keys.append(KeySteps(position, key, value, dot, score, capped, logit - capped, logit, weight))
+    return tuple(keys)
 
 
 def _check_place(what: str, option: str, number: int, owner: str, count: int) -> None:
@@ -113,132 +110,29 @@ def _check_place(what: str, option: str, number: int, owner: str, count: int) ->
         raise HeadwiseError(f"there is no {what} {number}: {owner} has {count}, counted from 0; pass {option} {last}")
 
 
-def _run(model: GPT, ids: Sequence[int], number: int) -> _Seen:
-    """One run of a copy of the model in float64 on the CPU, noting what happens around one layer."""
+def _run(model: GPT, ids: Sequence[int], number: int) -> tuple[Block, Call, dict[str, Tensor]]:
+    """One run of a copy of the model in float64 on the CPU: a block, the call of its attention, the stream around it.
+
+    The stream has the fields `x`, `layer_out` and `x_new` of HeadSteps, each (T,C).
+    """
     twin = copy.deepcopy(model).to("cpu", torch.float64).eval()
     block = twin.blocks[number]
     assert isinstance(block, Block)  # for the type checker: torch's list of modules says `Module`
-    noted = {}  # the fields of `_Seen` by their names, each (T,C)
+    stream: dict[str, Tensor] = {}
     calls: list[Call] = []
     # What a module reads is what the step before it gave: the feed-forward's norm reads the stream after the attention.
-    for name, module in (("x", block.attention_norm), ("normed", block.attention), ("x_new", block.feed_forward_norm)):
+    for name, module in (("x", block.attention_norm), ("x_new", block.feed_forward_norm)):
         # `name=name` keeps the name of this turn of the loop; else all hooks would use the last one. `inputs` are
         # the module's arguments: the first is (1,T,C), and [0] takes the only text of the batch.
-        module.register_forward_pre_hook(lambda _, inputs, name=name: noted.update({name: inputs[0][0]}))
-    block.attention.register_forward_hook(lambda _, inputs, output: noted.update(out=output[0]))
+        module.register_forward_pre_hook(lambda _, inputs, name=name: stream.update({name: inputs[0][0]}))
+    block.attention.register_forward_hook(lambda _, inputs, output: stream.update(layer_out=output[0]))
     with observe(block.attention, calls.append):
         twin(torch.tensor([list(ids)]))
-    return _Seen(block.attention, calls[0], **noted)
-
-
-def _stages(
-    layer: MultiHeadAttention,
-    norm: nn.RMSNorm | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    x: Tensor,
-    position: int,
-    final: Tensor,
-) -> tuple[VectorStage, ...]:
-    """A query or key (D,) of one position, from its projection to `final`, which the attention was given.
-
-    `x` (C,) is what the layer reads there, `weight` (D,C) and `bias` (D,) project it, `norm` is the qk-norm.
-    """
-    rope = layer.spec.rope
-    projected = weight @ x if bias is None else weight @ x + bias
-    stages = [VectorStage("projected", _floats(projected))]
-    # Two stages may follow, either of them first; a layer may lack both. In the JSON of `trace` a rotation is "turned".
-    is_rotated_first = rope is not None and rope.before_norm
-    for kind in ("turned", "normed") if is_rotated_first else ("normed", "turned"):
-        before = stages[-1].values
-        if kind == "turned" and rope is not None:
-            stages.append(_rotated(rope, layer.spec.head_dim, before, position))
-        elif kind == "normed" and norm is not None:
-            values = torch.tensor(before, dtype=torch.float64)
-            rms = math.sqrt(float(values.square().mean()) + layer.spec.qk_norm_eps)  # shown beside the values
-            stages.append(VectorStage("normed", _floats(norm(values)), rms=rms))
-    # The model's own numbers have the last word: these may differ by rounding, and the scores come of those.
-    stages[-1] = replace(stages[-1], values=_floats(final))
-    return tuple(stages)
-
-
-def _rotated(rope: RoPE, head_dim: int, values: tuple[float, ...], position: int) -> VectorStage:
-    """Values (D,) rotated by the angles of a position."""
-    frequencies, factor = rope.frequencies(head_dim)  # the factor is 1 but for yarn, which scales cosines and sines
-    angles = torch.tensor(frequencies, dtype=torch.float64) * position
-    # `Rotation` of the tensor rung keeps its table in float32, also in a float64 model. So these are rounded, too,
-    # and are the very cosines that it multiplies by.
-    cos = _floats((angles.cos() * factor).float())
-    sin = _floats((angles.sin() * factor).float())
-    result = list(values)
-    for m, (a, b) in enumerate(rope.pairs(head_dim)):  # features that no pair has are not rotated
-        result[a] = values[a] * cos[m] - values[b] * sin[m]
-        result[b] = values[b] * cos[m] + values[a] * sin[m]
-    return VectorStage("turned", tuple(result), cos=cos, sin=sin)
-
-
-def _softmax(seen: _Seen, head: int, at: int, query: tuple[float, ...]) -> dict[str, Any]:
-    """The fields of HeadSteps from the scores to the sum of the weighted values; `query` (D,) is the scored one."""
-    call, layer = seen.call, seen.layer
-    steps = trace(call.q, call.k, call.v, call.options)
-    chosen = layer.heads[head]
-    # (S,) The row of this query in four records (B,H,T,S), each made of the one before. `masked` are the logits.
-    scores, capped, logits, weights = (
-        record[0, head, at].tolist() for record in (steps.scores, steps.capped, steps.masked, steps.weights)
-    )
-    visible = [j for j, logit in enumerate(logits) if logit > -math.inf]  # keys that the mask does not hide
-    sink = None if chosen.sink is None else float(chosen.sink)
-    if sink == -math.inf or not visible:
-        sink = None  # a sink of -inf takes no weight; and a query that sees no key gives 0, whatever its sink
-    terms = [logits[j] for j in visible]  # what the softmax runs over: a sink is one extra logit
-    if sink is not None:
-        terms.append(sink)
-    top = max(terms, default=0.0)  # subtracted before exp, as the rungs do, so that nothing overflows
-    sink_exp = None if sink is None else math.exp(sink - top)
-    keys = []
-    for j in visible:
-        key = call.k[0, chosen.kv_index, j]
-        value = _floats(call.v[0, chosen.kv_index, j])
-        stages = _stages(layer, layer.k_norm, chosen.wk, chosen.bk, seen.normed[j], j, key)
-        products = tuple(a * b for a, b in zip(query, stages[-1].values, strict=True))
-        keys.append(
-            KeySteps(
-                position=j,
-                stages=stages,
-                products=products,
-                dot=math.fsum(products),  # rounded once, at the end
-                score=scores[j],
-                capped=capped[j],
-                bias=logits[j] - capped[j],  # what the mask adds, such as ALiBi's slope times the distance
-                logit=logits[j],
-                shifted=logits[j] - top,
-                exp=math.exp(logits[j] - top),
-                weight=weights[j],
-                value=value,
-                weighted=tuple(weights[j] * e for e in value),
-            )
-        )
-    total = math.fsum(key.exp for key in keys) + (sink_exp or 0.0)
-    return {
-        "scale": 1 / math.sqrt(layer.spec.head_dim) if call.options.scale is None else call.options.scale,
-        "softcap": call.options.softcap,
-        "keys": tuple(keys),
-        "top": top,
-        "sink": sink,
-        "sink_exp": sink_exp,
-        "sink_weight": None if sink_exp is None else sink_exp / total,
-        "total": total,
-        "summed": tuple(math.fsum(key.weighted[e] for key in keys) for e in range(layer.spec.value_dim)),
-    }
+    return block, calls[0], stream
 
 
 def _floats(values: Tensor) -> tuple[float, ...]:
     return tuple(values.tolist())
-
-
-def _rows(matrix: Tensor | None) -> tuple[tuple[float, ...], ...]:
-    # None stands only in the type of a head's `wo`.
-    return () if matrix is None else tuple(map(_floats, matrix))
 
 
 def example_model() -> tuple[GPT, Tokens, str]:
