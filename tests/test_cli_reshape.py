@@ -228,7 +228,7 @@ def test_a_half_precision_mistral_is_shared_healed_and_read_back(
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(original / name, source / name)
     before = contents(source)
-    given = ("--kv-heads", 2, "--text", text, "--method", "principal", "--heal", 3, "--out", out, "--json")
+    given = ("--kv-heads", 2, "--text", text, "--heal", 3, "--out", out, "--json")
     with verified_here():
         outcome = invoke("share", source, *given)
     assert outcome.code == 0, outcome.err

@@ -94,7 +94,6 @@ READING: dict[str, Callable[[Any], Any]] = {
 }
 RESHAPING: dict[str, Callable[[Any], Any]] = {
     "share": lambda model: hw.share(model, 1, groups="best", text=IDS),
-    "principal": lambda model: hw.share(model, 1, method="principal", text=IDS),
     "prune": lambda model: hw.prune(model, keep=0.5, by="ablation" if not ask.stream_of(model) else None, text=IDS),
 }
 

@@ -14,7 +14,7 @@ from headwise.models.lineage import RECORD
 from headwise.records import parse_head
 from headwise.words import unknown
 
-METHODS = ("mean", "aligned", "aligned+norm", "principal")  # of share.py
+METHODS = ("mean", "aligned", "aligned+norm")  # of share.py
 GROUPS = ("adjacent", "best")
 SCORES = ("importance", "ablation", "role")
 HEALING = ("batch", "lr", "hidden", "seed")  # options that are about healing

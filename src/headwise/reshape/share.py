@@ -7,11 +7,8 @@ heads neighbours in the order given. The methods of POOLS:
     aligned       the mean after an alignment that leaves the function as it is (`align`)
     aligned+norm  the same; the mean is shorter than what it stands for, so that each query head gets the norms of its
                   own keys back, plane by plane, in W_Q, and those of its values in W_O
-    principal     not the mean but the features that the group's queries (plane by plane) and its W_O can best do with:
-                  principal components of its keys and values; what each head had of them goes into W_Q and W_O
 
-A qk-norm lets the keys turn only as far as `align.key_rule` says and gives pooled keys their norm by itself; there
-`principal` takes the aligned mean of the keys.
+A qk-norm lets the keys turn only as far as `align.key_rule` says and gives pooled keys their norm by itself.
 
 A group is of neighbours, or of heads whose sharing is expected to cost least: the cost is the error that pooling the
 group is expected to make in the layer's output. Scores that err by 1 or more in root mean square are taken to lose what
@@ -25,7 +22,6 @@ of a root of the second moments (`align.moments`): sums over them stand for mean
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -35,7 +31,6 @@ from pathlib import Path
 from typing import Unpack
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
@@ -53,7 +48,6 @@ from headwise.reshape.align import (
     orthogonal_maps,
     queries,
     unrotated,
-    write_planes,
 )
 from headwise.reshape.arguments import Options, check_kv_heads, check_sharing
 from headwise.reshape.job import Change, Changed, Job, Listener, Reshaped
@@ -66,9 +60,6 @@ Pair = tuple[Tensor, Tensor]  # what is multiplied, such as queries and keys, on
 EXACT = 200
 
 Pool = Callable[[AttentionWeights, Tensor, int], AttentionWeights]  # weights, root of the moments, number of groups
-# A component below so many units of rounding (eps) of the largest one counts as rounding and gets 0. A smaller number
-# would let inverses blow rounding up, a larger one drop true components. A round choice: 1e-12 in float64.
-ROUNDINGS = 4096
 
 
 def share(
@@ -91,7 +82,7 @@ def share(
         model: a GPT, a model of transformers (Llama, Mistral, Qwen2, Qwen3), or the folder of one; it is left
             alone
         n_kv_heads: of the child, in each layer: a divisor of today's, and smaller
-        method: how one head is made of several: mean, aligned, aligned+norm or principal
+        method: how one head is made of several: mean, aligned or aligned+norm
         groups: adjacent: neighbours share; best: heads whose sharing should cost least (`best`)
         listener: hears what is being done, the first damage, and each evaluation of the healing
         **options: those that follow, which are also those of `prune`
@@ -364,86 +355,10 @@ def _shrinkage(heads: Tensor, n_groups: int, parts: Sequence[Sequence[int]]) -> 
     return factor
 
 
-def _principal(weights: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWeights:
-    # x_in and x_out are the maps A and B of `_components`: A goes into what makes a head, whose products are summed
-    # up over the group, and B into what reads it.
-    r = weights.group_size
-    # (G,r*C,E): of each key/value head the W_O of its r query heads, one below another.
-    readers = grouped(weights.wo.transpose(0, 1), weights.n_kv_heads).flatten(1, 2)
-    v_in, v_out = _components_by_group(activations(weights.wv, weights.bv, root), readers, n_groups)
-    wo = torch.einsum("che,hef->chf", weights.wo, v_out.repeat_interleave(r, 0))
-    if weights.k_gain is not None:  # linear maps other than turns do not commute with a qk-norm
-        pooled = _aligned_mean(weights, root, n_groups)
-        weights = dataclasses.replace(weights, wq=pooled.wq, bq=pooled.bq, wk=pooled.wk, bk=pooled.bk)
-    else:
-        k_in, k_out = _key_components(weights, root, n_groups)
-        q_maps = k_out.mT.repeat_interleave(r, 0)
-        weights = mapped(weights, "q", lambda rows: q_maps @ rows)
-        weights = mapped(weights, "k", lambda rows: grouped(k_in @ rows, n_groups).sum(1))
-    return dataclasses.replace(mapped(weights, "v", lambda rows: grouped(v_in @ rows, n_groups).sum(1)), wo=wo)
-
-
-def _key_components(weights: AttentionWeights, root: Tensor, n_groups: int) -> tuple[Tensor, Tensor]:
-    """The maps of `_components`, (G,D,D) each, for keys that queries read; each RoPE plane as one complex number."""
-    rule, heads = key_rule(weights), keys(weights, root)
-    # (G,r*X,D): of each key/value head the queries that read it, one below another.
-    readers = grouped(queries(weights, root).mT, weights.n_kv_heads).flatten(1, 2)
-    n_heads, D, _ = heads.shape
-    inward, outward = torch.zeros(2, n_heads, D, D, dtype=heads.dtype)  # filled in by planes, and by free features
-    # RoPE rotates a query through all angles, so that only the size of its part in a plane counts. Each plane is thus
-    # a problem of its own for `_components`: one complex feature (E = 1), read by one row, which is that size.
-    if rule.planes:
-        numbers = as_complex(heads, rule.planes)[..., None, :]  # (G,P,1,X)
-        # (G,P,1,1), complex as the numbers are: a product of a real and a complex matrix is refused.
-        sizes = as_complex(readers.mT, rule.planes).norm(dim=-1)[..., None, None].to(numbers.dtype)
-        plane_in, plane_out = _components_by_group(numbers, sizes, n_groups)
-        write_planes(inward, plane_in[..., 0, 0], rule.planes)
-        write_planes(outward, plane_out[..., 0, 0], rule.planes)
-    if rule.free:
-        free = list(rule.free)
-        block = (slice(None), torch.tensor(free)[:, None], free)  # of each head the rows and columns of free features
-        inward[block], outward[block] = _components_by_group(heads[:, free], readers[..., free], n_groups)
-    return inward, outward
-
-
-def _components_by_group(heads: Tensor, readers: Tensor, n_groups: int) -> tuple[Tensor, Tensor]:
-    """`_components` of each group of heads (G,...,E,X) and their readers (G,...,F,E): two maps (G,...,E,E)."""
-    pairs = zip(heads.chunk(n_groups), readers.chunk(n_groups), strict=True)
-    inward, outward = zip(*(_components(*pair) for pair in pairs), strict=True)
-    return torch.cat(inward), torch.cat(outward)
-
-
-def _components(heads: Tensor, readers: Tensor) -> tuple[Tensor, Tensor]:
-    """Of heads (n,...,E,X) the E features x which readers R_i (n,...,F,E) can best do with instead of their own head.
-
-    Returns maps A and B (n,...,E,E): x is the sum of A_i head_i, and |R_i head_i - R_i B_i x|^2 summed is as small as E
-    features allow. By Eckart & Young (1936): stack all R_i head_i = U S V'; then x is the first E rows of V'. It is
-    scaled to `norm`, the size of the heads, so that the new keys and values have about the size of the old ones. Since
-    V' = S^-1 U' R head, A_i = norm S^-1 U_i' R_i; and B_i = head_i V / norm, the head's part along each row of x.
-    """
-    E = heads.shape[-2]
-    # R = Q T: products with T have the same sizes as with R, in E rows instead of F, where F is larger.
-    factors = torch.linalg.qr(readers).R
-    seen = (factors @ heads).movedim(0, -3)  # (...,n,F,X)
-    left, sizes, right = torch.linalg.svd(seen.flatten(-3, -2), full_matrices=False)
-    # The svd has fewer than E components where X, or the rows of all readers together, are fewer. Zeros fill them up.
-    missing = max(0, E - sizes.shape[-1])
-    left, right = F.pad(left, (0, missing))[..., :E], F.pad(right, (0, 0, 0, missing))[..., :E, :]
-    sizes = F.pad(sizes, (0, missing))[..., :E]
-    # One for each stack of heads, `...`: their root mean square, or 1 where it is 0. abs: they may be complex.
-    norm = mean_norm(heads.movedim(0, -3).flatten(-3, -2).abs())[..., None]
-    rounding = ROUNDINGS * torch.finfo(sizes.dtype).eps * sizes[..., :1]
-    inverse = torch.where(sizes > rounding, norm / sizes, torch.zeros_like(sizes))
-    # U_i' of each head: U lies (...,n*F,E); the rows of the n heads are taken apart again, and transposed (mH).
-    back = left.reshape(*left.shape[:-2], *seen.shape[-3:-1], E).movedim(-3, 0).mH  # (n,...,E,F)
-    return inverse[..., None] * (back @ factors), heads @ right.mH / norm[..., None]
-
-
 POOLS: dict[str, Pool] = {
     "mean": _mean,
     "aligned": _aligned_mean,
     "aligned+norm": partial(_aligned_mean, with_norms=True),
-    "principal": _principal,
 }
 BLIND = ("mean",)  # methods that need no text
-ALIGNING = ("aligned", "aligned+norm", "principal")  # methods that may change a head's basis
+ALIGNING = ("aligned", "aligned+norm")  # methods that may change a head's basis
