@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Where an image forbids bytecode, each worker of the tests and each process that they start compiles everything anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test quick models real docs package bench bench-large torture measure mutants format clean
+.PHONY: run test quick models docs package bench torture measure format clean
 
 # What was installed in between, such as '.[all]' without -e, may have put a copy in place of this checkout.
 run: $(VENV)/.runs
@@ -44,11 +44,6 @@ package: $(VENV)/.package
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks
 
-# A random Llama of 8 B parameters, 16 GB on the disk while it runs; SHAPE=1b for a small one.
-SHAPE ?= 8b
-bench-large: $(VENV)/.bench
-	$(BIN)/python -m benchmarks.large --shape $(SHAPE)
-
 # Kills, damaged files, random calls, leaks, each to its count or until MINUTES are over; a process for each core. Seeds
 # are printed; the figures so far and what failed lie under build/torture.
 MINUTES ?= 75
@@ -60,18 +55,9 @@ torture: $(VENV)/.tests
 models: $(VENV)/.tests
 	$(BIN)/python examples/models.py
 
-# Every verb on every one of those models: docs/real-models.md. What has run is kept under build/real.
-real: models
-	$(BIN)/python examples/real.py
-
 # How large each room is in nodes of the syntax tree, and how thick its lines lie; `tests/measure.py --list` has the names.
 measure: $(VENV)/.tests
 	@$(BIN)/python tests/measure.py
-
-# Breaks the code in a copy of the tree, one small change after the other: the share of changes that the tests notice.
-MUTANTS ?= 300
-mutants: $(VENV)/.tests
-	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants.py --mutants $(MUTANTS) $(if $(SEED),--seed $(SEED))
 
 format: $(VENV)/.tests
 	$(BIN)/ruff check --fix .

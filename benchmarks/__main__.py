@@ -8,47 +8,16 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import (
-    align,
-    attention,
-    causes,
-    conversion,
-    corpus,
-    generate,
-    heads,
-    ladder,
-    latent,
-    microgpt_baseline,
-    onnx_peers,
-    own_maps,
-    reshape,
-    small,
-    step,
-    texts,
-    training,
-)
+from benchmarks import attention, check, generate, heads, share
 from benchmarks.machine import machine
 
 BENCHMARKS: dict[str, Callable[[int], dict[str, Any]]] = {
-    "microgpt": microgpt_baseline.run,  # first: plain Python runs slower once torch has worked
     "attention": attention.run,
     "decode": attention.decode,
     "generate": generate.run,
-    "small": small.run,
-    "step": step.run,
-    "ladder": ladder.run,
     "heads": heads.run,
-    "own_maps": own_maps.run,
-    "causes": causes.run,
-    "align": align.run,
-    "corpus": corpus.run,
-    "onnx": onnx_peers.run,
-    "training": training.run,
-    "book": training.book,
-    "reshape": reshape.run,
-    "latent": latent.run,
-    "conversion": conversion.run,
-    "texts": texts.run,
+    "share": share.run,
+    "check": check.run,
 }
 
 

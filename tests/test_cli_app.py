@@ -6,8 +6,9 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from cases import rows
@@ -18,8 +19,6 @@ from rich.text import Text
 from headwise.cli import app
 from headwise.cli.app import Progress, as_options, err, print_json, screen
 from headwise.view import harmless
-
-pytestmark = pytest.mark.clock
 
 HOSTILE = "a\x1b[31mred\x9b0m\u202eback\ud800\x07"
 SHOWN = r"a\x1b[31mred\x9b0m\u202eback\ud800\x07"
@@ -65,17 +64,24 @@ def test_json_goes_to_what_has_no_encoding(monkeypatch: pytest.MonkeyPatch, invo
     assert invoke("cost", "gpt2", "--json").code == 0 and json.loads(text.getvalue())
 
 
-def test_long_work_prints_a_line_from_the_first_seconds_on_then_less_often(
+def test_long_work_prints_a_line_after_2_seconds_then_less_often(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Progress, "FIRST", 0.1)
-    with Progress("reading the text") as progress:
-        time.sleep(0.15)  # one step that says nothing
-        progress("head", 3, 7, "L0.H3")
-        time.sleep(0.75)
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "reading the text  (0 s)"
-    assert lines[1].startswith("head 3/7  L0.H3  (") and 2 <= len(lines) <= 4  # after 0.1, 0.3, 0.7 s; never every 0.1
+    now = [0.0]
+    monkeypatch.setattr(app, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    progress: Any = Progress("reading the text")
+
+    def wait(seconds: float) -> bool:
+        now[0] += seconds
+        if now[0] > 2:
+            progress("head", 3, 7, "L0.H3")
+        return now[0] > 100
+
+    progress._done = SimpleNamespace(wait=wait)
+    progress._print_now_and_then()
+    first, *lines = capsys.readouterr().err.splitlines()
+    assert first == "reading the text  (2 s)"
+    assert lines == [f"head 3/7  L0.H3  ({seconds} s)" for seconds in (6, 14, 30, 60, 90)]
 
 
 def test_progress_has_lines_milestones_and_a_bar(

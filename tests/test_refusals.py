@@ -15,8 +15,6 @@ from invoking import Invoke, contents
 
 import headwise as hw
 
-pytestmark = pytest.mark.clock
-
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 23, "hidden_size": 24}
 LLAMA |= {"intermediate_size": 7, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 6}
 LLAMA |= {"max_position_embeddings": 29}
@@ -24,25 +22,23 @@ LLAMA |= {"max_position_embeddings": 29}
 FORWARD = "Attention(Base):\n    def forward(self, x): return x\n"
 CODE = {"blank": "", "two": f"class First{FORWARD}class Next{FORWARD}"}
 
-LONGEST = 1.0  # seconds of the processor for a refusal; it takes some hundredths
-
 TABLE = tomllib.loads(Path(__file__).with_name("refusals.toml").read_text(encoding="utf-8"))
 
 PROGRAM = """
-import contextlib, io, json, sys, time
+import contextlib, io, json, sys
 from headwise import cli
 
 sys.modules["torch"] = None  # an import of it is an error
 outcomes = []
 for arguments in json.load(sys.stdin):
     sys.argv = ["headwise", *arguments]
-    began, err = time.process_time(), io.StringIO()
+    err = io.StringIO()
     with contextlib.redirect_stderr(err), contextlib.redirect_stdout(err):
         try:
             cli.main()
         except SystemExit as stop:
             code = stop.code
-    outcomes.append([code, err.getvalue(), time.process_time() - began])
+    outcomes.append([code, err.getvalue()])
 print(json.dumps(outcomes))
 """
 
@@ -87,7 +83,7 @@ def assert_one_line(code: int, words: str, expected: list[str]) -> None:
 
 @pytest.fixture(scope="module")
 def outcomes(folder: Path) -> dict[str, Any]:
-    """Code, words and seconds of each early line, where torch cannot be imported."""
+    """Code and words of each early line, where torch cannot be imported: so no work has begun."""
     before, program = contents(folder), [sys.executable, "-c", PROGRAM]
     given = json.dumps([shlex.split(line) for line in TABLE["early"]])
     child = subprocess.run(program, input=given, cwd=folder, capture_output=True, text=True, timeout=100)
@@ -99,9 +95,9 @@ def outcomes(folder: Path) -> dict[str, Any]:
 @pytest.mark.slow
 @every("line", TABLE["early"])
 def test_a_refusal_comes_before_the_work(line: str, outcomes: dict[str, Any]) -> None:
-    code, words, seconds = outcomes[line]
+    code, words = outcomes[line]
     assert_one_line(code, words, TABLE["early"][line])
-    assert words.count("\n") == 1 and seconds < LONGEST
+    assert words.count("\n") == 1
 
 
 @pytest.mark.slow

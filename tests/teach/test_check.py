@@ -7,6 +7,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from headwise.words import LANGUAGES
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "docs" / "attention_from_scratch.py"
 ALL = list(versions())
-# Of the wrong ones every fifth; `examples/check_table.py` takes all.
+# Of the wrong ones every fifth; `python -m benchmarks check` takes all.
 SOME = [version for number, version in enumerate(ALL) if not version.bugs or number % 5 == 0]
 UNUSUAL = tomllib.loads(Path(__file__).with_name("unusual.toml").read_text(encoding="utf-8"))
 TEXTS = UNUSUAL["texts"]
@@ -99,7 +100,7 @@ def explained(case: Case) -> set[str]:
 
 @pytest.mark.slow
 def test_pairs_of_bugs_are_explained() -> None:
-    """Some of them; `examples/check_table.py` takes all."""
+    """Some of them; `python -m benchmarks check` takes all."""
     for pair, case in itertools.islice(pairs_of_bugs(), 0, None, 29):
         assert explained(case) == set(pair)
 
@@ -165,9 +166,13 @@ def test_a_mask_may_have_a_spanish_name() -> None:
 
 
 @pytest.mark.slow
-def test_what_the_check_has_no_form_of_is_not_called_wrong() -> None:
+def test_what_the_check_has_no_form_of_is_not_called_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = itertools.count()  # a second passes after each hundred questions: the search takes all it gets
+    ticks = SimpleNamespace(process_time=lambda: next(asked) / 100, monotonic=lambda: 0.0)
+    monkeypatch.setattr("headwise.teach.search.time", ticks)
     capped = correct_code("nano").replace("att = F.softmax(att", "att = F.softmax(30 * torch.tanh(att / 30)")
-    verdict = judge(Version("softcap", 0, (), capped), seconds=5)  # the search for an explanation takes all it gets
+    verdict = judge(Version("softcap", 0, (), capped))
+    assert next(asked) > 3600
     assert (verdict.right, verdict.exit_code) == (None, 2), verdict
     assert any("no correct form" in reason for reason in verdict.not_checked)
 

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -104,35 +105,25 @@ def test_a_full_pipe_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
         client.sendall(request if number % 3 else request[:9])
         if number % 3 == 2:
             client.close()
-    began = time.monotonic()
-    for number in range(1000):
+    for number in range(1000):  # in this thread: were it held up, nobody would come to drop the clients
         live.tell("loss", number)
-    assert time.monotonic() - began < 1.0
-    end = time.monotonic() + 20
-    while time.monotonic() < end:
-        try:
+    status = 0
+    while status != 200:
+        with suppress(OSError, http.client.HTTPException):  # no room until the slow ones are dropped
             status = ask(live, "/news?after=999")[0]
-        except (OSError, http.client.HTTPException):  # no room until the slow ones are dropped
-            continue
-        break
-    assert status == 200
-    began = time.monotonic()
     live.close()
-    assert time.monotonic() - began < 5.0
     for client in clients:
         client.close()
 
 
 def test_ports_and_questions(live: Live, asking: Live) -> None:
     refuses(lambda: Live(live.server_port, ""), rf"^port={live.server_port} of 127.0.0.1 cannot be had \(.*\); pass")
-    began = time.monotonic()
-    live.linger(60.0)  # nobody ever asked
-    assert time.monotonic() - began < 1.0
+    live.linger(1e6)  # nobody ever asked
     ask(live)
     began = time.monotonic()
     live.linger(0.3)
-    assert 0.2 < time.monotonic() - began < 5.0
-    live.linger(60.0, at_most=0.1)
+    assert time.monotonic() - began > 0.2
+    live.linger(1e6, at_most=0.1)
     for content in (b"", b"[]", b"{", b"\xff", b"[" * 99_999):
         assert post(asking, f"{asking.base}/ask", content)[0] == 400, content[:9]
     assert post(asking, f"{asking.base}/ask", **{"Content-Length": str(room.LONGEST + 1)})[0] == 413

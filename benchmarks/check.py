@@ -1,22 +1,25 @@
-"""Write the table of docs/check.md: what `headwise check` says of every case of the tests, and of every pair of bugs.
+"""What `headwise check` says of every case of the tests, and of every pair of bugs: the table of docs/check.md.
 
-PYTHONPATH=tests:tests/teach python examples/check_table.py && python examples/spanish_pages.py
+    python -m benchmarks check && python examples/spanish_pages.py
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
-from casebook import changed_lines, judge, line_of, versions
-from test_check import explained as bugs_of
-from test_check import pairs_of_bugs
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "teach")]
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "check.md"
+from casebook import changed_lines, judge, line_of, versions  # noqa: E402
+from test_check import explained as bugs_of  # noqa: E402
+from test_check import pairs_of_bugs  # noqa: E402
 
-
+PAGE = ROOT / "docs" / "check.md"
 AT_A_STOP = ("raises", "length-fixed")  # whose line is that of the error
 
 
@@ -28,7 +31,8 @@ def outcome(bugs: set[str], right: bool | None, named: set[str]) -> str:
     return "found and named" if named == bugs else "found and not named"
 
 
-def main() -> None:
+def run(runs: int) -> dict[str, Any]:
+    """Verdicts do not change from run to run: one is enough."""
     counts: dict[str, Counter[str]] = {}
     cases = list(versions())
     with ProcessPoolExecutor() as pool:
@@ -51,7 +55,4 @@ def main() -> None:
     text = PAGE.read_text(encoding="utf-8")
     block = "<!-- table -->\n" + "\n".join(lines) + "\n<!-- end -->"
     PAGE.write_text(re.sub(r"<!-- table -->.*?<!-- end -->", lambda _: block, text, flags=re.S), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+    return {"table": "\n".join(lines)}
