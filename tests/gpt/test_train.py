@@ -6,8 +6,6 @@ import os
 import pickle
 import shutil
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -286,31 +284,3 @@ def test_a_state_of_another_model_or_a_damaged_one_is_refused(tmp_path: Path, da
         (tmp_path / STATE).write_bytes(whole[:cut])
         with pytest.raises(HeadwiseError, match=rf"state.safetensors is damaged or cut short \({cut} bytes\)"):
             train(tmp_path, config, RECIPE, data, 0, quiet)
-
-
-# The campaign of `make torture` that kills and resumes, on training alone. It forks, so it needs a process of its own.
-KILLS = """
-import sys
-from pathlib import Path
-sys.path[:0] = sys.argv[2:]
-import kills
-kills.NAMES, kills.WAYS = {"train": 1}, {"KILL": 3, "at a move": 2}
-base = Path(sys.argv[1])
-kills.prepare(base)
-killed = 0
-for seed in (4, 5):
-    place = base / f"case-{seed}"
-    place.mkdir()
-    killed += kills.case(seed, place, base)[1]
-print(killed)
-"""
-
-
-@pytest.mark.slow
-def test_killed_at_any_moment_and_resumed_equals_left_alone(tmp_path: Path) -> None:
-    tests = Path(__file__).resolve().parents[1]
-    command = [sys.executable, "-c", KILLS, tmp_path / "base", tests / "torture", tests]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) >= 3
