@@ -163,8 +163,6 @@ def test_a_folder_as_data_file(invoke: Invoke, tmp_path: Path) -> None:
     assert invoke("train", *files, *TINY, "--field", "body", "--out", tmp_path / "run").code == 0
     resumed = invoke("train", *reversed(files), "--resume", "--out", tmp_path / "run")
     assert_refused(resumed, "b.jsonl", "a.txt", "leave it out to resume")
-    assert invoke("heads", tmp_path / "run", "--text", files[1], "--field", "body", "--tokens", 8, "--json").code == 0
-    assert_refused(invoke("heads", tmp_path / "run", "--text", files[0], "--field", "body"), "none of them")
 
 
 def test_lines_longer_than_the_context_are_cut_in_the_report_too(text: Path, invoke: Invoke, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_a_replay_is_a_run_that_the_other_commands_read(invoke: Invoke, names: P
     assert looked["texts"] == ["what the run learned from"] and len(looked["profiles"]) == 4
     assert invoke("trace", run, "--text", "anna", "--head", 2).code == 0
     assert invoke("trace", run).code == 0  # of a text that the run held out
-    assert invoke("heads", run, "--lang", "es", "--no-controls", "--html", tmp_path / "es.html").code == 0
+    assert invoke("heads", run, "--lang", "es", "--html", tmp_path / "es.html").code == 0
     assert '<html lang="es">' in (tmp_path / "es.html").read_text("utf-8")
     assert invoke("generate", run, "--prompt", "an", "--tokens", 5).code == 0
 

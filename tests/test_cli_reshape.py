@@ -108,7 +108,7 @@ def test_a_child_has_the_text_of_the_run_it_comes_from(
     assert invoke("share", run, "--kv-heads", 3, "--out", shared).code == 0
     outcome = invoke("prune", shared, "--heads", "L0.H1,L1.H3", "--out", pruned)
     assert outcome.code == 0 and "gone: L0.H1, L1.H3" in outcome.out, outcome.err
-    given = ("--documents", 7, "--no-controls", "--ablate", "none", "--json")
+    given = ("--documents", 7, "--ablate", "none", "--json")
     code, printed, err = invoke("heads", pruned, *given)
     assert code == 0, err
     found = json.loads(printed)

@@ -11,7 +11,6 @@ from transformers import PreTrainedTokenizerFast
 from headwise.corpus.documents import read_documents, read_ids
 from headwise.corpus.tokens import Tokens
 from headwise.gpt.gpt import GPT, GPTConfig
-from headwise.heads.texts import read_texts
 from headwise.models.hf import FolderTokens
 from headwise.models.open import Folder
 
@@ -88,10 +87,3 @@ def test_ids_that_do_not_fit(folder: Folder, tmp_path: Path) -> None:
         return tmp_path / "ids"
 
     refuses_table("ids", {"read": lambda content: read_ids(folder, written(content), None)})
-
-
-def test_what_was_never_seen_is_skipped_where_that_is_asked_for(folder: Folder) -> None:
-    refuses(lambda: read_documents(folder, ["aXbéc"], None, None), "the model has not seen the characters 'X', 'é'")
-    text = read_documents(folder, ["aXbéc"], None, None, "skip")
-    assert text.shown(text.documents[0]) == ("<|end|>", "a", "b", "c")
-    refuses(lambda: read_texts(folder, "abc", unknown="keep"), "unknown 'keep' is not known; one of refuse, skip")

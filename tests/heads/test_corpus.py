@@ -1,6 +1,5 @@
 """A corpus passes in constant memory: documents lie on the disk, and what is kept of them are sums and the best."""
 
-import io
 import math
 
 import numpy as np
@@ -14,7 +13,7 @@ from headwise.corpus.documents import Text
 from headwise.gpt.gpt import GPT
 from headwise.heads import tally
 from headwise.heads.survey import survey
-from headwise.heads.table import Survey, parquet
+from headwise.heads.table import Survey
 from headwise.heads.tally import Running
 from headwise.intervals import interval_of
 from headwise.table import Table
@@ -24,7 +23,7 @@ V = 29
 
 @pytest.fixture(scope="module")
 def found(model: GPT, text: Text) -> Survey:
-    return survey(model, text, controls=False, ablate="none", by_document=True)
+    return survey(model, text, controls=False, ablate="none")
 
 
 def test_running_means_are_those_of_all_values_and_join() -> None:
@@ -69,33 +68,22 @@ def test_what_is_gleaned_is_what_the_maps_say(model: GPT, text: Text, found: Sur
 
 
 def test_frames(found: Survey, model: GPT, text: Text, monkeypatch: pytest.MonkeyPatch) -> None:
-    heads, documents = found.to_frame(), found.to_frame(by="document")
-    assert list(heads.name) == list(found) and len(documents) == 6 * len(text.documents)
+    heads = found.to_frame()
+    assert list(heads.name) == list(found)
     row = heads[heads.name == "L1.H2"].iloc[0]
     score = found["L1.H2"].entropy
     assert (row.entropy, row.entropy_low, row.entropy_high) == (score.mean, score.low, score.high)
     assert heads.isna().ablation.all() and row.roles == "; ".join(found["L1.H2"].roles)
     assert f"{score.mean:.3f}" in found.text() and "roles" in found.text() and "<img" in found.html()
-    means = documents[documents.name == "L1.H2"].entropy
-    assert means.mean() == pytest.approx(score.mean) and interval_of(list(means)).low == pytest.approx(score.low)
     table = Table.of(found.records()).csv().splitlines()
     assert table[0].split(",") == list(heads.columns) and len(table) == 7
-    import pandas
-
-    again = pandas.read_parquet(io.BytesIO(parquet(found.records())))
-    pandas.testing.assert_frame_equal(again, heads)
     with hw.watch(model) as seen, torch.no_grad():
         for ids in text.documents[:3]:
             model(torch.tensor([ids]))
-    heads, documents = seen.to_frame(), seen.to_frame(by="document")
-    assert list(heads.name) == list(seen) and list(documents[documents.name == "L0.H1"].rows) == [23, 23, 11]
+    heads = seen.to_frame()
+    assert list(heads.name) == list(seen)
     assert heads.set_index("name").entropy["L0.H1"] == pytest.approx(seen["L0.H1"].entropy)
     assert f"{seen['L0.H1'].entropy:.3f}" in seen.text() and seen.html() == seen._repr_html_()
-    second = documents[(documents.name == "L0.H1") & (documents.document == 1)].iloc[0]
-    assert second.entropy == pytest.approx(float(seen["L0.H1"].rows.entropy[23:46].mean()))
-    plain = survey(model, text, controls=False, ablate="none")
-    refuses(lambda: plain.to_frame(by="document"), "keeps no document by itself; take it with by_document=True")
-    refuses(lambda: found.to_frame(by="row"), "by='row' is not known; one of head, document")
     monkeypatch.setitem(__import__("sys").modules, "pandas", None)
     refuses(lambda: found.to_frame(), "needs pandas: pip install")
 

@@ -146,7 +146,6 @@ def test_a_survey_goes_on_from_what_is_kept(
     write_tensors(kept_file := tmp_path / "tally-1-0.safetensors", {}, {"format": "pt"})
     said = f"{kept_file} is damaged: it is no tally of headwise; remove it"
     refuses(lambda: survey(model, text, keep=tmp_path, **options), said)
-    refuses(lambda: survey(model, text, keep=tmp_path, by_document=True), "by_document=True keeps what one process")
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +221,7 @@ def test_heads_that_are_spread_have_their_numbers_and_names(folder: Path, tmp_pa
             transformers.LlamaForCausalLM(config).save_pretrained(path)
     ids = tmp_path / "ids.txt"
     ids.write_text("\n".join(" ".join(str(n * n * k % 13) for n in range(1, 19)) for k in range(2, 7)))
-    look = ("heads", path, "--ids", ids, "--no-controls", "--ablate", "none", "--json")
+    look = ("heads", path, "--ids", ids, "--ablate", "none", "--json")
     spread = Started(tmp_path / "spread", 2, command, *look, "--parallel", "tensor")
     three = Started(tmp_path / "three", 3 if kind == "own" else 0, command, *look, "--parallel", "tensor")
     (alone,) = together(tmp_path / "alone", 1, command, *look)

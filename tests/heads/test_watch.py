@@ -483,8 +483,6 @@ def test_a_share_of_the_rows() -> None:
     interval = some["L1.H5"].interval("entropy")
     assert interval.n == B * drawn.sum() and interval.low < some["L1.H5"].entropy == pytest.approx(interval.mean)
     assert any(note.startswith("Statistics are of 0.3 of the rows") and "seed 3" in note for note in some.notes)
-    found = survey(model, Text(ids.tolist(), lambda ids: tuple(map(str, ids))), controls=False, ablate="none", rows=0.3)
-    assert any(note.startswith("Statistics are of 0.3 of the rows") for note in found.notes)
 
 
 def test_a_head_in_a_notebook() -> None:

@@ -39,7 +39,7 @@ def check_model(folder: Path, dtype: str = "auto") -> None:
         computed_in(dtype)  # raises HeadwiseError
 
 
-def check_texts(folder: Path, texts: Sequence[str | Path] | None, field: str | None = None) -> None:
+def check_texts(folder: Path, texts: Sequence[str | Path] | None) -> None:
     """Refuse texts that cannot be read; and no text at all, where no run says what the model was trained on.
 
     field  the field of a record (.jsonl, .parquet) that holds its text; None for the usual one
@@ -49,7 +49,7 @@ def check_texts(folder: Path, texts: Sequence[str | Path] | None, field: str | N
         return
     # A text that is given in full (`_`) needs no check. Standard input can be read only once, and is read later.
     paths, _ = contents([str(text) for text in texts if str(text) != STDIN])
-    sources = Sources(paths, field)  # raises HeadwiseError for what is not there
+    sources = Sources(paths)  # raises HeadwiseError for what is not there
     # Speech is no text. Sounds come alone: the first path tells, and a mixture is refused here or when it is read.
     if sources.size <= AT_ONCE and paths and paths[0].suffix.lower() != ".wav":
         list(sources)  # reads them all, and raises HeadwiseError for what is blank, damaged or no UTF-8
@@ -87,7 +87,7 @@ RUN, RECORD = "run.json", "headwise.json"  # in a run, its settings; in a model 
 MODEL = "config.json", RUN  # one of them lies in every folder of a model
 # Kinds of files that belong to no model, and the option that writes them: they may lie in its folder. In capitals
 # (A.HTML) they count as files of the model, to be on the safe side.
-WRITTEN = {".html": "--html", ".png": "--out", ".csv": "--out", ".parquet": "--out"}
+WRITTEN = {".html": "--html", ".png": "--out", ".csv": "--out"}
 
 
 def check_apart(

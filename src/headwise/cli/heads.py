@@ -31,7 +31,6 @@ from headwise.cli.early import check_model, check_texts, context_in, shape_of
 from headwise.errors import HeadwiseError
 from headwise.families import check_reads_tokens, is_own
 from headwise.files import check_file, is_stream, write_whole
-from headwise.records import share_note
 from headwise.table import Table
 from headwise.words import LANGUAGES, Facts
 
@@ -55,11 +54,7 @@ def heads(
     ids: File = None,
     tokens: SomeCount = None,
     documents: SomeCount = None,
-    rows: float | None = None,
-    unknown: Literal["refuse", "skip"] = "refuse",
-    field: str | None = None,
     ablate: Literal["auto", "zero", "mean", "none"] = "auto",
-    controls: bool = True,
     sort: str = "name",
     html: File = None,
     out: Files = None,
@@ -81,11 +76,10 @@ def heads(
     folders = {"--keep": (keep, KEPT)}  # each with a pattern of what may lie in it already
     check_outputs([model, ids, relations, *(text or ())], folders, html=html, out=files)
     labels = relations if relations is None or relations in BENCHES else Path(relations)
-    share_note(rows, seed)  # the note comes later: rows that are no fraction are refused before the model is read
     check_tables(files)
     check_model(model, dtype)
     check_reads_tokens(model, text or ())
-    _check_text(model, text, ids, tokens, labels, field)
+    _check_text(model, text, ids, tokens, labels)
     if labels is None:  # a file of relations brings names to sort by, which are known once it is read
         check_order([*all_statistics(), *RELATIONS], sort)
     if embed and not is_own(model):
@@ -103,16 +97,16 @@ def heads(
             raise HeadwiseError(
                 f"--parallel tensor with {', '.join(passed)}: that needs the whole model; leave one out"
             )
-    options: Facts = {"text": text, "ids": ids, "tokens": tokens, "documents": documents, "unknown": unknown}
-    options |= {"field": field, "relations": labels, "rows": rows, "controls": controls, "ablate": ablate, "seed": seed}
+    options: Facts = {"text": text, "ids": ids, "tokens": tokens, "documents": documents}
+    options |= {"relations": labels, "ablate": ablate, "seed": seed}
     options |= {"ranks": ranks, "parallel": parallel is not None}
     options |= {"reading": {"stream": stream, "dtype": dtype, "device": device}}
     survey, maps = surveyed(model, keep=keep, **options)
     if ranks.rank:  # of many processes the first alone, rank 0, writes and prints
         return
-    # report.html in a run folder tells of the run on what it held out, or a part of it (--documents, --rows), with
-    # controls. All else goes only where --html says.
-    special = text or ids is not None or not controls or labels
+    # report.html in a run folder tells of the run on what it held out, or a part of it (--documents). All else goes
+    # only where --html says.
+    special = text or ids is not None or labels
     report = html or (model / REPORT if (model / "run.json").exists() and not special else None)
     if report is not None:
         _write_report(model, report, survey, maps, embed)
@@ -129,33 +123,22 @@ def heads(
 
 
 def check_tables(paths: Iterable[Path]) -> None:
-    """Refuse a suffix that is no format of tables, and a format whose library is missing; a pipe needs no suffix."""
+    """Refuse a suffix that is no format of tables, and a picture without matplotlib; a pipe needs no suffix."""
     for path in paths:
         suffix = path.suffix.lower()
         if suffix == ".png":
             from headwise.view.pictures import figure_class
 
             figure_class()  # raises HeadwiseError without matplotlib
-        elif suffix == ".parquet":
-            from headwise.heads.table import parquet
-
-            parquet([])  # raises HeadwiseError without pyarrow
         elif suffix != ".csv" and not is_stream(path):
-            raise HeadwiseError(
-                f"--out {path}: a table is written by its suffix; end the name in .csv, .parquet or .png"
-            )
+            raise HeadwiseError(f"--out {path}: a table is written by its suffix; end the name in .csv or .png")
 
 
 def write_tables(paths: Iterable[Path], records: Sequence[Row], draw: Callable[[Path], None]) -> None:
     """Write the records to each file in the format of its suffix; `draw` makes the picture."""
     for path in paths:
-        suffix = path.suffix.lower()
-        if suffix == ".png":
+        if path.suffix.lower() == ".png":
             draw(path)
-        elif suffix == ".parquet":
-            from headwise.heads.table import parquet
-
-            write_whole(path, parquet(records))
         else:  # .csv, or a pipe: `check_tables` has refused the rest
             write_whole(path, Table.of(records).csv())
 
@@ -182,9 +165,7 @@ def _print_survey(survey: Survey, maps: HeadMaps | None, sort: str) -> None:
         print_sentences(screen, survey)
 
 
-def _check_text(
-    model: Path, text: list[str] | None, ids: Path | None, tokens: int | None, labels: object, field: str | None
-) -> None:
+def _check_text(model: Path, text: list[str] | None, ids: Path | None, tokens: int | None, labels: object) -> None:
     # What to read is the text, or the ids, or else what relations (`labels`) bring, or else what the run held out.
     if text and ids is not None:
         raise HeadwiseError("--text and --ids: pass one of them")
@@ -194,7 +175,7 @@ def _check_text(
         if isinstance(path, Path):
             check_file(path)
     if ids is None and (text or labels is None):
-        check_texts(model, text, field)
+        check_texts(model, text)
     context = context_in(shape_of(model))
     if tokens is not None and context is not None and tokens > context:
         raise HeadwiseError(f"--tokens {tokens} exceeds what {model} takes at a time, {context}")
@@ -207,8 +188,6 @@ def surveyed(
     tokens: int | None = None,
     documents: int | None = None,
     relations: Path | str | None = None,
-    unknown: str = "refuse",
-    field: str | None = None,
     parallel: bool = False,
     ranks: Ranks | None = None,
     reading: Mapping[str, Any] = MappingProxyType({}),
@@ -235,12 +214,12 @@ def surveyed(
     folder = open_folder(model, ranks if parallel else ALONE, **reading)
     with Progress("reading the text") as progress:
         source = (text or None) if ids is None else read_ids(folder, ids, documents)
-        read = read_texts(folder, source, tokens, documents, unknown, field, progress, relations)
+        read = read_texts(folder, source, tokens, documents, progress, relations)
         # How long it will take; of a model that is read layer by layer the forecast also refuses what does not fit.
         if (stream := stream_of(folder.model)) is not None:
             lengths = [len(document) for document in read.documents]
             err.say(stream.forecast(sum(lengths), max(lengths)))
-        elif line := forecast(folder.model, read.documents, options.get("controls", True)):  # on, as in `survey`
+        elif line := forecast(folder.model, read.documents, controls=True):
             err.print(in_options(line))  # this line names arguments, such as documents=
         result = survey(folder.model, read, progress=progress, ranks=ranks, **options)
     # No maps: in parallel no process has all heads, and the texts of relations are many.

@@ -49,7 +49,6 @@ from headwise.corpus.tokens import (
     Ids,
     Reader,
     TextTokens,
-    Tokens,
     require_tokens,
     unknown_characters,
     unknown_note,
@@ -235,16 +234,12 @@ def read_documents(
     sources: Sequence[str],
     tokens: int | None = None,
     most: int | None = None,
-    unknown: str = "refuse",
-    field: str | None = None,
     progress: Progress | None = None,
 ) -> Text:
     """Texts as documents that fit the model. A source is a file, a folder, or, where there is none, a text itself.
 
-    tokens   cut every text into documents of this many tokens; None cuts those that are longer than the model takes
-    most     stop after this many documents; None takes all
-    unknown  what becomes of characters or words that a vocabulary of those lacks: "refuse" them by name, or "skip"
-    field    of the records of .jsonl and .parquet the one that holds the text
+    tokens  cut every text into documents of this many tokens; None cuts those that are longer than the model takes
+    most    stop after this many documents; None takes all
 
     The documents of large files are kept and found again; `about` says what was cut, and what is unknown. Raises
     HeadwiseError when a text has no tokens, or holds what the vocabulary lacks and has no token for.
@@ -258,13 +253,13 @@ def read_documents(
     if room < in_frame + 2:  # a token, and the one that follows it
         raise HeadwiseError(f"tokens {room} leaves no room for text; pass {in_frame + 2} or more")
     paths, typed = contents(sources)
-    files = Sources(paths, field, progress)
+    files = Sources(paths, progress=progress)
     facts = {"cut": 0, "unknown": 0, "characters": 0}  # texts that were cut; unknown characters, and all
 
     def documents() -> Iterator[list[int]]:
         # A text comes in pieces, each as (name of its text, piece); pieces of one name follow one another.
         for _, pieces in itertools.groupby(itertools.chain(files, typed), itemgetter(0)):
-            parts = cut((encoded(reader, piece, facts, unknown) for _, piece in pieces), room - in_frame)
+            parts = cut((encoded(reader, piece, facts) for _, piece in pieces), room - in_frame)
             # Two are drawn at once: its second part shows that a text is cut, even where `most` ends at its first.
             first = list(itertools.islice(parts, 2))
             if tokens is None and len(first) == 2:  # with `tokens` it was asked for
@@ -277,7 +272,7 @@ def read_documents(
     stored = ([ids] for ids in itertools.islice(documents(), most) if len(ids) > 1)
     # Without a key nothing is kept: of small texts, of the first few documents, and where a tokenizer has no digest.
     digest = tokenizer.digest() if most is None and not typed and files.size >= LARGE else ""
-    key = files.key(FORMAT, digest, before, after, tokens, context, unknown) if digest else ""
+    key = files.key(FORMAT, digest, before, after, tokens, context) if digest else ""
     # With LARGEST_ID as its bound an id takes 4 bytes. It stands for about four of the text, so the sizes are alike.
     read = token_file(lambda: (stored, LARGEST_ID, facts), key, files.size)
     text = text_of(reader, read, sources)
@@ -287,21 +282,17 @@ def read_documents(
     return text
 
 
-def encoded(reader: Reader, text: str, facts: dict[str, int], unknown: str = "refuse") -> list[int]:
-    """The ids of a text, without the frame; its characters, and those that are unknown, are counted in `facts`.
-
-    `unknown` as in `read_documents`; only our own kind of tokenizer refuses or skips. What is skipped is not counted.
-    """
+def encoded(reader: Reader, text: str, facts: dict[str, int]) -> list[int]:
+    """The ids of a text, without the frame; its characters, and those that are unknown, are counted in `facts`."""
     tokens = require_tokens(reader)
-    known = tokens.known(text) if unknown == "skip" and isinstance(tokens, Tokens) else text
-    ids = tokens.encode(known)
+    ids = tokens.encode(text)
     if reader.vocab_size is not None and max(ids, default=0) >= reader.vocab_size:
         raise HeadwiseError(
             f"the tokenizer of {reader.name} has the token id {max(ids)} and the model knows {reader.vocab_size} "
             f"tokens: they do not belong together"
         )
-    facts["unknown"] += unknown_characters(tokens, known, ids)
-    facts["characters"] += len(known)
+    facts["unknown"] += unknown_characters(tokens, text, ids)
+    facts["characters"] += len(text)
     return ids
 
 

@@ -216,14 +216,6 @@ class Tokens:
         with tokenising():
             return self._tokenizer.encode(text, add_special_tokens=False)
 
-    def known(self, text: str) -> str:
-        """The text without what the model has never seen, where its tokens are characters or words."""
-        if self._by_character:
-            return "".join(c for c in text if c in self.vocabulary)
-        if self._by_word:
-            return " ".join(word for word in self._words(text) if word in self.vocabulary and word != BOUNDARY)
-        return text
-
     def document(self, text: str) -> list[int]:
         """Ids of a text between two boundaries."""
         if self.boundary is None:

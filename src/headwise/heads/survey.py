@@ -19,7 +19,6 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -43,7 +42,7 @@ from headwise.models.open import Folder, folder_of, open_model
 from headwise.models.sites import Site, missing, sites_of
 from headwise.models.stream import stream_of
 from headwise.models.weights import has_record
-from headwise.records import parse_head, share_note
+from headwise.records import parse_head
 from headwise.words import Note
 
 # Round choices, all of them. Of the first two larger ones take more time, and smaller ones make wider intervals.
@@ -74,10 +73,8 @@ def survey(
     seed: int = 0,
     progress: Progress | None = None,
     relations: Relations | str | Path | None = None,
-    by_document: bool = False,
     ranks: Ranks = ALONE,
     keep: Path | None = None,
-    rows: float | None = None,
 ) -> Survey:
     """Statistics, roles and effects of every head of a model: `survey["L3.H5"].entropy`.
 
@@ -92,17 +89,14 @@ def survey(
         tokens: cut every text into documents of this many tokens; default: texts that are longer than the model
             takes are cut into documents of so many, and a note says so
         documents: stop after so many documents
-        seed: of the untrained control, the repeated tokens and the rows that are drawn
+        seed: of the untrained control and the repeated tokens
         progress: is called with what is being done, how much of it is done, and how much there is
         relations: what is known to belong together: the Path of a file that `read_relations` reads, "grammar" or
             "meaning" for sentences that come with headwise, or `Relations`, which also are a text; default: of
             the verb corpus
-        by_document: keep the mean of each document as well, for `to_frame(by="document")`
         ranks: the processes of torchrun, which read a part of the documents each; all must call, and all get the
             same survey; default: this one alone
         keep: a folder in which what was read is kept, so that a survey that is killed goes on there
-        rows: a share of the rows of each document, such as 0.125, drawn by `seed`: each is exact, and a note says
-            so
 
     Raises:
         HeadwiseError: when the model reads no tokens, its attention cannot be watched, or a text does not fit.
@@ -117,8 +111,6 @@ def survey(
             f"ablate={ablate!r} runs the model once for each head, and this one reads its weights from files each time;"
             f" pass ablate='none'"
         )
-    if by_document and (ranks.world > 1 or keep is not None):
-        raise HeadwiseError("by_document=True keeps what one process reads in one go; leave out ranks= and keep=")
     if is_streamed and keep is not None:
         raise HeadwiseError("keep= needs the whole model in memory, and this one is read layer by layer; leave it out")
     if not (ask.reads_tokens(folder.model) or are_sounds(texts)):
@@ -129,7 +121,7 @@ def survey(
         size = sum(parameter.numel() for parameter in folder.model.parameters())
         ablate = "zero" if size <= ABLATE_UP_TO else "none"
     study = _Study(folder, text, seed, progress or (lambda *counts: None))
-    return study.survey(controls, ablate, ranks, keep, by_document, rows)
+    return study.survey(controls, ablate, ranks, keep)
 
 
 @torch.no_grad()
@@ -181,17 +173,15 @@ class _Study:
         self.ablation: Mapping[str, Interval] = {}
         self.loss: float | None = None
 
-    def survey(
-        self, controls: bool, how: str, ranks: Ranks, keep: Path | None, by_document: bool, rows: float | None
-    ) -> Survey:
-        self.notes += filter(None, [*self.text.about, share_note(rows, self.seed)])  # the last is "" for all rows
+    def survey(self, controls: bool, how: str, ranks: Ranks, keep: Path | None) -> Survey:
+        self.notes += self.text.about
 
         # The documents, and the repeated tokens.
         documents = self.text.documents
         first = list(documents[0])
         # For copying, which is read off the weights of a head: `gather_heads` brings only its numbers together.
         vocabulary = None if self.parts > 1 else vocabulary_product(self.model)
-        settings = CONTROLS, self.second_half, True, rows, self.seed, by_document, vocabulary
+        settings = CONTROLS, self.second_half, True, vocabulary
         stages = "running the model", "repeated tokens"  # what `progress` is told
         tally = self._tally(partial(Tally, self.model, *settings), documents, stages, ranks, keep)
         self.notes += [f"{line}." for line in [*missing(self.model), *tally.notes]]
@@ -363,7 +353,6 @@ class _Study:
                 even[relation] = score.even
                 if math.isfinite(score.elsewhere):  # NaN where no other token has a key at these distances
                     elsewhere[relation] = score.elsewhere
-        kept = tally.means[site.name]  # of each document, where asked for
         fields: dict[str, Any] = {key: of_site[h].numpy() for key, of_site in tally.first[site.name].items()}
         # Where it looks, with examples; none where queries and keys are two sequences, as in cross attention.
         if site.name in tally.gleanings:
@@ -379,7 +368,6 @@ class _Study:
             importance=self.importance.get(name),
             ablation=self.ablation.get(name),
             relations=relations,
-            by_document={key: np.array([means[key][h] for means in kept]) for key in (kept[0] if kept else ())},
             **fields,
         )
 

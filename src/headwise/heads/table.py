@@ -1,6 +1,6 @@
 """Tables of heads: head x statistic x document. How they are read, drawn and written; and that of a survey.
 
-    HeadTable   heads by name     to_frame(by=), text(), html(), which a notebook shows
+    HeadTable   heads by name     to_frame(), text(), html(), which a notebook shows
       Seen      of some calls     of each head every row, as `watch` saw it (`headwise.heads.watch`)
       Survey    of a corpus       of each head means over documents with intervals, controls, roles, effects, examples
     HeadRow     one head of it    head.entropy, head["entropy"], head.means, a card in a notebook
@@ -16,7 +16,6 @@ head that looks two tokens back wherever it stands has found nothing.
 
 from __future__ import annotations
 
-import io
 import math
 import tomllib
 from abc import abstractmethod
@@ -38,7 +37,6 @@ from headwise.words import Note, key_of
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-BY = ("head", "document")  # what a row of `to_frame` is of
 BLUE = "30,90,200"  # red, green and blue of a weight of 1 in a notebook
 # Of the first document that a survey keeps as text, at most: a round number, for the page that shows them.
 TOKENS = 1024
@@ -94,30 +92,16 @@ class HeadTable(Mapping[str, H]):
     """Heads by name: `table["L3.H5"].entropy`."""
 
     @abstractmethod
-    def head_records(self) -> list[Row]:
-        """A row a head."""
+    def records(self) -> list[Row]:
+        """Names and numbers, a row a head. None: not measured."""
 
-    @abstractmethod
-    def document_records(self) -> list[Row]:
-        """A row a head and document."""
-
-    def records(self, by: str = "head") -> list[Row]:
-        """Names and numbers, a row a head or, with by="document", a row a head and document. None: not measured."""
-        if by not in BY:
-            raise HeadwiseError(f"by={by!r} is not known; one of {', '.join(BY)}")
-        return self.head_records() if by == "head" else self.document_records()
-
-    def to_frame(self, by: str = "head") -> DataFrame:
+    def to_frame(self) -> DataFrame:
         """The records as a pandas DataFrame; NaN was not measured.
-
-        Args:
-            by: "head" has a row a head; "document" a row a head and document, which a survey keeps with
-                by_document=True
 
         Raises:
             HeadwiseError: where pandas is missing.
         """
-        return frame(self.records(by))
+        return frame(self.records())
 
     def columns(self) -> dict[str, Sequence[Cell]]:
         """What a shown table has beside the name and the means: heading -> a cell for each head."""
@@ -156,16 +140,6 @@ def frame(records: Sequence[Row]) -> DataFrame:
     except ModuleNotFoundError:
         raise HeadwiseError("a table in Python needs pandas: pip install 'headwise[tables]'") from None
     return pandas.DataFrame(list(records))
-
-
-def parquet(records: Sequence[Row]) -> bytes:
-    """Records as a Parquet file."""
-    file = io.BytesIO()
-    try:
-        frame(records).to_parquet(file, engine="pyarrow", index=False)
-    except ImportError:
-        raise HeadwiseError("a Parquet file needs pyarrow: pip install 'headwise[tables]'") from None
-    return file.getvalue()
 
 
 def token_map(weights: Array, rows: Sequence[str], keys: Sequence[str]) -> str:
@@ -290,7 +264,6 @@ class HeadProfile(HeadRow[Interval]):
     top_weights: Array  # (n,k) ... and those weights, largest first; 0 where there are fewer keys
     relations: dict[str, Followed] = field(default_factory=dict)  # by name of `Survey.relations`
     examples: tuple[Example, ...] = ()  # of different documents, the largest weight first
-    by_document: dict[str, NDArray[np.float64]] = field(default_factory=dict)  # where asked for: (documents,) means
 
     def __getitem__(self, name: str) -> Interval:
         """The mean of a statistic and its interval over documents."""
@@ -349,7 +322,7 @@ class Survey(HeadTable[HeadProfile]):
     def __len__(self) -> int:
         return len(self.profiles)
 
-    def head_records(self) -> list[Row]:
+    def records(self) -> list[Row]:
         """Columns: name, part, layer, head, roles (joined by `;`); of each statistic its mean, low, high and uniform,
         the last being that of even attention; of each relation accuracy and elsewhere; importance; ablation, low and
         high."""
@@ -365,17 +338,6 @@ class Survey(HeadTable[HeadProfile]):
                 row[f"{relation.name}_elsewhere"] = None if score is None else _finite(score.elsewhere)
             row["importance"] = _finite(profile.importance)
             rows.append(row | _mean_and_bounds("ablation", profile.ablation))
-        return rows
-
-    def document_records(self) -> list[Row]:
-        """The mean of each statistic in each document, where they were kept."""
-        if not any(profile.by_document for profile in self.profiles):
-            raise HeadwiseError("the survey keeps no document by itself; take it with by_document=True")
-        rows = []
-        for profile in self.profiles:
-            for n in range(self.n_documents):
-                means = {key: _finite(float(values[n])) for key, values in profile.by_document.items()}
-                rows.append(_name(profile) | {"document": n} | means)
         return rows
 
     def __repr__(self) -> str:

@@ -36,7 +36,7 @@ from headwise.gpt.checkpoint import read_tensors, write_tensors
 from headwise.gpt.ranks import Ranks
 from headwise.gpt.train import one_thread
 from headwise.heads.blocks import Factors, Measured, measure, top_keys, uniform
-from headwise.heads.documents import Document, Marker, run_documents, side_by_side, some_rows
+from headwise.heads.documents import Document, Marker, run_documents, side_by_side
 from headwise.heads.statistics import all_statistics
 from headwise.heads.table import Example
 from headwise.intervals import Interval, interval_from
@@ -148,9 +148,6 @@ class Tally:
     uniform_on: int  # number of documents, the first ones, on which the even control is measured
     second_half: int = 0  # of random tokens that are repeated: the row from which on each has a copy before it
     with_examples: bool = False  # keep examples, and pictures of the first document
-    rows: float | None = None  # the share of each document's rows that is measured, drawn by `seed`; None: all
-    seed: int = 0
-    by_document: bool = False  # keep the value of each document, which takes memory
     vocabulary: Tensor | None = None  # `vocabulary_product` of the model
 
     def __post_init__(self) -> None:
@@ -158,7 +155,6 @@ class Tally:
         # (kind, site) -> statistic -> its values so far. Kinds: "scores" (H,), "uniform" (1,) of even attention, and
         # "offsets" (H, 2 REACH + 1): its only statistic "all" is what `_offset_fractions` gives.
         self.running: dict[tuple[str, str], dict[str, Running]] = defaultdict(lambda: defaultdict(Running))
-        self.means: dict[str, list[Means]] = defaultdict(list)  # site -> those of each document, where they are kept
         self.gleanings: dict[str, Gleaning] = {}
         self.first: dict[str, dict[str, Tensor]] = defaultdict(dict)  # site -> pictures of the first document, (H,...)
         self.factors = Factors()
@@ -174,14 +170,10 @@ class Tally:
         if call.note:
             self.notes.setdefault(call.note)
         T = call.n_queries
-        document = some_rows(document, T, self.rows, self.seed)
         if site.name not in self.copied and self.vocabulary is not None:  # a streamed layer has its weights now
             self.copied[site.name] = copying(site, self.vocabulary)
         measured = measure(call, b, document, w_o=self.factors.of(site, call))
-        means = _means(measured)
-        self._add("scores", site, means)
-        if self.by_document:
-            self.means[site.name].append(means)
+        self._add("scores", site, _means(measured))
         if document.start is not None:
             self._add("offsets", site, {"all": _offset_fractions(measured, document.start, call.n_keys).numpy()})
             # The keys of a model that hears may be pieces of a sound: they are no tokens of a text.
@@ -414,8 +406,7 @@ class Tallies:
         # `key` tells whether a file is of the same model and text. The first numbers of each matrix tell a model from
         # another one, and all would take their time; nine is a round choice.
         weights = [(name, each.shape, each.flatten()[:9].tolist()) for name, each in tally.model.named_parameters()]
-        drawn = tally.rows and (tally.rows, tally.seed)  # where all rows are read the seed changes nothing: None
-        digest = hashlib.sha256(str((weights, drawn)).encode())
+        digest = hashlib.sha256(str(weights).encode())
         for document in documents:
             digest.update(array("q", document).tobytes() + b"|")  # ids as 64 bits; and where the document ends
         self.key = digest.hexdigest()

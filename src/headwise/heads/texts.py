@@ -64,21 +64,16 @@ def read_texts(
     texts: Texts | Text | None,
     tokens: int | None = None,
     documents: int | None = None,
-    unknown: str = "refuse",
-    field: str | None = None,
     progress: Progress | None = None,
     relations: Relations | str | Path | None = None,
 ) -> Text:
     """The text of a survey, with its relations.
 
     texts, tokens, documents, relations  as in `headwise.survey`
-    unknown, field                       as in `corpus.documents.read_documents`
     progress                             is called while large files are read
 
     Raises HeadwiseError where the arguments do not go together, or a text does not fit the model.
     """
-    if unknown not in ("refuse", "skip"):
-        raise HeadwiseError(f"unknown {unknown!r} is not known; one of refuse, skip")
     for name, value in (("tokens", tokens), ("documents", documents)):
         if value is not None and value < 1:
             raise HeadwiseError(f"{name} {value} must be at least 1")
@@ -111,7 +106,7 @@ def read_texts(
         wrote = "; ".join(require_tokens(folder).decode(each.ids).strip() for each in spoken)
         text.about = (Note.of("note.heard", text=wrote),)
     elif words:
-        text = read_documents(folder, words, tokens, documents, unknown, field, progress)
+        text = read_documents(folder, words, tokens, documents, progress)
     else:
         lists = [[int(i) for i in source] for source in sources[:documents]]
         text = check_ids(folder, {f"document {n}": ids for n, ids in enumerate(lists)})

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import accumulate
 
 import numpy as np
 import torch
@@ -250,19 +249,8 @@ class Seen(HeadTable[SeenHead]):
     def __len__(self) -> int:
         return len(self._places)
 
-    def head_records(self) -> list[Row]:
+    def records(self) -> list[Row]:
         return [{"name": name, "rows": head.n_rows, **head.means} for name, head in self.items()]
-
-    def document_records(self) -> list[Row]:
-        """Documents in the order in which they ran."""
-        records = []
-        for name, head in self.items():
-            ends = accumulate(head.documents)  # the rows of all documents follow each other: the end of each
-            for n, (size, end) in enumerate(zip(head.documents, ends, strict=True)):
-                of_head = {key: head.rows[key][end - size : end] for key in head.rows}
-                means = {key: float(rows.mean()) if size else math.nan for key, rows in of_head.items()}
-                records.append({"name": name, "document": n, "rows": size} | means)
-        return records
 
     def __repr__(self) -> str:
         rows = max((site.n_rows for site in self._sites.values()), default=0)
