@@ -185,8 +185,6 @@ def test_what_is_no_tokenizer_or_would_take_all_memory_is_refused(tmp_path: Path
     refuses_table("tokenizers", globals() | {"read": read, "made": made, "folder": tmp_path})
     assert made(normalizer=LONGER).encode("a") == [0]
     assert made(model=PIECES | {"unk_id": 1}).unknown == 1
-    spaces = {"type": "WhitespaceSplit"}
-    small = made(normalizer={"type": "Lowercase"}, pre_tokenizer=spaces, model=WORDS | {"unk_token": "b"})
     # The library takes some 400 bytes for each character, and ends the process where there are none left.
     step = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000}
     path = written(tmp_path / "tokenizer.json", normalizer=step, pre_tokenizer=BY_CHARACTER, added_tokens=[])
