@@ -112,7 +112,7 @@ def command_page(name: str) -> str:
     rows = [f"| {option_names(each)} | {option_help(each)} |" for each in known.params if each.name != "help"]
     pieces += ["## Options", "\n".join(["| option | what it says |", "| --- | --- |", *rows])]
     pieces.append(
-        "`--json` and `--debug` go with every command; [the schema](../schema.json) says what the JSON holds."
+        "`--json` and `--debug` go with every command; `python examples/schema_page.py` writes what the JSON holds."
     )
     return "\n\n".join(pieces) + "\n"
 

@@ -25,7 +25,7 @@ class Outcome(NamedTuple):
 
 
 Invoke = Callable[..., Outcome]
-SCHEMA = Path(__file__).resolve().parents[1] / "docs" / "schema.json"
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
 def start(*arguments: object, before: Callable[[], object] = int, **options: Any) -> subprocess.Popen[str]:
@@ -69,15 +69,18 @@ def assert_refused(outcome: Outcome, *words: str, code: int = 2) -> None:
 
 
 def check_document(printed: str) -> None:
-    """What a command printed with --json is one document of docs/schema.json, and has no field besides."""
+    """What a command printed with --json is one document of the schema, and has no field besides."""
     document = json.loads(printed, parse_constant=lambda constant: pytest.fail(f"{constant} is no JSON"))
     validator(document["schema"].split("-")[1]).validate(document)
 
 
 @functools.cache
 def validator(kind: str) -> jsonschema.Draft202012Validator:
-    """For one entry of docs/schema.json, in which no field may be added here."""
-    schema = closed(json.loads(SCHEMA.read_text(encoding="utf-8")))
+    """For one entry of the schema, in which no field may be added here."""
+    sys.path.append(str(EXAMPLES))
+    import schema_page
+
+    schema = closed(json.loads(json.dumps(schema_page.schema())))
     return jsonschema.Draft202012Validator({"$ref": f"#/$defs/{kind}", "$defs": schema["$defs"]})
 
 
@@ -95,7 +98,7 @@ def closed(schema: Any) -> Any:
 def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Invoke:
     """Runs the command in this process, without lines of progress, which depend on how busy the machine is.
 
-    What it prints with --json must be a document of docs/schema.json.
+    What it prints with --json must be a document of the schema.
     """
     monkeypatch.setattr(cli.app, "_show_traceback", False)
     monkeypatch.setattr(cli.app.Progress, "FIRST", 3600.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import json
 import re
 import shlex
 import shutil
@@ -270,16 +269,11 @@ def test_the_pages_tell_of_the_verb_heads_in_the_same_numbers() -> None:
 
 
 def test_the_site_has_every_page_and_name() -> None:
-    page = (ROOT / "docs" / "house.md").read_text(encoding="utf-8")
-    source = ROOT / "src" / "headwise"
-    for path in source.rglob("*.py"):
-        room = path.relative_to(source).parts[0] if path.parent != source else ""
-        name = path.relative_to(source / room).as_posix()
-        assert path.stem.startswith("__") or f"| `{name}` |" in page, f"{path} is new: run examples/house_page.py"
     config = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     named = re.findall(r"^ +- .*: (\S+\.md)$", config, re.MULTILINE)
     notebooks = [path.with_suffix(".md").name for path in (ROOT / "docs").glob("*.ipynb")]  # by a hook of mkdocs
-    assert sorted(named) == sorted([*(path.name for path in (ROOT / "docs").glob("*.md")), *notebooks])
+    written = {"house.md", *(path.name for path in (ROOT / "docs").glob("*.md"))}  # the house by `make docs`
+    assert sorted(named) == sorted([*written, *notebooks])
     assert "hooks: [examples/notebook_page.py, examples/site_pages.py]" in config
     for path in (ROOT / "examples" / "site").iterdir():
         assert not re.search(r"https?:|@import", path.read_text(encoding="utf-8")), path
@@ -332,13 +326,10 @@ def test_the_search_of_the_site_finds_an_option(
     page.close()
 
 
-def test_the_schema_is_made_of_the_records_and_has_every_document(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_schema_has_every_document(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     import schema_page
 
-    assert json.loads(schema_page.PAGE.read_text(encoding="utf-8")) == schema_page.schema(), (
-        "run examples/schema_page.py"
-    )
     sources = [path.read_text(encoding="utf-8") for path in (ROOT / "src" / "headwise" / "cli").glob("*.py")]
     printed = {kind for source in sources for kind in re.findall(r'(?:print_json|_tell\(course,)\(? ?"(\w+)"', source)}
     printed |= {kind for source in sources for kind in re.findall(r'print_json\("\w+" if .* else "(\w+)"', source)}

@@ -1,6 +1,6 @@
 """A small model of each kind of attention that transformers has, held to the maps of its own eager functions.
 
-The whole list is that of `examples/families.py`, which writes `docs/families.md`.
+The whole list is that of `studies/families.py`.
 """
 
 import importlib.util
@@ -13,7 +13,7 @@ import pytest
 from families import TABLES
 from transformers.utils import logging
 
-PATH = Path(__file__).resolve().parents[2] / "examples" / "families.py"
+PATH = Path(__file__).resolve().parents[2] / "studies" / "families.py"
 
 KINDS = TABLES["kinds"]
 
@@ -49,37 +49,3 @@ def test_a_kind_of_attention(kind: str, families: Any) -> None:
         assert notes == ([KINDS[kind]] if KINDS[kind] else [])
     finally:
         logging.set_verbosity(level)
-
-
-def test_the_page_tells_of_every_family(families: Any) -> None:
-    """What is watched, refused and wrong, by the numbers of a run."""
-    run = {
-        "weights": 3e-7, "norm": 0.0, "statistics": 2e-7, "cache": 1e-7, "rows": 5, "compared": 2, "same": True,
-        "notes": [], "unseen": [], "sites": 2, "free": 1, "ran": 2, "ablation": 3e-8, "silenced": 2, "moved": 2,
-    }  # fmt: skip
-    watched = dict.fromkeys(("none", "left", "right"), run)
-    wrong = {name: run | {"weights": 0.5} for name in watched}
-    refused = "TwoModel (two) has no attention that headwise can read: no"
-    results = {
-        "one": {"built": True, "class": "OneModel", "missing": [], "paddings": watched},
-        "two": {"built": True, "class": "TwoModel", "refused": refused},
-        "three": {"built": True, "class": "ThreeModel", "missing": ["L0: short conv, no map"], "paddings": wrong},
-        "four": {"built": False, "why": "LookupError: no model class of its own"},
-    }
-    page = families.page(results, "")
-    assert "| one | OneModel | watched | both | 3e-07 | 3e-07 | 3e-07 | 2e-07 | 1e-07 | 3e-08 |  |" in page
-    assert "| two | TwoModel | refused | | | | | | | | has no attention that headwise can read |" in page
-    told = "L0: short conv, no map; weights differ"
-    assert f"| three | ThreeModel | wrong | both | 0.5 | 0.5 | 0.5 | 2e-07 | 1e-07 | 3e-08 | {told} |" in page
-    bar = "Of the 2 families in which an attention is a softmax over keys that goes through no interface"
-    assert bar in page and "1 are watched, 50%, and in 1, 50%, a silenced head" in page
-    assert (
-        "Of 4 families 1 are watched, 0 are watched with something to know, 1 are refused by name, 1 are wrong" in page
-    )
-
-
-def test_the_page_keeps_what_was_not_tried_again(families: Any) -> None:
-    written = (PATH.parents[1] / "docs" / "families.md").read_text(encoding="utf-8")
-    again = families.page({}, written)
-    assert families.lines_of(again) == families.lines_of(written)
-    assert families.reasons_of(again) == families.reasons_of(written) != {}

@@ -339,7 +339,7 @@ def check_outputs(
 
 
 def print_json(kind: str, document: Facts) -> None:
-    """One document on standard output; `kind` is its entry in docs/schema.json."""
+    """One document on standard output; `kind` is its entry in the schema (examples/schema_page.py)."""
     # None: the process has no standard output, as after `>&-` in a shell. Quiet: it is not the first of many.
     if sys.stdout is not None and not screen.quiet:
         encoding = sys.stdout.encoding or "utf-8"  # what is no file, such as io.StringIO, has none and takes all text

@@ -1,7 +1,7 @@
-"""Write docs/families.md: a small model of every class of transformers that can be built, watched and held to its maps.
+"""Write studies/families.md: a small model of each class of transformers, built, watched and held to its own maps.
 
-    nice python examples/families.py                 # all families, minutes on one core; goes on where it was stopped
-    python examples/families.py --only llama,bert    # some of them anew, told on the screen
+    nice python studies/families.py                 # all families, minutes on one core; goes on where it was stopped
+    python studies/families.py --only llama,bert    # some of them anew, told on the screen
 
 Each family is built from its own config with small sizes, its weights drawn anew, and run by its own eager functions,
 which give maps, or, where an attention goes through no interface, with what every softmax in it gave kept below torch's
@@ -901,7 +901,7 @@ def page(results: dict[str, Any], written: str) -> str:
         [
             "# Families of transformers",
             "",
-            f"Written by `python examples/families.py` with transformers {__version__} and torch {torch.__version__}.",
+            f"Written by `python studies/families.py` with transformers {__version__} and torch {torch.__version__}.",
             "A small model of every family that can be built from its config is watched without padding, with padding",
             "on the left and on the right, and held to the maps of its own eager functions. The three numbers are the",
             "largest difference of any weight of any head. Where an attention goes through no interface, its maps are",
@@ -940,7 +940,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="families, with commas")
     parser.add_argument("--results", type=Path, default=ROOT / "runs" / "families.json", help="where it goes on")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "families.md")
+    parser.add_argument("--page", type=Path, default=ROOT / "studies" / "families.md")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.set_verbosity(logging.CRITICAL)
