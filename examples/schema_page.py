@@ -18,10 +18,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headwise.cost import Choice, Price, Variant
+from headwise.cost import Price, Variant
 from headwise.heads.alignment import Alignment
 from headwise.heads.table import Survey
-from headwise.models.meter import Measured
 from headwise.records import HeadSteps, Ladder
 from headwise.reshape.job import Reshaped
 from headwise.story import Story
@@ -89,7 +88,7 @@ DOCUMENTS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "live": ("headwise look of a model", ({"model": str, "address": str, "opened": bool},)),
     "cost": (
         "headwise cost",
-        (Price, {"variants": list[Variant] | None, "choice": Choice | None, "measured": Measured | None}),
+        (Price, {"variants": list[Variant] | None}),
     ),
     "models": (
         "headwise cost without MODEL",

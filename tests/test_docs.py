@@ -179,7 +179,6 @@ def test_the_code_and_the_commands_of_a_page_run(
     page: Path, folder: Path, done: set[str], monkeypatch: pytest.MonkeyPatch, invoke: Invoke
 ) -> None:
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("headwise.models.meter.SIDE", 64)  # `cost --measure` multiplies by a small matrix
     names: dict[str, Any] = {"__name__": "__page__"}
     shell = Shell(invoke, done)
     examples = 0

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -164,10 +165,20 @@ def family_for(verb: str, name: object) -> Family:
     """The record of a family that a verb serves. Raises HeadwiseError, with the name, for one that it does not."""
     served = families(verb)
     if not isinstance(name, str) or name not in served:
+        what = f"{name} is a family whose heads cannot be reshaped yet"
         if verb == "price":
-            raise unknown(f"model_type={name!r} is not one that can be priced exactly", name, served)
-        raise unknown(f"{name} is a family whose heads cannot be reshaped yet", name, served)
+            what = f"model_type={name!r} is not one that can be priced exactly"
+        if str(name) in _families or _in_transformers(name):  # it is spelt right, and near names are other families
+            raise HeadwiseError(f"{what}; there are {', '.join(served)}")
+        raise unknown(what, name, served)
     return served[name]
+
+
+def _in_transformers(name: object) -> bool:
+    """Does transformers have a folder of this model_type? The library is found, not imported, which takes seconds."""
+    package = find_spec("transformers")
+    places = (package.submodule_search_locations if package else None) or []
+    return any((Path(place) / "models" / str(name).replace("-", "_")).is_dir() for place in places)
 
 
 def family_of_attention(module: object) -> Family | None:

@@ -10,79 +10,33 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
+from torch import nn
 from torch.autograd.profiler import profile
 
 from headwise.errors import HeadwiseError
-
-if sys.platform != "win32":
-    import resource
 
 CPU = torch.device("cpu")
 Name = TypeVar("Name", bound=Hashable)
 
 
-# How much memory may still be taken. Rooms compare by their size, so that `min` gives the tightest one.
-class Room(NamedTuple):
-    size: int  # bytes that are free
-    limit: str  # what sets the bound: "memory", "ulimit -v", "ulimit -d" or "cgroup"
-
-
-def free_memory() -> Room:
-    """The smallest of what the machine has free and what the limits of the process leave it."""
-    # Only Linux has these files: elsewhere the first read fails, before `resource` is asked for. ValueError: the name
-    # of the process, with which its status begins, is no UTF-8. KeyError: the files lack these fields.
-    with suppress(OSError, ValueError, KeyError):
-        machine, process = _fields(Path("/proc/meminfo")), _fields(Path("/proc/self/status"))
-        rooms = [Room(machine["MemAvailable"], "memory"), *_cgroups()]
-        # Each limit of `ulimit`, with the field that says what the process has taken of it: -v bounds all addresses,
-        # -d the data.
-        for name, kind, taken in (("-v", resource.RLIMIT_AS, "VmSize"), ("-d", resource.RLIMIT_DATA, "VmData")):
-            most = resource.getrlimit(kind)[0]  # the soft limit, which is the one that holds
-            if most != resource.RLIM_INFINITY:
-                rooms.append(Room(max(0, most - process[taken]), f"ulimit {name}"))
-        return min(rooms)
-    with suppress(AttributeError, OSError, ValueError):  # such as macOS: all that is built in, free or not
-        return Room(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "memory")
-    return Room(sys.maxsize, "memory")  # nobody knows (Windows): no bound
-
-
-def peak_memory() -> int | None:
-    """The most bytes that this process has held at a time, pages of files included; None where nobody counts."""
-    if sys.platform == "win32":
-        return None
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else 1024 * most  # Linux counts in KiB
-
-
-def _fields(path: Path) -> dict[str, int]:
-    """The sizes in a file of /proc, in bytes: "VmSize:  1024 kB" -> {"VmSize": 1048576}."""
-    rows = (line.split() for line in path.read_text(encoding="utf-8").splitlines() if line.endswith(" kB"))
-    return {row[0].rstrip(":"): 1024 * int(row[1]) for row in rows}
-
-
-def _cgroups() -> list[Room]:
-    """What the control groups (version 2) that hold the process leave it, one room for each that has a limit."""
-    rooms = []
-    with suppress(OSError, ValueError, StopIteration):  # no such file, a name that is no UTF-8, or no version 2
-        # The row of version 2 begins with "0::", and its path is seen from /sys/fs/cgroup: "0::/user.slice/app".
-        groups = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-        path = Path("/sys/fs/cgroup") / next(row for row in groups if row.startswith("0::")).removeprefix("0::/")
-        for folder in (path, *path.parents):  # a limit holds for all groups below it
-            # No such file: the root, the folders above it, and a group whose memory nobody controls.
-            with suppress(OSError, ValueError, KeyError):
-                most = (folder / "memory.max").read_text(encoding="utf-8").strip()
-                used = dict(row.split() for row in (folder / "memory.stat").read_text(encoding="utf-8").splitlines())
-                # What a group has taken and cannot give back: "anon" and "shmem", which /dev/shm holds. The pages of
-                # files are freed by the system when it must.
-                if most != "max":  # "max" is no limit
-                    rooms.append(Room(max(0, int(most) - int(used["anon"]) - int(used["shmem"])), "cgroup"))
-    return rooms
+def free_memory() -> int:
+    """Bytes that may still be taken: what the machine has free, or less where a control group has a limit."""
+    with suppress(OSError, ValueError, KeyError):  # only Linux has this file
+        rows = (line.split() for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines())
+        free = {row[0]: 1024 * int(row[1]) for row in rows}["MemAvailable:"]
+        group = Path("/sys/fs/cgroup")
+        with suppress(OSError, ValueError):  # no group, or one without a limit, whose `memory.max` is "max"
+            most, used = (int((group / name).read_text(encoding="utf-8")) for name in ("memory.max", "memory.current"))
+            free = min(free, max(0, most - used))
+        return free
+    return sys.maxsize  # nobody knows: no bound
 
 
 def device_named(name: str | torch.device) -> torch.device:
@@ -99,13 +53,37 @@ def device_named(name: str | torch.device) -> torch.device:
     raise HeadwiseError(f"device {name} is not on this machine; there is {', '.join(names)}")
 
 
-def free_on(device: torch.device) -> Room:
+def free_on(device: torch.device) -> int:
     """What a device may still take; one that shares the memory of the machine has what is free there."""
     with suppress(RuntimeError):  # not every kind of device keeps account
         if device.type != "cpu":
-            # [0] is what is free of it, [1] what it has in all.
-            return Room(torch.accelerator.get_memory_info(device)[0], f"memory of {device}")
+            return torch.accelerator.get_memory_info(device)[0]
     return free_memory()
+
+
+@contextmanager
+def loaded(*modules: nn.Module) -> Iterator[None]:
+    """A block in which modules have their weights, where accelerate brings them from the disk for each call alone."""
+    parts: list[tuple[nn.Module, Any]] = []
+    for part in chain(*(module.modules() for module in modules)):
+        if hasattr(part, "_hf_hook") and any(weights.is_meta for weights in part.parameters(recurse=False)):
+            parts.append((part, part._hf_hook))
+    for part, hook in parts:
+        hook.pre_forward(part)
+    try:
+        yield
+    finally:
+        for part, hook in parts:
+            hook.post_forward(part, None)
+
+
+def require_held(model: nn.Module, what: str) -> None:
+    """Refuse, for the sake of `what`, a model some of whose weights are not in memory."""
+    if any(weights.is_meta for weights in model.parameters()):
+        raise HeadwiseError(
+            f"{what} of {type(model).__name__} needs all its weights in memory, and some are on the meta device, as "
+            f"where device_map= leaves them on the disk; open it without device_map=, where memory holds it"
+        )
 
 
 def seconds_of(call: Callable[[], object]) -> float:

@@ -11,7 +11,7 @@ import transformers
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-BATCH, TOKENS, SOURCE = 3, 13, 17
+BATCH, TOKENS = 3, 13
 TABLES = tomllib.loads(Path(__file__).with_name("models.toml").read_text(encoding="utf-8"))
 
 
@@ -22,7 +22,7 @@ def fields_of(entry: dict[str, Any]) -> dict[str, Any]:
     return base | own
 
 
-LLAMA, WIDE, GEMMA, BERT, T5 = (fields_of(TABLES["like"][name]) for name in ("llama", "wide", "gemma", "bert", "t5"))
+LLAMA, WIDE, GEMMA, BERT = (fields_of(TABLES["like"][name]) for name in ("llama", "wide", "gemma", "bert"))
 CASES = {name: (str(entry["model"]), fields_of(entry)) for name, entry in TABLES["models"].items()}
 
 
@@ -41,16 +41,8 @@ def build(case: str) -> tuple[nn.Module, dict[str, Any]]:
 
 
 def inputs(config: dict[str, Any], tokens: int = TOKENS) -> dict[str, torch.Tensor]:
-    """What the model reads: token ids (B,T), and an image or a source where it has one."""
-    kind = config["model_type"]
-    if kind == "vit":
-        return {"pixel_values": torch.randn(BATCH, config["num_channels"], *config["image_size"])}
-    ids = torch.randint(6, config["vocab_size"], (BATCH, tokens))
-    if kind == "t5":
-        return {"input_ids": torch.randint(6, config["vocab_size"], (BATCH, SOURCE)), "decoder_input_ids": ids}
-    if kind == "whisper":
-        return {"input_features": torch.randn(BATCH, config["num_mel_bins"], 2 * SOURCE), "decoder_input_ids": ids}
-    return {"input_ids": ids}
+    """What the model reads: token ids (B,T)."""
+    return {"input_ids": torch.randint(6, config["vocab_size"], (BATCH, tokens))}
 
 
 @torch.no_grad()

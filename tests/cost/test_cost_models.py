@@ -6,22 +6,19 @@ import pytest
 import torch
 import transformers
 from cases import refuses
-from real_models import BATCH, CASES, SOURCE, TABLES, TOKENS, build, cache_bytes, inputs, run
+from real_models import BATCH, CASES, TABLES, TOKENS, build, cache_bytes, inputs, run
 from small_models import past
 
 from headwise.cost import PRESETS, Price, cache_bytes_per_token, price
 from headwise.models.ask import cache_in
 
-ENCODERS = ("albert", "bert", "roberta", "vit")
+ENCODERS = ("albert", "bert", "roberta")
 DECODING = [case for case in CASES if not case.startswith(ENCODERS)]
 
 
 def priced(config: dict[str, Any], **setting: Any) -> Price:
-    """At the batch and lengths of the tests; a Whisper's source and an image have a length of their own."""
-    lengths: dict[str, Any] = {} if config["model_type"] == "vit" else {"context": TOKENS}
-    if config["model_type"] == "t5":
-        lengths["source"] = SOURCE
-    return price(config, batch=BATCH, dtype="fp32", **lengths | setting)
+    """At the batch and lengths of the tests."""
+    return price(config, **{"batch": BATCH, "dtype": "fp32", "context": TOKENS} | setting)
 
 
 def full_windows(price: Price) -> int:
@@ -46,10 +43,7 @@ def test_the_cache_holds_what_the_price_says(case: str) -> None:
     """To the byte. Between steps transformers keeps window - 1 tokens of a full window: the next one completes it."""
     model, config = build(case)
     cache, price = cache_in(run(model, **inputs(config), use_cache=True)[0]), priced(config)
-    if price.cache.bytes_per_source_token:
-        assert cache_bytes(cache.cross_attention_cache) == price.cache.source_bytes
-        cache = cache.self_attention_cache
-    assert cache_bytes(cache) == price.cache.text_bytes - full_windows(price)
+    assert cache_bytes(cache) == price.cache.total_bytes - full_windows(price)
     assert cache_bytes_per_token(config, "fp32") == price.cache.bytes_per_token
 
 
@@ -59,12 +53,7 @@ def test_a_step_costs_what_torch_counts(case: str) -> None:
     model, config = build(case)
     tokens = inputs(config, TOKENS - 1)
     first = run(model, **tokens, use_cache=True)[0]
-    step: dict[str, Any] = past(first) | {"use_cache": True}
-    ids = torch.full((BATCH, 1), 7)
-    if "decoder_input_ids" in tokens:
-        step |= {"decoder_input_ids": ids, "encoder_outputs": (first.encoder_last_hidden_state,)}
-    else:
-        step["input_ids"] = ids
+    step: dict[str, Any] = past(first) | {"use_cache": True, "input_ids": torch.full((BATCH, 1), 7)}
     price = priced(config)
     assert price.decode is not None
     assert price.decode.expanded_flops == run(model, **step)[1]

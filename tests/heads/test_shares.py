@@ -21,13 +21,11 @@ from headwise.corpus.tokens import Tokens
 from headwise.gpt import ranks
 from headwise.gpt.checkpoint import read_tensors, save_model, write_tensors
 from headwise.gpt.gpt import GPT, GPTConfig
-from headwise.gpt.ranks import Ranks
 from headwise.heads import tally as sharing
 from headwise.heads.documents import side_by_side
 from headwise.heads.survey import survey
 from headwise.heads.table import Survey
-from headwise.heads.tally import Part, Tally, read_corpus, shares
-from headwise.models.stream import Stream
+from headwise.heads.tally import Part, shares
 
 pytestmark = pytest.mark.clock
 
@@ -76,34 +74,6 @@ def test_whole_batches_are_shared_and_each_document_once(text: Text, monkeypatch
     assert shares([[0] * 5] * 19, {2, 3, 4, 5, 6, 11, 12}, 1) == [[range(2), range(7, 11), range(13, 19)]]
     sizes = [sum(len(documents[n]) for each in part for n in each) for part in shares(documents, (), 2)]
     assert max(sizes) - min(sizes) <= 2 * 46
-
-
-@pytest.mark.slow
-def test_progress_counts_each_layer_where_they_pass_in_turn(model: GPT, text: Text) -> None:
-    streamed, told = copy.deepcopy(model), []
-    Stream(streamed, {name: weights.detach() for name, weights in streamed.named_parameters()})
-    documents = text.documents[:5]
-
-    class Pair(Ranks):
-        """The first of two processes, whose other one has not begun."""
-
-        def counter(self) -> Any:
-            counts: list[int] = []
-            return lambda n: (counts.append(n), sum(counts))[1]
-
-        def gathered(self, value: Any) -> list[Any]:
-            return [value]
-
-        def merged(self, state: Any, join: Any) -> Any:
-            return state
-
-    def progress(*counts: int) -> None:
-        told.append(counts)
-
-    eye = torch.eye(model.config.d_model)
-    tally = read_corpus(lambda: Tally(streamed, 0, vocabulary=eye), documents, text.marks, progress, Pair(0, 2), None)
-    mine = sum(len(documents[n]) for numbers in shares(documents, (), 2)[0] for n in numbers)
-    assert told[-1] == (2 * mine, 2 * sum(map(len, documents))) and tally.copied  # so no layer is read again for it
 
 
 def test_a_survey_goes_on_from_what_is_kept(

@@ -197,7 +197,7 @@ def test_a_layer_that_runs_many_times_has_heads_each_time(tmp_path: Path) -> Non
 
 
 def test_a_large_weight_is_a_number_and_an_infinite_one_is_not() -> None:
-    from headwise.models.stream import is_finite
+    from headwise.models.hf import is_finite
 
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         largest = torch.full((71, 73), torch.finfo(dtype).max, dtype=dtype)  # whose sum has no number

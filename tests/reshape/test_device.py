@@ -63,7 +63,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 def survey(model: Any) -> dict[str, float]:
     text = Text([*IDS[:3].tolist(), [4, 5, 6, 7, 8, 9, 10]], lambda ids: tuple(f"t{i}" for i in ids))
-    found = hw.survey(model, text, ablate="none" if ask.stream_of(model) else "mean")
+    found = hw.survey(model, text, ablate="mean")
     return {f"{head.name} {key}": mean for head in found.profiles for key, mean in head.means.items()} | {
         f"{head.name} {key}": getattr(head, key) or 0.0 for head in found.profiles for key in ("importance",)
     }
@@ -94,25 +94,23 @@ READING: dict[str, Callable[[Any], Any]] = {
 }
 RESHAPING: dict[str, Callable[[Any], Any]] = {
     "share": lambda model: hw.share(model, 1, groups="best", text=IDS),
-    "prune": lambda model: hw.prune(model, keep=0.5, by="ablation" if not ask.stream_of(model) else None, text=IDS),
+    "prune": lambda model: hw.prune(model, keep=0.5, by="ablation", text=IDS),
 }
 
 
-def agree(path: Path, device: str, calls: dict[str, Callable[[Any], Any]], *streams: bool) -> None:
-    for stream in streams:
-        for name, call in calls.items():
-            here, there = (call(hw.open(path, stream=stream, device=place)) for place in ("cpu", device))
-            if isinstance(here, hw.Reshaped):
-                assert there.model.training is False and ask.device_of(there.model).type == device
-                here, there = vars(here.damage.loss), vars(there.damage.loss)
-            assert there == pytest.approx(here, abs=2e-4, nan_ok=True), (name, stream)
+def agree(path: Path, device: str, calls: dict[str, Callable[[Any], Any]]) -> None:
+    for name, call in calls.items():
+        here, there = (call(hw.open(path, device=place)) for place in ("cpu", device))
+        if isinstance(here, hw.Reshaped):
+            assert there.model.training is False and ask.device_of(there.model).type == device
+            here, there = vars(here.damage.loss), vars(there.damage.loss)
+        assert there == pytest.approx(here, abs=2e-4, nan_ok=True), name
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["run", "llama, GQA"])
 def test_every_look_gives_the_same_elsewhere(folder: Any, device: str, name: str) -> None:
-    agree(folder(name), device, READING, False)
-    agree(folder(name), device, {key: READING[key] for key in ("watch", "survey", "attribute")}, True)
+    agree(folder(name), device, READING)
 
 
 @pytest.mark.slow
@@ -122,7 +120,7 @@ def test_reshaping_gives_the_same_elsewhere(
     monkeypatch.setattr(heal, "RUNS", 3)
     monkeypatch.setattr(heal, "NEW_TOKENS", 3)
     monkeypatch.setattr(heal, "DECODE_CONTEXT", 11)
-    agree(folder("llama, GQA"), device, RESHAPING, False)
+    agree(folder("llama, GQA"), device, RESHAPING)
     with verified_here():
         healed = [
             hw.share(folder("run"), 1, text=IDS, heal=2, batch=2, out=tmp_path / place, device=place)
@@ -136,24 +134,11 @@ def test_reshaping_gives_the_same_elsewhere(
 @pytest.mark.slow
 def test_a_device_without_float64(folder: Any, device: str, without_float64: None) -> None:
     if device == "toy":
-        agree(folder("run"), device, READING, False)
+        agree(folder("run"), device, READING)
         q = torch.randn(1, 3, 5, 7)  # lists, which are doubles in Python, beside it
         options: dict[str, Any] = {"mask": hw.Alibi(), "sink": [0.5, -1.5, 2.5]}
         there = hw.attend(*[q.to(device)] * 3, **options).cpu()
         assert torch.allclose(there, hw.attend(q, q, q, **options), atol=1e-5)
-
-
-def test_what_is_streamed_rests_on_the_processor(folder: Any, device: str) -> None:
-    parts = hw.open(folder("llama, GQA"), stream=True, device=device)
-    stream = ask.stream_of(parts)
-    assert stream is not None and ask.device_of(parts).type == device
-    with torch.no_grad():
-        list(ask.each(parts, [IDS[:2], IDS[2:5]], ask.answers))
-    assert {states.device.type for states in stream.states.values()} == {"cpu"}
-    assert {weights.device.type for weights in ask.blocks(parts)[0].parameters()} == {"meta"}
-    with stream.loaded(1):
-        assert {weights.device.type for weights in ask.blocks(parts)[1].parameters()} == {device}
-    assert "of memory are free" in stream.forecast(100, 13)
 
 
 def test_a_device_is_refused_by_name(folder: Any, device: str, invoke: Any, monkeypatch: pytest.MonkeyPatch) -> None:

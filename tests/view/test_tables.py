@@ -23,7 +23,7 @@ from headwise.reshape.heal import Damage, HealPoint, Pair, Speed
 from headwise.reshape.job import Reshaped
 from headwise.table import Markup, Table, say
 from headwise.view import Screen
-from headwise.view.cost import print_choice, print_models, print_price, print_variants
+from headwise.view.cost import print_models, print_price, print_variants
 from headwise.view.lab import print_ladder
 from headwise.view.survey import print_survey
 
@@ -32,10 +32,9 @@ Draw = Callable[[Screen], None]
 
 def price_of(name: str, screen: Screen) -> None:
     _, shape = cost.read_shape(name)
-    setting = cost.make_setting(shape, batch=3, gpu_memory="2TB", bandwidth="900GB/s")
+    setting = cost.make_setting(shape, batch=3, gpu_memory="2TB")
     print_price(screen, cost.price_shape(name, shape, setting))
     print_variants(screen, setting, cost.variants(shape, setting))
-    print_choice(screen, cost.choose(shape, setting))
 
 
 @cache

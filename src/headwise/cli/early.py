@@ -80,7 +80,7 @@ def shape_of(folder: Path) -> ModelShape | None:
 
 def context_in(shape: ModelShape | None) -> int | None:
     """The longest text of a decoder, in tokens. None for others: their config alone does not say what they read."""
-    return shape.positions if shape is not None and shape.generates and not shape.two_sided else None
+    return shape.positions if shape is not None and shape.generates else None
 
 
 RUN, RECORD = "run.json", "headwise.json"  # in a run, its settings; in a model that was reshaped, where it comes from

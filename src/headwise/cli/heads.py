@@ -63,7 +63,6 @@ def heads(
     keep: NewFolder = None,
     parallel: Literal["tensor"] | None = None,
     seed: Seed = 0,
-    stream: bool | None = None,
     dtype: str = "auto",
     device: str = "cpu",
 ) -> None:
@@ -100,7 +99,7 @@ def heads(
     options: Facts = {"text": text, "ids": ids, "tokens": tokens, "documents": documents}
     options |= {"relations": labels, "ablate": ablate, "seed": seed}
     options |= {"ranks": ranks, "parallel": parallel is not None}
-    options |= {"reading": {"stream": stream, "dtype": dtype, "device": device}}
+    options |= {"reading": {"dtype": dtype, "device": device}}
     survey, maps = surveyed(model, keep=keep, **options)
     if ranks.rank:  # of many processes the first alone, rank 0, writes and prints
         return
@@ -209,17 +208,12 @@ def surveyed(
         from headwise.heads.watch import maps_of_short
         from headwise.models.lineage import run_of
         from headwise.models.open import open_folder
-        from headwise.models.stream import stream_of
     ranks = ranks or ALONE
     folder = open_folder(model, ranks if parallel else ALONE, **reading)
     with Progress("reading the text") as progress:
         source = (text or None) if ids is None else read_ids(folder, ids, documents)
         read = read_texts(folder, source, tokens, documents, progress, relations)
-        # How long it will take; of a model that is read layer by layer the forecast also refuses what does not fit.
-        if (stream := stream_of(folder.model)) is not None:
-            lengths = [len(document) for document in read.documents]
-            err.say(stream.forecast(sum(lengths), max(lengths)))
-        elif line := forecast(folder.model, read.documents, controls=True):
+        if line := forecast(folder.model, read.documents, controls=True):  # how long it will take
             err.print(in_options(line))  # this line names arguments, such as documents=
         result = survey(folder.model, read, progress=progress, ranks=ranks, **options)
     # No maps: in parallel no process has all heads, and the texts of relations are many.

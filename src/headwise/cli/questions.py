@@ -62,7 +62,7 @@ def why(
     check_answers(model)
     check_reads_tokens(model)
     with needs_torch():
-        from headwise.heads.why import check_question, forecast
+        from headwise.heads.why import check_question
         from headwise.heads.why import why as story_of
         from headwise.models.open import open_folder
     from headwise.view.page import story_page
@@ -70,8 +70,6 @@ def why(
     # `open_folder` asks this with the tokenizer, before it reads the weights.
     check = partial(check_question, model, prompt, corrupt, (answer, other))
     folder = open_folder(model, dtype=dtype, device=device, check=check)
-    if line := forecast(folder.model, prompt, corrupt):  # how long it will take; nothing where that is seconds
-        err.say(line)
     with Progress("adding up what each head writes") as progress:
         story = story_of(folder.model, prompt, corrupt, answer, other, progress=progress)
     if html is not None:

@@ -4,7 +4,7 @@
     hw.price(config, batch=8, gpu_memory="24GiB").memory.longest_context          # the dict of a config.json, a model
 
 This is the way in: a preset, a file, a folder, a dict or a model becomes a shape, and a shape a price. The same model
-is priced with other key/value heads, side by side (`variants`), and rules of thumb choose some (`choose`).
+is priced with other key/value heads, side by side (`variants`).
 
 Needs neither torch nor a network. What cannot be priced exactly is refused with a HeadwiseError that names the field.
 """
@@ -40,12 +40,10 @@ from headwise.words import unknown
 __all__ = [
     "PRESETS",
     "TABLE",
-    "Choice",
     "Price",
     "Setting",
     "Variant",
     "cache_bytes_per_token",
-    "choose",
     "make_setting",
     "price",
     "price_shape",
@@ -72,9 +70,8 @@ def price(config: Any, **setting: Any) -> Price:
         config: the name of a preset; the path of a config.json or of a folder that holds one; the dict of a
             config.json; an AttentionSpec (one layer, attention alone); a GPTConfig, a config of transformers, or
             a model that has one of these as `config` or `spec`
-        **setting: all optional: context (tokens; default the model's own length), batch (texts, 1), source
-            (tokens of an encoder beside the decoder), dtype and cache_dtype (fp32, bf16, fp8, ...; default the
-            config's), gpu_memory ("24GiB" or bytes), bandwidth ("900GB/s" or bytes a second)
+        **setting: all optional: context (tokens; default the model's own length), batch (texts, 1), dtype and
+            kv_dtype (fp32, bf16, fp8, ...; default the config's), gpu_memory ("24GiB" or bytes)
 
     Raises:
         HeadwiseError: with the name of the field, for what cannot be priced exactly.
@@ -92,8 +89,7 @@ def cache_bytes_per_token(config: dict[str, Any], dtype: str, tokens: int = 1) -
         tokens: of the text
     """
     shape = model_shape(config)
-    # Of the text alone: what an encoder read does not grow with it.
-    return bytes_of(cache_values(shape, tokens, source=0), number_format(dtype)) / tokens
+    return bytes_of(cache_values(shape, tokens), number_format(dtype)) / tokens
 
 
 def read_shape(config: Any) -> tuple[str, ModelShape]:
@@ -209,14 +205,11 @@ def _own_section(config: dict[str, Any]) -> dict[str, Any] | None:
     return section
 
 
-# The same model with other key/value heads, side by side, and what the rules of thumb would choose.
+# The same model with other key/value heads, side by side.
 
-NARROW, WIDE = 64, 128  # the guideline: a head is 64 to 128 wide
-FEWEST = 4  # a model that is too narrow for so many heads of 64 gets so many narrower ones, as `choose` says
 # The presets that `headwise cost` without a model shows: the six that courses compare, in their order, and the two
 # that they name for multi-query attention.
 TABLE = ("bert-base", "bert-large", "gpt2", "gpt3", "llama-2-70b", "mistral-7b", "palm-540b", "falcon-7b")
-ATTENTION = "Vaswani et al. 2017, arXiv 1706.03762, section 3.2.2"  # says d_model / heads
 
 
 @dataclass(frozen=True)
@@ -236,7 +229,6 @@ class Variant:
     fits: bool | None  # weights and that cache in the memory; None where no memory was given
     longest_context: int | None  # 0 where the weights alone exceed it; None without memory, or where nothing grows
     bytes_per_token: float  # moved to decode one
-    tokens_per_second: float | None
 
 
 def variants(shape: ModelShape, setting: Setting) -> tuple[Variant, ...]:
@@ -276,7 +268,6 @@ def _variant(shape: ModelShape, setting: Setting, present: bool) -> Variant:
         fits=_fits(shape, setting),
         longest_context=longest,
         bytes_per_token=decode.bytes_per_token,
-        tokens_per_second=decode.tokens_per_second,
     )
 
 
@@ -284,134 +275,6 @@ def _divisors(n: int) -> list[int]:
     """The divisors of n, the largest first. Each d up to the root of n belongs to another, n / d, from there on."""
     small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
     return sorted({n // d for d in small} | set(small), reverse=True)
-
-
-@dataclass(frozen=True)
-class Rule:
-    """One guideline, and what it comes to for this model.
-
-    `guideline` says the rule of thumb and `source` who says so; `arithmetic` applies it to the numbers of this model,
-    such as "4096 / 32 = 128". Of the number that the rule is about, `present` is the model's and `advised` the rule's.
-    """
-
-    name: str
-    guideline: str
-    source: str
-    arithmetic: str
-    present: int
-    advised: int
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What the guidelines choose: each rule for itself, the heads that follow, and what their cache comes to."""
-
-    rules: tuple[Rule, ...]
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    present_cache_bytes_per_token: int
-    cache_bytes_per_token: int
-    fits: bool | None  # weights and cache as advised (a latent's as it is) in the memory; None where none was given
-
-
-def choose(shape: ModelShape, setting: Setting) -> Choice:
-    """The guidelines of courses, applied to one width: rules of thumb, none of them a measurement.
-
-    A head is 64 to 128 wide, and a model narrower than 256 has 4 heads that are narrower than 64 (microgpt: 16 = 4 x 4;
-    Mini-GPT: 64 = 4 x 16). Where keys and values are cached, 8 key/value heads or a quarter to an eighth of the heads.
-    """
-    spec = shape.main_layers[0].attention.spec  # not of `shape.cached`, where an encoder has no layer
-    heads, how = _choose_heads(shape.d_model, spec.n_heads, spec.head_dim)
-    width = shape.d_model // heads
-    sizes = {"n_heads": heads, "head_dim": width}
-    if width != spec.head_dim:  # otherwise values keep the width that they have, which may be another
-        sizes["value_dim"] = width
-    if spec.latent_dim or not shape.generates:
-        kv, how_kv = (
-            heads,
-            "a latent is shared by all heads already" if spec.latent_dim else "an encoder keeps no cache",
-        )
-        how_kv += ": nothing to save"
-        # An encoder weighs the same with other heads, for they fill d_model. A latent's weights would change, but
-        # `with_heads` has no latent: then `fits` is of the weights as they are, and the cache stays the same.
-        advised = shape
-    else:
-        kv, how_kv = _choose_kv_heads(shape, setting, sizes)
-        advised = shape.with_heads(**sizes, n_kv_heads=kv)
-    quotient = f"{shape.d_model} / {heads} = {width}"
-    rules = (
-        Rule(
-            "query heads",
-            "a divisor of d_model that makes heads 64 to 128 wide; 4 narrower heads in a model below 256",
-            "the models that courses compare",
-            how,
-            spec.n_heads,
-            heads,
-        ),
-        Rule("head width", "d_model / heads", ATTENTION, quotient, spec.head_dim, width),
-        Rule(
-            "key/value heads",
-            "8, or h/8 to h/4; 1 only if memory forces it",
-            "Ainslie et al. 2023, arXiv 2305.13245; for 1 Shazeer 2019, arXiv 1911.02150",
-            how_kv,
-            spec.n_kv_heads,
-            kv,
-        ),
-    )
-    return Choice(
-        rules=rules,
-        n_heads=heads,
-        n_kv_heads=kv,
-        head_dim=width,
-        present_cache_bytes_per_token=cache_price(shape, setting).bytes_per_token,
-        cache_bytes_per_token=cache_price(advised, setting).bytes_per_token,
-        fits=_fits(advised, setting),
-    )
-
-
-def _choose_heads(d_model: int, present: int, present_width: int) -> tuple[int, str]:
-    """A number of heads that makes them NARROW to WIDE wide, and the arithmetic in words.
-
-    `present` heads of `present_width` stay where they are of such a width already.
-    """
-    divisors = _divisors(d_model)
-    if d_model < FEWEST * NARROW:
-        heads = max(n for n in divisors if n <= FEWEST)
-        left = f"{d_model / NARROW:g}"
-        return heads, f"heads of {NARROW} would leave {left}; {heads} divides {d_model}"
-    span = f"{d_model} / {NARROW} = {d_model / NARROW:g}, {d_model} / {WIDE} = {d_model / WIDE:g}"
-    # Heads that do not fill d_model, such as the 32 x 128 of Gemma 3 at 5376, go by d_model / heads as all do.
-    if present * present_width == d_model and NARROW <= present_width <= WIDE:
-        return present, f"{span}: {present} lies between"
-    wanted = min(max(present_width, NARROW), WIDE)
-    # Of the widths in the range, or of all where none is in it, the one nearest to `wanted`: False sorts before True.
-    heads = min(divisors, key=lambda n: (not NARROW <= d_model / n <= WIDE, abs(d_model / n - wanted)))
-    return heads, f"{span}, and {heads} divides {d_model}"
-
-
-def _choose_kv_heads(shape: ModelShape, setting: Setting, sizes: dict[str, int]) -> tuple[int, str]:
-    """8 where it divides more than 8 heads, else a quarter to an eighth of the heads; and the reason in words.
-
-    Fewer where weights and cache would exceed the memory. `sizes` holds the n_heads, head_dim and, where it changes,
-    value_dim that are advised.
-    """
-    heads = sizes["n_heads"]
-    between = [n for n in _divisors(heads) if n > 1 and heads / 8 <= n <= heads / 4]  # 1 is left to lack of memory
-    # With 8 Ainslie et al. 2023 came near the speed of one key/value head and the quality of one for each query head.
-    if heads % 8 == 0 and heads > 8:
-        start, how = 8, f"8 divides h = {heads}"
-    elif between:
-        start = between[0]  # the most of them
-        span = f"h / 4 = {heads / 4:g}, h / 8 = {heads / 8:g}"
-        how = f"{span}: {start} divides h = {heads}"
-    else:
-        start, how = heads, f"h = {heads} is too few to share: no divisor above 1 lies in h/8 to h/4"
-    for n in _divisors(heads):
-        # `_fits` gives None where no memory is given: then the guideline alone decides.
-        if n <= start and _fits(shape.with_heads(**sizes, n_kv_heads=n), setting) is not False:
-            return n, how if n == start else f"{how}, but memory forces {n}"
-    return 1, f"{how}, but not even 1 fits in the memory at this context and batch"
 
 
 def _fits(shape: ModelShape, setting: Setting) -> bool | None:

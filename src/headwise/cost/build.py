@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from headwise.cost.shape import ENCODER, MAIN, VISION, Attention, FeedForward, Layer, ModelShape, Piece
+from headwise.cost.shape import Attention, FeedForward, Layer, ModelShape, Piece
 from headwise.errors import HeadwiseError
-from headwise.families import HARMLESS, SIZE_WORDS, Family, families
+from headwise.families import HARMLESS, SIZE_WORDS, Family
 from headwise.masks import Causal, Window
 from headwise.positions import RoPE
 from headwise.spec import AttentionSpec
@@ -122,25 +122,11 @@ class Fields:
             raise HeadwiseError(f"{name}={value!r} is not known; one of {', '.join(known)}")
         return str(value)
 
-    def side(self, name: str) -> tuple[int, int]:
-        """Height and width of an image or a patch: one number for both, or a pair. No family has aliases of them."""
-        value = self.get(name)
-        sides = value if isinstance(value, list | tuple) else [value, value]
-        if len(sides) != 2:
-            raise HeadwiseError(f"{name}={_short(value)} must be one number, or height and width")
-        height, width = sides
-        return check_size(name, height), check_size(name, width)
-
-    # An encoder and a decoder have fields of their own for these numbers, which the record of their part names.
-
     def n_layers(self) -> int:
-        return self._at_most(MOST_LAYERS, "layers", self.record.get("n_layers", "num_hidden_layers"))
+        return self._at_most(MOST_LAYERS, "layers", "num_hidden_layers")
 
     def n_heads(self) -> int:
-        return self._at_most(MOST_HEADS, "heads", self._heads_field())
-
-    def _heads_field(self) -> str:
-        return self.name_of(self.record.get("n_heads", "num_attention_heads"))
+        return self._at_most(MOST_HEADS, "heads", "num_attention_heads")
 
     def _at_most(self, most: int, what: str, name: str) -> int:
         number = self.size(name)
@@ -149,10 +135,10 @@ class Fields:
         return number
 
     def n_kv_heads(self) -> int:
-        name, heads = self.record.get("n_kv_heads", "num_key_value_heads"), self.n_heads()
+        name, heads = "num_key_value_heads", self.n_heads()
         number = self.optional_size(name) or heads
         if heads % number:
-            fact = f"{self.name_of(name)}={number} does not divide {self._heads_field()}={heads}"
+            fact = f"{self.name_of(name)}={number} does not divide {self.name_of('num_attention_heads')}={heads}"
             raise HeadwiseError(f"{fact}; each must serve as many query heads")
         return number
 
@@ -163,8 +149,8 @@ class Fields:
         d_model, heads = self.size("hidden_size"), self.n_heads()
         if d_model % heads:
             raise HeadwiseError(
-                f"{self._heads_field()}={heads} does not divide {self.name_of('hidden_size')}={d_model}, and there is "
-                f"no head_dim; give a width that {heads} divides"
+                f"{self.name_of('num_attention_heads')}={heads} does not divide {self.name_of('hidden_size')}="
+                f"{d_model}, and there is no head_dim; give a width that {heads} divides"
             )
         return d_model // heads
 
@@ -207,7 +193,7 @@ def build(config: dict[str, Any], family: Family) -> ModelShape:
 
 
 def one_stack(f: Fields, positions: int | None = None) -> ModelShape:
-    """The shape of a model with one stack of layers, which reads a text or an image.
+    """The shape of a model with one stack of layers.
 
     positions  tokens of the longest text, where max_position_embeddings does not say it
     """
@@ -221,30 +207,19 @@ def one_stack(f: Fields, positions: int | None = None) -> ModelShape:
     )
 
 
-def layers_of(f: Fields, stack: str = MAIN, prefix: str = "", cross: bool = False) -> list[Layer]:
-    """The layers of a stack, whose windows and feed-forwards may differ.
-
-    stack   MAIN, ENCODER or VISION
-    prefix  what their names begin with: "vision." makes vision.L0, vision.L1, ...
-    cross   have they an attention to an encoder beside their own?
-    """
+def layers_of(f: Fields) -> list[Layer]:
+    """The layers, whose windows and feed-forwards may differ."""
     spec, windows = attention_of(f), windows_of(f)
     specs = dict.fromkeys(windows, spec)  # by window: layers that are alike share one spec
     if not f.has("sees_all"):
         for window in specs:
             # A window counts the query itself, and `Window` only what stands before it.
             specs[window] = spec.replace(mask=Causal() if window is None else Window(window - 1, 0))
-    # What no spec holds and an attention does.
-    beside = {name: f.record[name] for name in ("key_bias", "joint_norms") if name in f.record}
     layers = []
     for n, (window, forward) in enumerate(zip(windows, forwards_of(f), strict=True)):
-        # T5's bias by distance: a table of so many numbers for each head, which the first layer holds for all layers.
-        buckets = f.size(f.record["buckets"]) if n == 0 and "buckets" in f.record else 0
         layer = Layer(
-            name=f"{prefix}L{n}",
-            stack=stack,
-            attention=Attention(spec=specs[window], buckets=buckets, **beside),
-            cross=Attention(spec=spec, **beside) if cross else None,  # without a mask: it sees all of the source
+            name=f"L{n}",
+            attention=Attention(spec=specs[window], joint_norms=f.record.get("joint_norms", False)),
             feed_forward=forward,
             norm_parameters=f.record.get("norms", NORMS)[0] * spec.d_model,
         )
@@ -402,18 +377,9 @@ def _feed_forward(f: Fields) -> FeedForward:
         d_model=d_model,
         # Where a class lets the width be null (GPT-2's n_inner, our d_ff) null stands for 4 times the model's.
         width=f.optional_size(f.record.get("width", "intermediate_size")) or 4 * d_model,
-        gated=_is_gated(f) if f.record.get("gated") == "feed_forward_proj" else f.has("gated", True),
+        gated=f.has("gated", True),
         bias=f.has("bias"),
     )
-
-
-def _is_gated(f: Fields) -> bool:
-    """T5 says so by the name of the activation: "gated-gelu" is gated, "relu" is not."""
-    kind = f.get("feed_forward_proj")
-    parts = kind.split("-") if isinstance(kind, str) else []
-    if len(parts) not in (1, 2) or (len(parts) == 2 and parts[0] != "gated"):
-        raise HeadwiseError(f"feed_forward_proj={kind!r} is not priced; known: an activation, or gated-ACTIVATION")
-    return len(parts) == 2
 
 
 # What stands outside the layers: the pieces that a record names.
@@ -485,31 +451,6 @@ def widened_where_narrower(f: Fields) -> Piece:
     return widened(f) if _embedded(f) != f.size("hidden_size") else Piece(part="embeddings", parameters=0)
 
 
-def frames(f: Fields) -> Piece:
-    """Whisper's stem: two convolutions over a spectrogram, with kernels of 3 frames.
-
-    The second one steps 2 frames at a time, so that the first runs over twice as many as the encoder reads.
-    """
-    d_model, frames = f.size("hidden_size"), f.size("max_source_positions")
-    first, second = 3 * f.size("num_mel_bins") * d_model, 3 * d_model * d_model
-    # 2 * d_model: a bias each.
-    return Piece(part="stem", parameters=first + second + 2 * d_model, once=first * 2 * frames + second * frames)
-
-
-def n_patches(f: Fields) -> int:
-    (height, width), (rows, columns) = f.side("image_size"), f.side("patch_size")
-    if rows > height or columns > width:
-        raise HeadwiseError(f"patch_size={rows}x{columns} exceeds image_size={height}x{width}: there is no patch")
-    return (height // rows) * (width // columns)
-
-
-def patches(f: Fields) -> Piece:
-    """The stem of an image model: a Linear, with bias, of the numbers of each patch."""
-    (rows, columns), d_model = f.side("patch_size"), f.size("hidden_size")
-    weights = f.size("num_channels") * rows * columns * d_model
-    return Piece(part="stem", parameters=weights + d_model, once=weights * n_patches(f))
-
-
 def classes(f: Fields) -> Piece:  # the Linear of a classifier to its labels
     names = f.config.get("id2label")
     if isinstance(names, dict) and names:
@@ -522,16 +463,11 @@ PIECES: dict[str, Callable[[Fields], Piece]] = {
     "tokens": lambda f: table(f.size("vocab_size"), _embedded(f)),
     "positions": lambda f: table(f.size("max_position_embeddings"), _embedded(f)),
     "segments": lambda f: table(f.size("type_vocab_size"), _embedded(f)),
-    "source positions": lambda f: table(f.size("max_source_positions"), _embedded(f)),
-    "patch positions": lambda f: table(n_patches(f), f.size("hidden_size")),
-    "class token": lambda f: table(2, f.size("hidden_size")),  # one row for itself, and one for its position
     "embedding norm": lambda f: norm(2 * _embedded(f)),  # a LayerNorm: gain and bias
     # Half of what a layer has: a layer of ours has two such norms.
     "our embedding norm": lambda f: norm(f.record["norms"][0] // 2 * f.size("hidden_size")),
     "widened": widened,
     "widened where narrower": widened_where_narrower,
-    "frames": frames,
-    "patches": patches,
     "pooler": lambda f: once(f, f.optional_size("pooler_output_size") or f.size("hidden_size")),
     "next sentence": lambda f: once(f, 2),
     "classes": classes,
@@ -593,59 +529,5 @@ def albert(f: Fields) -> ModelShape:
     return shape.noted("every layer has the weights of the first, which count once")
 
 
-def image(f: Fields) -> ModelShape:
-    """Patches are its tokens, and a token for the class stands before them."""
-    return one_stack(f, n_patches(f) + 1)
-
-
-def with_eyes(f: Fields) -> ModelShape:
-    """Gemma 3: the text decoder, a SigLIP tower, and the projection between them."""
-    text, vision = f.config.get("text_config"), f.config.get("vision_config")
-    if not isinstance(text, dict) or not isinstance(vision, dict):
-        missing = "vision_config" if isinstance(text, dict) else "text_config"
-        raise HeadwiseError(f"{missing} is missing; gemma3 reads text and images (a model of text says gemma3_text)")
-    if "vision_use_head" not in vision:  # the class fills in true, a head that is not priced
-        raise HeadwiseError("vision_use_head is missing in vision_config, and only vision_use_head=false is priced")
-    tied = {"tie_word_embeddings": f.flag("tie_word_embeddings")}  # the outer config decides, not that of the text
-    shape = build({**text, **tied}, families()["gemma3_text"])
-    eyes = Fields(vision, Family(name="siglip_vision_model", price=f.record["vision"]))
-    d_model = eyes.size("hidden_size")
-    # Parameters alone: it meets images, and what is computed is counted for text.
-    projection = Piece(part="stem", parameters=d_model * shape.d_model)
-    # The last norm, an RMSNorm, stands before the projection.
-    tower = [*pieces_of(eyes), final_norm(eyes), projection, norm(d_model)]
-    return replace(
-        shape,
-        layers=(*shape.layers, *layers_of(eyes, VISION, "vision.")),
-        pieces=(*shape.pieces, *(replace(piece, stack=VISION) for piece in tower)),
-        notes=(
-            *shape.notes,
-            *eyes.notes(),
-            "images: the vision tower counts in the parameters, and the FLOPs are those of text alone",
-        ),
-    )
-
-
-def two_stacks(f: Fields) -> ModelShape:
-    """An encoder, and a decoder whose layers look across at it: T5 and Whisper."""
-    layers, pieces = list[Layer](), list[Piece]()
-    for side, stack in (("encoder", ENCODER), ("decoder", MAIN)):
-        part = f.part(**f.record[side])
-        if f.get(part.record["n_layers"]) is None:  # T5's num_decoder_layers left out: as many as the encoder has
-            part = part.part(n_layers=f.record["encoder"]["n_layers"])
-        layers += layers_of(part, stack, f"{side}.", cross=stack == MAIN)
-        pieces += [replace(piece, stack=stack) for piece in (*pieces_of(part), final_norm(part))]
-    source = f.record.get("source")
-    return ModelShape(
-        d_model=f.size("hidden_size"),
-        layers=tuple(layers),
-        pieces=(*pieces, *class_pieces(f)),
-        positions=f.optional_size(f.record["positions"]),
-        source_positions=None if source is None else f.size(source),
-        # A note of a head that is not tied: T5 alone has one, whose later files (1.1, Flan) are published so.
-        notes=() if f.flag("tie_word_embeddings") or "untied" not in f.record else (f.record["untied"],),
-    )
-
-
 # What a record calls its `rule` is the name of the function.
-RULES = {rule.__name__: rule for rule in (ours, falcon, roberta, albert, image, with_eyes, two_stacks)}
+RULES = {rule.__name__: rule for rule in (ours, falcon, roberta, albert)}

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from headwise.cost.shape import (
-    MAIN,
-    VISION,
     Attention,
     ForwardPrice,
     Layer,
@@ -65,24 +63,22 @@ def bytes_of(count: int, dtype: str) -> int:
     return -(-count * BITS[dtype] // 8)
 
 
-def read_bytes(name: str, text: str | int, per_second: bool = False) -> int:
-    """24GiB, 80 GB, an int of bytes, or with `per_second` 900GB/s, as bytes; errors call the value `name`.
+def read_bytes(name: str, text: str | int) -> int:
+    """24GiB, 80 GB, or an int of bytes, as bytes; errors call the value `name`.
 
     A text without a unit is refused: it may be meant in GB as well as in bytes.
     """
     if type(text) is int:  # isinstance would let True pass as 1
         value = Decimal(text)
     else:
-        ending = r"\s*/\s*s" if per_second else ""
         # Digits with or without decimals, then letters, which UNITS must know. LARGEST has 19 digits:
         # these bounds are above it, and a million digits, times a unit, would overflow Decimal.
-        size = re.fullmatch(rf"\s*(\d{{1,20}}(?:\.\d{{1,20}})?)\s*([A-Za-z]{{1,3}}){ending}\s*", str(text), re.ASCII)
+        size = re.fullmatch(r"\s*(\d{1,20}(?:\.\d{1,20})?)\s*([A-Za-z]{1,3})\s*", str(text), re.ASCII)
         if not size or size[2].lower() not in UNITS:
-            example = "900GB/s" if per_second else "24GiB"
-            raise HeadwiseError(f"{name}={text!r} is no size; write a number and a unit, such as {example}")
+            raise HeadwiseError(f"{name}={text!r} is no size; write a number and a unit, such as 24GiB")
         value = Decimal(size[1]) * UNITS[size[2].lower()]
     if not 1 <= value <= LARGEST:
-        raise HeadwiseError(f"{name}={text!r} is outside 1 B to {LARGEST:,} B; write a size such as 24GiB")
+        raise HeadwiseError(f"{name}={text!r} is outside 1 B to {LARGEST:,} B")
     return int(value)
 
 
@@ -93,15 +89,13 @@ MOST = 2**40  # tokens of a text, or texts of a batch: far above any real one, s
 
 @dataclass(frozen=True)
 class Setting:
-    """What a price depends on besides the model: texts, number formats, and the memory and bandwidth of a device."""
+    """What a price depends on besides the model: texts, number formats, and the memory of a device."""
 
     context: int  # tokens of each text, those to come included
-    source: int | None  # tokens that an encoder reads beside it; None without one
     batch: int  # texts side by side
     dtype: str  # of the weights
-    cache_dtype: str
+    kv_dtype: str
     gpu_memory: int | None  # bytes
-    bandwidth: int | None  # bytes a second
 
 
 @dataclass(frozen=True)
@@ -123,7 +117,7 @@ class HeadPrice:
     kv_head_parameters: int  # of one head
     shared_parameters: int  # of no head, such as the bias of W_O
     parameters: int  # of all heads together
-    cache_bytes_per_token: int  # of all heads together; in cross attention of a token of the source
+    cache_bytes_per_token: int  # of all heads together
 
 
 # What a HeadPrice repeats of the spec.
@@ -132,13 +126,12 @@ OF_SPEC = ("variant", "n_heads", "n_kv_heads", "head_dim", "value_dim", "window"
 
 @dataclass(frozen=True)
 class LayerPrice:
-    """The parameters of one layer by what has them; `cross` is the attention to an encoder."""
+    """The parameters of one layer by what has them."""
 
     name: str
     parameters: int  # where a layer repeats the weights of another, as in ALBERT, of each; the total counts them once
     active_parameters: int
     attention: HeadPrice
-    cross: HeadPrice | None
     feed_forward_parameters: int
     norm_parameters: int
     experts: tuple[int, int] | None  # how many a token is sent to, of how many
@@ -162,10 +155,7 @@ class CachePrice:
 
     bytes_per_token: int  # what one more token adds while no window is full
     bytes_per_token_beyond_windows: int  # what it adds once all windows are full
-    bytes_per_source_token: int  # cross keys and values of one token that the encoder read
-    text_bytes: int  # of the whole batch
-    source_bytes: int
-    total_bytes: int
+    total_bytes: int  # of the whole batch
 
 
 @dataclass(frozen=True)
@@ -178,7 +168,6 @@ class DecodePrice:
     cache_bytes: int
     bytes_per_token: float  # of both, shared by the batch
     flops_per_byte: float  # the arithmetic intensity
-    tokens_per_second: float | None  # at most, if the bandwidth is all that limits; of the batch together
 
 
 @dataclass(frozen=True)
@@ -209,27 +198,21 @@ class Price:
 
     @property
     def n_layers(self) -> int:
-        # A vision tower's layers, vision.L0 and so on, are not counted: they read no text.
-        return sum(not layer.name.startswith(VISION) for layer in self.layers)
+        return len(self.layers)
 
     @property
     def heading(self) -> str:
         """The sizes of the model, and the setting in a second line."""
         setting = self.setting
-        # The heads are those of the first layer. With an encoder they are the decoder's, whose layers look across.
-        decoder = [layer for layer in self.layers if layer.cross] or self.layers
-        heads = decoder[0].attention
-        source: str = ""
-        if setting.source is not None:
-            source = f", source {setting.source:,}"
+        heads = self.layers[0].attention
         formats = setting.dtype
-        if setting.cache_dtype != setting.dtype:
-            formats = f"{setting.dtype}, cache {setting.cache_dtype}"
+        if setting.kv_dtype != setting.dtype:
+            formats = f"{setting.dtype}, cache {setting.kv_dtype}"
         return (
             f"{self.model} ({self.family}): {self.n_layers} {'layer' if self.n_layers == 1 else 'layers'}, "
             f"width {self.d_model:,}, {heads.n_heads} {'head' if heads.n_heads == 1 else 'heads'} of "
             f"{heads.head_dim}, {heads.n_kv_heads} key/value ({heads.variant})\ncontext "
-            f"{setting.context:,}{source}, batch {setting.batch:,}, {formats}"
+            f"{setting.context:,}, batch {setting.batch:,}, {formats}"
         )
 
     def rows(self) -> list[tuple[str, str, str]]:
@@ -243,10 +226,6 @@ class Price:
             rows.append(_bytes("cache of one token", cache.bytes_per_token))
             if cache.bytes_per_token_beyond_windows != cache.bytes_per_token:
                 rows.append(_bytes("the same beyond the windows", cache.bytes_per_token_beyond_windows))
-            if cache.bytes_per_source_token:
-                rows.append(_bytes("cache of one source token", cache.bytes_per_source_token))
-                rows.append(_bytes("cache of the texts", cache.text_bytes))
-                rows.append(_bytes("cache of the sources", cache.source_bytes))
             rows.append(_bytes("cache in all", cache.total_bytes))
         rows.append(_flops("prefill" if decode else "forward pass", self.prefill.total_flops))
         rows.append(_flops("  of it in attention", self.prefill.attention_flops))
@@ -258,9 +237,6 @@ class Price:
             rows.append(_bytes("weights read in a step", decode.weight_bytes))
             rows.append(_bytes("bytes moved for a new token", round(decode.bytes_per_token)))
             rows.append(("arithmetic intensity", f"{decode.flops_per_byte:.3g}", "FLOPs per byte"))
-            if decode.tokens_per_second is not None:
-                rate = scaled(setting.bandwidth or 0, 1000, DECIMAL)  # a speed is only there with a bandwidth
-                rows.append(("speed at most", f"{decode.tokens_per_second:,.1f}", f"tokens/s at {rate}B/s"))
         if memory is not None:
             longest = "no limit" if memory.longest_context is None else f"{memory.longest_context:,}"
             rows.append(_bytes("memory left for the cache", memory.free_bytes))
@@ -301,55 +277,39 @@ def make_setting(
     shape: ModelShape,
     context: int | None = None,
     batch: int = 1,
-    source: int | None = None,
     dtype: str | None = None,
-    cache_dtype: str | None = None,
+    kv_dtype: str | None = None,
     gpu_memory: str | int | None = None,
-    bandwidth: str | int | None = None,
 ) -> Setting:
-    """The setting with its defaults filled in: the model's own length and number format, and no limits.
+    """The setting with its defaults filled in: the model's own length and number format, and no limit.
 
     Args:
         shape: the model that is to be priced
         context: tokens of each text; default: the longest that the model was made for
         batch: texts side by side
-        source: tokens beside each text, of models with an encoder; default: as many as the model fixes, or as context
         dtype: the number format of the weights; default: the config's, or bf16
-        cache_dtype: the number format of the cache; default: that of the weights
+        kv_dtype: the number format of the cache; default: that of the weights
         gpu_memory: such as "24GiB", or bytes
-        bandwidth: of that memory, such as "900GB/s", or bytes a second
 
     Raises:
         HeadwiseError: for a value out of range, and for one that means nothing for this model.
     """
     context = context if context is not None else shape.positions or DEFAULT_CONTEXT
-    # A source may be left out; the 1 in its place passes.
-    for name, value in (("context", context), ("batch", batch), ("source", 1 if source is None else source)):
+    for name, value in (("context", context), ("batch", batch)):
         if type(value) is not int or not 1 <= value <= MOST:
             what = "texts" if name == "batch" else "tokens"
             raise HeadwiseError(f"{name}={value!r} is no whole number of {what} from 1 to {MOST:,}")
-    # An encoder writes no tokens: it keeps no cache, and the bandwidth only bounds how fast tokens are written.
-    for name, setting in (("bandwidth", bandwidth), ("cache_dtype", cache_dtype)):
-        if setting is not None and not shape.generates:
-            raise HeadwiseError(
-                f"{name}={setting} is about decoding, and a {shape.family} encoder writes nothing; leave it out"
-            )
-    if not shape.two_sided and source is not None:
-        raise HeadwiseError(f"source={source} needs an encoder with a decoder, and a {shape.family} model is not one")
-    # Whisper's encoder reads sound of one length, and none other.
-    if shape.source_positions is not None and source not in (None, shape.source_positions):
-        raise HeadwiseError(f"source={source}: {shape.family} always reads {shape.source_positions}; leave it out")
-    if shape.two_sided:
-        source = source or shape.source_positions or context
+    if kv_dtype is not None and not shape.generates:  # an encoder keeps no cache
+        raise HeadwiseError(
+            f"kv_dtype={kv_dtype} is about decoding, and a {shape.family} encoder writes nothing; leave it out"
+        )
     dtype = number_format(dtype or shape.dtype or DEFAULT_DTYPE)
     return Setting(
         context=context,
-        source=source,
         batch=batch,
         dtype=dtype,
-        cache_dtype=number_format(cache_dtype) if cache_dtype else dtype,
+        kv_dtype=number_format(kv_dtype) if kv_dtype else dtype,
         gpu_memory=None if gpu_memory is None else read_bytes("gpu_memory", gpu_memory),
-        bandwidth=None if bandwidth is None else read_bytes("bandwidth", bandwidth, per_second=True),
     )
 
 
@@ -372,48 +332,38 @@ def price_shape(name: str, shape: ModelShape, setting: Setting) -> Price:
         weight_bytes=weights,
         layers=tuple(_layer(layer, shape, setting) for layer in shape.layers),
         cache=cache_price(shape, setting),
-        prefill=forward_price(shape, setting.batch, setting.context, setting.source or 0),
+        prefill=forward_price(shape, setting.batch, setting.context),
         decode=decode_price(shape, setting) if shape.generates else None,
         memory=memory,
         notes=(*shape.notes, *_notes(shape, setting)),
     )
 
 
-# Where parameters stand, in the order of a bill. A stem turns an image or sound into tokens; `head` is what stands
-# behind the last layer, such as the matrix to the logits.
-PARTS = ("embeddings", "stem", "attention", "cross attention", "feed-forward", "norms", "head", "vision")
+# Where parameters stand, in the order of a bill; `head` is what stands behind the last layer, such as the matrix to the
+# logits.
+PARTS = ("embeddings", "attention", "feed-forward", "norms", "head")
 
 
 def _parts(shape: ModelShape) -> dict[str, int]:
-    """The parameters of each of PARTS that the model has; a vision tower is one part."""
+    """The parameters of each of PARTS that the model has."""
     parts: Counter[str] = Counter()
     for piece in shape.pieces:
-        parts["vision" if piece.stack == VISION else piece.part] += piece.parameters
+        parts[piece.part] += piece.parameters
     for layer in shape.layers:
-        if layer.stack == VISION:
-            parts["vision"] += layer.parameters
-        elif not layer.repeats:  # else its weights are those of a layer before it, which are counted there
+        if not layer.repeats:  # else its weights are those of a layer before it, which are counted there
             parts["attention"] += layer.attention.parameters
             parts["feed-forward"] += layer.feed_forward.parameters
             parts["norms"] += layer.norm_parameters
-            if layer.cross:
-                parts["cross attention"] += layer.cross.parameters
     return {part: parts[part] for part in PARTS if part in parts}
 
 
 def _layer(layer: Layer, shape: ModelShape, setting: Setting) -> LayerPrice:
-    """The price of a layer.
-
-    The main stack keeps keys and values where it writes, and cross attention those of the source: see `cached` and
-    `crossed` of a ModelShape. The attention of an encoder or a vision tower keeps nothing.
-    """
     forward = layer.feed_forward
     return LayerPrice(
         name=layer.name,
         parameters=layer.parameters,
         active_parameters=layer.active_parameters,
-        attention=_heads(layer.attention, layer.stack == MAIN and shape.generates, setting),
-        cross=_heads(layer.cross, True, setting) if layer.cross else None,
+        attention=_heads(layer.attention, shape.generates, setting),
         feed_forward_parameters=forward.parameters,
         norm_parameters=layer.norm_parameters,
         experts=(forward.n_active, forward.n_experts) if forward.n_experts else None,
@@ -429,7 +379,7 @@ def _heads(attention: Attention, cached: bool, setting: Setting) -> HeadPrice:
         query_head_parameters=attention.query_head_parameters,
         kv_head_parameters=attention.kv_head_parameters,
         parameters=attention.parameters,
-        cache_bytes_per_token=bytes_of(values, setting.cache_dtype) if cached else 0,
+        cache_bytes_per_token=bytes_of(values, setting.kv_dtype) if cached else 0,
     )
 
 
@@ -437,58 +387,41 @@ def cache_price(shape: ModelShape, setting: Setting) -> CachePrice:
     """What the texts of a batch keep, and what one token more adds, before windows are full and after."""
     per_token = sum(attention.spec.cache_values_per_token for attention in shape.cached)
     beyond = sum(attention.growing_values for attention in shape.cached)
-    per_source = sum(attention.spec.cache_values_per_token for attention in shape.crossed)
-    text = cache_values(shape, setting.context, 0) * setting.batch
-    source = per_source * (setting.source or 0) * setting.batch
-    dtype = setting.cache_dtype
-    return CachePrice(
-        bytes_per_token=bytes_of(per_token, dtype),
-        bytes_per_token_beyond_windows=bytes_of(beyond, dtype),
-        bytes_per_source_token=bytes_of(per_source, dtype),
-        text_bytes=bytes_of(text, dtype),
-        source_bytes=bytes_of(source, dtype),
-        total_bytes=bytes_of(text + source, dtype),
-    )
+    total = cache_values(shape, setting.context) * setting.batch
+    return CachePrice(*(bytes_of(values, setting.kv_dtype) for values in (per_token, beyond, total)))
 
 
 def decode_price(shape: ModelShape, setting: Setting) -> DecodePrice:
     """A step reads the weights once for all texts, and each text's cache."""
-    source, batch = setting.source or 0, setting.batch
-    flops = decode_flops(shape, setting.context, source) * batch
+    batch = setting.batch
+    flops = decode_flops(shape, setting.context) * batch
     # Rounded, for with experts the parameters that are read are a mean.
     weights = bytes_of(round(decode_parameters(shape, batch)), setting.dtype)
     cache = cache_price(shape, setting).total_bytes
-    moved = weights + cache
     return DecodePrice(
         flops=flops,
-        expanded_flops=decode_flops(shape, setting.context, source, expand=True) * batch,
+        expanded_flops=decode_flops(shape, setting.context, expand=True) * batch,
         weight_bytes=weights,
         cache_bytes=cache,
-        bytes_per_token=moved / batch,
-        flops_per_byte=flops / moved,
-        tokens_per_second=None if setting.bandwidth is None else setting.bandwidth * batch / moved,
+        bytes_per_token=(weights + cache) / batch,
+        flops_per_byte=flops / (weights + cache),
     )
 
 
 def fit(shape: ModelShape, setting: Setting, free: int) -> MemoryPrice:
     """The longest texts that a batch may have with its caches in `free` bytes, and the most texts of this context."""
-    source = setting.source or 0
     # How many numbers fit, rounded down: a part of one is of no use.
-    values = free * 8 // BITS[setting.cache_dtype]
-    longest = longest_context(shape, values // setting.batch, source)
-    return MemoryPrice(free, longest, values // cache_values(shape, setting.context, source))
+    values = free * 8 // BITS[setting.kv_dtype]
+    longest = longest_context(shape, values // setting.batch)
+    return MemoryPrice(free, longest, values // cache_values(shape, setting.context))
 
 
 def _notes(shape: ModelShape, setting: Setting) -> list[str]:
     """What a reader must know of these numbers: lengths beyond the model's, experts, encoders."""
     notes = []
-    positions = None if shape.positions is None else f"{shape.positions:,}"
     if shape.positions is not None and setting.context > shape.positions:
+        positions = f"{shape.positions:,}"
         notes.append(f"context {setting.context:,} is beyond the {positions} positions the model was made for")
-    # A config has one length for texts and sources, but for Whisper's, which is fixed. Without one (T5) no source is
-    # too long: no setting exceeds MOST.
-    if shape.source_positions is None and setting.source is not None and setting.source > (shape.positions or MOST):
-        notes.append(f"source {setting.source:,} is beyond the {positions} tokens the model was made for")
     if setting.batch > 1 and any(layer.feed_forward.n_experts for layer in shape.layers):
         notes.append(f"experts read for a batch of {setting.batch}: the mean, if every choice were as likely")
     if not shape.generates:

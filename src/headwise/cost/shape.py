@@ -13,13 +13,11 @@ between two steps transformers keeps one fewer.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from headwise.spec import AttentionSpec
-
-MAIN, ENCODER, VISION = "main", "encoder", "vision"  # stacks of layers; the main one reads the text and may write it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,20 +28,16 @@ class Attention:
     """
 
     spec: AttentionSpec
-    buckets: int = 0  # parameters of each query head for a bias by distance (T5)
     joint_norms: bool = False  # is there one norm over the queries of all heads, and one over all keys? (OLMo2)
-    key_bias: bool = True  # has W_K a bias where W_V has one? (not in Whisper)
 
     @property
     def query_head_parameters(self) -> int:
         # A joint norm has a gain for every feature of every head: head_dim of them belong to this one.
-        return self.spec.query_head_parameters + self.buckets + self.joint_norms * self.spec.head_dim
+        return self.spec.query_head_parameters + self.joint_norms * self.spec.head_dim
 
     @property
     def kv_head_parameters(self) -> int:
-        # The spec counts a bias of keys wherever values have one: without it there are head_dim fewer, -1 vector.
-        vectors = self.joint_norms - (self.spec.kv_bias and not self.key_bias)
-        return self.spec.kv_head_parameters + vectors * self.spec.head_dim
+        return self.spec.kv_head_parameters + self.joint_norms * self.spec.head_dim
 
     @property
     def parameters(self) -> int:
@@ -51,8 +45,8 @@ class Attention:
         heads = spec.n_heads * self.query_head_parameters + spec.n_kv_heads * self.kv_head_parameters
         return heads + spec.shared_parameters
 
-    def kept(self, tokens: int) -> int:
-        """How many tokens of a text that long each key/value head caches."""
+    def rows(self, tokens: int) -> int:
+        """How many tokens of a text that long are cached."""
         return tokens if self.spec.window is None else min(tokens, self.spec.window)
 
     @property
@@ -116,20 +110,15 @@ class FeedForward:
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """One layer. `cross` is the attention to the encoder."""
-
-    name: str  # L0, or with its stack: decoder.L0
-    stack: str = MAIN  # or ENCODER, VISION
+    name: str  # "L0"
     attention: Attention
-    cross: Attention | None = None
     feed_forward: FeedForward
     norm_parameters: int
     repeats: bool = False  # are its weights those of a layer before?
 
     @property
     def parameters(self) -> int:
-        cross = self.cross.parameters if self.cross else 0
-        return self.attention.parameters + cross + self.feed_forward.parameters + self.norm_parameters
+        return self.attention.parameters + self.feed_forward.parameters + self.norm_parameters
 
     @property
     def active_parameters(self) -> int:
@@ -138,15 +127,14 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """Something outside the layers: an embedding, a norm, a head, a stem."""
+    """Something outside the layers: an embedding, a norm, a head."""
 
-    part: str  # embeddings | norms | head | stem
+    part: str  # embeddings | norms | head
     parameters: int
-    stack: str = MAIN
     row: int | None = None  # width of the one row that a token reads in a table; None: it is no table
     weights: int = 0  # matrix entries that every token meets, borrowed ones included
     borrowed: int = 0  # those that belong to another piece: a head that is tied to the embedding
-    once: int = 0  # multiply-adds made once for a sequence: a pooler, the convolutions over an image
+    once: int = 0  # multiply-adds made once for a sequence: a pooler
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,26 +146,13 @@ class ModelShape:
     layers: tuple[Layer, ...]
     pieces: tuple[Piece, ...]
     positions: int | None  # of the longest text that it was made for
-    source_positions: int | None = None  # of an encoder whose input has one fixed length
     generates: bool = True  # False: an encoder, which keeps no cache
     dtype: str | None = None  # of the weights, where the config names it
     notes: tuple[str, ...] = ()
 
     @property
-    def two_sided(self) -> bool:  # has it an encoder, to which its decoder looks across?
-        return any(layer.cross for layer in self.layers)
-
-    @property
-    def main_layers(self) -> tuple[Layer, ...]:
-        return tuple(layer for layer in self.layers if layer.stack == MAIN)
-
-    @property
     def cached(self) -> Iterator[Attention]:  # those that keep keys and values of the text, layer by layer
-        return (layer.attention for layer in self.main_layers if self.generates)
-
-    @property
-    def crossed(self) -> Iterator[Attention]:  # those that keep keys and values of what the encoder read
-        return (layer.cross for layer in self.main_layers if layer.cross)
+        return (layer.attention for layer in self.layers if self.generates)
 
     @property
     def parameters(self) -> int:
@@ -187,34 +162,25 @@ class ModelShape:
     @property
     def active_parameters(self) -> int:
         """What one token of text meets: no table, of which it reads a row, but a head that is tied to one."""
-        layers = sum(layer.active_parameters for layer in self.layers if layer.stack != VISION and not layer.repeats)
-        pieces = (piece for piece in self.pieces if piece.row is None and piece.stack != VISION)
+        layers = sum(layer.active_parameters for layer in self.layers if not layer.repeats)
+        pieces = (piece for piece in self.pieces if piece.row is None)
         return layers + sum(piece.parameters + piece.borrowed for piece in pieces)
 
     def noted(self, *notes: str) -> ModelShape:
         return replace(self, notes=(*self.notes, *notes))
 
     def with_heads(self, **heads: Any) -> ModelShape:
-        """The same model with other n_kv_heads, n_heads, head_dim or value_dim in the main stack; no latent.
+        """The same model with other n_kv_heads, n_heads, head_dim or value_dim; without a latent.
 
         Without RoPE, too: it costs nothing that is counted, and its width may not fit another head_dim. The result is
         for a price alone.
         """
         # None stands for: no latents, no RoPE, the usual rope_dim, which is then 0, and groups of neighbours.
         changes = dict.fromkeys(("latent_dim", "q_latent_dim", "rope_dim", "rope", "kv_index")) | heads
-
-        def changed(attention: Attention) -> Attention:
-            return replace(attention, spec=attention.spec.replace(**changes))
-
-        def with_changed(layer: Layer) -> Layer:
-            cross = changed(layer.cross) if layer.cross else None
-            return replace(layer, attention=changed(layer.attention), cross=cross)
-
-        return self._with_main(with_changed)
-
-    def _with_main(self, changed: Callable[[Layer], Layer]) -> ModelShape:
-        """The same model with the layers of its main stack changed."""
-        layers = [changed(layer) if layer.stack == MAIN else layer for layer in self.layers]
+        layers = []
+        for layer in self.layers:
+            spec = layer.attention.spec.replace(**changes)
+            layers.append(replace(layer, attention=replace(layer.attention, spec=spec)))
         return replace(self, layers=tuple(layers))
 
 
@@ -240,44 +206,28 @@ class ForwardPrice:
     dense_flops: int
 
 
-def score_pairs(attention: Attention, tokens: int) -> int:
-    """Pairs of a query and a key that it sees, of each head.
-
-    Without a causal mask all pairs: no family that is priced has a window on both sides.
-    """
-    if not attention.spec.causal:
+def score_pairs(spec: AttentionSpec, tokens: int) -> int:
+    """Pairs of a query and a key that it sees. Without a causal mask all: no family here has a window on both sides."""
+    if not spec.causal:
         return tokens * tokens
-    # What a cache keeps for the last query is the most that any query sees: the first ones see 1, 2, ... keys up to
-    # `most`, all later ones `most`.
-    most = attention.kept(tokens)
+    most = min(tokens, spec.window or tokens)  # the first queries see 1, 2, ... keys, all later ones `most`
     return most * (most + 1) // 2 + (tokens - most) * most
 
 
 def pair_flops(spec: AttentionSpec, pairs: int) -> int:
-    """FLOPs of scores and weighted values: each query head takes a product of width d and one of width e for a pair."""
+    """FLOPs of scores and weighted values: for a pair each query head takes a product of width d and one of width e."""
     return 2 * spec.n_heads * (spec.head_dim + spec.value_dim) * pairs
 
 
-def forward_price(shape: ModelShape, batch: int, tokens: int, source: int) -> ForwardPrice:
-    """What it takes to read texts of `tokens` tokens, each beside a source of `source` tokens for the encoder, or 0.
-
-    A vision tower is left out: it reads images, not text.
-    """
+def forward_price(shape: ModelShape, batch: int, tokens: int) -> ForwardPrice:
+    """What it takes to read texts of `tokens` tokens."""
     linear = attention = dense = 0
     for layer in shape.layers:
-        if layer.stack == VISION:
-            continue
-        spec, across = layer.attention.spec, 0  # `across`: FLOPs of the pairs of cross attention
-        length = tokens if layer.stack == MAIN else source
-        linear += 2 * length * (_token_weights(spec) + layer.feed_forward.active_weights)
-        if layer.cross:  # its queries are made of the text; its keys and values once, of the source
-            cross = layer.cross.spec
-            linear += 2 * ((cross.q_weights + cross.o_weights) * length + cross.kv_weights * source)
-            across = pair_flops(cross, length * source)
-        attention += pair_flops(spec, score_pairs(layer.attention, length)) + across
-        dense += pair_flops(spec, length * length) + across
-    pieces = [piece for piece in shape.pieces if piece.stack != VISION]
-    per_token, once = 2 * sum(piece.weights for piece in pieces), 2 * sum(piece.once for piece in pieces)
+        spec = layer.attention.spec
+        linear += 2 * tokens * (_token_weights(spec) + layer.feed_forward.active_weights)
+        attention += pair_flops(spec, score_pairs(spec, tokens))
+        dense += pair_flops(spec, tokens * tokens)
+    per_token, once = 2 * sum(piece.weights for piece in shape.pieces), 2 * sum(piece.once for piece in shape.pieces)
     outside = once + per_token * (1 if shape.generates else tokens)  # what follows a prompt needs the last logits alone
     return ForwardPrice(
         layer_flops=batch * linear,
@@ -296,42 +246,32 @@ def _token_weights(spec: AttentionSpec) -> int:
     return spec.q_weights + spec.kv_weights + spec.expanding_weights + spec.o_weights
 
 
-def decode_flops(shape: ModelShape, tokens: int, source: int, expand: bool = False) -> int:
+def decode_flops(shape: ModelShape, tokens: int, expand: bool = False) -> int:
     """FLOPs of one new token of one text, the last of `tokens`, beside the cache of the others.
 
     A latent cache is read as it is, its expanding matrix folded into query and output; with `expand` keys and
     values are made of all of it at every step, as transformers does.
     """
-    total = 2 * sum(piece.weights for piece in shape.pieces)  # pieces of the encoder or a vision tower have no weights
-    for layer in shape.main_layers:
-        spec, kept = layer.attention.spec, layer.attention.kept(tokens)
+    total = 2 * sum(piece.weights for piece in shape.pieces)
+    for layer in shape.layers:
+        spec, rows = layer.attention.spec, layer.attention.rows(tokens)
         total += 2 * (_token_weights(spec) + layer.feed_forward.active_weights)
         if spec.latent_dim and not expand:
             # What is kept of a token, latent and rotary key, is read as a key, and its latent alone as a value.
-            features = spec.cache_values_per_token + spec.latent_dim
-            total += 2 * spec.n_heads * features * kept
+            total += 2 * spec.n_heads * (spec.cache_values_per_token + spec.latent_dim) * rows
         else:
-            total += pair_flops(spec, kept)
-            total += 2 * spec.expanding_weights * (kept - 1)  # its own latent is expanded with its other products
-        if layer.cross:
-            cross = layer.cross.spec
-            total += 2 * (cross.q_weights + cross.o_weights) + pair_flops(cross, source)
+            total += pair_flops(spec, rows)
+            total += 2 * spec.expanding_weights * (rows - 1)  # the new token's own is among its other products
     return total
 
 
 def decode_parameters(shape: ModelShape, batch: int) -> float:
-    """Parameters read for one step, which serves every text of the batch: a mean where there are experts.
-
-    W_K and W_V of cross attention are not read: its keys and values were made before, of the source.
-    """
+    """Parameters read for one step, which serves every text of the batch: a mean where there are experts."""
     total: float = 0
-    for layer in shape.main_layers:  # one that repeats another's weights, too: it reads them again
+    for layer in shape.layers:  # one that repeats another's weights, too: it reads them again
         total += layer.attention.parameters + layer.norm_parameters + experts_read(layer.feed_forward, batch)
-        if layer.cross:
-            total += layer.cross.parameters - layer.cross.spec.n_kv_heads * layer.cross.kv_head_parameters
     for piece in shape.pieces:
-        if piece.stack == MAIN:
-            total += piece.row * batch if piece.row is not None else piece.parameters + piece.borrowed
+        total += piece.row * batch if piece.row is not None else piece.parameters + piece.borrowed
     return total
 
 
@@ -345,21 +285,20 @@ def experts_read(feed_forward: FeedForward, batch: int) -> float:
     return float(distinct * feed_forward.expert_parameters + feed_forward.common_parameters)
 
 
-def cache_values(shape: ModelShape, tokens: int, source: int) -> int:
-    """Numbers that the cache of one text keeps: of its `tokens`, and of the `source` tokens that an encoder read."""
-    total = sum(attention.spec.cache_values_per_token * attention.kept(tokens) for attention in shape.cached)
-    return total + sum(attention.spec.cache_values_per_token for attention in shape.crossed) * source
+def cache_values(shape: ModelShape, tokens: int) -> int:
+    """Numbers that the cache of one text of so many tokens keeps."""
+    return sum(each.spec.cache_values_per_token * each.rows(tokens) for each in shape.cached)
 
 
-def longest_context(shape: ModelShape, values: int, source: int) -> int | None:
+def longest_context(shape: ModelShape, values: int) -> int | None:
     """The longest text whose cache holds at most `values` numbers; None where any text's does: it stops growing before.
 
-    0 where not even that of one token does. `source` tokens are read beside the text.
+    0 where not even that of one token does.
     """
     growing = sum(attention.growing_values for attention in shape.cached)
     # No text that fits is longer: each token adds at least `growing`.
     most = values // growing if growing else LONGEST
-    if not growing and cache_values(shape, most, source) <= values:
+    if not growing and cache_values(shape, most) <= values:
         return None
     # The cache grows with the text: of the lengths 1, 2, ... as many fit as the longest that fits has tokens.
-    return bisect_right(range(1, most + 1), values, key=lambda tokens: cache_values(shape, tokens, source))
+    return bisect_right(range(1, most + 1), values, key=lambda tokens: cache_values(shape, tokens))

@@ -149,10 +149,9 @@ def run_training(
     with shapes_alone():
         size = GPT(config).n_parameters
     needed, free = 16 * size, free_memory()  # 4 bytes for each of a weight, its gradient and AdamW's two moments
-    if needed > free.size and not division.apart:  # where they are apart, it is other memory that is needed
+    if needed > free and not division.apart:  # where they are apart, it is other memory that is needed
         raise HeadwiseError(
-            f"{size:,} parameters take {amount(needed)} to train, and {amount(free.size)} are free ({free.limit}); "
-            f"take a smaller model"
+            f"{size:,} parameters take {amount(needed)} to train, and {amount(free)} are free; take a smaller model"
         )
     _check(folder, settings, corpus, resume)  # before a folder is made for it
     with Kept(folder, busy=f"another training is at work in {folder}; wait for it, or take another out=") as kept:

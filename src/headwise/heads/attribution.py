@@ -25,11 +25,11 @@ from torch import Tensor, nn
 from headwise.errors import HeadwiseError
 from headwise.heads.blocks import row_weights
 from headwise.layer.parts import as_rows
+from headwise.memory import require_held
 from headwise.models.ask import evaluating, logits, output_matrix, require_next
 from headwise.models.hook import attach, hooked
 from headwise.models.open import row_of, token_of
 from headwise.models.sites import Layer, Site, layers_of
-from headwise.models.stream import loaded
 from headwise.records import Call
 from headwise.spec import resolve_kv_index
 
@@ -120,8 +120,7 @@ def attribute(
         last = logits(model, row[:, : position + 1], last=True)[0, -1]  # what comes later changes nothing here
     parts = Parts(model, recorder, calls, last, answer, position)
     for number in range(len(recorder.layers)):
-        with loaded(model, number):  # of a streamed model the weights of this layer are brought into memory
-            parts.add(number)
+        parts.add(number)
     return parts.summed()
 
 
@@ -148,6 +147,7 @@ class Parts:
         answer: tuple[int, ...],
         position: int,
     ) -> None:
+        require_held(model, "what each part adds")
         self.model, self.layers, self.rows, self.calls = model, recorder.layers, recorder.rows, calls
         # CLOSE for this pass: in a coarse number format it is the spacing of its numbers, 2^-7 of bfloat16.
         self.close = max(CLOSE, *recorder.digits)

@@ -43,6 +43,7 @@ from torch.nn import functional as F
 from headwise.heads.documents import Document
 from headwise.heads.statistics import IDS, POSITIONS, TOP, W_O, formulas
 from headwise.masks import Allowed, BroadcastGrid, resolve
+from headwise.memory import loaded
 from headwise.models.sites import Site
 from headwise.records import Call
 from headwise.rungs.tensor import as_tensor, widest
@@ -756,7 +757,10 @@ class Factors:
         state = w_o.data_ptr(), 0 if w_o.is_inference() else w_o._version
         known, factors = self._factors.get(site, (None, None))
         if known != state:
-            factors = output_factors(w_o, site.n_heads)
+            with loaded(*filter(None, [site.module, site.projection])):
+                here = site.w_o
+                assert here is not None
+                factors = output_factors(here, site.n_heads)
             self._factors[site] = state, factors
         return factors
 

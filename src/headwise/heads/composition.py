@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from headwise.errors import HeadwiseError
 from headwise.gpt.train import one_thread
 from headwise.heads.table import frame
+from headwise.memory import require_held
 from headwise.models.sites import Site, sites_of
 from headwise.spec import resolve_kv_index
 
@@ -36,6 +37,7 @@ def composition(model: nn.Module) -> DataFrame:
         HeadwiseError: where pandas is missing, and for an attention whose W_Q, W_K, W_V or W_O is not one matrix.
     """
     frame(())  # refuses here, not after the work, where pandas is missing
+    require_held(model, "composition")
     # Cross attention reads the residual stream of another stack.
     layers = [(site, *_matrices(site)) for site in sites_of(model) if not site.cross]
     rows = []

@@ -25,7 +25,6 @@ from headwise.masks import BroadcastGrid, Part, Segments, resolve
 from headwise.models.ask import cache_in, evaluating, run_body
 from headwise.models.hook import Hook, attach, hooked
 from headwise.models.sites import Site, sites_of
-from headwise.models.stream import portions, stream_of, sweep, turns
 from headwise.records import Call
 from headwise.rungs.cache import KVCache
 from headwise.rungs.tensor import as_tensor
@@ -176,31 +175,26 @@ def run_documents(
     take      is called with the number of the document, the site, the call, the document's place in the batch of the
               call, and what is known of it
     marker    see `listening`
-    progress  is called with the tokens that have run and those to run; a streamed model runs each once a layer
+    progress  is called with the tokens that have run and those to run
     begin     number of the first document
     """
     if not documents:
         return  # `attach` raises where no head is reached
-    total = sum(map(len, documents)) * turns(model)
+    total = sum(map(len, documents))
     done = 0  # tokens that have run
-    number = 0  # of the first document of the batch that runs
+    number = begin  # of the first document of the batch that runs
 
     def listener(site: Site, call: Call, described: Sequence[Document]) -> None:
         for b, document in enumerate(described):
             take(number + b, site, call, b, document)
 
     with torch.no_grad(), listening(model, listener, marker), evaluating(model):
-        stream = stream_of(model)
         progress(0, total)  # before the first batch, so that its time is seen to be the model's
-        # `start` is the number of the part's first document, `first` that of the batch's first one within the part.
-        for start, part in portions(model, documents):
-            ids_of_batches = list(side_by_side(part) if stream is None else batches(part, stream.at_once))
-            for turn in sweep(model, ids_of_batches):  # one turn; of a streamed model one for each layer
-                for first, ids in turn:
-                    number = begin + start + first
-                    run_body(model, ids)
-                    done += ids.numel()
-                    progress(done, total)
+        for ids in side_by_side(documents):
+            run_body(model, ids)
+            number += len(ids)
+            done += ids.numel()
+            progress(done, total)
 
 
 class _Batch:

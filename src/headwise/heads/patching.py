@@ -38,7 +38,6 @@ from headwise.models.ask import (
 from headwise.models.hook import Handler, attach, hooked, inside
 from headwise.models.open import ids_of, token_of
 from headwise.models.sites import Layer, Site, layers_of
-from headwise.models.stream import loaded, portions, stream_of
 from headwise.records import Call, head_name
 from headwise.rungs.tensor import attend
 from headwise.spec import resolve_kv_index
@@ -279,16 +278,14 @@ class Passes:
         variant b                  ---------->
 
     For a step the model runs from its beginning, so that masks and positions are its own; but blocks below give at once
-    what they gave before, and behind the block whose turn it is the pass ends. The texts of a streamed model go up in
-    the same way: each block is read once for all, and has seen the text before a variant of it comes. Other texts run
-    as a whole, and so do variants where the blocks of a decoder read an encoder besides.
+    what they gave before, and behind the block whose turn it is the pass ends. Texts run as a whole, and so do variants
+    where the blocks of a decoder read an encoder besides.
     """
 
     def __init__(self, model: nn.Module, layers: Sequence[Layer], position: int = -1) -> None:
-        self.model, self.layers, self.position, self.stream = model, layers, position, stream_of(model)
-        blocks = [layer.block for layer in layers] if self.stream is None else self.stream.blocks
+        self.model, self.layers, self.position = model, layers, position
         # Each once: a decoder's block that also reads an encoder holds two attentions, and so stands in two layers.
-        self.blocks = list(dict.fromkeys(blocks))
+        self.blocks = list(dict.fromkeys(layer.block for layer in layers))
         self.layer_of = {layer.site.name: layer for layer in layers}
 
     def text(
@@ -331,8 +328,7 @@ class Passes:
         """A text in which some heads give something else.
 
         heads     of sites by their names, the numbers of these heads
-        new_outs  what all heads of a site give then, (1,H,T,E); it is asked when the variant passes: the text may not
-                  have been read before
+        new_outs  what all heads of a site give then, (1,H,T,E); it is asked when the variant passes
         rows      at which tokens
         """
 
@@ -344,8 +340,7 @@ class Passes:
 
         # 0 for no heads at all: in `carried` a random half of a few heads may be empty.
         first = min((self.blocks.index(self.layer_of[name].block) for name in heads), default=0)
-        # Only the states of the block below are handed on, and a block that reads an encoder takes more than these. A
-        # streamed model, whose text may not have been read yet, has no encoder.
+        # Only the states of the block below are handed on, and a block that reads an encoder takes more than these.
         if any(call.cross for call in reading.calls.values()):
             first = 0
         handlers = {self.layer_of[name].site: partial(change, name) for name in heads}
@@ -355,39 +350,21 @@ class Passes:
         self,
         variants: Mapping[Key, Variant],
         progress: Progress = no_progress,
-        beside: Callable[[int], None] = lambda layer: None,
     ) -> dict[Key, float]:
-        """What each variant was to be asked, of those that reach the logits.
-
-        `beside` is called with each block's number, while the block has its weights.
-        """
+        """What each variant was to be asked, of those that reach the logits."""
         answers: dict[Variant, float] = {}
-        groups, depth = self._groups([*variants.values()]), len(self.blocks)
+        groups, depth = self._joined(variants.values()), len(self.blocks)
         for number, group in enumerate(groups):
             states: dict[Variant, Tensor] = {}  # what the last block that it has passed gave
-            # How many blocks the group passes one by one, before it takes all that are left at once. A streamed model
-            # has the weights of one block at a time, so that only its last block is left. One in memory goes block by
-            # block until the last variant has joined.
-            n_single = depth - 1 if self.stream is not None else max(each.turns.start for each in group)
+            # One by one until the last variant has joined, then all blocks that are left at once.
+            n_single = max(each.turns.start for each in group)
             singles = [range(n, n + 1) for n in range(n_single)]
             for turns in [*singles, range(n_single, depth)]:
-                with loaded(self.model, turns.start):  # of a streamed model `turns` has this block alone
-                    passing = [each for each in group if not set(turns).isdisjoint(each.turns)]
-                    for joined in self._joined(passing):
-                        self._advance(joined, turns, states, answers)
-                    if number == 0:  # each layer once; the next groups pass the same layers again
-                        for n in turns:
-                            beside(n)
+                passing = [each for each in group if not set(turns).isdisjoint(each.turns)]
+                if passing:
+                    self._advance(passing, turns, states, answers)
                 progress(number * depth + turns.stop, len(groups) * depth)
         return {key: answers[each] for key, each in variants.items() if each in answers}
-
-    def _groups(self, variants: Sequence[Variant]) -> Sequence[Sequence[Variant]]:
-        """Those that go up together: as many as run at once; of a streamed model all whose states fit into memory."""
-        if self.stream is None:
-            return self._joined(variants)
-        # `portions` takes documents and asks for nothing but their lengths, and a range has the length of its text.
-        sizes = [range(each.reading.ids.numel()) for each in variants]
-        return [variants[start : start + len(part)] for start, part in portions(self.model, sizes)]
 
     def _joined(self, variants: Iterable[Variant]) -> list[list[Variant]]:
         """Neighbours that run as one batch: few large products take less time than many small ones."""
@@ -403,11 +380,7 @@ class Passes:
         first, reading = before[0], each.reading
         if first.reading is not reading or first.turns.stop != each.turns.stop or first.beside or each.beside:
             return False
-        if self.stream is not None:
-            most = self.stream.at_once // reading.ids.numel()
-        else:
-            # By what the first block gave of the text: only in a streamed model variants come before it is read.
-            most = LARGEST // _hidden(next(iter(reading.outputs.values()))).numel()
+        most = LARGEST // _hidden(next(iter(reading.outputs.values()))).numel()  # what the first block gave of the text
         return len(before) < most  # `most` is 0 for a text larger than that: each of its variants runs alone
 
     def _advance(
@@ -429,8 +402,7 @@ class Passes:
         if outputs:
             nearest, gave = list(outputs.items())[-1]
             unchanged = _hidden(gave)  # what is still the state of those that begin here
-            # States of a streamed model lie in main memory; `to` brings them back to the device.
-            state = torch.cat([states.get(each, unchanged).to(unchanged) for each in joined])
+            state = torch.cat([states.get(each, unchanged) for each in joined])
             outputs[nearest] = (state, *gave[1:]) if isinstance(gave, tuple) else state
         handlers = {}
         for layer in self.layers:
@@ -457,9 +429,7 @@ class Passes:
             for each, logits_v in zip(joined, logits_nv, strict=True):
                 answers[each] = each.ask(logits_v)
         elif stopped:  # empty behind a block that does not run: the states are still those of the one before
-            # States of all variants of a streamed model wait here, and main memory is larger than that of a device.
-            state = stopped[0] if self.stream is None else stopped[0].cpu()
-            states |= zip(joined, torch.split(state, 1), strict=True)  # (1,T,C) each
+            states |= zip(joined, torch.split(stopped[0], 1), strict=True)  # (1,T,C) each
 
 
 def _hidden(output: Any) -> Tensor:
@@ -498,10 +468,8 @@ class Study:
         self.target: tuple[int, int | None] = (0, None)  # a place-holder until both texts are read
         self.clean, self.corrupted = 0.0, 0.0  # the difference that each text has
 
-    def read(
-        self, beside: Beside = nullcontext, effects: bool = False, progress: Progress = no_progress
-    ) -> dict[str, float]:
-        """Read both texts, and, where `effects` are asked for, what each head brings; of a streamed model in one read.
+    def read(self, beside: Beside = nullcontext) -> None:
+        """Read both texts.
 
         beside  what else listens to the clean text
         """
@@ -509,13 +477,7 @@ class Study:
             "clean": self.passes.text(self.clean_text, beside),
             "corrupted": self.passes.text(self.text, answered=self._aim),
         }
-        streamed = self.passes.stream is not None
-        variants = self.variants("out", alone(self.names("out"))) if effects and streamed else {}
-        # The texts stand first: their answers are known when the variants are asked for shares of the difference.
-        answers = self.passes.asked({**texts, **variants}, progress)
-        if effects and not streamed:  # the calls of the texts tell how many heads there are
-            return self.effects("out", alone(self.names("out")), progress=progress)
-        return {name: answers[name] for name in variants}
+        self.passes.asked(texts)
 
     def _aim(self) -> None:
         """Note which two tokens are compared, and their difference after each text."""
@@ -550,11 +512,10 @@ class Study:
         places: dict[str, Place] = {}
         for layer in self.layers:
             site, call = layer.site, self.text.calls.get(layer.site.name)
-            if call is None and self.text.calls:
+            if call is None:
                 continue  # it did not run, as cross attention to images that a text alone does not have
-            # No call yet: a streamed model is asked for the names of its heads, at="out", before it reads the texts.
-            H = site.n_heads if call is None else call.q.shape[1]
-            if at not in SHARED or call is None:
+            H = call.q.shape[1]
+            if at not in SHARED:
                 places |= {head_name(site.name, h): (site.name, (h,)) for h in range(H)}
                 continue
             index = resolve_kv_index(H, call.k.shape[1], call.options.kv_index)

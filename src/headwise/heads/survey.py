@@ -8,11 +8,12 @@ on random tokens that are repeated (Olsson et al. 2022, arXiv 2209.11895), where
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -37,11 +38,11 @@ from headwise.heads.tally import CONTROLS, PASSAGE, Tally, gather_heads, read_co
 from headwise.heads.texts import Texts, are_sounds, read_texts
 from headwise.heads.watch import watch
 from headwise.intervals import Interval
+from headwise.memory import loaded
 from headwise.models import ask
 from headwise.models.open import Folder, folder_of, open_model
 from headwise.models.sites import Site, missing, sites_of
-from headwise.models.stream import stream_of
-from headwise.models.weights import has_record
+from headwise.models.weights import blocks, has_record
 from headwise.records import parse_head
 from headwise.words import Note
 
@@ -105,14 +106,6 @@ def survey(
     folder = folder_of(open_model(model), tokenizer)
     if ablate not in ABLATIONS:
         raise HeadwiseError(f"ablate {ablate!r} is not known; one of {', '.join(ABLATIONS)}")
-    is_streamed = stream_of(folder.model) is not None
-    if is_streamed and ablate in ("zero", "mean"):
-        raise HeadwiseError(
-            f"ablate={ablate!r} runs the model once for each head, and this one reads its weights from files each time;"
-            f" pass ablate='none'"
-        )
-    if is_streamed and keep is not None:
-        raise HeadwiseError("keep= needs the whole model in memory, and this one is read layer by layer; leave it out")
     if not (ask.reads_tokens(folder.model) or are_sounds(texts)):
         remedy = "watch it in Python on its own input, with headwise.watch(model)"
         raise HeadwiseError(f"{type(folder.model).__name__} reads no tokens; {remedy}")
@@ -258,18 +251,6 @@ class _Study:
         readers = ALONE if self.parts > 1 else ranks
         if readers.world > 1 or keep is not None:
             tally = read_corpus(blank, documents, marks, progress, readers, keep)
-        elif stream_of(tally.model) is not None:
-            # One run for the documents and, behind them, the repeated tokens: so its weights are read once. None that
-            # is streamed hears, so there is no encoder to leave out.
-            def take(number: int, *seen: Any) -> None:
-                if number < len(documents):
-                    tally.take(number, *seen)
-                else:
-                    tally.take_repeated(number - len(documents), *seen)
-
-            # Sets that are marked are marked in the probes, too: `take_repeated` passes over their mass.
-            run_documents(tally.model, [*documents, *self.probes], take, marks, progress)
-            return tally
         else:
             run_documents(tally.model, documents, tally.take, marks, progress)
         with ask.encoded():  # of a model that hears, the encoder is not run: random words say nothing of it
@@ -315,9 +296,6 @@ class _Study:
         """
         if self.parts > 1:
             self._note("note.parallel", parts=self.parts)
-            return
-        if stream_of(self.model) is not None:
-            self._note("note.streamed")
             return
         if ask.predicts(self.model) != "next":
             self._note("note.no_loss", kind=type(self.model).__name__)
@@ -406,9 +384,7 @@ def fresh_model(model: nn.Module, seed: int) -> nn.Module:
     A model of over WHOLE parameters has SAMPLE layers drawn, one at a time, between its own embeddings and head.
     """
     if is_sampled(model):
-        from headwise.models.hf import shallow
-
-        return shallow(model, SAMPLE, seed)
+        return _shallow(model, seed)
     with torch.random.fork_rng(devices=[]):  # without devices it keeps the state of the CPU's generator alone
         torch.default_generator.manual_seed(seed)
         build: Any = type(model)
@@ -417,3 +393,22 @@ def fresh_model(model: nn.Module, seed: int) -> nn.Module:
         sounds = ask.sounds_of(model)
         ask.hear(fresh, sounds.features, sounds.seconds_per_key)
     return fresh.to(next(model.parameters())).eval()
+
+
+def _shallow(model: Any, seed: int) -> nn.Module:
+    """The first SAMPLE layers untrained, between the model's own embeddings and output matrix."""
+    config = copy.deepcopy(model.config)
+    config.num_hidden_layers = SAMPLE
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:SAMPLE]
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        fresh: nn.Module = type(model)._from_config(config, dtype=model.dtype)
+    inside = {part for block in blocks(fresh) for part in block.modules()}
+    for path, module in model.named_modules(remove_duplicate=False):
+        with suppress(AttributeError), loaded(module):  # it has layers that the control has not
+            part = fresh.get_submodule(path)
+            if part not in inside:
+                for name, weights in module.named_parameters(recurse=False):
+                    setattr(part, name, nn.Parameter(weights.detach(), requires_grad=False))
+    return fresh.to(ask.device_of(model)).eval()

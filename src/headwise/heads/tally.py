@@ -40,9 +40,9 @@ from headwise.heads.documents import Document, Marker, run_documents, side_by_si
 from headwise.heads.statistics import all_statistics
 from headwise.heads.table import Example
 from headwise.intervals import Interval, interval_from
+from headwise.memory import loaded
 from headwise.models.ask import embeddings, hears
 from headwise.models.sites import Site, sites_of
-from headwise.models.stream import loaded, turns
 from headwise.records import Call, parse_head
 
 # Round choices: a larger one takes more time, or more room in the page that shows it.
@@ -269,8 +269,7 @@ class Tally:
             fractions[REACH - 1 : REACH + 2] = 0  # offsets -1, 0 and 1 have statistics of their own
             scores["positional"] = offsets.interval(h, int(fractions.argmax()))
         if site.name not in self.copied:  # another process read all documents of this one
-            with loaded(self.model, parse_head(site.head(0))[1]):
-                self.copied[site.name] = copying(site, self.vocabulary)
+            self.copied[site.name] = copying(site, self.vocabulary)
         copied = self.copied[site.name]
         if copied is not None:  # it comes of the weights alone: one number, without an interval
             scores["copying"] = Interval(copied[h], copied[h], copied[h], 1)
@@ -333,7 +332,8 @@ def copying(site: Site, vocabulary: Tensor | None) -> list[float] | None:
     it is E x E and has the same non-zero eigenvalues; W_E W_U is `vocabulary`, of `vocabulary_product`. Norms between
     the matrices are left out. None where the widths do not fit.
     """
-    H, w_o, w_v = site.n_heads, site.w_o, site.w_v
+    with loaded(*filter(None, [site.module, site.projection])):
+        H, w_o, w_v = site.n_heads, site.w_o, site.w_v
     if vocabulary is None or w_o is None or w_v is None or site.cross or site.name.startswith("encoder."):
         return None  # an encoder beside a decoder writes no logits
     C = len(vocabulary)
@@ -448,9 +448,6 @@ def read_corpus(
 ) -> Tally:
     """Tally documents, each in one of the processes, and hand the tally of all of them to all.
 
-    A streamed model must have no folder: it runs all documents through one layer, then the next, so that none is whole
-    before the end.
-
     blank     makes an empty tally with its settings
     marker    names sets of keys by their tokens
     progress  is called with the tokens that have run in all processes, and those to run
@@ -461,10 +458,9 @@ def read_corpus(
     with nullcontext() if folder is None or ranks.rank else Kept(folder, [KEPT], busy=busy):  # rank 0 locks it
         kept = Tallies(folder, tally, documents, ranks)
         done = kept.read(before)
-        times = turns(tally.model)  # how often a token is counted: once, and of a streamed model in each layer
-        count, total = ranks.counter(), sum(map(len, documents)) * times
+        count, total = ranks.counter(), sum(map(len, documents))
         if ranks.rank == 0:  # all processes know what is done, and one counts it
-            count(sum(len(documents[n]) for n in done) * times)
+            count(sum(len(documents[n]) for n in done))
         for numbers in shares(documents, done, ranks.world)[ranks.rank]:
             last = 0  # tokens of this range that are counted
 

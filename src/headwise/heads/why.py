@@ -22,11 +22,10 @@ from headwise.errors import HeadwiseError
 from headwise.families import read_config
 from headwise.heads.attribution import Attribution, Parts, Recorder
 from headwise.heads.blocks import row_weights
-from headwise.heads.patching import READ, Choice, Passes, Reading, Receiver, Study, Variant, place_of
+from headwise.heads.patching import READ, Choice, Passes, Reading, Receiver, Study, Variant, alone, place_of
 from headwise.models.ask import answering, device_of, evaluating
 from headwise.models.open import folder_of, row_of, tokens_of
-from headwise.models.sites import layers_of, sites_of
-from headwise.models.stream import loaded, stream_of
+from headwise.models.sites import layers_of
 from headwise.records import head_name
 from headwise.story import Story, StoryHead, StoryKeys, StoryPath
 from headwise.words import Note
@@ -128,23 +127,6 @@ def why(
         paths=tuple(paths),
         notes=tuple(notes),
     )
-
-
-def forecast(model: nn.Module, prompt: str | Sequence[int], corrupt: str | Sequence[int] | None) -> str:
-    """What the story of a streamed model takes, in a line; "" for a model in memory."""
-    stream = stream_of(model)
-    if stream is None:
-        return ""
-    n_tokens = row_of(model, prompt).numel()
-    heads = sum(site.n_heads for site in sites_of(model))
-    # Whole passes of the model. Without a second text: the text, and once without each of the first heads. With one:
-    # both texts; every head is patched, which runs the layers from its own up, on average half of them; and the first
-    # heads are patched at each of their places. Those count as whole: the halves too many are more than what is asked
-    # of the first heads besides.
-    passes = 1 + Story.MOST if corrupt is None else 2 + heads // 2 + Story.MOST * PLACES
-    # The weights are read twice, as `_Telling` says. Whether there are paths to follow, for which they are read a
-    # third time, is not known yet.
-    return stream.forecast(n_tokens * passes, longest=n_tokens, reads=2)  # a second text has as many tokens
 
 
 def check_question(
@@ -304,13 +286,7 @@ def _pieces(question: _Question, word: str) -> list[list[int]]:
 
 
 class _Telling:
-    """One prediction, and what is known of it.
-
-    Things are asked in such an order that a streamed model reads its weights as seldom as can be. With a corrupted
-    text it reads them for both texts with a variant for each head, then for all that is asked of the heads that carry
-    most, and a third time where paths are followed. Without one it reads them for the text, and then for the text
-    without each of the first heads; in between it reads W_O of each layer, for what the parts add.
-    """
+    """One prediction, and what is known of it."""
 
     def __init__(
         self, passes: Passes, question: _Question, twin: _Question | None, choose: Choice, progress: Progress
@@ -320,7 +296,6 @@ class _Telling:
         self.study = None if twin is None else Study(passes, ids, torch.tensor(twin.ids), choose)
         self.text = Reading(ids[None].to(device_of(passes.model))) if self.study is None else self.study.clean_text
         self.recorder = Recorder(passes.layers)  # what the modules read and gave, which `Parts` adds up
-        self.adding: Parts  # set by `_begin`: what is added up so far
         self.parts: Attribution | None = None  # the outcome: what each part adds to the logit
         self.refused = ""  # why it is not known
         self.effects: dict[str, float] = {}  # what each head carries of the difference to the corrupted text
@@ -329,11 +304,12 @@ class _Telling:
 
     def read(self) -> tuple[int, int | None]:
         """Read the texts; the token that is explained, and what it is compared with, as `choose` gives them."""
-        # Of other answers it is not known what parts add: `_begin` refuses them, and nothing has to be recorded.
+        # Of other answers it is not known what parts add: `_add_up` refuses them, and nothing has to be recorded.
         listening = self.recorder.listening if self.question.way == "next" else nullcontext
         if self.study is not None:
             progress = partial(self.progress, "patching heads")
-            self.effects = self.study.read(listening, effects=True, progress=progress)
+            self.study.read(listening)
+            self.effects = self.study.effects("out", alone(self.study.names("out")), progress=progress)
             return self.study.target
         self.passes.asked({"text": self.passes.text(self.text, listening)})  # fills `self.text`
         return self.choose(self.text.answer, None)
@@ -342,15 +318,13 @@ class _Telling:
         self, target: tuple[int, int], notes: list[str]
     ) -> tuple[list[StoryHead], list[StoryKeys], list[StoryPath]]:
         """All heads, those first that carry most, or that add most, or without which most changes; keys; paths."""
-        self._go_on(lambda: self._begin(target))
+        try:
+            self.parts = self._add_up(target)
+        except HeadwiseError as error:  # the story goes on without it
+            self.refused = str(error)
         names = []  # of all heads that ran, from the first layer to the last
         for site, call in self.text.calls.items():
             names += [head_name(site, h) for h in range(call.q.shape[1])]
-        if self.study is None and not self.refused:  # what the heads add ranks them, so it comes first
-            for number in range(len(self.passes.layers)):
-                with loaded(self.passes.model, number):
-                    self._add(number)
-            self._go_on(self._sum)
         # What ranks the heads: what they carry, or else what they add. Where that is not known either, all heads are
         # silenced, and the change ranks them.
         size = self.effects
@@ -358,8 +332,7 @@ class _Telling:
             size = self.parts.heads
         ranked = sorted(names, key=lambda name: -abs(size.get(name, 0.0)))
         first = ranked[: Story.MOST] if size else names  # the heads that are asked about
-        # All that is asked is put together first, so that one read of the weights answers it. The keys of `variants`
-        # are ("without", head), (head, position), and a receiver such as ("k", "L3.KV1").
+        # The keys of `variants` are ("without", head), (head, position), and a receiver such as ("k", "L3.KV1").
         variants = self._silenced(first, target[0])
         places: dict[str, list[int]] = {}  # of the first heads, the positions at which they are patched alone
         readers: dict[Receiver, str] = {}  # as `_readers` gives them
@@ -378,10 +351,7 @@ class _Telling:
             except HeadwiseError as error:
                 refused, readers, read = str(error), {}, {}
             variants |= read
-        # A streamed model has the weights of a layer while variants pass it: then `_add` adds the parts of the layer,
-        # too. Without a corrupted text they are summed already, and it does nothing.
-        values = self.passes.asked(variants, partial(self.progress, "silencing heads"), self._add)
-        self._go_on(self._sum)
+        values = self.passes.asked(variants, partial(self.progress, "silencing heads"))
         if self.refused:  # of the parts
             notes.append(Note.of("why.no_parts", reason=self.refused))
         if refused:  # of queries, keys and values
@@ -394,35 +364,18 @@ class _Telling:
             heads.append(self._head(name, values.get(("without", name)), there))
         return heads, *self._through(readers, values)
 
-    # What each part adds
-
-    def _go_on(self, step: Callable[[], None]) -> None:
-        """Run a step of adding up what each part adds, unless the sum is known or a step before was refused.
-
-        A step that is refused ends the sum alone: the story goes on without it.
-        """
-        if self.parts is None and not self.refused:
-            try:
-                step()
-            except HeadwiseError as error:
-                self.refused = str(error)
-
-    # The three steps: `_begin`, then `_add` for each layer, then `_sum`.
-
-    def _begin(self, target: tuple[int, int]) -> None:
+    def _add_up(self, target: tuple[int, int]) -> Attribution:
+        """What each part adds to the logit."""
         model = self.passes.model
         if self.question.way == "masked":
             raise HeadwiseError(f"{type(model).__name__} turns the last hidden state into logits in more than one step")
         if self.question.way == "first":
             raise HeadwiseError("what an encoder adds reaches the logits through the decoder alone")
         last = len(self.question.ids) - 1
-        self.adding = Parts(model, self.recorder, self.text.calls, self.text.answer, target, last)
-
-    def _add(self, layer: int) -> None:
-        self._go_on(lambda: self.adding.add(layer))
-
-    def _sum(self) -> None:
-        self.parts = self.adding.summed()
+        parts = Parts(model, self.recorder, self.text.calls, self.text.answer, target, last)
+        for layer in range(len(self.passes.layers)):
+            parts.add(layer)
+        return parts.summed()
 
     # What is asked of the first heads
 

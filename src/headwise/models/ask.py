@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import Context, ContextVar
 from dataclasses import dataclass, replace
@@ -25,9 +25,8 @@ from torch import Tensor, nn
 from headwise.errors import HeadwiseError
 from headwise.gpt.checkpoint import hf_config
 from headwise.gpt.gpt import GPT
-from headwise.memory import CPU
+from headwise.memory import CPU, loaded
 from headwise.models.hook import hooked
-from headwise.models.stream import stream_of, sweep
 from headwise.models.weights import blocks, body_of
 
 
@@ -64,10 +63,8 @@ def _try_predicting(model: nn.Module) -> Literal["next", "masked"] | None:
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(3, size, (1, min(8, most)), generator=generator).repeat(2, 1)
     ids[1, -1] = 3 + (ids[0, -1] - 2) % (size - 3)  # one id further; behind the last id of the vocabulary comes 3
-    # Whether a token sees what comes after it, one layer tells as well as all: a streamed model need read only that.
-    stream = stream_of(model)
     try:
-        with evaluating(model), nullcontext() if stream is None else stream.alone():
+        with evaluating(model):
             rows = getattr(_forward(model, ids), "logits", None)
     except Exception:  # it wants more than ids; the library lets through whatever its parts raise
         return None
@@ -157,7 +154,8 @@ def require_slopes(model: nn.Module) -> None:
 
 def device_of(model: nn.Module) -> torch.device:
     """Where the model takes its ids."""
-    return next((parameter.device for parameter in model.parameters()), CPU)
+    # On meta are weights that accelerate brings from the disk for each call.
+    return next((weights.device for weights in model.parameters() if not weights.is_meta), CPU)
 
 
 def reads_tokens(model: nn.Module) -> bool:
@@ -277,31 +275,14 @@ def next_token_losses(model: nn.Module, ids: Tensor, after: int | None = None) -
     return (losses * counted).sum(1) / counted.sum(1)
 
 
-def each(
-    model: nn.Module, batches: Sequence[Tensor], question: Callable[[nn.Module, Tensor], Tensor]
-) -> Iterator[Tensor]:
-    """What the model answers to a question on each batch of ids (B,T).
-
-    A streamed model takes all batches through one layer after another, so that its weights are read once for them all.
-    """
-    stream = stream_of(model)
-    if stream is None:
-        yield from (question(model, ids) for ids in batches)
-        return
-    for turn in sweep(model, batches):
-        for _, ids in turn:
-            run_body(model, ids)
-    with stream.only(len(stream.blocks)):  # no layer runs now: the question gets the states behind the last layer
-        yield from (question(model, ids) for _, ids in stream.numbered(batches))
-
-
 def embeddings(model: Any) -> tuple[Tensor, Tensor] | None:
     """W_E and W_U, (V,C) each; None where a model has no such pair."""
     head = _head_of(model)
     if head is None:
         return None
     table = model.token_embedding if isinstance(model, GPT) else model.get_input_embeddings()
-    return table.weight, head.weight
+    with loaded(table, head):
+        return table.weight, head.weight
 
 
 def output_matrix(model: nn.Module) -> tuple[Tensor, Tensor | None]:

@@ -34,20 +34,21 @@ from headwise.corpus.tokens import BOUNDARY, check_growth, check_ids, growth_of,
 from headwise.errors import HeadwiseError
 from headwise.families import check_folder
 from headwise.files import check_regular, read_json
-from headwise.gpt.checkpoint import FORMATS, TOO_MANY, Place, tensors_in
+from headwise.gpt.checkpoint import TOO_MANY, tensors_in
 from headwise.gpt.ranks import ALONE, Ranks
 from headwise.layer.projections import shapes_alone
-from headwise.memory import CPU
-from headwise.models.stream import Stream, hollow, is_finite
 
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 FOREIGN_CODE = "; the folder brings code of its own (auto_map), which headwise never runs"
 MOST_LAYERS = 1000  # that a config may state whatever its files hold: to build so many still takes little time
 
 
-def load_folder(folder: Path, ranks: Ranks = ALONE, dtype: torch.dtype | str = "auto") -> PreTrainedModel:
+def load_folder(
+    folder: Path, ranks: Ranks = ALONE, dtype: torch.dtype | str = "auto", placing: Mapping[str, Any] | None = None
+) -> PreTrainedModel:
     """The model of a folder in Hugging Face layout, in eval mode, with its own class (its head included).
 
+    placing  device_map=, max_memory= and offload_folder= of `from_pretrained`, which hands them to accelerate
     ranks  processes of which each holds some of the heads, by the tensor-parallel plan that transformers has for the
            family
     """
@@ -66,11 +67,11 @@ def load_folder(folder: Path, ranks: Ranks = ALONE, dtype: torch.dtype | str = "
         ranks.require_divisor({"heads": heads, "key/value heads": n_kv_heads})
     with _loading(folder / "config.json", f"{folder} does not load as {kind.__name__}"):
         # `loading` tells which weights were found and which were not.
-        model, loading = kind.from_pretrained(
-            folder, config=config(), dtype=dtype, use_safetensors=True, output_loading_info=True, **LOCAL
-        )
+        options = {**LOCAL, **(placing or {}), "use_safetensors": True, "output_loading_info": True}
+        model, loading = kind.from_pretrained(folder, config=config(), dtype=dtype, **options)
     _require_whole(folder, kind, loading["missing_keys"])  # transformers would draw them at random
-    bad = next((name for name, weights in model.named_parameters() if not is_finite(weights)), None)
+    held = ((name, weights) for name, weights in model.named_parameters() if not weights.is_meta)
+    bad = next((name for name, weights in held if not is_finite(weights)), None)
     if bad is not None:
         raise HeadwiseError(f"{folder} has NaN or inf in {bad}; the model is not usable")
     # After the weights are there: to load them in parts the library needs accelerate.
@@ -135,48 +136,13 @@ def gguf_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def stream_folder(folder: Path, dtype: torch.dtype | str = "auto", device: torch.device = CPU) -> Any:
-    """What `load_folder` gives, but streamed: each layer borrows its weights from the files while it runs."""
-    kind, config = _described(folder)
-    files = ["model.safetensors"]
-    if not (folder / files[0]).exists():
-        # The index of a model in several files says in which of them each tensor lies.
-        files = sorted(set(read_json(folder / "model.safetensors.index.json")["weight_map"].values()))
-    places = {name: place for file in files for name, place in tensors_in(folder / file).items()}
-    with _loading(folder / "config.json", f"{folder} does not load as {kind.__name__}"):
-        described = config()
-        if getattr(described, "quantization_config", None) or described.is_encoder_decoder:
-            raise HeadwiseError("a quantised model, or one of two stacks, is not run layer by layer")
-        if isinstance(dtype, str):  # "auto": that of the config, or of the first tensor in a file
-            dtype = described.dtype or next(FORMATS[place.dtype] for place in places.values() if place.dtype in FORMATS)
-        model = hollow(kind, described, dtype)
-    prefix = f"{model.base_model_prefix}."  # a file may hold the body of a model with a head, or the reverse
-    held: dict[nn.Parameter, Place] = {}  # an embedding that is the output matrix, too, has one place for two names
-    named = dict(model.named_parameters(remove_duplicate=False))
-    for name, weights in named.items():
-        for key in (name, name.removeprefix(prefix), prefix + name):
-            if place := places.get(key):
-                held.setdefault(weights, place)
-    _require_whole(folder, kind, [name for name, weights in named.items() if weights not in held])
-    # The model keeps it as `headwise_stream`.
-    Stream(model.eval(), {name: held[weights] for name, weights in named.items()}, device=device)
-    return model
+def is_finite(weights: torch.Tensor) -> bool:
+    """Is there no NaN and no inf?
 
-
-def shallow(model: Any, n_layers: int, seed: int) -> Any:
-    """The control of a large model: its first layers untrained, between its own embeddings and output matrix.
-
-    Their weights are drawn anew, from `seed`, each time that a layer runs: so no more than one is held.
+    A finite sum tells it in a tenth of the time. Where the sum is not, it may have overflowed: then each is looked at.
     """
-    config = copy.deepcopy(model.config)
-    config.num_hidden_layers = n_layers
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:n_layers]
-    fresh = hollow(type(model), config, model.dtype)
-    # Those of layers, too, as placeholders: a Stream with a seed does not read them.
-    kept = {name: weights.detach() for name, weights in model.named_parameters(remove_duplicate=False)}
-    Stream(fresh.eval(), kept, seed, model.device)
-    return fresh
+    wide = torch.float32 if weights.dtype == torch.float16 else None  # float16 ends at 65,504, which a sum soon passes
+    return bool(weights.detach().sum(dtype=wide).isfinite() or weights.isfinite().all())
 
 
 def _described(folder: Path) -> tuple[Any, Callable[[], Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,8 @@ from headwise.gpt.run import load_run
 from headwise.memory import CPU, device_named, free_memory, free_on
 from headwise.models.ask import context_of, predicts, vocabulary_of
 from headwise.models.lineage import located
-from headwise.models.stream import Stream, loaded, stream_of, turns
 from headwise.models.weights import cast
+from headwise.table import amount
 
 # What stands beside the weights and belongs to the tokenizer or to generation; weights and config are written anew.
 COPIED = (
@@ -62,7 +61,13 @@ _origins: WeakKeyDictionary[nn.Module, tuple[Path, TextTokens | None, str]] = We
 
 
 def open_model(
-    source: str | Path | nn.Module, *, stream: bool | None = None, dtype: str = "auto", device: str = "cpu"
+    source: str | Path | nn.Module,
+    *,
+    dtype: str = "auto",
+    device: str = "cpu",
+    device_map: Any = None,
+    max_memory: dict[Any, Any] | None = None,
+    offload_folder: str | Path | None = None,
 ) -> nn.Module:
     """The model of a folder, in eval mode: our GPT, or a model of transformers. A model is handed back as it is.
 
@@ -71,11 +76,12 @@ def open_model(
 
     Args:
         source: a folder, a GGUF file, or a name on the hub such as "openai-community/gpt2" (`models.lineage`)
-        stream: borrow the weights of a layer from the files while it runs, and let them go; default: where the
-            weights would not fit into the free memory. `survey`, `why`, `patch`, `share` and `prune` take such a
-            model through all texts a layer at a time; each other forward pass reads all weights anew
         dtype: its number format: "auto", as it is stored, or "float32", "bfloat16", "float16"
-        device: where it computes: "cpu", "cuda", "cuda:1", "mps"; a streamed model lends it a layer at a time
+        device: where it computes: "cpu", "cuda", "cuda:1", "mps"; "auto" is device_map="auto"
+        device_map: for a model of transformers that is larger than a device or than memory: "auto" lets accelerate
+            spread it over what there is, and leave on the disk what does not fit; or where each part goes
+        max_memory: for `device_map`: what each device may take, such as {0: "10GB", "cpu": "20GB"}
+        offload_folder: for `device_map`: where weights are written that cannot be read from the model's own files
 
     Raises:
         HeadwiseError: for a folder that is no model, is damaged, or holds pickled weights.
@@ -84,7 +90,8 @@ def open_model(
         return source
     if not isinstance(source, str | Path):
         raise HeadwiseError(f"source={source!r} is no model; pass a folder, a name on the hub, or the model itself")
-    return open_folder(Path(source), stream=stream, dtype=dtype, device=device).model
+    placing = {"device_map": device_map, "max_memory": max_memory, "offload_folder": offload_folder}
+    return open_folder(Path(source), dtype=dtype, device=device, **placing).model
 
 
 def described(model: nn.Module) -> Folder | None:
@@ -183,10 +190,10 @@ def open_folder(
     path: Path,
     ranks: Ranks = ALONE,
     *,
-    stream: bool | None = None,
     dtype: str = "auto",
     device: str = "cpu",
     check: Callable[[TextTokens | None], None] = lambda tokens: None,
+    **placing: Any,
 ) -> Folder:
     """Read a model folder, with our own model where it is one of ours, else through transformers; see `open_model`.
 
@@ -194,9 +201,12 @@ def open_folder(
     check  is called with the tokenizer of a model of others before its weights are read: what it raises saves the wait
     """
     path = located(path)
-    if ranks.world > 1 and stream:
-        raise HeadwiseError("parallel= and stream=: pass one of them")
+    placing = {name: value for name, value in placing.items() if value is not None}
+    if device == "auto":
+        device, placing = "cpu", {"device_map": "auto", **placing}
     place = device_named(device)
+    if placing and (place != CPU or is_own(path)):
+        raise HeadwiseError("device_map= places a model of transformers; pass device= for a run of headwise, or alone")
     if ranks.world > 1 and place != CPU:
         raise HeadwiseError("parallel= and device=: pass one of them; each process has the device of its rank")
     numbers: Any = computed_in(dtype)  # "auto", or torch's name of the format
@@ -208,14 +218,11 @@ def open_folder(
             cast(run, numbers)
         if ranks.world > 1:
             run.split(ranks)
-        if stream:  # asked for; a run was trained in memory, and its weights stay there
-            # The model itself holds its Stream from then on.
-            Stream(run, {name: weights.detach() for name, weights in run.named_parameters()}, device=place)
-        elif place != CPU:
+        if place != CPU:
             run.to(place)
         return remember(run, path, tokens, OURS)
     try:
-        from headwise.models.hf import FolderTokens, has_tokenizer, load_folder, stream_folder
+        from headwise.models.hf import FolderTokens, has_tokenizer, load_folder
     except ModuleNotFoundError as error:
         # Another module that transformers or we lack is no matter of this message.
         if error.name != "transformers":
@@ -223,43 +230,36 @@ def open_folder(
         raise HeadwiseError(f"{path} is no run of headwise; to read other models: pip install 'headwise[hf]'") from None
     folder_tokens = FolderTokens(path) if has_tokenizer(path) else None
     check(folder_tokens)
-    if stream or (stream is None and ranks.world == 1 and _is_too_large(path, place)):
-        model = stream_folder(path, numbers, place)
-    else:
-        model = load_folder(path, ranks, numbers)
-        if place != CPU:
-            model.to(place)
+    if not placing:
+        _require_room(path, place)
+    model = load_folder(path, ranks, numbers, placing)
+    if place != CPU:
+        model.to(place)
     return remember(model, path, folder_tokens, model.config.model_type)
 
 
-def _is_too_large(path: Path, device: torch.device) -> bool:
-    """Do the weights of a folder leave too little of the free memory, of the machine or of the device?"""
+def _require_room(path: Path, device: torch.device) -> None:
+    """Refuse weights that leave too little of the free memory, of the machine or of the device."""
     # A repository may have the weights twice: consolidated.safetensors, beside those of Mistral, is not read.
-    sizes = [file.stat().st_size for file in path.glob("model*.safetensors")]
-    room = min(free_memory(), free_on(device))
-    needed = sum(sizes)
-    if "ulimit" in room.limit:  # a limit of the process counts the pages of the file that is being read, too
-        needed += max(sizes, default=0)
-    return needed > FRACTION * room.size
+    needed, free = (
+        sum(file.stat().st_size for file in path.glob("model*.safetensors")),
+        min(free_memory(), free_on(device)),
+    )
+    if needed > FRACTION * free:
+        raise HeadwiseError(
+            f"the weights of {path} take {amount(needed)}, and {amount(free)} are free; pass device_map='auto', with "
+            f"which accelerate leaves on the disk what does not fit"
+        )
 
 
 def write_folder(folder: Path, model: nn.Module, source: Folder) -> None:
     """Write a model, with the tokenizer of the folder that it comes from (`source`), to a folder that exists."""
-    stream = stream_of(model)
     if isinstance(model, GPT):
         assert isinstance(source.tokens, Tokens)  # each run of ours has a tokenizer of ours
-        with ExitStack() as stack:
-            # All layers of a streamed one have their weights at once while it is saved: they lie in memory anyway.
-            for layer in range(turns(model)):
-                stack.enter_context(loaded(model, layer))
-            save_model(folder, model, source.tokens)
+        save_model(folder, model, source.tokens)
         return
     foreign: Any = model  # a PreTrainedModel
-    if stream is None:
-        foreign.save_pretrained(folder)
-    else:
-        foreign.config.save_pretrained(folder)
-        stream.write(folder)
+    foreign.save_pretrained(folder)
     for name in COPIED:
         if (source.path / name).is_file():
             shutil.copyfile(source.path / name, folder / name)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,15 +148,12 @@ def read_layers(model: nn.Module) -> list[AttentionWeights]:
 
 
 def layers_in_turn(model: nn.Module) -> Iterator[AttentionWeights]:
-    """What `read_layers` gives, one by one: of a streamed model a layer is borrowed when it is asked for."""
+    """What `read_layers` gives, one by one."""
     family, (n_heads, n_kv_heads, head_dim) = family_of(model), head_counts(model)
     pairs = _pairs(model, head_dim)
     counts = {"q": n_heads, "k": n_kv_heads, "v": n_kv_heads}
-    stream = getattr(model, "headwise_stream", None)  # `stream_of`, whose module imports this one
-    for layer, module in enumerate(attentions(model)):
-        # The views keep a borrowed layer in memory after the block.
-        with nullcontext() if stream is None else stream.loaded(layer):
-            weights = _views(family, module)
+    for module in attentions(model):
+        weights = _views(family, module)
         for name, x in weights.items():
             if name == "wo":
                 weights[name] = x.view(len(x), n_heads, -1)
@@ -181,9 +177,6 @@ def with_layers(
     n_heads, n_kv_heads = n_heads or before[0], n_kv_heads or before[1]
     if problem := cannot_carry(model, n_heads, n_kv_heads):
         raise HeadwiseError(problem)
-    stream = getattr(model, "headwise_stream", None)
-    if stream is not None:
-        return stream.with_layers(layers, changed_config(model, n_heads, n_kv_heads))
     same = (n_heads, n_kv_heads) == before[:2]
     new = copy.deepcopy(model) if same else rebuilt(model, changed_config(model, n_heads, n_kv_heads))
     for layer, weights in zip(range(len(attentions(new))), layers, strict=True):

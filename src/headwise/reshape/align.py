@@ -35,7 +35,6 @@ from headwise.errors import HeadwiseError
 from headwise.gpt.train import one_thread
 from headwise.models.ask import run_body
 from headwise.models.hook import hooked
-from headwise.models.stream import sweep
 from headwise.models.weights import AttentionWeights, attentions, input_projection
 from headwise.reshape.text import n_tokens
 
@@ -50,8 +49,6 @@ def moments(model: nn.Module, batches: Sequence[Tensor]) -> Iterator[Tensor]:
     """For each layer a root L (C+1,X), X at most C+1, of E[x x'], over ids (B,T) of equal length in each batch.
 
     x is what the layer's attention reads of a token, (C,), with a 1 appended. Raises HeadwiseError without a text.
-
-    They come one by one, and of a streamed model one is held at a time.
     """
     n_layers, count = len(attentions(model)), n_tokens(batches)
     # Of each layer the smaller root. With no more tokens than columns these are the inputs themselves, batch by
@@ -71,19 +68,17 @@ def moments(model: nn.Module, batches: Sequence[Tensor]) -> Iterator[Tensor]:
 
     if count == 0:
         raise HeadwiseError("there is no calibration text to read; pass one as text=")
-    for turn in sweep(model, batches):
-        with hooked((input_projection(model, n).register_forward_pre_hook, partial(add, n)) for n in range(n_layers)):
-            for _, ids in turn:
-                run_body(model, ids)
-        # A turn has read all batches: in one turn all layers, or of a streamed model one layer each.
-        for layer in sorted(sums):
-            x = torch.cat(sums.pop(layer))  # inputs (N,C+1), or the sum of x x' (C+1,C+1)
-            if count <= x.shape[1]:
-                yield x.T / math.sqrt(count)
-            else:
-                # The symmetric root: unlike Cholesky's it exists where inputs lie in fewer dimensions than C + 1.
-                values, vectors = torch.linalg.eigh(x / count)
-                yield (vectors * values.clamp(min=0).sqrt()) @ vectors.T  # what rounding made negative counts as 0
+    with hooked((input_projection(model, n).register_forward_pre_hook, partial(add, n)) for n in range(n_layers)):
+        for ids in batches:
+            run_body(model, ids)
+    for layer in sorted(sums):
+        x = torch.cat(sums.pop(layer))  # inputs (N,C+1), or the sum of x x' (C+1,C+1)
+        if count <= x.shape[1]:
+            yield x.T / math.sqrt(count)
+        else:
+            # The symmetric root: unlike Cholesky's it exists where inputs lie in fewer dimensions than C + 1.
+            values, vectors = torch.linalg.eigh(x / count)
+            yield (vectors * values.clamp(min=0).sqrt()) @ vectors.T  # what rounding made negative counts as 0
 
 
 def activations(w: Tensor, bias: Tensor | None, root: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ from headwise.gpt.train import (
 from headwise.heads.blocks import measure as measure_call
 from headwise.heads.documents import Document, listening
 from headwise.memory import seconds_of
-from headwise.models.ask import answers, config_fields, each, hidden_states, predicts, reader
+from headwise.models.ask import answers, config_fields, hidden_states, predicts, reader
 from headwise.models.sites import Site
 from headwise.models.weights import AttentionWeights, attentions, read_layers, write_layer
 from headwise.records import Call
@@ -103,8 +103,8 @@ def compared(
     kind = predicts(parent)  # "next" token, "masked" ones, or None: answers are then hidden states
     distance_of = divergence if kind else relative_error
     distance, losses, n_tokens, n_predicted = 0.0, [0.0, 0.0], 0, 0
-    # `both`: the answers of parent and child, each (B,T,V), or (B,T,C) of hidden states.
-    for ids, *both in zip(batches, each(parent, batches, answers), each(child, batches, answers), strict=True):
+    for ids in batches:
+        both = answers(parent, ids), answers(child, ids)  # each (B,T,V), or (B,T,C) of hidden states
         distance += distance_of(*both).item() * ids.numel()
         n_tokens += ids.numel()
         if kind == "next":

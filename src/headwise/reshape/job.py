@@ -17,7 +17,7 @@ from torch import nn
 from headwise.corpus.verbs import WHOLE_LINES
 from headwise.errors import HeadwiseError
 from headwise.families import check_reshapable
-from headwise.memory import seconds_of
+from headwise.memory import require_held, seconds_of
 from headwise.models.ask import answers, context_of, evaluating, predicts, vocabulary_of
 from headwise.models.lineage import located, run_of
 from headwise.models.open import Folder, described, open_folder
@@ -187,8 +187,7 @@ class Job:
         """Refuse what cannot be done with this model, before a text is read."""
         model = self.source.model
         family_of(model)  # raises for a model whose family has no record
-        if next(model.parameters()).is_meta:
-            raise HeadwiseError("the model is on the meta device and has no numbers; load its weights first")
+        require_held(model, "a change of heads")
         name = type(model).__name__
         # A class whose name ends so has no head: its hidden states are compared. Others without logits have a head
         # for something else, such as a classifier's.

@@ -1,19 +1,15 @@
-"""The price of a model in the terminal: parameters, layers, costs; variants side by side; what the rules choose."""
+"""The price of a model in the terminal: parameters, layers, costs; variants side by side."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
-from headwise.cost import Choice, Price, Setting, Variant
+from headwise.cost import Price, Setting, Variant
 from headwise.cost.pricing import HeadPrice, LayerPrice
 from headwise.table import DECIMAL, Cell, Table, amount, scaled
 from headwise.view import Screen
-
-if TYPE_CHECKING:
-    from headwise.models.meter import Measured
 
 _decimal = partial(scaled, base=1000, units=DECIMAL)  # 8030261248 -> "8.03 G"
 
@@ -26,15 +22,6 @@ def print_price(screen: Screen, price: Price) -> None:
     Table(("", "", ""), price.rows(), "Costs").print(screen)
     for note in price.notes:
         screen.say(f"note: {note}")
-
-
-def print_measured(screen: Screen, price: Price, measured: Measured) -> None:
-    """What it takes here, beside what it should; `conditions` says in a sentence how it was measured."""
-    screen.say("")
-    is_known = price.setting.bandwidth is not None  # else the bounds are of the bandwidth that was measured here
-    rate = ", and the bandwidth that was given" if is_known else ", and times one"
-    note = f"{measured.conditions}; the bounds are by what a large matrix times many rows reaches here{rate}"
-    Table(("", "computed", "measured"), measured.rows(price), "Measured here", note).print(screen)
 
 
 def print_models(screen: Screen, prices: Sequence[Price]) -> None:
@@ -51,7 +38,7 @@ def print_models(screen: Screen, prices: Sequence[Price]) -> None:
             window = f"{window}, some"
         cache = price.cache.bytes_per_token or "none"  # 0 of a model that keeps nothing, such as an encoder
         rows.append([price.model, *sizes, heads.variant, price.n_layers, window, cache])
-    title = f"Models, cache in {prices[0].setting.cache_dtype}"  # all are priced with the same one
+    title = f"Models, cache in {prices[0].setting.kv_dtype}"  # all are priced with the same one
     Table((*columns, "cache bytes per token"), rows, title).print(screen)
 
 
@@ -81,9 +68,7 @@ def _print_layers(screen: Screen, price: Price) -> None:
 
 def _names(names: list[str]) -> str:
     """L0 to L79 where they follow one another, a few one by one, else the first two and the last; and how many."""
-    # A name is `L3`, with a prefix in a model of several stacks: its number is what follows the last L.
-    (first_stack, _, first), (last_stack, _, last) = (name.rpartition("L") for name in (names[0], names[-1]))
-    is_run = first_stack == last_stack and int(last) - int(first) == len(names) - 1  # none between them is missing
+    is_run = int(names[-1][1:]) - int(names[0][1:]) == len(names) - 1  # none between them is missing
     if len(names) > 1 and is_run:
         return f"{names[0]} to {names[-1]}"
     if len(names) <= 3:
@@ -94,9 +79,6 @@ def _names(names: list[str]) -> str:
 def _layer_rows(layer: LayerPrice) -> dict[str, Cell]:
     """What is said of a layer: the label of a row, and the cell."""
     rows = _head_rows(layer.attention)
-    if layer.cross:  # its rows have the same labels, and are told apart: "cross: query heads"
-        across = _head_rows(layer.cross)
-        rows |= {f"cross: {label}": across[label] for label in across}
     rows["feed-forward"] = layer.feed_forward_parameters
     if layer.experts:  # to how many of them a token is sent, of how many
         active, count = layer.experts
@@ -135,18 +117,16 @@ def _head_rows(heads: HeadPrice) -> dict[str, Cell]:
 def print_variants(screen: Screen, setting: Setting, rows: Sequence[Variant]) -> None:
     """One line for each number of key/value heads; the model as it is carries a mark.
 
-    The speed has a column where a bandwidth was given, the longest text where a memory was.
+    The longest text has a column where a memory was given.
     """
     screen.say("")
     headings = ["parameters", "cache/token", "cache in all", "moved/token"]
-    headings += ["tokens/s"] if setting.bandwidth is not None else []
     headings += ["longest"] if setting.gpu_memory is not None else []
     lines = []
     # The cells come in the order of the headings above, under the same conditions.
     for row in rows:
         sizes = (row.cache_bytes_per_token, row.cache_bytes, round(row.bytes_per_token))
         cells = [_decimal(row.parameters), *map(amount, sizes)]
-        cells += [f"{row.tokens_per_second:,.1f}"] if row.tokens_per_second is not None else []
         if setting.gpu_memory is not None:  # "only" that long, where what was asked for does not fit
             longest = "no limit" if row.longest_context is None else f"{row.longest_context:,}"
             cells.append(longest if row.fits else f"only {longest}")
@@ -158,24 +138,3 @@ def print_variants(screen: Screen, setting: Setting, rows: Sequence[Variant]) ->
         title,
         "* the model as it is. Fewer key/value heads cost quality that no formula gives: measure it.",
     ).print(screen)
-
-
-def print_choice(screen: Screen, choice: Choice) -> None:
-    """Each rule with its arithmetic, and what follows for the cache."""
-    screen.say("")
-    screen.say("Rules of thumb, not measurements:")
-    for rule in choice.rules:  # such as "head width: keep 128", with the numbers and the source of the rule
-        keeps = rule.present == rule.advised
-        verdict = f"keep {rule.present}" if keeps else f"{rule.advised} instead of {rule.present}"
-        screen.say(f"  {rule.name}: {verdict}. {rule.arithmetic}.")
-        screen.say(f"    The rule: {rule.guideline}. Source: {rule.source}.")
-    before, after = choice.present_cache_bytes_per_token, choice.cache_bytes_per_token
-    line = (
-        f"So {choice.n_heads} query {'head' if choice.n_heads == 1 else 'heads'} of {choice.head_dim} on "
-        f"{choice.n_kv_heads} key/value {'head' if choice.n_kv_heads == 1 else 'heads'}"
-    )
-    if before:  # 0 of a model without a cache
-        line += f": cache {after:,} bytes per token, now {before:,}"
-    if choice.fits is not None:
-        line += f"; weights and cache {'fit' if choice.fits else 'do NOT fit'}"
-    screen.say(f"{line}.")
