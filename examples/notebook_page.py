@@ -29,7 +29,10 @@ def page_of(notebook: Mapping[str, Any]) -> str:
         pieces.append(f"```python\n{text}\n```")
         for output in cell["outputs"]:
             shown = output.get("data", {})
-            if "text/html" in shown:
+            if "image/png" in shown:
+                png = "".join("".join(shown["image/png"]).split())
+                pieces.append(f'<img alt="{"".join(shown["text/plain"])}" src="data:image/png;base64,{png}">')
+            elif "text/html" in shown:
                 html = "".join(shown["text/html"])
                 pieces.append(f'<div style="overflow-x: auto">{" ".join(html.split())}</div>')
             else:

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -133,14 +132,6 @@ def test_the_first_screen_and_common_options(invoke: Invoke) -> None:
     assert "parameters" in invoke("cost", "gpt2").out  # and the next call is as it was
     refused = invoke("cost", "--", "--json")
     assert refused.code == 2 and "--json" in refused.err  # a name after --
-
-
-def test_a_picture_without_matplotlib_is_refused_at_once(
-    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    refused = invoke("heads", tmp_path / "none", "--out", tmp_path / "a.png")
-    assert refused == (2, "", "headwise: a PNG needs matplotlib: pip install 'headwise[all]'\n")
 
 
 def test_the_language_is_taken_from_before_two_dashes_alone() -> None:

@@ -79,8 +79,3 @@ def test_reprs() -> None:
     )
     names = {name: getattr(hw, name) for name in ("AttentionSpec", "Causal", "RoPE")}
     assert eval(repr(spec), names) == spec
-    text = Spec(d_model=21, n_heads=3, head_dim=5, mask=hw.Bias([["<b>"]]))._repr_html_()  # type: ignore[list-item]
-    assert "<b>" not in text and "&lt;b&gt;" in text
-    assert '<th scope="row">head_dim</th><td>5</td><td></td>' in text
-    assert '<th scope="row">value_dim</th><td>5</td><td>default</td>' in text
-    assert "softcap" not in text

@@ -23,7 +23,7 @@ from typing import (
 
 from headwise.errors import HeadwiseError
 from headwise.shapes import flat, shape_of
-from headwise.table import Table, escaped, picture
+from headwise.table import escaped, heat
 from headwise.words import Note
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ AnyArray = TypeVar("AnyArray", list[Any], "NDArray[Any]", "Tensor")  # what the 
 MOST_ALIGNED = 8  # heads that `align` chooses together, at most: as many as OpenAI published for Whisper base
 Vector = tuple[float, ...]  # its numbers, one a feature
 DECIMALS = 6  # of arrays in plain data: of numbers up to 1, as weights are, float32 has no more that mean anything
-PICTURED = {"documents": 4, "heads": 32, "queries": 96, "keys": 96}  # of a trace in a notebook, at most: round choices
+PICTURED = 16  # heads, queries and keys of a trace in a notebook, at most: a round choice
 # "L3.H5", "encoder.L3.H5"
 HEAD_NAME = re.compile(r"(?:(?P<part>.+)\.)?L(?P<layer>\d+)\.H(?P<head>\d+)")
 
@@ -138,23 +138,18 @@ class Trace(Generic[AnyArray]):
         return f"Trace({dtype}: scores, capped, masked, weights {weights}, lse {lse}, out {out})"
 
     def _repr_html_(self) -> str:
-        """Each head's weights as a small picture: a document a row, the first ones of many."""
+        """The weights of each head in the first document, the first ones of many."""
         shape = shape_of(self.weights)
         if 0 in shape:
             return escaped(repr(self))
-        documents: Any = self.weights if len(shape) == 4 else [self.weights]  # lists may lack the axis of documents
-        queries, keys = min(PICTURED["queries"], shape[-2]), min(PICTURED["keys"], shape[-1])
-        rows: list[list[str]] = []
-        for b, heads in enumerate(documents[: PICTURED["documents"]]):
-            pictures: list[str] = [f"document {b}"]
-            for h, weights in enumerate(heads[: PICTURED["heads"]]):
-                part = f"{queries} of {shape[-2]} queries, {keys} of {shape[-1]} keys"
-                # `flat` makes Python's numbers of an array's; a Value of the scalar autograd has its own in `data`.
-                values = [[float(getattr(x, "data", x)) for x in flat(row[:keys])] for row in weights[:queries]]
-                pictures.append(picture(values, f"weights of head {h}, document {b}: {part}"))
-            rows.append(pictures)
-        head = ["weights", *(f"head {h}" for h in range(len(rows[0]) - 1))]
-        return f"<p>{escaped(repr(self))}</p>{Table(head, rows).html()}"
+        first: Any = self.weights[0] if len(shape) == 4 else self.weights  # lists may lack the axis of documents
+        names = [list(map(str, range(min(size, PICTURED)))) for size in shape[-2:]]
+        drawn = ""
+        for h, weights in enumerate(first[:PICTURED]):
+            # `flat` makes Python's numbers of an array's; a Value of the scalar autograd has its own in `data`.
+            values = [[float(getattr(x, "data", x)) for x in flat(row[:PICTURED])] for row in weights[:PICTURED]]
+            drawn += f"<p>head {h}</p>{heat(values, *names)}"
+        return f"<p>{escaped(repr(self))}</p>{drawn}"
 
 
 class Call(NamedTuple):

@@ -30,7 +30,6 @@ from headwise.errors import HeadwiseError
 from headwise.masks import Mask, bare_mask_error
 from headwise.positions import RelativeBias, RoPE
 from headwise.shapes import shape_of
-from headwise.table import Table
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -237,15 +236,6 @@ class AttentionSpec:
 
     def __repr__(self) -> str:
         return f"AttentionSpec({', '.join(f'{name}={value!r}' for name, value in self._chosen().items())})"
-
-    def _repr_html_(self) -> str:
-        """Every size, and what else was chosen, as a table."""
-        chosen = self._chosen()
-        # A usual kv_index is a long row of numbers, a usual rope_dim mostly 0: neither tells anything.
-        names = [name for name in ("d_model", "n_heads", *SIZES) if name in chosen or name not in FOLLOWING]
-        names += [name for name in chosen if name not in names]
-        rows = [(name, repr(getattr(self, name)), "" if name in chosen else "default") for name in names]
-        return Table(("AttentionSpec", "", ""), rows).html()
 
     @property
     def q_dim(self) -> int:

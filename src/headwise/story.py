@@ -1,6 +1,6 @@
 """The story of one prediction: which heads bring the answer, which work against it, and by which paths.
 
-`heads/why.py` measures it; here it is put into words and tables, for the terminal, a notebook and the page.
+`heads/why.py` measures it; here it is put into words and tables, for the terminal and the page.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from headwise.table import Table, escaped, number, say
+from headwise.table import Table, number, say
 from headwise.words import phrase, said
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class StoryPath:
 
 @dataclass(frozen=True)
 class Story:
-    """Why a model predicts what it predicts; also the JSON of `headwise why`. A notebook shows it; `text()`."""
+    """Why a model predicts what it predicts; also the JSON of `headwise why`. `text()` shows it."""
 
     # Round choices. A lower CLEAR or a higher MOST makes a longer story, which takes longer to measure.
     CLEAR: ClassVar[float] = 0.1  # share of the difference that a head must carry to have a place in the story
@@ -201,12 +201,6 @@ class Story:
         self.print(Console(file=file, width=width), lang)
         return file.getvalue()
 
-    def _repr_html_(self) -> str:
-        opening = "".join(f"<p>{_strong(line)}</p>" for line in self.opening())
-        closing = "".join(f"<p>{_strong(line)}</p>" for line in self.closing())
-        sentences = "".join(f"<li>{_strong(self.sentence(part))}</li>" for part in self.told)
-        return f"<div>{opening}<ul>{sentences}</ul>{self.table().html()}{closing}</div>"
-
     def __repr__(self) -> str:
         # Four heads fit into a line beside a short prompt: a round choice.
         parts = ", ".join(f"{part.head} {self._amount(part)}" for part in self.told[:4])
@@ -229,9 +223,3 @@ def _plain(text: str) -> str:
 
 def _percent(share: float) -> str:
     return f"{number(100 * share, 0)} %"
-
-
-def _strong(line: str) -> str:
-    """A line as HTML, with *words* between stars in bold."""
-    pieces = escaped(line).split("*")  # stars come in pairs: what stands between two of them is every second piece
-    return "".join(f"<b>{piece}</b>" if place % 2 else piece for place, piece in enumerate(pieces))

@@ -1,18 +1,15 @@
 """A table of words and numbers, and its ways out: the terminal, a notebook, Markdown, comma-separated values.
 
 On a narrow console no digit is cut and no column dropped. `rich` is loaded only where something is printed. First stand
-the pieces of HTML and of plain sentences that every room writes alike: escaping, small pictures, numbers.
+the pieces of HTML and of plain sentences that every room writes alike: escaping, maps, numbers.
 """
 
 from __future__ import annotations
 
-import base64
 import csv
 import html
 import io
 import math
-import struct
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -67,38 +64,16 @@ def amount(size: float) -> str:
     return scaled(size, 1024, BINARY)
 
 
-def picture(values: Sequence[Sequence[float]], label: str, height: int = 96) -> Markup:
-    """A matrix as a small picture: blue above zero, red below, white at zero; the largest magnitude is the darkest.
-
-    An <img> whose pixels are inside the page, so that it needs no script and no network. `label` is its description,
-    `height` that of the picture on the page, in pixels.
-    """
-    # The largest magnitude; 1 for a matrix of zeros, which is white.
-    top = max((abs(x) for row in values for x in row if math.isfinite(x)), default=0.0) or 1.0
-    n_rows, n_columns = len(values), len(values[0]) if values else 0
-    pixels = b""
-    for row in values:
-        # A row of a PNG begins with the number of its filter; 0 is none.
-        pixels += b"\0" + b"".join(_colour(x / top) for x in row)
-    # PNG's header: 8 bits each of red, green and blue (kind 2), and the usual compression, filter and order of rows.
-    header = struct.pack(">IIBBBBB", n_columns, n_rows, 8, 2, 0, 0, 0)
-    data = b"\x89PNG\r\n\x1a\n"  # with which every PNG begins; then chunks: length, kind, body and checksum
-    for kind, body in ((b"IHDR", header), (b"IDAT", zlib.compress(pixels, 9)), (b"IEND", b"")):
-        data += struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-    width = max(1, round(height * n_columns / max(1, n_rows)))
-    source = "data:image/png;base64," + base64.b64encode(data).decode()
-    return Markup(
-        f'<img src="{source}" alt="{escaped(label)}" title="{escaped(label)}" width="{width}" height="{height}" '
-        f'style="image-rendering:pixelated">'
-    )
-
-
-def _colour(share: float) -> bytes:
-    """A number from -1 to 1 as red, green and blue bytes: red at -1, white, blue at 1; grey for what is not finite."""
-    if not math.isfinite(share):
-        return bytes((128, 128, 128))
-    fade = round(255 * (1 - min(1.0, abs(share))))
-    return bytes((fade, fade, 255)) if share >= 0 else bytes((255, fade, fade))
+def heat(weights: Iterable[Iterable[float]], rows: Iterable[str], keys: Iterable[str]) -> Markup:
+    """Weights (T,S) as an HTML table of blue squares, the bluer the larger; `rows` and `keys` name its lines."""
+    style = "width:1em;height:1em;background:rgba(30,90,200"
+    lines = []
+    for name, line in zip(rows, weights, strict=True):
+        cells: list[str] = [name]
+        for weight in line:  # how opaque the blue is
+            cells.append(Markup(f'<div title="{weight:.3f}" style="{style},{weight:.3f})"></div>'))
+        lines.append(cells)
+    return Markup(Table(["", *keys], lines).html())
 
 
 Cell = str | int | float | None
@@ -161,6 +136,8 @@ class Table:
             values = "".join(f"<td>{_html(cell)}</td>" for cell in cells)
             lines.append(f'<tr><th scope="row">{_html(first)}</th>{values}</tr>')
         return f"{''.join(lines)}</tbody></table>"
+
+    _repr_html_ = html  # in a notebook
 
     def markdown(self, left: Iterable[int] = (0,)) -> str:
         """A Markdown table, without title and note."""

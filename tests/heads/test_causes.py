@@ -239,7 +239,7 @@ def test_the_notebook_of_a_researcher_finds_the_circuit(tmp_path: Path) -> None:
     from notebook_page import page_of
 
     page = page_of(document)
-    assert "DrawnMaps" not in page and page.count("<img") == 72 and "L0.H1 -> L1.H0, through k: 1.00" in page
+    assert page.count("<img") == 1 and "L0.H1 -> L1.H0, through k: 1.00" in page
     imported = [line for cell in cells for line in cell["source"].splitlines() if "import" in line.split()]
     assert not [line for line in imported if "headwise." in line]  # the public face alone
     told = [outputs(cell) for cell in cells if cell["cell_type"] == "code"]

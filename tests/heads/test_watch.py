@@ -497,7 +497,7 @@ def test_a_head_in_a_notebook() -> None:
     hostile = SeenHead("<b>", head._site, 0, lambda ids: ["<script>"] * len(ids))
     assert "<script>" not in hostile._repr_html_() and "&lt;b&gt;" in hostile._repr_html_()
     long = watch_call(model, torch.zeros(1, 37, dtype=torch.long))
-    assert long["L1.H5"].tokens is None and "<img" in long["L1.H5"]._repr_html_()
+    assert long["L1.H5"].tokens is None and '<tr><th scope="row">0</th>' in long["L1.H5"]._repr_html_()
 
 
 def test_each_row_is_held_once_and_reading_copies_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

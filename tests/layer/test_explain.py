@@ -329,8 +329,3 @@ def test_it_reads_well_and_without_exponents() -> None:
     assert str(hw.explain(make(softcap=0.9), draw(5))).startswith("explicit: 5 queries of 6 heads read ")
     layer = make(d_in=63, d_out=63)
     assert "1.01e+03" not in str(hw.explain(layer, draw(1, 63)))
-
-
-def test_as_html() -> None:
-    text = hw.explain(make(mask=hw.Causal()), X)._repr_html_()
-    assert text.count("<tr>") == 7 and "fused causal: " in text and "not grouped decode" in text

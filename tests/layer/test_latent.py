@@ -126,7 +126,6 @@ def test_heads_of_a_latent_go_and_are_not_written() -> None:
     assert head.up.data_ptr() == head.layer.kv_up.weight[13:].data_ptr()
     assert head.bk is None
     assert "496 parameters of its own; latent: 892 parameters and 136 B of cache a token, shared by 6" in str(head.cost)
-    assert "latent" in head._repr_html_()
     layer, x = make(mask=hw.Causal() & hw.Alibi(), sink=True, q_latent_dim=11), draw(9)
     gate = torch.ones(H).double().index_fill(0, torch.tensor([1, 4]), 0)
     smaller = layer.without([1, 4])
@@ -140,7 +139,6 @@ def test_heads_of_a_latent_go_and_are_not_written() -> None:
     assert hw.MultiHeadAttention(48, 4, latent_dim=8, rope_dim=4).spec.rope == hw.RoPE()
     assert hw.MultiHeadAttention(48, 4, latent_dim=8, rope=hw.RoPE(dim=6)).spec.rope_dim == 6
     assert eval(repr(rotary), {**vars(hw)}) == rotary
-    assert "latent_dim" in rotary._repr_html_()
 
 
 @pytest.mark.parametrize("n", [1, 23])

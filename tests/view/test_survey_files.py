@@ -1,10 +1,8 @@
-"""The survey as JSON, CSV, a notebook's table and a picture."""
+"""The survey as JSON, CSV, a notebook's table."""
 
 import csv
 import io
 import json
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,6 @@ from surveys import STATISTICS, broken_survey, survey_of
 
 from headwise.records import plain_data
 from headwise.table import Table
-from headwise.view.pictures import survey_png
 from headwise.view.report import shares_of
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -70,36 +67,6 @@ def test_no_cell_of_a_csv_is_run_by_a_spreadsheet() -> None:
         head, cells = csv.reader(io.StringIO(Table.of([row]).csv(), newline=""))
         assert cells == ["L0.H0", "-0.5", f"'{formula}", "-3", "", "a=b"]
         assert head[:2] == ["name", f"'{formula}_accuracy"]
-
-
-def size_of(path: Path) -> tuple[int, int]:
-    data = path.read_bytes()
-    assert data.startswith(PNG)
-    return int.from_bytes(data[16:20]), int.from_bytes(data[20:24])
-
-
-@pytest.mark.parametrize("case", ["plain", "broken", "no role", "one head"])
-def test_a_picture_of_every_kind_of_survey(case: str, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    survey = {
-        "plain": survey_of(2, 3),
-        "broken": broken_survey(),
-        "no role": survey_of(2, 3, roles=(), profiles=tuple(replace(p, roles=()) for p in survey_of(2, 3).profiles)),
-        "one head": survey_of(1, 1, tokens=("a",), model="日本 $x$"),
-    }[case]
-    survey_png(tmp_path / "heads.png", survey)
-    assert min(size_of(tmp_path / "heads.png")) > 200
-    assert [path.name for path in tmp_path.iterdir()] == ["heads.png"]
-
-
-@pytest.mark.slow
-def test_the_picture_grows_with_the_model_up_to_a_limit(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    sizes = []
-    for layers, heads in ((2, 5), (3, 7), (97, 1)):
-        survey_png(tmp_path / "heads.png", survey_of(layers, heads, tokens=5))
-        sizes.append(size_of(tmp_path / "heads.png"))
-    assert sizes[0][0] < sizes[1][0] and sizes[0][1] < sizes[1][1] < sizes[2][1] < 8000
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 31, 32, 41, 101, 1024])

@@ -87,7 +87,7 @@ RUN, RECORD = "run.json", "headwise.json"  # in a run, its settings; in a model 
 MODEL = "config.json", RUN  # one of them lies in every folder of a model
 # Kinds of files that belong to no model, and the option that writes them: they may lie in its folder. In capitals
 # (A.HTML) they count as files of the model, to be on the safe side.
-WRITTEN = {".html": "--html", ".png": "--out", ".csv": "--out"}
+WRITTEN = {".html": "--html", ".csv": "--out"}
 
 
 def check_apart(

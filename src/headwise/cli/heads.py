@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -36,7 +36,7 @@ from headwise.words import LANGUAGES, Facts
 
 if TYPE_CHECKING:
     from headwise.gpt.ranks import Ranks
-    from headwise.heads.table import Row, Survey
+    from headwise.heads.table import Survey
     from headwise.records import HeadMaps
 
 MOST_MAPS = 16  # heads, at most, of a model whose maps and sentences the terminal shows; a round choice
@@ -110,9 +110,9 @@ def heads(
     if report is not None:
         _write_report(model, report, survey, maps, embed)
     if files:
-        from headwise.view.pictures import survey_png
-
-        write_tables(files, survey.records(), lambda path: survey_png(path, survey))
+        table = Table.of(survey.records()).csv()
+        for path in files:
+            write_whole(path, table)
     if wants_json():
         sentences = {lang: {name: head_sentence(survey, survey[name], lang) for name in survey} for lang in LANGUAGES}
         print_json("heads", {**vars(survey), "sentences": sentences, "report": report})
@@ -122,30 +122,16 @@ def heads(
 
 
 def check_tables(paths: Iterable[Path]) -> None:
-    """Refuse a suffix that is no format of tables, and a picture without matplotlib; a pipe needs no suffix."""
+    """Refuse a suffix that is no .csv; a pipe needs none."""
     for path in paths:
-        suffix = path.suffix.lower()
-        if suffix == ".png":
-            from headwise.view.pictures import figure_class
-
-            figure_class()  # raises HeadwiseError without matplotlib
-        elif suffix != ".csv" and not is_stream(path):
-            raise HeadwiseError(f"--out {path}: a table is written by its suffix; end the name in .csv or .png")
-
-
-def write_tables(paths: Iterable[Path], records: Sequence[Row], draw: Callable[[Path], None]) -> None:
-    """Write the records to each file in the format of its suffix; `draw` makes the picture."""
-    for path in paths:
-        if path.suffix.lower() == ".png":
-            draw(path)
-        else:  # .csv, or a pipe: `check_tables` has refused the rest
-            write_whole(path, Table.of(records).csv())
+        if path.suffix.lower() != ".csv" and not is_stream(path):
+            raise HeadwiseError(f"--out {path}: the table is comma-separated values; end the name in .csv")
 
 
 def tell_files(tables: Iterable[Path], **others: Path | None) -> None:
     """Print what was written where; `others` by the names of what they are."""
     for path in tables:
-        screen.say(f"{'picture' if path.suffix.lower() == '.png' else 'table'}: {path}")
+        screen.say(f"table: {path}")
     for what, other in others.items():
         if other is not None:
             screen.say(f"{what}: {other}")

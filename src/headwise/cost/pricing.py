@@ -19,7 +19,7 @@ from headwise.cost.shape import (
     longest_context,
 )
 from headwise.errors import HeadwiseError
-from headwise.table import DECIMAL, Table, amount, escaped, scaled
+from headwise.table import DECIMAL, amount, scaled
 from headwise.words import unknown
 
 # Bits of one number. Formats that share a scale among a block of numbers take a little more; it is not counted.
@@ -255,11 +255,6 @@ class Price:
         widths = [max(len(row[column]) for row in rows) for column in range(2)]  # the last column needs none
         lines = (f"  {what:<{widths[0]}}  {exact:>{widths[1]}}  {short}" for what, exact, short in rows)
         return "\n".join([self.heading, *lines, *(f"note: {note}" for note in self.notes)])
-
-    def _repr_html_(self) -> str:
-        notes = "".join(f"<p>{escaped(note)}</p>" for note in self.notes)
-        heading = escaped(self.heading).replace("\n", "<br>")
-        return f"<p>{heading}</p>{Table(('', 'exact', ''), self._all_rows()).html()}{notes}"
 
 
 # Rows of `Price.rows`. DECIMAL has prefixes alone: "25.1 k" parameters, but "25.1 kFLOP", where the unit is added.

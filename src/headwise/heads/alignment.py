@@ -119,9 +119,6 @@ class Alignment:
     def __repr__(self) -> str:
         return f"Alignment({' '.join(self.chosen.heads)}: error {self.chosen.error.mean:.3f})"
 
-    def _repr_html_(self) -> str:
-        return self.table().html()
-
 
 def _row(name: str, scored: Scored) -> list[Any]:  # of the table
     return [name, round(scored.error.mean, 3), *(f"{share.mean:.0%}" for share in scored.within)]

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import tomllib
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -31,13 +31,12 @@ from headwise.errors import HeadwiseError
 from headwise.files import packaged, read_text
 from headwise.heads.statistics import Statistics, V, unknown_head, unknown_statistic
 from headwise.intervals import Interval
-from headwise.table import Cell, Markup, Table, escaped, number, picture, plural
+from headwise.table import Cell, Table, escaped, heat, number, plural
 from headwise.words import Note, key_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-BLUE = "30,90,200"  # red, green and blue of a weight of 1 in a notebook
 # Of the first document that a survey keeps as text, at most: a round number, for the page that shows them.
 TOKENS = 1024
 
@@ -62,14 +61,17 @@ class HeadRow(Statistics[V]):
     def means(self) -> dict[str, float]:
         """The mean of each statistic."""
 
-    def picture(self, height: int) -> Markup:
-        """The thumbnail as HTML, so many pixels high."""
-        return picture(self.thumbnail.tolist(), f"{self.name}: keys to the right, queries downwards", height)
+    @property
+    def drawn(self) -> tuple[Sequence[str], Sequence[str]]:
+        """Names of the lines and of the columns of the thumbnail: numbers of blocks."""
+        rows, keys = self.thumbnail.shape
+        return list(map(str, range(rows))), list(map(str, range(keys)))
 
-    def card(self, roles: str = "", drawn: str = "") -> str:
-        """The head as HTML: its roles, the numbers in words, and the picture, or the HTML `drawn` in its place."""
-        words = f" ({roles}) {self.in_words()}" if roles else f" {self.in_words()}"
-        return f"<div><p><b>{escaped(self.name)}</b>{escaped(words)}</p>{drawn or self.picture(160)}</div>"
+    def _repr_html_(self) -> str:
+        return (
+            f"<div><p><b>{escaped(self.name)}</b> {escaped(self.in_words())}</p>"
+            f"{heat(self.thumbnail.tolist(), *self.drawn)}</div>"
+        )
 
     def in_words(self) -> str:
         """The main numbers as one sentence."""
@@ -111,11 +113,9 @@ class HeadTable(Mapping[str, H]):
     def measured(self) -> Sequence[str]:
         """Names of the statistics, in the order in which they are shown."""
 
-    def table(self, pictures: bool = False) -> Table:
-        """A line for each head: its picture where it is asked for, `columns`, and the mean of each statistic."""
+    def table(self) -> Table:
+        """A line for each head: `columns`, and the mean of each statistic."""
         columns = dict(self.columns())
-        if pictures:
-            columns = {"map": [head.picture(64) for head in self.values()], **columns}
         means = [head.means for head in self.values()]
         for name in self.measured():
             columns[name] = [number(of_head.get(name), 3) for of_head in means]  # with 3 decimals
@@ -126,8 +126,8 @@ class HeadTable(Mapping[str, H]):
         return self.table().text(width)
 
     def html(self) -> str:
-        """The table as HTML, with a picture of each head."""
-        return self.table(pictures=True).html()
+        """The table as HTML."""
+        return self.table().html()
 
     def _repr_html_(self) -> str:
         return self.html()
@@ -140,29 +140,6 @@ def frame(records: Sequence[Row]) -> DataFrame:
     except ModuleNotFoundError:
         raise HeadwiseError("a table in Python needs pandas: pip install 'headwise[tables]'") from None
     return pandas.DataFrame(list(records))
-
-
-def token_map(weights: Array, rows: Sequence[str], keys: Sequence[str]) -> str:
-    """The weights (T,S) as an HTML table: its lines are the tokens that look, its columns those that are looked at."""
-    style = "width:1.4em;height:1.4em"
-    lines = []
-    for token, line in zip(rows, weights.tolist(), strict=True):
-        cells: list[str] = [token]
-        for p in line:  # the weight is how opaque the blue is
-            cells.append(Markup(f'<div title="{p:.3f}" style="background:rgba({BLUE},{p:.3f});{style}"></div>'))
-        lines.append(cells)
-    return Table(["", *keys], lines).html()
-
-
-def layer_table(cells: Iterable[tuple[str, Cell]]) -> str:
-    """Cells with the names of their heads as an HTML table: a row a layer, a column a head."""
-    rows: dict[str, list[Cell]] = {}
-    for name, cell in cells:
-        layer = name.rpartition(".")[0]  # "L3" of "L3.H5": it heads the row
-        rows.setdefault(layer, [layer]).append(cell)
-    width = max(map(len, rows.values()))  # layers may have different numbers of heads; the first cell is the name
-    padded = [[*row, *[""] * (width - len(row))] for row in rows.values()]
-    return Table(["", *(f"H{h}" for h in range(width - 1))], padded).html()
 
 
 @dataclass(frozen=True)
@@ -284,8 +261,8 @@ class HeadProfile(HeadRow[Interval]):
             facts.append(f"loss without it {self.ablation.mean:+.4g}")
         return f"{self.name}({'; '.join(facts)})"
 
-    def _repr_html_(self) -> str:
-        return self.card(", ".join(self.roles))
+    def in_words(self) -> str:
+        return f"({', '.join(self.roles)}) {super().in_words()}" if self.roles else super().in_words()
 
 
 @dataclass(frozen=True)

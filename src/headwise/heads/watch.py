@@ -20,7 +20,7 @@ from headwise.errors import HeadwiseError, MissingError
 from headwise.heads.blocks import THUMBNAIL, Factors, Measured, measure, row_weights
 from headwise.heads.documents import Document, Marker, listening, some_rows, unpacked
 from headwise.heads.statistics import Statistics, all_statistics, unknown_head, unknown_statistic
-from headwise.heads.table import Array, HeadRow, HeadTable, Row, token_map
+from headwise.heads.table import Array, HeadRow, HeadTable, Row
 from headwise.intervals import Interval, interval_of
 from headwise.models.ask import context_of, evaluating, run_body
 from headwise.models.open import described, row_of
@@ -191,9 +191,10 @@ class SeenHead(HeadRow[float]):
         numbers = ", ".join(f"{name}={self[name]:.4g}" for name in ("entropy", "confidence", "first"))
         return f"{self.name}({numbers}, rows={self._site.n_rows})"
 
-    def _repr_html_(self) -> str:
-        # Of a short text a table with a line for each token; else "", for which `card` draws the thumbnail.
-        return self.card(drawn="" if self.tokens is None else token_map(self.thumbnail, *self.tokens))
+    @property
+    def drawn(self) -> tuple[Sequence[str], Sequence[str]]:
+        """Names of the lines and of the columns of the thumbnail: tokens, or of a long text numbers of blocks."""
+        return self.tokens or super().drawn
 
 
 class Seen(HeadTable[SeenHead]):

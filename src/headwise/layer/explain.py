@@ -16,7 +16,7 @@ from headwise.masks import Bias, Both, BroadcastGrid, Mask, all_of
 from headwise.rungs import paths
 from headwise.rungs.cache import KVCache
 from headwise.spec import Sizes, check_per_head
-from headwise.table import BINARY, DECIMAL, Table, plural, scaled
+from headwise.table import BINARY, DECIMAL, plural, scaled
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,6 @@ class Explanation:
         lines += [f"  {name}  {numbers}" for name, numbers in self._costs().items()]
         lines += [f"  not {name}: {reason}" for name, reason in self.refused.items()]
         return "\n".join(lines)
-
-    def _repr_html_(self) -> str:
-        rows = self._costs() | {f"not {name}": reason for name, reason in self.refused.items()}
-        return Table(("explain", self.summary), list(rows.items())).html()
 
 
 def explain(

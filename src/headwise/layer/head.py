@@ -9,19 +9,16 @@ from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor
-from torch.nn.functional import adaptive_avg_pool2d
 
 from headwise.errors import HeadwiseError
 from headwise.layer import latent
 from headwise.layer.projections import Projections
-from headwise.table import Table, amount, escaped, listed, number, picture, plural
+from headwise.table import amount, listed, plural
 from headwise.words import unknown
 
 # Sizes for the eye, all round choices.
-MOST_HEADS = 24  # rows of a table; the others are counted below it
 # The most pixels of a picture, rows and columns: in the row of a head, and alone. A larger matrix is shown by means
 # of its blocks.
-SMALL, LARGE = (16, 48), (64, 192)
 LayerT = TypeVar("LayerT", bound=Projections)
 
 # What a head hands out and takes: the parameter of the layer, the axis along which heads lie in it, and the field of
@@ -92,18 +89,6 @@ class Heads:
     def __repr__(self) -> str:
         spec = self._layer.spec
         return f"Heads({self._named()}; the layer has {spec.n_heads}, and {plural(spec.n_kv_heads, 'key/value head')})"
-
-    def _repr_html_(self) -> str:
-        """A row for each head: what it reads, its slices of the four matrices, its cost."""
-        rows = []
-        for head in list(self)[:MOST_HEADS]:
-            pictures = [_picture(head, name, matrix, height=24, most=SMALL) for name, matrix in _matrices(head).items()]
-            share = amount(head.cost.cache_share)
-            rows.append((head.name, kv_head_of(head), *pictures, f"{head.cost.parameters:,}", share))
-        matrices = ("W_Q", "W_K", "W_V", "W_O^T")  # as `_matrices` has them
-        columns = ("head", "key/value head", *matrices, "parameters of its own", "share of cache a token")
-        more = len(self) - len(rows)
-        return Table(columns, rows).html() + (f"<p>and {plural(more, 'more head')}</p>" if more else "")
 
 
 @dataclass(frozen=True)
@@ -272,20 +257,6 @@ class Head:
     def __repr__(self) -> str:
         return f"Head({self.name}, reads key/value head {kv_head_of(self)}; {self.cost})"
 
-    def _repr_html_(self) -> str:
-        """Its slices large, with their shapes and sizes, and its cost."""
-        rows = []
-        for name, matrix in _matrices(self).items():
-            if matrix is not None:
-                size = None if matrix.is_meta else float(matrix.detach().float().norm())
-                image = _picture(self, name, matrix, height=72, most=LARGE)
-                rows.append((name, f"{matrix.shape[0]} x {matrix.shape[1]}", image, number(size, 3)))
-        return (
-            f"<p><b>{self.name}</b> reads key/value head {kv_head_of(self)}. {escaped(str(self.cost))}.</p>"
-            + Table(("matrix", "shape", "weights", "Frobenius norm"), rows).html()
-            + "<p>blue above zero, red below; the largest magnitude is the darkest</p>"
-        )
-
 
 def without(layer: LayerT, heads: Sequence[int]) -> LayerT:
     """A layer without those query heads, and without the key/value heads that nobody reads any more.
@@ -352,20 +323,3 @@ def kv_head_of(head: Head) -> str:
     """The key/value head that a head reads, and who reads it too: `1 with H2`, or `0 with H1, H2, H3 and 4 more`."""
     others = listed([f"H{index}" for index in head.shared_with], 3)
     return f"{head.kv_index}" + (f" with {others}" if others else "")
-
-
-def _matrices(head: Head) -> dict[str, Tensor | None]:
-    """Each with a row for each feature of the head."""
-    return {"W_Q": head.wq, "W_K": head.wk, "W_V": head.wv, "W_O^T": None if head.wo is None else head.wo.T}
-
-
-def _picture(head: Head, name: str, matrix: Tensor | None, height: int, most: tuple[int, int]) -> str:
-    """A matrix as it stands in a table, so many pixels high on the page and `most` numbers large."""
-    if matrix is None:
-        return ""
-    if matrix.is_meta:
-        return "on the meta device, without numbers"
-    pixels = min(matrix.shape[0], most[0]), min(matrix.shape[1], most[1])
-    small = adaptive_avg_pool2d(matrix.detach()[None].float().cpu(), pixels)[0]
-    label = f"{name.replace('^T', ' transposed')} of {head.name}, {matrix.shape[0]} x {matrix.shape[1]}"
-    return picture(small.tolist(), label + ("" if small.shape == matrix.shape else ", means of blocks"), height)

@@ -388,9 +388,6 @@ class MultiHeadAttention(Projections):
         if cache is not None and cache.window is not None:
             raise HeadwiseError(f"context= with a cache of window={cache.window}: a context stays whole; drop window=")
 
-    def _repr_html_(self) -> str:
-        return self.spec._repr_html_() + self.heads._repr_html_()
-
     def extra_repr(self) -> str:
         return repr(self.spec)
 

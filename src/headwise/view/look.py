@@ -1,4 +1,4 @@
-"""Pages that are served on the loopback address: of a training, and of a model that one touches, also in a notebook.
+"""Pages that are served on the loopback address: of a training, and of a model that one touches.
 
 The page of a training is served from threads that training never waits for. `GET /` is the page and `GET /news?after=N`
 a JSON list of what happened since, from number N on; nothing can be changed from outside. A page that asks has a secret
@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headwise.errors import HeadwiseError
-from headwise.table import Markup, escaped
+from headwise.table import escaped
 from headwise.view.page import frame, json_block, package_text, page, word
 from headwise.view.report import FILM_BODY, FILM_STYLES, FILM_WORDS, quantised
 from headwise.words import LANGUAGES, Facts, sent
@@ -209,7 +209,7 @@ def live_html(name: str, lang: str = "en") -> str:
     )
 
 
-# The page of a model, and its picture in a notebook.
+# The page of a model.
 
 STYLES = ("report_look.css", "report_heads.css", "report_head.css", "report_roles.css", "look.css")
 # The text that a page opens with, by what the model predicts: the next token, the one at a mask, none. In the first a
@@ -315,15 +315,13 @@ def _why(desk: Desk) -> Facts:
 
 
 class Look:
-    """The heads of a model on a text or on inputs: in a notebook a picture, elsewhere the address of a page.
+    """The heads of a model on a text or on inputs, and the address of a page.
 
     name    what the model is called
     maps    the name of each head -> its weights (T,S)
     labels  what stands at the T places, and at the S where these are the same text
     desk    the model with its tokenizer, which a page needs; None where it was run on inputs
     """
-
-    MOST_MAPS, MOST_ROWS = 8, 48  # that are drawn, and of each of them rows and columns; round choices
 
     def __init__(
         self, name: str, maps: Mapping[str, NDArray[np.float32]], labels: list[str], desk: Desk | None = None
@@ -363,28 +361,6 @@ class Look:
         where = "" if self._desk is None else "; .open() shows it in a browser"
         return f"Look({self.name}: {len(self.maps)} heads, {len(self.labels)} tokens; {names} look hardest{where})"
 
-    def _repr_html_(self) -> str:
-        from headwise.heads.table import BLUE, layer_table, token_map
-
-        cells = []  # a square for each head, the bluer the harder it looks
-        for name, weights in self.maps.items():
-            strength = _hardest(weights)  # from 0 to 1: also how much of the blue is seen
-            style = f"background:rgba({BLUE},{strength:.2f});width:1.1em;height:1.1em"
-            cell = Markup(f'<div title="{escaped(name)} {strength:.3f}" style="{style}"></div>')
-            cells.append((name, cell))
-        drawn = []
-        for name in self.strongest[: self.MOST_MAPS]:
-            weights = self.maps[name]
-            rows, keys = (self._labels(n)[: self.MOST_ROWS] for n in weights.shape)
-            picture = token_map(weights[: self.MOST_ROWS, : self.MOST_ROWS], rows, keys)
-            drawn.append(f'<div style="overflow-x:auto"><b>{escaped(name)}</b>{picture}</div>')
-        grid = "display:grid;grid-template-columns:repeat(auto-fill,minmax(22em,1fr));gap:1em"
-        return f'<div><b>{escaped(self.name)}</b>{layer_table(cells)}<div style="{grid}">{"".join(drawn)}</div></div>'
-
-    def _labels(self, n: int) -> list[str]:
-        """Those of a sequence of that length; numbers where it is another one than the text, such as a sound."""
-        return self.labels if n == len(self.labels) else list(map(str, range(n)))
-
 
 def _hardest(weights: NDArray[np.float32]) -> float:
     """The largest weight on another key than the first and the one of the query itself.
@@ -398,7 +374,7 @@ def _hardest(weights: NDArray[np.float32]) -> float:
 
 
 def look(model: Any, *inputs: Any, **named: Any) -> Look:
-    """The heads of a model on a text: in a notebook a picture of them, elsewhere a page with the model behind it.
+    """The heads of a model on a text: their maps, and a page with the model behind it.
 
         hw.look(hw.open("gemma"), "When Mary and John went to the store")     # in a notebook: drawn
         hw.look(model, "When Mary and John went to the store").open()         # in the browser; the model answers there

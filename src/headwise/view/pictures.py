@@ -1,10 +1,8 @@
-"""Pictures drawn by matplotlib, asked for only here: a survey as a PNG, an image under what a head looks at."""
+"""Pictures drawn by matplotlib, asked for only here: the maps of a text, an image under what a head looks at."""
 
 from __future__ import annotations
 
 import io
-import warnings
-from functools import partial
 from math import isqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +12,8 @@ from numpy.typing import NDArray
 
 from headwise.errors import HeadwiseError
 from headwise.files import write_whole
-from headwise.heads.table import Survey, layer_table
 from headwise.records import HeadMaps
-from headwise.table import escaped, picture
 from headwise.view import Screen
-from headwise.view.report import shares_of
-from headwise.view.survey import badges_of, earners
 from headwise.view.terminal import print_maps
 
 if TYPE_CHECKING:
@@ -37,15 +31,20 @@ class DrawnMaps(HeadMaps):
         print_maps(Screen(file=file, width=width), self)
         return file.getvalue()
 
-    def _repr_html_(self) -> str:
-        """The tokens, and below them the maps, a row a layer."""
-        cells = []
+    def figure(self) -> Figure:
+        """A figure of matplotlib, a row a layer: of each map queries go downwards, keys to the right."""
+        layers = sorted({head.layer for head in self.maps})
+        across = 1 + max(head.head for head in self.maps)
+        figure = figure_class()(figsize=(across, 1.2 * len(layers)))  # inches
         for head in self.maps:
-            label = f"{head.name}: keys to the right, queries downwards"
-            # 72 pixels high, a round choice.
-            cells.append((head.name, picture(head.weights.tolist(), label, 72)))
-        words = " ".join(f"<code>{escaped(token)}</code>" for token in self.tokens)
-        return f"<p>{escaped(self.model)}: {words}</p>{layer_table(cells)}"
+            axes = figure.add_subplot(len(layers), across, layers.index(head.layer) * across + head.head + 1)
+            axes.imshow(head.weights, cmap="Blues", vmin=0, vmax=1)
+            axes.set_title(head.name, fontsize=6)
+            axes.set_axis_off()
+        return figure
+
+    def _repr_png_(self) -> bytes:
+        return png(self.figure())
 
     def __repr__(self) -> str:
         return f"DrawnMaps({self.model}: {len(self.maps)} heads, {len(self.tokens)} tokens)"
@@ -78,85 +77,16 @@ def figure_class() -> type[Figure]:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise HeadwiseError("a PNG needs matplotlib: pip install 'headwise[all]'") from None
+        raise HeadwiseError("a picture needs matplotlib: pip install 'headwise[all]'") from None
     return Figure
 
 
-def write_figure(path: str | Path, figure: Figure) -> None:
-    """Write a PNG, whole or not at all; the same figure gives the same bytes."""
+def png(figure: Figure) -> bytes:
+    """A figure as a PNG; the same figure gives the same bytes."""
     file = io.BytesIO()
     # 120 pixels an inch is a round choice. The line Software, which is left out, would name matplotlib's version.
     figure.savefig(file, format="png", dpi=120, metadata={"Software": None})
-    write_whole(path, file.getvalue())
-
-
-# The picture of a survey is a mosaic, an array with one number a pixel. A head has SIDE + LABEL rows and SIDE + GAP
-# columns of it: its thumbnail at the top left, room for its name and its roles below, a gap to the right.
-SIDE, GAP, LABEL = 32, 4, 15
-INCHES = 0.95  # of a thumbnail with its gap, SIDE + GAP pixels: a name in letters of 6.5 points fits below it
-LONGEST = 60.0  # inches of a side, 7,200 pixels of the file; a larger model is drawn smaller
-# Inches above the mosaic: ROLE of each role's line; TITLE of the model's name and of the empty space around the lines.
-TITLE, ROLE = 0.8, 0.2
-COLOURS = ("#f3efe5", "#7da6c4", "#2f5590", "#151038")  # of weight 0 to 1, as in the report
-
-
-def survey_png(path: str | Path, survey: Survey) -> None:
-    """Write a picture of every head, a row of pictures a layer, with names and the letters of its roles.
-
-    Raises HeadwiseError where matplotlib is missing; a file is written whole or not at all.
-    """
-    new_figure = figure_class()
-    from matplotlib.colors import LinearSegmentedColormap
-
-    # All thumbnails in one array, with room between them: NaN, which is not drawn.
-    pictures, badges = shares_of(survey), badges_of(survey.roles)
-    parts = list(dict.fromkeys(profile.part for profile in survey.profiles))  # in the order of the model
-    layers = sorted({(parts.index(profile.part), profile.layer) for profile in survey.profiles})
-    across = 1 + max(profile.head for profile in survey.profiles)
-    mosaic = np.full((len(layers) * (SIDE + LABEL), across * (SIDE + GAP)), np.nan)
-    places = {}
-    for profile in survey.profiles:
-        top = layers.index((parts.index(profile.part), profile.layer)) * (SIDE + LABEL)
-        left = profile.head * (SIDE + GAP)
-        shares = pictures[profile.name][0]  # the second array, of the first key apart, is for the page
-        # A thumbnail of any size becomes SIDE x SIDE pixels, each with the number of one cell: no mean of two.
-        # np.ix_ takes of each pixel the row and the column of the cell that it shows.
-        cells = np.ix_(*(np.arange(SIDE) * size // SIDE for size in shares.shape))
-        mosaic[top : top + SIDE, left : left + SIDE] = shares[cells]
-        places[profile.name] = top, left
-
-    # The figure, in inches: the mosaic at the bottom, above it `legend`, room for the model and what the letters mean.
-    tall, wide = (size / (SIDE + GAP) * INCHES for size in mosaic.shape)
-    shrink = min(1.0, LONGEST / max(tall, wide))
-    earned = [role for role in survey.roles if earners(survey)[role.name]]
-    legend = TITLE + ROLE * len(earned)
-    # At least 5 inches wide: where a layer has few heads, the lines of the legend are wider than the mosaic.
-    figure = new_figure(figsize=(max(wide * shrink, 5.0), tall * shrink + legend), facecolor="#fbfaf6")
-    height = tall * shrink / (tall * shrink + legend)  # of the mosaic, as a fraction of the figure's
-    axes = figure.add_axes((0.02, 0.0, 0.96, height))  # left, bottom, width, height: a margin of 2% at either side
-    colours = LinearSegmentedColormap.from_list("weights", COLOURS)
-    axes.imshow(np.ma.masked_invalid(mosaic), cmap=colours, vmin=0, vmax=1, interpolation="nearest")
-    axes.set_axis_off()
-    axes.set_anchor("NW")  # where the figure is wider than the mosaic, that stays at the left, under the title
-
-    # Under each thumbnail its name, and 6 pixels below the letters of its roles. A pixel is about 1.9 points, so a line
-    # of 6.5 points takes fewer than 4, and both lines fit into LABEL. A `$` in a name is no formula.
-    text = partial(axes.text, fontsize=6.5 * shrink, va="top", parse_math=False)  # placed by its upper edge
-    for profile in survey.profiles:
-        top, left = places[profile.name]
-        text(left, top + SIDE + 1, profile.name)
-        letters = " ".join(badges[role].letter for role in profile.roles)
-        text(left, top + SIDE + 7, letters, weight="bold", color="#2f5590")
-    inch = 1 / figure.get_figheight()  # as a fraction of the figure's height, in which places of text are given
-    # From the upper edge: the model's name at 0.15 inches, the roles from 0.5 on; they end 0.3 above the mosaic. A
-    # name of 13 points is 0.18 inches high, a line of 7.5 points fits into ROLE.
-    figure.text(0.02, 1 - 0.15 * inch, survey.model, fontsize=13, va="top", parse_math=False)
-    for place, role in enumerate(earned):
-        line = f"{badges[role.name].letter}  {role.name}: {role.meaning}"
-        figure.text(0.02, 1 - (0.5 + ROLE * place) * inch, line, fontsize=7.5, va="top", parse_math=False)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # of a name in letters that the font lacks
-        write_figure(path, figure)
+    return file.getvalue()
 
 
 WIDE, LINE = 5.0, 0.25  # inches: width of the picture, height of the line above it
@@ -201,7 +131,7 @@ def overlay(path: str | Path, image: Any, head: SeenHead, grid: tuple[int, int] 
     line = f"{head.name}: {weights.sum():.2f} of its weight on the image, {weights.max():.3f} on the brightest patch"
     # 0.05 inches below the upper edge. Letters of 8 points, 0.11 inches, fit into LINE.
     figure.text(0.01, 1 - 0.05 / (tall + LINE), line, fontsize=8, va="top", parse_math=False)
-    write_figure(path, figure)
+    write_whole(path, png(figure))
 
 
 def patches(head: SeenHead, grid: tuple[int, int] | None) -> NDArray[np.float64]:
