@@ -4,7 +4,9 @@ import copy
 import json
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from headwise.heads import patching
 from headwise.heads.attribution import attribute
 from headwise.heads.effect import ablation
 from headwise.heads.patching import _replayed, patch, path_effects
-from headwise.models.ask import logits
+from headwise.models.ask import answer_logits, logits
 from headwise.models.hook import attach, inside
 from headwise.models.open import remember
 from headwise.models.sites import sites_of
@@ -113,6 +115,25 @@ def test_what_adds_up_otherwise_or_encodes_is_refused() -> None:
     refuses(lambda: hw.why(model, "abc"), "BertModel answers a text with no token")
 
 
+def test_several_residual_streams_are_refused_by_name() -> None:
+    linear = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2}
+    config = tf.AutoConfig.for_model(
+        "qwen4_exp_text",
+        **{"vocab_size": V, "hidden_size": 36, "num_hidden_layers": 2, "head_dim": 16, "intermediate_size": 43},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "num_experts": 3, "num_experts_per_tok": 1},
+        **{"moe_intermediate_size": 12, "shared_expert_intermediate_size": 13, "hc_count": 2, "hc_lowrank": 7},
+        **{"layer_types": ["linear_attention", "indexed_attention"], "linear_num_value_heads": 4, **linear},
+        **{"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 8},
+        **{"indexer_compress_ratio": 2},
+        **{"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}},
+    )
+    model = tf.AutoModelForCausalLM.from_config(config).eval()
+    said = "L1 of Qwen4ExpForCausalLM reads or gives something else than one residual stream of 36 numbers"
+    refuses(lambda: attribute(model, ids(), (7, 11)), f"^{said}")
+    story = hw.why(model, ids().tolist(), ids(4).tolist())
+    assert story.embedding is None and story.heads[0].brings is not None and any(said in note for note in story.notes)
+
+
 def test_bad_requests_of_attribution() -> None:
     def attributed(text: Tensor | None = None, **change: Any) -> None:
         attribute(gpt(), ids() if text is None else text, **{"target": 7, **change})
@@ -156,6 +177,135 @@ def test_patching_equals_a_run_for_each_head(name: str, at: str, monkeypatch: py
         for head in list(found.effects)[:: 2 if at in "kv" else 5]:
             expected = naive(model, clean, corrupted, at, head, positions or list(range(T)))
             assert found.effects[head].mean == pytest.approx(expected, abs=2e-4), head
+
+
+def test_effects_over_pairs_are_shares_of_the_means() -> None:
+    model = build("ours")
+    clean, corrupted = (torch.stack([ids(seed) for seed in seeds]) for seeds in ((3, 5, 7), (4, 6, 8)))
+    target = torch.tensor([[7, 11], [13, 2], [5, 3]])
+    single = [patch(model, *pair, target=target[n]) for n, pair in enumerate(zip(clean, corrupted, strict=True))]
+    found = patch(model, clean, corrupted, target=target, positions="each")
+    size = [one.clean.mean - one.corrupted.mean for one in single]
+    for name, effect in found.effects.items():
+        shares = [one.effects[name].mean for one in single]
+        brought = sum(share * of for share, of in zip(shares, size, strict=True))
+        assert effect.n == 3 and effect.mean == pytest.approx(brought / sum(size), abs=1e-4)
+        assert found.by_pair[name] == pytest.approx(shares, abs=1e-4)
+    assert found.by_position["L0.H1"].shape == (T,)
+    of_paths = path_effects(model, clean, corrupted, "L2.H1", target=target)
+    each = [
+        path_effects(model, *pair, "L2.H1", target=target[n])
+        for n, pair in enumerate(zip(clean, corrupted, strict=True))
+    ]
+    brought = sum(one["L0.H2"].mean * of for one, of in zip(each, size, strict=True))
+    assert of_paths["L0.H2"].mean == pytest.approx(brought / sum(size), abs=1e-4)
+    refuses(lambda: patch(model, clean[:1], corrupted[:1], target=(7, 7)), "^target is token 7 twice, so there is no")
+    target[1] = 9
+    refuses(lambda: patch(model, clean, corrupted, target=target), "^the target of pair 1, counted from 0, is token 9")
+    corrupted[2] = clean[2]
+    refuses(lambda: patch(model, clean, corrupted), "^pair 2 of 3, counted from 0: both texts are answered with token")
+
+
+@pytest.mark.parametrize("name", ["llama", "ours"])
+def test_answers_of_half_precision_are_multiplied_in_float32(name: str) -> None:
+    model, heads = build(name).bfloat16(), []
+    head = model.lm_head
+    hook = head.register_forward_pre_hook(lambda module, args: heads.append(args[0][:, -1].float()))
+    row = answer_logits(model, ids()[None])
+    hook.remove()
+    torch.testing.assert_close(row, heads[0] @ head.weight.float().T)
+    found = patch(model, ids(3), ids(4), target=(7, 11))
+    # A bfloat16 has 8 digits, so that most of 18 effects would be the same few numbers.
+    assert len({effect.mean for effect in found.effects.values()}) > 15
+
+
+GATED: dict[str, dict[str, Any]] = {
+    "qwen3_next": {
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "num_experts": 0,
+        "layer_types": ["full_attention", "linear_attention", "full_attention"],
+    },
+    "afmoe": {"num_dense_layers": 3, "sliding_window": 7},
+}
+
+
+@contextmanager
+def written(module: nn.Module, part: slice, rows: Tensor, reads: bool = False) -> Iterator[None]:
+    """These columns of what a module gives, or reads, are those of `rows`."""
+
+    def change(x: Tensor) -> Tensor:
+        x = x.clone()
+        x[..., part] = rows[..., part]
+        return x
+
+    if reads:
+        hook = module.register_forward_pre_hook(lambda module, args: (change(args[0]), *args[1:]))
+    else:
+        hook = module.register_forward_hook(lambda module, args, gave: change(gave))
+    yield
+    hook.remove()
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_gated_heads_are_patched_where_queries_keys_and_values_are_made(name: str) -> None:
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 3, "head_dim": 14}
+    config = tf.AutoConfig.for_model(
+        name, vocab_size=V, hidden_size=36, intermediate_size=43, moe_intermediate_size=11, **sizes, **GATED[name]
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        model = tf.AutoModelForCausalLM.from_config(config).eval()
+        for parameter in model.parameters():
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    numbers = [n for n in range(3) if hasattr(model.model.layers[n], "self_attn")]
+    attentions = [model.model.layers[n].self_attn for n in numbers]
+    clean, corrupted, last = ids(3), ids(4), attentions[-1]
+    parts = {f"{x}_proj": getattr(last, f"{x}_proj") for x in "qkv"}
+    kept: dict[Any, list[Tensor]] = {}
+    hooks = []
+    for key, module in [*parts.items(), *((f"o{n}", attention.o_proj) for n, attention in enumerate(attentions))]:
+        kept[key] = []
+        kept[f"{key} read"] = []
+        gave, read = kept[key], kept[f"{key} read"]
+        hooks.append(module.register_forward_pre_hook(lambda m, args, read=read: read.append(args[0])))
+        hooks.append(module.register_forward_hook(lambda m, args, out, gave=gave: gave.append(out)))
+    ends = [logits(model, text[None])[0, -1] for text in (clean, corrupted)]
+    for hook in hooks:
+        hook.remove()
+    good, bad = (float(row[7] - row[11]) for row in ends)
+
+    def share() -> float:
+        row = logits(model, corrupted[None])[0, -1]
+        return (float(row[7] - row[11]) - bad) / (good - bad)
+
+    for at in "qkv":
+        found = patch(model, clean, corrupted, at, target=(7, 11)).effects
+        n_heads = 4 if at == "q" else 2
+        wide = parts[f"{at}_proj"].weight.shape[0] // n_heads  # Qwen3-Next has the gate of a head behind its query
+        for h in range(n_heads):
+            with written(parts[f"{at}_proj"], slice(h * wide, h * wide + 14), kept[f"{at}_proj"][0]):
+                expected = share()
+            head = f"L{numbers[-1]}.{'H' if at == 'q' else 'KV'}{h}"
+            assert found[head].mean == pytest.approx(expected, abs=2e-4), (at, head)
+    found = path_effects(model, clean, corrupted, f"L{numbers[-1]}.H1", "q", target=(7, 11))
+    wide = parts["q_proj"].weight.shape[0] // 4
+    for sender in range(len(attentions) - 1):
+        for h in range(4):
+            got: list[Tensor] = []
+            with ExitStack() as stack:
+                for n in range(sender, len(attentions)):
+                    rows = kept[f"o{n} read"][1].clone()
+                    if n == sender:
+                        rows[..., h * 14 : h * 14 + 14] = kept[f"o{n} read"][0][..., h * 14 : h * 14 + 14]
+                    stack.enter_context(written(attentions[n].o_proj, slice(None), rows, reads=True))
+                hook = last.q_proj.register_forward_hook(lambda m, args, out, got=got: got.append(out))
+                logits(model, corrupted[None])
+                hook.remove()
+            with written(last.q_proj, slice(wide, wide + 14), got[0]):
+                assert found[f"L{numbers[sender]}.H{h}"].mean == pytest.approx(share(), abs=2e-4)
 
 
 def test_every_verb_passes_by_a_layer_that_does_not_run() -> None:

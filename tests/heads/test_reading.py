@@ -404,15 +404,6 @@ def test_a_fixed_offset_is_judged_on_the_rows_that_have_it() -> None:
     assert shares[0, REACH + 6 :].max() == 0  # too few rows reach further back
 
 
-def test_patching_keys_is_refused_where_heads_are_gated() -> None:
-    model = gated()
-    one, other = torch.randint(3, 17, (2, 11), generator=torch.Generator().manual_seed(0))
-    found = hw.patch(model, one, other, target=(3, 4))
-    assert set(found.effects) == {f"L2.H{h}" for h in range(6)}
-    said = r"^at='k': L2 gates or norms what its heads give before W_O, .*at='out'$"
-    refuses(lambda: hw.patch(model, one, other, at="k", target=(3, 4)), said)
-
-
 def test_a_module_that_does_not_say_is_causal() -> None:
     """As the sdpa function of transformers has it; the keyword goes before the attribute, and one query sees all."""
     silent, open_ = nn.Module(), nn.Module()

@@ -26,7 +26,7 @@ from headwise.errors import HeadwiseError
 from headwise.heads.blocks import row_weights
 from headwise.layer.parts import as_rows
 from headwise.memory import require_held
-from headwise.models.ask import evaluating, logits, output_matrix, require_next
+from headwise.models.ask import ROWS, evaluating, logits, output_matrix, require_next
 from headwise.models.hook import attach, hooked
 from headwise.models.open import row_of, token_of
 from headwise.models.sites import Layer, Site, layers_of
@@ -35,9 +35,6 @@ from headwise.spec import resolve_kv_index
 
 Float64Array = NDArray[np.float64]
 
-# Tokens of the vocabulary whose rows of the output matrix are copied to float32 at a time: at a width of 4096 that is
-# 256 MiB. A round choice; the whole matrix of a large vocabulary would take some GiB.
-ROWS = 2**14
 # How far, relative to their size, our numbers may lie from the model's where it computes in float32 or wider.
 # Rounding puts them apart by far less, a part that is forgotten by far more.
 CLOSE = 1e-4
@@ -157,6 +154,14 @@ class Parts:
                 raise HeadwiseError(f"target {token} is outside the vocabulary of {len(matrix)} tokens")
         # Without a picture the layers that read one do not run.
         ran = [layer for layer in self.layers if layer.site.name in calls]
+        width = matrix.shape[1]
+        for layer in ran:
+            row = self.rows.get(layer.block)  # none of states with more axes than (B,T,C)
+            if row is None or {len(row.read), len(row.gave)} != {width}:
+                raise HeadwiseError(
+                    f"{layer.site.name} of {type(model).__name__} reads or gives something else than one residual "
+                    f"stream of {width} numbers a token, such as several streams: what its parts add is not known"
+                )
         last = self.rows[ran[-1].block].gave  # (C,) the residual stream behind the last layer
         # The last norm is the module that read what the last layer gave, of those that the recorder heard beside the
         # layers: beside the last one of all, whether it ran or not. A model may have none.

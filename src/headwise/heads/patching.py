@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -72,13 +72,18 @@ def no_progress(done: int, total: int) -> None:
 
 @dataclass(frozen=True)
 class Patching:
-    """What each head brings back of the clean answer; the mean over pairs of texts, with its interval."""
+    """What each head brings back of the clean answer, with its interval over pairs of texts.
+
+    Over several pairs it is the share of the means: what comes back on average, over the mean difference. A mean of
+    shares would hang on the pair whose two answers are nearest to each other.
+    """
 
     at: str  # q, k, v, out or weights
     effects: dict[str, Interval]  # head, or key/value head, -> share of the difference; 1 is all of it
     clean: Interval  # the difference of logits, answer minus other, of the clean texts
     corrupted: Interval  # the same of the corrupted ones
     by_position: dict[str, NDArray[np.float64]] = field(default_factory=dict)  # (T,), where positions="each"
+    by_pair: dict[str, NDArray[np.float64]] = field(default_factory=dict)  # (N,) share of each pair's own difference
 
     def strongest(self, n: int = 5) -> list[str]:
         """The heads with the largest effects, the largest first."""
@@ -145,8 +150,7 @@ def patch(
     ends = []  # of each pair the difference that its clean text has, and its corrupted one
     with evaluating(model):
         for number, pair in enumerate(pairs, 1):
-            study = Study(passes, *pair)
-            study.read()
+            study = _study(passes, pair, number, len(pairs))
             names = chosen_heads(study.names(at), heads, at)
             ends.append((study.clean, study.corrupted))
             T = study.text.ids.numel()
@@ -166,10 +170,37 @@ def patch(
             if progress is not None:
                 progress(number, len(pairs))
     of_clean, of_corrupted = (interval_of(list(values)) for values in zip(*ends, strict=True))
-    intervals = {name: interval_of(values) for name, values in effects.items()}
+    intervals = _shares(effects, ends)
+    size = np.subtract(*np.transpose(ends))  # (pairs,)
     # (pairs,T): all texts have the same length.
-    means = {name: np.reshape(values, (len(pairs), -1)).mean(0) for name, values in by_position.items()}
-    return Patching(at, intervals, of_clean, of_corrupted, means)
+    means = {name: size @ np.reshape(values, (len(pairs), -1)) / size.sum() for name, values in by_position.items()}
+    by_pair = {name: np.array(values) for name, values in effects.items()}
+    return Patching(at, intervals, of_clean, of_corrupted, means, by_pair)
+
+
+def _study(passes: Passes, pair: Pair, number: int, count: int) -> Study:
+    """The study of a pair, 1 to `count`, whose texts have been read; an error names the pair."""
+    study = Study(passes, *pair)
+    try:
+        study.read()
+    except HeadwiseError as error:
+        if count == 1:
+            raise
+        raise HeadwiseError(f"pair {number - 1} of {count}, counted from 0: {error}") from None
+    return study
+
+
+def _shares(effects: Mapping[str, Sequence[float]], ends: Sequence[tuple[float, float]]) -> dict[str, Interval]:
+    """Of each head the share of the means, from its share in each pair; `ends` are both differences of each pair."""
+    size = np.subtract(*np.transpose(ends))  # (pairs,) what there is to bring back
+    if size.mean() == 0:
+        raise HeadwiseError(f"over the {len(ends)} pairs clean and corrupted texts differ by 0 on average")
+    intervals = {}
+    for name, values in effects.items():
+        share = float(size @ values / size.sum())
+        # A ratio of two means, to first order: its mean is the share, and its spread that of the ratio.
+        intervals[name] = interval_of((share + (np.array(values) - share) * size / size.mean()).tolist())
+    return intervals
 
 
 @torch.no_grad()
@@ -197,15 +228,16 @@ def path_effects(
     if at not in READ:
         raise unknown(f"at={at!r} is nothing that a head reads from another", at, READ)
     passes = Passes(model, layers_of(model))
-    effects = defaultdict(list)
+    effects, ends = defaultdict(list), []
+    pairs = _pairs(model, clean, corrupted, target)
     with evaluating(model):
-        for pair in _pairs(model, clean, corrupted, target):
-            study = Study(passes, *pair)
-            study.read()
+        for number, pair in enumerate(pairs, 1):
+            study = _study(passes, pair, number, len(pairs))
+            ends.append((study.clean, study.corrupted))
             chosen_heads(study.names(at), [receiver], at)  # raises for a receiver that is not there
             for name, effect in study.paths([(at, receiver)], senders)[at, receiver].items():
                 effects[name].append(effect)
-    return {name: interval_of(values) for name, values in effects.items()}
+    return _shares(effects, ends)
 
 
 def _pairs(model: nn.Module, clean: Ids, corrupted: Ids, target: Target | None) -> list[Pair]:
@@ -219,7 +251,7 @@ def _pairs(model: nn.Module, clean: Ids, corrupted: Ids, target: Target | None) 
     if good.ndim not in (1, 2) or good.numel() == 0:
         raise HeadwiseError(f"clean is {tuple(good.shape)}; pass ids (T,) or (N,T)")
     good, bad = (ids.reshape(-1, ids.shape[-1]) for ids in (good, bad))  # of one pair, too, (N,T)
-    targets = [None] * len(good)
+    targets: list[Any] = [None] * len(good)
     if target is not None:
         ids = target.tolist() if isinstance(target, Tensor) else target
         rows = torch.as_tensor([token_of(model, x) if isinstance(x, str) else x for x in ids])
@@ -229,6 +261,10 @@ def _pairs(model: nn.Module, clean: Ids, corrupted: Ids, target: Target | None) 
         if size and not 0 <= int(rows.min()) <= int(rows.max()) < size:
             raise HeadwiseError(f"target {rows.tolist()} is outside the vocabulary of {size} tokens")
         targets = rows.expand(len(good), 2).tolist()
+        for number, (answer, other) in enumerate(targets):
+            if answer == other:
+                pair = f"the target of pair {number}, counted from 0," if rows.ndim == 2 else "target"
+                raise HeadwiseError(f"{pair} is token {answer} twice, so there is no difference to bring back")
     return list(zip(good, bad, targets, strict=True))
 
 
@@ -252,6 +288,7 @@ class Reading:
 
     ids: Tensor
     calls: dict[str, Call] = field(default_factory=dict)  # of each attention, by the name of its site
+    runs: Counter[str] = field(default_factory=Counter)  # of its attention function, which DiffLlama calls twice
     outputs: dict[nn.Module, Any] = field(default_factory=dict)  # what each block gave, blocks in their order
     answer: Tensor = field(default_factory=partial(torch.empty, 0))  # (V,) logits of the token that is answered
 
@@ -265,6 +302,7 @@ class Variant:
     handlers: Mapping[Site, Handler]  # what it changes of calls; the pass of a text itself keeps them
     ask: Callable[[Tensor], float]  # logits (V,) of its answer -> the number that it was to be asked for
     beside: Beside | None = None  # of the pass of a text itself, which runs alone: what else listens to it
+    early: Mapping[Site, Handler] = field(default_factory=dict)  # what it changes before gates and norms of the heads
 
 
 class Passes:
@@ -301,6 +339,9 @@ class Passes:
                 )
             reading.calls[site.name] = call
 
+        def count(site: Site, call: Call) -> None:
+            reading.runs[site.name] += 1
+
         def record(block: nn.Module, args: Any, gave: Any) -> None:
             reading.outputs[block] = gave
 
@@ -314,28 +355,30 @@ class Passes:
             answered()
             return math.nan  # nobody asks what a text itself has of a difference
 
-        handlers = {layer.site: partial(keep, layer.site) for layer in self.layers}
-        return Variant(reading, range(len(self.blocks)), handlers, ask, listening)
+        handlers, early = ({layer.site: partial(act, layer.site) for layer in self.layers} for act in (keep, count))
+        return Variant(reading, range(len(self.blocks)), handlers, ask, listening, early)
 
     def variant(
         self,
         reading: Reading,
         heads: Mapping[str, Sequence[int]],
-        new_outs: Callable[[str], Tensor],
+        given: Callable[[str, Call], Tensor],
         ask: Callable[[Tensor], float],
         rows: Rows = ALL,
+        early: bool = False,
     ) -> Variant:
         """A text in which some heads give something else.
 
-        heads     of sites by their names, the numbers of these heads
-        new_outs  what all heads of a site give then, (1,H,T,E); it is asked when the variant passes
-        rows      at which tokens
+        heads  of sites by their names, the numbers of these heads
+        given  what these heads of a site give then in its call, (1,heads,T,E)
+        rows   at which tokens
+        early  do they give it before the gates and norms of the site?
         """
 
         def change(name: str, call: Call) -> Tensor:
-            out, new = call.out.clone(), new_outs(name).to(call.out)
-            for h in heads[name]:
-                out[:, h, rows] = new[:, h, rows]
+            out, new = call.out.clone(), given(name, call).to(call.out)
+            for n, h in enumerate(heads[name]):
+                out[:, h, rows] = new[:, n, rows]
             return out
 
         # 0 for no heads at all: in `carried` a random half of a few heads may be empty.
@@ -344,7 +387,8 @@ class Passes:
         if any(call.cross for call in reading.calls.values()):
             first = 0
         handlers = {self.layer_of[name].site: partial(change, name) for name in heads}
-        return Variant(reading, range(first, len(self.blocks)), handlers, ask)
+        turns = range(first, len(self.blocks))
+        return Variant(reading, turns, {}, ask, early=handlers) if early else Variant(reading, turns, handlers, ask)
 
     def asked(
         self,
@@ -404,10 +448,8 @@ class Passes:
             unchanged = _hidden(gave)  # what is still the state of those that begin here
             state = torch.cat([states.get(each, unchanged) for each in joined])
             outputs[nearest] = (state, *gave[1:]) if isinstance(gave, tuple) else state
-        handlers = {}
-        for layer in self.layers:
-            if layer.block in passed and any(layer.site in each.handlers for each in joined):
-                handlers[layer.site] = partial(_in_turn, joined, layer.site)
+        sites = [layer.site for layer in self.layers if layer.block in passed]
+        early, handlers = _in_turns(joined, sites, early=True), _in_turns(joined, sites, early=False)
         stopped = []  # the states behind the last block that is passed
 
         def halt(block: nn.Module, args: Any, gave: Any) -> None:
@@ -418,6 +460,7 @@ class Passes:
             is_inside = stack.enter_context(inside())
             for block, output in outputs.items():
                 stack.enter_context(_replayed(block, is_inside, output))
+            stack.enter_context(attach(early, early=True))
             stack.enter_context(attach(handlers))
             if beside is not None:
                 stack.enter_context(beside())
@@ -437,14 +480,20 @@ def _hidden(output: Any) -> Tensor:
     return output[0] if isinstance(output, tuple) else output
 
 
-def _in_turn(joined: Sequence[Variant], site: Site, call: Call) -> Tensor | None:
+def _in_turns(joined: Sequence[Variant], sites: Sequence[Site], early: bool) -> dict[Site, Handler]:
+    """The handlers of several variants that run as one batch, one for each site that any of them changes."""
+    of_each = [each.early if early else each.handlers for each in joined]
+    return {site: partial(_in_turn, of_each, site) for site in sites if any(site in handlers for handlers in of_each)}
+
+
+def _in_turn(of_each: Sequence[Mapping[Site, Handler]], site: Site, call: Call) -> Tensor | None:
     """What takes the place of `out` in a call of several variants, each of which changes, or keeps, its own part."""
     out = None
-    for n, each in enumerate(joined):
-        if site in each.handlers:
+    for n, handlers in enumerate(of_each):
+        if site in handlers:
             # q, k, v, out and the weights, where the model made them, have the batch as their first axis.
             parts = {name: x[n : n + 1] for name in PLACES if (x := getattr(call, name)) is not None}
-            changed = each.handlers[site](call._replace(**parts))
+            changed = handlers[site](call._replace(**parts))
             if changed is not None:
                 out = call.out.clone() if out is None else out
                 out[n : n + 1] = changed
@@ -546,19 +595,16 @@ class Study:
             for name in names:
                 site, members = places[name]
                 heads_of[key][site] += members
-        sites = set().union(*heads_of.values())
-        # At "out" that is the clean call's own output, which is looked up when the variant passes.
-        outs = {} if at == "out" else {site: self._given(site, at, rows) for site in sites}
+        if at != "out":
+            for site in set().union(*heads_of.values()):
+                self._require_part(site, at)
         # Other keys and values change what heads give at every token that looks there, not at these rows alone.
         changed_rows = ALL if at in SHARED else rows
-
-        def new_outs(site: str) -> Tensor:
-            return outs[site] if outs else self.clean_text.calls[site].out
-
-        return {
-            key: self.passes.variant(self.text, heads, new_outs, self._share, changed_rows)
-            for key, heads in heads_of.items()
-        }
+        variants = {}
+        for key, heads in heads_of.items():
+            given = partial(self._given, heads, at, rows)
+            variants[key] = self.passes.variant(self.text, heads, given, self._share, changed_rows, early=at != "out")
+        return variants
 
     def carried(self, contexts: int = 0) -> dict[str, float]:
         """What each head carries of the difference: the largest of what it brings, takes, and does in random contexts.
@@ -583,24 +629,47 @@ class Study:
             tables.append({name: (shares[name] - shares[""]) * (-1 if name in half else 1) for name in names})
         return {name: max((table[name] for table in tables), key=abs) for name in names}  # the largest, with its sign
 
-    def _given(self, site: str, at: str, rows: Rows) -> Tensor:
-        """What the heads of a site give, (1,H,T,E), with this part of the clean run."""
-        call, clean = self.text.calls[site], self.clean_text.calls[site]
-        _require_scores(call, at)
-        plain = _attend(call, call.v)
-        # The tolerances are what half precision leaves between two orders of summing; a gate or a norm changes more.
-        if not torch.allclose(plain, call.out, rtol=1e-2, atol=1e-3 * float(plain.abs().max())):
-            raise HeadwiseError(
-                f"at={at!r}: {site} gates or norms what its heads give before W_O, so other queries, keys or "
-                f"values do not say what W_O reads; pass at='out'"
-            )
+    def _given(self, heads: Mapping[str, Sequence[int]], at: str, rows: Rows, site: str, call: Call) -> Tensor:
+        """What these heads of a site give, (1,heads,T,E), with this part of the clean run."""
+        clean, members = self.clean_text.calls[site], heads[site]
+        if at == "out":
+            return clean.out[:, members]
         if at == "weights":  # the clean queries and keys; the options, among them the mask, stay those of this text
-            return _attend(clean._replace(options=call.options), call.v)
+            return self._attended(site, call._replace(q=clean.q, k=clean.k, weights=clean.weights), members)
         if at == "q":  # of all tokens: what a head gives at one hangs on its query alone, and the variant takes `rows`
-            return _attend(call._replace(q=clean.q), call.v)
+            return self._attended(site, call._replace(q=clean.q), members)
         changed = getattr(call, at).clone()
         changed[:, :, rows] = getattr(clean, at)[:, :, rows]
-        return _attend(call._replace(k=changed), call.v) if at == "k" else _attend(call, changed)
+        return self._attended(site, call._replace(**{at: changed}), members)
+
+    def _require_part(self, site: str, at: str) -> None:
+        """Raise HeadwiseError where it is not known what else a query, key, value or map would make the heads give."""
+        call = self.text.calls[site]
+        if call.weights is not None and at in ("q", "k"):
+            raise HeadwiseError(
+                f"at={at!r}: {type(call.layer).__name__} makes its weights itself, and what it makes them of is not "
+                f"known; pass at='out', 'weights' or 'v'"
+            )
+        if self.text.runs[site] > 1 and at == "v":
+            raise HeadwiseError(
+                f"at='v': {type(call.layer).__name__} lays the maps of {site} over several values; pass another at="
+            )
+
+    def _attended(self, site: str, call: Call, heads: Sequence[int]) -> Tensor:
+        """What these heads of a call of one text give, (1,heads,T,E)."""
+        H = call.out.shape[1]
+        options = self.text.calls[site].options  # of one text: those of the call may be of all variants that run
+        index = resolve_kv_index(H, call.k.shape[1], options.kv_index)
+        read = [index[h] for h in heads]
+        if call.weights is not None:  # a foreign module made them itself, of what is not known: they stay
+            return call.weights[:, heads].to(call.v.dtype) @ call.v[:, read]
+        options = options._replace(
+            mask=None if options.mask is None else options.mask.for_heads(heads, H),
+            sink=None if options.sink is None else torch.as_tensor(options.sink)[heads],
+            gate=None if options.gate is None else torch.as_tensor(options.gate)[heads],
+            kv_index=None,
+        )
+        return attend(call.q[:, heads], call.k[:, read], call.v[:, read], options)
 
     def estimate(self, names: Iterable[str], rows: Rows) -> dict[str, float]:
         """What one backward pass says of the effect of each head's output: its change times the answer's slope."""
@@ -634,7 +703,7 @@ class Study:
             below = {head: place for head, place in heads.items() if order.index(place[0]) < order.index(site)}
             earlier[receiver] = chosen_heads(below, senders, "out") if below else []
             if earlier[receiver]:
-                _require_scores(self.text.calls[site], receiver[0])
+                self._require_part(site, receiver[0])
         arrived: dict[tuple[Receiver, str], Tensor] = {}  # for a receiver and a sender the receiver's q, k or v, (T,D)
         every_sender = set().union(*earlier.values())
         # Senders in the order of the model. They stand before those that receive: where both go up in one group, what a
@@ -655,11 +724,13 @@ class Study:
         frozen, feed-forwards run.
         """
 
-        def freeze(sender: str, site: str, call: Call) -> Tensor:
+        def freeze(site: str, call: Call) -> Tensor:
+            return self.text.calls[site].out
+
+        def keep(sender: str, site: str, call: Call) -> None:
             for (at, name), place in receivers.items():
                 if place[0] == site:
                     arrived[(at, name), sender] = getattr(call, at)[0, place_of(name)[1]].clone()
-            return self.text.calls[site].out
 
         order = [layer.site.name for layer in self.layers]
         last = max(order.index(site) for site, _ in receivers.values())  # the highest layer with a receiver
@@ -667,13 +738,11 @@ class Study:
         variants = {}
         for sender, variant in self.variants("out", alone(senders)).items():
             above = self.layers[order.index(place_of(sender)[0]) + 1 : last + 1]
-            frozen = {
-                layer.site: partial(freeze, sender, layer.site.name)
-                for layer in above
-                if layer.site.name in self.text.calls  # not one that did not run
-            }
+            ran = [layer.site for layer in above if layer.site.name in self.text.calls]
+            frozen = {site: partial(freeze, site.name) for site in ran}
+            kept = {site: partial(keep, sender, site.name) for site in ran}
             turns = range(variant.turns.start, stop)
-            variants[sender] = replace(variant, turns=turns, handlers={**variant.handlers, **frozen})
+            variants[sender] = replace(variant, turns=turns, handlers={**variant.handlers, **frozen}, early=kept)
         return variants
 
     def _received(
@@ -683,14 +752,12 @@ class Study:
         at, name = receiver
         site, members = place
 
-        def new_outs(site: str) -> Tensor:  # when the variant passes: `arrived` is empty before
-            call = self.text.calls[site]
+        def given(site: str, call: Call) -> Tensor:
             changed = getattr(call, at).clone()
             changed[0, place_of(name)[1]] = arrived[receiver, sender]
-            made = call._replace(**{at: changed})
-            return _attend(made, made.v)
+            return self._attended(site, call._replace(**{at: changed}), members)
 
-        return self.passes.variant(self.text, {site: members}, new_outs, self._share)
+        return self.passes.variant(self.text, {site: members}, given, self._share, early=True)
 
 
 def place_of(name: str) -> tuple[str, int]:
@@ -702,23 +769,6 @@ def place_of(name: str) -> tuple[str, int]:
 def alone(names: Iterable[str]) -> dict[str, list[str]]:
     """Each head as a set of its own."""
     return {name: [name] for name in names}
-
-
-def _attend(call: Call, v: Tensor) -> Tensor:
-    """What the heads of a call would give, (B,H,T,E), of other values."""
-    if call.weights is None:  # else a foreign module made them itself, of what is not known: they stay
-        return attend(call.q, call.k, v, call.options)
-    # Query heads of a key/value head; they lie side by side, since such a call has no `kv_index`.
-    n_readers = call.weights.shape[1] // v.shape[1]
-    return call.weights.to(v.dtype) @ v.repeat_interleave(n_readers, 1)
-
-
-def _require_scores(call: Call, at: str) -> None:
-    if call.weights is not None and at in ("q", "k"):
-        raise HeadwiseError(
-            f"at={at!r}: {type(call.layer).__name__} makes its weights itself, and what it makes them of is not known; "
-            f"pass at='out', 'weights' or 'v'"
-        )
 
 
 class _StopError(Exception):

@@ -26,7 +26,7 @@ from headwise.heads.patching import READ, Choice, Passes, Reading, Receiver, Stu
 from headwise.models.ask import answering, device_of, evaluating
 from headwise.models.open import folder_of, row_of, tokens_of
 from headwise.models.sites import layers_of
-from headwise.records import head_name
+from headwise.records import Call, head_name
 from headwise.story import Story, StoryHead, StoryKeys, StoryPath
 from headwise.words import Note
 
@@ -390,8 +390,8 @@ class _Telling:
         def change(logits_v: Tensor) -> float:
             return float(chance(logits_v) - before)
 
-        def nothing(site: str) -> Tensor:
-            return torch.zeros_like(self.text.calls[site].out)
+        def nothing(site: str, call: Call) -> Tensor:
+            return torch.zeros_like(call.out)
 
         order = list(self.text.calls)
         variants = {}

@@ -29,6 +29,10 @@ from headwise.memory import CPU, loaded
 from headwise.models.hook import hooked
 from headwise.models.weights import blocks, body_of
 
+# Tokens of the vocabulary whose rows of the output matrix are copied to float32 at a time: at a width of 4096 that is
+# 256 MiB. A round choice; the whole matrix of a large vocabulary would take some GiB.
+ROWS = 2**14
+
 
 def predicts(model: nn.Module) -> Literal["next", "masked"] | None:
     """What the logits of a model are about: "next" (the next token), "masked" (hidden tokens), or None without any.
@@ -112,9 +116,33 @@ def answer_logits(model: nn.Module, ids: Tensor, position: int = -1) -> Tensor:
     position  that of the masked token; -1, the end, where the next one is asked for. An encoder-decoder ignores it.
     """
     start = _start_of(model)
-    if start is not None:
-        return _forward(model, ids, start=start).logits[:, -1]
-    return logits(model, ids, last=position == -1)[:, position]
+    with _wide_row(model, position if start is None else -1):
+        if start is not None:
+            return _forward(model, ids, start=start).logits[:, -1]
+        return logits(model, ids, last=position == -1)[:, position]
+
+
+@contextmanager
+def _wide_row(model: nn.Module, position: int) -> Iterator[None]:
+    """Inside this block W_U multiplies the state at a position in float32, where the model does in half precision.
+
+    Logits of 8 digits are steps of a sixteenth; two of them that differ by less differ by nothing.
+    """
+    head = _head_of(model)
+
+    def widen(module: nn.Linear, args: tuple[Tensor, ...], gave: Tensor) -> Tensor | None:
+        is_split = hasattr(module.weight, "device_mesh")  # over processes, each of which gives its part
+        if gave.dtype not in (torch.bfloat16, torch.float16) or gave.ndim != 3 or is_split:
+            return None
+        state = args[0][:, position].float()
+        # A float32 copy of a large vocabulary's matrix is not held as a whole.
+        wide = torch.cat([state @ rows.float().T for rows in torch.split(module.weight, ROWS)], -1)
+        rest = gave.float()
+        rest[:, position] = wide if module.bias is None else wide + module.bias.float()
+        return rest
+
+    with hooked([(head.register_forward_hook, widen)] if isinstance(head, nn.Linear) else []):
+        yield
 
 
 def _has_encoder(model: nn.Module) -> bool:

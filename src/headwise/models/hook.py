@@ -126,8 +126,10 @@ def observe(layer: MultiHeadAttention | Watchable, watcher: Handler) -> Iterator
 
 
 @contextmanager
-def attach(handlers: Mapping[Site, Handler]) -> Iterator[None]:
+def attach(handlers: Mapping[Site, Handler], early: bool = False) -> Iterator[None]:
     """Hand every call of these sites to their handlers inside this block; what a handler returns replaces `out`.
+
+    early  of transformers, `out` is what left the attention function: gates and norms before W_O are still to come
 
     Blocks nest: a later handler sees what an earlier one has made of the output. Calls of other threads do not count.
     Raises HeadwiseError at the end of a block in which none of the sites was reached.
@@ -153,7 +155,9 @@ def attach(handlers: Mapping[Site, Handler]) -> Iterator[None]:
             if is_watchable(module):
                 stack.enter_context(observe(module, handler_of(site)))
             else:
-                taps[module] = (ListTap if site.members else Tap)(site, handler_of(site))
+                tap = taps[module] = (ListTap if site.members else Tap)(site, handler_of(site))
+                if early and not site.free:
+                    tap.projection = None
         free = {module: tap for module, tap in taps.items() if tap.site.free}
         # The hooks at W_O, the attention interface, the functions of torch.
         if taps:
