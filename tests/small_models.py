@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import headwise as hw
 from headwise import KVCache, MultiHeadAttention, RoPE
-from headwise.corpus.documents import token_file
+from headwise.corpus.documents import IdTable
 from headwise.corpus.tokens import Tokens
 from headwise.corpus.training import Stream
 from headwise.gpt.gpt import GPT, GPTConfig
@@ -176,7 +176,7 @@ def by_paper(x_bhtd: Tensor, rope: RoPE, positions_bt: Tensor) -> Tensor:
 
 def text_stream(tokens: Tokens, text: str, context: int) -> Stream:
     """A text in memory to learn from."""
-    return Stream(token_file(lambda: ([[tokens.encode(text)]], len(tokens), {})), context)
+    return Stream(IdTable([tokens.encode(text)]), context)
 
 
 def past(answer: Any) -> dict[str, Any]:

@@ -157,12 +157,11 @@ def test_markup_in_names_texts_and_prompts_is_text(invoke: Invoke, tmp_path: Pat
 def test_a_folder_as_data_file(invoke: Invoke, tmp_path: Path) -> None:
     assert_refused(invoke("train", tmp_path, "--out", tmp_path / "out"), "holds no text files")
     (tmp_path / "a.txt").write_text("of one\n" * 20)
-    (tmp_path / "b.jsonl").write_text('{"body": "and of another"}\n' * 20)
-    files = (tmp_path / "a.txt", tmp_path / "b.jsonl")
-    assert_refused(invoke("train", *files, *TINY, "--out", tmp_path / "out"), "line 1 has no field 'text'; it has body")
-    assert invoke("train", *files, *TINY, "--field", "body", "--out", tmp_path / "run").code == 0
+    (tmp_path / "b.txt").write_text("and of another\n" * 20)
+    files = (tmp_path / "a.txt", tmp_path / "b.txt")
+    assert invoke("train", *files, *TINY, "--out", tmp_path / "run").code == 0
     resumed = invoke("train", *reversed(files), "--resume", "--out", tmp_path / "run")
-    assert_refused(resumed, "b.jsonl", "a.txt", "leave it out to resume")
+    assert_refused(resumed, "b.txt", "a.txt", "leave it out to resume")
 
 
 def test_lines_longer_than_the_context_are_cut_in_the_report_too(text: Path, invoke: Invoke, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (place / name).mkdir()
     (place / "t.txt").write_text("the cat sat\n")
     (place / "book.txt").write_text("the dog sat\n")
-    (place / "texts" / "a.jsonl.gz").write_text("")
+    (place / "texts" / "a.md").write_text("")
     for name in ("config.json", "model.safetensors", "report.html", "table.csv"):
         (place / "run" / name).write_text("{}")
     (place / "run" / "run.json").write_text(json.dumps({"settings": {"text": str(place / "book.txt")}}))

@@ -265,8 +265,8 @@ def _too_large(path: str | Path, size: str, most: int) -> HeadwiseError:
     return HeadwiseError(f"{path} has {size} bytes, and headwise reads {most:,} at most; pass a part of it")
 
 
-def read_text(path: str | Path) -> str:
-    """A UTF-8 text, whole, with line ends as \\n and no byte order mark; `-` is standard input.
+def read_text(path: str | Path, blank: bool = False) -> str:
+    """A UTF-8 text, whole, with line ends as \\n and no byte order mark; `-` is standard input. `blank`: may it be?
 
     Raises HeadwiseError for anything else.
     """
@@ -284,7 +284,7 @@ def read_text(path: str | Path) -> str:
         text = data.decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         raise HeadwiseError(f"{path} is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}") from None
-    if not text.strip():
+    if not blank and not text.strip():
         raise HeadwiseError(f"{path} is empty, or holds nothing but white space")
     return text
 

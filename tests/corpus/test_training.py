@@ -12,7 +12,7 @@ from small_models import prose, tiny
 
 from headwise import HeadwiseError
 from headwise.corpus import verbs
-from headwise.corpus.documents import token_file
+from headwise.corpus.documents import IdTable
 from headwise.corpus.sources import Sources
 from headwise.corpus.tokens import Tokens
 from headwise.corpus.training import IGNORED, Documents, Stream, text_corpus, verb_corpus
@@ -22,7 +22,7 @@ from headwise.gpt.train import evaluate
 
 def stream(n: int = 1000, context: int = 7) -> Stream:
     """A stream whose ids count up from 0, so that an id says where it stands."""
-    return Stream(token_file(lambda: ([[range(n)]], n, {})), context)
+    return Stream(IdTable([range(n)]), context)
 
 
 def parts(data: Stream) -> tuple[list[int], list[int]]:

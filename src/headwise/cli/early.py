@@ -40,10 +40,7 @@ def check_model(folder: Path, dtype: str = "auto") -> None:
 
 
 def check_texts(folder: Path, texts: Sequence[str | Path] | None) -> None:
-    """Refuse texts that cannot be read; and no text at all, where no run says what the model was trained on.
-
-    field  the field of a record (.jsonl, .parquet) that holds its text; None for the usual one
-    """
+    """Refuse texts that cannot be read; and no text at all, where no run says what the model was trained on."""
     if not texts:
         require_run(folder)
         return

@@ -71,7 +71,6 @@ def train(
     seed: Annotated[int | None, Option(min=0, max=2**63 - 1)] = None,  # a signed number of 64 bits holds no more
     tokenizer: File = None,
     lines: bool | None = None,
-    field: str | None = None,
     rung: str | None = None,
     samples: Annotated[int | None, Option(min=0, max=10000)] = None,  # the bound is a round one
     out: File = None,  # a folder, or none
@@ -101,13 +100,12 @@ def train(
     with _kept_input(text or [], out, resume, rung) as (texts, out):
         names = [os.path.realpath(text_path(each)) for each in texts]  # a run may be resumed from another folder
         if names:
-            Sources(list(map(Path, names)), field)  # refuses what is not there, before torch is loaded
+            Sources(list(map(Path, names)))  # refuses what is not there, before torch is loaded
         options = {  # fields of `Settings`; what is None was not asked for, and a run that is resumed keeps its own
             "preset": preset,
             "text": tuple(names) if len(names) > 1 else next(iter(names), None),  # run.json has one as a string
             "tokenizer": None if tokenizer is None else os.path.realpath(tokenizer),
             "lines": lines,
-            "field": field,
             "seed": seed,
             "steps": steps,
             "shape": {name: value for name, value in sizes.items() if value is not None},
@@ -328,7 +326,7 @@ def training_progress(page: Live | None = None) -> Iterator[tuple[Callable[[Trai
 
 SHOWN = 5  # losses of the first and of the last steps that are printed
 # Options that a replay cannot honour: in all of them it is as microgpt. Heads, layers, seed and steps may be others.
-FIXED = ["tokenizer", "lines", "field", "accumulate"]
+FIXED = ["tokenizer", "lines", "accumulate"]
 FIXED += ["n_kv_heads", "head_dim", "latent_dim", "rope_dim", "d_model", "context"]
 
 

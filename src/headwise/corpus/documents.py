@@ -1,18 +1,7 @@
 """Texts as documents of ids that fit a model: files and folders of text, a text given in full, or ids.
 
 Everything that reads a text for a model that is there goes through `read_documents` or `encoded`; what a model is
-trained on is read in `training`. Documents of ids may lie in a file that is mapped into memory (`TokenFile`): a corpus
-takes no more of it than what is read just now.
-
-    ids      2 bytes each for a vocabulary of up to 65,536 tokens, else 4; then zeros up to a multiple of 8
-    ends     8 bytes each: 0, and of every document the number of ids up to its end
-    facts    JSON: the numbers of ids, of documents and of bytes an id, and what the maker adds
-    8 bytes  the length of the facts
-    digest   32 bytes, the SHA-256 of all before
-
-The bytes of a number in `ids` and `ends` stand in the order of this machine: the file is for it alone.
-
-That of a large text is made once, and kept in the folder that HEADWISE_CACHE names, ~/.cache/headwise by default.
+trained on is read in `training`. A text is read once, and its documents of ids lie in memory (`Documents`).
 
 Of some texts it is known what belongs together (`Relations`): of the verb corpus, of a file, of a bench. A relation is
 a set of pairs of spans of tokens, those that look and those that they should look at: a verb and its pronoun, a noun
@@ -22,20 +11,13 @@ and its determiner, a bracket and the one that it closes.
 from __future__ import annotations
 
 import itertools
-import json
-import mmap
-import os
-import shutil
 import sys
-import tempfile
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from hashlib import sha256
-from operator import itemgetter
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +25,7 @@ import torch
 from torch import Tensor
 
 from headwise.corpus import verbs
-from headwise.corpus.sources import Progress, Sources, contents
+from headwise.corpus.sources import Progress, Sources, contents, pieces
 from headwise.corpus.tokens import (
     LARGEST_ID,
     Ids,
@@ -54,39 +36,28 @@ from headwise.corpus.tokens import (
     unknown_note,
 )
 from headwise.errors import HeadwiseError
-from headwise.files import Kept, check_file, packaged, read_json, read_text, write_whole
+from headwise.files import packaged, read_json, read_text
 from headwise.words import Note
 
-READ = 2**20  # bytes at a time
-DIGEST = 32  # bytes
-LARGE = 2**24  # bytes of a text from which on its tokens are kept; a smaller one is read again; a round choice
-FORMAT = 3  # a part of the names of files that are kept: one more with each change of how a text becomes documents
 BATCH = 4096  # tokens that run together at most; a round choice: more take more memory, few are slower a token
 RARE = 0.1  # the rarest tenth of a document's keys are its rare tokens; a round choice
 
 Ints = npt.NDArray[np.int64]
-# Documents, each of one or more pieces of ids; a number that all ids are below; facts for the end of the file.
-Contents = tuple[Iterable[Iterable[Ids]], int, dict[str, Any]]
 
 
-class TokenFile(Sequence[list[int]]):
-    """The documents of a file of tokens, which stays mapped when it is closed. A damaged one raises HeadwiseError."""
+class IdTable(Sequence[list[int]]):
+    """Documents of ids in one array of 4 bytes an id."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        length = file.seek(0, os.SEEK_END) - DIGEST
-        digest = sha256()
-        file.seek(0)
-        for start in range(0, length, READ):
-            digest.update(file.read(min(READ, length - start)))
-        if file.read() != digest.digest():
-            raise HeadwiseError("a file of tokens is damaged: its contents are not those that were written to it")
-        self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        end = length - 8  # of the facts; their length stands behind them
-        self.facts = json.loads(self._map[end - int.from_bytes(self._map[end:length], "little") : end])
-        self.n_ids, width = self.facts["ids"], self.facts["width"]  # width: bytes an id
-        self._ids = np.frombuffer(self._map, f"u{width}", self.n_ids)
-        n_bytes = self.n_ids * width
-        self._ends = np.frombuffer(self._map, "i8", self.facts["documents"] + 1, n_bytes + _padding(n_bytes))
+    def __init__(self, documents: Iterable[Ids]) -> None:
+        whole, ends = array("i"), [0]
+        for ids in documents:
+            whole.extend(ids)
+            ends.append(len(whole))
+        self._ids, self._ends = np.array(whole, np.int32), np.array(ends)
+
+    @property
+    def n_ids(self) -> int:
+        return len(self._ids)
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -95,91 +66,23 @@ class TokenFile(Sequence[list[int]]):
         if isinstance(number, slice):
             return [self[n] for n in range(*number.indices(len(self)))]
         place = range(len(self))[number]  # which counts negative ones from the end, and refuses what is outside
-        return self.take(slice(*self._ends[place : place + 2])).tolist()
+        return self._ids[slice(*self._ends[place : place + 2])].tolist()
 
     def spans(self, numbers: Sequence[int] | Ints) -> tuple[Ints, Ints]:
-        """Of documents the places of their first ids in the whole file, and their lengths."""
+        """Of documents the places of their first ids in the whole table, and their lengths."""
         places = np.asarray(numbers, np.int64)
-        starts: Ints = self._ends[places]
-        return starts, self._ends[places + 1] - starts
+        return self._ends[places], self._ends[places + 1] - self._ends[places]
 
     def take(self, places: Ints | slice) -> Ints:
-        """The ids at these places of the whole file, in the shape of the places."""
-        ids = self._ids[places].astype(np.int64)
-        # They are a copy, so the pages may go: else all that were ever read count as memory of this process. Not all
-        # systems have the call.
-        if hasattr(mmap, "MADV_DONTNEED"):
-            self._map.madvise(mmap.MADV_DONTNEED)
-        return ids
-
-
-def token_file(make: Callable[[], Contents], key: str = "", size: int = 0) -> TokenFile:
-    """What `make` gives, in a file without a name; with a key that determines it, in one that is kept and found again.
-
-    size  bytes, about: where the disk has no room for them, that is said before the work; only asked with a key
-    """
-    if not key:
-        with tempfile.TemporaryFile() as new:
-            new.writelines(_bytes(make()))
-            return TokenFile(new)
-    folder = Path(os.environ.get("HEADWISE_CACHE", "~/.cache/headwise")).expanduser()
-    path, lock = folder / f"{key}.tokens", folder / f"{key}.lock"
-    for file in filter(Path.exists, (path, lock)):
-        check_file(file)  # a pipe of that name would be opened, and wait for ever
-    with Kept(folder, [path.name], wait=True, lock=lock.name):  # of several processes one makes it
-        with suppress(FileNotFoundError, HeadwiseError), path.open("rb") as there:
-            return TokenFile(there)
-        # There is none, or a damaged one: it is made anew.
-        if size > (free := shutil.disk_usage(folder).free):
-            raise HeadwiseError(
-                f"the tokens of this text take about {size:,} bytes, and {folder} has {free:,} free; make room, or "
-                f"name another folder with HEADWISE_CACHE"
-            )
-        write_whole(path, _bytes(make()))
-        with path.open("rb") as made:
-            return TokenFile(made)
-
-
-def _padding(n_bytes: int) -> int:
-    """Bytes up to the next multiple of 8, where numbers of 8 bytes may begin."""
-    return -n_bytes % 8
-
-
-def _bytes(contents: Contents) -> Iterator[bytes]:
-    """The bytes of a file of tokens."""
-    digest = sha256()
-    for data in _parts(contents):
-        digest.update(data)
-        yield data
-    yield digest.digest()
-
-
-def _parts(contents: Contents) -> Iterator[bytes]:
-    """What stands before the digest. The maker may add to the facts until the last document is given."""
-    documents, vocab_size, facts = contents
-    width = 2 if vocab_size <= 2**16 else 4
-    count = n_documents = 0
-    with tempfile.TemporaryFile() as ends:  # they come after all ids, and may be too many for memory as well
-        ends.write(bytes(8))  # the 0 where the first document begins
-        for pieces in documents:
-            for ids in pieces:
-                yield np.array(ids, f"u{width}").tobytes()
-                count += len(ids)
-            ends.write(count.to_bytes(8, sys.byteorder))
-            n_documents += 1
-        yield bytes(_padding(count * width))
-        ends.seek(0)
-        while data := ends.read(READ):
-            yield data
-    text = json.dumps({**facts, "ids": count, "documents": n_documents, "width": width}).encode()
-    yield text + len(text).to_bytes(8, "little")
+        """The ids at these places of the whole table, in the shape of the places."""
+        return self._ids[places].astype(np.int64)
 
 
 @dataclass
 class Text:
     """Documents as ids, and what is known about their tokens."""
 
-    documents: Sequence[Ids]  # what is passed may be any iterable; from then on it is a TokenFile, on the disk
+    documents: Sequence[Ids]  # what is passed may be any iterable; from then on it is an IdTable
     shown: Callable[[Ids], tuple[str, ...]]  # ids as a reader should see them
     specials: frozenset[int] = frozenset()  # ids that stand for no text
     frame: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))  # ids before and after each document
@@ -191,9 +94,8 @@ class Text:
     about: tuple[str, ...] = ()  # what a reader of any number on it must know
 
     def __post_init__(self) -> None:
-        if not isinstance(self.documents, TokenFile):
-            documents = ([ids] for ids in self.documents if len(ids) > 1)  # in one nothing looks back or is predicted
-            self.documents = token_file(lambda: (documents, LARGEST_ID, {}))  # the vocabulary is not known here
+        if not isinstance(self.documents, IdTable):
+            self.documents = IdTable(ids for ids in self.documents if len(ids) > 1)  # in one nothing is predicted
         if not len(self.documents):
             raise HeadwiseError("the text has no document of two tokens or more; pass a longer one")
         self.counts = Counter(itertools.chain.from_iterable(self.documents))
@@ -241,8 +143,8 @@ def read_documents(
     tokens  cut every text into documents of this many tokens; None cuts those that are longer than the model takes
     most    stop after this many documents; None takes all
 
-    The documents of large files are kept and found again; `about` says what was cut, and what is unknown. Raises
-    HeadwiseError when a text has no tokens, or holds what the vocabulary lacks and has no token for.
+    `about` says what was cut, and what is unknown. Raises HeadwiseError when a text has no tokens, or holds what the
+    vocabulary lacks and has no token for.
     """
     tokenizer = require_tokens(reader)
     before, after = tokenizer.frame
@@ -257,9 +159,8 @@ def read_documents(
     facts = {"cut": 0, "unknown": 0, "characters": 0}  # texts that were cut; unknown characters, and all
 
     def documents() -> Iterator[list[int]]:
-        # A text comes in pieces, each as (name of its text, piece); pieces of one name follow one another.
-        for _, pieces in itertools.groupby(itertools.chain(files, typed), itemgetter(0)):
-            parts = cut((encoded(reader, piece, facts) for _, piece in pieces), room - in_frame)
+        for whole in itertools.chain(files, typed):
+            parts = cut((encoded(reader, piece, facts) for piece in pieces(whole)), room - in_frame)
             # Two are drawn at once: its second part shows that a text is cut, even where `most` ends at its first.
             first = list(itertools.islice(parts, 2))
             if tokens is None and len(first) == 2:  # with `tokens` it was asked for
@@ -267,18 +168,11 @@ def read_documents(
             for ids in itertools.chain(first, parts):
                 yield [*before, *ids, *after]
 
-    # A document is one piece here. One of a single id is left out, though `most` counts it: without a frame the last
-    # part of a text may be one.
-    stored = ([ids] for ids in itertools.islice(documents(), most) if len(ids) > 1)
-    # Without a key nothing is kept: of small texts, of the first few documents, and where a tokenizer has no digest.
-    digest = tokenizer.digest() if most is None and not typed and files.size >= LARGE else ""
-    key = files.key(FORMAT, digest, before, after, tokens, context) if digest else ""
-    # With LARGEST_ID as its bound an id takes 4 bytes. It stands for about four of the text, so the sizes are alike.
-    read = token_file(lambda: (stored, LARGEST_ID, facts), key, files.size)
-    text = text_of(reader, read, sources)
-    if read.facts["cut"]:
-        text.about = (Note.of("note.cut", count=read.facts["cut"], context=f"{context:,}", model=reader.name),)
-    text.about += unknown_note(tokenizer, read.facts["unknown"], read.facts["characters"])
+    # One of a single id is left out, though `most` counts it: without a frame the last part of a text may be one.
+    text = text_of(reader, IdTable(ids for ids in itertools.islice(documents(), most) if len(ids) > 1), sources)
+    if facts["cut"]:
+        text.about = (Note.of("note.cut", count=facts["cut"], context=f"{context:,}", model=reader.name),)
+    text.about += unknown_note(tokenizer, facts["unknown"], facts["characters"])
     return text
 
 

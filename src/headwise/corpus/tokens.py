@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
 
 from tokenizers import Encoding, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from headwise.errors import HeadwiseError
-from headwise.files import MOST_JSON, read_bytes, read_json, read_text
+from headwise.files import read_text
 from headwise.words import Note
 
-MOST_GROWTH = 1000  # times that a tokenizer file may lengthen a text; a round number: one that prepends a "▁" has 1
-# Characters that may come of a text where the file lengthens texts. At some 400 bytes that the library takes for each
-# they are 1.7 GB; where there is less memory the library ends the whole process.
-MOST_GROWN = 1 << 22
-LARGEST_ID = 10**7  # of a token. To write a file the library lists every id that is missing below the largest: 40 MB
-LARGE = re.compile(rb":\s*\d{8}")  # in the file an id from 10^7 on has eight digits or more
+LARGEST_ID = 10**7  # of a token: far above any vocabulary
 Ids = Sequence[int]  # tokens of a text, by their numbers
 _ANY = r"[\s\S]"  # any character; "." would leave out the line end
 # How a file writes the ways to split that `Tokens.words` and `Tokens.characters` set: its kind is told by them.
@@ -57,9 +50,6 @@ class TextTokens(Protocol):
 
     def shown(self, ids: Ids) -> tuple[str, ...]:
         """Each id as a reader should see it, one by one."""
-
-    def digest(self) -> str:
-        """A hash of the tokenizer: with the same one a text gives the same ids. "" where it cannot be made."""
 
 
 class Reader(Protocol):
@@ -120,13 +110,10 @@ def tokenising() -> Iterator[None]:
 
 
 class Tokens:
-    """A tokenizer with a fixed vocabulary: characters, words, or any `tokenizer.json`.
+    """A tokenizer with a fixed vocabulary: characters, words, or any `tokenizer.json`; the one passed in is changed."""
 
-    `growth` is how many times longer it may make a text. The tokenizer that is passed in is changed.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, growth: int = 1) -> None:
-        self._tokenizer, self._growth = tokenizer, growth
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
         tokenizer.no_padding()
         tokenizer.no_truncation()  # what a file says of batches would cut texts short
         tokenizer.encode_special_tokens = True  # a boundary typed by the user is ordinary text
@@ -172,7 +159,6 @@ class Tokens:
     @classmethod
     def from_file(cls, path: str | Path) -> Tokens:
         """A `tokenizer.json`."""
-        check_ids(path)  # before the library reads it: a process without memory cannot be rescued
         layout = read_text(path)
         try:
             tokenizer = Tokenizer.from_str(layout)
@@ -180,7 +166,7 @@ class Tokens:
             raise HeadwiseError(f"{path} is no tokenizer file of the tokenizers library: {error}") from None
         if not tokenizer.get_vocab_size():
             raise HeadwiseError(f"{path} is a tokenizer without a token")
-        return cls(tokenizer, growth_of(tokenizer, path))
+        return cls(tokenizer)
 
     def __len__(self) -> int:  # the rows that a model's embedding needs: a vocabulary may leave ids out
         return max(self.vocabulary.values(), default=-1) + 1
@@ -188,9 +174,6 @@ class Tokens:
     def to_json(self) -> str:
         """The content of `tokenizer.json`."""
         return str(self._tokenizer.to_str(pretty=True))
-
-    def digest(self) -> str:
-        return sha256(self.to_json().encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text, without boundaries. Raises HeadwiseError naming what is not in the vocabulary."""
@@ -212,7 +195,6 @@ class Tokens:
         return list(self._read(text).offsets)
 
     def _read(self, text: str) -> Encoding:
-        check_growth(text, self._growth)
         with tokenising():
             return self._tokenizer.encode(text, add_special_tokens=False)
 
@@ -252,49 +234,6 @@ class Tokens:
         listed = " ".join(repr(token)[1:-1] for token in known[:40])  # repr, no quotes: a line end shows as \n
         rest = " ..." if len(known) > 40 else ""
         return HeadwiseError(f"the model has not seen the {kind} {some}; it knows {len(known)}: {listed}{rest}")
-
-
-def check_growth(text: str, growth: int) -> None:
-    """Refuse a text that might fill the memory: `growth` times longer it has more than MOST_GROWN characters."""
-    if growth > 1 and len(text) * growth > MOST_GROWN:
-        raise HeadwiseError(
-            f"the tokenizer may make {len(text) * growth:,} characters of {len(text):,}, and {MOST_GROWN:,} are "
-            f"allowed; pass a shorter text, or another tokenizer"
-        )
-
-
-def check_ids(path: str | Path) -> None:
-    """Refuse a `tokenizer.json` with ids for which the library would take all memory, before it reads the file."""
-    if not LARGE.search(read_bytes(path, MOST_JSON)):  # nearly always; then only the library parses these megabytes
-        return
-    try:
-        numbers = read_json(path)["model"]["vocab"].values()
-    except (KeyError, TypeError, AttributeError):  # no vocabulary, or a list, whose places are its ids
-        return
-    if large := [i for i in numbers if isinstance(i, int) and i > LARGEST_ID]:
-        raise HeadwiseError(f"{path} gives a token the id {max(large):,}, and {LARGEST_ID:,} is the largest read")
-
-
-def growth_of(tokenizer: Tokenizer, path: str | Path) -> int:
-    """How many times longer a tokenizer may make a text before it is split into tokens.
-
-    Raises HeadwiseError, which names `path`, for more than MOST_GROWTH times, here or when ids become text again.
-    """
-    for part in ("decoder", "normalizer"):  # the normalizer last: its growth is what is returned
-        module = getattr(tokenizer, part)
-        growth = 1
-        steps = [] if module is None else [json.loads(module.__getstate__())]  # as the file has it
-        while steps:
-            step = steps.pop()
-            # One that replaces puts `content` for what may be a single character; one that prepends puts `prepend`
-            # before what may be a text of one. The growths of all steps are multiplied.
-            growth *= max(1, len(str(step.get("content", ""))), len(str(step.get("prepend", ""))))
-            steps += [*step.get("normalizers", ()), *step.get("decoders", ())]  # of a sequence of steps
-        if growth > MOST_GROWTH:
-            raise HeadwiseError(
-                f"{path}: its {part} may make a text {growth:,} times longer, and at most {MOST_GROWTH:,} are allowed"
-            )
-    return growth
 
 
 def _word_level(distinct: Sequence[str], boundary: bool) -> Tokenizer:

@@ -1,7 +1,4 @@
-"""What a model learns from and what it is tested on: a stream of tokens, or documents one line each.
-
-Both lie in a file of tokens that is mapped into memory, so that they may be as large as the disk.
-"""
+"""What a model learns from and what it is tested on: a stream of tokens, or documents one line each."""
 
 from __future__ import annotations
 
@@ -11,16 +8,15 @@ from functools import lru_cache
 from hashlib import sha256
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from headwise.corpus import verbs
-from headwise.corpus.documents import LARGE, Contents, Ints, TokenFile, token_file
+from headwise.corpus.documents import IdTable, Ints
 from headwise.corpus.ngram import NGramModel, best_order, ngram_losses
-from headwise.corpus.sources import Sources
+from headwise.corpus.sources import Sources, pieces
 from headwise.corpus.tokens import Tokens
 from headwise.errors import HeadwiseError
 
@@ -30,11 +26,9 @@ EXAMPLE_TOKENS = 48  # of a stream so many held-out ones are shown as an example
 HELD_OUT_TOKENS = 100_000  # about so many are scored at most, evenly spread over the held-out part
 # That n-grams count at most, and are scored on: a million tokens take about 2 s, and tables of 150 MB.
 NGRAM_TOKENS, NGRAM_SCORED = 2**22, 2**19
-MOST_SHUFFLED = 2**20  # lines, whose numbers fit into 8 MB; of more a batch is drawn without putting all in order
-FORMAT = 1  # a part of the names of files that are kept: one more with each change of how a text becomes ids
 
 Batch = tuple[Tensor, Tensor]  # inputs (B,T), targets (B,T): what follows each input
-Parts = tuple[Ints, Ints] | tuple[range, range]  # the numbers of the lines to train on, and of those held out
+Parts = tuple[Ints, Ints]  # the numbers of the lines to train on, and of those held out
 
 
 class Stream:
@@ -43,7 +37,7 @@ class Stream:
     `digest` is a hash of the text, by which a run that is resumed sees that it has the same one.
     """
 
-    def __init__(self, ids: TokenFile, context: int, digest: str = "") -> None:
+    def __init__(self, ids: IdTable, context: int, digest: str = "") -> None:
         self._ids, self._cut = ids, int(ids.n_ids * (1 - HELD_OUT_SHARE))  # where the held-out part begins
         self.context, self.digest = context, digest
         for name, length in (("training", self._cut), ("held-out", ids.n_ids - self._cut)):
@@ -84,14 +78,14 @@ class Documents:
     """Lines between boundaries; a batch is a set of different lines, each cut after context + 1 tokens, padded.
 
     lines   their ids
-    parts   the numbers of those to train on and of those held out: drawn ones, or ranges where lines keep their order
+    parts   the numbers of those to train on and of those held out
     digest  a hash of the lines, by which a run that is resumed sees that it has the same ones
     mark    such as "=": of a held-out line only what follows the first of it counts; None counts all
     n_ways  ways to write a line: at its number and behind it stand so many, of one length; a draw takes one of them
     """
 
     def __init__(
-        self, tokens: Tokens, lines: TokenFile, parts: Parts, context: int, digest: str, mark: str | None, n_ways: int
+        self, tokens: Tokens, lines: IdTable, parts: Parts, context: int, digest: str, mark: str | None, n_ways: int
     ) -> None:
         train, held_out = parts
         if not len(train) or not len(held_out):
@@ -122,16 +116,13 @@ class Documents:
         n_ways = max(map(len, written), default=1)
         # A line with fewer ways repeats them, so that each line has n_ways places; the held-out ones have one each.
         texts = [text for each in written for text in islice(cycle(each), n_ways)] + list(held_out)
-        lines = token_file(lambda: (([tokens.document(text)] for text in texts), len(tokens), {}))
+        lines = IdTable(map(tokens.document, texts))
         parts = np.arange(0, len(train) * n_ways, n_ways), np.arange(len(train) * n_ways, len(texts))
         return cls(tokens, lines, parts, context, _digest(train, held_out), scored_after, n_ways)
 
     def batch(self, generator: torch.Generator, size: int) -> Batch:
-        if (n := len(self._train)) <= MOST_SHUFFLED:
-            chosen = torch.randperm(n, generator=generator)[:size]  # different ones; all of them where size > n
-        else:  # one may come twice
-            chosen = torch.randint(n, (size,), generator=generator)
-        numbers = np.array([self._train[i] for i in chosen.tolist()])
+        chosen = torch.randperm(len(self._train), generator=generator)[:size]  # different ones; all where size is more
+        numbers = self._train[chosen.numpy()]
         if self._n_ways > 1:
             numbers += torch.randint(self._n_ways, chosen.shape, generator=generator).numpy()
         return self._padded(numbers)
@@ -165,18 +156,13 @@ class Documents:
         """How many tokens do not count: the first boundary, or all up to the first mark."""
         return 1 if self._mark is None else ids.index(self._mark) + 1
 
-    def _some(self, part: Ints | range, limit: int) -> Ints:
-        """The numbers of lines of a part, about `limit` tokens of them: the first, or evenly spread ones of a range.
-
-        The lines of an array were drawn, so that its first are any; in a range neighbours may resemble each other.
-        """
+    def _some(self, part: Ints, limit: int) -> Ints:
+        """The numbers of lines of a part, about `limit` tokens of them: the first, which were drawn as any other."""
         first = part[:limit]  # from these the mean length of a line is taken
         n_tokens = int(np.minimum(self._lines.spans(first)[1], self.context + 1).sum())
         if n_tokens <= limit and len(first) == len(part):
-            return np.asarray(part)  # all of them
-        count = max(1, limit * len(first) // n_tokens)
-        spread = part[:: max(1, len(part) // count)] if isinstance(part, range) else part
-        return np.asarray(spread)[:count]
+            return part
+        return part[: max(1, limit * len(first) // n_tokens)]
 
     def _cut(self, numbers: Iterable[int]) -> list[list[int]]:  # the ids of lines, as much as is read of each
         return [self._lines[int(number)][: self.context + 1] for number in numbers]
@@ -227,57 +213,28 @@ def verb_corpus(seed: int, context: int, core: bool = False) -> Corpus:
 def text_corpus(
     text: Sources, lines: bool, context: int, seed: int, tokenizer: Path | None = None, hold_out: bool = True
 ) -> Corpus:
-    """Files of text: a stream, or a document a line or record; characters, or a tokenizer file's tokens.
+    """Files of text: a stream, or a document a line; characters, or a tokenizer file's tokens.
 
-    Of lines a tenth is drawn and held out; of more than MOST_SHUFFLED the last tenth, as of a stream.
+    Of lines a tenth is drawn and held out, of a stream the last tenth.
 
-    lines     is each line or record a document? Without it the text is one stream
+    lines     is each line a document? Without it the text is one stream
     seed      draws which lines are held out; a stream does not ask
     hold_out  of lines, is a tenth kept from training? Without it all of them are learned from, and looked at afterwards
     """
-    known = None if tokenizer is None else Tokens.from_file(tokenizer)
-    stored = _stored(text, lines, known)
-    # Without a tokenizer file the vocabulary is the characters of the text, which reading it has gathered.
-    tokens, digest = known or Tokens.characters(stored.facts["characters"], boundary=lines), stored.facts["digest"]
+    whole = text.text()
+    tokens = Tokens.characters(whole, boundary=lines) if tokenizer is None else Tokens.from_file(tokenizer)
     if not lines:
-        stream = Stream(stored, context, digest)
+        ids = IdTable([[i for piece in pieces(whole) for i in tokens.encode(piece)]])
+        stream = Stream(ids, context, sha256(whole.encode()).hexdigest())
         return Corpus(text.name, tokens, stream, tokens.decode(stream.held_out_documents(1)[0][:EXAMPLE_TOKENS]))
-    n = len(stored)
-    order: Any = range(n)
-    if hold_out and n <= MOST_SHUFFLED:
+    documents = [line for each in whole.splitlines() if (line := each.strip())]
+    stored, n = IdTable(map(tokens.document, documents)), len(documents)
+    order = np.arange(n)
+    if hold_out:
         order = torch.randperm(n, generator=torch.Generator().manual_seed(seed)).numpy()
     cut = int(n * (1 - HELD_OUT_SHARE))
     train, held_out = (order[:cut], order[cut:]) if hold_out else (order, order)
-    if text.size < LARGE:  # in the order of the split, as runs of earlier versions have it
-        documents = list(text.lines())
-        digest = _digest((documents[i] for i in train), (documents[i] for i in held_out))
+    digest = _digest((documents[i] for i in train), (documents[i] for i in held_out))
     data = Documents(tokens, stored, (train, held_out), context, digest, None, 1)
     # [1:-1]: between its boundaries. context - 1: with the boundary before it, it fits into the context.
     return Corpus(text.name, tokens, data, tokens.decode(stored[int(held_out[0])][1:-1][: context - 1]))
-
-
-def _stored(text: Sources, lines: bool, known: Tokens | None) -> TokenFile:
-    """The ids of a text; of a large one those that are kept, if it was read before.
-
-    Its facts are the distinct "characters" of the text, none with a tokenizer that is `known`, and its "digest".
-    """
-
-    def make() -> Contents:
-        texts, digest, characters = text.lines if lines else text.stream, sha256(), set[str]()
-        for piece in () if known else texts():  # once through the text for its characters, and once for its ids
-            characters.update(piece)
-        tokens = known or Tokens.characters("".join(characters), boundary=lines)
-        facts = {"characters": "".join(characters)}
-
-        def encoded() -> Iterator[list[int]]:
-            for piece in texts():
-                digest.update(piece.encode() + b"\n" * lines)  # without lines the pieces have their line ends
-                yield tokens.document(piece) if lines else tokens.encode(piece)
-            facts["digest"] = digest.hexdigest()  # after the last piece; the facts are written behind the ids
-
-        # A line is a document of one piece; a stream is one document of many pieces.
-        return ([ids] for ids in encoded()) if lines else [encoded()], len(tokens), facts
-
-    key = text.key(FORMAT, lines, known and known.to_json()) if text.size >= LARGE else ""
-    # About the bytes on the disk, at 2 an id: a byte of text is a character, or the fourth part of a token.
-    return token_file(make, key, text.size // 2 if known else 2 * text.size)

@@ -67,7 +67,6 @@ class Settings:
     seed: int = 0
     steps: int | None = None  # None takes the recipe's
     shape: dict[str, Any] = dataclasses.field(default_factory=dict)  # fields of GPTConfig that differ from the preset
-    field: str | None = None  # of the records of .jsonl and .parquet the one with the text; None takes "text"
     replay: str | None = None  # the rung on which microgpt was replayed: it learned from all lines and held none out
 
     @property
@@ -97,7 +96,7 @@ class Settings:
             shape |= {"n_kv_heads": None, "qk_norm": False} | self.shape
         GPTConfig(vocab_size=1, **shape)  # a wrong shape is said before a long text is read
         if self.text is None:
-            for option in ("tokenizer", "lines", "field"):
+            for option in ("tokenizer", "lines"):
                 if getattr(self, option) is not None:
                     raise HeadwiseError(
                         f"{option}= describes a text file; pass one, or leave it out for the verb corpus"
@@ -106,7 +105,7 @@ class Settings:
         else:
             lines = preset.lines if self.lines is None else self.lines
             tokenizer = None if self.tokenizer is None else Path(self.tokenizer)
-            text = Sources(self.paths, self.field, progress)
+            text = Sources(self.paths, progress)
             corpus = text_corpus(text, lines, shape["context"], self.seed, tokenizer, hold_out=self.replay is None)
         return corpus, GPTConfig(vocab_size=len(corpus.tokens), **shape), recipe
 

@@ -461,15 +461,13 @@ def train(
     *,
     lines: bool | None = None,
     tokenizer: str | Path | None = None,
-    field: str | None = None,
     **shape: int,
 ) -> GPT:
     """Train a small GPT and return it in eval mode, with its tokenizer known to `generate`, `survey` and the others.
 
     Args:
-        text: the path of a UTF-8 text of any size, of .jsonl or .parquet, each perhaps packed (.gz, .zst), of a
-            folder of them, or several; "tale", a little book; a string with a line break is the text itself;
-            None: the built-in verb corpus
+        text: the path of a UTF-8 text, of a folder of them, or several; "tale", a little book; a string with a line
+            break is the text itself; None: the built-in verb corpus
         preset: verbs, microgpt, nanogpt, fast, book, llama or course
         out: a new folder for the run, as `headwise train --out` writes it; None keeps nothing on the disk
         steps: updates of the weights; None takes the preset's
@@ -477,7 +475,6 @@ def train(
             machine
         lines: each line is a document of its own; None takes the preset's way
         tokenizer: the path of a tokenizer.json; None: characters, or words for the verb corpus
-        field: of the records of .jsonl and .parquet the one that holds the text; None: text
         **shape: fields of `GPTConfig` that differ from the preset, such as n_heads=8
 
     Raises:
@@ -493,7 +490,7 @@ def train(
         files = tuple(str(text_path(path).absolute()) for path in paths)
         texts = files if len(files) > 1 else next(iter(files), None)  # settings.json has a list, one path or null
         tokenizer_file = None if tokenizer is None else str(tokenizer)
-        settings = Settings(preset, texts, tokenizer_file, lines, seed, steps, shape, field)
+        settings = Settings(preset, texts, tokenizer_file, lines, seed, steps, shape)
         film = None if out is None else Film  # a folder that is deleted at once needs no film
         run_training(folder, settings, lambda progress: None, resume=False, n_samples=0, film=film)
         model, tokens = load_run(folder)

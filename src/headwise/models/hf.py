@@ -9,7 +9,6 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -30,7 +29,7 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import logging
 
-from headwise.corpus.tokens import BOUNDARY, check_growth, check_ids, growth_of, tokenising
+from headwise.corpus.tokens import BOUNDARY, tokenising
 from headwise.errors import HeadwiseError
 from headwise.families import check_folder
 from headwise.files import check_regular, read_json
@@ -249,16 +248,11 @@ class FolderTokens:
 
     def __init__(self, source: Any) -> None:
         self._tokenizer = source
-        self._growth = 1  # how many times longer it may make a text
         if isinstance(source, Path):
             check_regular(source)
             failure = f"the tokenizer of {source} does not load"
             with _loading(source / "tokenizer_config.json", failure, "; pass ids="):
-                if (source / "tokenizer.json").exists():
-                    check_ids(source / "tokenizer.json")
                 self._tokenizer = AutoTokenizer.from_pretrained(source, **LOCAL)
-                if self._tokenizer.is_fast:
-                    self._growth = growth_of(self._tokenizer.backend_tokenizer, source / "tokenizer.json")
         # The token between documents, where this is a run folder of our own, read as any other; else None.
         if self._tokenizer.is_fast:  # it looks one token up; get_vocab would copy the whole vocabulary
             boundary = self._tokenizer.backend_tokenizer.token_to_id(BOUNDARY)
@@ -287,7 +281,6 @@ class FolderTokens:
 
     # What the methods give is said in `corpus/tokens.TextTokens`.
     def encode(self, text: str) -> list[int]:
-        check_growth(text, self._growth)
         with _quiet(), tokenising():  # a text longer than the model is cut into documents later
             return list(self._tokenizer(text, add_special_tokens=False).input_ids)
 
@@ -311,11 +304,6 @@ class FolderTokens:
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
-
-    def digest(self) -> str:
-        if not self._tokenizer.is_fast:
-            return ""
-        return sha256(self._tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
 
     def shown(self, ids: Sequence[int]) -> tuple[str, ...]:
         shown = []

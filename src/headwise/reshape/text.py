@@ -25,7 +25,7 @@ from headwise.corpus.sources import Sources, exists
 from headwise.corpus.tokens import require_tokens, unknown_note
 from headwise.corpus.training import HELD_OUT_SHARE
 from headwise.errors import HeadwiseError
-from headwise.files import MOST_TEXT, read_text, text_path
+from headwise.files import read_text, text_path
 from headwise.gpt.presets import find_preset
 from headwise.gpt.run import read_run
 from headwise.models.lineage import require_run
@@ -110,13 +110,8 @@ def read_calibration(
         run = read_run(require_run(folder.path))  # None for a folder that is no run, which `require_run` refuses
         assert run is not None
         settings, name = run.settings, "the text of the run"
-        sources = Sources(settings.paths, settings.field)
-        if sources.size > MOST_TEXT:
-            raise HeadwiseError(
-                f"{name} has {sources.size:,} bytes, and {MOST_TEXT:,} are read here; pass a part of it"
-            )
         if settings.paths:
-            text = "".join(sources.stream())
+            text = Sources(settings.paths).text()
         else:  # a run without files learned from the verb corpus, drawn by its seed
             built_in = verbs.corpus(settings.seed, core=find_preset(settings.preset).core)
             lines = built_in.train_lines, built_in.held_out_lines
