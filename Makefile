@@ -50,7 +50,7 @@ bench: $(VENV)/.bench
 models: $(VENV)/.tests
 	$(BIN)/python examples/models.py
 
-# How large each room is in nodes of the syntax tree, and how thick its lines lie; `tests/measure.py --list` has the names.
+# How large each room is in nodes of the syntax tree.
 measure: $(VENV)/.tests
 	@$(BIN)/python tests/measure.py
 

@@ -1,4 +1,4 @@
-"""How large the package is, room by room, and how thick its lines lie: what `make measure` prints, and CI holds.
+"""How large the package is, room by room: what `make measure` prints, and CI holds.
 
 Nodes of Python's syntax tree are counted, not lines: a short line that must be read twice is longer than three lines.
 """
@@ -8,8 +8,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
-import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,9 +17,7 @@ import headwise
 
 SOURCE = Path(headwise.__file__).parent
 TESTS = Path(__file__).parent
-LONG = 60  # lines of a function that is listed as long
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 
 
@@ -29,22 +26,12 @@ class Size:
     """What is counted in a room, or in all of them."""
 
     files: int = 0
-    lines: int = 0
     nodes: int = 0
-    long_functions: list[str] = field(default_factory=list)
-    conditional_expressions: int = 0
-    comprehensions: int = 0
-    single_callers: list[str] = field(default_factory=list)  # private functions that one place calls
     circles: list[list[str]] = field(default_factory=list)  # modules that import one another, directly or not
 
     def add(self, other: Size) -> None:
         self.files += other.files
-        self.lines += other.lines
         self.nodes += other.nodes
-        self.long_functions += other.long_functions
-        self.conditional_expressions += other.conditional_expressions
-        self.comprehensions += other.comprehensions
-        self.single_callers += other.single_callers
         self.circles += other.circles
 
 
@@ -102,7 +89,7 @@ def sizes() -> dict[str, Size]:
     sources, packages = package_sources()
     rooms: dict[str, Size] = defaultdict(Size)
     for module, source in sources.items():
-        rooms[room_name(module)].add(_size_of(module, source))
+        rooms[room_name(module)].add(Size(1, len(all_nodes(parsed(source)))))
     for circle in circles(sources, packages):
         rooms[room_name(circle[0])].circles.append(circle)
     return dict(rooms)
@@ -113,33 +100,6 @@ def total(rooms: Mapping[str, Size]) -> Size:
     for size in rooms.values():
         whole.add(size)
     return whole
-
-
-def _size_of(module: str, source: str) -> Size:
-    tree = parsed(source)
-    size = Size(files=1, lines=source.count("\n"))
-    names_used = Counter[str]()
-    private: list[str] = []
-    for node in all_nodes(tree):
-        size.nodes += 1
-        size.conditional_expressions += isinstance(node, ast.IfExp)
-        size.comprehensions += isinstance(node, COMPREHENSIONS)
-        if isinstance(node, ast.Name):
-            names_used[node.id] += 1
-        elif isinstance(node, ast.Attribute):
-            names_used[node.attr] += 1
-        elif isinstance(node, FUNCTIONS):
-            if length(node) > LONG:
-                size.long_functions.append(f"{module}.{node.name} {length(node)}")
-            if node.name.startswith("_") and not node.name.endswith("__"):
-                private.append(node.name)
-    size.single_callers = [f"{module}.{name}" for name in private if names_used[name] == 1]
-    return size
-
-
-def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Lines of a function, from `def` to its end."""
-    return (function.end_lineno or function.lineno) - function.lineno + 1
 
 
 def circles(sources: Mapping[str, str], packages: set[str]) -> list[list[str]]:
@@ -210,30 +170,14 @@ def lines_of_tests() -> int:
 
 
 def main() -> None:
-    """Print the table; with --list what it counts, too."""
     rooms = sizes()
-    rows = {**dict(sorted(rooms.items())), "all": total(rooms)}
-    heads = ("room", "nodes", "a line", "files", "long", "if-else", "compr.", "1 caller", "circles")
-    print("{:<9}{:>9}{:>8}{:>7}{:>6}{:>9}{:>8}{:>10}{:>9}".format(*heads))
-    for room, size in rows.items():
-        lines = max(1, size.lines)
-        print(
-            f"{room:<9}{size.nodes:>9,}{size.nodes / lines:>8.1f}{size.files:>7}{len(size.long_functions):>6}"
-            f"{1000 * size.conditional_expressions / lines:>9.0f}{1000 * size.comprehensions / lines:>8.0f}"
-            f"{len(size.single_callers):>10}{len(size.circles):>9}"
-        )
-    print(f"\nlong: functions over {LONG} lines")
-    print("if-else, compr.: conditional expressions, comprehensions a thousand lines")
-    print("1 caller: private functions that one place calls; circles: files of a room that import one another")
-    print(f"messages of the library that name --options: {len(option_messages())}")
+    print(f"{'room':<9}{'nodes':>9}{'files':>7}")
+    for room, size in {**dict(sorted(rooms.items())), "all": total(rooms)}.items():
+        print(f"{room:<9}{size.nodes:>9,}{size.files:>7}")
+    print(f"files of a room that import one another: {total(rooms).circles}")
+    print(f"messages of the library that name --options: {option_messages()}")
     print(f"options of all commands: {len(options())}")
     print(f"lines of tests: {lines_of_tests():,}")
-    if "--list" in sys.argv:
-        whole = rows["all"]
-        for circle in whole.circles:
-            print("circle:", ", ".join(circle))
-        for name in [*whole.long_functions, *whole.single_callers, *option_messages()]:
-            print(name)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What stands around the code for strangers: the hook, the workflow and the forms do what they say."""
+"""What stands around the code for strangers: the hook and the workflow do what they say."""
 
 import os
 import re
@@ -9,10 +9,7 @@ from typing import Any
 
 import yaml
 
-import headwise
-
 ROOT = Path(__file__).resolve().parents[1]
-FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
 
 
 def read(path: Path) -> Any:
@@ -49,16 +46,3 @@ def test_the_workflow_and_hooks_run_the_makefile() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for entry in hooks:
         assert entry.replace(".venv/bin/", "$(BIN)/").replace(" --force-exclude", "") in makefile
-
-
-def test_the_forms_ask_what_can_be_answered() -> None:
-    assert {path.stem for path in FORMS} == {"bug", "config", "course_bug", "family", "mask"}
-    for form in (read(path) for path in FORMS if path.stem != "config"):
-        assert form["name"] and form["description"] and form["labels"]
-        names = [part["id"] for part in form["body"]]
-        assert len(names) == len(set(names))
-        for part in form["body"]:
-            assert part["type"] in ("input", "textarea", "dropdown") and part["attributes"]["label"]
-            assert (part["type"] == "dropdown") == ("options" in part["attributes"])
-        assert any(part.get("validations", {}).get("required") for part in form["body"])
-    assert f"headwise {headwise.__version__}," in (FORMS[0]).read_text(encoding="utf-8")

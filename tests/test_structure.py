@@ -124,17 +124,6 @@ def test_escaping_and_suggestions_have_one_place_each() -> None:
             assert name == home or not lines, f"{name}:{lines} calls {what}, which belongs in {home}"
 
 
-def test_the_rules_object() -> None:
-    tree = ast.parse("def f(found):\n    one, x = 1, isinstance(found, (GPT, Causal))\n" + "    x\n" * 79)
-    assert set(bound_names(tree)) == {(1, "found"), (2, "one"), (2, "x")}
-    assert set(classes_asked(tree)) == {(2, "GPT"), (2, "Causal")}
-    assert list(long_functions(tree)) == [(1, "f")]
-    options = ",".join(f"\n a{n}: int" for n in range(60))
-    assert list(long_functions(ast.parse(f"@command()\ndef f({options}):\n    x\n" + "    x\n" * 30))) == []
-    assert list(long_functions(ast.parse(f"@command()\ndef f({options}):\n    x\n" + "    x\n" * 80))) == [(2, "f")]
-    assert {"Causal", "Lengths", "Alibi", "Both"} <= masks()
-
-
 def test_no_two_files_of_tests_have_one_name() -> None:
     """pytest imports them by their names alone."""
     names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
