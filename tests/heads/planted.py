@@ -140,3 +140,12 @@ def induction_model() -> hw.GPT:
         wire(model, 0, 1, (place, shift), (place, torch.eye(PLACES)), token, before)
         wire(model, 1, 0, (token, torch.eye(WORDS)), (before, torch.eye(WORDS)), token, answer)
     return model
+
+
+def wire(model: hw.GPT, layer: int, h: int, q: Any, k: Any, reads: slice, writes: slice, pull: float = 4.0) -> None:
+    head = model.blocks[layer].attention.heads[h]  # type: ignore[union-attr, index]
+    for weight, (where, matrix) in ((head.wq, q), (head.wk, k)):
+        weight.zero_()[: len(matrix), where] = pull * matrix
+    words = reads.stop - reads.start
+    head.wv.zero_()[:words, reads] = torch.eye(words)
+    head.wo.zero_()[writes, :words] = torch.eye(words)
