@@ -68,8 +68,10 @@ def test_heads_and_matrices_of_a_latent(model: GPT) -> None:
     site, head = sites_of(model)[1], model.blocks[1].attention.heads[2]
     for name in "qkv":
         assert torch.equal(site.weights(name)[8:12], getattr(head, f"w{name}"))
-    whole, cached = (list(generate(model, [3, 1], 8, temperature=0.0, cache=cache)) for cache in (False, True))
-    assert whole == cached
+    whole = [3, 1]
+    for _ in range(8):
+        whole.append(int(model(torch.tensor([whole]))[0, -1].argmax()))
+    assert list(generate(model, [3, 1], 8, temperature=0.0)) == whole[2:]
     price, caches = hw.price(model, dtype="fp32"), model.new_caches()
     assert price.parameters.total == model.n_parameters
     model(IDS, caches)
