@@ -8,7 +8,7 @@ with loading():
         cost,
         generate,
         heads,
-        lab,
+        ladder,
         questions,
         reshape,
         teach,

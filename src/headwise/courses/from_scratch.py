@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.masks import Causal
-from headwise.models.hook import observe
 from headwise.records import Call
 from headwise.spec import Options, check_dropout, require_size
 

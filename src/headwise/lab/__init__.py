@@ -1,1 +1,0 @@
-"""Studies: known systems and claims, run again with the parts of this house."""
