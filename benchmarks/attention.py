@@ -56,7 +56,7 @@ def sides(tokens: int, width: int, heads: int, dtype: torch.dtype) -> dict[str, 
     else:
         attention = Attention(width, heads=heads, dim_head=width // heads, causal=True, flash=True).to(dtype)
         found["x-transformers"] = attention
-    from headwise.lab.courses.stacked import MultiHeadAttn
+    from headwise.courses.from_scratch import MultiHeadAttn
 
     found["the course's class"] = MultiHeadAttn(width, width, tokens, 0.0, heads).to(dtype)
     return found

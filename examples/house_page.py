@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "headwise"
-ROOMS = ("", "cost", "rungs", "layer", "corpus", "gpt", "models", "heads", "reshape", "lab", "teach", "view", "cli")
+ROOMS = ("", "cost", "rungs", "layer", "corpus", "gpt", "courses", "models", "heads", "reshape", "teach", "view", "cli")
 INTRODUCTION = """# The house
 
 Written by `python examples/house_page.py` from the first lines of the files. `CONTRIBUTING.md` says which file to open
@@ -16,7 +16,7 @@ for which change.
 A module imports from its own room and from the rooms to its left; a test holds that. So the order says who may import
 whom; a call goes where it needs to, not through all rooms.
 
-`spec, masks, cost ... -> rungs -> layer -> corpus -> gpt -> models -> heads -> reshape -> lab -> teach -> view -> cli`
+`spec, masks ... -> rungs -> layer -> corpus -> gpt -> courses -> models -> heads -> reshape -> teach -> view -> cli`
 """
 
 BASE = "What crosses all rooms. These files import no room, and `import headwise` is written in `__init__.py`."

@@ -19,9 +19,10 @@ import torch
 from numpy.typing import NDArray
 
 from headwise.cost import Price, Variant
+from headwise.courses.ladder import Ladder
 from headwise.heads.alignment import Alignment
 from headwise.heads.table import Survey
-from headwise.records import HeadSteps, Ladder
+from headwise.records import HeadSteps
 from headwise.reshape.job import Reshaped
 from headwise.story import Story
 from headwise.teach.bugs import Finding, Verdict
@@ -77,13 +78,6 @@ DOCUMENTS: dict[str, tuple[str, tuple[Any, ...]]] = {
     ),
     "train": ("headwise train", (TRAINED,)),
     "presets": ("headwise train --preset list", ({"presets": [PRESET]},)),
-    "replay": (
-        "headwise train --rung",
-        (
-            {"rung": str, "steps": int, "seed": int, "seconds": float, "losses": list[float]},
-            {"samples": list[str], "run": str | None},
-        ),
-    ),
     "look": ("headwise look of a run", ({"run": str, "report": str, "address": str, "opened": bool},)),
     "live": ("headwise look of a model", ({"model": str, "address": str, "opened": bool},)),
     "cost": (

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -121,7 +122,7 @@ class Shell:
 
 def shorter(words: list[str]) -> list[str]:
     """The options of SHORT, where this command takes them: a replay has a size of its own, and not all is healed."""
-    if "--rung" in words or (words[0] in ("share", "prune") and "--heal" not in words):
+    if words[0] in ("share", "prune") and "--heal" not in words:
         return []
     if words[0] == "heads" and not {"--text", "--relations"} & set(words):
         return []
@@ -155,6 +156,8 @@ def check_python(words: list[str]) -> None:
     if words[:2] == ["-m", "benchmarks"]:
         choices = (ROOT / "benchmarks" / "__main__.py").read_text(encoding="utf-8")
         assert all(f'"{name}"' in choices for name in words[2:])
+    elif words[0] == "-m":
+        assert find_spec(words[1]) and (ROOT / words[2]).is_file(), words
     else:
         assert (ROOT / words[0]).is_file(), words[0]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from measure import imports_of, package_sources
 
-ROOMS = ("base", "rungs", "layer", "corpus", "gpt", "models", "heads", "reshape", "lab", "teach", "view", "cli")
+ROOMS = ("base", "rungs", "layer", "corpus", "gpt", "courses", "models", "heads", "reshape", "teach", "view", "cli")
 BASE = {
     "spec", "masks", "positions", "shapes", "errors", "families", "files", "intervals", "memory",
     "records", "story", "table", "words",

@@ -58,18 +58,13 @@ try:
 except HeadwiseError as error:
     print(isinstance(error, AttributeError), error)
 print(hw.price("gpt2").parameters.total)
-from headwise.lab.microgpt import replay
-print(len(replay(["ada"], "array", 2, n_samples=0).losses))
-try:
-    replay(["ada"], "tensor")
-except HeadwiseError as error:
-    print(error)
+from headwise.courses.microgpt_numpy import replay
+print(len(replay(["ada"], 2, n_samples=0)[0]))
 """
     assert run(code).splitlines() == [
         *("False", "False", "True", "True"),
         "True headwise.watch needs torch, which is not installed: pip install 'headwise[torch]'",
         *("124439808", "2"),
-        "rung='tensor' needs torch, which is not installed: pip install 'headwise[torch]'",
     ]
     assert len(hw.__all__) == len(set(hw.__all__)) and set(hw.__all__) == set(dir(hw))
     assert all(getattr(hw, name) is not None for name in hw.__all__)

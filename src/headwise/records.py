@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
 from typing import (
@@ -282,69 +282,3 @@ class HeadSteps:
     @property
     def name(self) -> str:
         return head_name(self.layer, self.head)
-
-
-@dataclass(frozen=True)
-class LadderSizes:
-    """The shape of the attention layer that a ladder runs, and of its input."""
-
-    batch: int
-    tokens: int
-    d_model: int
-    n_heads: int
-    n_kv_heads: int
-
-    @property
-    def note(self) -> Note:
-        """The sizes in a line."""
-        facts = {"batch": self.batch, "tokens": self.tokens, "width": self.d_model}
-        return Note.of("ladder.sizes", **facts, n_heads=self.n_heads, n_kv_heads=self.n_kv_heads)
-
-    @property
-    def head_dim(self) -> int:
-        return self.d_model // self.n_heads
-
-    @property
-    def kv_width(self) -> int:
-        """Width of all keys of a token together."""
-        return self.head_dim * self.n_kv_heads
-
-
-STAGES = ("q", "k", "v", "scores", "weights", "heads", "joined", "output")  # of a rung, in the order of the layer
-LEAVES = ("W_Q", "W_K", "W_V", "W_O", "x")  # along which gradients are taken
-
-
-@dataclass(frozen=True)
-class LadderRung:
-    """One way to compute the layer: how far it is from the plain loop, and, if it agrees, what it costs.
-
-    A number that is None was not finite, or came in another shape.
-    """
-
-    name: str
-    how: str  # what it does differently, in a line
-    dtype: str  # of the timed runs: "float64" for Python's own numbers, "float32" elsewhere
-    parameters: int  # weights of the layer in this form
-    refused: str | None = None  # why it cannot run this layer at all; then all that follows is empty
-    differences: dict[str, float | None] = field(default_factory=dict)  # stage -> largest; those that it hands out
-    gradients: dict[str, float | None] | None = None  # the same along each of LEAVES; None: the rung has no gradients
-    timed_difference: float | None = None  # of the output, computed as in the timed runs, in `dtype`
-    agrees: bool = False  # are all these differences within the tolerances?
-    ms: float | None = None  # milliseconds of a call, the median of `repeats`
-    repeats: int = 0
-    peak_bytes: int | None = None  # the most that one call held at a time besides weights and input
-    not_timed: str | None = None  # why there is no time
-
-
-@dataclass(frozen=True)
-class Ladder:
-    """One set of weights through every rung. Differences are largest absolute ones from the plain loop."""
-
-    sizes: LadderSizes  # of the costs
-    certified: LadderSizes  # of the certificate; smaller where the scalar loops would take too long
-    seed: int
-    threads: int  # torch's, during the timed runs
-    tolerances: dict[str, float]  # stage, leaf or "timed float32", "timed float64" -> largest difference that passes
-    rungs: tuple[LadderRung, ...]
-    agrees: bool  # do all rungs that can run this layer agree?
-    note: str | None  # why `certified` is not `sizes`, in a line

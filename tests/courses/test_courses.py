@@ -12,8 +12,8 @@ from small_models import course_classes
 from torch import nn
 
 import headwise as hw
-from headwise.lab.courses import numpy_layer
-from headwise.lab.courses.stacked import (
+from headwise.courses import numpy_layer
+from headwise.courses.from_scratch import (
     CausalAttention,
     MultiHeadAttentionWrapper,
     MultiHeadAttn,

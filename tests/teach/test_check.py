@@ -18,7 +18,7 @@ from cases import every
 from invoking import Invoke
 
 import headwise as hw
-from headwise.lab.microgpt import plain
+from headwise.courses import microgpt
 from headwise.teach import check
 from headwise.teach.bugs import catalogue, changes_of, words
 from headwise.teach.form import Masks, Weights, compute
@@ -207,12 +207,12 @@ n_head, head_dim = 2, 5
 
 
 def test_a_loop_over_heads_is_given_joined_heads() -> None:
-    for loop in (plain.attention, head_of_two):
+    for loop in (microgpt.attention, head_of_two):
         verdict = hw.check(loop)
         assert (verdict.right, verdict.exit_code) == (True, 0), verdict
         assert any("one query at a time" in text for text in verdict.checked)
     for sizes in ({"n_heads": 1}, {"n_heads": 2}):
-        assert hw.check(plain.attention, args=sizes).right
+        assert hw.check(microgpt.attention, args=sizes).right
 
 
 @pytest.mark.slow

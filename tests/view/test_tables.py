@@ -6,7 +6,6 @@ And what `share` and `prune` print: speeds that differ and speeds that do not, a
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import pytest
@@ -17,14 +16,11 @@ from terminals import printed
 from headwise import cost
 from headwise.cli.reshape import print_curve, print_damage, print_reshaped
 from headwise.cost import PRESETS
-from headwise.lab.ladder import run_ladder
-from headwise.records import Ladder
 from headwise.reshape.heal import Damage, HealPoint, Pair, Speed
 from headwise.reshape.job import Reshaped
 from headwise.table import Markup, Table, say
 from headwise.view import Screen
 from headwise.view.cost import print_models, print_price, print_variants
-from headwise.view.lab import print_ladder
 from headwise.view.survey import print_survey
 
 Draw = Callable[[Screen], None]
@@ -35,11 +31,6 @@ def price_of(name: str, screen: Screen) -> None:
     setting = cost.make_setting(shape, batch=3, gpu_memory="2TB")
     print_price(screen, cost.price_shape(name, shape, setting))
     print_variants(screen, setting, cost.variants(shape, setting))
-
-
-@cache
-def ladder() -> Ladder:
-    return run_ladder(width=15, heads=5, kv_heads=1, tokens=7, repeats=1)
 
 
 CURVE = tuple(HealPoint(100 * n, 102_400 * n, 1.5, 4.125 - n / 8, 0.0625 / (n + 1)) for n in range(5))
@@ -58,7 +49,6 @@ VIEWS: dict[str, Draw] = {
     "price": lambda screen: price_of("gemma-3-27b", screen),
     "latent": lambda screen: price_of("deepseek-v3", screen),
     "models": lambda screen: print_models(screen, [cost.price(name) for name in PRESETS]),
-    "ladder": lambda screen: print_ladder(screen, ladder()),
     "damage": lambda screen: print_damage(screen, "Before any training", DAMAGE),
     "healing": lambda screen: print_curve(screen, CURVE),
     "plain": lambda screen: Table(

@@ -9,9 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
@@ -34,7 +32,7 @@ from headwise.cli.heads import write_report_of
 from headwise.cli.interrupt import leaving
 from headwise.corpus.sources import Sources
 from headwise.errors import HeadwiseError
-from headwise.files import STDIN, TEXT, packaged, read_text, text_path
+from headwise.files import STDIN, read_text, text_path
 from headwise.gpt.presets import PRESETS, find_preset
 from headwise.words import Facts
 
@@ -71,7 +69,6 @@ def train(
     seed: Annotated[int | None, Option(min=0, max=2**63 - 1)] = None,  # a signed number of 64 bits holds no more
     tokenizer: File = None,
     lines: bool | None = None,
-    rung: str | None = None,
     samples: Annotated[int | None, Option(min=0, max=10000)] = None,  # the bound is a round one
     out: File = None,  # a folder, or none
     resume: bool = False,
@@ -89,15 +86,13 @@ def train(
         return
     if port is not None and not live:
         raise HeadwiseError(f"--port {port} is where --live shows the training; pass --live too, or leave it out")
-    if live and rung is not None:
-        raise HeadwiseError(f"--live --rung {rung}: microgpt is replayed without a page; leave one of them out")
-    if shard and (live or rung is not None):  # these need the whole model in one process
-        raise HeadwiseError(f"--shard with {'--live' if live else '--rung'}: that needs the whole model; leave one out")
+    if shard and live:  # which needs the whole model in one process
+        raise HeadwiseError("--shard with --live: that needs the whole model; leave one out")
     if preset is not None:
         find_preset(preset)  # raises HeadwiseError
     sizes = {"n_heads": heads, "n_kv_heads": kv_heads, "head_dim": head_dim, "n_layers": layers}
     sizes |= {"d_model": width, "context": context, "latent_dim": latent_dim, "rope_dim": rope_dim}
-    with _kept_input(text or [], out, resume, rung) as (texts, out):
+    with _kept_input(text or [], out, resume) as (texts, out):
         names = [os.path.realpath(text_path(each)) for each in texts]  # a run may be resumed from another folder
         if names:
             Sources(list(map(Path, names)))  # refuses what is not there, before torch is loaded
@@ -110,11 +105,6 @@ def train(
             "steps": steps,
             "shape": {name: value for name, value in sizes.items() if value is not None},
         }
-        if rung is not None:
-            options["accumulate"] = accumulate if accumulate > 1 else None  # refused: its batch is one document
-            folder = out or free_folder(Path("runs") / (texts[0].stem if texts else "microgpt"))
-            replay_microgpt(options, rung, 20 if samples is None else samples, resume, folder)  # 20, as microgpt
-            return
         with needs_torch():
             from headwise.gpt.ranks import current
             from headwise.gpt.run import SAMPLES, follow_training, run_training
@@ -144,9 +134,7 @@ def train(
 
 
 @contextmanager
-def _kept_input(
-    text: list[Path], folder: Path | None, resume: bool, rung: str | None
-) -> Iterator[tuple[list[Path], Path | None]]:
+def _kept_input(text: list[Path], folder: Path | None, resume: bool) -> Iterator[tuple[list[Path], Path | None]]:
     """The paths of the texts, and the folder of the run as asked for (None: it is chosen later).
 
     Where the text is standard input, which cannot be read twice, the folder is chosen here and keeps it for --resume.
@@ -158,12 +146,6 @@ def _kept_input(
         raise HeadwiseError(f"{STDIN} is standard input, a text by itself; pass it alone, or files")
     if resume and folder is None:
         raise HeadwiseError(f"--resume with {STDIN}: pass --out, the folder that keeps what came from standard input")
-    if rung is not None and find_spec("torch") is None:  # a replay without torch writes no folder
-        with TemporaryDirectory() as place:
-            path = Path(place) / TEXT
-            path.write_text(read_text(STDIN), encoding="utf-8")
-            yield [path], folder
-        return
     with needs_torch():  # gpt.run imports it
         from headwise.gpt.run import kept_text
     folder = folder or free_folder(Path("runs") / "stdin")
@@ -322,81 +304,6 @@ def training_progress(page: Live | None = None) -> Iterator[tuple[Callable[[Trai
             progress("step", state.step, state.steps, numbers, milestone=state.held_out_loss is not None)
 
         yield report, progress
-
-
-SHOWN = 5  # losses of the first and of the last steps that are printed
-# Options that a replay cannot honour: in all of them it is as microgpt. Heads, layers, seed and steps may be others.
-FIXED = ["tokenizer", "lines", "accumulate"]
-FIXED += ["n_kv_heads", "head_dim", "latent_dim", "rope_dim", "d_model", "context"]
-
-
-def replay_microgpt(options: Facts, rung: str, n_samples: int, resume: bool, folder: Path) -> None:
-    """Train microgpt on the lines of a text, print losses and samples, and write a run folder.
-
-    options  those of `headwise train`, by name; what an exact replay cannot honour is refused
-    """
-    from headwise.lab.microgpt import replay
-
-    _check_options(options, resume, folder)
-    text = Path(options["text"] or packaged("names"))
-    # 42 and 1000 are microgpt's own, and the defaults of `replay`.
-    seed = 42 if options["seed"] is None else options["seed"]
-    steps = 1000 if options["steps"] is None else options["steps"]
-    shape = options["shape"]
-    began = time.perf_counter()
-    with Progress("reading the names") as progress:
-        # The bar moves 200 times: one that moves at each step would take longer than the steps.
-        every = max(1, steps // 200)
-
-        def report(step: int, loss: float) -> None:
-            if step % every == 0 or step == steps:
-                progress("step", step, steps, f"loss {loss:.4f}")
-
-        result = replay(read_text(text).splitlines(), rung, steps, seed, n_samples, report, **shape)
-    seconds = time.perf_counter() - began
-    written = find_spec("torch") is not None  # the rungs plain and array replay without it
-    if written:
-        from headwise.gpt.run import Settings
-        from headwise.lab.microgpt.tensor import write_folder
-
-        settings = Settings("microgpt", str(text), seed=seed, steps=steps, shape=shape, replay=rung)
-        write_folder(folder, result, settings)
-    if wants_json():
-        document = {"rung": rung, "steps": steps, "seed": seed, "seconds": seconds, "losses": result.losses}
-        print_json("replay", {**document, "samples": result.samples, "run": folder if written else None})
-        return
-    for step, loss in enumerate(result.losses, 1):
-        if step <= SHOWN or step > steps - SHOWN:
-            screen.print(f"step {step:4}  loss {loss:.4f}")
-    screen.print("\n".join(["\nsamples", *(f"  {sample}" for sample in result.samples)]))
-    screen.print(f"\n{steps} steps on the {rung} rung in {seconds:.2f} s")
-    if written:
-        screen.print(f"run folder: {folder}, for headwise heads, trace and generate")
-    else:
-        screen.print("no run folder is written: that needs torch, pip install 'headwise[torch]'")
-
-
-def _check_options(options: Facts, resume: bool, folder: Path) -> None:
-    """Refuse what an exact replay cannot honour, and a folder in use: also without torch, where none is written."""
-    if options["preset"] not in (None, "microgpt"):
-        raise HeadwiseError(f"--rung replays microgpt, and --preset {options['preset']} is asked for; leave one out")
-    if isinstance(options["text"], tuple):
-        raise HeadwiseError("--rung replays microgpt exactly, so a second text cannot be honoured; leave it out")
-    if resume:
-        raise HeadwiseError("--rung replays microgpt exactly, so --resume cannot be honoured; leave it out")
-    asked = options | options["shape"]
-    for name in FIXED:
-        if asked.get(name) is not None:
-            # `in_options` makes "n_kv_heads=" the option --kv-heads. Of these only `lines` can be False.
-            raise HeadwiseError(
-                f"--rung replays microgpt exactly, so {'--no-lines' if asked[name] is False else f'{name}='} "
-                "cannot be honoured; leave it out"
-            )
-    if not folder.exists():
-        return
-    kept = os.path.realpath(folder / TEXT) == options["text"]  # the text is standard input, as `_kept_input` keeps it
-    if not folder.is_dir() or {path.name for path in folder.iterdir()} - ({TEXT} if kept else set()):
-        raise HeadwiseError(f"--out {folder} exists and is not empty; pass another folder")
 
 
 # What is seen of a training while it goes on.

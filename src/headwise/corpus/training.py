@@ -210,16 +210,13 @@ def verb_corpus(seed: int, context: int, core: bool = False) -> Corpus:
     return Corpus(verbs.NAME, tokens, data, example.line, corpus.held_out_cells)
 
 
-def text_corpus(
-    text: Sources, lines: bool, context: int, seed: int, tokenizer: Path | None = None, hold_out: bool = True
-) -> Corpus:
+def text_corpus(text: Sources, lines: bool, context: int, seed: int, tokenizer: Path | None = None) -> Corpus:
     """Files of text: a stream, or a document a line; characters, or a tokenizer file's tokens.
 
     Of lines a tenth is drawn and held out, of a stream the last tenth.
 
-    lines     is each line a document? Without it the text is one stream
-    seed      draws which lines are held out; a stream does not ask
-    hold_out  of lines, is a tenth kept from training? Without it all of them are learned from, and looked at afterwards
+    lines  is each line a document? Without it the text is one stream
+    seed   draws which lines are held out; a stream does not ask
     """
     whole = text.text()
     tokens = Tokens.characters(whole, boundary=lines) if tokenizer is None else Tokens.from_file(tokenizer)
@@ -229,11 +226,9 @@ def text_corpus(
         return Corpus(text.name, tokens, stream, tokens.decode(stream.held_out_documents(1)[0][:EXAMPLE_TOKENS]))
     documents = [line for each in whole.splitlines() if (line := each.strip())]
     stored, n = IdTable(map(tokens.document, documents)), len(documents)
-    order = np.arange(n)
-    if hold_out:
-        order = torch.randperm(n, generator=torch.Generator().manual_seed(seed)).numpy()
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed)).numpy()
     cut = int(n * (1 - HELD_OUT_SHARE))
-    train, held_out = (order[:cut], order[cut:]) if hold_out else (order, order)
+    train, held_out = order[:cut], order[cut:]
     digest = _digest((documents[i] for i in train), (documents[i] for i in held_out))
     data = Documents(tokens, stored, (train, held_out), context, digest, None, 1)
     # [1:-1]: between its boundaries. context - 1: with the boundary before it, it fits into the context.

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -97,13 +97,17 @@ class CausalAttention(_Projections):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        self.check_text(x)
-        queries = self.W_query(x)  # (B,T,d): what each token looks for
-        keys = self.W_key(x)  # (B,T,d): what each token offers to be found by
-        values = self.W_value(x)  # (B,T,d): what each token passes on when it is found
-        head_out = self.attend(queries, keys, values)
         # A watcher sees an axis of heads, here of one head: (B,T,d) -> (B,1,T,d), and back.
-        return self.tell(queries[:, None], keys[:, None], values[:, None], head_out[:, None], self.dropout)[:, 0]
+        q, k, v, out = (part[:, None] for part in self.parts(x))
+        return self.tell(q, k, v, out, self.dropout)[:, 0]
+
+    def parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Queries, keys, values and the output of the head, (B,T,d) each."""
+        self.check_text(x)
+        queries = self.W_query(x)  # what each token looks for
+        keys = self.W_key(x)  # what each token offers to be found by
+        values = self.W_value(x)  # what each token passes on when it is found
+        return queries, keys, values, self.attend(queries, keys, values)
 
     def watched(self) -> tuple[int, Tensor | None, Tensor | None]:
         # One head, no W_O, W_V.
@@ -128,15 +132,10 @@ class MultiHeadedAttentionWrapper(WatchedModule):
     def forward(self, x: Tensor) -> Tensor:
         if not self.watchers:
             return torch.cat([head(x) for head in self.heads], dim=-1)
-        # Whoever watches the wrapper wants one call with all heads. So each head is watched in its turn, and q, k, v
-        # and outputs of their calls, (B,1,T,d) each, are joined along the axis of heads.
-        calls: list[Call] = []
-        for head in self.heads:
-            # `append` returns None, which leaves the head's output as it is.
-            with observe(cast(CausalAttention, head), calls.append):
-                head(x)
-        q, k, v, out = (torch.cat([getattr(call, name) for call in calls], 1) for name in ("q", "k", "v", "out"))
-        dropout = cast(CausalAttention, self.heads[0]).dropout  # all have the same
+        # Whoever watches the wrapper wants one call with all heads.
+        heads: list[Any] = list(self.heads)
+        q, k, v, out = (torch.stack(part, 1) for part in zip(*(head.parts(x) for head in heads), strict=True))
+        dropout = heads[0].dropout  # all have the same
         return self.tell(q, k, v, out, dropout).transpose(1, 2).flatten(2)  # (B,h,T,d) -> (B,T,h*d)
 
     def watched(self) -> tuple[int, Tensor | None, Tensor | None]:

@@ -67,13 +67,13 @@ def run_ladder(width: int = 64, heads: int = 4, tokens: int = 16, seed: int = 0,
         outputs = {name: np.asarray(call(), np.float64).reshape(tokens, width) for name, call in calls.items()}
         times = in_turn(calls, rounds, longest=3.0)  # seconds: a slow way runs in fewer rounds
     expected = next(iter(outputs.values()))
-    found = []
+    compared = []
     for name, output in outputs.items():
         far = float(abs(output - expected).max())
-        found.append(Way(name, far if np.isfinite(far) else None, 1000 * statistics.median(times[name])))
+        compared.append(Way(name, far if np.isfinite(far) else None, 1000 * statistics.median(times[name])))
     most = tolerance(drawn, x, heads)
-    agrees = all(way.difference is not None and way.difference <= most for way in found)
-    return Ladder(width, heads, tokens, seed, torch.get_num_threads(), most, tuple(found), agrees)
+    agrees = all(way.difference is not None and way.difference <= most for way in compared)
+    return Ladder(width, heads, tokens, seed, torch.get_num_threads(), most, tuple(compared), agrees)
 
 
 def tolerance(drawn: list[Any], x: Any, heads: int) -> float:

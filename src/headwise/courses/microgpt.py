@@ -276,15 +276,15 @@ def main(learner: Callable[[dict[str, Any]], Any]) -> None:
     """The command line of this file and of `microgpt_numpy`: losses, then samples."""
     parser = argparse.ArgumentParser(description="Train microgpt on a list of names, then write new ones.")
     parser.add_argument("names", type=argparse.FileType(encoding="utf-8"), help="a text file, a name a line")
-    parser.add_argument("--steps", type=int, default=STEPS, help="default: 1000")
-    given = parser.parse_args()
-    with given.names as file:
+    parser.add_argument("steps", type=int, nargs="?", default=STEPS, help="default: 1000")
+    options = parser.parse_args()
+    with options.names as file:
         names = file.read().splitlines()
 
     def report(step: int, loss: float) -> None:
         print(f"step {step:4}  loss {loss:.4f}")
 
-    print("\n".join(replay(names, given.steps, report=report, learner=learner)[1]))
+    print("\n".join(replay(names, options.steps, report=report, learner=learner)[1]))
 
 
 if __name__ == "__main__":

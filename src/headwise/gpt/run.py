@@ -67,7 +67,6 @@ class Settings:
     seed: int = 0
     steps: int | None = None  # None takes the recipe's
     shape: dict[str, Any] = dataclasses.field(default_factory=dict)  # fields of GPTConfig that differ from the preset
-    replay: str | None = None  # the rung on which microgpt was replayed: it learned from all lines and held none out
 
     @property
     def paths(self) -> list[Path]:
@@ -106,7 +105,7 @@ class Settings:
             lines = preset.lines if self.lines is None else self.lines
             tokenizer = None if self.tokenizer is None else Path(self.tokenizer)
             text = Sources(self.paths, progress)
-            corpus = text_corpus(text, lines, shape["context"], self.seed, tokenizer, hold_out=self.replay is None)
+            corpus = text_corpus(text, lines, shape["context"], self.seed, tokenizer)
         return corpus, GPTConfig(vocab_size=len(corpus.tokens), **shape), recipe
 
 
@@ -117,7 +116,7 @@ class Run:
     settings: Settings
     digest: str  # of its text
     status: str  # "training" or "finished"
-    summary: RunSummary | None  # None also of a finished replay of microgpt
+    summary: RunSummary | None
     cells: tuple[int, int, int] | None  # held-out verb cells: right by the model, right by the n-gram, all
     example: str | None  # a held-out text for the report
 
@@ -281,8 +280,7 @@ def _check(folder: Path, settings: Settings, corpus: Corpus, resume: bool) -> Ru
         return None
     if not resume:
         raise HeadwiseError(f"{folder} holds a run already; pass resume=True to go on with it, or another out=")
-    # Without a summary it is a replay of microgpt, which has none to resume.
-    if run.status == "finished" and ((folder / REPORT).exists() or run.summary is None):
+    if run.status == "finished" and (folder / REPORT).exists():
         raise HeadwiseError(f"the run in {folder} is finished; there is nothing to resume")
     if run.settings != settings:
         differing = [name for name, value in asdict(run.settings).items() if value != asdict(settings)[name]]

@@ -123,10 +123,8 @@ def held_out(folder: Folder, documents: int | None) -> Text:
     record = read_run(origin)
     assert record is not None  # `require_run` has found it
     tokens, settings = require_tokens(folder), record.settings
-    # A run that replayed microgpt learned from all lines, and held none out.
-    source = Note.of("source.held_out" if settings.replay is None else "source.learned_from")
     ids = held_out_documents(origin, HELD_OUT)[:documents]
-    text = text_of(folder, ids, [source])
+    text = text_of(folder, ids, [Note.of("source.held_out")])
     if settings.text is None:  # the verb corpus, whose lines are like "he works = él trabaja"
         text.note = HALF_LINES
         text.scored_after = tokens.encode("=")[0]  # the answer of a line stands behind it

@@ -163,7 +163,7 @@ def import_attention(module: nn.Module) -> Imported:
         raise HeadwiseError("this is a headwise layer already; use copy.deepcopy for another one")
     if isinstance(getattr(module, "heads", None), nn.ModuleList):
         raise HeadwiseError(
-            f"{type(module).__name__} stacks single heads; headwise.lab.courses.stacked.class_from_wrapper makes of "
+            f"{type(module).__name__} stacks single heads; headwise.courses.from_scratch.class_from_wrapper makes of "
             f"the courses' wrapper one layer, which import_attention takes"
         )
     known = ", ".join(other.whole for other in families("import").values())

@@ -51,7 +51,7 @@ from headwise.words import unknown
 
 # A course's wrapper of several heads imports their class from its file `casual_attention`, or from one whose name is
 # spelt rightly. A learner may have neither: the module STACKED has the same class.
-LENT, STACKED = ("casual_attention", "causal_attention"), "headwise.lab.courses.stacked"
+LENT, STACKED = ("casual_attention", "causal_attention"), "headwise.courses.from_scratch"
 SECONDS = 20.0  # for one check, the import of the file included: a round choice; with less, fewer bugs are tried
 STARTING = 60.0  # that a process may take to import torch on a busy machine: a round choice
 LONGEST = 86_400.0  # a day; clocks of a system end somewhere above

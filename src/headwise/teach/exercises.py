@@ -34,7 +34,7 @@ from headwise.words import LANGUAGES
 BLANK = re.compile(r"^\s*\.\.\.\s*(#.*)?$")  # a line that the learner must replace
 WIDTH = 88  # columns of the text of an exercise
 SECONDS = 30  # of the learner's process, the import of torch included
-# The name of a class in the course of `lab.courses.stacked` -> in its book, which the exercises use.
+# The name of a class in the course of `courses.from_scratch` -> in its book, which the exercises use.
 COURSE_NAMES = {"MultiHeadAttn": "MultiHeadAttention", "MultiHeadedAttentionWrapper": "MultiHeadAttentionWrapper"}
 SHOWN = 60  # characters of a value or call, at most
 
