@@ -43,9 +43,6 @@ DAMAGE = Damage(
 
 VIEWS: dict[str, Draw] = {
     "survey": lambda screen: print_survey(screen, survey_of(3, 5), "norm"),
-    "surveys": lambda screen: print_survey(
-        screen, survey_of(2, 3), "norm", replace(survey_of(2, 3, seed=5), model="other")
-    ),
     "price": lambda screen: price_of("gemma-3-27b", screen),
     "latent": lambda screen: price_of("deepseek-v3", screen),
     "models": lambda screen: print_models(screen, [cost.price(name) for name in PRESETS]),
