@@ -146,7 +146,6 @@ def write(runs: Sequence[Path]) -> None:
     picture(runs[0], DOCS / "heads.png")
     (DOCS / "heads.md").write_text(page(surveys), encoding="utf-8")
     print(f"wrote {DOCS / 'heads.md'} and heads.png")
-    print("for the Spanish page: python examples/spanish_pages.py")
 
 
 def main() -> None:
