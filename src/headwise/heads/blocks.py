@@ -13,7 +13,8 @@ is taken from it before the next one is made: there the passes over a block cost
 
     e  ->  sums    (names,H,n)   total = sum e; shifted = sum e (score - largest); places = sum e (place of the key);
                                  squares = sum e (its distance from the mean place)^2; "on" a marked set;
-                                 share = 1 / (total and the sink's): the weight is p = e share
+                                 share = 1 / (total and the sink's): the weight is p = e share;
+                                 reach, which is no sum: see `_reach`
        ->  near    (H,n,1+k)     e of the first key, and of the keys that stand at chosen distances
        ->  copies  (2,H,n)       sum e over earlier copies of the query's token, and over the keys right after those
        ->  argmax  (H,n)         the key with the largest weight
@@ -62,6 +63,7 @@ LOG2E = 1 / math.log(2)  # scores are in bits: MKL's exp takes 100 times as long
 # that it stays finite when the largest score of the row is subtracted.
 FORBIDDEN = -(2.0**127)
 LOWEST = -(2.0**126)  # the least bias of a key that may be attended: it stays above FORBIDDEN, and counts when alone
+FAR = 0.01  # of the weight lies farther back than the reach of a head
 
 
 class Strip(NamedTuple):
@@ -96,8 +98,7 @@ class Strip(NamedTuple):
     def parts(self, n: int) -> list[tuple[slice, slice, Strip]]:
         """The block, once it has scores, as blocks of n queries: which of them, which of its pairs, what they share.
 
-        Not cut is what only scores are made of, q and the mask, and what `_block` reads once for all parts,
-        `has_near` and `pair_rows`.
+        Not cut is what only scores are made of, q and the mask, and `pair_rows`, which `_block` reads for all parts.
         """
         t = len(self.at)
         if n >= t:
@@ -113,6 +114,7 @@ class Strip(NamedTuple):
                 queries=self.queries[rows],
                 at=self.at[rows],
                 near=self.near[rows],
+                has_near=self.has_near[rows],
                 pairs=self.pairs[pairs] - start * self.width,
                 dense=tuple(is_copy[rows] for is_copy in self.dense),
                 member=self.member[:, rows],
@@ -169,7 +171,7 @@ class Pass:
         # Of the sums. Marked sets come first: `_block` writes them into the first rows, in one product.
         self.names = [*(f"on {name}" for name in self.marks), "share", "total", "shifted"]
         if document.start is not None:
-            self.names += ["places", "squares"]
+            self.names += ["places", "squares", *(["reach"] if top else [])]
         # (G,S,D), each head's keys one after another, since every block reads them: a projection leaves the heads of a
         # token side by side.
         keys = call.k[b].to(self.dtype)
@@ -349,7 +351,26 @@ class Pass:
             key_off = self.powers[1] + from_centre.gather(1, place)  # (n,RUN) how far the keys of that run lie off
             at_peak = key_off.square_().mul_(peak).sum(-1, keepdim=True)
             torch.sum(squares.scatter_(1, place, at_peak), -1, out=into["squares"])
+        if "reach" in into:
+            into["reach"].copy_(self._reach(strip, e, powers[0], total))
         return top_run, peak
+
+    def _reach(self, strip: Strip, e: Tensor, weight: Tensor, total: Tensor) -> Tensor:
+        """How many of the latest keys hold all but FAR of a row's weight, beside the first key: (n,), of e (n,width).
+
+        weight  (n,runs) of each run of keys
+        """
+        h, n_runs = len(e) // len(strip.at), weight.shape[1]
+        # Keys before the first one weigh nothing, so what may lie behind is raised by the weight of the first.
+        first = strip.near[:, 0].repeat(h)[:, None]
+        far = e.gather(1, first).mul_(strip.has_near[:, :1].repeat(h, 1)).add_(total[:, None], alpha=FAR)
+        behind = weight.cumsum(-1)
+        # Oldest first: whole runs that may go, then keys of the next one.
+        run = torch.searchsorted(behind, far, right=True).clamp_(max=n_runs - 1)  # (n,1)
+        keys = e.view(-1, RUN).index_select(0, torch.arange(len(e), device=self.device) * n_runs + run[:, 0])
+        before = behind.gather(1, run) - keys.sum(-1, keepdim=True)
+        dropped = torch.searchsorted(keys.cumsum(-1), far - before, right=True).add_(run, alpha=RUN)[:, 0]
+        return strip.at.repeat(h).add_(1).sub_(dropped).clamp_(min=0)
 
     def _strip(self, rows: slice) -> Strip:
         """What the heads share in a block of queries."""
@@ -532,6 +553,10 @@ class Sums:
         variance = self._sums["squares"].clamp(min=0) / self._sums["total"]
         return torch.where(self.mass > 0, variance, 0).sqrt()
 
+    @property
+    def reach(self) -> Tensor:
+        return torch.where(self.mass > 0, self._sums["reach"], 0)
+
     def back(self, k: int) -> Tensor:
         return self._work.near[..., 1 + self._work.offsets.index(k)] * self.share
 
@@ -609,6 +634,14 @@ class Dense:
     def spread(self) -> Tensor:
         """The standard deviation around the mean key."""
         return self._mean((self.behind - self.distance[..., None]) ** 2).sqrt()
+
+    @property
+    def reach(self) -> Tensor:
+        """How many of the latest keys hold all but FAR of the weight, beside the first key."""
+        others = self.p.clone()
+        others[..., self.first] = 0
+        dropped = (others.cumsum(-1) <= FAR * self.mass[..., None]).sum(-1)
+        return (self.at + 1 - dropped).clamp(min=0).to(self.p.dtype)
 
     def _mean(self, x: Tensor) -> Tensor:
         """The mean of x (...,T,S) over the attention."""

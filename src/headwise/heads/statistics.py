@@ -84,6 +84,12 @@ class Statistics(ABC, Generic[V]):
         lambda b: b.spread,
         (POSITIONS,),
     )
+    # Beside the first key, as a cache that keeps the first tokens and the latest ones does (Xiao et al. 2023).
+    reach = Statistic(
+        "tokens; so many of the latest keys hold 99 % of the weight, the first key beside them",
+        lambda b: b.reach,
+        (POSITIONS, TOP),
+    )
     # `b.back(k)` is the weight of the key k before the query.
     self = Statistic("mass on the token itself", lambda b: b.back(0), (POSITIONS,))
     previous = Statistic(
