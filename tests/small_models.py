@@ -68,10 +68,8 @@ LAYERS: dict[str, tuple[dict[str, Any], Callable[[int], dict[str, Any]]]] = {
     "window": ({"mask": hw.Window(2, 0)}, lambda T: {}),
     "rope": ({"mask": hw.Causal(), "rope": hw.RoPE()}, lambda T: {}),
     "positions": ({"mask": hw.Causal(), "rope": hw.RoPE()}, lambda T: {"positions": torch.arange(T) + 3}),
-    "latent": ({"mask": hw.Causal(), "latent_dim": 13, "rope_dim": 4, "q_latent_dim": 11}, lambda T: {}),
     "qk_norm": ({"mask": hw.Causal(), "n_kv_heads": 3, "qk_norm": True, "rope": hw.RoPE()}, lambda T: {}),
     "alibi": ({"mask": hw.Causal() & hw.Alibi()}, lambda T: {}),
-    "relative bias": ({"mask": hw.Causal(), "relative_bias": hw.RelativeBias()}, lambda T: {}),
     "sink": ({"mask": hw.Causal(), "sink": True}, lambda T: {}),
     "softcap": ({"mask": hw.Causal(), "softcap": 0.7}, lambda T: {}),
     "scale and biases": (

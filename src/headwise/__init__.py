@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from headwise.errors import HeadwiseError, MissingError
 from headwise.intervals import Interval
 from headwise.masks import Alibi, Allowed, Bias, Causal, Lengths, Mask, Segments, Streaming, Window
-from headwise.positions import RelativeBias, RoPE
+from headwise.positions import RoPE
 from headwise.records import Trace
 from headwise.rungs import attend, trace
 from headwise.spec import AttentionSpec
@@ -37,9 +37,10 @@ if TYPE_CHECKING:
     from headwise.heads.table import HeadProfile, Survey
     from headwise.heads.watch import Seen, SeenHead, watch
     from headwise.heads.why import why
+    from headwise.layer.convert import from_torch
     from headwise.layer.explain import Explanation, explain
     from headwise.layer.head import Head, Heads
-    from headwise.layer.importers import Imported, import_attention
+    from headwise.layer.latent import MultiHeadLatentAttention
     from headwise.layer.layer import MultiHeadAttention
     from headwise.layer.replacing import Replaced, replace
     from headwise.models.generate import generate
@@ -60,11 +61,11 @@ __version__ = "0.3.0"
 
 __all__ = [
     "GPT", "Alibi", "Allowed", "AttentionSpec", "Attribution", "Bias", "Causal", "Damage",
-    "Explanation", "GPTConfig", "Head", "HeadProfile", "Heads", "HeadwiseError", "Imported", "Interval",
-    "KVCache", "Lengths", "Mask", "MultiHeadAttention", "Patching", "Price", "RelativeBias",
+    "Explanation", "GPTConfig", "Head", "HeadProfile", "Heads", "HeadwiseError", "Interval",
+    "KVCache", "Lengths", "Mask", "MultiHeadAttention", "MultiHeadLatentAttention", "Patching", "Price",
     "Replaced", "Reshaped", "RoPE", "Seen", "SeenHead", "Segments", "Story", "Streaming", "Survey", "Trace", "Verdict",
     "Window", "ablate", "attend", "attention", "attribute", "check", "composition",
-    "explain", "generate", "import_attention", "look",
+    "explain", "from_torch", "generate", "look",
     "open", "overlay", "patch", "price", "prune", "replace", "share", "steer", "story_page",
     "survey", "trace", "train", "watch", "why",
 ]  # fmt: skip
@@ -82,8 +83,8 @@ _LAZY = {
         "heads.watch": "Seen SeenHead watch", "heads.why": "why",
         "layer.explain": "Explanation explain",
         "layer.head": "Head Heads",
-        "layer.importers": "Imported import_attention", "layer.replacing": "Replaced replace",
-        "layer.layer": "MultiHeadAttention",
+        "layer.convert": "from_torch", "layer.replacing": "Replaced replace",
+        "layer.latent": "MultiHeadLatentAttention", "layer.layer": "MultiHeadAttention",
         "models.generate": "generate",
         "models.open": "open",
         "reshape.prune": "prune",

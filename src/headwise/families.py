@@ -34,8 +34,8 @@ class Family:
     price: Mapping[str, Any] | None = None  # how its config sizes a model; the head of families.toml has its keys
     form: Mapping[str, Any] | None = None  # how a model of ours is written as one of the family; keys as above
     prefix: str = ""  # what the names of its classes begin with: "Llama" of LlamaAttention; "" where none is known
-    # Path of the part that has W_Q, W_K and W_V and computes the heads, classes `<prefix>SelfAttention` and
-    # `<prefix>CrossAttention`, where W_O stands beside it (BERT: "self"); "" where it is the module itself.
+    # Path of the part that has W_Q, W_K and W_V and computes the heads, where W_O stands beside it (BERT: "self"); ""
+    # where it is the module itself.
     core: str = ""
     # Paths of the projections, each a Linear, or GPT-2's Conv1D, with or without bias. Where q, k and v name one
     # module, its outputs are all queries, then all keys, then all values.
@@ -43,7 +43,6 @@ class Family:
     k: str = "k_proj"
     v: str = "v_proj"
     o: str = "o_proj"
-    cross_q: str | None = None  # of the queries in modules for cross attention, whose `k` has keys, then values
     # Paths of RMSNorms over each head's queries and keys, before RoPE; one over all heads at once is refused. With
     # `kv_down` they are those of the latents.
     q_norm: str | None = None
@@ -54,19 +53,9 @@ class Family:
     kv_down: str | None = None
     q_down: str | None = None
     q_up: str | None = None
-    # Are queries and keys rotated? Pairs are features m and m + d/2, the angles those of `config.rope_parameters` and
-    # of class `<prefix>RotaryEmbedding` in the same file.
-    rope: bool = True
-    rope_width: str = "head_dim"  # attribute with the number of features that may be rotated
-    interleaved: str | bool = False  # are pairs features 2m and 2m + 1 instead? An attribute, or the answer
+    rope: bool = True  # are queries and keys rotated? Pairs are features m and m + d/2
     n_heads: str = "config.num_attention_heads"  # attribute with the number of query heads
     n_kv_heads: str | None = "config.num_key_value_heads"  # and of key/value heads; None: as many
-    scale: str = "scaling"  # attribute with the factor of q.k
-    softcap: str | None = None  # attribute with the softcap, which may be None
-    dropout: str = "attention_dropout"  # attribute with the probability of dropping a weight
-    causal: tuple[str, ...] = ("is_causal",)  # attributes of which one that is True makes self attention causal
-    window: str | None = None  # attribute with the length of a sliding window, the query included, which may be None
-    cross_mask: str = "attention_mask"  # keyword of the mask in a call of cross attention
     layers: str = "layers"  # the list of layers, seen from the body of the model (its `base_model`)
     attention: str = "self_attn"  # the attention module, seen from a layer
     width: str = "hidden_size"  # the config's field for the width of the model
@@ -77,12 +66,10 @@ class Family:
         """What may be done with its models; to watch them no record is needed.
 
         price    count it from its config
-        import   make a layer of its attention
         reshape  share and prune; heads that are made of one latent cannot be
         """
         answers = {
             "price": self.price is not None,
-            "import": self.prefix != "" and self.name != OURS,  # ours are layers of headwise already
             "reshape": self.prefix != "" and self.kv_down is None,
         }
         return {verb for verb, answer in answers.items() if answer}
@@ -96,15 +83,6 @@ class Family:
     def whole(self) -> str:
         """Name of the class of the attention with W_O, of which the core may be a part."""
         return f"{self.prefix}Attention"
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Names of the classes of the attention with W_O, and of its core where that is a part of it."""
-        return (self.whole, *(f"{self.prefix}{kind}Attention" for kind in ("Self", "Cross") if self.core))
-
-    def is_cross(self, core: object) -> bool:
-        """Is the module for cross attention alone? Some have a class for it (BERT), others a flag (GPT-2)."""
-        return f"{self.prefix}CrossAttention" in class_names(core) or getattr(core, "is_cross_attention", False)
 
     def within_core(self, path: str) -> str:
         """A path seen from the core: "self.query" becomes "query"."""
@@ -179,20 +157,6 @@ def _in_transformers(name: object) -> bool:
     package = find_spec("transformers")
     places = (package.submodule_search_locations if package else None) or []
     return any((Path(place) / "models" / str(name).replace("-", "_")).is_dir() for place in places)
-
-
-def family_of_attention(module: object) -> Family | None:
-    """The family whose class a module's class is, or comes from; None where none is known."""
-    for name in class_names(module):
-        for family in families("import").values():
-            if name in family.classes:
-                return family
-    return None
-
-
-def class_names(module: object) -> list[str]:
-    """Of a module's class and of those that it comes from, the nearest first."""
-    return [base.__name__ for base in type(module).__mro__]
 
 
 # What a model folder says of itself.

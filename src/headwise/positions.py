@@ -128,30 +128,3 @@ class RoPE(_Brief):
         """
         assert self.original_context is not None
         return dim * math.log(self.original_context / (times * 2 * math.pi)) / (2 * math.log(self.theta))
-
-
-@dataclass(frozen=True, repr=False)
-class RelativeBias(_Brief):
-    """A learned bias for each head and distance, in buckets that widen with it (Raffel et al. 2020, T5, section 2.1).
-
-    Attributes:
-        n_buckets: distances told apart: half of them one by one, the rest on a logarithmic scale up to
-            max_distance
-        max_distance: distances from here on share the last bucket
-        two_sided: half of the buckets are for keys after the query; otherwise those count as distance 0
-    """
-
-    n_buckets: int = 32
-    max_distance: int = 128
-    two_sided: bool = False
-
-    def __post_init__(self) -> None:
-        sides = 2 if self.two_sided else 1
-        # Each side splits its buckets into two halves, one by one and logarithmic.
-        if self.n_buckets < 2 * sides or self.n_buckets % (2 * sides):
-            raise HeadwiseError(f"relative bias n_buckets={self.n_buckets} must be a positive multiple of {2 * sides}")
-        exact = self.n_buckets // sides // 2
-        if self.max_distance <= exact:
-            raise HeadwiseError(
-                f"relative bias max_distance={self.max_distance} must exceed {exact}, the distances with a bucket each"
-            )

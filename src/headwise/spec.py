@@ -24,11 +24,11 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
 from headwise.errors import HeadwiseError
 from headwise.masks import Mask, bare_mask_error
-from headwise.positions import RelativeBias, RoPE
+from headwise.positions import RoPE
 from headwise.shapes import shape_of
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ SIZES = {
     "kv_index": "n_kv_heads",
     "head_dim": "d_model",
     "value_dim": "head_dim",
-    "rope_dim": "head_dim",
     "d_in": "d_model",
     "d_context": "d_in",
     "d_values": "d_context",
@@ -50,9 +49,6 @@ SIZES = {
 }
 # The default of a size: None. Typed Any, as the fields are declared int, which they are once they are filled in.
 USUAL: Any = None
-# Sizes that a copy with other numbers of heads, or without its latent, makes anew. The others stay as they are: heads
-# that are left when some are taken away have the widths that they had.
-FOLLOWING = ("kv_index", "rope_dim")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -67,26 +63,18 @@ class AttentionSpec:
             Where it is passed, n_kv_heads need not divide n_heads
         head_dim: query and key width d of one head; default d_model / n_heads
         value_dim: value width e of one head; default head_dim
-        latent_dim: width of the one vector a token from which every head makes its keys and values (multi-head
-            latent attention, MLA: DeepSeek-V2, arXiv 2405.04434, section 2.1), or None
-        rope_dim: with a latent, the last features of queries and keys, which carry positions; one key's for all
-            heads. Default: the `dim` of rope, or about a third of head_dim; 0 without rope, which rope_dim
-            implies
-        q_latent_dim: width of the vector from which all queries are made, or None
-        latent_norm: RMSNorm with gain over these vectors, as DeepSeek has it
         d_in: width of x; default d_model
         d_context: width of the context of cross attention, which keys are made of; default d_in
         d_values: width of what values are made of; default d_context
         d_out: width of the result; default d_model, or n_heads * value_dim without output projection
-        q_bias: has W_Q a bias? With q_latent_dim the matrix that makes that vector of x has it instead
-        kv_bias: have W_K and W_V biases? With latent_dim the matrix that makes the latent has one instead
+        q_bias: has W_Q a bias?
+        kv_bias: have W_K and W_V biases?
         out_bias: has W_O a bias?
         out_proj: is there a W_O?
         mask: a mask that always holds, such as Causal()
         rope: rotary positions, or None
-        relative_bias: a learned bias by distance (T5), or None
         qk_norm: RMSNorm with gain over each head's query and key, before RoPE (as in Qwen3)
-        qk_norm_eps: added to the mean square in that norm, and in those of latents
+        qk_norm_eps: added to the mean square in that norm
         scale: factor of q.k; None is 1/sqrt(head_dim)
         softcap: c of c*tanh(s/c) on the scores (Gemma 2), or None
         sink: one learned logit per head that takes a share of the softmax (gpt-oss)
@@ -99,10 +87,6 @@ class AttentionSpec:
     kv_index: tuple[int, ...] = USUAL
     head_dim: int = USUAL
     value_dim: int = USUAL
-    latent_dim: int | None = None
-    rope_dim: int = USUAL
-    q_latent_dim: int | None = None
-    latent_norm: bool = True
     d_in: int = USUAL
     d_context: int = USUAL
     d_values: int = USUAL
@@ -113,7 +97,6 @@ class AttentionSpec:
     out_proj: bool = True
     mask: Mask | None = None
     rope: RoPE | None = None
-    relative_bias: RelativeBias | None = None
     qk_norm: bool = False
     qk_norm_eps: float = 1e-6
     scale: float | None = None
@@ -122,13 +105,9 @@ class AttentionSpec:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, kind in (("rope", RoPE), ("relative_bias", RelativeBias)):
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, kind):
-                raise HeadwiseError(f"{name}={value!r} must be a {kind.__name__}, such as {kind.__name__}()")
+        if self.rope is not None and not isinstance(self.rope, RoPE):
+            raise HeadwiseError(f"rope={self.rope!r} must be a RoPE, such as RoPE()")
         # vars(self) is the way around a frozen dataclass, which refuses self.rope = ...
-        if self.rope_dim and self.rope is None:
-            vars(self)["rope"] = RoPE()
         for name in ("d_model", "n_heads"):
             vars(self)[name] = require_size(name, getattr(self, name))
         for name in SIZES:
@@ -136,9 +115,8 @@ class AttentionSpec:
                 vars(self)[name] = self._usual(name)
             if name == "kv_index":
                 vars(self)[name] = resolve_kv_index(self.n_heads, self.n_kv_heads, self.kv_index)
-            elif name != "rope_dim" or self.rope_dim != 0:  # alone of all sizes it may be 0: no rotary key
+            else:
                 vars(self)[name] = require_size(name, getattr(self, name))
-        self._check_latent()
         self._check_options()
 
     def _usual(self, name: str) -> int | tuple[int, ...]:
@@ -159,43 +137,8 @@ class AttentionSpec:
             return self.d_model // self.n_heads
         if name == "d_out" and not self.out_proj:
             return self.joined_dim
-        if name == "rope_dim":
-            if self.rope is None or self.latent_dim is None:
-                return 0
-            # About a third of the head, as DeepSeek-V2 has 64 of 192, and even: features are rotated in pairs.
-            return self.rope.dim or 2 * max(1, self.head_dim // 6)
         size: int = getattr(self, SIZES[name])
         return size
-
-    def _check_latent(self) -> None:
-        for name in ("latent_dim", "q_latent_dim"):
-            if getattr(self, name) is not None:
-                vars(self)[name] = require_size(name, getattr(self, name))
-        if self.latent_dim is None:
-            if self.rope_dim or self.q_latent_dim:  # `rope` alone rotates whole heads
-                name = "rope_dim" if self.rope_dim else "q_latent_dim"
-                raise HeadwiseError(f"{name}={getattr(self, name)} belongs to a latent; pass latent_dim= too")
-            return
-        fact = f"with latent_dim={self.latent_dim}"
-        if self.kv_index != tuple(range(self.n_heads)):
-            raise HeadwiseError(
-                f"n_kv_heads={self.n_kv_heads}, kv_index={self.kv_index} {fact}: each head has keys of its own; drop "
-                f"these"
-            )
-        if self.d_values != self.d_context:
-            raise HeadwiseError(
-                f"d_values={self.d_values} {fact}: keys and values come from one latent of width "
-                f"d_context={self.d_context}"
-            )
-        if self.qk_norm:
-            raise HeadwiseError(f"qk_norm {fact}: a norm over each head's keys cannot be absorbed; see latent_norm")
-        if self.rope_dim >= self.head_dim:
-            raise HeadwiseError(
-                f"rope_dim={self.rope_dim} of head_dim={self.head_dim}: nothing is left for what the latent says; pass "
-                f"a smaller rope_dim, or a larger head_dim"
-            )
-        if self.rope and self.rope.dim not in (None, self.rope_dim):
-            raise HeadwiseError(f"rope dim={self.rope.dim} and rope_dim={self.rope_dim} name one size; drop one")
 
     def _check_options(self) -> None:
         if not self.out_proj and self.d_out != self.joined_dim:
@@ -205,15 +148,10 @@ class AttentionSpec:
             )
         if self.out_bias and not self.out_proj:
             raise HeadwiseError("out_bias=True needs out_proj=True: there is no projection to carry the bias")
-        size = "rope_dim" if self.latent_dim else "head_dim"  # what RoPE rotates features of
-        width = getattr(self, size)
-        if self.rope and (self.rope.dim or width) > width:  # a latent has no such case: its two sizes are equal
+        if self.rope and (self.rope.dim or 0) > self.head_dim:
             raise HeadwiseError(f"rope dim={self.rope.dim} exceeds head_dim={self.head_dim}")
-        if self.rope and (width == 0 or (self.rope.dim or width) % 2):  # RoPE itself refuses a `dim` that is odd
-            remedy = "an even one" if self.latent_dim else "RoPE(dim=)"
-            raise HeadwiseError(
-                f"rope turns features in pairs, and {size}={width} is {'odd' if width else 'none'}; pass {remedy}"
-            )
+        if self.rope and (self.rope.dim or self.head_dim) % 2:  # RoPE itself refuses a `dim` that is odd
+            raise HeadwiseError(f"rope turns features in pairs, and head_dim={self.head_dim} is odd; pass RoPE(dim=)")
         if self.mask is not None and not isinstance(self.mask, Mask):
             raise bare_mask_error(self.mask)
         if not self.qk_norm_eps >= 0:  # not `< 0`, as NaN is refused, too
@@ -228,14 +166,14 @@ class AttentionSpec:
     def _is_usual(self, name: str, value: Any) -> bool:
         """Is this value of a field the one that it has when it is left out?"""
         if name not in SIZES:
-            return bool(value == getattr(AttentionSpec, name, None))
+            return bool(value == getattr(type(self), name, None))
         try:
             return bool(value == self._usual(name))
         except HeadwiseError:  # no usual one: n_heads does not divide
             return False
 
     def __repr__(self) -> str:
-        return f"AttentionSpec({', '.join(f'{name}={value!r}' for name, value in self._chosen().items())})"
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self._chosen().items())})"
 
     @property
     def q_dim(self) -> int:
@@ -258,37 +196,19 @@ class AttentionSpec:
         return self.n_heads * self.value_dim
 
     @property
-    def content_dim(self) -> int:
-        """Features of one head's query and key that are not rotated with the position, d - rope_dim."""
-        return self.head_dim - self.rope_dim
-
-    @property
-    def up_dim(self) -> int:
-        """With a latent, what is made of it for one head: the content of its key, and its value."""
-        return self.content_dim + self.value_dim
-
-    @property
     def variant(self) -> str:
-        """What the field calls it: MHA, GQA, MQA, or MLA where there is a latent."""
-        if self.latent_dim is not None:
-            return "MLA"
+        """What the field calls it: MHA, GQA or MQA."""
         return "MHA" if self.n_kv_heads == self.n_heads else "MQA" if self.n_kv_heads == 1 else "GQA"
 
     @property
     def q_weights(self) -> int:
         """Matrix entries that a token meets to become queries."""
-        return self.d_in * self.q_dim if self.q_latent_dim is None else self.q_latent_dim * (self.d_in + self.q_dim)
+        return self.d_in * self.q_dim
 
     @property
     def kv_weights(self) -> int:
-        """Matrix entries that a token meets to become keys and values, or what is kept of both."""
-        both = self.d_context * self.k_dim + self.d_values * self.v_dim
-        return both if self.latent_dim is None else self.d_context * self.cache_values_per_token
-
-    @property
-    def expanding_weights(self) -> int:
-        """Matrix entries that make keys and values of a latent; 0 without one."""
-        return (self.latent_dim or 0) * self.n_heads * self.up_dim
+        """Matrix entries that a token meets to become keys and values."""
+        return self.d_context * self.k_dim + self.d_values * self.v_dim
 
     @property
     def o_weights(self) -> int:
@@ -297,31 +217,19 @@ class AttentionSpec:
 
     @property
     def query_head_parameters(self) -> int:
-        """What one query head adds: its rows of W_Q, its columns of W_O, its bias, sink and bias by distance."""
-        rows = (self.q_latent_dim or self.d_in) * self.head_dim
-        # With q_latent_dim the bias lies on the vector that all heads share: see `shared_parameters`.
-        bias = 0 if self.q_latent_dim else self.q_bias * self.head_dim
-        buckets = self.relative_bias.n_buckets if self.relative_bias else 0
-        return rows + bias + self.out_proj * self.value_dim * self.d_out + self.sink + buckets
+        """What one query head adds: its rows of W_Q, its columns of W_O, its bias and sink."""
+        return (self.d_in + self.q_bias) * self.head_dim + self.out_proj * self.value_dim * self.d_out + self.sink
 
     @property
     def kv_head_parameters(self) -> int:
-        """What one key/value head adds: its rows of W_K and W_V with their biases, or those that read the latent."""
-        if self.latent_dim is not None:
-            return self.latent_dim * self.up_dim
+        """What one key/value head adds: its rows of W_K and W_V with their biases."""
         weights = self.d_context * self.head_dim + self.d_values * self.value_dim
         return weights + self.kv_bias * (self.head_dim + self.value_dim)
 
     @property
     def shared_parameters(self) -> int:
-        """What belongs to no head: the bias of W_O, the gains of qk-norm, what makes latents, and their norms."""
-        shared = self.out_bias * self.d_out + self.qk_norm * 2 * self.head_dim  # one gain of queries, one of keys
-        # A latent's matrix, its bias and the gain of its norm; the rotary key beside it is not normed.
-        if self.latent_dim is not None:
-            shared += self.kv_weights + self.kv_bias * self.cache_values_per_token + self.latent_norm * self.latent_dim
-        if self.q_latent_dim is not None:
-            shared += self.q_latent_dim * (self.d_in + self.q_bias + self.latent_norm)
-        return shared
+        """What belongs to no head: the bias of W_O, and the gains of qk-norm."""
+        return self.out_bias * self.d_out + self.qk_norm * 2 * self.head_dim  # one gain of queries, one of keys
 
     @property
     def n_parameters(self) -> int:
@@ -331,8 +239,8 @@ class AttentionSpec:
 
     @property
     def cache_values_per_token(self) -> int:
-        """Numbers that a cache keeps for one token of one document: g * (d + e), or latent_dim + rope_dim."""
-        return self.k_dim + self.v_dim if self.latent_dim is None else self.latent_dim + self.rope_dim
+        """Numbers that a cache keeps for one token of one document: g * (d + e)."""
+        return self.k_dim + self.v_dim
 
     @property
     def causal(self) -> bool:
@@ -353,13 +261,98 @@ class AttentionSpec:
         """
         return (self.mask and self.mask.band(1, 1)) or (None, None)
 
-    def replace(self, **changes: Any) -> AttentionSpec:
+    def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed, validated anew; other sizes stay as they are."""
         fields = dict(vars(self))
-        for name in FOLLOWING:  # one that is as usual is made anew, and so follows the changes
-            if self._is_usual(name, fields[name]):
-                fields[name] = None
-        return AttentionSpec(**{**fields, **changes})
+        if self._is_usual("kv_index", self.kv_index):  # it follows the changes
+            fields["kv_index"] = None
+        return type(self)(**{**fields, **changes})
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class LatentSpec(AttentionSpec):
+    """Multi-head latent attention (MLA): DeepSeek-V2, arXiv 2405.04434, section 2.1. Every head has its own keys.
+
+    Attributes:
+        latent_dim: width of the one vector a token from which every head makes its keys and values
+        rope_dim: the last features of queries and keys, which carry positions; one key's for all heads
+        q_latent_dim: width of the vector from which all queries are made, or None
+        latent_norm: RMSNorm with gain over these vectors; `qk_norm_eps` is added to the mean square
+        q_bias, kv_bias: of the matrix that makes the latent, where there is one
+    """
+
+    latent_dim: int
+    rope_dim: int = 0
+    q_latent_dim: int | None = None
+    latent_norm: bool = True
+
+    def _check_options(self) -> None:
+        for name in ("latent_dim", *(["q_latent_dim"] if self.q_latent_dim is not None else [])):
+            vars(self)[name] = require_size(name, getattr(self, name))
+        if self.rope_dim % 2 or not 0 <= self.rope_dim < self.head_dim:
+            raise HeadwiseError(
+                f"rope_dim={self.rope_dim} of head_dim={self.head_dim} must be even, 0 or more, and leave features for "
+                f"what the latent says; pass a smaller rope_dim, or a larger head_dim"
+            )
+        if self.rope is not None and (self.rope.dim or self.rope_dim) != self.rope_dim:
+            raise HeadwiseError(f"rope dim={self.rope.dim} and rope_dim={self.rope_dim} name one size; drop one")
+        if self.rope is not None and not self.rope_dim:
+            raise HeadwiseError("rope= with rope_dim=0: nothing is left to rotate; pass rope_dim=")
+        super()._check_options()
+
+    @property
+    def content_dim(self) -> int:
+        """Features of one head's query and key that are not rotated with the position, d - rope_dim."""
+        return self.head_dim - self.rope_dim
+
+    @property
+    def up_dim(self) -> int:
+        """What is made of the latent for one head: the content of its key, and its value."""
+        return self.content_dim + self.value_dim
+
+    @property
+    def variant(self) -> str:
+        return "MLA"
+
+    @property
+    def q_weights(self) -> int:
+        return super().q_weights if self.q_latent_dim is None else self.q_latent_dim * (self.d_in + self.q_dim)
+
+    @property
+    def kv_weights(self) -> int:
+        """Matrix entries that a token meets to become what is kept of it."""
+        return self.d_in * self.cache_values_per_token
+
+    @property
+    def expanding_weights(self) -> int:
+        """Matrix entries that make keys and values of a latent."""
+        return self.latent_dim * self.n_heads * self.up_dim
+
+    @property
+    def query_head_parameters(self) -> int:
+        if self.q_latent_dim is None:
+            return super().query_head_parameters
+        return self.q_latent_dim * self.head_dim + self.value_dim * self.d_out
+
+    @property
+    def kv_head_parameters(self) -> int:
+        """What one head adds: the rows that make its key and its value of the latent."""
+        return self.latent_dim * self.up_dim
+
+    @property
+    def shared_parameters(self) -> int:
+        """What belongs to no head: the bias of W_O, and what makes latents, with biases and gains."""
+        shared = self.out_bias * self.d_out
+        # The rotary key beside the latent is not normed.
+        shared += self.kv_weights + self.kv_bias * self.cache_values_per_token + self.latent_norm * self.latent_dim
+        if self.q_latent_dim is not None:
+            shared += self.q_latent_dim * (self.d_in + self.q_bias + self.latent_norm)
+        return shared
+
+    @property
+    def cache_values_per_token(self) -> int:
+        """Numbers that a cache keeps for one token of one document: the latent and the rotary key."""
+        return self.latent_dim + self.rope_dim
 
 
 PerHead: TypeAlias = "Sequence[Any] | NDArray[Any] | Tensor"  # (H,) one number for each query head

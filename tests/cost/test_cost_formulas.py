@@ -15,6 +15,7 @@ from headwise.cost.shape import Attention, FeedForward, cache_values, experts_re
 from headwise.gpt.checkpoint import hf_config
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import PRESETS
+from headwise.spec import LatentSpec
 
 SPEC = hw.AttentionSpec(d_model=29, n_heads=6, n_kv_heads=2, head_dim=5, value_dim=7)
 
@@ -115,9 +116,8 @@ def test_windows_and_experts() -> None:
     assert short is not None and long is not None
     assert long.flops - short.flops == 61 * 2 * 128 * (512 + 64 + 512)
     assert long.expanded_flops - short.expanded_flops == 61 * 2 * (128 * (192 + 128) + 128 * 512 * (128 + 128))
-    sizes = {"vocab_size": 101, "context": 53, "n_layers": 3, "n_heads": 6, "d_model": 66}
-    bill = price(GPTConfig(**sizes, latent_dim=17, rope_dim=4), context=23)
-    assert bill.prefill.attention_flops == 3 * 2 * 6 * (11 + 11) * (23 * 24 // 2)
+    bill = price(LatentSpec(d_model=66, n_heads=6, latent_dim=17, rope_dim=4, mask=hw.Causal()), context=23)
+    assert bill.prefill.attention_flops == 2 * 6 * (11 + 11) * (23 * 24 // 2)
 
 
 @given(tokens=st.integers(1, 50), window=st.none() | st.integers(1, 60), causal=st.booleans())

@@ -20,7 +20,6 @@ from headwise.courses.from_scratch import (
     class_from_wrapper,
     wrapper_from_class,
 )
-from headwise.layer.importers import from_course
 
 B, T, D_IN, D, H, CONTEXT = 2, 5, 7, 3, 11, 13  # different primes; d_out = H * D = 33
 CLOSE = 1e-13
@@ -123,7 +122,7 @@ def test_heads_of_courses_are_watched() -> None:
     course, names = course_class(bias=True), [f"L0.H{h}" for h in range(H)]
     before = course(text())
     ours = statistics_of(course, text(), names)
-    theirs = statistics_of(from_course(course).layer, text(), names)
+    theirs = statistics_of(hw.from_torch(course), text(), names)
     assert ours == pytest.approx(theirs, rel=1e-9)
     assert torch.equal(course(text()), before) and course.watchers == []
     course = course_class()

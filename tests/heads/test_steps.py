@@ -133,7 +133,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "both sides": {"mask": None},
     "alibi": {"mask": hw.Causal() & hw.Alibi(), "softcap": 1.5},
     "hidden in the middle": {"mask": hw.Causal() & hw.Allowed([[True, False, True, True, True, False, True]])},
-    "relative bias": {"mask": hw.Causal(), "relative_bias": hw.RelativeBias(6, 5)},
     "value width": {"mask": hw.Causal(), "value_dim": 3, "n_kv_heads": 1, "sink": True, "out_bias": True},
     "kv_index": {"mask": hw.Causal(), "n_kv_heads": 2, "kv_index": (1, 0, 1)},
     "turned before the norm": {"mask": hw.Causal(), "qk_norm": True, "rope": hw.RoPE(before_norm=True)},
@@ -166,7 +165,7 @@ def test_every_option_of_a_layer_is_in_the_record(name: str) -> None:
     spec = model.blocks[1].attention.spec  # type: ignore[union-attr]
     assert s["softcap"] == spec.softcap
     assert (s["sink"] is not None) == spec.sink
-    assert any(key["bias"] for key in s["keys"]) == (name in ("alibi", "relative bias"))
+    assert any(key["bias"] for key in s["keys"]) == (name == "alibi")
     assert (len(s["out"]), s["n_kv_heads"]) == (spec.value_dim, spec.n_kv_heads)
     assert s["kv_head"] == spec.kv_index[2]
     assert sum(key["weight"] for key in s["keys"]) == pytest.approx(1 - (s["sink_weight"] or 0))

@@ -90,7 +90,6 @@ layers = st.fixed_dictionaries(
         "sink": st.booleans(),
         "softcap": st.sampled_from([None, None, None, 0.9]),
         "rope": st.sampled_from([None, hw.RoPE()]),
-        "relative_bias": st.sampled_from([None, None, hw.RelativeBias(4, 5)]),
     }
 )
 kv_indices = st.one_of(
@@ -172,7 +171,7 @@ PRICED: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
     "no output projection": ({"out_proj": False}, 5, {}),
     "softcap": ({"softcap": 0.9, "n_kv_heads": 2, "mask": hw.Window(1, 0)}, 5, {}),
     "unequal widths, softcap": ({"softcap": 0.9, "value_dim": 7}, 5, {}),
-    "all options": ({"rope": hw.RoPE(), "qk_norm": True, "relative_bias": hw.RelativeBias(4, 5)}, 5, {"past": 3}),
+    "all options": ({"rope": hw.RoPE(), "qk_norm": True}, 5, {"past": 3}),
 }
 
 
@@ -242,7 +241,6 @@ def test_flops_are_those_that_torch_counts_and_bytes_those_of_the_tensors(name: 
         {"mask": hw.Alibi()},
         {"mask": hw.Bias(torch.ones(H, 5, 5))},
         {"mask": hw.Allowed(torch.ones(B, H, 5, 5, dtype=torch.bool))},
-        {"relative_bias": hw.RelativeBias(8, 16)},
     ],
     ids=str,
 )

@@ -21,7 +21,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "no output projection": {"n_kv_heads": 3, "out_proj": False, "d_out": None},
     "sink": {"n_kv_heads": 3, "sink": True},
     "qk_norm": {"n_kv_heads": 3, "qk_norm": True},
-    "relative bias": {"n_kv_heads": 3, "relative_bias": hw.RelativeBias(4, 11)},
     "rope": {"n_kv_heads": 3, "rope": hw.RoPE(dim=4)},
     "softcap": {"n_kv_heads": 2, "softcap": 0.9},
     "other widths": {"d_in": 11, "d_context": 13, "mask": None},
@@ -137,7 +136,7 @@ def test_what_is_no_head_or_no_part_of_one_is_refused_and_changes_nothing() -> N
 def test_reading_what_a_head_has_not() -> None:
     with pytest.raises(AttributeError, match="'Head' object has no attribute 'foo'"):
         _ = make().heads[0].foo
-    assert {"wq", "relative_bias", "cost"} <= set(dir(make().heads[0]))
+    assert {"wq", "sink", "cost"} <= set(dir(make().heads[0]))
 
 
 def test_heads_by_name_and_by_slice() -> None:
@@ -209,7 +208,6 @@ def test_without_is_as_small_as_its_spec_says(layer: hw.MultiHeadAttention, gone
     assert spec.n_parameters == sum(p.numel() for p in smaller.parameters())
     assert spec.cache_values_per_token == len(still_read) * (D + E)
     per_head = D * (old.d_in + old.q_bias) + (old.d_out * E if old.out_proj else 0) + old.sink
-    per_head += old.relative_bias.n_buckets if old.relative_bias else 0
     per_kv_head = (D + E) * (old.d_context + old.kv_bias)
     fewer = (H - len(kept)) * per_head + (old.n_kv_heads - len(still_read)) * per_kv_head
     assert old.n_parameters - spec.n_parameters == fewer > 0
@@ -290,7 +288,7 @@ def test_copies_share_nothing(layer: hw.MultiHeadAttention, change: str) -> None
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("training", [True, False])
 def test_dtype_device_and_mode_stay(change: str, dtype: torch.dtype, training: bool) -> None:
-    layer = make(**FULL, qk_norm=True, out_bias=True, relative_bias=hw.RelativeBias(), dropout=0.5)
+    layer = make(**FULL, qk_norm=True, out_bias=True, dropout=0.5)
     layer = layer.to(dtype).train(training)
     other = CHANGES[change](layer)
     assert {p.dtype for p in other.parameters()} == {dtype}

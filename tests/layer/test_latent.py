@@ -1,64 +1,131 @@
-"""Multi-head latent attention: two ways of one answer, its cache, its heads, and what `explain` says of it."""
+"""Multi-head latent attention: two ways of one answer, its cache, its watchers."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
-from cases import refuses, refuses_table
-from small_models import call_inside, in_chunks, noisy, normal
+from cases import refuses_table
+from small_models import by_paper, call_inside, normal
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 import headwise as hw
 from headwise.layer import latent
 from headwise.rungs.tensor import attend
-from headwise.spec import Options
+from headwise.spec import LatentSpec, Options
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
 
 B, WIDTH, H = 2, 31, 6
 SIZES: dict[str, Any] = {"head_dim": 10, "value_dim": 7, "latent_dim": 13, "rope_dim": 4}
+LAYERS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "no positions": {"rope_dim": 0},
+    "narrow": {"latent_dim": 3},  # even the whole text is absorbed
+    "queries, too": {"q_latent_dim": 11, "q_bias": True, "kv_bias": True, "out_bias": True},
+    "no norm": {"latent_norm": False, "scale": 0.3},
+    "interleaved": {"rope": hw.RoPE(theta=53.0, interleaved=True), "norm_eps": 0.1},
+    "softcap, alibi": {"softcap": 1.3, "mask": hw.Causal() & hw.Alibi()},
+    "window": {"mask": hw.Window(3, 0)},
+}
 
 
-def make(**options: Any) -> hw.MultiHeadAttention:
-    return noisy(**{**SIZES, **options})
+def make(**options: Any) -> hw.MultiHeadLatentAttention:
+    torch.manual_seed(0)
+    fields = {"mask": hw.Causal(), **SIZES, **options}
+    layer = hw.MultiHeadLatentAttention(WIDTH, H, **fields).double().eval()
+    for name, parameter in layer.named_parameters():
+        parameter.data = torch.randn(parameter.shape).double() / (
+            parameter.shape[-1] ** 0.5 if "norm" not in name else 2
+        )
+    return layer
 
 
 def draw(n: int) -> Tensor:
     return normal(B, n, WIDTH)
 
 
-def both_ways(layer: hw.MultiHeadAttention, q: Tensor, kept: Tensor) -> dict[str, Tensor]:
-    options = Options(mask=hw.Causal())
-    return {
-        "expanded": attend(q, *latent.expanded(layer, kept), options),
-        "absorbed": latent.absorbed(layer, q, kept, options),
-    }
+def reference(layer: hw.MultiHeadLatentAttention, x: Tensor, **call: Any) -> Tensor:
+    """Equations 9 to 19 of the DeepSeek-V2 paper in the order of their symbols, with the norms of its section 3.1.2."""
+    spec, weights = layer.spec, dict(layer.named_parameters())
+
+    def compressed(name: str, y: Tensor, width: int | None) -> Tensor:
+        z = y @ weights[f"{name}_down.weight"].T + weights.get(f"{name}_down.bias", 0)
+        if not spec.latent_norm:
+            return z
+        head = z[..., :width]
+        head = head / torch.sqrt((head * head).mean(-1, keepdim=True) + spec.qk_norm_eps)
+        return torch.cat([head * weights[f"{name}_latent_norm.weight"], z[..., head.shape[-1] :]], -1)
+
+    c_q = x if spec.q_latent_dim is None else compressed("q", x, None)
+    q = c_q @ weights["q_proj.weight"].T + weights.get("q_proj.bias", 0)
+    c_kv, k_r = compressed("kv", x, spec.latent_dim).tensor_split([spec.latent_dim], -1)
+    ups = [rows.tensor_split([spec.head_dim - spec.rope_dim]) for rows in weights["kv_up.weight"].chunk(H)]
+    q = torch.stack(q.tensor_split(H, -1), 1)
+    k = torch.stack([torch.cat([c_kv @ up_k.T, k_r], -1) for up_k, _ in ups], 1)
+    v = torch.stack([c_kv @ up_v.T for _, up_v in ups], 1)
+    if spec.rope_dim:
+        rope = hw.RoPE(theta=spec.rope.theta, interleaved=spec.rope.interleaved, dim=spec.rope_dim)
+        positions = call.get("positions", torch.arange(x.shape[1])).expand(B, -1)
+        q, k = (by_paper(y.roll(spec.rope_dim, -1), rope, positions) for y in (q, k))
+    mask, gate = spec.mask, call.get("gate")
+    mask = mask & call["mask"] if "mask" in call else mask
+    out = hw.attend(
+        *(y.tolist() for y in (q, k, v)), mask, scale=spec.scale, softcap=spec.softcap,
+        gate=None if gate is None else gate.tolist(),
+    )  # fmt: skip
+    joined = torch.tensor(out, dtype=torch.float64).transpose(1, 2).flatten(2)
+    return joined @ weights["o_proj.weight"].T + weights.get("o_proj.bias", 0)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_whole_in_pieces_and_one_by_one_are_the_paper_s(name: str) -> None:
+    layer, x = make(**LAYERS[name]), draw(9)
+    expected = reference(layer, x)
+    close = {"rtol": 1e-6, "atol": 1e-6}  # cosines and sines are kept in float32
+    torch.testing.assert_close(layer(x), expected, **close)
+    torch.testing.assert_close(layer(x[0]), expected[0], **close)
+    for cuts in ((0, 4, 5, 9), range(10)):
+        cache = hw.KVCache(window=3) if name == "window" else hw.KVCache()
+        parts = [layer(x[:, start:stop], cache=cache) for start, stop in pairwise(cuts)]
+        torch.testing.assert_close(torch.cat(parts, 1), expected, **close)
+        kept = 3 if name == "window" else 9
+        assert cache.nbytes == B * kept * layer.spec.cache_values_per_token * 8
+    assert layer.spec.n_parameters == sum(p.numel() for p in layer.parameters())
+
+
+def test_every_argument_of_a_call_counts() -> None:
+    layer, x = make(), draw(9)
+    gate = torch.linspace(-1, 2, H).double()
+    for call in ({"gate": gate}, {"mask": hw.Lengths([9, 4])}, {"positions": torch.arange(9) * 3 + 2}):
+        given = layer(x, **call)
+        torch.testing.assert_close(given, reference(layer, x, **call), rtol=1e-6, atol=1e-6)
+        assert (given - layer(x)).abs().max() > 1e-3
+    dropping = make(dropout=0.5).train()
+    assert (dropping(x) - layer(x)).abs().max() > 1e-3
 
 
 def test_absorbed_is_expanded() -> None:
     """In float64 to its last digits; in float32 neither is further from that than twice the other, widths reordered."""
-    layer = make()
+    layer, options = make(), Options(mask=hw.Causal())
     kept, q = torch.randn(B, 1, 23, 17).double(), torch.randn(B, H, 5, 10).double()
-    exact = both_ways(layer, q, kept)
-    torch.testing.assert_close(exact["absorbed"], exact["expanded"], rtol=1e-13, atol=1e-13)
-    rounded = both_ways(layer.float(), q.float(), kept.float())
-    off = {way: float((rounded[way] - exact["expanded"]).abs().max()) for way in rounded}
-    assert 0 < off["absorbed"] <= 2 * off["expanded"] <= 4 * off["absorbed"]
+    exact = attend(q, *latent.expanded(layer, kept), options)
+    torch.testing.assert_close(latent.absorbed(layer, q, kept, options), exact, rtol=1e-13, atol=1e-13)
+    layer, q, kept = layer.float(), q.float(), kept.float()
+    ways = attend(q, *latent.expanded(layer, kept), options), latent.absorbed(layer, q, kept, options)
+    expanded, absorbed = (float((way - exact).abs().max()) for way in ways)
+    assert 0 < absorbed <= 2 * expanded <= 4 * absorbed
 
 
 def test_the_way_with_fewer_multiplications_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer, ways = make(mask=hw.Causal()), []
+    layer, ways = make(), []
     for way in ("expanded", "absorbed"):
         real = getattr(latent, way)
         monkeypatch.setattr(latent, way, lambda *x, way=way, real=real: ways.append(way) or real(*x))
     cache = hw.KVCache()
-    told = [hw.explain(layer, draw(23), cache=cache).form]
     layer(draw(23), cache=cache)
-    told.append(hw.explain(layer, draw(1), cache=cache).form)
     layer(draw(1), cache=cache)
-    assert ways == told == ["expanded", "absorbed"]
+    assert ways == ["expanded", "absorbed"]
 
 
 class Adapted(torch.nn.Module):
@@ -73,87 +140,46 @@ class Adapted(torch.nn.Module):
 
 
 def test_what_stands_for_a_projection_is_called() -> None:
-    """Nothing is absorbed around it, and its heads say that they have no weight to hand out."""
-    layer, cache, x = make(mask=hw.Causal()), hw.KVCache(), draw(9)
+    layer, cache, x = make(), hw.KVCache(), draw(9)
     layer.kv_up = Adapted(layer.kv_up)
-    torch.testing.assert_close(in_chunks(layer, x, range(10), cache), layer(x), rtol=1e-12, atol=1e-12)
-    reason = hw.explain(layer, draw(1), cache=cache).refused["absorbed"]
-    assert reason == "Adapted stands for kv_up, and has no weight to absorb"
+    parts = [layer(x[:, n : n + 1], cache=cache) for n in range(9)]
+    torch.testing.assert_close(torch.cat(parts, 1), layer(x), rtol=1e-12, atol=1e-12)
     with hw.watch(layer) as seen:
         layer(x)
     assert seen["L0.H3"].entropy > 0
-    refuses(lambda: layer.heads[3].wk, "Adapted stands for a projection and has no weight to hand out")
 
 
-@pytest.mark.parametrize("options", [{}, {"q_latent_dim": 11, "q_bias": True, "kv_bias": True, "sink": True}], ids=str)
-def test_the_price_is_what_is_counted(options: dict[str, Any]) -> None:
-    layer = make(mask=hw.Causal(), latent_norm=not options, **options)
-    counted = sum(parameter.numel() for parameter in layer.parameters())
-    price = hw.price(layer, context=11, batch=B, dtype="fp32")
-    assert layer.spec.n_parameters == counted == price.parameters.total
-    cache = hw.KVCache()
-    layer.float()(draw(11).float(), cache=cache)
-    assert price.cache.total_bytes == cache.nbytes == B * 11 * (13 + 4) * 4  # of a token a latent and a rotary key
-    of_heads = sum(head.cost.parameters + head.cost.kv_parameters / head.cost.shared_by for head in layer.heads)
-    assert of_heads == pytest.approx(counted, abs=1e-9)
+def test_it_is_watched_and_silenced_like_any_layer() -> None:
+    layer, x, cache = make(), draw(9), hw.KVCache()
+    call = call_inside(layer, x)
+    assert call.k.shape == (B, H, 9, 10) and call.v.shape == (B, H, 9, 7)
+    weights = hw.trace(call.q, call.k, call.v, mask=hw.Causal()).weights
+    with hw.watch(layer) as seen:
+        answer = layer(x)
+    assert torch.equal(answer, layer(x))
+    for head in range(H):
+        found = seen[f"L0.H{head}"]
+        assert found.entropy == pytest.approx(float(torch.special.entr(weights[:, head]).sum(-1).mean()), abs=1e-5)
+    with hw.ablate(layer, ["L0.H4"], how="zero"):
+        silenced = layer(x)
+        steps = torch.cat([layer(x[:, :8], cache=cache), layer(x[:, 8:], cache=cache)], 1)  # the last one is absorbed
+    gate = torch.ones(H).double().index_fill(0, torch.tensor([4]), 0)
+    torch.testing.assert_close(silenced, layer(x, gate=gate))
+    torch.testing.assert_close(steps, silenced)
+    # W_V as the product through the latent: of a token alone, but for what the norm divides by.
+    _, w_o, w_v = layer.watched()
+    size = (layer.kv_down(x)[..., :13].square().mean(-1) + 1e-6).sqrt()
+    made = (x @ w_v.T).unflatten(-1, (H, 7)).transpose(1, 2) / size[:, None, :, None]
+    torch.testing.assert_close(made, call.v)
+    assert w_o is layer.o_proj.weight
 
 
-def test_heads_are_those_of_an_ordinary_layer() -> None:
-    """Without norm a latent is a factorisation: the products make a layer of 6 heads, rotary features put first."""
-    layer = make(mask=hw.Causal(), latent_norm=False, q_latent_dim=11)
-    plain = hw.MultiHeadAttention(
-        WIDTH, H, head_dim=10, value_dim=7, mask=hw.Causal(), rope=hw.RoPE(dim=4)
-    ).double()  # fmt: skip
-    for head, of_plain in zip(layer.heads, plain.heads, strict=True):
-        for name in ("wq", "wk"):
-            setattr(of_plain, name, getattr(head, name).roll(4, 0))
-        of_plain.wv, of_plain.wo = head.wv, head.wo
-        torch.testing.assert_close(head.qk, of_plain.qk)
-        torch.testing.assert_close(head.ov, of_plain.ov)
-    torch.testing.assert_close(layer(draw(9)), plain(draw(9)), rtol=1e-12, atol=1e-12)
-    head = make().heads[2]  # with a norm: one token through the product and divided by the size of its latent
-    x = draw(1)
-    size = (head.layer.kv_down(x)[..., :13].square().mean(-1) + 1e-6).sqrt()
-    torch.testing.assert_close(call_inside(head.layer, x).v[:, 2], (x @ head.wv.T) / size[..., None])
-
-
-def test_heads_of_a_latent_go_and_are_not_written() -> None:
-    head = make(q_latent_dim=11).heads[1]
-    for name in ("wq", "wk", "wv"):
-        with pytest.raises(hw.HeadwiseError, match=f"^{name} of head 1 is a product through the latent .* `up`"):
-            setattr(head, name, getattr(head, name))
-    head.up = 2 * head.up.detach()
-    assert head.up.data_ptr() == head.layer.kv_up.weight[13:].data_ptr()
-    assert head.bk is None
-    assert "496 parameters of its own; latent: 892 parameters and 136 B of cache a token, shared by 6" in str(head.cost)
-    layer, x = make(mask=hw.Causal() & hw.Alibi(), sink=True, q_latent_dim=11), draw(9)
-    gate = torch.ones(H).double().index_fill(0, torch.tensor([1, 4]), 0)
-    smaller = layer.without([1, 4])
-    torch.testing.assert_close(smaller(x), layer(x, gate=gate), rtol=1e-12, atol=1e-12)
-    assert smaller.spec.cache_values_per_token == 17
-    torch.testing.assert_close(layer.permuted([5, 0, 3, 1, 2, 4])(x), layer(x), rtol=1e-12, atol=1e-12)
-    assert hw.MultiHeadAttention(48, 4, latent_dim=8).spec.rope_dim == 0
-    rotary = hw.MultiHeadAttention(192, 1, latent_dim=8, rope=hw.RoPE()).spec
-    assert (rotary.rope_dim, rotary.value_dim) == (64, 192)
-    assert rotary.replace(latent_dim=None).rope_dim == 0
-    assert hw.MultiHeadAttention(48, 4, latent_dim=8, rope_dim=4).spec.rope == hw.RoPE()
-    assert hw.MultiHeadAttention(48, 4, latent_dim=8, rope=hw.RoPE(dim=6)).spec.rope_dim == 6
-    assert eval(repr(rotary), {**vars(hw)}) == rotary
-
-
-@pytest.mark.parametrize("n", [1, 23])
-def test_explain_counts_what_torch_counts(n: int) -> None:
-    layer, cache, x = make(q_latent_dim=11, value_dim=10).float(), hw.KVCache(), draw(n).float()
-    layer(draw(22).float(), cache=cache)
-    told = hw.explain(layer, x, cache=cache)
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        layer(x, cache=cache)
-    assert told.form == ("absorbed" if n == 1 else "expanded")
-    assert sum(told.flops.values()) == counter.get_total_flops()
-    assert told.sizes == ((B, H, 1, 1, 23, 17, 17) if n == 1 else (B, H, H, 23, 45, 10, 10))
-    other = "expanded" if n == 1 else "absorbed"
-    assert "multiplications for each document" in told.refused[other]
-    assert str(told).startswith(f"{told.form}, {told.path}: ")
+def test_the_spec_is_priced_and_read_back() -> None:
+    spec = make(q_latent_dim=11).spec
+    assert eval(repr(spec), {**vars(hw), "LatentSpec": LatentSpec}) == spec
+    assert hw.MultiHeadLatentAttention.__init__.__doc__ is None and spec.rope == hw.RoPE()
+    price = hw.price(spec, context=11, batch=B, dtype="fp32")
+    assert price.parameters.total == spec.n_parameters and price.cache.total_bytes == B * 11 * 17 * 4
 
 
 def test_what_does_not_go_together_is_refused() -> None:

@@ -65,7 +65,7 @@ def test_a_copy_and_a_state_share_nothing(layer: hw.MultiHeadAttention) -> None:
     layer(normal(B, T, 29))
     matrices = [f"{x}_proj.weight" for x in "kqov"]
     assert sorted(layer.state_dict()) == sorted([*matrices, "sink", "q_norm.weight", "k_norm.weight"])
-    options = {"sink": True, "qk_norm": True, "relative_bias": hw.RelativeBias(), "out_bias": True}
+    options = {"sink": True, "qk_norm": True, "out_bias": True}
     layer = hw.MultiHeadAttention(**BASE, **options, device="meta", dtype=torch.bfloat16)
     assert {(p.device.type, p.dtype) for p in layer.parameters()} == {("meta", torch.bfloat16)}
     again = hw.MultiHeadAttention.from_spec(layer.spec, device="cpu", dtype=torch.float64)

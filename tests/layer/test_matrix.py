@@ -151,7 +151,6 @@ class Case:
 
 TABLES = tomllib.loads(Path(__file__).with_name("matrix.toml").read_text(encoding="utf-8"))
 CROSS: dict[str, Any] = {"mask": None}
-LATENT: dict[str, Any] = {"latent_dim": 11}
 LAYER_ROWS: dict[str, tuple[Case, Case]] = {
     **{
         name: (Case(eval(before)), Case(eval(after))) for name, (before, after) in TABLES["layer"].items()
@@ -165,7 +164,6 @@ LAYER_ROWS: dict[str, tuple[Case, Case]] = {
         Case({**CROSS, "d_values": 13}, {"context": numbers("a", B, S, 29), "values": numbers("b", B, S, 13)}),
     ),
 }
-REFUSED_WITH_LATENT = TABLES["beside_a_latent"]
 CALL_ROWS: dict[str, tuple[Case, Case]] = {
     "x": (Case(), Case(call={"x": numbers("another x", B, T, 29)})),
     "context": (Case(CROSS, {"context": numbers("a", B, S, 29)}), Case(CROSS, {"context": numbers("b", B, S, 29)})),
@@ -211,12 +209,6 @@ def reference(case: Case, layer: hw.MultiHeadAttention, x: Tensor, turn: Any) ->
             y = y / torch.sqrt((y * y).mean(-1, keepdim=True) + spec.qk_norm_eps) * gain
         return y
 
-    if spec.latent_dim:
-        q, k, v = latent_heads(layer, x, source)
-        if spec.rope_dim:
-            positions = call.get("positions", torch.arange(T)).expand(B, T)
-            q, k = (turn(y.roll(spec.rope_dim, -1), replace(spec.rope, dim=spec.rope_dim), positions) for y in (q, k))
-        return joined_heads(case, layer, q, k, v)
     gains = (layer.q_norm.weight, layer.k_norm.weight) if spec.qk_norm else (None, None)
     q, k = heads(layer.q_proj, x, spec.n_heads, gains[0]), heads(layer.k_proj, source, spec.n_kv_heads, gains[1])
     v = heads(layer.v_proj, call.get("values", source), spec.n_kv_heads, None)
@@ -226,31 +218,10 @@ def reference(case: Case, layer: hw.MultiHeadAttention, x: Tensor, turn: Any) ->
     return joined_heads(case, layer, q, k, v)
 
 
-def latent_heads(layer: hw.MultiHeadAttention, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Equations 9 to 19 of the DeepSeek-V2 paper in the order of their symbols, with the norms of its section 3.1.2."""
-    spec, weights = layer.spec, dict(layer.named_parameters())
-
-    def compressed(name: str, y: Tensor, width: int | None) -> Tensor:
-        z = y @ weights[f"{name}_down.weight"].T + weights.get(f"{name}_down.bias", 0)
-        if spec.latent_norm:
-            head = z[..., :width]
-            head = head / torch.sqrt((head * head).mean(-1, keepdim=True) + spec.qk_norm_eps)
-            z = torch.cat([head * weights[f"{name}_latent_norm.weight"], z[..., head.shape[-1] :]], -1)
-        return z
-
-    c_q = x if spec.q_latent_dim is None else compressed("q", x, None)
-    q = c_q @ weights["q_proj.weight"].T + weights.get("q_proj.bias", 0)
-    c_kv, k_r = compressed("kv", source, spec.latent_dim).tensor_split([spec.latent_dim], -1)
-    ups = [head.up.tensor_split([spec.head_dim - spec.rope_dim]) for head in layer.heads]
-    k = torch.stack([torch.cat([c_kv @ up_k.T, k_r], -1) for up_k, _ in ups], 1)
-    v = torch.stack([c_kv @ up_v.T for _, up_v in ups], 1)
-    return torch.stack(q.tensor_split(spec.n_heads, -1), 1), k, v
-
-
 def joined_heads(case: Case, layer: hw.MultiHeadAttention, q: Tensor, k: Tensor, v: Tensor) -> np.ndarray:
     """The plain rung's attention under the masks of layer and call, the heads joined and projected."""
     spec, call = layer.spec, case.call
-    masks = [mask for mask in (spec.mask, call.get("mask"), learned_bias(layer)) if mask is not None]
+    masks = [mask for mask in (spec.mask, call.get("mask")) if mask is not None]
     both = None
     for mask in masks:
         both = mask if both is None else both & mask
@@ -263,14 +234,6 @@ def joined_heads(case: Case, layer: hw.MultiHeadAttention, q: Tensor, k: Tensor,
     if layer.o_proj is None:
         return to_numpy(joined)
     return to_numpy(joined @ layer.o_proj.weight.T + (0 if layer.o_proj.bias is None else layer.o_proj.bias))
-
-
-def learned_bias(layer: hw.MultiHeadAttention) -> hw.Bias | None:
-    """Four buckets up to distance 8: 0, 1, 2 to 3, 4 and more (the logarithmic half splits at 2 * (8/2)^(1/2) = 4)."""
-    if layer.relative_bias is None:
-        return None
-    buckets = [[min(max(i - j, 0), 2) + (i - j >= 4) for j in range(T)] for i in range(T)]
-    return hw.Bias([[[layer.relative_bias[b, h].item() for b in row] for row in buckets] for h in range(6)])
 
 
 def run(path: str, layer: hw.MultiHeadAttention, x: Tensor, call: dict[str, Any]) -> Tensor:
@@ -304,8 +267,7 @@ def assert_recorded(seen: list[Call], layer: hw.MultiHeadAttention, out: Tensor)
     assert torch.equal(joined if layer.o_proj is None else layer.o_proj(joined), out)
     if not call.options.dropout:
         spelled = hw.attend(call.q, call.k, call.v, **call.options._asdict())
-        absorbed = layer.spec.latent_dim is not None  # or may be; the call is spelled out in keys and values then
-        torch.testing.assert_close(spelled, call.out, rtol=0, atol=1e-12 if absorbed else 0)
+        assert torch.equal(spelled, call.out)
 
 
 def width_of_x(case: Case) -> int:
@@ -313,35 +275,23 @@ def width_of_x(case: Case) -> int:
     return changed.get("d_in", changed["d_model"])
 
 
-COMPILED = ("out_proj", "kv_index", "gate", "latent_dim")  # test_works_with compiles the rest, for several lengths
-
-
-def with_latent(rows: tuple[Case, Case]) -> tuple[Case, Case]:
-    """The same layers with keys and values out of a latent."""
-    first, second = (replace(case, build={**LATENT, **case.build}) for case in rows)
-    return first, second
+COMPILED = ("out_proj", "kv_index", "gate")  # test_works_with compiles the rest, for several lengths
 
 
 ROWS = (
     ("layer's", LAYER_ROWS),
     ("call's", CALL_ROWS),
     ("joined", JOINED_ROWS),
-    (
-        "latent layer's",
-        {name: with_latent(rows) for name, rows in LAYER_ROWS.items() if "latent_dim" not in rows[0].build},
-    ),
-    ("latent call's", {name: with_latent(rows) for name, rows in CALL_ROWS.items()}),
 )
 CELLS = [
     pytest.param(rows[argument], argument, path, gradients, id=f"{kind} {argument}, {path}{', grad' * gradients}")
     for kind, rows in ROWS
     for argument in rows
-    if argument not in SPECIAL and not (argument in REFUSED_WITH_LATENT and "latent" in kind)
+    if argument not in SPECIAL
     for path in LAYER_PATHS
     if path != "compiled" or argument in COMPILED
     for gradients in (False, True)
     if not gradients or path in CACHES  # with gradients a cache keeps its keys otherwise; nothing else changes
-    if "latent" not in kind or (path in ("direct", "growing", "rolling") and not gradients)  # the rest is the same code
 ]
 
 
@@ -366,12 +316,6 @@ def test_the_layer(row: tuple[Case, Case], argument: str, path: str, gradients: 
         close = 1e-6 if layer.spec.rope else 1e-12  # cosines and sines are kept in float32
         np.testing.assert_allclose(answers[-1], reference(case, layer, x, by_paper), rtol=close, atol=close)
     assert differ(*answers)
-
-
-@pytest.mark.parametrize("argument", REFUSED_WITH_LATENT)
-def test_what_a_latent_refuses_by_name(argument: str) -> None:
-    case = with_latent((LAYER_ROWS | CALL_ROWS)[argument])[1]
-    refuses(lambda: case.layer()(numbers("x", B, T, 29), **case.call), REFUSED_WITH_LATENT[argument])
 
 
 @pytest.mark.slow

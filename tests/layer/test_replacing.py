@@ -78,7 +78,7 @@ def test_a_transformer_is_replaced_watched_and_measured() -> None:
     encoder.layers[1].self_attn.in_proj_weight.requires_grad_(False)
     done = hw.replace(encoder, inputs=(x, causal))
     assert list(done.layers) == ["layers.0.self_attn", "layers.1.self_attn"]
-    assert all(certificate.difference < 1e-5 for certificate in done.layers.values())
+    assert all(difference < 1e-5 for difference in done.differences.values())
     assert done.difference is not None and done.difference < 1e-5 and done.seconds is not None and min(done.seconds) > 0
     assert done.peak is not None and min(done.peak) > x.nbytes and "forward" in str(done)
     assert isinstance(encoder.layers[0].self_attn, nn.MultiheadAttention)  # the model that was passed is as it was

@@ -60,8 +60,6 @@ def train(
     heads: int | None = None,
     kv_heads: int | None = None,
     head_dim: int | None = None,
-    latent_dim: int | None = None,
-    rope_dim: int | None = None,
     layers: int | None = None,
     width: int | None = None,
     context: int | None = None,
@@ -91,7 +89,7 @@ def train(
     if preset is not None:
         find_preset(preset)  # raises HeadwiseError
     sizes = {"n_heads": heads, "n_kv_heads": kv_heads, "head_dim": head_dim, "n_layers": layers}
-    sizes |= {"d_model": width, "context": context, "latent_dim": latent_dim, "rope_dim": rope_dim}
+    sizes |= {"d_model": width, "context": context}
     with _kept_input(text or [], out, resume) as (texts, out):
         names = [os.path.realpath(text_path(each)) for each in texts]  # a run may be resumed from another folder
         if names:

@@ -34,7 +34,7 @@ from headwise.cost.shape import Attention, FeedForward, Layer, ModelShape, cache
 from headwise.errors import HeadwiseError
 from headwise.families import OURS, families, family_for
 from headwise.files import read_json
-from headwise.spec import AttentionSpec
+from headwise.spec import AttentionSpec, LatentSpec
 from headwise.words import unknown
 
 __all__ = [
@@ -242,9 +242,9 @@ def variants(shape: ModelShape, setting: Setting) -> tuple[Variant, ...]:
     if not shape.generates:
         raise HeadwiseError(f"variants compare caches, and a {shape.family} encoder keeps none; price a decoder")
     spec = next(shape.cached).spec  # the first layer's: `build` gives all layers of a stack the same heads
-    rows = [_variant(shape, setting, True)] if spec.latent_dim else []  # True: this is the model as it is
+    rows = [_variant(shape, setting, True)] if isinstance(spec, LatentSpec) else []  # True: this is the model as it is
     for n in _divisors(spec.n_heads):
-        present = not spec.latent_dim and n == spec.n_kv_heads
+        present = not isinstance(spec, LatentSpec) and n == spec.n_kv_heads
         rows.append(_variant(shape.with_heads(n_kv_heads=n), setting, present))
     return tuple(rows)
 

@@ -16,8 +16,7 @@ from headwise.cost.shape import Attention, FeedForward, Layer, ModelShape, Piece
 from headwise.errors import HeadwiseError
 from headwise.families import HARMLESS, SIZE_WORDS, Family
 from headwise.masks import Causal, Window
-from headwise.positions import RoPE
-from headwise.spec import AttentionSpec
+from headwise.spec import AttentionSpec, LatentSpec
 
 LARGEST = 2**40  # of one size: far above any real one, so a larger number is a slip
 MOST_LAYERS, MOST_HEADS = 10_000, 4096  # far above any real model; each layer is built, so a slip would take for ever
@@ -229,8 +228,8 @@ def layers_of(f: Fields) -> list[Layer]:
 
 def attention_of(f: Fields) -> AttentionSpec:
     """The attention of a layer, without its mask."""
-    if "latent" in f.record:
-        return LATENTS[f.record["latent"]](f)
+    if f.record.get("latent"):
+        return deepseek_latent(f)
     bias = f.has("bias")
     qkv_bias = f.has("qkv_bias", bias)  # as `bias`, where the record does not tell them apart
     return AttentionSpec(
@@ -246,7 +245,7 @@ def attention_of(f: Fields) -> AttentionSpec:
     )
 
 
-def deepseek_latent(f: Fields) -> AttentionSpec:
+def deepseek_latent(f: Fields) -> LatentSpec:
     """The attention of DeepSeek: keys and values are made of a latent, queries of another latent or of the input.
 
     A query and a key are each a part without positions and a part that is rotated, side by side. The rotated part of
@@ -257,7 +256,7 @@ def deepseek_latent(f: Fields) -> AttentionSpec:
         names = f"num_key_value_heads={f.get('num_key_value_heads')} differs from num_attention_heads={heads}"
         raise HeadwiseError(f"{names}; a latent gives every head keys and values of its own")
     rope_dim, q_rank = f.size("qk_rope_head_dim"), f.optional_size("q_lora_rank")
-    return AttentionSpec(
+    return LatentSpec(
         d_model=f.size("hidden_size"),
         n_heads=heads,
         head_dim=f.size("qk_nope_head_dim") + rope_dim,
@@ -270,17 +269,6 @@ def deepseek_latent(f: Fields) -> AttentionSpec:
         out_bias=bias,
     )
 
-
-def our_latent(f: Fields) -> AttentionSpec:
-    """The attention of our GPT with a latent. Sizes that are None are filled in by AttentionSpec."""
-    names = ("d_model", "n_heads", "latent_dim", "rope_dim", "q_latent_dim")
-    sizes: dict[str, Any] = {name: f.optional_size(name) for name in names} | {"head_dim": f.head_dim()}
-    # With positions by RoPE a `rope_dim` that is left out has the spec's own default; other families name theirs.
-    bias, rope = f.flag("bias"), RoPE() if f.get("position") == "rope" else None
-    return AttentionSpec(**sizes, rope=rope, q_bias=bias, kv_bias=bias, out_bias=bias)
-
-
-LATENTS = {"deepseek": deepseek_latent, "ours": our_latent}
 
 # Which layers n, from 0, slide (see a window), as their class has it, where no `layer_types` of the file says so.
 SLIDES: dict[str, Callable[[Fields, int], bool]] = {
@@ -489,8 +477,6 @@ def ours(f: Fields) -> ModelShape:
     if f.flag("embedding_norm"):
         pieces.append("our embedding norm")
     changes: dict[str, Any] = {"pieces": pieces, "norms": (2 * of_norm, f.flag("final_norm") * of_norm)}
-    if f.get("latent_dim") is not None:
-        changes["latent"] = "ours"
     return one_stack(f.part(**changes))
 
 

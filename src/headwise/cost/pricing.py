@@ -19,6 +19,7 @@ from headwise.cost.shape import (
     longest_context,
 )
 from headwise.errors import HeadwiseError
+from headwise.spec import LatentSpec
 from headwise.table import DECIMAL, amount, scaled
 from headwise.words import unknown
 
@@ -370,7 +371,7 @@ def _heads(attention: Attention, cached: bool, setting: Setting) -> HeadPrice:
     values = spec.cache_values_per_token
     return HeadPrice(
         **{name: getattr(spec, name) for name in OF_SPEC},
-        latent=None if spec.latent_dim is None else values,
+        latent=values if isinstance(spec, LatentSpec) else None,
         query_head_parameters=attention.query_head_parameters,
         kv_head_parameters=attention.kv_head_parameters,
         parameters=attention.parameters,

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headwise.spec import AttentionSpec
+from headwise.spec import AttentionSpec, LatentSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,11 +175,10 @@ class ModelShape:
         Without RoPE, too: it costs nothing that is counted, and its width may not fit another head_dim. The result is
         for a price alone.
         """
-        # None stands for: no latents, no RoPE, the usual rope_dim, which is then 0, and groups of neighbours.
-        changes = dict.fromkeys(("latent_dim", "q_latent_dim", "rope_dim", "rope", "kv_index")) | heads
         layers = []
         for layer in self.layers:
-            spec = layer.attention.spec.replace(**changes)
+            fields = {name: getattr(layer.attention.spec, name) for name in AttentionSpec.__dataclass_fields__}
+            spec = AttentionSpec(**fields | {"rope": None, "kv_index": None} | heads)  # None: groups of neighbours
             layers.append(replace(layer, attention=replace(layer.attention, spec=spec)))
         return replace(self, layers=tuple(layers))
 
@@ -243,7 +242,11 @@ def _token_weights(spec: AttentionSpec) -> int:
 
     With a latent these are what makes it and what makes keys and values of it.
     """
-    return spec.q_weights + spec.kv_weights + spec.expanding_weights + spec.o_weights
+    return spec.q_weights + spec.kv_weights + spec.o_weights + _expanding(spec)
+
+
+def _expanding(spec: AttentionSpec) -> int:
+    return spec.expanding_weights if isinstance(spec, LatentSpec) else 0
 
 
 def decode_flops(shape: ModelShape, tokens: int, expand: bool = False) -> int:
@@ -256,12 +259,12 @@ def decode_flops(shape: ModelShape, tokens: int, expand: bool = False) -> int:
     for layer in shape.layers:
         spec, rows = layer.attention.spec, layer.attention.rows(tokens)
         total += 2 * (_token_weights(spec) + layer.feed_forward.active_weights)
-        if spec.latent_dim and not expand:
+        if isinstance(spec, LatentSpec) and not expand:
             # What is kept of a token, latent and rotary key, is read as a key, and its latent alone as a value.
             total += 2 * spec.n_heads * (spec.cache_values_per_token + spec.latent_dim) * rows
         else:
             total += pair_flops(spec, rows)
-            total += 2 * spec.expanding_weights * (rows - 1)  # the new token's own is among its other products
+            total += 2 * _expanding(spec) * (rows - 1)  # the new token's own is among its other products
     return total
 
 

@@ -252,13 +252,12 @@ def _pickle(path: Path, kind: str = "a pickle", remedy: str = "model.safetensors
 
 
 def hf_form(config: GPTConfig) -> str | None:
-    """The Hugging Face form that computes exactly this model: llama, qwen2, qwen3, deepseek_v3, gpt2, or None.
+    """The Hugging Face form that computes exactly this model: llama, qwen2, qwen3, gpt2, or None.
 
     That is the first family of families.toml all of whose `needs` are among the facts of the model.
     """
     spec, windows = config.attention, set(config.windows or ()) - {None}
     facts = asdict(config) | {
-        "latent": spec.latent_dim is not None,
         "windows": bool(windows),
         "gelu": config.activation.startswith("gelu"),
         # W_Q, W_K, W_V and W_O have equal sizes, as those of GPT-2.
@@ -326,8 +325,6 @@ def _stacks(config: GPTConfig) -> dict[str, list[str]]:
     form, names = hf_form(config), list(_meta_state(config))
     record = {} if form is None else _record(form)
     parts = record.get("names", {})
-    # With a query latent its second matrix, which is our q_proj, has this name in DeepSeek.
-    parts = parts | {"q_proj": "q_b_proj"} if config.q_latent_dim else parts
     if "biases" in record:  # the form has these biases always, also for a model of ours that has none: then as zeros
         all_names = _meta_state(replace(config, bias=True))
         names = [name for name in all_names if name in names or re.search(record["biases"], name)]

@@ -34,8 +34,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 # Sizes that no model exceeds: larger ones would loop for hours over layers and heads before memory is asked for. The
 # largest matrix, of n_heads * head_dim rows and d_model columns, then has fewer than 2^63 bytes, as torch wants: 2^57
 # numbers of 4 bytes. Below that the bounds are round choices.
-MOST = {"n_layers": 2**14, "n_heads": 2**19, "d_model": 2**19, "head_dim": 2**19, "rope_dim": 2**19}
-MOST |= {"vocab_size": 2**30, "d_ff": 2**30, "context": 2**30, "latent_dim": 2**18, "q_latent_dim": 2**19}
+MOST = {"n_layers": 2**14, "n_heads": 2**19, "d_model": 2**19, "head_dim": 2**19}
+MOST |= {"vocab_size": 2**30, "d_ff": 2**30, "context": 2**30}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +49,6 @@ class GPTConfig:
     d_model: int
     n_kv_heads: int | None = None  # default n_heads
     head_dim: int | None = None  # default d_model / n_heads
-    latent_dim: int | None = None  # with it multi-head latent attention; `AttentionSpec` says what these three are
-    rope_dim: int | None = None
-    q_latent_dim: int | None = None
     d_ff: int | None = None  # width of the feed-forward; default 4 * d_model
     norm: str = "rms"  # or "layer"
     norm_gain: bool = True  # do norms learn a factor for each feature?
@@ -74,10 +71,9 @@ class GPTConfig:
         # A frozen record has no assignment to its fields: its sizes, made plain integers, are put in by `vars`.
         for name in ("vocab_size", "context", "n_layers", "n_heads", "d_model"):
             vars(self)[name] = require_size(name, getattr(self, name))
-        for name in ("n_kv_heads", "head_dim", "latent_dim", "rope_dim", "q_latent_dim", "d_ff"):
-            value = getattr(self, name)
-            if value is not None and (name, value) != ("rope_dim", 0):  # 0: no rotary key, see `AttentionSpec`
-                vars(self)[name] = require_size(name, value)
+        for name in ("n_kv_heads", "head_dim", "d_ff"):
+            if getattr(self, name) is not None:
+                vars(self)[name] = require_size(name, getattr(self, name))
         for name, most in MOST.items():
             if (getattr(self, name) or 0) > most:  # None is bounded by what it defaults to
                 raise HeadwiseError(f"{name}={getattr(self, name):,} is more than headwise builds, {most:,}")
@@ -89,8 +85,6 @@ class GPTConfig:
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise HeadwiseError(f"{name}={getattr(self, name)!r} is not known; one of {', '.join(known)}")
-        if self.rope_dim is not None and self.position != "rope":
-            raise HeadwiseError(f"rope_dim={self.rope_dim} with position={self.position!r}; pass position='rope'")
         _ = self.attention  # validates heads and widths
         if self.windows is not None:
             # A JSON document has a list; or by mistake one number, which is refused as no window at all.
@@ -106,7 +100,7 @@ class GPTConfig:
     @property
     def attention(self) -> AttentionSpec:
         """The spec of every layer's attention, but for its window. Making it checks heads and widths."""
-        same = ("d_model", "n_heads", "n_kv_heads", "head_dim", "latent_dim", "rope_dim", "q_latent_dim", "qk_norm")
+        same = ("d_model", "n_heads", "n_kv_heads", "head_dim", "qk_norm")
         return AttentionSpec(
             **{name: getattr(self, name) for name in same},
             q_bias=self.bias,
@@ -242,8 +236,6 @@ class GPT(nn.Module):
         A feed-forward whose width the processes do not divide stays whole on each.
         """
         spec, width = self.config.attention, self.config.feed_forward_width
-        if spec.latent_dim is not None:
-            raise HeadwiseError(f"latent_dim={spec.latent_dim}: heads that share a latent are not split; leave one out")
         ranks.require_divisor({"heads": spec.n_heads, "key/value heads": spec.n_kv_heads})
         plan = dict.fromkeys((f"blocks.*.attention.{x}_proj" for x in "qkv"), "colwise")
         plan["blocks.*.attention.o_proj"] = "rowwise"

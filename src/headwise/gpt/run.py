@@ -90,9 +90,6 @@ class Settings:
         # Another width than the preset's: d_ff stays as many times the width as it is there.
         if "d_model" in self.shape and "d_ff" in preset.shape and "d_ff" not in self.shape:
             shape["d_ff"] = max(1, preset.shape["d_ff"] * self.shape["d_model"] // preset.shape["d_model"])
-        # Attention by a latent has neither of these, whatever the preset says; asked for beside it, they are refused.
-        if "latent_dim" in self.shape:
-            shape |= {"n_kv_heads": None, "qk_norm": False} | self.shape
         GPTConfig(vocab_size=1, **shape)  # a wrong shape is said before a long text is read
         if self.text is None:
             for option in ("tokenizer", "lines"):
@@ -305,14 +302,12 @@ def _results(
     `cells` of `Run`, None for any other text than the verb corpus."""
     spec, tokens = model.config.attention, corpus.tokens
     cells, pieces = None, "lines" if isinstance(corpus.data, Documents) else "pieces"
-    latent = {} if spec.latent_dim is None else {"latent + rotary key": f"{spec.latent_dim} + {spec.rope_dim}"}
     facts = {
         "preset": settings.preset,
         "text": corpus.name,
         "parameters": f"{model.n_parameters:,}",
         "layers x heads": f"{model.config.n_layers} x {spec.n_heads} of width {spec.head_dim}",
         "key/value heads": str(spec.n_kv_heads),
-        **latent,
         "context": f"{model.config.context} tokens",
         "vocabulary": f"{len(corpus.tokens):,}",
         "steps": f"{recipe.steps:,}, each of {recipe.batch} {pieces}",

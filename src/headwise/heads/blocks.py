@@ -361,13 +361,13 @@ class Pass:
         weight  (n,runs) of each run of keys
         """
         h, n_runs = len(e) // len(strip.at), weight.shape[1]
-        # Keys before the first one weigh nothing, so what may lie behind is raised by the weight of the first.
-        first = strip.near[:, 0].repeat(h)[:, None]
-        far = e.gather(1, first).mul_(strip.has_near[:, :1].repeat(h, 1)).add_(total[:, None], alpha=FAR)
-        behind = weight.cumsum(-1)
+        first = strip.near[:, :1].repeat(h, 1)  # (n,1), as all of these
+        of_first, far = e.gather(1, first).mul_(strip.has_near[:, :1].repeat(h, 1)), FAR * total[:, None]
+        behind = weight.scatter_add(1, first // RUN, -of_first).cumsum(-1)
         # Oldest first: whole runs that may go, then keys of the next one.
-        run = torch.searchsorted(behind, far, right=True).clamp_(max=n_runs - 1)  # (n,1)
+        run = torch.searchsorted(behind, far, right=True).clamp_(max=n_runs - 1)
         keys = e.view(-1, RUN).index_select(0, torch.arange(len(e), device=self.device) * n_runs + run[:, 0])
+        keys.scatter_add_(1, first % RUN, -of_first * (first // RUN == run))
         before = behind.gather(1, run) - keys.sum(-1, keepdim=True)
         dropped = torch.searchsorted(keys.cumsum(-1), far - before, right=True).add_(run, alpha=RUN)[:, 0]
         return strip.at.repeat(h).add_(1).sub_(dropped).clamp_(min=0)

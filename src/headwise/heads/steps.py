@@ -44,8 +44,6 @@ def head_steps(
     empty or longer than the context, and when ids and tokens differ in number.
     """
     require_text(ids, model.config.context, "the model's context")
-    if (dim := model.config.latent_dim) is not None:
-        raise HeadwiseError(f"latent_dim={dim}: the steps are those of four matrices; trace a model without a latent")
     if len(tokens) != len(ids):
         raise HeadwiseError(f"{len(tokens)} tokens for {len(ids)} ids; pass one for each")
     _check_place("position", "--at", at, "the text", len(ids))

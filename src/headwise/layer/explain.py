@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.layer import latent
+from headwise.errors import HeadwiseError
 from headwise.layer.layer import MultiHeadAttention
-from headwise.masks import Bias, Both, BroadcastGrid, Mask, all_of
+from headwise.masks import Both, BroadcastGrid, Mask
 from headwise.rungs import paths
 from headwise.rungs.cache import KVCache
 from headwise.spec import Sizes, check_per_head
@@ -31,9 +31,7 @@ class Explanation:
         keys: the number of keys read, after windows have cut K and V
         flops: of the projections and of the attention products, a multiplication and an addition counting 2
         bytes: read and written at least once: weights, x and result, q, k, v and heads; `mask`, the tensor that the
-            masks become, if any; `maps`, the (B,H,T,S) numbers of the explicit path; `latents`, which are expanded
-        form: with a latent "expanded" or "absorbed", see `headwise.layer.latent`, else None; `sizes` are those of
-            the attention call in this form, and `refused` has the multiplications of the other
+            masks become, if any; `maps`, the (B,H,T,S) numbers of the explicit path
     """
 
     path: str
@@ -42,17 +40,14 @@ class Explanation:
     keys: int
     flops: dict[str, int]
     bytes: dict[str, int]
-    form: str | None = None
 
     @property
     def summary(self) -> str:
         """The way and what it reads, in one line."""
         B, H, G, T, S, _, _ = self.sizes
-        name = self.path if self.form is None else f"{self.form}, {self.path}"
         queries = "1 query" if T == 1 else f"{T} queries"
-        return (
-            f"{name}: {queries} of {plural(H, 'head')} read {self.keys} of {S} keys of {plural(G, 'head')}, batch {B}"
-        )
+        heads, groups = plural(H, "head"), plural(G, "head")
+        return f"{self.path}: {queries} of {heads} read {self.keys} of {S} keys of {groups}, batch {B}"
 
     def _costs(self) -> dict[str, str]:
         return {"flops": _parts(self.flops, 1000, DECIMAL), "bytes": _parts(self.bytes, 1024, BINARY)}
@@ -82,6 +77,8 @@ def explain(
     Args:
         layer: a layer of ours
     """
+    if not isinstance(layer, MultiHeadAttention):
+        raise HeadwiseError(f"explain reads a MultiHeadAttention; this is a {type(layer).__name__}")
     sources = context, values  # as they were passed: a cache knows the very tensors that it was filled from
     x, context, values = layer.batched(x, context, values)
     layer.check(x, context, values, layer.mask_with(mask), cache, positions)
@@ -92,12 +89,8 @@ def explain(
     sizes = Sizes(B, spec.n_heads, spec.n_kv_heads, T, held + n_new, spec.head_dim, spec.value_dim)
     start = 0 if cache is None or context is not None or cache.holds_context else cache.length
     mask = layer.mask_with(mask, start, T)
-    if layer.relative_bias is not None:
-        # On the layer's call the learned bias joins the mask; here its shape is all that matters, so one zero stands
-        # for all of it.
-        mask = all_of((mask, Bias(layer.relative_bias.new_zeros(1, 1, 1, 1).expand(1, sizes.H, T, sizes.S))))
     options = layer.options(mask, gate)
-    # What follows, up to the form, raises what the call would raise.
+    # What follows, up to the path, raises what the call would raise.
     if mask is not None:
         mask.check(BroadcastGrid((B, sizes.H, T, sizes.S), torch.as_tensor, torch.arange))
     if gate is not None:
@@ -106,53 +99,32 @@ def explain(
         cache.held(*sources)
     elif cache is not None:
         cache.check_room(n_new)
-    form, other = _form(layer, T, sizes.S) if spec.latent_dim is not None else (None, {})
-    if form == "absorbed":  # all heads read latents and rotary keys as one key/value head, both as keys and as values
-        kept = spec.cache_values_per_token
-        sizes, options = sizes._replace(G=1, D=kept, E=kept), options._replace(kv_index=None)
     path = paths.choose(sizes, options)
     keys = path.last - path.first
     # The kernel skips the upper triangle only with its causal flag; otherwise it multiplies what a mask then hides.
     pairs = T * (T + 1) // 2 if path.name == paths.CAUSAL else T * keys
     # A multiplication and an addition for each weight that a token meets, and for each pair and feature: hence the 2.
     flops = {"projections": 2 * B * (T * (spec.q_weights + spec.o_weights) + n_new * spec.kv_weights)}
-    if form is not None:  # expanding sends all keys through `kv_up`, absorbing the queries
-        flops[f"{form} latent"] = 2 * B * (sizes.S if form == "expanded" else T) * spec.expanding_weights
     flops["attention"] = 2 * B * sizes.H * pairs * (sizes.D + sizes.E)
     return Explanation(
         path=path.name,
-        refused=paths.refusals(path, sizes, options) | other,
+        refused=paths.refusals(path, sizes, options),
         sizes=sizes,
         keys=keys,
         flops=flops,
-        bytes=_bytes(layer, x, sizes, path, form),
-        form=form,
+        bytes=_bytes(layer, x, sizes, path),
     )
 
 
-def _form(layer: MultiHeadAttention, T: int, S: int) -> tuple[str, dict[str, str]]:
-    """Of a layer with a latent: whether it is expanded or absorbed, and {the other: why it is not}."""
-    ways = latent.products(layer.spec, T, S)
-    form, rest = ("absorbed", "expanded") if latent.absorbs(layer, T, S) else ("expanded", "absorbed")
-    # The way with fewer multiplications is taken, unless an adapter stands for `kv_up`.
-    reason = f"{ways[rest]:,} multiplications for each document, where {form} takes {ways[form]:,}"
-    if ways[rest] < ways[form]:
-        reason = f"{type(layer.kv_up).__name__} stands for kv_up, and has no weight to absorb"
-    return form, {rest: reason}
-
-
-def _bytes(layer: MultiHeadAttention, x: Tensor, sizes: Sizes, path: paths.Path, form: str | None) -> dict[str, int]:
+def _bytes(layer: MultiHeadAttention, x: Tensor, sizes: Sizes, path: paths.Path) -> dict[str, int]:
     # The names are explained at `Explanation.bytes`.
     spec, (B, H, G, T, S, D, E) = layer.spec, sizes
     size, keys = x.element_size(), path.last - path.first
-    kv_width = D if form == "absorbed" else D + E  # absorbed, keys and values are the same numbers
     counts = {
         "weights": sum(p.numel() * p.element_size() for p in layer.parameters()),
         "x and result": B * T * (spec.d_in + spec.d_out) * size,
-        "q, k, v and heads": B * (H * T * (D + E) + G * keys * kv_width) * size,
+        "q, k, v and heads": B * (H * T + G * keys) * (D + E) * size,
     }
-    if form == "expanded":
-        counts["latents"] = B * S * spec.cache_values_per_token * size
     # Is a tensor made of the band? Not where the kernel's causal flag says it.
     has_band = path.band is not None and path.name != paths.CAUSAL
     if path.name == paths.EXPLICIT:

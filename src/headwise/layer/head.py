@@ -5,21 +5,19 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 from torch import Tensor
 
 from headwise.errors import HeadwiseError
-from headwise.layer import latent
-from headwise.layer.projections import Projections
 from headwise.table import amount, listed, plural
 from headwise.words import unknown
 
-# Sizes for the eye, all round choices.
-# The most pixels of a picture, rows and columns: in the row of a head, and alone. A larger matrix is shown by means
-# of its blocks.
-LayerT = TypeVar("LayerT", bound=Projections)
+if TYPE_CHECKING:
+    from headwise.layer.layer import MultiHeadAttention
+
+LayerT = TypeVar("LayerT", bound="MultiHeadAttention")
 
 # What a head hands out and takes: the parameter of the layer, the axis along which heads lie in it, and the field of
 # the spec with the length of one head there.
@@ -31,11 +29,9 @@ PARTS = {
     "bq": ("q_proj.bias", 0, "head_dim"),
     "bk": ("k_proj.bias", 0, "head_dim"),
     "bv": ("v_proj.bias", 0, "value_dim"),
-    "up": ("kv_up.weight", 0, "up_dim"),
     "sink": ("sink", 0, None),
-    "relative_bias": ("relative_bias", 1, None),
 }
-KV_PARTS = ("k_proj", "v_proj", "kv_up")  # these lie by key/value head, of which a latent has one for each head
+KV_PARTS = ("k_proj", "v_proj")  # these lie by key/value head
 
 
 class Heads:
@@ -44,7 +40,7 @@ class Heads:
     A slice, `heads[1:3]`, gives heads again, which keep their names.
     """
 
-    def __init__(self, layer: Projections, indices: Sequence[int] | None = None) -> None:
+    def __init__(self, layer: MultiHeadAttention, indices: Sequence[int] | None = None) -> None:
         self._layer = layer
         self._indices = range(layer.spec.n_heads) if indices is None else indices
 
@@ -95,19 +91,16 @@ class Heads:
 class HeadCost:
     """What one head costs. The key/value head that it reads is counted whole; `shared_by` says how many read it.
 
-    parameters     its rows of W_Q and columns of W_O, d_in * d + e * d_out, with bias, sink and relative bias
+    parameters     its rows of W_Q and columns of W_O, d_in * d + e * d_out, with bias and sink
     kv_parameters  rows of W_K and W_V of its key/value head, d_context * d + d_values * e, with biases
     cache_bytes    for each token that its key/value head keeps, (d + e) numbers
     shared_by      query heads that read this key/value head, itself included
-    shared         what they share: a "key/value head", or a "latent": then `up` is among the head's own parameters,
-                   what makes latents are the kv_parameters, and a token keeps (latent_dim + rope_dim) numbers
     """
 
     parameters: int
     kv_parameters: int
     cache_bytes: int
     shared_by: int
-    shared: str = "key/value head"
 
     @property
     def cache_share(self) -> float:
@@ -120,7 +113,7 @@ class HeadCost:
     def __str__(self) -> str:
         others = "" if self.shared_by == 1 else f", shared by {self.shared_by} heads"
         return (
-            f"{plural(self.parameters, 'parameter')} of its own; {self.shared}: "
+            f"{plural(self.parameters, 'parameter')} of its own; key/value head: "
             f"{plural(self.kv_parameters, 'parameter')} and {amount(self.cache_bytes)} of cache a token"
             f"{others}"
         )
@@ -129,17 +122,13 @@ class HeadCost:
 class Head:
     """One head's own weights, as views of the layer's. Assigning to one writes into the layer.
 
-    wq (d, d_in), wk (d, d_context), wv (e, d_values), wo (d_out, e): y = W x. bq (d,), bk (d,), bv (e,), sink () and
-    relative_bias (n_buckets,) are None where the layer has none, and so is wo without output projection. Query heads
-    of one group share wk and wv, so writing one writes all of them; `shared_with` names them.
-
-    With a latent (MLA) the head's own part is `up` (d - rope_dim + e, latent_dim), its rows of `layer.kv_up`, those for
-    keys first. wk and wv are products of it and of `layer.kv_down`, with the gain of the norm between them but without
-    its division by the size of each token's latent; where queries have a latent, so is wq. Products are for reading.
+    wq (d, d_in), wk (d, d_context), wv (e, d_values), wo (d_out, e): y = W x. bq (d,), bk (d,), bv (e,) and
+    sink () are None where the layer has none, and so is wo without output projection. Query heads of one group share wk
+    and wv, so writing one writes all of them; `shared_with` names them.
     """
 
     # Declared for the type checker; __getattr__ makes the weights when they are asked for.
-    layer: Projections
+    layer: MultiHeadAttention
     index: int
     wq: Tensor
     wk: Tensor
@@ -149,10 +138,8 @@ class Head:
     bk: Tensor | None
     bv: Tensor | None
     sink: Tensor | None
-    relative_bias: Tensor | None
-    up: Tensor | None
 
-    def __init__(self, layer: Projections, index: int) -> None:
+    def __init__(self, layer: MultiHeadAttention, index: int) -> None:
         vars(self).update(layer=layer, index=index)  # past __setattr__, which takes weights alone
 
     @property
@@ -174,23 +161,7 @@ class Head:
     def __getattr__(self, name: str) -> Any:
         if name not in PARTS:
             raise AttributeError(f"'Head' object has no attribute {name!r}")
-        return self._product(name) if name in self._products() else self._view(name)
-
-    def _products(self) -> list[str]:
-        """The parts that are products of two matrices."""
-        spec = self.layer.spec
-        names = [] if spec.q_latent_dim is None else ["wq"]
-        return names if spec.latent_dim is None else [*names, "wk", "wv"]
-
-    def _product(self, name: str) -> Tensor:
-        """A part that passes through a latent, as one matrix of x or of the context."""
-        layer, spec = self.layer, self.layer.spec
-        if name == "wq":
-            return latent.through(_parameter(layer, "q_down.weight"), layer.q_latent_norm, self._view("wq"))
-        down, ups = _parameter(layer, "kv_down.weight"), latent.split_up(spec, self._view("up"))
-        k, v = (latent.through(down, layer.kv_latent_norm, up) for up in ups)
-        # The last rows of `kv_down` make the rotary key, which is one for all heads and passes through no latent.
-        return v if name == "wv" else torch.cat([k, down[spec.latent_dim :]])
+        return self._view(name)
 
     def _view(self, name: str) -> Any:
         """The head's slice of one parameter; None where the layer has no such parameter."""
@@ -231,20 +202,11 @@ class Head:
         spec = self.layer.spec
         parameters, kv_parameters = spec.query_head_parameters, spec.kv_head_parameters
         cache_bytes = spec.cache_values_per_token * self.wq.element_size()
-        if spec.latent_dim is not None:
-            # Of what belongs to no head all but the bias of W_O makes latents; a layer with a latent has no qk-norm.
-            latents = spec.shared_parameters - spec.out_bias * spec.d_out
-            return HeadCost(parameters + kv_parameters, latents, cache_bytes, spec.n_heads, "latent")
         return HeadCost(parameters, kv_parameters, cache_bytes // spec.n_kv_heads, 1 + len(self.shared_with))
 
     def __setattr__(self, name: str, value: Tensor) -> None:
         if name not in PARTS:
             raise HeadwiseError(f"a head has no {name!r} to write; it has {', '.join(PARTS)}")
-        if name in self._products():
-            raise HeadwiseError(
-                f"{name} of head {self.index} is a product through the latent that all heads share; write the head's "
-                f"`up`, or the weights of the layer"
-            )
         view = getattr(self, name)
         if view is None:
             raise HeadwiseError(f"head {self.index} has no {name}: the layer was built without it")
@@ -300,7 +262,7 @@ def _selected(layer: LayerT, heads: list[int]) -> LayerT:
     parts = {path: (axis, 1 if size is None else getattr(old, size)) for path, axis, size in PARTS.values()}
     for path, copy in new.named_parameters():
         parameter = _parameter(layer, path)
-        if path in parts:  # gains, the bias of W_O and what makes latents are of no head
+        if path in parts:  # gains and the bias of W_O are of no head
             axis, width = parts[path]
             kept = kv_heads if path.startswith(KV_PARTS) else heads
             slices = [parameter.narrow(axis, head * width, width) for head in kept]  # one for each head
@@ -309,7 +271,7 @@ def _selected(layer: LayerT, heads: list[int]) -> LayerT:
     return new
 
 
-def _parameter(layer: Projections, path: str) -> Any:
+def _parameter(layer: MultiHeadAttention, path: str) -> Any:
     """A parameter by its name, such as "q_proj.weight"; None where the layer was built without it."""
     owner, _, name = path.rpartition(".")  # "sink" has no owner: it is the layer's own
     module = getattr(layer, owner, None) if owner else layer

@@ -15,16 +15,142 @@ queries through it and then compares wide ones. So a prompt is usually expanded,
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from headwise.layer.projections import Projections
-from headwise.rungs.tensor import attend
-from headwise.spec import AttentionSpec, Options
+from headwise.layer.projections import AttentionLayer, check_rolling, local, normed
+from headwise.masks import Mask
+from headwise.positions import RoPE
+from headwise.records import Call
+from headwise.rungs.cache import KVCache
+from headwise.rungs.tensor import Rotation, attend
+from headwise.spec import USUAL, LatentSpec, Options
 
 
-def products(spec: AttentionSpec, T: int, S: int) -> dict[str, int]:
+class MultiHeadLatentAttention(AttentionLayer):
+    """Self attention whose cache holds one latent and one rotary key a token, for all heads.
+
+        mla = hw.MultiHeadLatentAttention(768, 12, latent_dim=96, rope_dim=16, mask=hw.Causal())
+        y = mla(x)                                              # (B, T, 768) -> (B, T, 768)
+        y = mla(next_token, cache=cache)                        # with cache = hw.KVCache(), 112 numbers a token
+
+    `LatentSpec` explains the arguments; `mla.spec` gives them back. Head h owns rows h*d to h*d + d of
+    `q_proj.weight` (h*d, d_model or q_latent_dim), its last rope_dim ones are rotated; rows h*(n+e) to (h+1)*(n+e) of
+    `kv_up.weight`, n = d - rope_dim for its keys and then e for its values; and e columns of `o_proj.weight`.
+    `kv_down` (latent_dim + rope_dim, d_model) makes the latent and the rotary key, `q_down` the latent of queries.
+    """
+
+    spec: LatentSpec
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        latent_dim: int,
+        rope_dim: int = 0,
+        *,
+        head_dim: int | None = None,
+        value_dim: int | None = None,
+        q_latent_dim: int | None = None,
+        latent_norm: bool = True,
+        q_bias: bool = False,
+        kv_bias: bool = False,
+        out_bias: bool = False,
+        mask: Mask | None = None,
+        rope: RoPE | None = None,
+        norm_eps: float = 1e-6,
+        scale: float | None = None,
+        softcap: float | None = None,
+        dropout: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        spec = LatentSpec(
+            d_model=d_model,
+            n_heads=n_heads,
+            head_dim=USUAL if head_dim is None else head_dim,
+            value_dim=USUAL if value_dim is None else value_dim,
+            latent_dim=latent_dim,
+            rope_dim=rope_dim,
+            q_latent_dim=q_latent_dim,
+            latent_norm=latent_norm,
+            q_bias=q_bias,
+            kv_bias=kv_bias,
+            out_bias=out_bias,
+            mask=mask,
+            rope=RoPE() if rope is None and rope_dim else rope,
+            qk_norm_eps=norm_eps,
+            scale=scale,
+            softcap=softcap,
+            dropout=dropout,
+        )
+        super().__init__(spec, None if spec.rope is None else Rotation(spec.rope, rope_dim, last=True))
+        linear = partial(nn.Linear, device=device, dtype=dtype)
+        norm = partial(nn.RMSNorm, eps=norm_eps, device=device, dtype=dtype) if latent_norm else nn.Identity
+        if spec.q_latent_dim is None:
+            self.q_proj = linear(d_model, spec.q_dim, bias=q_bias)
+        else:  # as in DeepSeek's layers, what reads a latent has no bias: the matrix that makes it may have one
+            self.q_down = linear(d_model, spec.q_latent_dim, bias=q_bias)
+            self.q_latent_norm = norm(spec.q_latent_dim)
+            self.q_proj = linear(spec.q_latent_dim, spec.q_dim, bias=False)
+        self.kv_down = linear(d_model, spec.cache_values_per_token, bias=kv_bias)
+        self.kv_latent_norm = norm(spec.latent_dim)
+        self.kv_up = linear(spec.latent_dim, n_heads * spec.up_dim, bias=False)
+        self.o_proj = linear(spec.joined_dim, spec.d_out, bias=out_bias)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        mask: Mask | None = None,
+        cache: KVCache | None = None,
+        positions: Tensor | None = None,
+        gate: Tensor | None = None,
+    ) -> Tensor:
+        """Attend from x (B,T,d_model), or (T,d_model) of one document, to itself and what the cache holds.
+
+        The arguments are those of `MultiHeadAttention.forward`, and so are the errors.
+        """
+        is_one_document, x = x.ndim == 2, x[None] if x.ndim == 2 else x
+        self.check_self(x, self.mask_with(mask), cache, positions)
+        if cache is not None and cache.window is not None:
+            check_rolling(cache.window, self.mask_with(mask))
+        start, spec = 0 if cache is None else cache.length, self.spec
+        read = x if spec.q_latent_dim is None else normed(self.q_latent_norm, self.q_down(x))
+        q = self.ready(self.q_proj(read), spec.head_dim, None, start, positions)
+        content, rotary = self.kv_down(x).split([spec.latent_dim, spec.rope_dim], -1)
+        both = torch.cat([normed(self.kv_latent_norm, content), rotary], -1)
+        # The rotation turns the last features: the rotary key. Values are 0 wide, for a cache takes pairs.
+        kept = self.ready(both, spec.cache_values_per_token, None, start, positions)
+        if cache is not None:
+            kept, _ = cache.offer(kept, kept[..., :0])
+        H = q.shape[1]
+        options = self.held(self.options(self.mask_with(mask, start, x.shape[1]), gate), H, H)._replace(kv_index=None)
+        absorbs = _absorbs(self, q.shape[2], kept.shape[2])
+        k, v = (kept, kept) if absorbs and not self.watchers else expanded(self, kept)
+        out = absorbed(self, q, kept, options) if absorbs else attend(q, k, v, options)
+        if cache is not None:
+            cache.take(self._number)
+        # Watchers are shown keys and values of every head, whichever way is taken.
+        result = self.answer(Call(self, q, k, v, options, out, False, start))
+        return result[0] if is_one_document else result
+
+    def watched(self) -> tuple[int, Tensor | None, Tensor | None]:
+        """As `records.Watchable` has it; W_V is the product through the latent, but for the norm's division."""
+        up, o_proj = self.kv_up, self.o_proj
+        if not isinstance(up, nn.Linear) or not isinstance(o_proj, nn.Linear):
+            return self.spec.n_heads, getattr(o_proj, "weight", None), None
+        values = (
+            up.weight.detach()
+            .view(-1, self.spec.up_dim, self.spec.latent_dim)[:, self.spec.content_dim :]
+            .flatten(0, 1)
+        )
+        return self.spec.n_heads, o_proj.weight, through(self.kv_down.weight.detach(), self.kv_latent_norm, values)
+
+
+def products(spec: LatentSpec, T: int, S: int) -> dict[str, int]:
     """Multiplications of each way for T queries and S keys of one document.
 
     Expanded, each of S tokens goes through `kv_up`, and a pair costs a product of the key's width and one of the
@@ -38,7 +164,7 @@ def products(spec: AttentionSpec, T: int, S: int) -> dict[str, int]:
     }
 
 
-def absorbs(layer: Projections, T: int, S: int) -> bool:
+def _absorbs(layer: MultiHeadLatentAttention, T: int, S: int) -> bool:
     """Is the absorbed way taken? Where it has fewer multiplications, and no adapter stands for `kv_up`.
 
     An adapter, such as LoRA's, adds to what `kv_up` gives, and its weight alone would not be all of the function.
@@ -47,24 +173,24 @@ def absorbs(layer: Projections, T: int, S: int) -> bool:
     return isinstance(layer.kv_up, nn.Linear) and ways["absorbed"] < ways["expanded"]
 
 
-def expanded(layer: Projections, kept_b1sl: Tensor) -> tuple[Tensor, Tensor]:
+def expanded(layer: MultiHeadLatentAttention, kept_b1sl: Tensor) -> tuple[Tensor, Tensor]:
     """Keys (B,H,S,D) and values (B,H,S,E) of every head, out of what a cache keeps: latents, then rotary keys."""
     spec = layer.spec
-    content, rotary = torch.split(kept_b1sl, [kept_b1sl.shape[-1] - spec.rope_dim, spec.rope_dim], -1)
-    up_bsx = layer.kv_up(content).squeeze(1)  # x: what all heads make of a token, head after head
-    up_bhsx = up_bsx.unflatten(-1, (spec.n_heads, spec.up_dim)).transpose(1, 2)
-    k, v = split_up(spec, up_bhsx, -1)
-    return torch.cat([k, rotary.expand(-1, spec.n_heads, -1, -1)], -1), v  # all heads have the same rotary key
+    content, rotary = torch.split(kept_b1sl, [spec.latent_dim, spec.rope_dim], -1)
+    up_bhsx = layer.split(layer.kv_up(content.squeeze(1)), spec.up_dim)
+    k, v = torch.split(up_bhsx, [spec.content_dim, spec.value_dim], -1)
+    return torch.cat([k, rotary.expand(-1, k.shape[1], -1, -1)], -1), v  # all heads have the same rotary key
 
 
-def absorbed(layer: Projections, q_bhtd: Tensor, kept_b1sl: Tensor, options: Options) -> Tensor:
+def absorbed(layer: MultiHeadLatentAttention, q_bhtd: Tensor, kept_b1sl: Tensor, options: Options) -> Tensor:
     """What the heads give, (B,H,T,E), without keys and values of their own.
 
     `kept_b1sl` is what `expanded` takes, here read by all heads as one key/value head.
     """
     spec = layer.spec
     # Its weight is all of `kv_up`, which never has a bias.
-    up_k, up_v = split_up(spec, layer.kv_up.weight.view(spec.n_heads, spec.up_dim, -1), 1)
+    up_hxl = local(layer.kv_up.weight).view(-1, spec.up_dim, spec.latent_dim)
+    up_k, up_v = torch.split(up_hxl, [spec.content_dim, spec.value_dim], 1)
     content, rotary = torch.split(q_bhtd, [spec.content_dim, spec.rope_dim], -1)
     # l is a feature of the latent, n one of a key's content: q . W_UK c = (W_UK^T q) . c
     wide = torch.cat([torch.einsum("bhtn,hnl->bhtl", content, up_k), rotary], -1)
@@ -72,15 +198,8 @@ def absorbed(layer: Projections, q_bhtd: Tensor, kept_b1sl: Tensor, options: Opt
     scale = 1 / math.sqrt(spec.head_dim) if options.scale is None else options.scale
     # As keys they are wider than as values, by the rotary part. A kernel wants both equal and would fill the values up
     # with zeros again, so they keep that part, and what is gathered of it is thrown away.
-    # The layer's kv_index gives each head keys of its own; without one all heads read the one there is.
-    gathered = attend(wide, kept_b1sl, kept_b1sl, options._replace(scale=scale, kv_index=None))
-    return torch.einsum("bhtl,hel->bhte", gathered[..., : up_v.shape[-1]], up_v)
-
-
-def split_up(spec: AttentionSpec, up: Tensor, axis: int = 0) -> tuple[Tensor, Tensor]:
-    """Split one head's rows of `kv_up`, or what they gave, along `axis`: the content of its key, then its value."""
-    k, v = torch.split(up, [spec.content_dim, spec.value_dim], axis)
-    return k, v
+    gathered = attend(wide, kept_b1sl, kept_b1sl, options._replace(scale=scale))
+    return torch.einsum("bhtl,hel->bhte", gathered[..., : spec.latent_dim], up_v)
 
 
 def through(down: Tensor, norm: nn.Module, up: Tensor) -> Tensor:

@@ -1,68 +1,44 @@
-"""The parameters of a layer, as its spec says: Linears, gains, sinks; and modules that have shapes alone."""
+"""What every attention layer of ours shares: its spec, its watchers, the way of a call; and modules of shapes alone."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from headwise.errors import HeadwiseError
+from headwise.masks import Mask, all_of, bare_mask_error
 from headwise.records import Call
+from headwise.rungs.cache import KVCache
 from headwise.rungs.tensor import Rotation
-from headwise.spec import AttentionSpec
+from headwise.spec import AttentionSpec, Options, check_per_head
 
 _numbers = itertools.count()  # of layers, one each, in the order in which they are made
 
 
-class Projections(nn.Module):
-    """The parameters of `MultiHeadAttention`, whose docstring names them.
+class AttentionLayer(nn.Module):
+    """What `MultiHeadAttention` and `MultiHeadLatentAttention` share.
 
-    A class apart, as `layer.head` reads them and `layer.layer` imports that.
-
-    fields  those of AttentionSpec, which decide which parameters there are
+    Tensor parallelism (torch's `parallelize_module`, a `tp_plan` of transformers) leaves each process some of the
+    heads, side by side: rows of W_Q, W_K and W_V, and columns of W_O. So heads are counted by their width, everywhere.
     """
 
-    def __init__(
-        self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None, **fields: Any
-    ) -> None:
+    spec: AttentionSpec
+    q_proj: nn.Linear
+    o_proj: nn.Linear | None
+    sink: nn.Parameter | None = None
+    watchers: list[Callable[[Call], Tensor | None]]
+
+    def __init__(self, spec: AttentionSpec, rotation: Rotation | None = None) -> None:
         super().__init__()
-        spec = self.spec = AttentionSpec(**fields)
-        linear = partial(nn.Linear, device=device, dtype=dtype)
-        norm = partial(nn.RMSNorm, eps=spec.qk_norm_eps, device=device, dtype=dtype)
-        latent_norm = norm if spec.latent_norm else nn.Identity
-        zeros = partial(torch.zeros, device=device, dtype=dtype)
-        if spec.q_latent_dim is None:
-            self.q_proj = linear(spec.d_in, spec.q_dim, bias=spec.q_bias)
-        else:
-            self.q_down = linear(spec.d_in, spec.q_latent_dim, bias=spec.q_bias)
-            self.q_latent_norm = latent_norm(spec.q_latent_dim)
-            # As in DeepSeek's layers, what reads a latent has no bias: the matrix that makes it may have one.
-            self.q_proj = linear(spec.q_latent_dim, spec.q_dim, bias=False)
-        if spec.latent_dim is None:
-            self.k_proj = linear(spec.d_context, spec.k_dim, bias=spec.kv_bias)
-            self.v_proj = linear(spec.d_values, spec.v_dim, bias=spec.kv_bias)
-        else:
-            self.kv_down = linear(spec.d_context, spec.latent_dim + spec.rope_dim, bias=spec.kv_bias)
-            self.kv_latent_norm = latent_norm(spec.latent_dim)
-            self.kv_up = linear(spec.latent_dim, spec.n_heads * spec.up_dim, bias=False)
-        self.o_proj = linear(spec.joined_dim, spec.d_out, bias=spec.out_bias) if spec.out_proj else None
-        self.q_norm = norm(spec.head_dim) if spec.qk_norm else None
-        self.k_norm = norm(spec.head_dim) if spec.qk_norm else None
-        self.sink = nn.Parameter(zeros(spec.n_heads)) if spec.sink else None
-        rule = spec.relative_bias
-        self.relative_bias = nn.Parameter(zeros(rule.n_buckets, spec.n_heads)) if rule else None
+        self.spec, self._rotation = spec, rotation
         # Each gets the `Call` of every forward pass; what it returns, unless None, takes the place of `out`.
-        self.watchers: list[Callable[[Call], Tensor | None]] = []
-        self._rotation = None
-        if spec.rope is not None and spec.latent_dim is None:
-            self._rotation = Rotation(spec.rope, spec.head_dim)
-        elif spec.rope is not None:  # with a latent only the last features, which carry positions, are rotated
-            self._rotation = Rotation(spec.rope, spec.rope_dim, last=True)
+        self.watchers = []
         self._number = next(_numbers)  # by which a cache knows its layer
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -75,7 +51,171 @@ class Projections(nn.Module):
         cls, spec: AttentionSpec, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Self:
         """The layer that a spec describes."""
-        return cls(**vars(spec), device=device, dtype=dtype)  # a spec's instance variables are its fields
+        # A spec's instance variables are its fields, and a layer's arguments.
+        return cls(**vars(spec), device=device, dtype=dtype)  # type: ignore[call-arg]
+
+    def mask_with(self, mask: Mask | None, start: int = 0, n_queries: int = 0) -> Mask | None:
+        """The layer's own mask joined with that of a call, whose `n_queries` follow `start` others of their text."""
+        of_layer = self.spec.mask
+        if of_layer is None or not start:
+            return all_of((of_layer, mask))
+        # A piece of a text has its rows of the whole text's mask: what stands at the end of the keys by itself.
+        queries = slice(start, start + n_queries)
+        parts = []
+        for part in of_layer.parts():
+            parts.append(part if part.aligned() else part.for_queries(queries, queries.stop))
+        return all_of((*parts, mask))
+
+    def options(self, mask: Mask | None, gate: Tensor | None) -> Options:
+        """What the layer passes to `attend` besides q, k and v."""
+        dropout = self.spec.dropout if self.training else 0.0
+        return Options(mask, self.spec.scale, self.spec.softcap, self.sink, dropout, gate, self.spec.kv_index)
+
+    def held(self, options: Options, H: int, G: int) -> Options:
+        """The options of the H query heads and G key/value heads that this process holds."""
+        spec = self.spec
+        if (spec.n_heads, spec.n_kv_heads) == (H, G):
+            return options
+        first = _first_held(self.q_proj, H, spec.n_heads)
+        heads = range(first, first + H)
+        first_kv = 0 if spec.n_kv_heads == G else _first_held(getattr(self, "k_proj", self.q_proj), G, spec.n_kv_heads)
+        index = [spec.kv_index[head] - first_kv for head in heads]
+        if not 0 <= min(index) <= max(index) < G:
+            raise HeadwiseError(
+                f"query heads {first} to {heads[-1]} read key/value heads {min(index) + first_kv} to "
+                f"{max(index) + first_kv}, and this process holds {G} from {first_kv} on; leave k_proj and v_proj whole"
+            )
+        per_head: dict[str, Any] = {}
+        for name, values in (("sink", options.sink), ("gate", options.gate)):
+            if values is not None:
+                tensor = local(torch.as_tensor(values))
+                check_per_head(name, tensor.shape, H if len(tensor) == H else spec.n_heads)
+                per_head[name] = tensor if len(tensor) == H else tensor[heads.start : heads.stop]
+        mask = None if options.mask is None else options.mask.for_heads(heads, spec.n_heads)
+        return options._replace(mask=mask, kv_index=index, **per_head)
+
+    def split(self, x: Tensor, width: int) -> Tensor:
+        """(B,T,h*d) -> (B,h,T,d): head h is the h-th slice of the width, d wide."""
+        x_btc = local(x)
+        if x_btc.shape[-1] % width:
+            raise HeadwiseError(
+                f"this process holds {x_btc.shape[-1]} features of heads that are {width} wide: the number of "
+                f"processes must divide n_heads and n_kv_heads; leave out k_proj and v_proj, or use fewer processes"
+            )
+        return x_btc.reshape(*x_btc.shape[:2], -1, width).transpose(1, 2)
+
+    def ready(self, x: Tensor, width: int, norm: nn.Module | None, start: int, positions: Tensor | None) -> Tensor:
+        """Projected queries or keys as (B,h,T,d), normed and rotated; which comes first the RoPE says."""
+        x_bhtd = self.split(x, width)
+        rotation = self._rotation
+        if rotation is not None and rotation.rope.before_norm:
+            x_bhtd = rotation(x_bhtd, start, positions)
+        if norm is not None:
+            x_bhtd = normed(norm, x_bhtd)
+        if rotation is not None and not rotation.rope.before_norm:
+            x_bhtd = rotation(x_bhtd, start, positions)
+        return x_bhtd
+
+    def answer(self, call: Call) -> Tensor:
+        """What the layer gives, after all watchers have seen the call, and may have changed what the heads give."""
+        for watcher in self.watchers:
+            changed = watcher(call)
+            call = call if changed is None else call._replace(out=changed)
+        joined = call.out.transpose(1, 2).flatten(2)
+        result: Tensor = joined if self.o_proj is None else self.o_proj(joined)
+        return result
+
+    def check_self(self, x: Tensor, mask: Mask | None, cache: KVCache | None, positions: Tensor | None) -> None:
+        """Raise HeadwiseError where x (B,T,d_in), masks, a cache or positions do not fit the layer."""
+        self.check_fit("x", x, "d_in")
+        if mask is not None and not isinstance(mask, Mask):  # beside a mask of the layer `mask_with` has refused it
+            raise bare_mask_error(mask)
+        if positions is not None:
+            self._check_positions(x, positions)
+        if cache is not None:
+            cache.check_layer(self._number)  # a layer has a number of its own, and so has its copy
+            if cache.batch not in (None, x.shape[0]):
+                raise HeadwiseError(
+                    f"the cache holds {cache.batch} documents, x has {x.shape[0]}; use one cache for each batch"
+                )
+
+    def check_fit(self, name: str, x: Tensor, field: str) -> None:
+        if x.ndim != 3:
+            raise HeadwiseError(
+                f"{name} has shape {tuple(x.shape)}, {x.ndim} axes; the layer takes (batch, tokens, width), or all of "
+                f"one document as (tokens, width)"
+            )
+        width = getattr(self.spec, field)
+        if x.shape[-1] != width:
+            raise HeadwiseError(f"{name} has width {x.shape[-1]}; this layer has {field}={width}")
+        # Of an adapter that stands for W_Q no dtype is known: then any x passes.
+        weight = self.q_proj.weight if type(self.q_proj) is nn.Linear else x
+        if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise HeadwiseError(
+                f"{name} is {x.dtype} and the weights of this layer are {weight.dtype}; pass "
+                f"{name}.to({weight.dtype}), or cast the layer"
+            )
+
+    def _check_positions(self, x: Tensor, positions: Tensor) -> None:
+        if self._rotation is None:
+            raise HeadwiseError("positions= is for RoPE, and this layer has none; build it with rope=RoPE()")
+        if not isinstance(positions, Tensor) or positions.is_floating_point() or positions.dtype == torch.bool:
+            raise HeadwiseError("positions= must be a tensor of whole numbers")
+        if tuple(positions.shape) not in (tuple(x.shape[:2]), (x.shape[1],)):
+            raise HeadwiseError(
+                f"positions has shape {tuple(positions.shape)}; x has {x.shape[1]} tokens in {x.shape[0]} documents, "
+                f"so it must be ({x.shape[1]},) or {tuple(x.shape[:2])}"
+            )
+
+    def extra_repr(self) -> str:
+        return repr(self.spec)
+
+
+def local(x: Tensor) -> Tensor:
+    """The part of a DTensor that this process holds; any other tensor itself."""
+    part: Any = x
+    held: Tensor = part.to_local() if hasattr(part, "placements") else x
+    return held
+
+
+def _first_held(linear: nn.Module, count: int, total: int) -> int:
+    """The number, of `total` heads, of the first of `count` that this process holds, by the rows of a projection."""
+    weight: Any = getattr(linear, "weight", None)
+    for axis, placement in enumerate(getattr(weight, "placements", ())):
+        if placement.is_shard(0) and weight.device_mesh.size(axis) * count == total:
+            return int(weight.device_mesh.get_local_rank(axis)) * count
+    raise HeadwiseError(
+        f"this process has {count} of {total} heads, and its weights do not say which; split the layer with torch's "
+        f"parallelize_module, by a number of processes that divides them"
+    )
+
+
+def normed(norm: nn.Module, x: Tensor) -> Tensor:
+    """x normed in the precision of the gain, and given back in its own: under autocast that is lower."""
+    given: Tensor = norm(x.to(getattr(norm, "weight", x).dtype))  # nn.Identity, of latents without norm, has no gain
+    return given.to(x.dtype)
+
+
+def check_rolling(window: int, mask: Mask | None) -> None:
+    """A rolling cache has only the latest keys: the mask must want no others, and must not count from the first."""
+    parts = () if mask is None else mask.parts()
+    for part in parts:
+        if part.counts_from_first():
+            raise HeadwiseError(
+                f"{part!r} with a cache of window={window}: it counts from the first key, which rolls away; "
+                f"leave it out, or its offset, or use a growing cache"
+            )
+    lefts = []  # how far back each part with a bound lets a query look
+    for part in parts:
+        low, _ = part.band(1, 1) or (None, None)  # of one query that stands at its own key
+        if low is not None:
+            lefts.append(-low)
+    if not lefts or min(lefts) > window:
+        reach = f"Window(left={min(lefts)})" if lefts else "no Window"
+        raise HeadwiseError(
+            f"a cache of window={window} drops what is older, and this layer looks further back: it has {reach}; "
+            f"give the layer Window(left, 0) with left <= {window}, or use a growing cache"
+        )
 
 
 class _NothingDrawn(TorchFunctionMode):

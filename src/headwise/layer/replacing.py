@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from headwise.errors import HeadwiseError
-from headwise.layer.importers import Imported, from_torch
+from headwise.layer.convert import converted
 from headwise.layer.layer import MultiHeadAttention
 from headwise.masks import Allowed, Bias, Causal, Mask, all_of
 from headwise.memory import in_turn, peak_of
@@ -121,20 +121,22 @@ class Replaced:
 
     Attributes:
         model: the copy; the model that was passed is as it was
-        layers: the path of each module that was replaced -> its certificate
+        layers: the path of each module that was replaced -> its layer
+        differences: and the largest difference between the two on random texts
         difference: largest absolute difference of both models' outputs on `inputs`
         seconds: of a forward pass on `inputs`: before and after, each the median of five, measured in turn
         peak: bytes of the tensors that live at once during it: before and after
     """
 
     model: nn.Module
-    layers: dict[str, Imported]
+    layers: dict[str, MultiHeadAttention]
+    differences: dict[str, float]
     difference: float | None = None
     seconds: tuple[float, float] | None = None
     peak: tuple[int, int] | None = None
 
     def __str__(self) -> str:
-        worst = max(done.difference for done in self.layers.values())
+        worst = max(self.differences.values())
         lines = [
             f"{len(self.layers)} nn.MultiheadAttention replaced, each within {worst:.2g}: {', '.join(self.layers)}"
         ]
@@ -163,7 +165,7 @@ def replace(model: nn.Module, inputs: Tensor | Sequence[Any] | None = None) -> R
     Raises:
         HeadwiseError: with the name of every module that cannot be replaced, and then nothing is.
     """
-    layers, refused = {}, []
+    layers, differences, refused = {}, {}, []
     for path, module in _attentions(model):  # all of them before any is replaced, so that the error names all
         try:
             if type(module) is not nn.MultiheadAttention:
@@ -175,16 +177,16 @@ def replace(model: nn.Module, inputs: Tensor | Sequence[Any] | None = None) -> R
                 or module._backward_pre_hooks
             ):
                 raise HeadwiseError("it has hooks, which would be lost; remove them first")
-            layers[path] = from_torch(module)
+            layers[path], differences[path] = converted(module)
         except HeadwiseError as error:
             refused.append(f"{path}: {error}")
     if refused:
         raise HeadwiseError(f"{len(refused)} of {len(refused) + len(layers)} cannot be replaced. {' '.join(refused)}")
     if not layers:
         raise HeadwiseError(
-            f"{type(model).__name__} has no nn.MultiheadAttention inside; import_attention knows others"
+            f"{type(model).__name__} has no nn.MultiheadAttention inside; from_torch takes a course's class"
         )
-    done = Replaced(_with(copy.deepcopy(model), layers), layers)
+    done = Replaced(_with(copy.deepcopy(model), layers), layers, differences)
     return done if inputs is None else _measured(model, done, (inputs,) if isinstance(inputs, Tensor) else inputs)
 
 
@@ -195,13 +197,13 @@ def _attentions(model: nn.Module) -> Iterator[tuple[str, nn.MultiheadAttention]]
             yield path or "the model itself", module
 
 
-def _with(model: nn.Module, layers: dict[str, Imported]) -> nn.Module:
+def _with(model: nn.Module, layers: dict[str, MultiHeadAttention]) -> nn.Module:
     """The model with these layers; a module that stands at two places is replaced at both."""
     ours: dict[nn.Module, TorchAttention] = {}
     # `model` is a copy, but of the same modules at the same paths as the one that `layers` was made of.
     for path, module in _attentions(model):
-        ours[module] = TorchAttention(layers[path].layer, module.batch_first).train(module.training)
-        _freeze(module, layers[path].layer)
+        ours[module] = TorchAttention(layers[path], module.batch_first).train(module.training)
+        _freeze(module, layers[path])
     for parent in list(model.modules()):
         if isinstance(parent, nn.TransformerEncoder):
             parent.use_nested_tensor = False  # which hands the weights of its first layer to a kernel

@@ -38,7 +38,7 @@ def pack_model(model: nn.Module, tokens: object, most: int = MOST) -> dict[str, 
 
     tokens  the model's tokenizer
     most    parameters of the largest model that is packed
-    reason  "foreign" (no GPT of ours), "reshaped" (its layers differ), "latent" (MLA), "size" (with `parameters` and
+    reason  "foreign" (no GPT of ours), "reshaped" (its layers differ), "size" (with `parameters` and
             `most`), "tokenizer" (with the `part` that the page cannot follow), or "range" (too large for float16)
     error   the most by which logits and weights differ in the page, 0 where the weights travel as they are: twice the
             largest difference measured on random texts as long as the context
@@ -47,8 +47,6 @@ def pack_model(model: nn.Module, tokens: object, most: int = MOST) -> dict[str, 
         return {"reason": "foreign"}
     if any(layer.spec != model.config.attention_of(n) for n, layer in enumerate(attention_layers(model))):
         return {"reason": "reshaped"}
-    if model.config.latent_dim is not None:
-        return {"reason": "latent"}
     if model.n_parameters > most:
         return {"reason": "size", "parameters": model.n_parameters, "most": most}
     layout = json.loads(tokens.to_json())

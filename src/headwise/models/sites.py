@@ -32,7 +32,6 @@ from headwise.families import USUAL, Family, families
 from headwise.gpt.ranks import held
 from headwise.layer.latent import through
 from headwise.layer.layer import MultiHeadAttention
-from headwise.layer.parts import as_rows
 from headwise.models.native import NATIVE
 from headwise.models.softmax import JOINS, attends
 from headwise.records import head_name
@@ -163,12 +162,7 @@ def _own_site(name: str, module: Any) -> Site:
 
 # W_Q to W_O of a layer of ours, by the name "q" to "o".
 def _own_weights(module: MultiHeadAttention, name: str) -> Tensor | None:
-    if module.spec.latent_dim is None or name == "o":
-        return getattr(getattr(module, f"{name}_proj", None), "weight", None)
-    if any("norm" not in part and not isinstance(x, nn.Linear) for part, x in module.named_children()):
-        return None  # an adapter stands for a matrix of the product
-    # The norms between two matrices divide by something else for each token: only their gains are in the product.
-    return torch.cat([getattr(head, f"w{name}").detach() for head in module.heads])
+    return getattr(getattr(module, f"{name}_proj", None), "weight", None)
 
 
 def is_hf(module: nn.Module) -> bool:
@@ -219,7 +213,7 @@ def _foreign_sites(model: nn.Module) -> list[Site]:
         if not n_heads:
             continue
         kind = getattr(getattr(_owner(modules, path), "config", None), "model_type", None)
-        family = families("import").get(str(kind))
+        family = next((record for name, record in families().items() if name == kind and record.prefix), None)
         parts = _projections(modules, path, family)
         weights = partial(_weight, parts, n_heads)
         # Keys and values come out of a latent (DeepSeek).
@@ -665,6 +659,13 @@ def _latent_weight(
     # Rows of `down` beyond those that `up` reads make one rotary key for all heads.
     rotary = down[up.shape[1] :].expand(n_heads, -1, -1)
     return torch.cat([by_head[:, :-value_dim], rotary], 1).flatten(0, 1)
+
+
+def as_rows(module: nn.Module) -> Tensor:
+    """The weight of a projection as y = W x, (out, in); GPT-2's Conv1D holds y = x W."""
+    weight: Any = module.weight
+    matrix: Tensor = weight.T if type(module).__name__ == "Conv1D" else weight
+    return matrix
 
 
 def _first_matrix(modules: Modules, places: Sequence[str], names: Sequence[str]) -> nn.Module | None:

@@ -22,7 +22,7 @@ from headwise.errors import HeadwiseError
 from headwise.families import OURS, Family, family_for
 from headwise.gpt.checkpoint import hf_form
 from headwise.gpt.gpt import GPT, GPTConfig
-from headwise.layer.parts import parts_of
+from headwise.models.sites import as_rows
 from headwise.positions import RoPE
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -101,9 +101,6 @@ def has_record(model: nn.Module) -> bool:
 def family_of(model: nn.Module) -> Family:
     """The record of a model's family. Raises HeadwiseError where it has none that the verb "reshape" serves."""
     if isinstance(model, GPT):
-        if model.config.latent_dim is not None:
-            dim = model.config.latent_dim
-            raise HeadwiseError(f"latent_dim={dim}: heads that share a latent cannot be reshaped yet; train without it")
         return family_for("reshape", OURS)
     # A model without a config is refused by the name of its class.
     return family_for("reshape", str(getattr(getattr(model, "config", None), "model_type", type(model).__name__)))
@@ -275,11 +272,42 @@ def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 def _views(family: Family, module: nn.Module) -> dict[str, Tensor]:
     """wq (H*D,C), wk (G*D,C), wv (G*E,C), wo (C,H*E), with biases and gains where they are: views to write to."""
-    parts = parts_of(family, module.get_submodule(family.core), module.get_submodule(family.o))
-    paths = {"q_gain": "q_norm.weight", "k_gain": "k_norm.weight", "wo": "o_proj.weight"}
-    for name in "qkv":
-        paths |= {f"w{name}": f"{name}_proj.weight", f"b{name}": f"{name}_proj.bias"}
-    return {name: parts[path] for name, path in paths.items() if path in parts}
+    core: Any = module.get_submodule(family.core)
+    n_heads = family.read(core, family.n_heads)
+    n_kv_heads = family.read(core, family.n_kv_heads) or n_heads  # a family that has no such number has no groups
+    linears = {name: family.read(core, getattr(family, name)) for name in "qkv"}
+    linears["o"] = module.get_submodule(family.o)
+    views: dict[str, Tensor] = {}
+    for name, linear in linears.items():
+        # transformers' Conv1D goes by its name, as nothing here imports transformers.
+        if not (isinstance(linear, nn.Linear) or type(linear).__name__ == "Conv1D"):
+            where = f"{family.whole}.{getattr(family, name)}"
+            raise HeadwiseError(f"{where} is {type(linear).__name__}, not nn.Linear; dequantise or unfuse it")
+        views[f"w{name}"] = as_rows(linear)
+        if name != "o" and linear.bias is not None:
+            views[f"b{name}"] = linear.bias
+    if family.packed:  # its q, k and v name one module: all of q first, then all of k, then all of v
+        counts = n_heads, n_kv_heads, n_kv_heads
+        for kind in "wb":
+            if f"{kind}q" in views:
+                if len(views[f"{kind}q"]) % sum(counts):
+                    rows = len(views[f"{kind}q"])
+                    raise HeadwiseError(f"{family.k} has {rows} rows, no multiple of {sum(counts)} heads")
+                per_head = len(views[f"{kind}q"]) // sum(counts)
+                cut = torch.split(views[f"{kind}q"], [per_head * count for count in counts])
+                views |= {f"{kind}{name}": part for name, part in zip("qkv", cut, strict=True)}
+    width = len(views["wq"]) // n_heads
+    for name, path in (("q_gain", family.q_norm), ("k_gain", family.k_norm)):
+        norm = family.read(core, path)
+        if norm is not None:
+            if tuple(norm.weight.shape) != (width,):
+                raise HeadwiseError(
+                    f"{path} norms {len(norm.weight)} features at once, not each head's {width}: it cannot be reshaped"
+                )
+            gain: Tensor = norm.weight
+            # Without an offset nothing is added, not even 0: a sum is a copy, and to write there misses the module.
+            views[name] = gain + family.norm_offset if family.norm_offset else gain
+    return views
 
 
 def _pairs(model: nn.Module, head_dim: int) -> tuple[tuple[int, int], ...]:

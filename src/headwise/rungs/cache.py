@@ -27,7 +27,7 @@ class KVCache:
 
     A cache changes speed, never the answer: `layer(x, cache=cache)` on the next tokens equals the last rows of `layer`
     on all of them. In cross attention it holds the context's keys and values, which are computed once.
-    Of a layer with a latent (MLA) it holds latents and rotary keys (B,1,S,latent_dim + rope_dim); values are 0 wide.
+    Of a MultiHeadLatentAttention it holds latents and rotary keys (B,1,S,latent_dim + rope_dim); values are 0 wide.
     While gradients are recorded, keys and values are joined anew at each append, so that gradients flow through the
     cache; generate under `torch.no_grad()`.
 

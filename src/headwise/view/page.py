@@ -206,7 +206,6 @@ def walk_html(
         why = {
             "foreign": "it is no model of headwise",
             "reshaped": "its layers differ from one another",
-            "latent": "its heads make keys and values of a latent, which the page cannot follow",
             "size": f"it has {sizes}",
             "tokenizer": f"its tokenizer has what the page cannot follow: {model.get('part')}",
             "range": "it has weights too large for 16 bits",

@@ -1,0 +1,180 @@
+"""torch's attention and the courses' made into layers: the same answers, or a refusal by name."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cases import every, refuses_table
+from small_models import course_classes
+from torch import nn
+
+import headwise as hw
+from headwise.layer.convert import converted
+
+B, T, S = 2, 7, 5
+CourseAttention: Any = course_classes()["MultiHeadAttn"]
+MODULES: dict[str, Callable[[], nn.Module]] = {
+    "torch": lambda: nn.MultiheadAttention(35, 5, dropout=0.1),
+    "torch, batch first": lambda: nn.MultiheadAttention(35, 5, batch_first=True),
+    "torch, no bias": lambda: nn.MultiheadAttention(35, 7, bias=False, batch_first=True),
+    "torch, kdim": lambda: nn.MultiheadAttention(35, 5, kdim=11, vdim=11, batch_first=True),
+    "torch, kdim and vdim": lambda: nn.MultiheadAttention(35, 5, kdim=11, vdim=13, bias=False),
+    "course": lambda: CourseAttention(11, 35, 17, 0.1, 5),
+    "course, biases, short": lambda: CourseAttention(11, 35, 5, 0.0, 7, qkv_bias=True),
+}
+HALF = 8  # roundings of the last place: the outputs reach 3
+
+
+def random_weights(module: nn.Module, seed: int = 3) -> nn.Module:
+    """Every parameter drawn anew: biases that are not zero."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.copy_(drawn / math.sqrt(parameter.shape[-1] if parameter.ndim > 1 else 4))
+    return module
+
+
+@pytest.fixture(params=MODULES)
+def name(request: Any) -> str:
+    return str(request.param)
+
+
+def made(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
+    return random_weights(MODULES[name]()).to(dtype)
+
+
+@every("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_the_difference_is_rounding(name: str, dtype: torch.dtype) -> None:
+    layer, difference = converted(made(name, dtype))
+    bounds = {torch.float32: 1e-5, torch.float64: 1e-12}
+    assert 0 <= difference < bounds.get(dtype, HALF * torch.finfo(dtype).eps)
+    assert {p.dtype for p in layer.parameters()} == {dtype}
+
+
+def test_one_call_gives_what_the_module_gives() -> None:
+    module, x, memory = made("torch, batch first").eval(), torch.randn(B, T, 35), torch.randn(B, S, 35)
+    layer = hw.from_torch(module)
+    padding = torch.arange(S) >= torch.tensor([[S], [3]])
+    expected = module(x, memory, memory, key_padding_mask=padding)[0]
+    torch.testing.assert_close(layer(x, memory, mask=hw.Lengths([S, 3])), expected)
+    causal = nn.Transformer.generate_square_subsequent_mask(T)
+    torch.testing.assert_close(layer(x, mask=hw.Causal()), module(x, x, x, attn_mask=causal)[0])
+
+
+def test_copies_train_and_the_original_stays(name: str) -> None:
+    module = made(name).eval().requires_grad_(False)
+    before = {key: value.clone() for key, value in module.state_dict().items()}
+    random_state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()
+    layer = hw.from_torch(module)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert np.array_equal(np.random.get_state()[1], numpy_state)
+    assert not layer.training and not any(m.training for m in module.modules())
+    assert hw.from_torch(module.train()).training and all(m.training for m in module.modules())
+    spec = layer.spec
+    call = {"x": torch.randn(B, T, spec.d_in)}
+    if spec.mask is None:
+        call |= {"context": torch.randn(B, S, spec.d_context), "values": torch.randn(B, S, spec.d_values)}
+    layer(**call).square().sum().backward()
+    for parameter in layer.parameters():
+        assert parameter.is_contiguous() and parameter.grad is not None
+        assert parameter.grad.abs().max() > 0
+        with torch.no_grad():
+            parameter.fill_(math.nan)
+    assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
+
+
+def test_the_spec_says_what_was_found() -> None:
+    spec = hw.from_torch(made("torch")).spec
+    assert (spec.q_bias, spec.kv_bias, spec.out_bias, spec.mask, spec.dropout) == (True, True, True, None, 0.1)
+    spec = hw.from_torch(made("torch, kdim and vdim")).spec
+    assert (spec.d_in, spec.d_context, spec.d_values, spec.q_bias) == (35, 11, 13, False)
+    spec = hw.from_torch(made("course")).spec
+    assert (spec.d_in, spec.n_heads, spec.mask, spec.out_bias, spec.dropout) == (11, 5, hw.Causal(), True, 0.1)
+
+
+def test_under_inference_mode_and_autocast_and_another_default_device() -> None:
+    module = made("torch")
+    with torch.inference_mode(), torch.autocast("cpu"), torch.device("meta"):
+        layer, difference = converted(module)
+    assert difference < 1e-5
+    layer(torch.ones(1, 2, 35)).sum().backward()
+
+
+class Doubled(nn.MultiheadAttention):
+    def forward(self, *args: Any, **kw: Any) -> Any:
+        out, weights = super().forward(*args, **kw)
+        return out * 1.01, weights
+
+
+class Leaky(CourseAttention):
+    def __init__(self) -> None:
+        super().__init__(11, 35, 17, 0.0, 5)
+        self.mask.zero_()
+
+
+class Broken(nn.MultiheadAttention):
+    """NaN in one place of one of the runs, which a careless maximum would lose."""
+
+    def forward(self, *args: Any, **kw: Any) -> Any:
+        out, weights = super().forward(*args, **kw)
+        last = kw["attn_mask"] is not None and args[0].shape[0] != args[1].shape[0]
+        return torch.where(torch.arange(out.shape[0])[:, None, None] == (5 if last else -1), math.nan, out), weights
+
+
+@pytest.mark.parametrize("module", [lambda: Doubled(35, 5), Leaky, lambda: Broken(35, 5)], ids=["1 %", "mask", "nan"])
+def test_another_forward_is_not_converted(module: Callable[[], nn.Module]) -> None:
+    with pytest.raises(hw.HeadwiseError, match="beyond rounding; its forward is not what its weights and name say"):
+        hw.from_torch(random_weights(module()))
+
+
+def test_one_bias_of_keys_and_values_leaves_zeros_for_the_other() -> None:
+    module = random_weights(CourseAttention(11, 35, 17, 0.0, 5, qkv_bias=True))
+    module.W_key.bias = None  # type: ignore[union-attr]
+    layer = hw.from_torch(module)
+    assert not layer.k_proj.bias.any()
+    assert torch.equal(layer.v_proj.bias, module.W_value.bias)  # type: ignore[union-attr,arg-type]
+
+
+def changed(**parts: Callable[[Any], Any]) -> nn.Module:
+    """A course's attention with some of its parts made anew, or taken away."""
+    module = CourseAttention(11, 35, 17, 0.0, 5)
+    for name, change in parts.items():
+        setattr(module, name, change(getattr(module, name)))
+    return module
+
+
+def with_extra(module: nn.Module) -> nn.Module:
+    module.register_parameter("sinks", nn.Parameter(torch.ones(6)))
+    return module
+
+
+def int8(linear: nn.Linear) -> nn.Linear:
+    linear.weight = nn.Parameter(linear.weight.to(torch.int8), requires_grad=False)
+    return linear
+
+
+def test_what_a_layer_cannot_be_is_refused_by_name() -> None:
+    refuses_table("converted", globals(), exact=True)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_bias_learns(own: bool) -> None:
+    """A tensor with a gradient as `hw.Bias`: by itself, or as a table that distances look up, as T5 has it."""
+    table = torch.randn(6, 9, dtype=torch.float64, requires_grad=True)
+    layer, x = hw.MultiHeadAttention(30, 6).double(), torch.randn(B, T, 30, dtype=torch.float64)
+    far = (torch.arange(T)[:, None] - torch.arange(T)).clamp(0, 8)
+    bias = table[:, far]
+    if own:
+        layer.spec = layer.spec.replace(mask=hw.Bias(bias))
+    y = layer(x) if own else layer(x, mask=hw.Bias(bias))
+    (given,) = torch.autograd.grad(y.square().sum(), table, retain_graph=True)
+    q, k, v = (proj(x).unflatten(-1, (6, 5)).transpose(1, 2) for proj in (layer.q_proj, layer.k_proj, layer.v_proj))
+    weights = (q @ k.mT * 5**-0.5 + bias).softmax(-1)
+    expected = layer.o_proj((weights @ v).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(y, expected)
+    torch.testing.assert_close(given, torch.autograd.grad(expected.square().sum(), table)[0])
+    assert given[:, :T].abs().min() > 0 and not given[:, T:].any()
