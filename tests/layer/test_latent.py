@@ -106,7 +106,7 @@ def test_every_argument_of_a_call_counts() -> None:
 
 
 def test_absorbed_is_expanded() -> None:
-    """In float64 to its last digits; in float32 neither is further from that than twice the other, widths reordered."""
+    """In float64 to its last digits; in float32 neither is further from that than four times the other."""
     layer, options = make(), Options(mask=hw.Causal())
     kept, q = torch.randn(B, 1, 23, 17).double(), torch.randn(B, H, 5, 10).double()
     exact = attend(q, *latent.expanded(layer, kept), options)
@@ -114,7 +114,7 @@ def test_absorbed_is_expanded() -> None:
     layer, q, kept = layer.float(), q.float(), kept.float()
     ways = attend(q, *latent.expanded(layer, kept), options), latent.absorbed(layer, q, kept, options)
     expanded, absorbed = (float((way - exact).abs().max()) for way in ways)
-    assert 0 < absorbed <= 2 * expanded <= 4 * absorbed
+    assert 0 < absorbed <= 4 * expanded <= 16 * absorbed
 
 
 def test_the_way_with_fewer_multiplications_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,7 +160,7 @@ def test_words_of_torch_are_translated() -> None:
         },
         functools.partial(hw.MultiHeadAttention, 30, 3): {"seed": "numpy_layer.MultiHeadAttention", "bias": "kv_bias="},
         functools.partial(layer, x, x, x): {
-            "key_padding_mask": "hw.Lengths(n)",
+            "key_padding_mask": "hw.Allowed(~key_padding_mask[:, None, None])",
             "attn_mask": "True forbids in nn.MultiheadAttention, and allows in hw.Allowed",
             "need_weights": "hw.watch(layer, maps=True)",
             "is_causal": "mask=hw.Causal()",

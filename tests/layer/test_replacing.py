@@ -95,6 +95,25 @@ def test_a_transformer_is_replaced_watched_and_measured() -> None:
     assert isinstance(inner := dropping.get_submodule("layers.0.self_attn"), TorchAttention) and inner.training
 
 
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_a_replaced_module_compiles_into_one_graph(need_weights: bool) -> None:
+    torch.compiler.reset()
+    stock, x = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True).eval(), drawn(B, T, WIDTH)
+    compiled = torch.compile(hw.replace(stock).model, fullgraph=True, backend="eager")
+    causal = torch.ones(T, T, dtype=torch.bool).triu(1)
+    for call in ({}, {"attn_mask": causal, "is_causal": True}, {"key_padding_mask": PADDING[:, :T]}):
+        arguments: dict[str, Any] = {**call, "need_weights": need_weights}
+        for mine, right in zip(compiled(x, x, x, **arguments), stock(x, x, x, **arguments), strict=True):
+            assert close(mine, right)
+
+
+def test_a_replaced_encoder_compiles_into_one_graph() -> None:
+    torch.compiler.reset()
+    stock = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 17, batch_first=True), 2).eval()
+    compiled, x = torch.compile(hw.replace(stock).model, fullgraph=True, backend="eager"), drawn(3, T, 16)
+    assert close(compiled(x), stock(x))
+
+
 def test_what_cannot_be_replaced_is_named_and_nothing_is() -> None:
     hooked, sloped = (nn.MultiheadAttention(WIDTH, HEADS) for _ in range(2))
     hooked.register_forward_hook(lambda *_: None)

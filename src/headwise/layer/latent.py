@@ -87,6 +87,7 @@ class MultiHeadLatentAttention(AttentionLayer):
             dropout=dropout,
         )
         super().__init__(spec, None if spec.rope is None else Rotation(spec.rope, rope_dim, last=True))
+        self.sink = None
         linear = partial(nn.Linear, device=device, dtype=dtype)
         norm = partial(nn.RMSNorm, eps=norm_eps, device=device, dtype=dtype) if latent_norm else nn.Identity
         if spec.q_latent_dim is None:

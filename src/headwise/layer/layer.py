@@ -145,6 +145,19 @@ class MultiHeadAttention(AttentionLayer):
         Raises:
             HeadwiseError: with both numbers where shapes, dtypes, a mask or a cache do not fit the layer.
         """
+        return self.attended(x, context, values, mask, cache, positions, gate)[0]
+
+    def attended(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        values: Tensor | None = None,
+        mask: Mask | None = None,
+        cache: KVCache | None = None,
+        positions: Tensor | None = None,
+        gate: Tensor | None = None,
+    ) -> tuple[Tensor, Call]:
+        """What `forward` gives, and the call of the attention inside."""
         sources = context, values  # as they were passed: a cache knows its context by the tensors themselves
         batch, context, values = self.batched(x, context, values)
         is_one_document, x = x.ndim == 2, batch  # the first asks of the x that was passed, before it is replaced
@@ -169,8 +182,9 @@ class MultiHeadAttention(AttentionLayer):
         # Only now: a call that was refused leaves the cache as it was.
         if cache is not None:
             cache.take(self._number, *(sources if context is not None else ()))
-        result = self.answer(Call(self, q, k, v, options, out, cross, start))
-        return result[0] if is_one_document else result
+        call = Call(self, q, k, v, options, out, cross, start)
+        result = self.answer(call)
+        return result[0] if is_one_document else result, call
 
     def batched(
         self, x: Tensor, context: Tensor | None, values: Tensor | None

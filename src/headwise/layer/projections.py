@@ -31,7 +31,7 @@ class AttentionLayer(nn.Module):
     spec: AttentionSpec
     q_proj: nn.Linear
     o_proj: nn.Linear | None
-    sink: nn.Parameter | None = None
+    sink: nn.Parameter | None
     watchers: list[Callable[[Call], Tensor | None]]
 
     def __init__(self, spec: AttentionSpec, rotation: Rotation | None = None) -> None:

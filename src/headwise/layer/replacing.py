@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import math
 import statistics
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +20,6 @@ from headwise.layer.convert import converted
 from headwise.layer.layer import MultiHeadAttention
 from headwise.masks import Allowed, Bias, Causal, Mask, all_of
 from headwise.memory import in_turn, peak_of
-from headwise.records import Call
 from headwise.rungs.tensor import trace
 from headwise.table import amount
 
@@ -62,27 +60,13 @@ class TorchAttention(nn.Module):
         sources = [query] if key is query and value is query else [query, key, value]
         if tokens_first:
             sources = [source.transpose(0, 1) for source in sources]
-        weights: list[Tensor] = []
-        thread = threading.get_ident()
-
-        # A watcher, as the layer hands out no weights: it takes the steps of the call again and keeps them.
-        def look(call: Call) -> None:
-            if threading.get_ident() == thread:  # other threads may call the same layer
-                weights.append(trace(call.q, call.k, call.v, call.options).weights)
-
         mask = self._mask(key_padding_mask, attn_mask, is_causal)
-        if need_weights:
-            self.layer.watchers.append(look)
-        try:
-            out: Tensor = self.layer(*sources, mask=mask)
-        finally:
-            if need_weights:
-                self.layer.watchers.remove(look)
-        if tokens_first:
-            out = out.transpose(0, 1)
         if not need_weights:
-            return out, None
-        (maps,) = weights  # (B,H,T,S), of the one call above
+            out: Tensor = self.layer(*sources, mask=mask)
+            return out.transpose(0, 1) if tokens_first else out, None
+        out, call = self.layer.attended(*sources, mask=mask)
+        out = out.transpose(0, 1) if tokens_first else out
+        maps = trace(call.q, call.k, call.v, call.options).weights  # the steps of the call again, (B,H,T,S)
         maps = maps.mean(1) if average_attn_weights else maps
         maps = maps[0] if is_one_document else maps
         return out, maps.to(out.dtype)
@@ -92,7 +76,9 @@ class TorchAttention(nn.Module):
         if is_causal:
             masks.append(Causal(offset=0))  # torch counts from the first key, also where there are more keys
         # torch's layers pass a causal mask and the flag: where both say the same, Causal alone is the faster one.
-        if attn_mask is not None and not (is_causal and _is_causal(attn_mask)):
+        # Code that is traced cannot look at the numbers of a mask: there both are kept, which is right, too.
+        is_told = is_causal and not torch.compiler.is_compiling()
+        if attn_mask is not None and not (is_told and _is_causal(attn_mask)):
             if attn_mask.ndim == 3:  # (B*H,T,S)
                 attn_mask = attn_mask.reshape(-1, self.num_heads, *attn_mask.shape[1:])
             masks.append(_theirs(attn_mask))

@@ -127,7 +127,7 @@ def _held_here(site: Site) -> Site:
     """The site with the part of its weights, and of the heads of transformers, that this process holds."""
     if site.w_o is None:
         return site
-    _, part, parts = held(site.w_o)
+    w_o, part, parts = held(site.w_o)
     if parts == 1:
         return site
 
@@ -135,7 +135,8 @@ def _held_here(site: Site) -> Site:
         weights = site.weights(name)
         return None if weights is None else held(weights)[0]
 
-    n_heads = site.n_heads if is_watchable(site.module) else site.n_heads // parts  # ours counts those held already
+    spec = getattr(site.module, "spec", None)  # of a layer of ours
+    n_heads = site.n_heads // parts if spec is None else w_o.shape[1] // spec.value_dim
     return replace(site, n_heads=n_heads, weights=local, part=part, parts=parts)
 
 
