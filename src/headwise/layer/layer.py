@@ -145,13 +145,14 @@ class MultiHeadAttention(AttentionLayer):
         Raises:
             HeadwiseError: with both numbers where shapes, dtypes, a mask or a cache do not fit the layer.
         """
-        return self.attended(x, context, values, mask, cache, positions, gate)[0]
+        return self.attended(x, context, values, mask=mask, cache=cache, positions=positions, gate=gate)[0]
 
     def attended(
         self,
         x: Tensor,
         context: Tensor | None = None,
         values: Tensor | None = None,
+        *,
         mask: Mask | None = None,
         cache: KVCache | None = None,
         positions: Tensor | None = None,
