@@ -57,7 +57,7 @@ def converted(module: nn.Module) -> tuple[MultiHeadAttention, float]:
         raise HeadwiseError("this is a headwise layer already; use copy.deepcopy for another one")
     if isinstance(getattr(module, "heads", None), nn.ModuleList):
         raise HeadwiseError(
-            f"{type(module).__name__} stacks single heads; headwise.lab.courses.stacked.class_from_wrapper makes of "
+            f"{type(module).__name__} stacks single heads; headwise.courses.from_scratch.class_from_wrapper makes of "
             f"the courses' wrapper one layer, which from_torch takes"
         )
     raise HeadwiseError(
