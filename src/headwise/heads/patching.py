@@ -9,7 +9,6 @@ changes nothing, 1 restores the clean answer.
 from __future__ import annotations
 
 import copy
-import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
@@ -299,14 +298,13 @@ class Variant:
 
     reading: Reading
     turns: range  # numbers of the blocks that it passes; one that ends before the last has no logits, and no answer
-    handlers: Mapping[Site, Handler]  # what it changes of calls; the pass of a text itself keeps them
+    handlers: Mapping[Site, Handler]  # what it changes of calls
     ask: Callable[[Tensor], float]  # logits (V,) of its answer -> the number that it was to be asked for
-    beside: Beside | None = None  # of the pass of a text itself, which runs alone: what else listens to it
     early: Mapping[Site, Handler] = field(default_factory=dict)  # what it changes before gates and norms of the heads
 
 
 class Passes:
-    """The passes of a model that a study asks for: a text, and variants of it, at a masked position or at the end.
+    """The passes of a model that a study asks for: texts, and variants of them, at a masked position or at the end.
 
     Variants go up the model side by side, a block at a time, and each joins the others where it leaves the text:
 
@@ -326,10 +324,8 @@ class Passes:
         self.blocks = list(dict.fromkeys(layer.block for layer in layers))
         self.layer_of = {layer.site.name: layer for layer in layers}
 
-    def text(
-        self, reading: Reading, beside: Beside = nullcontext, answered: Callable[[], None] = lambda: None
-    ) -> Variant:
-        """The pass of a text itself, which fills its `reading`; then `answered` is called."""
+    def read(self, reading: Reading, beside: Beside = nullcontext) -> None:
+        """Read a text, and keep of it what `Reading` says; `beside` is what else listens."""
 
         def keep(site: Site, call: Call) -> None:
             if site.name in reading.calls:
@@ -345,18 +341,10 @@ class Passes:
         def record(block: nn.Module, args: Any, gave: Any) -> None:
             reading.outputs[block] = gave
 
-        @contextmanager
-        def listening() -> Iterator[None]:
-            with hooked((block.register_forward_hook, record) for block in self.blocks), beside():
-                yield
-
-        def ask(logits_v: Tensor) -> float:
-            reading.answer = logits_v
-            answered()
-            return math.nan  # nobody asks what a text itself has of a difference
-
-        handlers, early = ({layer.site: partial(act, layer.site) for layer in self.layers} for act in (keep, count))
-        return Variant(reading, range(len(self.blocks)), handlers, ask, listening, early)
+        kept, counted = ({layer.site: partial(act, layer.site) for layer in self.layers} for act in (keep, count))
+        recorded = hooked((block.register_forward_hook, record) for block in self.blocks)
+        with attach(counted, early=True), attach(kept), recorded, beside():
+            reading.answer = answer_logits(self.model, reading.ids, self.position)[0]
 
     def variant(
         self,
@@ -420,9 +408,9 @@ class Passes:
         return joined
 
     def _fits(self, before: Sequence[Variant], each: Variant) -> bool:
-        """May a variant run together with those? A text runs alone, and variants that end early among their like."""
+        """May a variant run together with those? Variants that end early run among their like."""
         first, reading = before[0], each.reading
-        if first.reading is not reading or first.turns.stop != each.turns.stop or first.beside or each.beside:
+        if first.reading is not reading or first.turns.stop != each.turns.stop:
             return False
         most = LARGEST // _hidden(next(iter(reading.outputs.values()))).numel()  # what the first block gave of the text
         return len(before) < most  # `most` is 0 for a text larger than that: each of its variants runs alone
@@ -435,7 +423,7 @@ class Passes:
         answers: dict[Variant, float],
     ) -> None:
         """Take variants through some blocks as one batch, and where these are the last ones ask them."""
-        reading, beside = joined[0].reading, joined[0].beside  # of all of them, by `_fits`
+        reading = joined[0].reading  # of all of them, by `_fits`
         # Variants that run as one batch end at the same block, maybe before the last of `turns`.
         passed = self.blocks[turns.start : min(turns.stop, joined[0].turns.stop)]
         is_end = passed[-1] is self.blocks[-1]
@@ -462,9 +450,7 @@ class Passes:
                 stack.enter_context(_replayed(block, is_inside, output))
             stack.enter_context(attach(early, early=True))
             stack.enter_context(attach(handlers))
-            if beside is not None:
-                stack.enter_context(beside())
-            if not is_end:  # behind the hooks of `beside`, which must still hear what this block gives
+            if not is_end:
                 stack.enter_context(hooked([(passed[-1].register_forward_hook, halt)]))
             stack.enter_context(suppress(_StopError))  # innermost: the blocks around it end without an error
             logits_nv = answer_logits(self.model, reading.ids.expand(len(joined), -1), self.position)
@@ -511,25 +497,19 @@ class Study:
     """
 
     def __init__(self, passes: Passes, clean: Tensor, corrupted: Tensor, target: Sequence[int] | Choice | None) -> None:
-        self.passes, self.layers, self.wanted = passes, passes.layers, target  # `_aim` makes `target` of `wanted`
+        self.passes, self.layers, self.wanted = passes, passes.layers, target  # `read` makes `target` of `wanted`
         device = device_of(passes.model)
         self.clean_text, self.text = (Reading(ids[None].to(device)) for ids in (clean, corrupted))
         self.target: tuple[int, int | None] = (0, None)  # a place-holder until both texts are read
         self.clean, self.corrupted = 0.0, 0.0  # the difference that each text has
 
     def read(self, beside: Beside = nullcontext) -> None:
-        """Read both texts.
+        """Read both texts, note which two tokens are compared, and their difference after each text.
 
         beside  what else listens to the clean text
         """
-        texts = {  # the clean one first: when the corrupted one is answered, `_aim` compares both
-            "clean": self.passes.text(self.clean_text, beside),
-            "corrupted": self.passes.text(self.text, answered=self._aim),
-        }
-        self.passes.asked(texts)
-
-    def _aim(self) -> None:
-        """Note which two tokens are compared, and their difference after each text."""
+        self.passes.read(self.clean_text, beside)
+        self.passes.read(self.text)
         good, bad = self.clean_text.answer, self.text.answer
         if callable(self.wanted):
             self.target = self.wanted(good, bad)

@@ -311,7 +311,7 @@ class _Telling:
             self.study.read(listening)
             self.effects = self.study.effects("out", alone(self.study.names("out")), progress=progress)
             return self.study.target
-        self.passes.asked({"text": self.passes.text(self.text, listening)})  # fills `self.text`
+        self.passes.read(self.text, listening)
         return self.choose(self.text.answer, None)
 
     def tell(
