@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from headwise.cost import Price, Variant
 from headwise.courses.ladder import Ladder
-from headwise.heads.alignment import Alignment
+from headwise.heads.align import Alignment
 from headwise.heads.table import Survey
 from headwise.records import HeadSteps
 from headwise.reshape.job import Reshaped

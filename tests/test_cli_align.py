@@ -12,11 +12,7 @@ import torch
 import transformers as tf
 from cases import refuses, rows
 
-from headwise.heads.alignment import Linked, Spoken
-from headwise.heads.look import Desk
-from headwise.heads.texts import read_aligned, read_wav, resampled, transcripts
-from headwise.heads.watch import watch
-from headwise.models.ask import sounds_of
+from headwise.heads.align import Linked, Spoken, read_aligned, read_wav, resampled
 from headwise.models.open import open_folder
 
 WORDS = ["[UNK]", "the", "old", "house", "la", "casa", "vieja", "river", "s", "en", "write", "plain"]
@@ -134,49 +130,3 @@ def test_what_is_missing_is_said_before_a_model_is_read(tmp_path: Path, bart: Pa
     (tmp_path / "one.jsonl").write_text(json.dumps({"text": "the old house", "links": [[1, 0]]}))
     refused = invoke("align", bart, "--pairs", tmp_path / "one.jsonl")
     assert refused.code == 2 and "one.jsonl has one text" in refused.err
-
-
-def test_heads_of_a_sound(tmp_path: Path, whisper: Path, invoke: Any) -> None:
-    """The numbers of its cross attention are those that the model has by itself, on what it wrote of the sound."""
-    for name, seconds in (("a", 0.5), ("b", 0.7)):
-        write_tone(tmp_path / f"{name}.wav", seconds)
-    files = ["--text", tmp_path / "a.wav", "--text", tmp_path / "b.wav"]
-    done = invoke("heads", whisper, *files, "--ablate", "zero", "--html", tmp_path / "heads.html", "--json")
-    assert done.code == 0, done.err
-    result = json.loads(done.out)
-    assert {head["part"] for head in result["profiles"]} == {"encoder", "decoder", "cross"}
-    assert any("The model heard the sound and wrote" in note for note in result["notes"])
-    assert not any("copying" in head["scores"] for head in result["profiles"] if head["part"] == "encoder")
-    folder = open_folder(whisper)
-    entropies = []
-    model: Any = folder.model
-    for spoken in transcripts(folder, [tmp_path / "a.wav", tmp_path / "b.wav"]):
-        number = spoken.ids[0] - model.config.vocab_size
-        inputs = {"input_features": sounds_of(model).features[number, None]}
-        inputs["decoder_input_ids"] = torch.tensor([[8, *spoken.ids[1:]]])
-        with watch(model) as seen, torch.no_grad():
-            model(**inputs)
-        entropies.append(float(seen["cross.L1.H2"].entropy))
-    head = next(head for head in result["profiles"] if head["name"] == "cross.L1.H2")
-    assert head["scores"]["entropy"]["mean"] == pytest.approx(sum(entropies) / 2, rel=1e-4)
-    assert head["ablation"]["mean"] != 0
-
-
-def test_a_page_of_a_model_that_hears(tmp_path: Path, whisper: Path) -> None:
-    write_tone(tmp_path / "a.wav", 0.5)
-    desk = Desk(open_folder(whisper), tmp_path / "a.wav")
-    assert {head["part"] for head in desk.about()["heads"]} == {"decoder", "cross"} and desk.about()["seconds"] == 0.02
-    asked = {"do": "read", "slot": "a", "text": "the old", "changes": {}, "at": -1, "follow": -1}
-    answer = desk.answer(asked)
-    assert [word[0] for word in answer["words"]][-2:] == ["the", "old"] and answer["words"][0][0] == "\u266a"
-    number = desk.heads.index("cross.L1.H0")
-    assert answer["kinds"][number][0] == "sound"
-    weights = desk.answer({"do": "maps", "slot": "a", "heads": [number]})["maps"][number]
-    assert weights.shape == (len(answer["words"]), 25)  # half a second
-    model: Any = desk.folder.model
-    inputs = {"input_features": sounds_of(model).features, "decoder_input_ids": torch.tensor([[8, 9, 10, 11, 1, 2]])}
-    with watch(model, maps=True) as seen, torch.no_grad():
-        model(**inputs)
-    assert np.allclose(seen["cross.L1.H0"].map[:, :25], weights, atol=1e-5)
-    silent = desk.answer(asked | {"changes": {"cross.L1.H0": 0}})
-    assert silent["next"][0][2] != silent["next"][0][3]

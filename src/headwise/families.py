@@ -7,7 +7,7 @@ once, before anything is loaded.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from headwise.errors import HeadwiseError
-from headwise.files import check_file, check_regular, read_json
+from headwise.files import check_regular, read_json
 from headwise.words import unknown
 
 OURS = "headwise"  # the model_type of our own GPT
@@ -256,23 +256,14 @@ def check_answers(folder: Path) -> None:
         )
 
 
-def check_reads_tokens(folder: Path, texts: Sequence[str] | None = None) -> None:
-    """Refuse by its config a model whose input is pictures, or sound where these are no WAV files.
-
-    texts  paths of the texts; () where none was passed, None where the command takes no sound
-    """
+def check_reads_tokens(folder: Path) -> None:
+    """Refuse by its config a model whose input is sound or pictures."""
     config = _foreign_config(folder)
     # Fields tell what is read: spectrograms (Whisper) and waves (wav2vec 2.0), or pictures (ViT).
     sound, pictures = bool({"num_mel_bins", "feat_extract_norm"} & config.keys()), "image_size" in config
-    writes_speech = "max_source_positions" in config  # an encoder of speech, whose decoder writes the words: Whisper
-    if writes_speech and texts and all(text.lower().endswith(".wav") for text in texts):
-        for text in texts:
-            check_file(Path(text))  # refused now if it is not there, before the weights are read
-    elif sound or (pictures and not {"vocab_size", "text_config"} & config.keys()):  # pictures without text beside
+    if sound or (pictures and not {"vocab_size", "text_config"} & config.keys()):  # pictures without text beside
         what = "sound" if sound else "pictures"
         remedy = "watch it in Python on its own input, with headwise.watch(model)"
-        if texts is not None and writes_speech:
-            remedy = "pass a WAV file"
         if sound:
             remedy += "; `headwise align` finds the heads that follow words"
         raise HeadwiseError(f"{folder} holds a {config.get('model_type')}, which reads {what} and no text; {remedy}")

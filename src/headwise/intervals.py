@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from random import Random
 from typing import TypeVar
 
 LEVEL = 0.95  # of confidence, the usual one: `Interval` says what it means
@@ -35,18 +34,6 @@ class Interval:
 
 
 T = TypeVar("T")
-
-
-def held_apart(texts: Sequence[T], rng: Random, held_out: float = 0.5, least: int = 1) -> tuple[list[T], list[T]]:
-    """Texts to choose by, and others to judge on, drawn at random.
-
-    held_out  fraction of the texts to judge on
-    least     so many are on either side; with fewer than twice as many texts, the side to choose by has them
-    """
-    drawn = list(texts)
-    rng.shuffle(drawn)
-    n_held = min(max(least, int(held_out * len(drawn))), len(drawn) - least)
-    return drawn[: len(drawn) - n_held], drawn[len(drawn) - n_held :]
 
 
 def interval_of(values: Sequence[float]) -> Interval:

@@ -104,7 +104,6 @@ def test_what_heads_do_in_a_text() -> None:
     previous[0, 0] = 1
     kinds = [desk._kind(ids, weights, False)[0] for weights in (eye, first, behind, same, previous)]
     assert kinds == ["self", "first_token", "induction", "duplicate_token", "previous_token"]
-    desk.spoken = None
     assert desk._kind(ids, eye, True)[0] == "elsewhere"  # the keys are another text, of as many tokens
 
 

@@ -47,8 +47,7 @@ def check_texts(folder: Path, texts: Sequence[str | Path] | None) -> None:
     # A text that is given in full (`_`) needs no check. Standard input can be read only once, and is read later.
     paths, _ = contents([str(text) for text in texts if str(text) != STDIN])
     sources = Sources(paths)  # raises HeadwiseError for what is not there
-    # Speech is no text. Sounds come alone: the first path tells, and a mixture is refused here or when it is read.
-    if sources.size <= AT_ONCE and paths and paths[0].suffix.lower() != ".wav":
+    if sources.size <= AT_ONCE:
         list(sources)  # reads them all, and raises HeadwiseError for what is blank, damaged or no UTF-8
 
 

@@ -77,7 +77,7 @@ def heads(
     labels = relations if relations is None or relations in BENCHES else Path(relations)
     check_tables(files)
     check_model(model, dtype)
-    check_reads_tokens(model, text or ())
+    check_reads_tokens(model)
     _check_text(model, text, ids, tokens, labels)
     if labels is None:  # a file of relations brings names to sort by, which are known once it is read
         check_order([*all_statistics(), *RELATIONS], sort)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import sys
 import webbrowser
 from functools import partial
@@ -34,7 +33,6 @@ from headwise.cli.heads import REPORT, write_report_of
 from headwise.errors import HeadwiseError
 from headwise.families import RUN, check_answers, check_reads_tokens, is_own, read_config
 from headwise.files import write_whole
-from headwise.intervals import held_apart
 from headwise.records import MOST_ALIGNED
 
 # A folder whose model reads text has one of these files, by the kind of tokenizer; a run of ours has the first.
@@ -153,8 +151,8 @@ def align(
         if not file.is_file():
             raise HeadwiseError(f"{file} is no file; pass texts whose alignment is known")
     with needs_torch():
-        from headwise.heads.alignment import align as aligned
-        from headwise.heads.texts import read_aligned
+        from headwise.heads.align import align as aligned
+        from headwise.heads.align import halves, read_aligned
         from headwise.models.open import open_folder
     folder = open_folder(model, device=device)
     texts = read_aligned(folder, pairs)
@@ -163,7 +161,7 @@ def align(
     elif len(texts) < 2:
         raise HeadwiseError(f"{pairs} has one text; heads are chosen by some and judged on others: pass more")
     else:
-        texts, others = held_apart(texts, random.Random(0))  # half to choose heads by, half to judge them on
+        texts, others = halves(texts)  # half to choose heads by, half to judge them on
     # Heads that a model's makers chose, to compare with: Whisper's generation config has them, as pairs of a layer
     # and a head of cross attention. Most models have none.
     published = getattr(getattr(folder.model, "generation_config", None), "alignment_heads", None) or []
@@ -234,10 +232,9 @@ def _report_of(run: Path) -> Path:
 
 
 def _live(model: Path, text: str | None, port: int, browser: bool, dtype: str, device: str) -> None:
-    """Serve the page of a model, and answer it until Ctrl-C. `text` is what it opens with: a text, or a WAV file."""
+    """Serve the page of a model, and answer it until Ctrl-C. `text` is what it opens with."""
     check_model(model, dtype)
-    sound = Path(text) if text is not None and text.lower().endswith(".wav") else None
-    _check_reads(model, sound)
+    _check_reads(model)
     with needs_torch():
         from headwise.gpt.run import example_of
         from headwise.heads.look import Desk
@@ -245,9 +242,9 @@ def _live(model: Path, text: str | None, port: int, browser: bool, dtype: str, d
     from headwise.view.look import Served
 
     with Progress("opening the model"):
-        desk = Desk(open_folder(model, dtype=dtype, device=device), sound)
-    # What the page opens with: what a sound gave, the text asked for, what a run held out; else a text of its own.
-    example = desk.example or text or (example_of(model) if is_own(model) else None)
+        desk = Desk(open_folder(model, dtype=dtype, device=device))
+    # What the page opens with: the text asked for, what a run held out; else a text of its own.
+    example = text or (example_of(model) if is_own(model) else None)
     served = Served(desk, port, example, language())
     try:
         opened = _opened(served.address, browser)
@@ -264,9 +261,9 @@ def _live(model: Path, text: str | None, port: int, browser: bool, dtype: str, d
         served.close()
 
 
-def _check_reads(model: Path, sound: Path | None) -> None:
-    """Refuse by its files a model that reads no text, and one that hears and is given no sound."""
-    check_reads_tokens(model, [] if sound is None else [str(sound)])
+def _check_reads(model: Path) -> None:
+    """Refuse by its files a model that reads no text."""
+    check_reads_tokens(model)
     if {"vision_config", "patch_size"} & read_config(model).keys():  # models of images have one of the two
         raise HeadwiseError(f"{model} reads images; hw.look(hw.open('{model}'), ...) shows its heads on your own")
     if not any((model / name).exists() for name in TOKENIZERS):

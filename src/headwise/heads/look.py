@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,17 +23,14 @@ from torch import Tensor
 from headwise.errors import HeadwiseError
 from headwise.heads.blocks import row_weights
 from headwise.heads.statistics import unknown_head
-from headwise.heads.texts import transcripts
 from headwise.heads.watch import LONGEST
 from headwise.models.ask import (
-    encoded,
     evaluating,
     last_states,
     logits,
     predicts,
     reads_tokens,
     run_body,
-    sounds_of,
 )
 from headwise.models.hook import attach
 from headwise.models.open import Folder
@@ -86,11 +82,9 @@ class Reading:
 
 
 class Desk:
-    """A model that answers a page, a question at a time. A model of speech is given the file of a sound, too."""
+    """A model that answers a page, a question at a time."""
 
-    def __init__(self, folder: Folder, sound: Path | None = None) -> None:
-        # What the model wrote of the sound. First of all: it changes how the tokenizer begins each text.
-        self.spoken = None if sound is None else transcripts(folder, [sound])[0]
+    def __init__(self, folder: Folder) -> None:
         if folder.tokens is None:
             raise HeadwiseError(f"{folder.name} has no tokenizer, so it reads no text; put tokenizer.json beside it")
         if not reads_tokens(folder.model):
@@ -102,7 +96,7 @@ class Desk:
         self.folder, self.tokens, self.kind = folder, folder.tokens, predicts(folder.model)
         self.layers = self._called()
         self.heads = [name for layer in self.layers for name in layer.heads]
-        # Of each head: are its keys elsewhere, in another text or a sound?
+        # Of each head: are its keys those of another text?
         self.crosses = [layer.site.cross for layer in self.layers for _ in layer.heads]
         # Ids that stand for no text, such as [SEP]. [UNK] is special, too, but stands for a word.
         self.signs = self.tokens.specials - {self.tokens.unknown}
@@ -126,7 +120,7 @@ class Desk:
         def note(site: Site, call: Call) -> None:
             order.append(site)
 
-        with attach({site: partial(note, site) for site in sites}), evaluating(model), encoded():
+        with attach({site: partial(note, site) for site in sites}), evaluating(model):
             run_body(model, torch.tensor([[*before, word, *after]]))
         if len(set(order)) == len(order):  # nothing ran twice: every layer keeps its own name
             return [Layer(site, 0, site.heads) for site in sites if site in order]
@@ -153,13 +147,7 @@ class Desk:
             "predicts": self.kind,
             "mask": self.mask_text,
             "longest": self.longest,
-            "seconds": sounds_of(self.folder.model).seconds_per_key if self.spoken else None,
         }
-
-    @property
-    def example(self) -> str | None:
-        """What the model wrote of the sound that it hears."""
-        return None if self.spoken is None else self.tokens.decode(self.spoken.ids).strip()
 
     @property
     def mask_text(self) -> str | None:
@@ -179,8 +167,7 @@ class Desk:
         # The very type: isinstance(True, int) holds, and true is no position.
         if not kinds or any(type(values[key]) is not kind for key, kind in kinds.items()):
             raise HeadwiseError("this is no question of the page's")
-        with encoded():  # the encoder has heard the sound once; its states are used again
-            return getattr(self, f"_{name}")(**values)  # only names in QUESTIONS come here
+        return getattr(self, f"_{name}")(**values)  # only names in QUESTIONS come here
 
     # A text
 
@@ -306,8 +293,6 @@ class Desk:
                 return None
             if maps is not None:
                 weights = row_weights(call, 0, range(call.n_queries)).float().cpu().numpy()  # (H,T,S)
-                if self.spoken and call.cross:  # the sound was filled up with silence: those keys are cut off
-                    weights = weights[..., : self.spoken.n_keys]
                 maps.update(zip(layer.heads, weights, strict=True))
             if changes.keys().isdisjoint(layer.heads):
                 return None
@@ -331,14 +316,11 @@ class Desk:
     # What its heads do
 
     def _kind(self, ids: Sequence[int], weights: Array, crosses: bool) -> tuple[str, float]:
-        """The kind of key that a head looks at most, such as "previous_token", and the part of its weight there.
-
-        Of a head that looks at a sound the part is the mean of each row's largest weight.
-        """
+        """The kind of key that a head looks at most, such as "previous_token", and the part of its weight there."""
         T = len(ids)
         numbers = np.array(ids)
-        if crosses or weights.shape != (T, T):  # it looks at a sound, or at another text; or it did not run
-            return ("sound", float(weights.max(1).mean())) if self.spoken and weights.size else ("elsewhere", 0.0)
+        if crosses or weights.shape != (T, T):  # it looks at another text; or it did not run
+            return "elsewhere", 0.0
         is_causal = T > 1 and not weights[0, 1:].any()  # the first token sees nothing behind it
         first = 1 if is_causal else 0  # the first row of a causal map has no choice
         rows = weights[first:]
@@ -386,7 +368,7 @@ class Desk:
             if len(weights) != T or (other is not None and other.maps[n].shape != weights.shape):
                 continue
             looks = weights.copy() if other is None else np.abs(weights - other.maps[n])
-            if not self.crosses[n] and looks.shape[1] == T:  # the keys are the same text, and not a sound
+            if not self.crosses[n] and looks.shape[1] == T:  # the keys are the same text
                 looks[:, skipped] = 0
                 np.fill_diagonal(looks, 0)
             keys[n] = looks.argmax(1)

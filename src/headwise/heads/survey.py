@@ -35,7 +35,7 @@ from headwise.heads.relation import described as described_relations
 from headwise.heads.statistics import all_statistics
 from headwise.heads.table import ROLES, TOKENS, HeadProfile, Survey, relation_role
 from headwise.heads.tally import CONTROLS, PASSAGE, Tally, gather_heads, read_corpus, vocabulary_product
-from headwise.heads.texts import Texts, are_sounds, read_texts
+from headwise.heads.texts import Texts, read_texts
 from headwise.heads.watch import watch
 from headwise.intervals import Interval
 from headwise.memory import loaded
@@ -106,7 +106,7 @@ def survey(
     folder = folder_of(open_model(model), tokenizer)
     if ablate not in ABLATIONS:
         raise HeadwiseError(f"ablate {ablate!r} is not known; one of {', '.join(ABLATIONS)}")
-    if not (ask.reads_tokens(folder.model) or are_sounds(texts)):
+    if not ask.reads_tokens(folder.model):
         remedy = "watch it in Python on its own input, with headwise.watch(model)"
         raise HeadwiseError(f"{type(folder.model).__name__} reads no tokens; {remedy}")
     text = read_texts(folder, texts, tokens, documents, relations=relations)
@@ -253,8 +253,7 @@ class _Study:
             tally = read_corpus(blank, documents, marks, progress, readers, keep)
         else:
             run_documents(tally.model, documents, tally.take, marks, progress)
-        with ask.encoded():  # of a model that hears, the encoder is not run: random words say nothing of it
-            run_documents(tally.model, self.probes, tally.take_repeated, None, progress_repeated)
+        run_documents(tally.model, self.probes, tally.take_repeated, None, progress_repeated)
         return gather_heads(tally, ranks) if self.parts > 1 else tally
 
     def _untrained(self, vocabulary: Tensor | None) -> dict[str, float] | None:
@@ -389,9 +388,6 @@ def fresh_model(model: nn.Module, seed: int) -> nn.Module:
         torch.default_generator.manual_seed(seed)
         build: Any = type(model)
         fresh: nn.Module = build(model.config)
-    if ask.hears(model):  # its own encoder must hear the same sounds
-        sounds = ask.sounds_of(model)
-        ask.hear(fresh, sounds.features, sounds.seconds_per_key)
     return fresh.to(next(model.parameters())).eval()
 
 

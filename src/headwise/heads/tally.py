@@ -41,7 +41,7 @@ from headwise.heads.statistics import all_statistics
 from headwise.heads.table import Example
 from headwise.intervals import Interval, interval_from
 from headwise.memory import loaded
-from headwise.models.ask import embeddings, hears
+from headwise.models.ask import embeddings
 from headwise.models.sites import Site, sites_of
 from headwise.records import Call, parse_head
 
@@ -176,8 +176,7 @@ class Tally:
         self._add("scores", site, _means(measured))
         if document.start is not None:
             self._add("offsets", site, {"all": _offset_fractions(measured, document.start, call.n_keys).numpy()})
-            # The keys of a model that hears may be pieces of a sound: they are no tokens of a text.
-            if self.with_examples and (document.k_ids is not None or not hears(self.model)):
+            if self.with_examples:
                 gleaning = self.gleanings.setdefault(site.name, Gleaning(site.n_heads))
                 gleaning.add(number, measured, document)
         if number < self.uniform_on:

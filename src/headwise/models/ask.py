@@ -11,11 +11,11 @@ import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from contextvars import Context, ContextVar
+from contextvars import Context
 from dataclasses import dataclass, replace
 from threading import Lock
 from types import SimpleNamespace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
@@ -42,7 +42,7 @@ def predicts(model: nn.Module) -> Literal["next", "masked"] | None:
     It is told by what the model does: logits over its vocabulary, one row a token, are of the next token where a later
     token changes no row before it. A class name may be wrong: whether a BertLMHeadModel looks ahead, its config says.
     """
-    if isinstance(model, GPT) or hears(model):  # the decoder of a model of speech writes a transcript token by token
+    if isinstance(model, GPT):
         return "next"
     if "transformers" not in sys.modules or _has_encoder(model):  # where it is not loaded, no model is of it
         return None
@@ -97,7 +97,7 @@ def answering(model: nn.Module) -> Literal["next", "masked", "first"]:
 
     Raises HeadwiseError for a model that answers with none.
     """
-    if reads_tokens(model) and not hears(model):
+    if reads_tokens(model):
         if not _has_encoder(model):
             kind = predicts(model)
             if kind is not None:
@@ -187,55 +187,9 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def reads_tokens(model: nn.Module) -> bool:
-    """Does the model take token ids? One that hears does, too: its decoder reads them while the encoder has a sound."""
+    """Does the model take token ids?"""
     # `forward` of a GPT of ours calls them ids, that of transformers input_ids.
-    return hears(model) or bool({"ids", "input_ids"} & set(_parameters(body_of(model))))
-
-
-class Sounds(NamedTuple):
-    """What a model of speech (Whisper) hears: N spectrograms of M mel bands by F frames."""
-
-    features: Tensor  # (N,M,F)
-    states: Tensor  # what its encoder makes of them, (N,S,C)
-    seconds_per_key: float  # of sound for which one of the S keys of cross attention stands
-
-
-_encoded = ContextVar("encoded", default=False)  # are we inside a block of `encoded`?
-
-
-@torch.no_grad()
-def hear(model: nn.Module, features: Tensor, seconds_per_key: float) -> None:
-    """Let a model of speech hear N sounds, (N,M,F). From then on it is asked as a decoder, which reads a transcript.
-
-    The first id of a transcript names its sound: the size of the vocabulary plus n for sound n, in the place of the
-    token that begins a transcript. `_forward` puts that token back. `seconds_per_key` is only kept: see `Sounds`.
-    """
-    body = body_of(model)
-    with evaluating(model):
-        # One by one, so that memory for one sound is enough. [0] of what the encoder gives: its last hidden states.
-        states = torch.cat([body.get_encoder()(sound[None])[0] for sound in features])
-    body.headwise_sounds = Sounds(features, states, seconds_per_key)
-
-
-def hears(model: nn.Module) -> bool:
-    """Was the model given sounds?"""
-    return hasattr(body_of(model), "headwise_sounds")
-
-
-def sounds_of(model: nn.Module) -> Sounds:
-    """What `hear` gave it; AttributeError where it was given none."""
-    sounds: Sounds = body_of(model).headwise_sounds
-    return sounds
-
-
-@contextmanager
-def encoded() -> Iterator[None]:
-    """Inside this block the encoder of a model that hears is not run: the decoder reads what it once made of them."""
-    outside = _encoded.set(True)
-    try:
-        yield
-    finally:
-        _encoded.reset(outside)
+    return bool({"ids", "input_ids"} & set(_parameters(body_of(model))))
 
 
 def logits(model: nn.Module, ids: Tensor, last: bool = False) -> Tensor:
@@ -474,15 +428,7 @@ def _forward(model: nn.Module, ids: Tensor, last: bool = False, start: Sequence[
     if isinstance(model, GPT):
         return SimpleNamespace(logits=model(ids, last_only=last))
     inputs: dict[str, Any] = {"input_ids": ids}
-    if hears(model):  # the ids are of transcripts, and their first ones name the sounds
-        sounds, config = sounds_of(model), _text_config(model)
-        sound = (ids[:, 0] - config.vocab_size).clamp(min=0)  # a text that names none, as random words, has the first
-        if _encoded.get():
-            inputs = {"encoder_outputs": (sounds.states[sound],)}  # a tuple, as the encoder gives it
-        else:
-            inputs = {"input_features": sounds.features[sound]}
-        inputs["decoder_input_ids"] = ids.where(ids < config.vocab_size, config.decoder_start_token_id)
-    elif _has_encoder(model):
+    if _has_encoder(model):
         inputs["decoder_input_ids"] = ids if start is None else torch.tensor([start]).expand(len(ids), -1).to(ids)
     if "use_cache" in _parameters(model):
         inputs["use_cache"] = False

@@ -26,7 +26,6 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.distributed.configuration_utils import DistributedConfig
-from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import logging
 
 from headwise.corpus.tokens import BOUNDARY, tokenising
@@ -263,7 +262,6 @@ class FolderTokens:
         # Of a slow one None: where an unknown character stands is asked of `places`, which it does not have.
         self.unknown: int | None = self._tokenizer.unk_token_id if self._tokenizer.is_fast else None
         self.mask: str | None = self._tokenizer.mask_token
-        self.beyond = "[{}]"  # how an id is shown that the vocabulary does not have
 
     def _find_frame(self) -> tuple[list[int], list[int]]:
         """The ids that the model expects before and after a text, such as [CLS] and [SEP]."""
@@ -296,12 +294,6 @@ class FolderTokens:
     def prompt(self, text: str) -> list[int]:
         return self.frame[0] + self.encode(text)
 
-    def begin_with(self, transcript: list[int], last: int) -> None:
-        """Begin each text from now on as this transcript does, whose first id is its sound, up to the last such id."""
-        self.frame = transcript[: transcript.index(last) + 1], []
-        self.beyond = "\u266a"  # the id of a sound, which no vocabulary has, is shown as a note of music
-        self.specials |= {*self.frame[0]}
-
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
@@ -312,32 +304,15 @@ class FolderTokens:
             # A token of no text, or of a part of a character, which decodes to U+FFFD: it is shown as the vocabulary
             # writes it, where it has the id.
             if not text or "\ufffd" in text:
-                text = str(self._tokenizer.convert_ids_to_tokens(i) or self.beyond.format(i))
+                text = str(self._tokenizer.convert_ids_to_tokens(i) or f"[{i}]")
             shown.append(text)
         return tuple(shown)
 
 
-def sound_features(folder: Path, samples: Any) -> tuple[torch.Tensor, float]:
-    """What a model of speech is given for samples, 16,000 a second, (1,M,F), and how many seconds it always hears.
-
-    A shorter sound is filled up with silence to that length (`chunk_length`, 30 seconds of Whisper).
-    """
+def feature_extractor(folder: Path) -> Any:
+    """What turns samples of a sound, or pixels, into the inputs of a model."""
     with _loading(folder / "preprocessor_config.json", f"{folder} has nothing that turns sound into its inputs"):
-        extractor = AutoFeatureExtractor.from_pretrained(folder, **LOCAL)
-        # Without a rate the extractor warns. Its own is that of our samples: Whisper knows no other than 16,000.
-        features = extractor(samples, sampling_rate=extractor.sampling_rate, return_tensors="pt").input_features
-    return features, float(extractor.chunk_length)
-
-
-def transcribed(model: Any, states: torch.Tensor) -> list[int]:
-    """What a model of speech writes, decoded greedily, of what its encoder has made of a sound, (1,S,C)."""
-    # It is to write what it hears in the language that it hears; a model of one language refuses to be told.
-    task = {"task": "transcribe"} if getattr(model.generation_config, "is_multilingual", False) else {}
-    with _quiet():
-        # In a single call, whose answer begins with the ids that the decoder was given: they tell language and task.
-        rows = model.generate(encoder_outputs=BaseModelOutput(states), force_unique_generate_call=True, **task)
-    ids: list[int] = rows[0].tolist()
-    return ids[:-1] if ids[-1] == model.generation_config.eos_token_id else ids
+        return AutoFeatureExtractor.from_pretrained(folder, **LOCAL)
 
 
 @contextmanager

@@ -149,10 +149,10 @@ function listen() {
   window.matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => { buildRamps(); drawAgain(); });
 }
 
-// predicts: 'next', 'masked', or null; seconds: of each key of a model that hears a sound, null for others.
+// predicts: 'next', 'masked', or null.
 buildRamps();
 byId('go-on').hidden = data.predicts !== 'next';
-byId('why').hidden = !data.predicts || data.seconds !== null; // the story of a prediction is of a text
+byId('why').hidden = !data.predicts;
 byId('hide-word').hidden = !data.mask;
 byId('own-text').value = data.example;
 makeHeads();

@@ -6,7 +6,7 @@
 import { byId, element, say } from './page/base.js';
 import { ask } from './look_ask.js';
 import { changesChanged } from './look.js';
-import { hearsSound, keepMaps, keyLabel, labelOf, look, maps } from './look_state.js';
+import { keepMaps, labelOf, look, maps } from './look_state.js';
 import { markWords } from './look_words.js';
 import { colourOf, inkOn, paint } from './report_colours.js';
 import { listenToFactor, setFactor, showFactor, times } from './report_factor.js';
@@ -16,7 +16,7 @@ import { cut, data, distinct, heads, inWords, numberOf, percent, quoted, roleNam
 // report_roles.css, where roles have the same.
 const SIGNS = {
   first_token: 9, self: 7, previous_token: 0, next_token: 6, delimiter: 1, duplicate_token: 3, induction: 5,
-  sound: 2, elsewhere: 4,
+  elsewhere: 4,
 };
 const WRITTEN = 40; // tokens: up to so many an enlarged map is a table of numbers, and beyond it a picture
 const FAINT = 0.1; // the last colour is at least for this weight, so that a map of faint weights stays pale
@@ -238,7 +238,7 @@ function drawCard(card) {
 // --- The overview ---
 
 // Most kinds have the names of roles.
-function kindName(kind) { return kind === 'elsewhere' || kind === 'sound' ? say(`look.${kind}`) : roleName(kind); }
+function kindName(kind) { return kind === 'elsewhere' ? say('look.elsewhere') : roleName(kind); }
 
 // Colours each tile by the kind of key that its head looks at most, the stronger the more of its weight goes there;
 // and says what the colours stand for.
@@ -269,9 +269,7 @@ export function showHeads() {
   const shown = list.filter(([, , weight]) => weight > 0);
   box.replaceChildren(...shown.map(([number, key, weight]) => {
     const card = makeCard(number);
-    const target = keyLabel(number, key);
-    card.querySelector('.words').textContent =
-      `${hearsSound(number) ? target : quoted(cut(target))} ${inWords(weight)}`;
+    card.querySelector('.words').textContent = `${quoted(cut(labelOf(look.words[key])))} ${inWords(weight)}`;
     want(number);
     return card;
   }));
@@ -318,7 +316,7 @@ function drawLarge() {
 
 // A map as a table: queries down, keys across, and each weight on its colour.
 function writtenMap(picture) {
-  const table = element('table'), top = element('tr'), timed = hearsSound(look.open);
+  const table = element('table'), top = element('tr');
   const label = (word) => (word ? cut(labelOf(word)) : ''); // in cross attention there may be more keys than words
   const name = (scope, text, here) => {
     const cell = element('th', here ? 'here' : '', text);
@@ -327,7 +325,7 @@ function writtenMap(picture) {
   };
   top.append(element('td'));
   for (let key = 0; key < picture.columns; key++) {
-    top.append(name('col', timed ? keyLabel(look.open, key) : label(look.words[key]), false));
+    top.append(name('col', label(look.words[key]), false));
   }
   table.createTHead().append(top);
   const body = table.createTBody();

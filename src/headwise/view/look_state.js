@@ -4,7 +4,7 @@
 // slots: a, and b beside it.
 
 import { byId } from './page/base.js';
-import { data, heads, weights } from './report_state.js';
+import { weights } from './report_state.js';
 
 export const look = {
   // The tokens of the text and of the one beside it, each {text, gap, lines, sign}: what is written, whether a gap
@@ -56,14 +56,6 @@ export function keepMaps(slot, answer) {
 
 // What is written of a word where it stands alone: never nothing, for a token may be a line end, or a space.
 export function labelOf(word) { return word.text || '⏎'.repeat(word.lines) || '·'; }
-
-// Does a head look at a sound? Then its keys are places in time, data.seconds apart.
-export function hearsSound(number) { return data.seconds !== null && number >= 0 && heads[number].part === 'cross'; }
-
-// What a head looks at, by the number of the key: a word, or a time.
-export function keyLabel(number, key) {
-  return hearsSound(number) ? `${(key * data.seconds).toFixed(2)} s` : labelOf(look.words[key]);
-}
 
 // The page is pale while it waits for an answer.
 export function fade(on) { byId('main').classList.toggle('asking', on); }

@@ -6,7 +6,7 @@
 
 import { byId, element, isShortcut, say } from './page/base.js';
 import { changePlace, point } from './look.js';
-import { hearsSound, keyLabel, labelOf, look, maps } from './look_state.js';
+import { labelOf, look, maps } from './look_state.js';
 import { colourOf, inkOn } from './report_colours.js';
 import { times } from './report_factor.js';
 import { ROUNDS_TO_0, data, inWords, quoted } from './report_state.js';
@@ -50,22 +50,22 @@ function wordButton(word, at) {
 }
 
 // Colours and underlines the words that the head looks at; without a head, underlines those that the hardest looks of
-// any head go to. A head that looks at a sound colours no word.
+// any head go to.
 export function markWords() {
-  const sound = hearsSound(look.through), row = rowThrough(sound);
+  const row = rowThrough();
   const targets = new Map(); // word -> the hardest look that goes there
-  for (const [number, key, weight] of look.hardest[look.at] ?? []) {
-    if (!hearsSound(number)) targets.set(key, Math.max(weight, targets.get(key) ?? 0));
+  for (const [, key, weight] of look.hardest[look.at] ?? []) {
+    targets.set(key, Math.max(weight, targets.get(key) ?? 0));
   }
   buttons.forEach((button, key) => {
     // A weight of 1 has the last colour.
-    const words = sound ? null : row, colour = words && colourOf(words[key], 1, false);
-    button.style.backgroundColor = words ? `rgb(${colour})` : '';
-    button.style.color = words ? inkOn(colour) : '';
+    const colour = row && colourOf(row[key], 1, false);
+    button.style.backgroundColor = row ? `rgb(${colour})` : '';
+    button.style.color = row ? inkOn(colour) : '';
     button.tabIndex = key === look.at ? 0 : -1;
     button.setAttribute('aria-pressed', String(key === look.place));
     button.classList.toggle('looking', key === look.at);
-    button.classList.toggle('marked', row ? !sound && row[key] >= MARKED : (targets.get(key) ?? 0) >= MARKED);
+    button.classList.toggle('marked', row ? row[key] >= MARKED : (targets.get(key) ?? 0) >= MARKED);
   });
   if (look.at < 0) return; // nothing was read yet
   const { at } = look;
@@ -74,17 +74,16 @@ export function markWords() {
 
 // The weights of the head that is looked through, from the word that is looked from; null where there are none: no
 // head is looked through, its map is not there yet, or still of another text, or its keys are no words of this one.
-function rowThrough(sound) {
+function rowThrough() {
   const map = maps.get(`a:${look.through}`);
-  if (!map || map.rows <= look.at || !(sound || map.columns === buttons.length)) return null;
+  if (!map || map.rows <= look.at || map.columns !== buttons.length) return null;
   return map.weights.subarray(look.at * map.columns, (look.at + 1) * map.columns);
 }
 
 // "At ‘to’, L5.H1 looks at ‘Mary’ (0.830), ..."
 function lookWords(row) {
   const keys = [...row.keys()].filter((key) => row[key] >= ROUNDS_TO_0).sort((a, b) => row[b] - row[a]).slice(0, NAMED);
-  const target = (key) => (hearsSound(look.through) ? keyLabel(look.through, key) : quoted(labelOf(look.words[key])));
-  const most = keys.map((key) => `${target(key)} (${inWords(row[key])})`).join(', ');
+  const most = keys.map((key) => `${quoted(labelOf(look.words[key]))} (${inWords(row[key])})`).join(', ');
   const name = data.heads[look.through].name, factor = look.changes.get(name);
   let changed = '';
   if (factor !== undefined) changed = factor // the weights are still there, but count less, or nothing

@@ -4,12 +4,25 @@ Each head, and each set of heads, is held to texts whose alignment is known; wha
 A set of heads aligns by the mean of their maps. In speech a monotone path is laid through the map (dynamic time
 warping, Sakoe & Chiba 1978), its weights prepared as in Radford et al. 2022, arXiv 2212.04356, for the times of words.
 In text the strongest key of a row counts, and the error is the alignment error rate (Och & Ney 2003).
+
+Texts come from a file of JSON, a text a line:
+
+{"audio": "a.wav", "language": "en", "words": [["the", 0.0], ["river", 0.142]]}        speech, and its words' seconds
+{"source": "the old house", "target": "la casa vieja", "links": [[0, 0], [1, 2], [2, 1]]}    words: target, source
+{"text": "he says that she sings", "links": [[1, 0], [4, 3]]}                          words that look, and at which
+
+Beside `links`, `possible` may name further ones that are right where they are found, and not missed where they are not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+import random
+import re
+import wave
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,12 +30,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from headwise.corpus.tokens import TextTokens
 from headwise.errors import HeadwiseError
+from headwise.files import read_text
 from headwise.heads.blocks import row_weights
 from headwise.heads.documents import Document, Listener, listening
 from headwise.heads.statistics import unknown_head
 from headwise.intervals import Interval, interval_of
 from headwise.models.ask import device_of, evaluating, run_body
+from headwise.models.open import Folder
 from headwise.models.sites import Site
 from headwise.records import MOST_ALIGNED, Call, parse_head
 from headwise.table import Table
@@ -32,6 +48,11 @@ SMOOTH = 7  # keys, the middle one among them, whose median is taken: as in Whis
 # `Alignment.table` name them, too.
 WITHIN = (0.05, 0.1)
 BATCH = 2**22  # cells of maps that are aligned at a time, which take some 50 MB: a round choice
+
+# The three kinds of text that `align` reads: the field that tells the kind -> the fields that it must have beside it.
+KINDS = {"audio": {"words"}, "source": {"target", "links"}, "text": {"links"}}
+RATE = 16_000  # samples a second that models of speech read
+WIDTHS = {2: (np.int16, 2**15), 4: (np.int32, 2**31)}  # bytes of a sample: its type, and the full scale
 
 Maps = NDArray[np.float32]  # (H,N,S): heads, rows that are aligned, keys
 Numbers = NDArray[np.float64]
@@ -347,3 +368,176 @@ def _linked_figures(text: Linked, mean_maps: Sequence[Maps]) -> Numbers:
         error = 1 - (len(sure & pairs) + len(right & pairs)) / (len(sure) + len(pairs))
         figures.append((error, len(sure & pairs) / len(text.links)))
     return np.array(figures)
+
+
+# The texts of a file
+
+
+def _features(folder: Folder, path: Path) -> tuple[Tensor, float, int]:
+    """What a model hears of a sound, (1,M,F); the seconds of a key, and how many keys hold sound.
+
+    M are frequency bands, F moments. A key of the encoder stands for several of these.
+    """
+    from headwise.models.hf import feature_extractor
+
+    model: Any = folder.model
+    options = getattr(model, "generation_config", None)
+    if getattr(options, "no_timestamps_token_id", None) is None or not hasattr(model.config, "max_source_positions"):
+        raise HeadwiseError(f"{folder.name} ({folder.family}) hears no speech as Whisper does; pass other texts")
+    samples = read_wav(path)
+    extractor = feature_extractor(folder.path)
+    seconds = float(extractor.chunk_length)  # what is shorter is filled with silence
+    if len(samples) > seconds * RATE:  # the rest would be cut off without a word
+        raise HeadwiseError(f"{path.name} has {len(samples) / RATE:.1f} s, and the model hears {seconds:g}")
+    # Without a rate the extractor warns. Its own is that of our samples: Whisper knows no other than 16,000.
+    features = extractor(samples, sampling_rate=extractor.sampling_rate, return_tensors="pt").input_features
+    seconds_per_key = seconds / model.config.max_source_positions
+    # Rounded up: the last key may be full in part.
+    n_keys = min(model.config.max_source_positions, -(-len(samples) // round(seconds_per_key * RATE)))
+    return features.to(model.dtype), seconds_per_key, n_keys
+
+
+def halves(texts: Sequence[Known]) -> tuple[list[Known], list[Known]]:
+    """Texts to choose by, and as many or one fewer to judge on, drawn at random."""
+    drawn = list(texts)
+    random.Random(0).shuffle(drawn)
+    middle = -(-len(drawn) // 2)
+    return drawn[:middle], drawn[middle:]
+
+
+def read_aligned(folder: Folder, path: Path) -> list[Known]:
+    """The texts of a file for `align`; sounds lie beside it.
+
+    Raises HeadwiseError with the number of the line that is not as it must be.
+    """
+    if folder.tokens is None:
+        raise HeadwiseError(f"{folder.name} has no tokenizer, so its rows have no words")
+    texts = []
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            texts.append(_text(folder, folder.tokens, json.loads(line), path.parent))
+        # A line may be no JSON, or have other types and indices than a text has.
+        except (HeadwiseError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+            raise HeadwiseError(f"line {number} of {path}: {error}") from None
+    if not texts:
+        raise HeadwiseError(f"{path} has no text; a line is {json.dumps({'audio': 'a.wav', 'words': [['the', 0.0]]})}")
+    return texts
+
+
+def _text(folder: Folder, tokens: TextTokens, record: dict[str, Any], near: Path) -> Known:
+    # The text of a line, by its kind; `near` is the folder of the file.
+    kind = next((kind for kind in KINDS if kind in record), None)
+    if kind is None or KINDS[kind] - set(record):
+        wanted = "; ".join(", ".join([kind, *sorted(fields)]) for kind, fields in KINDS.items())
+        raise HeadwiseError(f"it has {', '.join(record) or 'nothing'}, and a text needs {wanted}")
+    if kind == "audio":
+        return _spoken(folder, tokens, record, near)
+    if kind == "text":
+        ids = list(tokens.prompt(record["text"]))
+        places = _first_tokens(tokens, record["text"], len(tokens.frame[0]))  # behind the tokens that begin any text
+        return Linked({"input_ids": torch.tensor([ids])}, *_links(record, places, places))
+    return _translated(folder, tokens, record)
+
+
+def _spoken(folder: Folder, tokens: TextTokens, record: dict[str, Any], near: Path) -> Spoken:
+    """A spoken text with its words, which stand behind the tokens that begin a transcript.
+
+    A row is a token of the decoder's input, and predicts the one after it.
+    """
+    model: Any = folder.model
+    features, seconds_per_key, n_keys = _features(folder, near / record["audio"])
+    options, begin = model.generation_config, [model.config.decoder_start_token_id]
+    if getattr(options, "is_multilingual", False):  # then a transcript begins with its language and the task
+        language = record.get("language", "en")
+        if f"<|{language}|>" not in options.lang_to_id:
+            raise HeadwiseError(f"the model knows no language {language!r}")
+        begin += [options.lang_to_id[f"<|{language}|>"], options.task_to_id["transcribe"]]
+    ids = [*begin, options.no_timestamps_token_id]
+    first = len(ids) - 1  # the row that predicts the first token of the first word
+    starts = []
+    for word, _ in record["words"]:
+        starts.append(len(ids) - 1 - first)  # the last row so far predicts the word's first token
+        ids += tokens.encode(f" {word}")
+    rows = tuple(range(first, len(ids)))  # the last one predicts the end
+    inputs = {"input_features": features, "decoder_input_ids": torch.tensor([ids])}
+    begins = tuple(float(time) for _, time in record["words"])
+    return Spoken(inputs, rows, tuple(starts), begins, seconds_per_key, n_keys)
+
+
+def _translated(folder: Folder, tokens: TextTokens, record: dict[str, Any]) -> Linked:
+    """A source for the encoder, and a target that the decoder reads one token later."""
+    config = folder.model.config
+    start = getattr(config, "decoder_start_token_id", None)
+    if start is None:
+        raise HeadwiseError(f"{folder.name} ({folder.family}) has no decoder beside an encoder; pass a text with links")
+    source = list(tokens.prompt(record["source"]))
+    target = [int(start), *tokens.encode(record["target"])]
+    rows = _first_tokens(tokens, record["target"], 0)  # row i predicts token i of the target
+    keys = _first_tokens(tokens, record["source"], len(tokens.frame[0]))  # as a key a token stands in its own place
+    inputs = {"input_ids": torch.tensor([source]), "decoder_input_ids": torch.tensor([target])}
+    return Linked(inputs, *_links(record, rows, keys))
+
+
+def _links(record: dict[str, Any], rows: Sequence[int], keys: Sequence[int]) -> Iterator[tuple[tuple[int, int], ...]]:
+    """The links of a text, from words to their first tokens, and then those that are possible: two fields of `Linked`.
+
+    rows, keys  for each word on either side of a link its row, its key
+    """
+    for name in ("links", "possible"):
+        yield tuple((rows[row], keys[key]) for row, key in record.get(name, ()))
+
+
+def _first_tokens(tokens: TextTokens, text: str, before: int) -> Sequence[int]:
+    """For each word between spaces the number of its first token, where `before` tokens stand before the text."""
+    places = tokens.places(text)  # the characters of each token, [start, end)
+    numbers = []
+    for word in re.finditer(r"\S+", text):
+        overlapping = [n for n, (start, end) in enumerate(places) if start < word.end() and end > word.start()]
+        if not overlapping:
+            raise HeadwiseError(f"the tokenizer has nothing for the word {word.group()!r}")
+        numbers.append(before + overlapping[0])
+    return numbers
+
+
+# Sound as samples, from -1 to 1, RATE of them a second, which models of speech read.
+
+
+def read_wav(path: Path) -> NDArray[np.float32]:
+    """The samples of a WAV file (PCM of 16 or 32 bits), its channels averaged, at RATE.
+
+    Raises HeadwiseError for another file.
+    """
+    if not path.is_file():
+        raise HeadwiseError(f"{path} is no file")
+    try:
+        with wave.open(str(path)) as file:
+            width, channels, rate = file.getsampwidth(), file.getnchannels(), file.getframerate()
+            content = file.readframes(file.getnframes())
+    except (OSError, EOFError, wave.Error) as error:
+        raise HeadwiseError(f"{path} is no WAV file that can be read: {error}") from None
+    if width not in WIDTHS:
+        raise HeadwiseError(f"{path} has samples of {8 * width} bits; write it with 16")
+    kind, full_scale = WIDTHS[width]
+    # The channels of a sample lie side by side.
+    samples = np.frombuffer(content, kind).reshape(-1, channels).mean(1) / full_scale
+    return resampled(samples.astype(np.float32), rate)
+
+
+def resampled(samples: NDArray[np.float32], rate: int) -> NDArray[np.float32]:
+    """The same sound, of `rate` samples a second, at RATE.
+
+    Its spectrum is cut off above the highest frequency that RATE has room for, or filled with zeros up to that.
+    """
+    if rate == RATE:
+        return samples
+    # Whole seconds have a whole number of samples at both rates. To a transform the end is followed by the beginning: a
+    # second of silence keeps them apart.
+    seconds = -(-len(samples) // rate) + 1
+    spectrum = np.fft.rfft(np.pad(samples, (0, seconds * rate - len(samples))))
+    kept = np.zeros(seconds * RATE // 2 + 1, complex)
+    size = min(len(kept), len(spectrum))
+    kept[:size] = spectrum[:size]
+    sound = np.fft.irfft(kept, seconds * RATE) * (RATE / rate)  # `irfft` divides by the new number of samples
+    return sound[: round(len(samples) * RATE / rate)].astype(np.float32)

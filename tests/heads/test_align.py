@@ -1,7 +1,6 @@
 """Heads that align: the path against an exhaustive search, choices on maps built by hand, a head that is planted."""
 
 import itertools
-import random
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -15,9 +14,8 @@ from planted import hand_made
 from torch import nn
 
 import headwise as hw
-from headwise.heads import alignment
-from headwise.heads.alignment import Linked, Spoken, align, path_starts, prepared
-from headwise.intervals import held_apart
+from headwise.heads import align as alignment
+from headwise.heads.align import Linked, Spoken, align, halves, path_starts, prepared
 
 
 def paths(n: int, m: int) -> Iterator[list[tuple[int, int]]]:
@@ -140,10 +138,12 @@ def test_what_is_possible_or_held_apart(told: Any) -> None:
     text = Linked({}, sure, possible)
     found = told([text], [text], {id(text): maps})
     assert found.chosen.error.mean == pytest.approx(1 - 5 / 6)
-    for n, least, sizes in ((7, 1, (4, 3)), (2, 1, (1, 1)), (4, 2, (2, 2)), (5, 2, (3, 2))):
-        chosen_by, judged = held_apart(range(n), random.Random(3), least=least)
-        assert (len(chosen_by), len(judged)) == sizes and sorted([*chosen_by, *judged]) == list(range(n))
-    assert [len(part) for part in held_apart(range(10), random.Random(3), 0.99, least=2)] == [2, 8]
+    texts = [Linked({}, ((n, n),)) for n in range(7)]
+    for n in (2, 7):
+        chosen_by, judged = halves(texts[:n])
+        assert len(judged) == n // 2 and sorted(text.links for text in (*chosen_by, *judged)) == [
+            text.links for text in texts[:n]
+        ]
 
 
 class Crossed(nn.Module):
