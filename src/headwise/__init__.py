@@ -25,7 +25,7 @@ from headwise.spec import AttentionSpec
 
 # For type checkers and editors alone: when the package runs, `__getattr__` below loads these.
 if TYPE_CHECKING:
-    from headwise.cost import Price, price
+    from headwise.cost import Price
     from headwise.gpt.gpt import GPT, GPTConfig
     from headwise.heads.attribution import Attribution, attribute
     from headwise.heads.composition import composition
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from headwise.layer.layer import MultiHeadAttention
     from headwise.layer.replacing import Replaced, replace
     from headwise.models.generate import generate
+    from headwise.models.lineage import price
     from headwise.models.open import open_model as open
     from headwise.reshape.heal import Damage
     from headwise.reshape.job import Reshaped
@@ -75,7 +76,7 @@ __all__ = [
 _LAZY = {
     name: (f"headwise.{module}", "open_model" if name == "open" else name)
     for module, names in {
-        "cost": "Price price", "gpt.gpt": "GPT GPTConfig",
+        "cost": "Price", "gpt.gpt": "GPT GPTConfig",
         "heads.attribution": "Attribution attribute",
         "heads.composition": "composition", "heads.effect": "ablate", "heads.patching": "Patching patch",
         "heads.steering": "steer",
@@ -86,7 +87,7 @@ _LAZY = {
         "layer.convert": "from_torch", "layer.replacing": "Replaced replace",
         "layer.latent": "MultiHeadLatentAttention", "layer.layer": "MultiHeadAttention",
         "models.generate": "generate",
-        "models.open": "open",
+        "models.lineage": "price", "models.open": "open",
         "reshape.prune": "prune",
         "reshape.heal": "Damage", "reshape.job": "Reshaped", "reshape.share": "share", "rungs.cache": "KVCache",
         "story": "Story", "teach.check": "check", "teach.bugs": "Verdict", "view.look": "look",

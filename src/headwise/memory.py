@@ -86,6 +86,12 @@ def require_held(model: nn.Module, what: str) -> None:
         )
 
 
+def has_bfloat16() -> bool:
+    """Has this processor instructions for products in bfloat16?"""
+    mkldnn: Any = torch.backends.mkldnn
+    return mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 def seconds_of(call: Callable[[], object]) -> float:
     began = time.perf_counter()
     call()

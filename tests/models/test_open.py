@@ -3,12 +3,14 @@
 import gc
 import importlib.util
 import json
+import sys
 import weakref
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 import transformers as tf
 from cases import refuses
@@ -173,6 +175,64 @@ def test_the_price_of_a_gguf_file_is_that_of_its_fields(
     price = json.loads(invoke("cost", str(tmp_path / "small.gguf"), "--json").out)
     assert (price["model"], price["d_model"], asked) == ("small", 36, [tmp_path / "small.gguf"])
     assert any("however the file packs them" in note for note in price["notes"])
+    assert hw.price(tmp_path / "small.gguf", context=7).d_model == 36
+
+
+SMALL = {"hidden_size": 12, "intermediate_size": 7, "num_hidden_layers": 1, "num_attention_heads": 3, "vocab_size": 11}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "dtype"),
+    [(["F32"], "float32"), (["F16"], "float16"), (["F32", "F16"], "float32"), (["Q4_K"], "bfloat16")],
+)
+def test_a_gguf_file_keeps_its_digits(
+    kinds: list[str], dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Norms are float32 in every file: its matrices tell."""
+    from types import SimpleNamespace
+
+    from headwise.models import hf
+
+    stock = tf.LlamaForCausalLM(tf.LlamaConfig(**SMALL))
+
+    def tensor(kind: str, *shape: int) -> Any:
+        return SimpleNamespace(tensor_type=SimpleNamespace(name=kind), shape=shape)
+
+    tensors = [tensor("F32", 7), *(tensor(kind, 5, 7) for kind in kinds)]
+    fake = SimpleNamespace(GGUFReader=lambda path: SimpleNamespace(tensors=tensors))
+    monkeypatch.setitem(sys.modules, "gguf", fake)
+    monkeypatch.setattr(tf.AutoModelForCausalLM, "from_pretrained", lambda *args, **options: stock)
+    monkeypatch.setattr(
+        tf.AutoTokenizer, "from_pretrained", lambda *a, **o: SimpleNamespace(save_pretrained=lambda to: None)
+    )
+    hf.write_gguf(tmp_path / "small.gguf", tmp_path / "made")
+    model = hw.open(tmp_path / "made")
+    assert model.dtype == getattr(torch, dtype)
+    if dtype == "float32":
+        assert torch.equal(model.lm_head.weight, stock.lm_head.weight)
+
+
+def test_bfloat16_is_float32_on_a_processor_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tf.LlamaForCausalLM(tf.LlamaConfig(**SMALL)).bfloat16().save_pretrained(tmp_path)
+    for there, dtype in ((True, torch.bfloat16), (False, torch.float32)):
+        monkeypatch.setattr("headwise.models.open.has_bfloat16", lambda there=there: there)
+        assert hw.open(tmp_path).dtype == dtype
+        assert hw.open(tmp_path, dtype="bf16").dtype == torch.bfloat16
+
+
+def test_a_text_of_a_chat_template_has_one_beginning(tmp_path: Path) -> None:
+    from headwise.models.hf import FolderTokens
+
+    letters = {text: i for i, text in enumerate(["<s>", "</s>", "a", "b"])}
+    layout = tokenizers.Tokenizer(tokenizers.models.WordLevel(letters, unk_token="b"))
+    layout.add_special_tokens(["<s>", "</s>"])
+    layout.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    layout.post_processor = tokenizers.processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
+    tokens = FolderTokens(tf.PreTrainedTokenizerFast(tokenizer_object=layout, bos_token="<s>", eos_token="</s>"))
+    assert tokens.frame == ([0], [])
+    assert tokens.prompt("<s>ab") == tokens.prompt("ab") == [0, 2, 3]
+    assert tokens.encode("<s>ab") == tokens.encode("ab") and tokens.places("<s>ab") == [(3, 4), (4, 5)]
+    assert tokens.encode("<s>") == [0] and tokens.prompt("<s><s>a") == [0, 0, 2]  # what is typed beyond stays
 
 
 def test_names_that_are_not_to_be_had(hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Annotated
 
 from typer import Argument
@@ -35,7 +34,7 @@ def cost(
     compare.
     """  # its options: [cost] in commands.toml
     from headwise import cost as room  # whose name this function has
-    from headwise.models.lineage import config_of
+    from headwise.models.lineage import shape_of
     from headwise.view.cost import print_price, print_variants
 
     if model is None:
@@ -47,13 +46,7 @@ def cost(
             )
         _show_models(room.TABLE, dtype or "bf16")  # one format for all, whatever a preset names: so caches compare
         return
-    # The user's own text (a folder, a file, a preset); of a name on the hub a folder; of a GGUF file a dict.
-    config = config_of(model)
-    name, shape = room.read_shape(config)
-    if config is not model:  # the folder of a name on the hub is called by a number, and a dict has no name
-        name = model if isinstance(config, Path) else Path(model).stem
-    if isinstance(config, dict):
-        shape = shape.noted("a GGUF file: all weights are priced in one number format, however the file packs them")
+    name, shape = shape_of(model)
     setting = room.make_setting(shape, context, batch, dtype, kv_dtype, gpu_memory)
     price = room.price_shape(name, shape, setting)
     rows = room.variants(shape, setting) if variants else None

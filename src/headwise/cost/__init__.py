@@ -64,18 +64,7 @@ TWICE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_val
 
 
 def price(config: Any, **setting: Any) -> Price:
-    """What a model costs: parameters, cache, FLOPs, bytes moved, what fits in memory.
-
-    Args:
-        config: the name of a preset; the path of a config.json or of a folder that holds one; the dict of a
-            config.json; an AttentionSpec (one layer, attention alone); a GPTConfig, a config of transformers, or
-            a model that has one of these as `config` or `spec`
-        **setting: all optional: context (tokens; default the model's own length), batch (texts, 1), dtype and
-            kv_dtype (fp32, bf16, fp8, ...; default the config's), gpu_memory ("24GiB" or bytes)
-
-    Raises:
-        HeadwiseError: with the name of the field, for what cannot be priced exactly.
-    """
+    """`headwise.price` of whatever `read_shape` takes; **setting as `make_setting` has it."""
     name, shape = read_shape(config)
     return price_shape(name, shape, make_setting(shape, **setting))
 

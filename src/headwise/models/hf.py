@@ -104,7 +104,7 @@ def _layers_apart(model: Any) -> Any:
 
 
 def write_gguf(path: Path, folder: Path) -> None:
-    """Write a GGUF file as a model folder in bfloat16; the library does not save such a model as it reads it."""
+    """Write a GGUF file as a model folder; the library does not save such a model as it reads it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.parent) as scratch, _loading(path, f"{path} does not load"):
         read = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, **LOCAL)
@@ -116,8 +116,7 @@ def write_gguf(path: Path, folder: Path) -> None:
             fields.pop(name, None)
         fresh: Any = type(read)(type(config)(**fields))
         fresh.load_state_dict(read.state_dict())
-        # bfloat16 takes half of float32's place on the disk; of a file in float16 or float32 it drops digits.
-        fresh.to(torch.bfloat16).save_pretrained(scratch)
+        fresh.to(_gguf_dtype(path)).save_pretrained(scratch)
         AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, **LOCAL).save_pretrained(scratch)
         try:
             Path(scratch).rename(folder)  # so that the folder appears whole, or not at all
@@ -125,6 +124,16 @@ def write_gguf(path: Path, folder: Path) -> None:
             if not folder.exists():  # else another process has written it in the meantime
                 raise
         Path(scratch).mkdir(exist_ok=True)  # the end of the block removes it, and would fail without one
+
+
+def _gguf_dtype(path: Path) -> torch.dtype:
+    """The number format of a GGUF file's matrices; bfloat16, which has digits enough, where any is quantised."""
+    import gguf
+
+    kinds = {tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors if len(tensor.shape) > 1}
+    if not kinds <= {"F32", "F16"}:
+        return torch.bfloat16
+    return torch.float16 if kinds == {"F16"} else torch.float32  # of both float32 keeps all digits
 
 
 def gguf_config(path: Path) -> dict[str, Any]:
@@ -257,6 +266,7 @@ class FolderTokens:
             boundary = self._tokenizer.backend_tokenizer.token_to_id(BOUNDARY)
         else:
             boundary = self._tokenizer.get_vocab().get(BOUNDARY)
+        self.frame: tuple[list[int], list[int]] = [], []
         self.frame = self._find_frame() if boundary is None else ([boundary], [])
         self.specials = frozenset(self._tokenizer.all_special_ids)
         # Of a slow one None: where an unknown character stands is asked of `places`, which it does not have.
@@ -280,7 +290,13 @@ class FolderTokens:
     # What the methods give is said in `corpus/tokens.TextTokens`.
     def encode(self, text: str) -> list[int]:
         with _quiet(), tokenising():  # a text longer than the model is cut into documents later
-            return list(self._tokenizer(text, add_special_tokens=False).input_ids)
+            ids = list(self._tokenizer(text, add_special_tokens=False).input_ids)
+        return ids[self._begun(ids) :]
+
+    def _begun(self, ids: Sequence[int]) -> int:
+        """How many ids of what the model expects before a text are there, as in one from a chat template."""
+        before = self.frame[0]
+        return len(before) if before and len(ids) > len(before) and [*ids[: len(before)]] == before else 0
 
     def places(self, text: str) -> list[tuple[int, int]]:
         if not self._tokenizer.is_fast:
@@ -289,7 +305,7 @@ class FolderTokens:
             )
         with _quiet(), tokenising():
             framed = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        return [(start, end) for start, end in framed.offset_mapping]
+        return [(start, end) for start, end in framed.offset_mapping][self._begun(framed.input_ids) :]
 
     def prompt(self, text: str) -> list[int]:
         return self.frame[0] + self.encode(text)

@@ -18,6 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from headwise.cost import Price, make_setting, price_shape, read_shape
+from headwise.cost.shape import ModelShape
 from headwise.errors import HeadwiseError
 from headwise.families import RUN, check_folder, read_config
 from headwise.files import check_file, read_json
@@ -39,18 +41,36 @@ def located(source: Path) -> Path:
     return _from_hub(str(source)) if _is_hub_name(source) else source
 
 
-def config_of(model: str) -> str | Path | dict[str, Any]:
-    """What `price` reads: of a name on the hub a folder with the config alone, of a GGUF file the config as a dict.
+def price(config: Any, **setting: Any) -> Price:
+    """What a model costs: parameters, cache, FLOPs, bytes moved, what fits in memory.
 
-    Anything else is handed back as it is. Raises HeadwiseError as `located` does.
+    Args:
+        config: the name of a preset; the path of a config.json, of a folder that holds one or of a GGUF file; a name
+            on the hub; the dict of a config.json; an AttentionSpec (one layer, attention alone); a GPTConfig, a config
+            of transformers, or a model that has one of these as `config` or `spec`
+        **setting: all optional: context (tokens; default the model's own length), batch (texts, 1), dtype and
+            kv_dtype (fp32, bf16, fp8, ...; default the config's), gpu_memory ("24GiB" or bytes)
+
+    Raises:
+        HeadwiseError: with the name of the field, for what cannot be priced exactly.
     """
-    path = Path(model)
+    name, shape = shape_of(config)
+    return price_shape(name, shape, make_setting(shape, **setting))
+
+
+def shape_of(config: Any) -> tuple[str, ModelShape]:
+    """What `cost.read_shape` gives, of a name on the hub and of a GGUF file, too."""
+    path = Path(config) if isinstance(config, str | Path) else Path()
     if _is_gguf(path):
         _require_readers(path)
         from headwise.models.hf import gguf_config  # here: this module is imported where torch is not
 
-        return gguf_config(path)
-    return _from_hub(model, config_alone=True) if _is_hub_name(path) else model
+        shape = read_shape(gguf_config(path))[1]
+        note = "a GGUF file: all weights are priced in one number format, however the file packs them"
+        return path.stem, shape.noted(note)
+    if isinstance(config, str) and _is_hub_name(path):
+        return config, read_shape(_from_hub(config, config_alone=True))[1]
+    return read_shape(config)
 
 
 def _is_hub_name(source: Path) -> bool:
@@ -69,7 +89,7 @@ def _from_hub(name: str, config_alone: bool = False) -> Path:
     # First from the cache, without a network. What is suppressed: it is not there, or not whole.
     with suppress(Exception):
         folder = Path(hub.snapshot_download(**options, local_files_only=True))
-        # The library hands out what the cache has, if that is the config alone (after `config_of`) or some shards
+        # The library hands out what the cache has, if that is the config alone (after `shape_of`) or some shards
         # (after a broken download). Here this raises, so that the rest is downloaded below.
         (read_config if config_alone else check_folder)(folder)
         return folder
@@ -90,14 +110,15 @@ def _is_gguf(path: Path) -> bool:
 
 
 def _from_gguf(path: Path) -> Path:
-    """A folder with the weights of a GGUF file in bfloat16, made once.
+    """A folder with the weights of a GGUF file, made once.
 
     Its name has a hash of the file's path, size and time of change: a file that has changed gets another folder.
     """
     check_file(path)
     state = path.stat()
-    # 16 hexadecimal digits are 64 bits: two files of one name get the same ones by chance once in 2^64.
-    key = hashlib.sha256(f"{path.resolve()} {state.st_size} {state.st_mtime_ns}".encode()).hexdigest()[:16]
+    # 2 is a number of the way in which the folder is made. 16 hexadecimal digits are 64 bits: two files of one name get
+    # the same ones by chance once in 2^64.
+    key = hashlib.sha256(f"{path.resolve()} {state.st_size} {state.st_mtime_ns} 2".encode()).hexdigest()[:16]
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = caches / "headwise" / f"{path.stem}-{key}"
     if not folder.exists():

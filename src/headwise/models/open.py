@@ -20,7 +20,7 @@ from headwise.gpt.checkpoint import save_model
 from headwise.gpt.gpt import GPT
 from headwise.gpt.ranks import ALONE, Ranks
 from headwise.gpt.run import load_run
-from headwise.memory import CPU, device_named, free_memory, free_on
+from headwise.memory import CPU, device_named, free_memory, free_on, has_bfloat16
 from headwise.models.ask import context_of, predicts, vocabulary_of
 from headwise.models.lineage import located
 from headwise.models.weights import cast
@@ -76,7 +76,8 @@ def open_model(
 
     Args:
         source: a folder, a GGUF file, or a name on the hub such as "openai-community/gpt2" (`models.lineage`)
-        dtype: its number format: "auto", as it is stored, or "float32", "bfloat16", "float16"
+        dtype: its number format: "auto", as it is stored, but float32 for bfloat16 on a processor without
+            instructions for it, where it is slower and coarser; or "float32", "bfloat16", "float16"
         device: where it computes: "cpu", "cuda", "cuda:1", "mps"; "auto" is device_map="auto"
         device_map: for a model of transformers that is larger than a device or than memory: "auto" lets accelerate
             spread it over what there is, and leave on the disk what does not fit; or where each part goes
@@ -235,6 +236,8 @@ def open_folder(
     model = load_folder(path, ranks, numbers, placing)
     if place != CPU:
         model.to(place)
+    elif numbers == "auto" and model.dtype == torch.bfloat16 and not placing and not has_bfloat16():
+        cast(model, torch.float32)
     return remember(model, path, folder_tokens, model.config.model_type)
 
 
