@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from headwise.errors import HeadwiseError
-from headwise.files import is_unfinished, read_bytes, read_json, read_text, remove_unfinished, write_whole
+from headwise.files import read_bytes, read_json, read_text, write_whole
 from headwise.teach.bugs import UNKNOWN, Say, catalogue, room, speaker, words
 from headwise.teach.check import check
 from headwise.teach.exercises import COURSE_NAMES, Exercise, Mark, exercises, find_exercise, mark
@@ -119,29 +119,16 @@ def open_course(folder: Path, language: str | None) -> tuple[Course, bool]:
         raise HeadwiseError(say("course_is_file", folder=folder))
     path = folder / PROGRESS
     new = not path.exists()
-    if new and folder.exists() and not _may_hold_course(folder):
+    # What a first call that was killed has left is an exercise, or a name that begins with a dot.
+    visible = [entry.name for entry in folder.glob("[!.]*")] if new else []
+    if visible and not {exercise.file for exercise in exercises()} & set(visible):
         raise HeadwiseError(say("no_course", folder=folder))
     course = Course(folder) if new else _read(path, say)
     course.language = language or course.language
     folder.mkdir(parents=True, exist_ok=True)
-    # Unfinished files that killed calls left there, of these names.
-    left = {folder: [PROGRESS, *_files()], folder / "figures": ["*.svg"]}
-    for place, names in left.items():
-        if place.is_dir():
-            remove_unfinished(place, names, alone=False)  # another call may be running, and writing
     course.write_files()
     course.save()
     return course, new
-
-
-def _may_hold_course(folder: Path) -> bool:
-    """Is it empty but for what a killed first call left, or does it hold an exercise?"""
-    unfinished = all(is_unfinished(path.name, [PROGRESS, *_files()]) for path in folder.iterdir())
-    return unfinished or any((folder / name).exists() for name in _files())
-
-
-def _files() -> list[str]:
-    return [exercise.file for exercise in exercises()]
 
 
 def _read(path: Path, say: Say) -> Course:
