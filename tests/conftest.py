@@ -61,7 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        # A browser, other processes and seconds depend on what else the machine does: one more try, which is named.
+        # A browser and other processes depend on what else the machine does: one more try, which is named.
         if any(mark.name in ("browser", "clock") for mark in item.iter_markers()):
             item.add_marker(pytest.mark.flaky(reruns=1))
     if not config.getoption("--quick"):

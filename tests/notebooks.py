@@ -17,7 +17,7 @@ def run_notebook(document: Mapping[str, Any], folder: Path | None = None) -> lis
         read = nbformat.reads(json.dumps(document), as_version=4)
         nbformat.validate(read)
         resources = {} if folder is None else {"metadata": {"path": str(folder)}}
-        client = NotebookClient(read, timeout=120, kernel_name="python3", resources=resources)
+        client = NotebookClient(read, timeout=300, kernel_name="python3", resources=resources)
         cells: list[Any] = client.execute().cells
         return cells
 

@@ -105,7 +105,7 @@ def test_the_shell_completes_commands_and_presets() -> None:
         environment = {**os.environ, app.COMPLETION: "complete_bash", "COMP_WORDS": words}
         environment["COMP_CWORD"] = str(len(words.split(" ")) - 1)
         command = [sys.executable, "-m", "headwise"]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60).stdout.split()
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300).stdout.split()
 
     assert "prune" in completions("headwise pr")
     assert "llama-2-70b" in completions("headwise cost lla")

@@ -90,7 +90,7 @@ class Shell:
             line = line.replace(f"${name}", value)
         if assignment := re.fullmatch(r"(\w+)=(\$\(.*)", line):
             script = f'{line.replace("python", sys.executable)}; printf %s "${assignment[1]}"'
-            result = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True, timeout=60)
+            result = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True, timeout=300)
             self.variables[assignment[1]] = result.stdout
             return
         known = {"headwise": self.headwise, "make": check_make, "pip": check_pip, "python": check_python}

@@ -89,7 +89,7 @@ def loaded_after(code: str) -> set[str]:
     """The libraries that a fresh interpreter holds after some code."""
     tail = "\nimport json, sys\nprint(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code + tail], capture_output=True, text=True, timeout=60
+        [sys.executable, "-W", "error", "-c", code + tail], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     return set(json.loads(done.stdout))

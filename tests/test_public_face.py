@@ -29,7 +29,7 @@ from headwise.errors import HeadwiseError
 
 def run(code: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH + code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", WITHOUT_TORCH + code], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

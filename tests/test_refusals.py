@@ -86,7 +86,7 @@ def outcomes(folder: Path) -> dict[str, Any]:
     """Code and words of each early line, where torch cannot be imported: so no work has begun."""
     before, program = contents(folder), [sys.executable, "-c", PROGRAM]
     given = json.dumps([shlex.split(line) for line in TABLE["early"]])
-    child = subprocess.run(program, input=given, cwd=folder, capture_output=True, text=True, timeout=100)
+    child = subprocess.run(program, input=given, cwd=folder, capture_output=True, text=True, timeout=300)
     assert child.returncode == 0, child.stderr
     assert contents(folder) == before
     return dict(zip(TABLE["early"], json.loads(child.stdout), strict=True))

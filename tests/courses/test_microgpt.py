@@ -112,7 +112,7 @@ def test_the_command_prints_losses_and_names(tmp_path: Path) -> None:
     told = []
     for name in ("microgpt", "microgpt_numpy"):
         words = [sys.executable, "-W", "error", "-m", f"headwise.courses.{name}", "names.txt", "2"]
-        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300)
         told.append(done.stdout.splitlines())
     assert told[0] == told[1] and told[0][:2] == ["step    1  loss 3.2955", "step    2  loss 3.2969"]
     assert len(told[0]) == 22

@@ -22,8 +22,6 @@ from headwise.gpt.gpt import GPT
 from headwise.gpt.presets import PRESETS, Recipe
 from headwise.gpt.train import METRICS, STATE, Adam, AdamW, Muon, Progress, Stopped, evaluate, make_optimizers, train
 
-pytestmark = pytest.mark.clock
-
 RECIPE = Recipe(steps=31, batch=5, lr=3e-3, muon_lr=0.02, warmup=7)
 ADAMW = Recipe(steps=31, batch=5, lr=1e-2, warmup=7)
 

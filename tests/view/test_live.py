@@ -32,7 +32,7 @@ def live() -> Iterator[Live]:
 def ask(
     live: Live, path: str = "/", method: str = "GET", content: bytes | None = None, **headers: str
 ) -> tuple[int, str, http.client.HTTPResponse]:
-    connection = http.client.HTTPConnection("127.0.0.1", live.server_port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", live.server_port, timeout=300)
     connection.request(method, path, content, headers)
     answer = connection.getresponse()
     text = answer.read().decode()
@@ -46,7 +46,7 @@ def post(live: Live, path: str, content: bytes = b"{}", **headers: str) -> tuple
 
 def raw(live: Live, data: bytes) -> bytes:
     """What comes back for these bytes."""
-    with socket.create_connection(("127.0.0.1", live.server_port), timeout=10) as client:
+    with socket.create_connection(("127.0.0.1", live.server_port), timeout=300) as client:
         client.sendall(data)
         client.shutdown(socket.SHUT_WR)
         answer = b""

@@ -45,7 +45,7 @@ def served(folder: Path) -> Iterator[Served]:
 
 def post(served: Served, **asked: Any) -> dict[str, Any]:
     asked = {"slot": "a", "text": TEXT, "changes": {}, "at": -1, "follow": -1} | asked
-    with urllib.request.urlopen(f"{served.address}ask", json.dumps(asked).encode(), timeout=30) as answer:
+    with urllib.request.urlopen(f"{served.address}ask", json.dumps(asked).encode(), timeout=300) as answer:
         return json.loads(answer.read())  # type: ignore[no-any-return]
 
 
@@ -75,7 +75,7 @@ def test_in_python(folder: Path) -> None:
     assert shown._served is None
     assert repr(shown).startswith(f"Look({folder.name}: 12 heads, 9 tokens; {shown.strongest[0]}, ")
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{20,}/", shown.address)
-    with urllib.request.urlopen(shown.address, timeout=30) as answer:
+    with urllib.request.urlopen(shown.address, timeout=300) as answer:
         assert TEXT in answer.read().decode()  # which the page opens with
     shown.close()
 
