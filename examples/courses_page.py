@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headwise.table import markdown_text
-
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {"en": ROOT / "docs" / "courses.md", "es": ROOT / "docs" / "courses.es.md"}
 KINDS = ("py", "sh", "claim", "see", "no")
@@ -72,6 +70,13 @@ class Course:
     title: dict[str, str]
     setup: str = ""
     things: list[Thing] = field(default_factory=list)
+
+
+def markdown_text(text: str) -> str:
+    """A text in one line, with signs escaped that Markdown would take for markup; backticks stay."""
+    for sign in ("\\", "|", "*", "<", "_"):  # the backslash first, as the others bring more of it
+        text = text.replace(sign, f"\\{sign}")
+    return " ".join(text.split())
 
 
 def both(words: str) -> dict[str, str]:

@@ -21,7 +21,6 @@ def test_intervals() -> None:
     assert found.mean == 3.0
     assert found.high - 3.0 == pytest.approx(2.776445 * math.sqrt(0.5), rel=1e-5)
     assert found.low == pytest.approx(6.0 - found.high)
-    assert found.half_width == pytest.approx(found.high - 3.0)
     assert found.excludes(0.5) and not found.excludes(2.0)
     assert interval_of([1.0, math.nan, 3.0]) == interval_of([1.0, 3.0])
     assert interval_of([2.0]) == interval_of([2.0]).of_fraction() == Interval(2.0, -math.inf, math.inf, 1)

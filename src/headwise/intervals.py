@@ -20,10 +20,6 @@ class Interval:
     high: float
     n: int  # values: seeds, or documents
 
-    @property
-    def half_width(self) -> float:
-        return (self.high - self.low) / 2
-
     def of_fraction(self) -> Interval:
         """The same with its bounds between 0 and 1, where a fraction lies; of a single value they stay open."""
         return self if self.n < 2 else Interval(self.mean, max(self.low, 0.0), min(self.high, 1.0), self.n)

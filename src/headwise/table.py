@@ -1,4 +1,4 @@
-"""A table of words and numbers, and its ways out: the terminal, a notebook, Markdown, comma-separated values.
+"""A table of words and numbers, and its ways out: the terminal, a notebook, comma-separated values.
 
 On a narrow console no digit is cut and no column dropped. `rich` is loaded only where something is printed. First stand
 the pieces of HTML and of plain sentences that every room writes alike: escaping, maps, numbers.
@@ -23,7 +23,7 @@ DECIMAL = ("", "k", "M", "G", "T", "P", "E")  # of operations, each 1000 of the 
 
 
 class Markup(str):
-    """Text that is HTML or Markdown already, and is not escaped again."""
+    """Text that is HTML already, and is not escaped again."""
 
 
 def escaped(text: str) -> str:
@@ -139,13 +139,6 @@ class Table:
 
     _repr_html_ = html  # in a notebook
 
-    def markdown(self, left: Iterable[int] = (0,)) -> str:
-        """A Markdown table, without title and note."""
-        lefts = set(left)
-        rules = ["---" if place in lefts else "---:" for place in range(len(self.columns))]
-        lines = [list(map(_markdown, self.columns)), rules, *(map(_markdown, row) for row in self.rows)]
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
     def text(self, width: int = 100, left: Iterable[int] = (0,), last: int = 0) -> str:
         """What `print` prints on a console of that width, in characters."""
         from rich.console import Console
@@ -215,15 +208,6 @@ class Table:
             say(console, self.note)
 
 
-def markdown_text(text: str) -> str:
-    """A text in one line, with signs escaped that Markdown would take for markup."""
-    # Backticks stay, for sentences of claims.toml mark code by them; so do `[`, `~` and `&`, which are markup only in
-    # a link, in pairs or in an entity.
-    for sign in ("\\", "|", "*", "<", "_"):  # the backslash first, as the others bring more of it
-        text = text.replace(sign, f"\\{sign}")
-    return " ".join(text.split())
-
-
 def _value(cell: Cell) -> Cell:
     if isinstance(cell, str) and cell.startswith(FORMULAS):
         return f"'{cell}"
@@ -232,10 +216,6 @@ def _value(cell: Cell) -> Cell:
 
 def _html(cell: Cell) -> str:
     return cell if isinstance(cell, Markup) else escaped(shown(cell))
-
-
-def _markdown(cell: Cell) -> str:
-    return cell if isinstance(cell, Markup) else markdown_text(shown(cell))
 
 
 def _spread(wide: list[int], least: list[int], room: int) -> list[int]:

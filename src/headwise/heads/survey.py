@@ -13,7 +13,7 @@ import math
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -118,32 +118,21 @@ def survey(
 
 
 @torch.no_grad()
-def forecast(
-    model: nn.Module,
-    documents: Sequence[Ids],
-    controls: bool = False,
-    reading: Callable[[nn.Module], AbstractContextManager[Any]] = watch,
-) -> str:
-    """How long the documents take at the speed of the first tokens, in a line; "" where that is seconds.
-
-    controls  the first CONTROLS documents will run once more, through an untrained control
-    reading   a block in which the model is run as it will be
-    """
+def forecast(model: nn.Module, documents: Sequence[Ids]) -> str:
+    """How long a survey takes at the speed of the first tokens, in a line; "" where that is seconds."""
     ids = torch.tensor([documents[0][:GLIMPSE]])
     for _ in range(2):  # the time of the second counts: the first run of all is slower
         began = time.perf_counter()
-        with ask.evaluating(model), reading(model):
+        with ask.evaluating(model), watch(model):
             ask.run_body(model, ids)
     speed = ids.numel() / max(time.perf_counter() - began, 1e-9)  # tokens a second; a coarse clock may say 0 s
-    to_read = sum(map(len, documents))
-    if controls:
-        to_read += sum(map(len, documents[:CONTROLS]))
+    # The untrained control reads the first documents once more.
+    to_read = sum(map(len, documents)) + sum(map(len, documents[:CONTROLS]))
     if to_read / speed < PATIENCE:
         return ""
-    control = ", control and all" if controls else ""
     return (
-        f"about {to_read / speed / 60:,.1f} min: {to_read:,} tokens at {speed:,.0f} a second{control}; tokens= and "
-        "documents= bound them"
+        f"about {to_read / speed / 60:,.1f} min: {to_read:,} tokens at {speed:,.0f} a second, control and all; tokens= "
+        "and documents= bound them"
     )
 
 
