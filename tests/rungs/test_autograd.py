@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headwise.rungs import autograd
-from headwise.rungs.autograd import Value, dot, exp, log, log_sum_exp, number, tanh
+from headwise.rungs.autograd import Value, dot, exp, log, number, tanh
 
 TABLES = tomllib.loads(Path(__file__).with_name("options.toml").read_text(encoding="utf-8"))
 A, B = 1.3, 0.7
@@ -30,7 +30,6 @@ def test_the_value_is_that_of_plain_floats_and_the_slope_that_of_finite_differen
 def test_plain_floats_stay_plain(f) -> None:
     assert type(f(0.5)) is float
     assert f(0.5) == getattr(math, f.__name__)(0.5)
-    assert log_sum_exp([1000.0, 1000.0]) == pytest.approx(1000 + math.log(2))  # and does not overflow
 
 
 def test_slopes_of_dots_and_reuse() -> None:
@@ -77,7 +76,3 @@ def test_gradients_add_up() -> None:
     (y * 1.0).backward()
     (y * 1.0).backward()
     assert (y.grad, x.grad) == (2.0, 4.0)
-    for data, slope in ((-0.5, 0.0), (0.0, 0.0), (0.5, 1.0)):
-        x = Value(data)
-        x.relu().backward()
-        assert x.grad == slope

@@ -2,8 +2,8 @@
 
 Each `Value` keeps the numbers it came from and the slope of itself along each of them. `backward` walks the graph
 once from the end to the beginning and adds up slopes (the chain rule). `dot` is one node instead of 2n - 1, since
-attention is made of dot products; `log_sum_exp` is one too, and softmax is exp(x - log_sum_exp). The functions take
-plain floats too, so the plain rung runs with or without gradients.
+attention is made of dot products. The functions take plain floats too, so the plain rung runs with or without
+gradients.
 """
 
 from __future__ import annotations
@@ -67,9 +67,6 @@ class Value:
     __radd__ = __add__
     __rmul__ = __mul__
 
-    def relu(self) -> Value:
-        return Value(max(0.0, self.data), (self,), (float(self.data > 0),))
-
     def backward(self) -> None:
         """Fill `.grad` of every Value that this one depends on with d self / d that Value, added to what is there."""
         made = self._made_below()
@@ -120,19 +117,6 @@ def log(x: Scalar) -> Scalar:
 def tanh(x: Scalar) -> Scalar:
     y = math.tanh(number(x))
     return Value(y, (x,), (1.0 - y * y,)) if isinstance(x, Value) else y  # the slope of tanh is 1 - tanh^2
-
-
-def relu(x: Scalar) -> Scalar:
-    return x.relu() if isinstance(x, Value) else max(0.0, x)
-
-
-def log_sum_exp(xs: Sequence[Scalar]) -> Scalar:
-    """log(sum_i exp x_i) as a single node, whose slopes are softmax(x); a plain float when no Value takes part."""
-    data = [number(x) for x in xs]
-    top = max(data)  # taken off before exp, so that nothing overflows
-    powers = [math.exp(x - top) for x in data]
-    total = sum(powers)
-    return _node(top + math.log(total), xs, [power / total for power in powers])
 
 
 def dot(xs: Sequence[Scalar], ys: Sequence[Scalar]) -> Scalar:
