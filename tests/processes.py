@@ -19,7 +19,7 @@ import pytest
 
 FORKS = multiprocessing.get_context("forkserver")
 # transformers among it, which takes longer to import than most of what is tested takes to run.
-FORKS.set_forkserver_preload(["headwise.gpt.run", "headwise.gpt.ranks", "headwise.heads.survey", "headwise.models.hf"])
+FORKS.set_forkserver_preload(["headwise.gpt.run", "headwise.heads.survey", "headwise.models.hf"])
 
 
 @dataclass

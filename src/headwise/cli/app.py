@@ -12,11 +12,10 @@ import sys
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -129,10 +128,7 @@ _show_traceback = False  # --debug
 _wants_json = False  # --json
 COMMON = ("--json", "--debug")  # options that stand anywhere in a command line, as --lang does with its value
 LANG = "--lang"
-# Under torchrun: what ends all processes on an error of this one. It gets how to say the error, and the exit code.
-_end_all: Callable[[Callable[[str], None], int], NoReturn] | None = None
-MANY = ("heads", "train")  # commands that take several processes
-TORCHRUN = {"RANK", "MASTER_ADDR"}  # variables that torchrun sets
+TORCHRUN = {"RANK", "MASTER_ADDR"}  # variables that torchrun sets; `heads` alone takes several processes
 # An argument in a message of the library: `out=`, `keep=0.75`, `by='role'`; not a comparison (`==`), and no part of a
 # path (`runs/out=1`). A value ends in a letter, digit or _: the full stop of a sentence is not of it.
 ARGUMENT = re.compile(r"(?<![\w./-])(?P<name>[a-z_]+)=(?!=)(?P<value>'[^']*'|[\w./+-]*\w|)")
@@ -313,15 +309,13 @@ def needs_torch() -> Iterator[None]:
 
 def check_outputs(
     inputs: Iterable[Path | str | None],
-    folders: Mapping[str, tuple[Path | None, str]] = MappingProxyType({}),  # empty, and nobody can change it
-    /,  # these two by their place alone: every name is one of `paths`
+    /,  # by its place alone: every name is one of `paths`
     **paths: Path | list[Path] | None,
 ) -> None:
     """Refuse, before the work begins, a file that cannot be written, or would take the place of something else.
 
-    inputs   files and folders that the command reads; a text itself may be among them, None is passed over
-    folders  an option -> the folder that is filled (None: not asked for), and a pattern of the names that may lie there
-    paths    files that are written, each under the name of its option: `html=path` is of --html
+    inputs  files and folders that the command reads; a text itself may be among them, None is passed over
+    paths   files that are written, each under the name of its option: `html=path` is of --html
     """
     files = []
     for name, value in paths.items():  # an option with several files, with one, or one that was not given
@@ -334,8 +328,7 @@ def check_outputs(
                     f"--{name} {path}: the folder {path.parent} does not exist; make it, or pass another --{name}"
                 )
             files.append((f"--{name}", path))
-    filled = {option: (folder, pattern) for option, (folder, pattern) in folders.items() if folder is not None}
-    check_apart(files, filled, filter(exists, [Path(name) for name in inputs if name]))  # a text itself is no file
+    check_apart(files, filter(exists, [Path(name) for name in inputs if name]))  # a text itself is no file
 
 
 def print_json(kind: str, document: Facts) -> None:
@@ -354,24 +347,13 @@ def main() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # None where the process has none; a test puts another kind there
             stream.reconfigure(errors="backslashreplace")  # a character that the terminal lacks is shown as its code
-    with _many() if os.environ.keys() >= TORCHRUN else nullcontext():
-        code = _run()
-    sys.exit(code)
+    screen.quiet = err.quiet = is_one_of_many() and os.environ["RANK"] != "0"  # of many processes the first prints
+    sys.exit(_run())
 
 
-@contextmanager
-def _many() -> Iterator[None]:
-    """One of the processes that torchrun started: the first alone prints, and what ends one of them ends all."""
-    global _end_all
-    screen.quiet = err.quiet = os.environ["RANK"] != "0"  # a quiet console of rich prints nothing
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # what a lost process does to sockets is told in our line
-    if _command_in(_hoisted(sys.argv[1:])) not in MANY:  # `_run` refuses it
-        yield
-        return
-    from headwise.gpt.ranks import joined
-
-    with joined() as _end_all:
-        yield
+def is_one_of_many() -> bool:
+    """Has torchrun started this process?"""
+    return os.environ.keys() >= TORCHRUN
 
 
 def _command_in(words: list[str]) -> str:
@@ -386,8 +368,8 @@ def _run() -> int:
         words = _hoisted(sys.argv[1:])
         speak(next((word for before, word in pairwise(words) if before == LANG), None))
         name = _command_in(words)
-        if os.environ.keys() >= TORCHRUN and name not in MANY:
-            raise HeadwiseError(f"headwise {name} works in one process; torchrun is for {MANY[0]} and {MANY[1]}")
+        if is_one_of_many() and name != "heads":
+            raise HeadwiseError(f"headwise {name} works in one process; torchrun is for headwise heads")
         command = worded()
         if COMPLETION in os.environ:
             command(prog_name="headwise")  # prints the completions and exits
@@ -493,18 +475,14 @@ def running_options() -> dict[str, str]:
 
 
 def _failed(error: BaseException, message: str, code: int = 2) -> int:
-    """Say in one line what went wrong; gives the exit code. Of many processes all end here, and nothing is given."""
+    """Say in one line what went wrong; gives the exit code."""
     if _show_traceback:
         raise error  # --debug: Python shows where it came from
 
-    def say(prefix: str = "") -> None:
-        """`prefix` names one of many processes, which then speaks though it is not the first."""
-        err.quiet = err.quiet and not prefix
-        err.print(f"headwise: {prefix}{' '.join(message.split())}")
-
-    if _end_all is not None:
-        _end_all(say, code)
-    say()
+    prefix = ""
+    if err.quiet and code != CODE:  # one of many processes, which otherwise leaves printing to the first
+        err.quiet, prefix = False, f"rank {os.environ['RANK']}: "
+    err.print(f"headwise: {prefix}{' '.join(message.split())}")
     return code
 
 

@@ -7,8 +7,7 @@ compared by what the system says of them, so that a link, a hard link or another
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -86,23 +85,15 @@ MODEL = "config.json", RUN  # one of them lies in every folder of a model
 WRITTEN = {".html": "--html", ".csv": "--out"}
 
 
-def check_apart(
-    files: Sequence[tuple[str, Path]], folders: Mapping[str, tuple[Path, str]], inputs: Iterable[Path]
-) -> None:
+def check_apart(files: Iterable[tuple[str, Path]], inputs: Iterable[Path]) -> None:
     """Raise HeadwiseError, before any work, for an output that would take the place of something else.
 
-    files    the option and the path of each file that is written: ("--html", Path("a.html"))
-    folders  an option -> the folder that is filled, and a pattern of all names that may lie there
-    inputs   files and folders that are read
+    files   the option and the path of each file that is written: ("--html", Path("a.html"))
+    inputs  files and folders that are read
     """
-    for option, (folder, pattern) in folders.items():
-        # Also where the folder itself is read: `read` below has files alone.
-        _check_folder(option, folder, pattern)
     read = {_identity(file): file for path in inputs for file in _read(path)}
     written: dict[tuple[int, int, str], str] = {}  # identity -> the option, of those that came before
-    places = [_identity(folder) for folder, _ in folders.values()]
-    filled = [(option, folder) for option, (folder, _) in folders.items()]
-    for option, path in [*files, *filled]:
+    for option, path in files:
         if is_stream(path):  # a pipe or a device: what is written there replaces nothing
             continue
         file = _identity(path)
@@ -112,20 +103,9 @@ def check_apart(
         if file in written:
             raise HeadwiseError(f"{option} {path} is {written[file]}, too; pass another name")
         written[file] = option
-        # A page or a table may lie beside the weights that it is about, and a folder that is filled inside another.
-        # Other files may lie neither in a folder of a model nor in one that this command fills.
-        belongs = option == WRITTEN.get(path.suffix) or option in folders
-        if not belongs and (_identity(parent) in places or _holds_model(parent)):
+        # A page or a table may lie beside the weights that it is about; other files may not.
+        if option != WRITTEN.get(path.suffix) and _holds_model(parent):
             raise HeadwiseError(f"{option} {path} lies among the files of {parent}; pass a file elsewhere")
-
-
-def _check_folder(option: str, folder: Path, pattern: str) -> None:
-    """Refuse a folder with anything that the work does not make itself; pages, tables and hidden files harm nobody."""
-    if not folder.is_dir():
-        return
-    for name in sorted(path.name for path in folder.iterdir()):
-        if not (name.startswith(".") or Path(name).suffix in WRITTEN or re.fullmatch(pattern, name)):
-            raise HeadwiseError(f"{option} {folder} holds {name}, which is no part of such work; pass a new folder")
 
 
 def _identity(path: Path) -> tuple[int, int, str]:

@@ -20,6 +20,7 @@ from headwise.cli.app import (
     command,
     err,
     in_options,
+    is_one_of_many,
     language,
     named_path,
     needs_torch,
@@ -35,15 +36,12 @@ from headwise.table import Table
 from headwise.words import LANGUAGES, Facts
 
 if TYPE_CHECKING:
-    from headwise.gpt.ranks import Ranks
     from headwise.heads.table import Survey
     from headwise.records import HeadMaps
 
 MOST_MAPS = 16  # heads, at most, of a model whose maps and sentences the terminal shows; a round choice
 REPORT = "report.html"  # in a run folder
 BENCHES = "grammar", "meaning"  # relations that come with headwise; --relations takes such a name, or a file
-# What lies in the folder of --keep: a lock, so that no two calls use it; what was read.
-KEPT = r"lock|tally-.*\.safetensors"
 NewFolder = Annotated[Path | None, Option(parser=named_path, metavar="DIR")]  # made if need be; None: not asked for
 
 
@@ -60,8 +58,6 @@ def heads(
     out: Files = None,
     relations: str | None = None,
     embed: bool = False,
-    keep: NewFolder = None,
-    parallel: Literal["tensor"] | None = None,
     seed: Seed = 0,
     dtype: str = "auto",
     device: str = "cpu",
@@ -72,8 +68,7 @@ def heads(
     from headwise.view.survey import check_order, head_sentence
 
     files = out or []
-    folders = {"--keep": (keep, KEPT)}  # each with a pattern of what may lie in it already
-    check_outputs([model, ids, relations, *(text or ())], folders, html=html, out=files)
+    check_outputs([model, ids, relations, *(text or ())], html=html, out=files)
     labels = relations if relations is None or relations in BENCHES else Path(relations)
     check_tables(files)
     check_model(model, dtype)
@@ -87,21 +82,14 @@ def heads(
             f"open the model live: headwise look {model}"
         )
     with needs_torch():
-        from headwise.gpt.ranks import current
-    ranks = current()
-    if parallel is not None:
-        ranks.require_many("--parallel tensor spreads the heads of a model over processes")
-        whole = {"keep": keep, "relations": relations, "embed": embed}
-        if passed := [f"--{name}" for name, value in whole.items() if value]:  # these are made in one process
-            raise HeadwiseError(
-                f"--parallel tensor with {', '.join(passed)}: that needs the whole model; leave one out"
-            )
+        from headwise.heads.tally import join_ranks
     options: Facts = {"text": text, "ids": ids, "tokens": tokens, "documents": documents}
-    options |= {"relations": labels, "ablate": ablate, "seed": seed}
-    options |= {"ranks": ranks, "parallel": parallel is not None}
+    options |= {"relations": labels, "ablate": ablate, "seed": seed, "distributed": is_one_of_many()}
     options |= {"reading": {"dtype": dtype, "device": device}}
-    survey, maps = surveyed(model, keep=keep, **options)
-    if ranks.rank:  # of many processes the first alone, rank 0, writes and prints
+    if is_one_of_many():
+        join_ranks()
+    survey, maps = surveyed(model, **options)
+    if screen.quiet:  # of many processes the first alone writes and prints
         return
     # report.html in a run folder tells of the run on what it held out, or a part of it (--documents). All else goes
     # only where --html says.
@@ -173,37 +161,31 @@ def surveyed(
     tokens: int | None = None,
     documents: int | None = None,
     relations: Path | str | None = None,
-    parallel: bool = False,
-    ranks: Ranks | None = None,
     reading: Mapping[str, Any] = MappingProxyType({}),
     **options: Any,
 ) -> tuple[Survey, HeadMaps | None]:
     """The survey of a model folder, and exact maps of one short document; None where there is no such document.
 
     relations  a file of them, or one of BENCHES; where no text is given, they bring it
-    parallel   the heads are spread over the `ranks`; else their documents are
     reading    how to open the model: for `open_folder`
     options    of `hw.survey`
     """
     with needs_torch():
         from headwise.corpus.documents import read_ids
-        from headwise.gpt.ranks import ALONE
         from headwise.gpt.run import read_run
         from headwise.heads.survey import forecast, survey
         from headwise.heads.texts import read_texts
         from headwise.heads.watch import maps_of_short
         from headwise.models.lineage import run_of
         from headwise.models.open import open_folder
-    ranks = ranks or ALONE
-    folder = open_folder(model, ranks if parallel else ALONE, **reading)
+    folder = open_folder(model, **reading)
     with Progress("reading the text") as progress:
         source = (text or None) if ids is None else read_ids(folder, ids, documents)
         read = read_texts(folder, source, tokens, documents, progress, relations)
         if line := forecast(folder.model, read.documents):  # how long it will take
             err.print(in_options(line))  # this line names arguments, such as documents=
-        result = survey(folder.model, read, progress=progress, ranks=ranks, **options)
-    # No maps: in parallel no process has all heads, and the texts of relations are many.
-    if parallel or (source is None and relations is not None):
+        result = survey(folder.model, read, progress=progress, **options)
+    if source is None and relations is not None:  # no maps: the texts of relations are many
         return result, None
     run = run_of(model) if source is None else None
     record = None if run is None else read_run(run)
@@ -216,8 +198,8 @@ def surveyed(
 
 def _write_report(model: Path, path: Path, survey: Survey, maps: HeadMaps | None, embed: bool = False) -> None:
     # A report with the model inside, where that is ours and small; that of a run also gets a walk beside it.
+    from headwise.gpt.film import read_film
     from headwise.gpt.run import WALK, example_of, load_run, read_run
-    from headwise.heads.film import read_film
     from headwise.models.pack import EMBEDDED, MOST, pack_model
     from headwise.view.page import walk_html
     from headwise.view.report import write_report

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import time
+from base64 import b64decode
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import partial
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from headwise.cli.app import (
-    Count,
     File,
-    Port,
     Progress,
     command,
     err,
@@ -38,10 +35,10 @@ from headwise.words import Facts
 
 if TYPE_CHECKING:
     from headwise.corpus.training import Corpus
+    from headwise.gpt.film import Film, Frame
     from headwise.gpt.gpt import GPT, GPTConfig
     from headwise.gpt.presets import Recipe
     from headwise.gpt.run import Run, Settings
-    from headwise.gpt.train import Look
     from headwise.gpt.train import Progress as TrainingProgress
     from headwise.view.look import Live
 
@@ -67,13 +64,10 @@ def train(
     seed: Annotated[int | None, Option(min=0, max=2**63 - 1)] = None,  # a signed number of 64 bits holds no more
     tokenizer: File = None,
     lines: bool | None = None,
-    samples: Annotated[int | None, Option(min=0, max=10000)] = None,  # the bound is a round one
     out: File = None,  # a folder, or none
     resume: bool = False,
     live: bool = False,
-    port: Port = None,
-    accumulate: Count = 1,
-    shard: bool = False,
+    attention: Annotated[str | None, Option(metavar="FILE:CLASS")] = None,
 ) -> None:
     """Train a small GPT and write a report.
 
@@ -82,10 +76,6 @@ def train(
     if preset == LISTED:
         _list_presets()
         return
-    if port is not None and not live:
-        raise HeadwiseError(f"--port {port} is where --live shows the training; pass --live too, or leave it out")
-    if shard and live:  # which needs the whole model in one process
-        raise HeadwiseError("--shard with --live: that needs the whole model; leave one out")
     if preset is not None:
         find_preset(preset)  # raises HeadwiseError
     sizes = {"n_heads": heads, "n_kv_heads": kv_heads, "head_dim": head_dim, "n_layers": layers}
@@ -104,22 +94,13 @@ def train(
             "shape": {name: value for name, value in sizes.items() if value is not None},
         }
         with needs_torch():
-            from headwise.gpt.ranks import current
-            from headwise.gpt.run import SAMPLES, follow_training, run_training
-            from headwise.gpt.train import Division
-        # Of many processes the first chooses the folder for all; the others compute, and write nothing.
-        folder, settings = current().agree(lambda: run_settings(options, out, resume))
-        division = Division(accumulate, shard)
-        if current().rank:
-            follow_training(folder, settings, division)
-            return
-        with live_page(folder, (port or 0) if live else None) as page:  # port 0: any free one
-            n_samples = SAMPLES if samples is None else samples
-            film = first_maps if page is None else partial(filmed, page)  # what looks at the heads on the way
-            with leaving_run(folder), training_progress(page) as (report, reading):
-                result = run_training(
-                    folder, settings, report, resume, err.say, n_samples, film, division=division, reading=reading
-                )
+            from headwise.gpt.own import register_file
+            from headwise.gpt.run import run_training
+        options["attention"] = None if attention is None else register_file(attention)
+        folder, settings = run_settings(options, out, resume)
+        with live_page(folder, live) as page:
+            with leaving(lambda: _how_it_goes_on(folder)), training_progress(page) as (report, reading):
+                result = run_training(folder, settings, report, resume, err.say, _film(folder, page), reading)
                 report_path = write_report_of(folder)
             if wants_json():
                 print_json("train", result_json(folder, result, report_path))
@@ -142,12 +123,12 @@ def _kept_input(text: list[Path], folder: Path | None, resume: bool) -> Iterator
         return
     if len(text) > 1:
         raise HeadwiseError(f"{STDIN} is standard input, a text by itself; pass it alone, or files")
-    if resume and folder is None:
-        raise HeadwiseError(f"--resume with {STDIN}: pass --out, the folder that keeps what came from standard input")
+    if resume:
+        raise HeadwiseError(f"--resume with {STDIN}: the run has kept its text; leave {STDIN} out")
     with needs_torch():  # gpt.run imports it
         from headwise.gpt.run import kept_text
     folder = folder or free_folder(Path("runs") / "stdin")
-    with kept_text(folder, read_text(STDIN)) as path:  # with --resume it refuses another text than it has kept
+    with kept_text(folder, read_text(STDIN)) as path:
         yield [path], folder
 
 
@@ -272,14 +253,16 @@ def _print_result(result: Run) -> None:  # of a finished run
         screen.print("  " + sample.replace("\n", "\n  "))
 
 
-def leaving_run(folder: Path) -> AbstractContextManager[None]:
-    """Ctrl-C within this block, where the training itself has no step to tell of, says how its run goes on."""
+def _how_it_goes_on(folder: Path) -> str:
+    """What Ctrl-C says where the training itself has no step to tell of."""
+    from headwise.gpt.run import read_run
 
-    def tell() -> str:
-        begun = (folder / "run.json").exists()
-        return f"the run has begun in {folder}: go on with --resume --out {folder}" if begun else "nothing was written"
-
-    return leaving(tell)
+    run = read_run(folder) if folder.is_dir() else None
+    if run is not None and run.status == "finished":
+        return f"the model is written; its report: headwise heads {folder}"
+    if run is None:
+        return "nothing was written"
+    return f"the run has begun in {folder}: go on with --resume --out {folder}"
 
 
 @contextmanager
@@ -294,7 +277,7 @@ def training_progress(page: Live | None = None) -> Iterator[tuple[Callable[[Trai
         def report(state: TrainingProgress) -> None:
             nonlocal held_out
             if page is not None:
-                page.tell("loss", state.row())  # as in metrics.jsonl
+                page.tell("loss", {"step": state.step, "loss": state.loss})
             if state.held_out_loss is not None:
                 held_out = state.held_out_loss
             latest = "" if held_out is None else f"  held-out {held_out:.3f}"
@@ -304,10 +287,8 @@ def training_progress(page: Live | None = None) -> Iterator[tuple[Callable[[Trai
         yield report, progress
 
 
-# What is seen of a training while it goes on.
-
-# All of these are round choices.
-LIVE_SAMPLES, LIVE_TOKENS = 10, 30  # texts that are written while training, about, and their length in tokens at most
+# What is seen of a training while it goes on. All of these are round choices.
+SAMPLE_TOKENS = 30  # of a text that is written while training, at most
 FOREVER = 10.0**9  # seconds, about 30 years: a page on a terminal stays until Ctrl-C
 LINGER, MOST = 10.0, 60.0  # seconds without a request, and in all: then the page goes where there is no terminal
 LAST_WORD = 3.0  # seconds that a page has to hear that the training stopped; an open one asks more often
@@ -315,88 +296,77 @@ EARLY = 1 / 10  # of the steps: heads differ by then, and who started the traini
 FIRST_HEADS, FIRST_TOKENS = 8, 16  # that the terminal shows: two rows of pictures, as a rule
 
 
-def first_maps(folder: Path, corpus: Corpus, config: GPTConfig, recipe: Recipe) -> Look:
-    """A film, kept in the run folder, whose first frame after a tenth of the steps is drawn in the terminal."""
-    from headwise.heads.film import Film, unpacked
+def _film(folder: Path, page: Live | None) -> Callable[[Corpus, GPTConfig, Recipe], Film]:
+    """Makes the film of a training; its frames go to the page, or without one an early frame to the terminal."""
+    from headwise.gpt.film import Film
+    from headwise.gpt.generate import generate
+    from headwise.gpt.run import SAMPLE_TEMPERATURE
+    from headwise.models.ask import evaluating
+
+    def make(corpus: Corpus, config: GPTConfig, recipe: Recipe) -> Film:
+        tokens, drawn = corpus.tokens, False
+
+        def show(frame: Frame, model: GPT | None) -> None:
+            assert page is not None
+            page.tell("frame", frame)
+            if model is None:
+                return
+            with evaluating(model):
+                ids = generate(model, tokens.opening(), SAMPLE_TOKENS, SAMPLE_TEMPERATURE, stop=tokens.boundary)
+                page.tell("sample", {"step": frame["step"], "text": tokens.decode(list(ids)).strip()})
+
+        def draw(frame: Frame, model: GPT | None) -> None:
+            nonlocal drawn
+            if not drawn and EARLY * recipe.steps <= frame["step"] < recipe.steps:
+                drawn = True
+                _print_maps(folder, film, frame)
+
+        film = Film(corpus, config, recipe, draw if page is None else show)
+        if page is not None:
+            page.tell("header", film.header)
+        return film
+
+    return make
+
+
+def _print_maps(folder: Path, film: Film, frame: Frame) -> None:
+    """The maps of the first heads on the first tokens of the line."""
+    import numpy as np
+
     from headwise.records import HeadMap, HeadMaps, parse_head
     from headwise.view.terminal import print_maps
 
-    drawn = False
-
-    def draw(row: Facts) -> None:
-        nonlocal drawn
-        if drawn or row.get("step", -1) < EARLY * recipe.steps:  # the first row is a header, which has no step
-            return
-        drawn = True
-        if row["step"] == recipe.steps:  # of a training that is over: its report is next
-            return
-        maps = []
-        for name, of_lines in unpacked(film.header, row).items():
-            _, layer, head = parse_head(name)  # _: the stack, of which our GPT has one
-            maps.append(HeadMap(layer, head, of_lines[0][:FIRST_TOKENS, :FIRST_TOKENS]))  # on the first line filmed
-        tokens = tuple(film.header["lines"][0][:FIRST_TOKENS])
-        err.say(
-            f"step {row['step']} of {recipe.steps}: where heads look so far (--live shows all of them form, in "
-            "a browser)"
-        )
-        print_maps(err, HeadMaps(folder.name, tokens, tuple(maps[:FIRST_HEADS])))
-
-    film = Film(folder, corpus, config, recipe, draw)
-    return film
+    heads, T = film.header["heads"], len(film.header["tokens"])
+    weights = np.frombuffer(b64decode(frame["maps"]), np.uint8).reshape(len(heads), T, T) / np.float32(255)
+    maps = []
+    for name, of_head in zip(heads[:FIRST_HEADS], weights, strict=False):
+        _, layer, head = parse_head(name)  # _: the stack, of which our GPT has one
+        maps.append(HeadMap(layer, head, of_head[:FIRST_TOKENS, :FIRST_TOKENS]))
+    err.say(
+        f"step {frame['step']} of {film.header['steps']}: where heads look so far (--live shows all of them form, in a "
+        "browser)"
+    )
+    print_maps(err, HeadMaps(folder.name, tuple(film.header["tokens"][:FIRST_TOKENS]), tuple(maps)))
 
 
 @contextmanager
-def live_page(folder: Path, port: int | None) -> Iterator[Live | None]:
-    """The page of a training, served while this block runs; none without a port. Port 0 takes a free one."""
-    if port is None:
+def live_page(folder: Path, live: bool) -> Iterator[Live | None]:
+    """The page of a training, served on a free port while this block runs; none where it is not asked for."""
+    if not live:
         yield None
         return
     from headwise.view.look import Live, live_html
 
-    live = Live(port, live_html(folder.name, language()))
-    err.say(f"watch it train: {live.address}")
+    page = Live(0, live_html(folder.name, language()))
+    err.say(f"watch it train: {page.address}")
     try:
-        yield live
+        yield page
     except BaseException:  # Ctrl-C is among these
-        live.tell("state", "stopped")
-        live.linger(LAST_WORD, LAST_WORD)
+        page.tell("state", "stopped")
+        page.linger(LAST_WORD, LAST_WORD)
         raise
     finally:
-        live.close()
-
-
-def filmed(live: Live, folder: Path, corpus: Corpus, config: GPTConfig, recipe: Recipe) -> Look:
-    """A film that the page hears of, with a sample now and then."""
-    from headwise.gpt.generate import generate
-    from headwise.gpt.run import SAMPLE_TEMPERATURE
-    from headwise.gpt.train import METRICS
-    from headwise.heads.film import Film
-    from headwise.models.ask import evaluating
-
-    # `written` is the step of the latest sample; this first value lies far enough back for one at the first frame.
-    tokens, written = corpus.tokens, -recipe.steps
-
-    def tell(row: Facts) -> None:
-        live.tell("frame" if "step" in row else "header", row)
-        if "step" not in row:  # a header comes first: of a training that is resumed the page gets the losses so far
-            for line in (folder / METRICS).read_text(encoding="utf-8").splitlines():  # empty of a new one
-                live.tell("loss", json.loads(line))
-
-    film = Film(folder, corpus, config, recipe, tell)
-
-    def look(model: GPT, step: int) -> None:
-        nonlocal written
-        film(model, step)
-        if step in film.due and step - written >= recipe.steps / LIVE_SAMPLES:  # `due`: the steps that are filmed
-            with evaluating(model):
-                stream = generate(
-                    model, tokens.opening(), LIVE_TOKENS, temperature=SAMPLE_TEMPERATURE, stop=tokens.boundary
-                )
-                text = tokens.decode(list(stream)).strip()
-            live.tell("sample", {"step": step, "text": text})
-            written = step
-
-    return look
+        page.close()
 
 
 def show_report(live: Live, report: Path) -> None:

@@ -5,9 +5,6 @@ same logits; one without (microgpt) keeps headwise's own names. Either way `conf
 and reading goes by that. `safetensors` is imported only here; pickled weights are refused.
 
 The forms tell which architecture computes the same function, its config and its tensor names (`hf_form`).
-
-What headwise writes carries a digest in the header of the safetensors file, and of a model's config and tokenizer,
-too. A bit that turned since is found when the file is read. Files of others have none, and are read without it.
 """
 
 from __future__ import annotations
@@ -30,19 +27,13 @@ from torch import Tensor
 from headwise.corpus.tokens import BOUNDARY, Tokens
 from headwise.errors import HeadwiseError
 from headwise.families import PICKLED, check_folder, families
-from headwise.files import digest, read_bytes, read_json, write_whole
+from headwise.files import read_bytes, write_whole
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.layer.projections import shapes_alone
 
-# What `save_model` writes; a run clears away what a kill left half-written of these.
-MODEL_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json", "model.safetensors")
 # For transformers, which else may drop the spaces before commas and full stops from what it decodes.
 TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-DIGEST = "sha256"  # the name of the digest in the header of a safetensors file
 FORMATS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
-# A config that describes so many times the numbers in its file is damaged. Up to that, tied weights may be the reason:
-# an embedding that serves in several places is in the file once. 8 is a round choice.
-TOO_MANY = 8
 
 
 def save_model(folder: str | Path, model: GPT, tokens: Tokens) -> None:
@@ -57,8 +48,7 @@ def save_model(folder: str | Path, model: GPT, tokens: Tokens) -> None:
     if tokens.boundary is not None:
         texts |= dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), BOUNDARY)
         generation |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokens.boundary)
-    tokenizer = tokens.to_json()
-    write_whole(folder / "tokenizer.json", tokenizer)
+    write_whole(folder / "tokenizer.json", tokens.to_json())
     config = hf_config(model.config, tokens.boundary)
     for name, content in (
         ("tokenizer_config.json", texts),
@@ -66,9 +56,8 @@ def save_model(folder: str | Path, model: GPT, tokens: Tokens) -> None:
         ("config.json", config),
     ):
         write_whole(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-    beside = {"config.json": digest(config["headwise"]), "tokenizer": digest(json.loads(tokenizer))}
     # "format" says that the tensors are torch's; some versions of transformers refuse a file without it.
-    write_tensors(folder / "model.safetensors", to_hf(model), {"format": "pt", **beside})
+    write_tensors(folder / "model.safetensors", to_hf(model), {"format": "pt"})
 
 
 def load_model(folder: str | Path) -> tuple[GPT, Tokens]:
@@ -91,16 +80,21 @@ def load_model(folder: str | Path) -> tuple[GPT, Tokens]:
         raise HeadwiseError(f"{path}: {error}") from None
     except (KeyError, TypeError) as error:
         raise HeadwiseError(f"{path} does not describe a headwise model ({type(error).__name__}: {error})") from None
-    tensors, written = read_tensors(weights)
-    bad = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
+    tensors, _ = read_tensors(weights)
+    # A buffer of one's own attention may be a mask of -inf.
+    bad = [name for name, x in tensors.items() if not x.isfinite().all() and config.own_attention is None]
     if bad:
         raise HeadwiseError(f"{weights} has NaN or inf in {bad[0]}; the model is not usable")
-    _check_sizes(folder, config, tensors)
-    # A new GPT draws weights, which are replaced below: the caller's random numbers must not move for it.
-    with torch.random.fork_rng(devices=[]):
-        model = GPT(config)
     try:
-        model.load_state_dict(from_hf(config, tensors))
+        if config.n_layers > len(tensors):  # a layer has a tensor or more; millions of layers are not even built
+            raise KeyError(f"n_layers={config.n_layers:,}, and there are {len(tensors):,} tensors")
+        state = from_hf(config, tensors)
+        with shapes_alone():  # before anything of that size is made
+            GPT(config).load_state_dict(state, assign=True)
+        # A new GPT draws weights, which are replaced: the caller's random numbers must not move for it.
+        with torch.random.fork_rng(devices=[]):
+            model = GPT(config)
+        model.load_state_dict(state)
     except (KeyError, RuntimeError) as error:
         misfit = str(error).strip().splitlines()[-1].strip()  # torch lists all that does not fit, a line each
         raise HeadwiseError(f"{folder} holds weights that do not fit its config.json: {misfit}") from None
@@ -110,34 +104,11 @@ def load_model(folder: str | Path) -> tuple[GPT, Tokens]:
             f"{folder / 'tokenizer.json'} has {len(tokens)} tokens and the model knows {config.vocab_size}: "
             f"they do not belong together"
         )
-    # The weights carry digests of both, so that files of two models are not taken for one.
-    sealed = {"config.json": section, "tokenizer": read_json(folder / "tokenizer.json")}
-    for name, content in sealed.items():
-        expected = digest(content)
-        if written.get(name, expected) != expected:  # weights that others wrote carry no digest: nothing to compare
-            path = folder / Path(name).with_suffix(".json")  # "tokenizer" -> "tokenizer.json"
-            raise HeadwiseError(f"{path} is not the one that {weights.name} was written with; bring that back")
     return model.eval(), tokens
 
 
-def _check_sizes(folder: Path, config: GPTConfig, tensors: dict[str, Tensor]) -> None:
-    """Compare what config.json describes with the weights, before anything of that size is made."""
-    n_stored = sum(tensor.numel() for tensor in tensors.values())
-    described = f"n_layers={config.n_layers:,}"
-    if config.n_layers <= len(tensors):  # a layer has a tensor or more; millions of layers are not even built
-        with shapes_alone():
-            n_parameters = GPT(config).n_parameters
-        if n_parameters <= TOO_MANY * n_stored:
-            return  # what does not fit in detail has a name, and is said with it
-        described = f"{n_parameters:,} of them"
-    raise HeadwiseError(
-        f"{folder} holds weights that do not fit its config.json: that describes {described}, and there are "
-        f"{n_stored:,} in {len(tensors):,} tensors"
-    )
-
-
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a safetensors file, and the strings by their names in its header, without the digest.
+    """The tensors of a safetensors file, and the strings by their names in its header.
 
     Raises HeadwiseError for a pickle, and for a file that is damaged.
     """
@@ -152,20 +123,13 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         if (data[:1] == b"\x80" or data[:2] == b"PK") and any(data[3:8]):
             raise _pickle(path, "a pickle under another name", "safetensors") from None
         raise HeadwiseError(f"{path} is damaged or cut short ({len(data)} bytes): {error}") from None
-    header, contents = _split(data)
-    metadata = header.get("__metadata__") or {}
-    written = metadata.pop(DIGEST, None)  # out of `header`, too: the digest is that of the header without it
-    if written is not None and written != digest(header, contents):
-        raise HeadwiseError(f"{path} is damaged: its contents are not those that were written to it (SHA-256)")
-    return tensors, metadata
+    size = int.from_bytes(data[:8], "little")  # of the header
+    return tensors, json.loads(data[8 : 8 + size]).get("__metadata__") or {}
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write a safetensors file with a digest of what it holds, whole or not at all."""
-    header, contents = _split(save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}))
-    header["__metadata__"] = dict(metadata)  # in our order: the library's differs from call to call
-    header["__metadata__"][DIGEST] = digest(header, contents)
-    write_whole(path, _written(header) + contents)
+    """Write a safetensors file, whole or not at all."""
+    write_whole(path, save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, metadata))
 
 
 def _written(header: dict[str, Any]) -> bytes:
@@ -176,12 +140,6 @@ def _written(header: dict[str, Any]) -> bytes:
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
-
-
-def _split(data: bytes) -> tuple[dict[str, Any], bytes]:
-    """Header and numbers of a safetensors file. The header says of each tensor its type, its shape and its place."""
-    start = 8 + int.from_bytes(data[:8], "little")
-    return json.loads(data[8:start]), data[start:]
 
 
 class Place(NamedTuple):
@@ -233,7 +191,7 @@ def tensors_in(path: Path) -> dict[str, Place]:
 def write_shard(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write a safetensors file tensor by tensor, in no more memory than one takes.
 
-    It is not written whole or not at all: the folder gets its name when all of it is there. It has no digest.
+    It is not written whole or not at all: the folder gets its name when all of it is there.
     """
     kinds = {dtype: name for name, dtype in FORMATS.items()}
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -256,6 +214,8 @@ def hf_form(config: GPTConfig) -> str | None:
 
     That is the first family of families.toml all of whose `needs` are among the facts of the model.
     """
+    if config.own_attention is not None:
+        return None
     spec, windows = config.attention, set(config.windows or ()) - {None}
     facts = asdict(config) | {
         "windows": bool(windows),

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.gpt.ranks import Ranks
+from headwise.gpt.own import InputCache, OwnAttention
 from headwise.layer.layer import MultiHeadAttention
 from headwise.masks import Causal, Window
 from headwise.positions import RoPE
@@ -66,6 +66,8 @@ class GPTConfig:
     init_std: float = 0.02  # of the normal distribution that matrices are drawn from; as in GPT-2
     scale_residual_init: bool = True  # W_O and the last feed-forward matrix start at init_std / sqrt(2 n_layers), GPT-2
     windows: tuple[int | None, ...] | None = None  # of each layer the tokens that a query sees, its own too; None: all
+
+    own_attention: str | None = None  # a class in place of MultiHeadAttention, by its name in `gpt.own`
 
     def __post_init__(self) -> None:
         # A frozen record has no assignment to its fields: its sizes, made plain integers, are put in by `vars`.
@@ -122,6 +124,13 @@ class GPTConfig:
         return self.attention if window is None else self.attention.replace(mask=Window(window - 1, 0))
 
     @property
+    def sizes(self) -> dict[str, Any]:
+        """What a class of one's own may be built with."""
+        spec = self.attention
+        sizes = {name: getattr(spec, name) for name in ("d_model", "n_heads", "n_kv_heads", "head_dim")}
+        return {**sizes, "context": self.context, "dropout": self.dropout, "causal": True}
+
+    @property
     def feed_forward_width(self) -> int:
         return self.d_ff or 4 * self.d_model
 
@@ -161,7 +170,11 @@ class Block(nn.Module):
     def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__()
         self.attention_norm = make_norm(config)
-        self.attention = MultiHeadAttention.from_spec(config.attention_of(layer))
+        self.attention: Any = (
+            MultiHeadAttention.from_spec(config.attention_of(layer))
+            if config.own_attention is None
+            else OwnAttention(config.own_attention, config.sizes)
+        )
         self.feed_forward_norm = make_norm(config)
         self.feed_forward = FeedForward(config)
         self.dropout = nn.Dropout(config.dropout)
@@ -229,30 +242,10 @@ class GPT(nn.Module):
         """
         return F.cross_entropy(self(ids).flatten(0, 1).float(), targets.flatten(), ignore_index=-100)
 
-    def split(self, ranks: Ranks) -> None:
-        """Keep some heads of each layer, and their part of the feed-forward, on each process; all get the same logits.
-
-        W_Q, W_K, W_V and `up` are cut by their outputs, W_O and `down` by their inputs, and their products are summed.
-        A feed-forward whose width the processes do not divide stays whole on each.
-        """
-        spec, width = self.config.attention, self.config.feed_forward_width
-        ranks.require_divisor({"heads": spec.n_heads, "key/value heads": spec.n_kv_heads})
-        plan = dict.fromkeys((f"blocks.*.attention.{x}_proj" for x in "qkv"), "colwise")
-        plan["blocks.*.attention.o_proj"] = "rowwise"
-        if width % ranks.world == 0:
-            plan |= {"blocks.*.feed_forward.up": "colwise", "blocks.*.feed_forward.down": "rowwise"}
-            plan |= {"blocks.*.feed_forward.gate": "colwise"} if self.config.gated else {}
-        ranks.split_by_heads(self, plan)
-        held = {"n_heads": spec.n_heads // ranks.world, "n_kv_heads": spec.n_kv_heads // ranks.world}
-        for block in self.blocks:
-            attention: Any = block.attention
-            # head_dim stands in it by itself: its default, d_model / n_heads, would grow as the heads become fewer.
-            attention.spec = attention.spec.replace(head_dim=spec.head_dim, **held)
-            for norm in filter(None, (attention.q_norm, attention.k_norm)):  # its gain serves heads of all ranks
-                ranks.sum_gradient(norm.weight)
-
     def new_caches(self) -> list[KVCache]:
         """One empty cache for each layer; that of a window rolls, and drops the tokens that no later query sees."""
+        if self.config.own_attention is not None:
+            return [InputCache() for _ in self.blocks]  # type: ignore[misc]  # it has `length`, all that is read here
         return [KVCache(window=self.config.window(layer)) for layer in range(self.config.n_layers)]
 
     @property

@@ -1,13 +1,7 @@
-"""Training: batches in, weights out, and nothing lost when it is stopped.
+"""Training: batches in, weights out.
 
-A step is a pure function of the weights, the optimizer's moments and (seed, step): the batch and the dropout of step s
-are drawn from a generator seeded by both. So what a resumed run needs is the weights, the moments and the number of the
-step; random state, place in the data and place in the schedule follow from it. They are saved together in one file,
-which is replaced in one move: a run killed at any moment and resumed ends with the same bytes as one left alone.
-
-Many processes (`headwise.gpt.ranks`) draw the same batch and compute a part of its rows each. The gradient of a step is
-the sum of theirs: without dropout, which each draws for itself, the weights are those of one process to the rounding of
-a sum. The first process writes the files.
+The batch and the dropout of step s are drawn from a generator seeded by (seed, s). So a run that is resumed needs the
+weights, the optimizers' moments and the number of the step, which are saved together in one file.
 """
 
 from __future__ import annotations
@@ -19,32 +13,29 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from headwise.corpus.training import HELD_OUT_TOKENS, Batch, Documents, Stream
+from headwise.corpus.training import HELD_OUT_TOKENS, Documents, Stream
 from headwise.errors import HeadwiseError
-from headwise.files import StepLog
 from headwise.gpt.checkpoint import read_tensors, write_tensors
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import Recipe
-from headwise.gpt.ranks import current, gradients_kept, parted, whole
-from headwise.records import CurvePoint, from_json
+from headwise.records import CurvePoint
 
 Kind = TypeVar("Kind", bound=Optimizer)
 
 STATE = "state.safetensors"
-METRICS = "metrics.jsonl"
 # Round choices. Each evaluation takes time from training, and a line takes next to none.
 EVALUATIONS = 10  # per run at least, the last one at its end
 LONGEST_WAIT = 500  # steps between two evaluations at most
-REPORTED = 10  # steps between two lines of the log at most
+REPORTED = 10  # steps between two reports at most
 GLANCE = 10_000  # held-out tokens, at most, that the evaluations before the last one score
 
 
@@ -58,39 +49,13 @@ class Progress:
     tokens_per_second: float
     held_out_loss: float | None  # on the steps that are evaluated
 
-    def row(self) -> dict[str, Any]:
-        """Its line in metrics.jsonl, without `steps`, which run.json has."""
-        return {name: value for name, value in asdict(self).items() if value is not None and name != "steps"}
 
+class Observer(Protocol):
+    """Sees the model where training begins or goes on and after every step; what it keeps is saved with the state."""
 
-@dataclass(frozen=True)
-class Division:
-    """How a step is divided: none of it changes what is learned, but for the rounding of sums."""
+    kept: dict[str, Tensor]
 
-    accumulate: int = 1  # passes in which a process computes its part of a batch, one after another
-    shard: bool = False  # weights, gradients and moments are spread over the processes
-
-    @property
-    def apart(self) -> bool:
-        """Are the weights not all on the processor of the first process, where a film looks at them?"""
-        return self.shard or current().device.type != "cpu"
-
-    def check(self, data: Stream | Documents, recipe: Recipe) -> None:
-        """Raise HeadwiseError, before the work begins, where a batch has too few texts to be divided so."""
-        n_texts = len(data.batch(torch.Generator(), recipe.batch)[0])  # a small corpus has fewer lines than a batch
-        current().parts(n_texts, self.accumulate)  # raises
-        if self.shard:
-            current().require_many("shard=True spreads a model over processes")
-
-
-UNDIVIDED = Division()
-
-# Sees the model where training begins or goes on and after every step, before its state is saved; and the steps done.
-Look = Callable[[GPT, int], None]
-
-
-def no_look(model: GPT, step: int) -> None:
-    """Nobody looks on."""
+    def __call__(self, model: GPT, step: int) -> None: ...
 
 
 class DivergedError(HeadwiseError):
@@ -113,107 +78,68 @@ def train(
     seed: int,
     report: Callable[[Progress], None],
     save_seconds: float = 10.0,  # what a kill loses at most, but for a long step; a round choice
-    look: Look = no_look,
+    observer: Observer | None = None,
     build: Callable[[GPTConfig], GPT] = GPT,
-    division: Division = UNDIVIDED,
 ) -> tuple[GPT, list[CurvePoint]]:
     """Train a GPT to the end of its recipe, going on from the state in `folder` if there is one.
 
-    Writes `state.safetensors` every `save_seconds` and on Ctrl-C, and a line a report to `metrics.jsonl`. Returns the
-    model, on the CPU, and its evaluations. Raises HeadwiseError for a loss that is no number, Stopped after Ctrl-C.
+    Writes `state.safetensors` every `save_seconds`, on Ctrl-C and at the end. Returns the model and its evaluations.
+    Raises HeadwiseError for a loss that is no number, Stopped after Ctrl-C.
     """
-    ranks = current()
-    ranks.require_same("the text", data.digest)
     torch.manual_seed(seed)  # the weights are drawn from it
-    model = build(config).to(ranks.device)
-    loss_module = ranks.loss_module(model, division.shard)
-    # DDP orders its sums by its first backward pass: done before the state is read, a resumed run gives the same bytes.
-    if ranks.world > 1:
-        step_loss(loss_module, data.batch(torch.Generator(), recipe.batch), division.accumulate)
-        loss_module.zero_grad()
+    model = build(config)
     optimizers = make_optimizers(model, recipe)
     weights = dict(model.named_parameters())
-    start, _ = restore_state(folder / STATE, weights, optimizers)
-    log = StepLog(folder / METRICS, start) if ranks.rank == 0 else None
-    _curve(log)  # raises where the log is damaged: now, before the work
+    start, kept = restore_state(folder / STATE, weights, optimizers)
+    curve = [(int(step), *losses) for step, *losses in kept.pop("curve", torch.empty(0)).tolist()]
+    if observer is not None:
+        observer.kept = kept
+
+    def save(step: int) -> None:
+        more = {} if observer is None else observer.kept
+        rows = torch.tensor(curve, dtype=torch.float64)
+        save_state(folder / STATE, weights, optimizers, step, {"curve": rows, **more})
+
     interval = min(max(1, recipe.steps // EVALUATIONS), LONGEST_WAIT)
     saved_at = reported_at = time.monotonic()
     tokens_read = 0  # since the last report
     try:
         with interrupts() as interrupted:
-            look(model, start)
+            if observer is not None:
+                observer(model, start)
             for done in range(start + 1, recipe.steps + 1):
                 # The factor is odd: seeds below 2^63 begin apart. Above the steps of a run it keeps nearby seeds so.
                 step_seed = (seed * 1_000_003 + done - 1) % 2**63
-                # The dropout's: nearby steps differ in bits below the 40th, ranks above, so no two draw alike.
-                torch.manual_seed(step_seed ^ ranks.rank << 40)
-                batch = data.batch(torch.Generator().manual_seed(step_seed), recipe.batch)  # the same on all
-                loss_module.train()
-                loss = step_loss(loss_module, batch, division.accumulate)
-                update(loss, loss_module.parameters(), optimizers, done - 1, recipe.rate(done - 1), recipe.clip)
+                torch.manual_seed(step_seed)  # the dropout's
+                batch = data.batch(torch.Generator().manual_seed(step_seed), recipe.batch)
+                model.train()
+                loss = take_step(
+                    model.loss(*batch), weights.values(), optimizers, done - 1, recipe.rate(done - 1), recipe.clip
+                )
                 tokens_read += batch[0].numel()
-                look(model, done)
-                is_last = done == recipe.steps
-                held_out = None
+                if observer is not None:
+                    observer(model, done)
+                is_last, held_out = done == recipe.steps, None
                 if is_last or done % interval == 0:
                     held_out = evaluate(model, data, HELD_OUT_TOKENS if is_last else GLANCE)
                     require_finite(done, held_out_loss=held_out)
+                    curve.append((done, loss, held_out))
                 if held_out is not None or done % REPORTED == 0:
-                    if log is not None:
-                        speed = tokens_read / (time.monotonic() - reported_at)
-                        progress = Progress(done, recipe.steps, loss, speed, held_out)
-                        log.add(progress.row())
-                        report(progress)
+                    speed = tokens_read / (time.monotonic() - reported_at)
+                    report(Progress(done, recipe.steps, loss, speed, held_out))
                     tokens_read, reported_at = 0, time.monotonic()
                 # Asked once a step: a Ctrl-C that comes while the state is being saved is for the next step.
-                # The sum over the processes is above 0 on all of them if one of them wants it.
-                stopping, saving = ranks.sum(interrupted(), time.monotonic() - saved_at > save_seconds)
-                if stopping or saving:
-                    magnitude = sum(whole(weight.detach().abs().sum()).item() for weight in weights.values())
+                stopping = interrupted()
+                if stopping or is_last or time.monotonic() - saved_at > save_seconds:
+                    magnitude = sum(weight.detach().abs().sum().item() for weight in weights.values())
                     require_finite(done, weights=magnitude)  # finite only if each weight is
-                    save_state(folder / STATE, weights, optimizers, done)
+                    save(done)
                     saved_at = time.monotonic()
                 if stopping:
                     raise Stopped(done, folder)
     except DivergedError as error:
         raise HeadwiseError(f"training diverged: {error}; lower the learning rate or take another seed") from None
-    save_state(folder / STATE, weights, optimizers, recipe.steps)  # until the caller has written the model
-    trained = model
-    if division.shard:  # each process holds a part of each weight: a new model gets them whole
-        trained = build(config)
-        with torch.no_grad():
-            for parameter, part in zip(trained.parameters(), model.parameters(), strict=True):
-                parameter.copy_(whole(part))
-    return trained.cpu().eval(), _curve(log)
-
-
-def _curve(log: StepLog | None) -> list[CurvePoint]:
-    """The evaluations of a training; none in a process that has no log. Raises HeadwiseError for a damaged log."""
-    if log is None:
-        return []
-    rows = [
-        {"step": row.get("step"), "train_loss": row.get("loss"), "held_out_loss": row["held_out_loss"]}
-        for row in log.rows
-        if "held_out_loss" in row
-    ]
-    return list(from_json(tuple[CurvePoint, ...], rows, str(log.path)))
-
-
-def step_loss(loss_module: nn.Module, batch: Batch, passes: int) -> float:
-    """The mean loss of a batch (B,T), of which each process computes a part, in so many passes; leaves its gradient."""
-    inputs, targets = batch
-    ranks = current()
-    scored = targets >= 0  # a target below 0 does not count
-    parts = ranks.parts(len(inputs), passes)
-    loss = 0.0
-    for n, rows in enumerate(parts, 1):
-        weight = (scored[rows].sum() / scored.sum()).item()  # of this part in the mean: its fraction of scored targets
-        with gradients_kept(loss_module, keep=n < len(parts)):
-            weighted = loss_module(inputs[rows].to(ranks.device), targets[rows].to(ranks.device)) * weight
-            # Backward gives the mean of the processes' gradients, and their sum is wanted.
-            (weighted * ranks.world).backward()
-        loss += weighted.item()
-    return ranks.sum(loss)[0]
+    return model.eval(), [CurvePoint(*point) for point in curve]
 
 
 def fit(model: GPT, recipe: Recipe, data: Stream | Documents, seed: int) -> None:
@@ -244,26 +170,14 @@ def take_step(
     """
     loss.backward()  # type: ignore[no-untyped-call]
     number = loss.item()
-    update(number, weights, optimizers, step, rate, clip)
-    return number
-
-
-def update(
-    loss: float,
-    weights: Iterable[nn.Parameter],
-    optimizers: Iterable[Optimizer],
-    step: int,
-    rate: float,
-    clip: float,
-) -> None:
-    """`take_step` where the gradients of the loss are there already."""
-    norm = whole(torch.nn.utils.clip_grad_norm_(weights, clip))  # the norm before it is clipped
-    require_finite(step + 1, loss=loss, gradient=norm.item())
+    norm = torch.nn.utils.clip_grad_norm_(weights, clip)  # the norm before it is clipped
+    require_finite(step + 1, loss=number, gradient=norm.item())
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = optimizer.defaults["lr"] * rate  # defaults: the peak, with which the optimizer was made
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+    return number
 
 
 _lock = threading.Lock()
@@ -370,36 +284,32 @@ def save_state(
     step: int,
     kept: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> None:
-    """Weights, moments, step and `kept`, whatever else must survive; of many processes the first writes, all call."""
-    tensors = {f"model.{name}": whole(parameter.detach()) for name, parameter in weights.items()}
+    """Write weights, moments, step and `kept`, whatever else must survive."""
+    tensors = {f"model.{name}": parameter.detach() for name, parameter in weights.items()}
     for n, optimizer in enumerate(optimizers):
         for index, moments in optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{n}.{index}.{name}": whole(moment) for name, moment in moments.items()}
+            tensors |= {f"optimizer.{n}.{index}.{name}": moment for name, moment in moments.items()}
     tensors |= {f"kept.{name}": tensor for name, tensor in kept.items()}
-    if current().rank == 0:
-        write_tensors(path, tensors, {"step": str(step)})
+    write_tensors(path, tensors, {"step": str(step)})
 
 
 def restore_state(
     path: Path, weights: Mapping[str, nn.Parameter], optimizers: Sequence[Optimizer]
 ) -> tuple[int, dict[str, Tensor]]:
     """Load what `save_state` wrote; returns the steps done and what was kept; 0 and nothing without a file."""
-    if not current().agree(path.exists):
+    if not path.exists():
         return 0, {}
-    tensors, metadata = current().agree(lambda: read_tensors(path))
+    tensors, metadata = read_tensors(path)
     saved = under("model.", tensors)
     if {name: tensor.shape for name, tensor in saved.items()} != {name: p.shape for name, p in weights.items()}:
         raise HeadwiseError(f"{path} is the state of another model; resume with the settings it began with")
     with torch.no_grad():
         for name, parameter in weights.items():
-            parameter.copy_(parted(saved[name], parameter))
+            parameter.copy_(saved[name])
     for n, optimizer in enumerate(optimizers):
         state = optimizer.state_dict()  # {"state": {number of a parameter: its moments}, "param_groups": settings}
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        for index, parameter in enumerate(parameters):
-            moments = under(f"optimizer.{n}.{index}.", tensors)
-            # A moment of the parameter's shape is split as it is; a step counter, a single number, stays whole.
-            state["state"][index] = {name: parted(moment, parameter) for name, moment in moments.items()}
+        for index in range(sum(len(group["params"]) for group in optimizer.param_groups)):
+            state["state"][index] = under(f"optimizer.{n}.{index}.", tensors)
         optimizer.load_state_dict(state)
     return int(metadata["step"]), under("kept.", tensors)
 

@@ -27,14 +27,13 @@ from headwise.corpus.documents import Relations, Text, batches
 from headwise.corpus.tokens import Ids, TextTokens
 from headwise.errors import HeadwiseError
 from headwise.gpt.presets import check_seed
-from headwise.gpt.ranks import ALONE, Ranks
 from headwise.heads.documents import run_documents
 from headwise.heads.effect import ablation, importance
 from headwise.heads.relation import Scores, follow
 from headwise.heads.relation import described as described_relations
 from headwise.heads.statistics import all_statistics
 from headwise.heads.table import ROLES, TOKENS, HeadProfile, Survey, relation_role
-from headwise.heads.tally import CONTROLS, PASSAGE, Tally, gather_heads, read_corpus, vocabulary_product
+from headwise.heads.tally import CONTROLS, PASSAGE, Tally, read_shared, vocabulary_product
 from headwise.heads.texts import Texts, read_texts
 from headwise.heads.watch import watch
 from headwise.intervals import Interval
@@ -74,8 +73,7 @@ def survey(
     seed: int = 0,
     progress: Progress | None = None,
     relations: Relations | str | Path | None = None,
-    ranks: Ranks = ALONE,
-    keep: Path | None = None,
+    distributed: bool = False,
 ) -> Survey:
     """Statistics, roles and effects of every head of a model: `survey["L3.H5"].entropy`.
 
@@ -95,9 +93,8 @@ def survey(
         relations: what is known to belong together: the Path of a file that `read_relations` reads, "grammar" or
             "meaning" for sentences that come with headwise, or `Relations`, which also are a text; default: of
             the verb corpus
-        ranks: the processes of torchrun, which read a part of the documents each; all must call, and all get the
-            same survey; default: this one alone
-        keep: a folder in which what was read is kept, so that a survey that is killed goes on there
+        distributed: each rank of torch.distributed reads a part of the documents; all must call, with the same
+            model and texts, and all get the same survey
 
     Raises:
         HeadwiseError: when the model reads no tokens, its attention cannot be watched, or a text does not fit.
@@ -106,6 +103,8 @@ def survey(
     folder = folder_of(open_model(model), tokenizer)
     if ablate not in ABLATIONS:
         raise HeadwiseError(f"ablate {ablate!r} is not known; one of {', '.join(ABLATIONS)}")
+    if spread := next((site.name for site in sites_of(folder.model) if site.parts > 1), None):
+        raise HeadwiseError(f"{spread}: this process holds a part of the heads; watch them in each with headwise.watch")
     if not ask.reads_tokens(folder.model):
         remedy = "watch it in Python on its own input, with headwise.watch(model)"
         raise HeadwiseError(f"{type(folder.model).__name__} reads no tokens; {remedy}")
@@ -114,7 +113,7 @@ def survey(
         size = sum(parameter.numel() for parameter in folder.model.parameters())
         ablate = "zero" if size <= ABLATE_UP_TO else "none"
     study = _Study(folder, text, seed, progress or (lambda *counts: None))
-    return study.survey(controls, ablate, ranks, keep)
+    return study.survey(controls, ablate, distributed)
 
 
 @torch.no_grad()
@@ -143,8 +142,7 @@ class _Study:
         self.folder, self.model = folder, folder.model
         self.text, self.seed, self.progress = text, seed, progress
         self.probes, self.second_half = repeated_tokens(text, folder.context, seed)
-        self.parts = max(site.parts for site in sites_of(self.model))  # processes that hold some heads each
-        self.known_pairs = text.relations if self.parts == 1 else None  # to follow them a process needs all heads
+        self.known_pairs = text.relations
         self.notes: list[str] = []
         self.relations = () if self.known_pairs is None else described_relations(self.known_pairs)
         self.roles = (*map(relation_role, self.relations), *ROLES)
@@ -155,17 +153,16 @@ class _Study:
         self.ablation: Mapping[str, Interval] = {}
         self.loss: float | None = None
 
-    def survey(self, controls: bool, how: str, ranks: Ranks, keep: Path | None) -> Survey:
+    def survey(self, controls: bool, how: str, distributed: bool) -> Survey:
         self.notes += self.text.about
 
         # The documents, and the repeated tokens.
         documents = self.text.documents
         first = list(documents[0])
-        # For copying, which is read off the weights of a head: `gather_heads` brings only its numbers together.
-        vocabulary = None if self.parts > 1 else vocabulary_product(self.model)
+        vocabulary = vocabulary_product(self.model)
         settings = CONTROLS, self.second_half, True, vocabulary
         stages = "running the model", "repeated tokens"  # what `progress` is told
-        tally = self._tally(partial(Tally, self.model, *settings), documents, stages, ranks, keep)
+        tally = self._tally(partial(Tally, self.model, *settings), documents, stages, distributed)
         self.notes += [f"{line}." for line in [*missing(self.model), *tally.notes]]
         # MLA: values come out of a latent, so no matrix of the head's own tells what it copies. Without W_O,
         # as where heads are spread over processes, or without embeddings no head has it, and there is nothing to say.
@@ -179,7 +176,7 @@ class _Study:
 
         # What needs further passes: relations, controls, effects.
         self.followed = self._follow(self.model, "relations")
-        if controls and self.parts == 1:  # of a model that is spread over processes none is made
+        if controls:
             self.untrained = self._untrained(vocabulary)
         self._weigh(how)
 
@@ -226,8 +223,7 @@ class _Study:
         blank: Callable[[], Tally],
         documents: Sequence[Ids],
         stages: Sequence[str],
-        ranks: Ranks = ALONE,
-        keep: Path | None = None,
+        distributed: bool = False,
     ) -> Tally:
         """What the heads do on documents, on repeated tokens, and by their weights.
 
@@ -236,14 +232,12 @@ class _Study:
         """
         tally, marks = blank(), self.text.marks
         progress, progress_repeated = (partial(self.progress, stage) for stage in stages)
-        # Processes that hold some heads each read every document; others share the documents out.
-        readers = ALONE if self.parts > 1 else ranks
-        if readers.world > 1 or keep is not None:
-            tally = read_corpus(blank, documents, marks, progress, readers, keep)
+        if distributed:
+            tally = read_shared(blank, documents, marks, progress)
         else:
             run_documents(tally.model, documents, tally.take, marks, progress)
         run_documents(tally.model, self.probes, tally.take_repeated, None, progress_repeated)
-        return gather_heads(tally, ranks) if self.parts > 1 else tally
+        return tally
 
     def _untrained(self, vocabulary: Tensor | None) -> dict[str, float] | None:
         """Statistic -> the largest score of any head of the same model with fresh weights; None where none is made.
@@ -282,9 +276,6 @@ class _Study:
 
         A note says why, where there is no loss, or where it would take too long.
         """
-        if self.parts > 1:
-            self._note("note.parallel", parts=self.parts)
-            return
         if ask.predicts(self.model) != "next":
             self._note("note.no_loss", kind=type(self.model).__name__)
             return

@@ -1,26 +1,15 @@
 """What every head does on many documents, gathered while they pass, in memory that does not grow with the corpus.
 
 Running means and their spread, and the best examples.
-
-A corpus may be shared out among processes, and what each has tallied of it kept. Whole batches are shared, so that a
-document runs beside the same neighbours as in one process, to the same bits. In a folder each process keeps one file,
-of what it tallied since it began and which documents those were; no file is written by two. So whatever is killed,
-every document counts once, and another number of processes may go on.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import re
-import time
-from array import array
+import os
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,13 +19,9 @@ from torch import Tensor, nn
 
 from headwise.corpus.documents import Text
 from headwise.corpus.tokens import Ids
-from headwise.errors import HeadwiseError
-from headwise.files import Kept
-from headwise.gpt.checkpoint import read_tensors, write_tensors
-from headwise.gpt.ranks import Ranks
 from headwise.gpt.train import one_thread
 from headwise.heads.blocks import Factors, Measured, measure, top_keys, uniform
-from headwise.heads.documents import Document, Marker, run_documents, side_by_side
+from headwise.heads.documents import Document, Marker, run_documents
 from headwise.heads.statistics import all_statistics
 from headwise.heads.table import Example
 from headwise.intervals import Interval, interval_from
@@ -161,11 +146,9 @@ class Tally:
         self.notes: dict[str, None] = {}  # what calls say of their numbers, each once: a set that keeps its order
         self.copied: dict[str, list[float] | None] = {}  # site -> copying score of each head
         self.evens: dict[object, Means] = {}  # what `_even` has measured
-        self.numbers: set[int] = set()  # documents that are tallied
 
     def take(self, number: int, site: Site, call: Call, b: int, document: Document) -> None:
         """Tally document `number`, which is document b of a call."""
-        self.numbers.add(number)
         self.sites.setdefault(site.name, site)
         if call.note:
             self.notes.setdefault(call.note)
@@ -351,158 +334,33 @@ def copying(site: Site, vocabulary: Tensor | None) -> list[float] | None:
     return ratios
 
 
-# A corpus shared out among processes.
+def join_ranks() -> None:
+    """Join the processes that torchrun has started; each takes the GPU of its number on this host, if there is one."""
+    import torch.distributed as dist  # here: it is a third of the time that torch takes to import
 
-SAVE_SECONDS = 10.0  # between two writes: so much work a kill may cost
-KEPT = "tally-*.safetensors"
-
-
-class Part(Sequence[Ids]):
-    """Neighbouring documents of a corpus, by their numbers there; each is read when it is asked for."""
-
-    def __init__(self, documents: Sequence[Ids], numbers: range) -> None:
-        self.documents, self.numbers = documents, numbers
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def __getitem__(self, number: Any) -> Any:
-        return self.documents[self.numbers[number]]
+    dist.init_process_group("gloo")
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
 
 
-def shares(documents: Sequence[Ids], done: Collection[int], world: int) -> list[list[range]]:
-    """For each of `world` processes its part of the documents that are not done, as ranges of whole batches.
-
-    All parts have about as many tokens.
-    """
-    is_left = [n not in done for n in range(len(documents))]
-    # Of booleans `diff` is True at each change: where documents that are left begin, and where they end, in turn.
-    edges = np.flatnonzero(np.diff(is_left, prepend=False, append=False))
-    todo = []  # of each batch the numbers of its documents, and its tokens
-    for first, end in edges.reshape(-1, 2).tolist():
-        for ids in side_by_side(Part(documents, range(first, end))):
-            todo.append((range(first, first + len(ids)), ids.numel()))
-            first += len(ids)
-    parts: list[list[range]] = [[] for _ in range(world)]
-    before, total = 0, sum(n_tokens for _, n_tokens in todo)  # tokens of the batches before the next, and of all
-    for batch, n_tokens in todo:
-        part = parts[before * world // total]  # that of the process in whose tokens the batch begins
-        before += n_tokens
-        if part and part[-1].stop == batch.start:  # it goes on where the last range ends: both become one
-            batch = range(part.pop().start, batch.stop)
-        part.append(batch)
-    return parts
-
-
-class Tallies:
-    """What each process has tallied, in the folder of a survey that can be killed; without a folder nothing is kept."""
-
-    def __init__(self, folder: Path | None, tally: Tally, documents: Sequence[Ids], ranks: Ranks) -> None:
-        self.path, self.ranks, self.due = folder, ranks, time.monotonic() + SAVE_SECONDS  # when the next write is due
-        self.earlier: list[Path] = []  # files of processes that were killed, or are done
-        if folder is None:
-            return
-        # `key` tells whether a file is of the same model and text. The first numbers of each matrix tell a model from
-        # another one, and all would take their time; nine is a round choice.
-        weights = [(name, each.shape, each.flatten()[:9].tolist()) for name, each in tally.model.named_parameters()]
-        digest = hashlib.sha256(str(weights).encode())
-        for document in documents:
-            digest.update(array("q", document).tobytes() + b"|")  # ids as 64 bits; and where the document ends
-        self.key = digest.hexdigest()
-        paths = ranks.agree(lambda: sorted(folder.glob(KEPT)))  # one looks, before any writes
-        self.earlier = [path for path in paths if re.fullmatch(r"tally-\d+-\d+", path.stem)]
-        # A file is tally-ATTEMPT-RANK: what goes on writes beside those of the processes that were killed.
-        attempt = max((int(path.stem.split("-")[1]) for path in self.earlier), default=0) + 1
-        self.path = folder / f"tally-{attempt}-{ranks.rank}.safetensors"
-
-    def read(self, tally: Tally) -> set[int]:
-        """Add to a tally the files that are this rank's to read; returns the numbers of the documents of all files."""
-        for path in self.earlier[self.ranks.rank :: self.ranks.world]:  # each file is one process's to read
-            state, fields = read_tensors(path)
-            if fields.keys() != {"key", "numbers", "notes"}:
-                raise HeadwiseError(f"{path} is damaged: it is no tally of headwise; remove it, and it is read again")
-            if fields["key"] != self.key:
-                raise HeadwiseError(f"{path} is of another model or text; go on with those, or pass another keep=")
-            tally.join(state)
-            tally.notes |= json.loads(fields["notes"])
-            tally.numbers.update(json.loads(fields["numbers"]))
-        return set().union(*self.ranks.gathered(tally.numbers))
-
-    def write(self, tally: Tally) -> None:
-        """Keep what is tallied."""
-        if self.path is not None:
-            facts = {"numbers": sorted(tally.numbers), "notes": tally.notes}
-            fields = {"key": self.key} | {name: json.dumps(fact) for name, fact in facts.items()}
-            write_tensors(self.path, tally.state(), fields)
-            self.due = time.monotonic() + SAVE_SECONDS
-
-
-def read_corpus(
-    blank: Callable[[], Tally],
-    documents: Sequence[Ids],
-    marker: Marker,
-    progress: Callable[[int, int], None],
-    ranks: Ranks,
-    folder: Path | None,
+def read_shared(
+    blank: Callable[[], Tally], documents: Sequence[Ids], marker: Marker, progress: Callable[[int, int], None]
 ) -> Tally:
-    """Tally documents, each in one of the processes, and hand the tally of all of them to all.
+    """Tally documents, a part of them in each rank of torch.distributed; all ranks get the tally of all documents.
 
-    blank     makes an empty tally with its settings
+    blank     makes an empty tally
     marker    names sets of keys by their tokens
-    progress  is called with the tokens that have run in all processes, and those to run
-    folder    where the tallies are kept; None keeps nothing
+    progress  hears of this rank's tokens
     """
-    tally, before = blank(), blank()  # `before` has what earlier files say, and stays out of the file of this process
-    busy = f"another survey is at work in {folder}; pass another keep="
-    with nullcontext() if folder is None or ranks.rank else Kept(folder, [KEPT], busy=busy):  # rank 0 locks it
-        kept = Tallies(folder, tally, documents, ranks)
-        done = kept.read(before)
-        count, total = ranks.counter(), sum(map(len, documents))
-        if ranks.rank == 0:  # all processes know what is done, and one counts it
-            count(sum(len(documents[n]) for n in done))
-        for numbers in shares(documents, done, ranks.world)[ranks.rank]:
-            last = 0  # tokens of this range that are counted
+    import torch.distributed as dist
 
-            def passed(n_tokens: int, _: int) -> None:  # after each batch; see `progress` of `run_documents`
-                nonlocal last
-                progress(count(n_tokens - last), total)
-                last = n_tokens
-                if time.monotonic() > kept.due:
-                    kept.write(tally)
-
-            run_documents(tally.model, Part(documents, numbers), tally.take, marker, passed, numbers.start)
-        kept.write(tally)
-    tally.join(before.state())
-
-    # Only states travel between processes: a tally has the model in it.
-    def join(state: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        joined = blank()
-        joined.join(state)
-        joined.join(other)
-        return joined.state()
-
-    merged = blank()
-    merged.join(ranks.merged(tally.state(), join))
-    merged.copied = tally.copied  # no part of a state: all ranks hold the same weights
-    # The notes of all ranks, each once.
-    merged.notes = {note: None for notes in ranks.gathered({**before.notes, **tally.notes}) for note in notes}
+    rank, world = dist.get_rank(), dist.get_world_size()
+    numbers = range(len(documents) * rank // world, len(documents) * (rank + 1) // world)
+    tally, merged = blank(), blank()
+    run_documents(tally.model, [documents[n] for n in numbers], tally.take, marker, progress, numbers.start)
+    seen: list[Any] = [None] * world
+    dist.all_gather_object(seen, (tally.state(), tally.notes))  # a tally itself has the model in it
+    for state, notes in seen:
+        merged.join(state)
+        merged.notes |= notes
     return merged
-
-
-def gather_heads(tally: Tally, ranks: Ranks) -> Tally:
-    """A tally of all heads, on all, where each process holds some heads of each site and has read all documents.
-
-    Numbers travel, and no weights: so "copying", which is read off them, is left out.
-    """
-    states = ranks.gathered(tally.state())
-    state = dict(states[0])
-    for name in state:
-        if not name.startswith("uniform "):  # even attention is that of one head, the same in each process
-            state[name] = torch.cat([each[name] for each in states])
-    gathered = replace(tally)  # a copy of a dataclass has its fields, the settings, and nothing of what it saw
-    gathered.join(state)
-    for name, site in gathered.sites.items():
-        n_heads = site.n_heads * site.parts
-        gathered.sites[name] = replace(site, n_heads=n_heads, part=0, parts=1, weights=lambda name: None)
-    gathered.notes = tally.notes
-    return gathered

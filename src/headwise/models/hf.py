@@ -25,44 +25,31 @@ from transformers import (
     AutoTokenizer,
     PreTrainedModel,
 )
-from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils import logging
 
 from headwise.corpus.tokens import BOUNDARY, tokenising
 from headwise.errors import HeadwiseError
 from headwise.families import check_folder
 from headwise.files import check_regular, read_json
-from headwise.gpt.checkpoint import TOO_MANY, tensors_in
-from headwise.gpt.ranks import ALONE, Ranks
+from headwise.gpt.checkpoint import tensors_in
 from headwise.layer.projections import shapes_alone
 
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 FOREIGN_CODE = "; the folder brings code of its own (auto_map), which headwise never runs"
+# A config that describes so many times the numbers in its files is damaged. Up to that, tied weights may be the reason;
+# 8 is a round choice.
+TOO_MANY = 8
 MOST_LAYERS = 1000  # that a config may state whatever its files hold: to build so many still takes little time
 
 
 def load_folder(
-    folder: Path, ranks: Ranks = ALONE, dtype: torch.dtype | str = "auto", placing: Mapping[str, Any] | None = None
+    folder: Path, dtype: torch.dtype | str = "auto", placing: Mapping[str, Any] | None = None
 ) -> PreTrainedModel:
     """The model of a folder in Hugging Face layout, in eval mode, with its own class (its head included).
 
     placing  device_map=, max_memory= and offload_folder= of `from_pretrained`, which hands them to accelerate
-    ranks  processes of which each holds some of the heads, by the tensor-parallel plan that transformers has for the
-           family
     """
     kind, config = _described(folder)
-    # Checked first: transformers has a plan for this family, and its heads can be dealt out evenly.
-    if ranks.world > 1:
-        part = config().get_text_config()
-        if not getattr(part, "base_model_tp_plan", None):
-            raise HeadwiseError(
-                f"{folder} is a {part.model_type}, for which transformers {transformers.__version__} has no plan to "
-                f"spread it; leave parallel= out: then each process holds the model and reads its share of the "
-                f"documents"
-            )
-        heads = part.num_attention_heads
-        n_kv_heads = getattr(part, "num_key_value_heads", None) or heads
-        ranks.require_divisor({"heads": heads, "key/value heads": n_kv_heads})
     with _loading(folder / "config.json", f"{folder} does not load as {kind.__name__}"):
         # `loading` tells which weights were found and which were not.
         options = {**LOCAL, **(placing or {}), "use_safetensors": True, "output_loading_info": True}
@@ -72,13 +59,6 @@ def load_folder(
     bad = next((name for name, weights in held if not is_finite(weights)), None)
     if bad is not None:
         raise HeadwiseError(f"{folder} has NaN or inf in {bad}; the model is not usable")
-    # After the weights are there: to load them in parts the library needs accelerate.
-    if ranks.world > 1:
-        # `spread` is the config with the library's defaults, `mesh` says which process is which. Between them comes a
-        # map of layers to devices, which tensor parallelism excludes.
-        spread, _, mesh = kind.prepare_distribute_model(DistributedConfig(tp_size=ranks.world))
-        with torch.no_grad():
-            model = kind.maybe_distribute_model(model, spread, mesh)
     return _layers_apart(model.eval())
 
 

@@ -18,7 +18,6 @@ from headwise.errors import HeadwiseError
 from headwise.families import OURS, is_own
 from headwise.gpt.checkpoint import save_model
 from headwise.gpt.gpt import GPT
-from headwise.gpt.ranks import ALONE, Ranks
 from headwise.gpt.run import load_run
 from headwise.memory import CPU, device_named, free_memory, free_on, has_bfloat16
 from headwise.models.ask import context_of, predicts, vocabulary_of
@@ -189,7 +188,6 @@ def _folder(model: nn.Module, path: Path, tokens: TextTokens | None, family: str
 
 def open_folder(
     path: Path,
-    ranks: Ranks = ALONE,
     *,
     dtype: str = "auto",
     device: str = "cpu",
@@ -198,7 +196,6 @@ def open_folder(
 ) -> Folder:
     """Read a model folder, with our own model where it is one of ours, else through transformers; see `open_model`.
 
-    ranks  processes of which each holds some of the heads; all must call
     check  is called with the tokenizer of a model of others before its weights are read: what it raises saves the wait
     """
     path = located(path)
@@ -208,8 +205,6 @@ def open_folder(
     place = device_named(device)
     if placing and (place != CPU or is_own(path)):
         raise HeadwiseError("device_map= places a model of transformers; pass device= for a run of headwise, or alone")
-    if ranks.world > 1 and place != CPU:
-        raise HeadwiseError("parallel= and device=: pass one of them; each process has the device of its rank")
     numbers: Any = computed_in(dtype)  # "auto", or torch's name of the format
     if numbers != "auto":
         numbers = getattr(torch, numbers)
@@ -217,8 +212,6 @@ def open_folder(
         run, tokens = load_run(path)
         if isinstance(numbers, torch.dtype):  # not "auto"
             cast(run, numbers)
-        if ranks.world > 1:
-            run.split(ranks)
         if place != CPU:
             run.to(place)
         return remember(run, path, tokens, OURS)
@@ -233,7 +226,7 @@ def open_folder(
     check(folder_tokens)
     if not placing:
         _require_room(path, place)
-    model = load_folder(path, ranks, numbers, placing)
+    model = load_folder(path, numbers, placing)
     if place != CPU:
         model.to(place)
     elif numbers == "auto" and model.dtype == torch.bfloat16 and not placing and not has_bfloat16():

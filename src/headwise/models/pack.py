@@ -38,12 +38,13 @@ def pack_model(model: nn.Module, tokens: object, most: int = MOST) -> dict[str, 
 
     tokens  the model's tokenizer
     most    parameters of the largest model that is packed
-    reason  "foreign" (no GPT of ours), "reshaped" (its layers differ), "size" (with `parameters` and
-            `most`), "tokenizer" (with the `part` that the page cannot follow), or "range" (too large for float16)
+    reason  "foreign" (no GPT of ours, or with an attention that is not), "reshaped" (its layers differ), "size" (with
+            `parameters` and `most`), "tokenizer" (with the `part` that the page cannot follow), or "range" (too large
+            for float16)
     error   the most by which logits and weights differ in the page, 0 where the weights travel as they are: twice the
             largest difference measured on random texts as long as the context
     """
-    if not (isinstance(model, GPT) and isinstance(tokens, Tokens)):
+    if not (isinstance(model, GPT) and isinstance(tokens, Tokens)) or model.config.own_attention is not None:
         return {"reason": "foreign"}
     if any(layer.spec != model.config.attention_of(n) for n, layer in enumerate(attention_layers(model))):
         return {"reason": "reshaped"}

@@ -29,7 +29,6 @@ from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.families import USUAL, Family, families
-from headwise.gpt.ranks import held
 from headwise.layer.latent import through
 from headwise.layer.layer import MultiHeadAttention
 from headwise.models.native import NATIVE
@@ -127,17 +126,26 @@ def _held_here(site: Site) -> Site:
     """The site with the part of its weights, and of the heads of transformers, that this process holds."""
     if site.w_o is None:
         return site
-    w_o, part, parts = held(site.w_o)
+    part, parts = _part_of(site.w_o)
     if parts == 1:
         return site
 
     def local(name: str) -> Tensor | None:
-        weights = site.weights(name)
-        return None if weights is None else held(weights)[0]
+        weights: Any = site.weights(name)
+        return weights.to_local() if hasattr(weights, "to_local") else weights
 
-    spec = getattr(site.module, "spec", None)  # of a layer of ours
-    n_heads = site.n_heads // parts if spec is None else w_o.shape[1] // spec.value_dim
+    spec, local_w_o = getattr(site.module, "spec", None), local("o")  # the spec of a layer of ours
+    assert local_w_o is not None
+    n_heads = site.n_heads // parts if spec is None else local_w_o.shape[1] // spec.value_dim
     return replace(site, n_heads=n_heads, weights=local, part=part, parts=parts)
+
+
+def _part_of(matrix: Any) -> tuple[int, int]:
+    """Which part of a matrix this process holds, and of how many; (0, 1) where it is whole."""
+    # Parts are a DTensor, whose class takes long to import; it is known by what only it has.
+    if not any(placement.is_shard() for placement in getattr(matrix, "placements", ())):
+        return 0, 1
+    return matrix.device_mesh.get_local_rank(), matrix.device_mesh.size()
 
 
 def attention_layers(model: nn.Module) -> list[MultiHeadAttention]:

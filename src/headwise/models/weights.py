@@ -101,6 +101,8 @@ def has_record(model: nn.Module) -> bool:
 def family_of(model: nn.Module) -> Family:
     """The record of a model's family. Raises HeadwiseError where it has none that the verb "reshape" serves."""
     if isinstance(model, GPT):
+        if model.config.own_attention is not None:
+            raise HeadwiseError(f"its attention is {model.config.own_attention}, whose weights headwise does not know")
         return family_for("reshape", OURS)
     # A model without a config is refused by the name of its class.
     return family_for("reshape", str(getattr(getattr(model, "config", None), "model_type", type(model).__name__)))

@@ -9,23 +9,16 @@ import { started } from './film.js';
 // Round choices. A longer break shows what is new later; more patience hides for longer that the training has gone.
 const BREAK = 700; // milliseconds between two questions
 const PATIENCE = 3; // questions in vain, one after the other, after which the page says that the training is lost
-let steps = 0, over = false; // steps of the whole run; has the training ended?
+let over = false; // has the training ended?
 
 function shownNumber(number) { return number.toLocaleString('en-US'); } // 12,000 in every language
 
 // What the page does with each kind of news.
 const take = {
-  header: (header) => { // a film begins; what another one left is forgotten, and `update` shows the new one
-    steps = header.steps;
-    Object.assign(started.film, { header, frames: [], losses: [] });
-    byId('film').hidden = true;
-  },
+  header: (header) => Object.assign(started.film, header),
   frame: (frame) => started.film.frames.push(frame),
-  loss: (row) => {
-    started.film.losses.push(row);
-    setWord(byId('live-state'), 'film.live',
-      { step: shownNumber(row.step), steps: shownNumber(steps), loss: row.loss.toFixed(3) });
-  },
+  loss: ({ step, loss }) => setWord(byId('live-state'), 'film.live',
+    { step: shownNumber(step), steps: shownNumber(started.film.steps), loss: loss.toFixed(3) }),
   sample: ({ step, text }) => {
     const item = element('li'), written = element('pre', '', text);
     written.dir = 'auto'; // the text may be written from right to left

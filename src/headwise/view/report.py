@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -212,25 +211,7 @@ STYLES = (
 WORDS = ("report", "sentence", "column", "meaning", "role", "job", "source", "said", "note", "fact", "kept")
 
 
-# The film of a training, where the report has one.
-
-FILM_BODY, FILM_STYLES, FILM_WORDS = "film.html", ("film.css",), ("film", "role")
-LOSSES = 400  # points of the curve in a page, about: a round choice; evaluations on held-out text all stay
-
-Film = tuple[Facts, Sequence[Facts], Sequence[Facts]]  # header, frames, rows of the losses
-
-
-def film_data(film: Film, awarded: Mapping[str, Sequence[str]]) -> str:
-    """The film as a report's block of data, `film-data`. `awarded` has the roles of each head by the survey."""
-    header, frames, losses = film
-    every = -(-len(losses) // LOSSES)  # len / LOSSES, rounded up; 0 only where there are no rows
-    kept = []
-    for n, row in enumerate(losses):
-        if n % every == 0 or "held_out_loss" in row or row is losses[-1]:
-            kept.append(row)
-    # What the page needs of a frame; its file has more.
-    seen = [{name: frame[name] for name in ("step", "alike", "roles", "maps")} for frame in frames]
-    return json_block({"header": header, "frames": seen, "losses": kept, "known": dict(awarded)})
+FILM_BODY, FILM_STYLES, FILM_WORDS = "film.html", ("film.css",), ("film",)  # of the film of a training
 
 
 def write_report(path: str | Path, survey: Survey, *more: Any, **options: Any) -> None:
@@ -244,7 +225,7 @@ def report_html(
     summary: RunSummary | None = None,
     model: Facts | None = None,
     lang: str = "en",
-    film: Film | None = None,
+    film: Facts | None = None,
     walk: str | None = None,
 ) -> str:
     """The report of a survey as one HTML file.
@@ -253,13 +234,13 @@ def report_html(
     summary  the training run, told last
     model    the model itself, from `models.pack.pack_model`; the page then runs it on the reader's own text
     lang     es for a page that opens in Spanish; en for one that opens in the browser's language
-    film          what the heads did while the model trained
+    film     where the heads looked while the model trained, from `gpt.film.read_film`
     walk     the file beside this one that has the walk through a head, from `page.walk_html`
     """
     pane = package_text("report_pane.html")
     blocks, shown, styles, words = {}, "", [*STYLES], [*WORDS]  # without a film
     if film is not None:
-        blocks["film-data"] = film_data(film, {profile.name: profile.roles for profile in survey.profiles})
+        blocks["film-data"] = json_block(film)
         shown = package_text(FILM_BODY)
         styles += FILM_STYLES
         words += FILM_WORDS
