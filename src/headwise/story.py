@@ -16,7 +16,7 @@ from headwise.words import phrase, said
 if TYPE_CHECKING:
     from rich.console import Console
 
-COLUMNS = ("head", "adds", "carries", "looks", "without")  # of the table; `why.column_head` is the first one's heading
+COLUMNS = ("head", "adds", "carries", "looks at", "without it")
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class Story:
         several = [_bare(token) for token in self.tokens].count(bare) > 1
         return f"{bare} ({t + 1})" if several else bare
 
-    def table(self, lang: str = "en") -> Table:
+    def table(self) -> Table:
         """The heads of the story in numbers."""
         rows = [
             (
@@ -165,7 +165,7 @@ class Story:
             )
             for part in self.heads[: self.MOST]
         ]
-        return Table([phrase(f"why.column_{name}", lang) for name in COLUMNS], rows)
+        return Table(COLUMNS, rows)
 
     def closing(self, lang: str = "en") -> list[str]:
         """What the numbers mean, key/value heads and paths, and what a reader must know."""
@@ -185,20 +185,20 @@ class Story:
             lines.append(phrase(f"why.path_{path.at}", lang, **values))
         return [*lines, *(said(note, lang) for note in self.notes)]
 
-    def print(self, console: Console, lang: str = "en") -> None:
+    def print(self, console: Console) -> None:
         """One screen: the prediction, the heads that matter in words, then in a table, and the paths."""
-        for line in (*self.opening(lang), *(f"  {self.sentence(part, lang)}" for part in self.told)):
+        for line in (*self.opening(), *(f"  {self.sentence(part)}" for part in self.told)):
             say(console, line.replace("*", ""))  # stars are for HTML, which shows what they enclose in bold
-        self.table(lang).print(console, left=(0, 3))  # heads, and where they look
-        for line in self.closing(lang):
+        self.table().print(console, left=(0, 3))  # heads, and where they look
+        for line in self.closing():
             say(console, line.replace("*", ""))
 
-    def text(self, width: int = 100, lang: str = "en") -> str:
+    def text(self, width: int = 100) -> str:
         """What `headwise why` prints on a console of that width."""
         from rich.console import Console
 
         file = io.StringIO()
-        self.print(Console(file=file, width=width), lang)
+        self.print(Console(file=file, width=width))
         return file.getvalue()
 
     def __repr__(self) -> str:

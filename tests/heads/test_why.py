@@ -195,7 +195,7 @@ def test_a_story_is_shown_in_words_a_table_and_html() -> None:
     assert f"{sides[1][0]} (" in text and " against i." in text and "For the masked word of" in text
     assert "What each head adds directly is left out: BertForMaskedLM turns" in text
     assert "'i' was taken as the token 'i', id 12." in text and "its keys alone carry" in text
-    assert "se tomó como el token" in story.text(300, "es")
+    assert "se tomó como el token" in " ".join(story.closing("es"))
     first = hw.why(opened("t5"), TEXTS["next"][0])
     assert first.asks == "first" and all(part.without is not None for part in first.heads[:12])
 

@@ -11,7 +11,6 @@ from rich.segment import Segment
 from rich.text import Text
 
 from headwise.table import say
-from headwise.words import phrase
 
 # What a terminal obeys instead of showing (codes below 0x20 and around 0x80), what changes the direction of text
 # (0x202A and on), and half of a surrogate pair, which UTF-8 cannot write (0xD800 and on). Tab and line end stay. A
@@ -26,10 +25,6 @@ def harmless(text: str) -> str:
 
 class Screen(Console):
     """A console to which no name, sample or quoted value can send a control character."""
-
-    def tell(self, key: str, /, **facts: Any) -> None:
-        """Print a phrase of words.toml with its facts as a paragraph."""
-        self.say(phrase(key, **facts))
 
     def say(self, text: str) -> None:
         """Print a paragraph."""
