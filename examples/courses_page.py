@@ -146,13 +146,6 @@ def page_of(course: Course, language: str) -> str:
     return course.page + {"en": ".md", "es": ".es.md"}[language]
 
 
-def markdown_text(text: str) -> str:
-    """A text in one line, with signs escaped that Markdown would take for markup."""
-    for sign in ("\\", "|", "*", "<", "_"):  # the backslash first, as the others bring more of it
-        text = text.replace(sign, f"\\{sign}")
-    return " ".join(text.split())
-
-
 def pages() -> dict[str, str]:
     """Both pages by language."""
     found = courses()
