@@ -24,9 +24,9 @@ def encoder(**more: Any) -> nn.TransformerEncoder:
 
 
 class Alone(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, bias: bool = True) -> None:
         super().__init__()
-        self.attention = nn.MultiheadAttention(C, H, batch_first=True)
+        self.attention = nn.MultiheadAttention(C, H, batch_first=True, bias=bias)
 
     def forward(self, x: Tensor, **masks: Any) -> Tensor:
         return self.attention(x, x, x, need_weights=False, **masks)[0]
@@ -42,6 +42,7 @@ CASES: dict[str, tuple[Any, dict[str, Tensor]]] = {
     "numbers in a mask": (encoder, {"mask": SLOPE}),
     "numbers in the padding": (layer, {"src_key_padding_mask": torch.zeros(B, T).masked_fill(PADDING, -2.0)}),
     "a layer of another activation": (lambda: layer(activation=nn.SiLU()), {"src_mask": SLOPE}),
+    "an attention without biases": (lambda: Alone(bias=False), {"attn_mask": BAND, "key_padding_mask": PADDING}),
     "an attention": (Alone, {"attn_mask": BAND, "key_padding_mask": PADDING}),
 }
 

@@ -56,8 +56,14 @@ def _is_fast(module: nn.Module, x: Tensor) -> bool:
 
 
 def _is_fast_attention(module: Any, x: Tensor) -> bool:
-    packed = module.batch_first and module._qkv_same_embed_dim and module.num_heads % 2 == 0
-    return packed and module.bias_k is None and not module.add_zero_attn and _is_fast(module, x)
+    packed = module.batch_first and module._qkv_same_embed_dim and module.in_proj_bias is not None
+    return (
+        packed
+        and module.num_heads % 2 == 0
+        and module.bias_k is None
+        and not module.add_zero_attn
+        and _is_fast(module, x)
+    )
 
 
 def _is_fast_layer(layer: Any, owned: Owned, x: Tensor) -> bool:
@@ -68,8 +74,8 @@ def _is_fast_layer(layer: Any, owned: Owned, x: Tensor) -> bool:
     ]
     is_plain = layer.activation_relu_or_gelu and layer.norm1.eps == layer.norm2.eps and all(map(owned, hooks))
     attention = layer.self_attn
-    has_bias = isinstance(attention, nn.MultiheadAttention) and attention.in_proj_bias is not None
-    return bool(is_plain and has_bias and _is_fast_attention(attention, x) and _is_fast(layer, x))
+    is_torchs = isinstance(attention, nn.MultiheadAttention)
+    return bool(is_plain and is_torchs and _is_fast_attention(attention, x) and _is_fast(layer, x))
 
 
 def _before_layer(owned: Owned, layer: nn.Module, args: Any, keywords: Any) -> Any:
