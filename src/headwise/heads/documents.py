@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from headwise.corpus.documents import batches
 from headwise.corpus.tokens import Ids
-from headwise.masks import BroadcastGrid, Part, Segments, resolve
+from headwise.masks import Allowed, Bias, BroadcastGrid, Mask, Part, Segments, all_of, resolve
 from headwise.models.ask import cache_in, evaluating, run_body
 from headwise.models.hook import Hook, attach, hooked
 from headwise.models.sites import Site, sites_of
@@ -88,8 +88,8 @@ def some_rows(document: Document, T: int, share: float | None, seed: int) -> Doc
     return replace(document, real_rows=rows)
 
 
-def unpacked(call: Call, document: Document) -> Iterator[tuple[Call, Document]]:
-    """The documents that are packed in one row, each as a call of its own; a document that is alone, as it is."""
+def unpacked(call: Call, b: int, document: Document) -> Iterator[tuple[Call, Document]]:
+    """The documents that are packed in row b, each as a call of its own; a document that is alone, as it is."""
     if len(document.starts) == 1:
         yield call, document
         return
@@ -98,7 +98,9 @@ def unpacked(call: Call, document: Document) -> Iterator[tuple[Call, Document]]:
         rows = slice(start, end)
         mask = call.options.mask
         if mask is not None:
-            mask = Part(Part(mask, "t", range(T)[rows], T), "s", range(T)[rows], T)
+            allowed, bias = _resolved(call, Part(mask, "t", range(T)[rows], T), b, end - start)
+            of_keys = [None if x is None else x.expand(*x.shape[:3], T)[..., rows] for x in (allowed, bias)]
+            mask = all_of([kind(x) for kind, x in zip((Allowed, Bias), of_keys, strict=True) if x is not None])
         q, k, v, out = (x[:, :, rows] for x in (call.q, call.k, call.v, call.out))
         weights = None if call.weights is None else call.weights[:, :, rows, rows]
         options = call.options._replace(mask=mask)
@@ -559,16 +561,20 @@ def _allowed(call: Call, b: int) -> Tensor | None:
     """What the mask of a call allows in document b, (1 or H, 1 or T, 1 or S) bool; None: everything."""
     if call.options.mask is None or not call.n_queries:  # without a query, as of x[:, :0], no key is seen at all
         return None
-    B, H, T, _ = call.q.shape
+    allowed, _ = _resolved(call, call.options.mask, b, call.n_queries)
+    return None if allowed is None else allowed.reshape(-1, *allowed.shape[-2:])
+
+
+def _resolved(call: Call, mask: Mask, b: int, T: int) -> tuple[Tensor | None, Tensor | None]:
+    """What a mask of T queries allows, and adds, in document b of a call, (1, 1 or H, 1 or T, 1 or S) each or None."""
     grid = BroadcastGrid(
-        (B, H, T, call.n_keys),
+        (*call.q.shape[:2], T, call.n_keys),
         array=partial(as_tensor, device=call.q.device),
         arange=partial(torch.arange, device=call.q.device),
         documents=slice(b, b + 1),
     )
-    # The first result is what the mask allows. A bias is read as it is: no rung computes with it here.
-    allowed = resolve(call.options.mask.parts(), grid, torch.where, lambda bias: bias)[0]
-    return None if allowed is None else allowed.reshape(-1, *allowed.shape[-2:])
+    # A bias is read as it is: no rung computes with it here.
+    return resolve(mask.parts(), grid, torch.where, lambda bias: bias)
 
 
 def _row(values: Tensor | None, b: int) -> Tensor | None:

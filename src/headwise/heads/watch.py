@@ -333,7 +333,7 @@ def watch(
         # The rows whose maps are kept: all, those of the list that the text has (-1 is the last one), or none.
         kept = range(T) if maps is True else [row for row in maps or () if -T <= row < T]
         for b, document in enumerate(documents):
-            for part, of_part in unpacked(call, document):
+            for part, of_part in unpacked(call, b, document):
                 of_part = some_rows(of_part, part.n_queries, rows, seed)
                 # top=False: the strongest key, which no statistic shown here needs, is not looked for.
                 seen.add(site, measure(part, b, of_part, offsets, factors.of(site, part), top=False), of_part)

@@ -102,7 +102,7 @@ class AttentionLayer(nn.Module):
                 f"this process holds {x_btc.shape[-1]} features of heads that are {width} wide: the number of "
                 f"processes must divide n_heads and n_kv_heads; leave out k_proj and v_proj, or use fewer processes"
             )
-        return x_btc.reshape(*x_btc.shape[:2], -1, width).transpose(1, 2)
+        return x_btc.reshape(*x_btc.shape[:2], x_btc.shape[-1] // width, width).transpose(1, 2)
 
     def ready(self, x: Tensor, width: int, norm: nn.Module | None, start: int, positions: Tensor | None) -> Tensor:
         """Projected queries or keys as (B,h,T,d), normed and rotated; which comes first the RoPE says."""
