@@ -17,7 +17,6 @@ from cases import every, refuses
 from headwise import HeadwiseError
 from headwise.files import (
     MOST_TEXT,
-    check_regular,
     read_bytes,
     read_json,
     read_text,
@@ -287,7 +286,6 @@ def test_what_may_never_end_or_is_too_large_is_not_opened(tmp_path: Path) -> Non
                 read(path)
     refuses(lambda: read_text(large), "has 134,217,729 bytes, and headwise reads 134,217,728 at most")
     assert len(read_bytes(large)) == MOST_TEXT + 1  # weights have any size
-    refuses(lambda: check_regular(tmp_path), "pipe is a pipe or a device; a model folder has files")
 
 
 def test_reading_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -245,13 +245,6 @@ def check_file(path: Path) -> int:
     return status.st_size
 
 
-def check_regular(folder: Path) -> None:
-    """Refuse a folder in which a pipe or a device stands among the files: a library that opens it may wait for ever."""
-    for path in folder.iterdir():
-        if is_stream(path):
-            raise HeadwiseError(f"{path} is a pipe or a device; a model folder has files")
-
-
 def require_empty(folder: Path, is_ours: Callable[[str], bool] = lambda name: False) -> None:
     """Refuse a folder to be filled that is there and holds anything but files whose names `is_ours` knows.
 

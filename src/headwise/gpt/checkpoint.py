@@ -10,14 +10,12 @@ The forms tell which architecture computes the same function, its config and its
 from __future__ import annotations
 
 import json
-import math
-import mmap
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -33,7 +31,6 @@ from headwise.layer.projections import shapes_alone
 
 # For transformers, which else may drop the spaces before commas and full stops from what it decodes.
 TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-FORMATS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 
 
 def save_model(folder: str | Path, model: GPT, tokens: Tokens) -> None:
@@ -130,79 +127,6 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
     """Write a safetensors file, whole or not at all."""
     write_whole(path, save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, metadata))
-
-
-def _written(header: dict[str, Any]) -> bytes:
-    """What stands before the numbers in a safetensors file: the length of the header in 8 bytes, and the header.
-
-    Spaces fill it up to a multiple of 8, so that numbers of 8 bytes lie where a processor wants them.
-    """
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
-
-
-class Place(NamedTuple):
-    """Where a tensor lies in a safetensors file, and what it is."""
-
-    path: Path
-    start: int  # byte of the file
-    size: int  # bytes
-    dtype: str  # as the format calls it: "BF16"
-    shape: tuple[int, ...]
-
-    def borrow(self) -> Tensor:
-        """The tensor as pages of the file, which the system brings and takes away; what is written to it is lost."""
-        if self.dtype not in FORMATS:
-            raise HeadwiseError(f"{self.path} holds numbers of type {self.dtype}; known are {', '.join(FORMATS)}")
-        if not self.size:  # a mapping of no bytes is refused by the system
-            return torch.empty(self.shape, dtype=FORMATS[self.dtype])
-        before = self.start % mmap.ALLOCATIONGRANULARITY  # a mapping begins at a whole page: some bytes too early
-        with self.path.open("rb") as file:
-            pages = mmap.mmap(file.fileno(), before + self.size, access=mmap.ACCESS_COPY, offset=self.start - before)
-        return torch.frombuffer(pages, dtype=FORMATS[self.dtype], offset=before).view(self.shape)
-
-
-def tensors_in(path: Path) -> dict[str, Place]:
-    """The tensors of a safetensors file, from its header alone.
-
-    Of a damaged file there are none: the caller then says which weights the model lacks.
-    """
-    with path.open("rb") as file:
-        size, whole = int.from_bytes(file.read(8), "little"), path.stat().st_size  # bytes of the header, of the file
-        try:
-            header = json.loads(file.read(size)) if size < whole else {}  # a damaged size may be more than memory has
-            header.pop("__metadata__", None)
-            places = {}
-            for name, entry in header.items():
-                start, end = (8 + size + offset for offset in entry["data_offsets"])
-                shape, dtype = tuple(entry["shape"]), FORMATS.get(entry["dtype"])
-                # Of a type that is not in FORMATS the size is not known; `borrow` refuses it when it is asked for.
-                wanted = end - start if dtype is None else math.prod(shape) * dtype.itemsize
-                # Behind the header, all of it there, and as long as its type and shape say.
-                if not 8 + size <= start <= end == start + wanted <= whole:
-                    return {}
-                places[name] = Place(path, start, end - start, entry["dtype"], shape)
-            return places
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return {}
-
-
-def write_shard(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file tensor by tensor, in no more memory than one takes.
-
-    It is not written whole or not at all: the folder gets its name when all of it is there.
-    """
-    kinds = {dtype: name for name, dtype in FORMATS.items()}
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, tensor in tensors.items():
-        start, end = end, end + tensor.nbytes
-        header[name] = {"dtype": kinds[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-    with path.open("wb") as file:
-        file.write(_written(header))
-        for tensor in tensors.values():  # as bytes: NumPy has no bfloat16
-            file.write(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
 
 
 def _pickle(path: Path, kind: str = "a pickle", remedy: str = "model.safetensors first") -> HeadwiseError:

@@ -6,7 +6,6 @@ Everything is read from disk: nothing is downloaded, no code of a folder is run,
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -30,16 +29,10 @@ from transformers.utils import logging
 from headwise.corpus.tokens import BOUNDARY, tokenising
 from headwise.errors import HeadwiseError
 from headwise.families import check_folder
-from headwise.files import check_regular, read_json
-from headwise.gpt.checkpoint import tensors_in
-from headwise.layer.projections import shapes_alone
+from headwise.files import read_json
 
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 FOREIGN_CODE = "; the folder brings code of its own (auto_map), which headwise never runs"
-# A config that describes so many times the numbers in its files is damaged. Up to that, tied weights may be the reason;
-# 8 is a round choice.
-TOO_MANY = 8
-MOST_LAYERS = 1000  # that a config may state whatever its files hold: to build so many still takes little time
 
 
 def load_folder(
@@ -133,42 +126,10 @@ def is_finite(weights: torch.Tensor) -> bool:
 
 
 def _described(folder: Path) -> tuple[Any, Callable[[], Any]]:
-    """The class of a folder's model and what makes its config, once all that can be told before loading is in order.
-
-    The config is made anew for each use: a model that is built writes into it. What it describes is compared with the
-    weights, before anything of that size is made.
-    """
-    fields = check_folder(folder)
-    kind = _architecture(folder, fields)
+    """The class of a folder's model, and what makes its config anew: a model that is built writes into it."""
+    kind = _architecture(folder, check_folder(folder))
     config_class = AutoConfig if kind is AutoModel else kind.config_class
-
-    def config() -> Any:
-        return _own_choices(config_class.from_pretrained(folder, **LOCAL))
-
-    # Each layer has a tensor or more. To build millions of layers takes for ever, even without their weights.
-    shapes = [place.shape for path in folder.glob("*.safetensors") for place in tensors_in(path).values()]
-    for part in (fields, *fields.values()):  # the config, and the parts of one that has an encoder, a vision part, ...
-        if not isinstance(part, Mapping):
-            continue
-        for name, value in part.items():
-            # num_hidden_layers, n_layer, encoder_layers, ...: whatever a family calls it.
-            if "layer" in name and isinstance(value, int) and value > max(MOST_LAYERS, len(shapes)):
-                raise HeadwiseError(
-                    f"{folder / 'config.json'} says {name}={value:,}, and there are {len(shapes)} tensors"
-                )
-    described, held = 0, sum(map(math.prod, shapes))  # numbers by the config, and in the files
-    # Without any weights it is damaged, which is said when it is loaded. Of a quantised model one number of a tensor
-    # may hold several weights, so there is nothing to compare.
-    if held and not fields.get("quantization_config"):
-        with suppress(Exception), _quiet(), shapes_alone():  # what cannot be built is said when it is loaded
-            model = AutoModel.from_config(config()) if kind is AutoModel else kind(config())
-            described = sum(weights.numel() for weights in model.parameters())
-    if described > TOO_MANY * held:
-        raise HeadwiseError(
-            f"{folder / 'config.json'} describes {described:,} weights, and its files hold {held:,}: "
-            f"they do not belong together"
-        )
-    return kind, config
+    return kind, lambda: _own_choices(config_class.from_pretrained(folder, **LOCAL))
 
 
 # Raises HeadwiseError where names of weights are lacking, with the first three of them.
@@ -211,14 +172,14 @@ def _architecture(folder: Path, config: Mapping[str, Any]) -> Any:
     names = config.get("architectures")
     if not names:
         return AutoModel
-    name = names[0] if isinstance(names, list) else None
-    kind = getattr(transformers, name, None) if isinstance(name, str) else None
-    fact, library = f"{folder / 'config.json'} names the architecture", f"transformers {transformers.__version__}"
-    if kind is None and isinstance(name, str):
-        code = FOREIGN_CODE if "auto_map" in config else ""
-        raise HeadwiseError(f"{fact} {name}, which {library} does not have{code}")
+    name = names[0] if isinstance(names, list) else names
+    kind = getattr(transformers, str(name), None)
     if not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
-        raise HeadwiseError(f"{fact} {name or names}, which is no model of {library}")
+        code = FOREIGN_CODE if "auto_map" in config else ""
+        raise HeadwiseError(
+            f"{folder / 'config.json'} names the architecture {name}, which is no model of transformers "
+            f"{transformers.__version__}{code}"
+        )
     return kind
 
 
@@ -237,7 +198,6 @@ class FolderTokens:
     def __init__(self, source: Any) -> None:
         self._tokenizer = source
         if isinstance(source, Path):
-            check_regular(source)
             failure = f"the tokenizer of {source} does not load"
             with _loading(source / "tokenizer_config.json", failure, "; pass ids="):
                 self._tokenizer = AutoTokenizer.from_pretrained(source, **LOCAL)
