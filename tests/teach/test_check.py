@@ -211,7 +211,7 @@ def test_a_loop_over_heads_is_given_joined_heads() -> None:
         verdict = hw.check(loop)
         assert (verdict.right, verdict.exit_code) == (True, 0), verdict
         assert any("one query at a time" in text for text in verdict.checked)
-    for sizes in ({"n_heads": 1}, {"n_heads": 2}):
+    for sizes in ({"n_head": 1}, {"n_head": 2}):
         assert hw.check(microgpt.attention, args=sizes).right
 
 

@@ -1,4 +1,4 @@
-"""The figures of the exercises: the same in both places, and readable."""
+"""The figures of the exercises: readable, and the same on the pages that show them."""
 
 import re
 from pathlib import Path
@@ -13,9 +13,9 @@ FIGURES = {exercise.figure_file(language) for exercise in exercises() if exercis
 
 
 @every("name", sorted(FIGURES))
-def test_a_figure_is_readable_and_the_same_in_both_places(name: str) -> None:
-    picture = (ROOT / "docs" / name).read_text(encoding="utf-8")
-    assert (ROOT / "src" / "headwise" / "teach" / name).read_text(encoding="utf-8") == picture
+def test_a_figure_is_readable_and_the_same_on_a_page(name: str) -> None:
+    picture, twin = (ROOT / "src" / "headwise" / "teach" / name).read_text(encoding="utf-8"), ROOT / "docs" / name
+    assert not twin.exists() or twin.read_text(encoding="utf-8") == picture
     root = ElementTree.fromstring(picture)
     texts = {child.tag.rpartition("}")[2]: child.text or "" for child in root}
     assert root.get("role") == "img" and len(texts["title"]) > 5 and len(texts["desc"]) > 40

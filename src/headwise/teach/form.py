@@ -1,7 +1,7 @@
 """The attention layer, with every step of it as a setting: correct as it stands, wrong in a known way by a switch.
 
-`compute` is the layer for NumPy arrays and for torch tensors (differentiable). What each bug of the catalogue changes
-stands in `teach/bugs.toml`. Axis letters as in `headwise.spec`.
+`compute` is the layer for NumPy arrays. What each bug of the catalogue changes stands in `teach/bugs.toml`. Axis
+letters as in `headwise.spec`.
 """
 
 from __future__ import annotations
@@ -99,46 +99,40 @@ class Stages:
     out: Any
 
 
-def compute(weights: Weights, inputs: Inputs, masks: Masks, settings: Settings, xp: Any = np) -> Stages:
-    """The layer on inputs of queries (B,T,C), keys and values (B,S,C). `settings` are changes to CORRECT.
-
-    xp  numpy, or torch where the inputs are tensors
-    """
+def compute(weights: Weights, inputs: Inputs, masks: Masks, settings: Settings) -> Stages:
+    """The layer on inputs of queries (B,T,C), keys and values (B,S,C). `settings` are changes to CORRECT."""
     s = {**CORRECT, **settings, "input_width": inputs[0].shape[-1]}
     x = dict(zip("qkv", inputs, strict=True))
     # A place is what vectors are used as. A bug may make those of place k with W_Q, or of the input of queries.
-    vectors = {place: project(weights, x[s[f"{place}_input"]], place, s, xp) for place in "qkv"}
+    vectors = {place: project(weights, x[s[f"{place}_input"]], place, s) for place in "qkv"}
     if s["rope"]:
         T = x["q"].shape[-2]  # of (B,T,C), and of the heads (B,h,T,d) that come where there is no W_Q
         start = {"tokens": T, "-tokens": -T}.get(s["start"], s["start"])
-        vectors["q"] = rotate(vectors["q"], s["rope"], start, xp, s["rope_part"])
-        vectors["k"] = rotate(vectors["k"], s["rope_k"] or s["rope"], 0, xp, s["rope_part"])
+        vectors["q"] = rotate(vectors["q"], s["rope"], start, s["rope_part"])
+        vectors["k"] = rotate(vectors["k"], s["rope_k"] or s["rope"], 0, s["rope_part"])
         if s["rope_values"]:
-            vectors["v"] = rotate(vectors["v"], s["rope"], 0, xp, s["rope_part"])
+            vectors["v"] = rotate(vectors["v"], s["rope"], 0, s["rope_part"])
     if s["split_k"] != "tokens":  # there axis 1 is not heads
         for place in "kv":
             how = s["group"] if place in s["grouped"] else "repeat"
-            vectors[place] = _spread(vectors[place], weights.n_heads, how, xp)
+            vectors[place] = _spread(vectors[place], weights.n_heads, how)
     q, k, v = vectors.values()
     if s["batch"] == "flat":  # (B,h,S,d) -> (1,h,B*S,d): the documents stand one behind the other
         B, H, T, _ = q.shape
         real = None if masks.real is None else masks.real.reshape(1, -1)
         q_, k_, v_ = (x.swapaxes(0, 1).reshape(1, x.shape[1], -1, x.shape[3]) for x in (q, k, v))
-        scores, attention, heads = attend(q_, k_, v_, Masks(masks.causal, real), s, xp)
+        scores, attention, heads = attend(q_, k_, v_, Masks(masks.causal, real), s)
         heads = heads.reshape(H, B, T, -1).swapaxes(0, 1)
     else:
-        scores, attention, heads = attend(q, k, v, masks, s, xp)
-    out = output(weights, heads, s, xp)
+        scores, attention, heads = attend(q, k, v, masks, s)
+    out = output(weights, heads, s)
     if s["residual"]:
         out = out + x["q"]
     return Stages(q, k, v, scores, attention, heads, out)
 
 
-def project(w: Weights, x: Any, place: str, s: Settings, xp: Any) -> Any:
-    """(B,T,C) -> (B,h,T,d), to stand in the place of q, k or v.
-
-    w, s, xp  weights, settings with all of CORRECT, and numpy or torch
-    """
+def project(w: Weights, x: Any, place: str, s: Settings) -> Any:
+    """(B,T,C) -> (B,h,T,d), to stand in the place of q, k or v. `s` has all of CORRECT."""
     role = s[f"{place}_from"]  # of the matrix
     matrix = w.matrices.get(role)
     if matrix is None:
@@ -147,13 +141,13 @@ def project(w: Weights, x: Any, place: str, s: Settings, xp: Any) -> Any:
     projected = x @ (matrix.T if role in s["turned"] else matrix)
     if role in s["shared"]:  # head 0's part of the matrix for all; each head has its own bias
         d = projected.shape[-1] // n
-        projected = xp.concatenate([projected[..., :d]] * n, -1)
+        projected = np.concatenate([projected[..., :d]] * n, -1)
     bias = w.biases.get(place if s["bias_of"] == "place" else role)
     if bias is not None and role not in s["no_bias"]:
         projected = projected + bias
-    heads = _split(projected, n, s[f"split_{place}"], xp)
+    heads = _split(projected, n, s[f"split_{place}"])
     if role.upper() in s["shared"]:  # the finished head 0 for all, with its bias
-        heads = xp.concatenate([heads[:, :1]] * n, 1)
+        heads = np.concatenate([heads[:, :1]] * n, 1)
     gain = w.gains.get(role)
     return heads if gain is None or s["qk_norm"] is None else normed(heads, gain, s["qk_norm"])
 
@@ -165,7 +159,7 @@ def normed(x: Any, gain: Any, kind: str) -> Any:
     return x / ((x * x).mean(-1)[..., None] + 1e-6) ** 0.5 * gain
 
 
-def _split(x: Any, n: int, how: str, xp: Any = np) -> Any:
+def _split(x: Any, n: int, how: str) -> Any:
     """Cut (B,T,n*d) into heads (B,n,T,d), rightly or in one of the wrong ways."""
     B, T, width = x.shape
     d = width // n
@@ -174,13 +168,13 @@ def _split(x: Any, n: int, how: str, xp: Any = np) -> Any:
     if how == "interleaved":  # head h has every n-th feature, from feature h on
         return x.reshape(B, T, d, n).swapaxes(2, 3).swapaxes(1, 2)
     if how == "overlap":  # head h starts at feature h, in the place of h * d
-        return xp.stack([x[:, :, h : h + d] for h in range(n)], 1)
+        return np.stack([x[:, :, h : h + d] for h in range(n)], 1)
     if how == "raw":  # the axes are named anew without moving them: tokens get into other heads
         return x.reshape(B, n, T, d)
     return x.reshape(B, T, n, d)  # "tokens": each token's heads attend to one another
 
 
-def _spread(x: Any, n_heads: int, how: Any, xp: Any) -> Any:
+def _spread(x: Any, n_heads: int, how: Any) -> Any:
     """Key/value heads (B,g,S,d) for every query head: (B,n_heads,S,d).
 
     how  "repeat" is right and gives 0 0 0 1 1 1; "tile" gives 0 1 0 1 0 1. Or (axes, axis, way): repeated or tiled
@@ -192,11 +186,11 @@ def _spread(x: Any, n_heads: int, how: Any, xp: Any) -> Any:
     r = n_heads // G
     axes, axis, way = ("bgsd", 1, how) if isinstance(how, str) else how
     x = x if axes == "bgsd" else x.swapaxes(1, 2)
-    x = xp.concatenate([x] * r, axis) if way == "tile" else xp.stack([x] * r, axis + 1)
+    x = np.concatenate([x] * r, axis) if way == "tile" else np.stack([x] * r, axis + 1)
     return x.reshape(B, n_heads, S, d) if axes == "bgsd" else x.reshape(B, S, n_heads, d).swapaxes(1, 2)
 
 
-def attend(q: Any, k: Any, v: Any, masks: Masks, s: Settings, xp: Any = np) -> tuple[Any, Any, Any]:
+def attend(q: Any, k: Any, v: Any, masks: Masks, s: Settings) -> tuple[Any, Any, Any]:
     """Scores and weights (B,h,T,S), heads (B,h,T,e). `s` has all of CORRECT."""
     (B, H, T, d), S = q.shape, k.shape[2]
     widths = {"head": d, "model": H * d, "input": s["input_width"], "heads": H, "tokens": T}
@@ -212,34 +206,33 @@ def attend(q: Any, k: Any, v: Any, masks: Masks, s: Settings, xp: Any = np) -> t
         scores = scores * 0 + scores.sum(1)[:, None]  # the same for every head, in the shape (B,H,T,S)
     if s["scale_at"] == "scores":
         scores = scores / size
-    allowed = allowed_by(masks, s, B, H, T, S)
-    ok = None if allowed is None else xp.asarray(allowed)
+    ok = allowed_by(masks, s, B, H, T, S)
     if ok is not None and s["mask_at"] == "scores":
         fill = s["fill"] / size if s["fill_at"] == "raw" else s["fill"]  # a raw one is divided like the scores
-        scores = xp.where(ok, scores, fill if s["fill_by"] == "replace" else scores + fill)
+        scores = np.where(ok, scores, fill if s["fill_by"] == "replace" else scores + fill)
     if ok is not None and s["mask_at"] == "times":
-        scores = scores * xp.where(ok, 0.0, s["fill"])
+        scores = scores * np.where(ok, 0.0, s["fill"])
     # A softmax of rows is not changed by it; "exp" is, and a softmax along another axis.
     if s["top"] == "row":
-        scores = scores - xp.amax(scores, -1)[..., None]
-    weights = softmax(scores, s["axis"], xp) if s["norm"] == "softmax" else weighted(scores, s["norm"], xp)
+        scores = scores - np.amax(scores, -1)[..., None]
+    weights = softmax(scores, s["axis"]) if s["norm"] == "softmax" else weighted(scores, s["norm"])
     if ok is not None and s["empty"] != "nan":
-        weights = xp.where(ok.any(-1)[..., None], weights, 0.0 if s["empty"] == "zero" else 1 / S)
+        weights = np.where(ok.any(-1)[..., None], weights, 0.0 if s["empty"] == "zero" else 1 / S)
     if ok is not None and s["mask_at"] == "weights":
-        weights = weights * ok if s["fill_by"] == "replace" else weights + xp.where(ok, 0.0, s["fill"])
+        weights = weights * ok if s["fill_by"] == "replace" else weights + np.where(ok, 0.0, s["fill"])
     if s["scale_at"] == "weights":
         weights = weights / size
     return scores, weights, (weights if s["mixes"] == "rows" else weights.swapaxes(-1, -2)) @ v
 
 
-def weighted(x: Any, how: str, xp: Any) -> Any:
+def weighted(x: Any, how: str) -> Any:
     """What is written in the place of softmax: "relu", or "relu-shared", which is divided by its sum over the keys.
 
     "relu-shared-guarded" adds 1e-9 to the sum, against a sum of 0.
     """
     kind, _, guarded = how.partition("-shared")  # `guarded` is what comes after it: "" or "-guarded"
-    positive = xp.where(x > 0, x, 0.0)
-    functions = {"none": x, "square": x * x, "exp": xp.exp(x), "sigmoid": 1 / (1 + xp.exp(-x))}
+    positive = np.where(x > 0, x, 0.0)
+    functions = {"none": x, "square": x * x, "exp": np.exp(x), "sigmoid": 1 / (1 + np.exp(-x))}
     functions |= {"relu": positive, "relu-square": positive * positive}
     weights = functions[kind]
     if "shared" in how:
@@ -247,7 +240,7 @@ def weighted(x: Any, how: str, xp: Any) -> Any:
     return weights
 
 
-def softmax(x: Any, axis: Any, xp: Any) -> Any:
+def softmax(x: Any, axis: Any) -> Any:
     """Let what stands along an axis of (B,h,T,S) add up to 1, or along several at once, which have a name."""
     shapes = {  # (B,h,T,S) with the axes that are summed over as the last one
         "rows": (*x.shape[:2], -1),  # all queries and keys of a head
@@ -255,11 +248,11 @@ def softmax(x: Any, axis: Any, xp: Any) -> Any:
         "all": (-1,),
     }
     if axis in shapes:
-        return softmax(x.reshape(shapes[axis]), -1, xp).reshape(x.shape)
+        return softmax(x.reshape(shapes[axis]), -1).reshape(x.shape)
     if axis == "folded":  # documents and heads on one axis, as (B*h,T,S) has them
-        return softmax(x.reshape(-1, *x.shape[2:]), 0, xp).reshape(x.shape)
+        return softmax(x.reshape(-1, *x.shape[2:]), 0).reshape(x.shape)
     x = x.swapaxes(axis, -1)
-    powers = xp.exp(x - xp.amax(x, -1)[..., None])
+    powers = np.exp(x - np.amax(x, -1)[..., None])
     return (powers / powers.sum(-1)[..., None]).swapaxes(axis, -1)
 
 
@@ -286,7 +279,7 @@ def allowed_by(masks: Masks, s: Settings, B: int, H: int, T: int, S: int) -> Any
     return ~allowed if s["see"] == "inverse" else allowed
 
 
-def output(w: Weights, heads: Any, s: Settings, xp: Any) -> Any:
+def output(w: Weights, heads: Any, s: Settings) -> Any:
     """Heads (B,h,T,e) joined, times W_O: (B,T,C). Without a W_Q the heads as they are."""
     matrix, how = w.matrices.get("o"), s["join"]
     if w.matrices.get("q") is None:
@@ -301,18 +294,18 @@ def output(w: Weights, heads: Any, s: Settings, xp: Any) -> Any:
     elif how == "raw-columns":  # tokens and features are exchanged, in the place of tokens and heads
         joined = heads.swapaxes(2, 3)
     elif how == "reversed":
-        joined = xp.flip(heads, (1,)).swapaxes(1, 2)
+        joined = np.flip(heads, (1,)).swapaxes(1, 2)
     elif how in ("mean", "sum"):
         joined = heads.sum(1) / (H if how == "mean" else 1)
         if matrix is not None and matrix.shape[0] == H * e:  # what is multiplied must be as wide as W_O reads
-            joined = xp.concatenate([joined] * H, -1)
+            joined = np.concatenate([joined] * H, -1)
     elif how == "overlap":  # head h is written at feature h, over what stood there: of all but the last 1 is left
         firsts = [heads[:, h, :, :1] for h in range(H - 1)]
-        joined = xp.concatenate([*firsts, heads[:, -1], xp.zeros((B, T, (H - 1) * (e - 1)))], -1)
+        joined = np.concatenate([*firsts, heads[:, -1], np.zeros((B, T, (H - 1) * (e - 1)))], -1)
     elif how == "last":  # each head over the one before it
         joined = heads[:, -1]
     elif how == "last-first":  # the same, in the place of the first
-        joined = xp.concatenate([heads[:, -1], xp.zeros((B, T, (H - 1) * e))], -1)
+        joined = np.concatenate([heads[:, -1], np.zeros((B, T, (H - 1) * e))], -1)
     else:  # "blocks", the right one, and "divided"
         joined = heads.swapaxes(1, 2)
     joined = joined.reshape(B, T, -1)
@@ -324,7 +317,7 @@ def output(w: Weights, heads: Any, s: Settings, xp: Any) -> Any:
     return out + w.biases["o"] if "o" in w.biases and "o" not in s["no_bias"] else out
 
 
-def rotate(x: Any, rope: tuple[str, str, float], start: int, xp: Any, part: float = 1) -> Any:
+def rotate(x: Any, rope: tuple[str, str, float], start: int, part: float = 1) -> Any:
     """Rotary positions on (...,T,d), Su et al. 2021 (arXiv 2104.09864).
 
     rope   (turn, table, base), as follows
@@ -336,17 +329,17 @@ def rotate(x: Any, rope: tuple[str, str, float], start: int, xp: Any, part: floa
     """
     if part != 1:
         width = int(x.shape[-1] * part)
-        return xp.concatenate([rotate(x[..., :width], rope, start, xp), x[..., width:]], -1)
+        return np.concatenate([rotate(x[..., :width], rope, start), x[..., width:]], -1)
     turn, table, base = rope
     if turn == "none":
         return x
     T, d = x.shape[-2:]
     angles = np.outer(np.arange(T) + start, base ** (-np.arange(0, d, 2) / d))
     full = np.repeat(angles, 2, 1) if table == "interleaved" else np.concatenate([angles, angles], 1)
-    cos, sin = (xp.asarray(f(full), dtype=x.dtype) for f in (np.cos, np.sin))
+    cos, sin = (f(full).astype(x.dtype) for f in (np.cos, np.sin))
     # (a, b) -> (a cos - b sin, b cos + a sin) of each pair: `other` has -b in the place of a, and a in that of b.
     if turn == "interleaved":
-        other = xp.stack([-x[..., 1::2], x[..., 0::2]], -1).reshape(x.shape)
+        other = np.stack([-x[..., 1::2], x[..., 0::2]], -1).reshape(x.shape)
     else:
-        other = xp.concatenate([-x[..., d // 2 :], x[..., : d // 2]], -1)
+        other = np.concatenate([-x[..., d // 2 :], x[..., : d // 2]], -1)
     return x * cos + other * sin
