@@ -58,7 +58,7 @@ def test_without_a_display_it_says_where(
 
 
 def test_what_is_no_finished_run_is_said(invoke: Invoke, tmp_path: Path) -> None:
-    settings = '{"settings": {}, "digest": "", "status": "training", "summary": null, "cells": null, "example": null}'
+    settings = '{"settings": {}, "text_size": 0, "status": "training", "summary": null, "cells": null, "example": null}'
     (tmp_path / "run.json").write_text(settings)
     outcome = invoke("look", tmp_path)
     remedy = f"has not finished; go on with `headwise train --resume --out {tmp_path}`"

@@ -1,34 +1,18 @@
-"""Files appear whole or not at all, are read as what they should be, and let work in a folder be resumed.
-
-Who asks again for the same work goes on from what is whole in the folder:
-
-    with Kept(folder, ["state.safetensors"], busy="another training is at work there") as kept:
-        write_whole(folder / "state.safetensors", ...)      # as often as it likes: a kill leaves the one before
-        log = StepLog(folder / "metrics.jsonl", start)      # or line by line
-
-Runs, films, surveys, comparisons, healings and the tokens of large texts are kept so.
-"""
+"""Files appear whole or not at all, and are read as what they should be."""
 
 from __future__ import annotations
 
 import contextlib
-import glob
-import hashlib
 import json
 import os
-import re
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from headwise.errors import HeadwiseError
-
-if sys.platform != "win32":
-    import fcntl
 
 
 def write_whole(path: str | Path, data: bytes | str | Iterable[bytes]) -> None:
@@ -102,46 +86,11 @@ def sync_folder(folder: Path) -> None:
             os.close(opened)
 
 
-def take_lock(path: Path, message: str | None) -> int:
-    """Hold a lock file until the descriptor is closed. Where another process holds it, HeadwiseError(message) is
-    raised; with None as message the call waits.
-
-    Whoever holds it removes the file first and closes then. The system takes the lock back from a process that dies.
-    Windows has none: there two jobs must keep apart.
-    """
-    waits = message is None
-    while True:
-        held = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        if sys.platform == "win32":
-            return held
-        try:
-            # LOCK_EX: for one alone; LOCK_NB: raise BlockingIOError instead of waiting.
-            fcntl.flock(held, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Is what we have locked still the file of that name? The process before us may have removed what we
-            # opened, and a third one may lock a new file there.
-            if os.path.samestat(os.fstat(held), path.stat()):
-                return held
-        except BlockingIOError:
-            os.close(held)
-            raise HeadwiseError(message or "") from None  # never "": without a message the call waits
-        except FileNotFoundError:
-            pass  # removed by one that has just ended
-        except OSError:  # no locks on this disk
-            os.close(held)
-            raise
-        os.close(held)  # not the file of that name any more: try again
-
-
 @contextlib.contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """A new folder to fill, which takes the name of `folder`, empty or not there, when the block ends.
-
-    So a kill never leaves a part of it. What it leaves beside it is cleared away by the next call for the same name.
-    """
+    """A new folder to fill, which takes the name of `folder`, empty or not there, when the block ends."""
     folder = Path(os.path.realpath(folder))
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # As a pattern "run[1]" would match "run1", so it is escaped. Others may write beside it.
-    remove_unfinished(folder.parent, [glob.escape(folder.name)], alone=False)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)  # of a process that had our number and died
     temporary.mkdir()
@@ -154,50 +103,6 @@ def whole_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     sync_folder(folder.parent)
-
-
-def remove_unfinished(folder: Path, names: Collection[str], alone: bool = True) -> None:
-    """Remove what killed calls of `write_whole` and `whole_folder` left of these names; nothing else is touched.
-
-    names  patterns, in which * is any text
-    alone  nobody else writes there, for we hold its lock; else what a running process writes stays
-    """
-    for path in folder.iterdir():
-        writer = _writer(path.name, names)
-        if writer is None:
-            continue
-        if not alone and is_running(writer):
-            continue
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
-
-
-def is_unfinished(name: str, names: Collection[str]) -> bool:
-    """Is `name` a temporary file of `write_whole` for one of these names? They are patterns, in which * is any text."""
-    return _writer(name, names) is not None
-
-
-def _writer(name: str, names: Collection[str]) -> int | None:
-    """The process whose temporary file this is: ".a.json.123.tmp" -> 123; None for other files and other names."""
-    temporary = re.fullmatch(r"\.(.+)\.(\d+)\.tmp", name)
-    if temporary is None or not any(fnmatchcase(temporary[1], each) for each in names):
-        return None
-    return int(temporary[2])
-
-
-def is_running(process: int) -> bool:
-    """Is there such a process on this host?"""
-    if os.name != "posix":  # on Windows `os.kill` would end the process; so every one counts as running
-        return True
-    try:
-        os.kill(process, 0)  # signal 0 does nothing, and fails where there is no such process
-    except (ProcessLookupError, OverflowError):  # a number in a file's name may be larger than any process has
-        return False
-    except OSError:  # it is somebody else's
-        return True
-    return True
 
 
 PACKAGED = ("tale", "names")  # texts that come with the package: a little book, and a list of first names
@@ -289,92 +194,3 @@ def read_json(path: str | Path) -> Any:
         return json.loads(data.decode("utf-8-sig"))  # without the byte order mark, if there is one
     except (ValueError, RecursionError) as error:  # ValueError: also a number of more digits than Python reads
         raise HeadwiseError(f"{path} is no JSON: {error}") from None
-
-
-# Folders in which work is resumed.
-
-LOCK = "lock"
-
-
-def digest(document: Any, *more: bytes) -> str:
-    """SHA-256, in hexadecimal, of plain data and of bytes after it. The order of a dict's names makes no difference."""
-    hashed = hashlib.sha256(json.dumps(document, sort_keys=True).encode())
-    for data in more:
-        hashed.update(data)
-    return hashed.hexdigest()
-
-
-class Kept:
-    """A folder, made where it is not there, and cleared of what killed processes left half-written.
-
-    names  of the files that are kept there, with * for any text; nothing else is touched
-    busy   one process at a time has the folder, and this is what another one is told
-    wait   one process at a time has the folder, and another one waits; pass either. With neither many may have it
-    lock   name of the lock file in the folder
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        names: Collection[str] = (),
-        *,
-        busy: str | None = None,
-        wait: bool = False,
-        lock: str = LOCK,
-    ) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self._lock = folder, folder / lock
-        is_locked = wait or busy is not None
-        self._held = take_lock(self._lock, busy) if is_locked else -1  # descriptor of the lock; -1: none
-        self.clear(names, is_locked)
-
-    def clear(self, names: Collection[str], alone: bool = True) -> None:
-        """Remove what killed processes left of these files, as `remove_unfinished` does."""
-        remove_unfinished(self.folder, names, alone)
-
-    def __enter__(self) -> Kept:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Let others have the folder."""
-        if self._held >= 0:
-            # In this order: once it is closed another process may hold the file, and we would remove that one's.
-            with contextlib.suppress(OSError):  # Windows removes no open file; there it stays, and locks nothing
-                self._lock.unlink()
-            os.close(self._held)
-            self._held = -1
-
-
-class StepLog:
-    """A file that grows while work goes on: one JSON object a line, with its "step", such as {"step": 20, "loss": 3.1}.
-
-    Work that goes on from step `start` finds the lines up to that step in `rows`; later ones, and half a line that a
-    kill may have left, are dropped. A `header` is the first line; what stands under another one is dropped, too.
-    Raises HeadwiseError for any other line that is damaged.
-    """
-
-    def __init__(self, path: Path, start: int, header: dict[str, Any] | None = None) -> None:
-        self.path = path
-        self.rows: list[dict[str, Any]] = []
-        head = [] if header is None else [header]
-        lines = read_bytes(path).splitlines() if path.exists() else []
-        if lines[: len(head)] != [json.dumps(row).encode() for row in head]:
-            lines = []
-        for number, line in enumerate(lines[len(head) :], len(head) + 1):  # numbers of lines in the file
-            try:
-                row = json.loads(line.decode("utf-8"))
-                if row["step"] <= start:  # a TypeError where it is no number
-                    self.rows.append(row)
-            except (ValueError, KeyError, TypeError, RecursionError):
-                if number < len(lines):  # the last one may be half a line
-                    raise HeadwiseError(f"{path} is damaged in line {number}; remove that line to resume") from None
-        write_whole(path, "".join(json.dumps(row) + "\n" for row in (*head, *self.rows)))
-
-    def add(self, row: dict[str, Any]) -> None:
-        """One more line."""
-        self.rows.append(row)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from hashlib import sha256
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -32,14 +31,11 @@ Parts = tuple[Ints, Ints]  # the numbers of the lines to train on, and of those 
 
 
 class Stream:
-    """One long text; a batch is a set of random pieces of it. The last tenth is held out.
+    """One long text; a batch is a set of random pieces of it. The last tenth is held out."""
 
-    `digest` is a hash of the text, by which a run that is resumed sees that it has the same one.
-    """
-
-    def __init__(self, ids: IdTable, context: int, digest: str = "") -> None:
+    def __init__(self, ids: IdTable, context: int) -> None:
         self._ids, self._cut = ids, int(ids.n_ids * (1 - HELD_OUT_SHARE))  # where the held-out part begins
-        self.context, self.digest = context, digest
+        self.context = context
         for name, length in (("training", self._cut), ("held-out", ids.n_ids - self._cut)):
             if length <= context:
                 raise HeadwiseError(
@@ -79,19 +75,18 @@ class Documents:
 
     lines   their ids
     parts   the numbers of those to train on and of those held out
-    digest  a hash of the lines, by which a run that is resumed sees that it has the same ones
     mark    such as "=": of a held-out line only what follows the first of it counts; None counts all
     n_ways  ways to write a line: at its number and behind it stand so many, of one length; a draw takes one of them
     """
 
     def __init__(
-        self, tokens: Tokens, lines: IdTable, parts: Parts, context: int, digest: str, mark: str | None, n_ways: int
+        self, tokens: Tokens, lines: IdTable, parts: Parts, context: int, mark: str | None, n_ways: int
     ) -> None:
         train, held_out = parts
         if not len(train) or not len(held_out):
             raise HeadwiseError(f"{len(train)} lines to train on and {len(held_out)} held out; pass 10 lines or more")
         # An empty document is two boundaries; a tokenizer without one is refused there.
-        self.boundary, self.context, self.digest = tokens.document("")[0], context, digest
+        self.boundary, self.context = tokens.document("")[0], context
         self._lines, self._train, self._held_out, self._n_ways = lines, train, held_out, n_ways
         self._mark = None if mark is None else tokens.encode(mark)[0]
         # [:-1]: a token has to follow the mark, for there to be one that counts.
@@ -118,7 +113,7 @@ class Documents:
         texts = [text for each in written for text in islice(cycle(each), n_ways)] + list(held_out)
         lines = IdTable(map(tokens.document, texts))
         parts = np.arange(0, len(train) * n_ways, n_ways), np.arange(len(train) * n_ways, len(texts))
-        return cls(tokens, lines, parts, context, _digest(train, held_out), scored_after, n_ways)
+        return cls(tokens, lines, parts, context, scored_after, n_ways)
 
     def batch(self, generator: torch.Generator, size: int) -> Batch:
         chosen = torch.randperm(len(self._train), generator=generator)[:size]  # different ones; all where size is more
@@ -177,10 +172,6 @@ class Documents:
         return torch.from_numpy(inputs), torch.from_numpy(np.where(inside[:, 1:], ids[:, 1:], IGNORED))
 
 
-def _digest(train: Iterable[str], held_out: Iterable[str]) -> str:  # "" parts them: which line is where counts, too
-    return sha256("\n".join((*train, "", *held_out)).encode()).hexdigest()
-
-
 @dataclass(frozen=True)
 class Corpus:
     """Data with the tokenizer made for it."""
@@ -222,14 +213,13 @@ def text_corpus(text: Sources, lines: bool, context: int, seed: int, tokenizer: 
     tokens = Tokens.characters(whole, boundary=lines) if tokenizer is None else Tokens.from_file(tokenizer)
     if not lines:
         ids = IdTable([[i for piece in pieces(whole) for i in tokens.encode(piece)]])
-        stream = Stream(ids, context, sha256(whole.encode()).hexdigest())
+        stream = Stream(ids, context)
         return Corpus(text.name, tokens, stream, tokens.decode(stream.held_out_documents(1)[0][:EXAMPLE_TOKENS]))
     documents = [line for each in whole.splitlines() if (line := each.strip())]
     stored, n = IdTable(map(tokens.document, documents)), len(documents)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed)).numpy()
     cut = int(n * (1 - HELD_OUT_SHARE))
     train, held_out = order[:cut], order[cut:]
-    digest = _digest((documents[i] for i in train), (documents[i] for i in held_out))
-    data = Documents(tokens, stored, (train, held_out), context, digest, None, 1)
+    data = Documents(tokens, stored, (train, held_out), context, None, 1)
     # [1:-1]: between its boundaries. context - 1: with the boundary before it, it fits into the context.
     return Corpus(text.name, tokens, data, tokens.decode(stored[int(held_out[0])][1:-1][: context - 1]))
