@@ -46,12 +46,12 @@ def head_steps(
     require_text(ids, model.config.context, "the model's context")
     if len(tokens) != len(ids):
         raise HeadwiseError(f"{len(tokens)} tokens for {len(ids)} ids; pass one for each")
-    _check_place("position", "--at", at, "the text", len(ids))
-    _check_place("layer", "--layer", layer, "the model", len(model.blocks))
+    _check_place("position", "at", at, "the text", len(ids))
+    _check_place("layer", "layer", layer, "the model", len(model.blocks))
     block, call, stream = _run(model, ids, layer)
     spec, heads, options = block.attention.spec, block.attention.heads, call.options
     # Only now: layers may differ in their heads.
-    _check_place("head", "--head", head, f"layer {layer}", spec.n_heads)
+    _check_place("head", "head", head, f"layer {layer}", spec.n_heads)
     if block.attention.o_proj is None:
         raise HeadwiseError("this layer has no output projection, so no head adds through one; trace a layer with W_O")
     chosen, bias = heads[head], block.attention.o_proj.bias
@@ -101,11 +101,11 @@ def _keys(call: Call, head: int, kv_head: int, at: int) -> tuple[KeySteps, ...]:
     return tuple(keys)
 
 
-def _check_place(what: str, option: str, number: int, owner: str, count: int) -> None:
+def _check_place(what: str, name: str, number: int, owner: str, count: int) -> None:
     # Refuse a number that none of the owner's `count` places has.
     if not 0 <= number < count:
         last = "0" if count == 1 else f"0 to {count - 1}"
-        raise HeadwiseError(f"there is no {what} {number}: {owner} has {count}, counted from 0; pass {option} {last}")
+        raise HeadwiseError(f"there is no {what} {number}: {owner} has {count}, counted from 0; pass {name}={last}")
 
 
 def _run(model: GPT, ids: Sequence[int], number: int) -> tuple[Block, Call, dict[str, Tensor]]:
