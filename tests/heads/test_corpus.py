@@ -34,8 +34,8 @@ def test_running_means_are_those_of_all_values_and_join() -> None:
     for n, each in enumerate(values):
         running.add(each)
         (first if n < 5 else second).add(each)
-    first.join(second.state())
-    joined.join(first.state())
+    first.join(second)
+    joined.join(first)
     for cell in np.ndindex(2, 5):
         expected = interval_of(values[(slice(None), *cell)].tolist())
         for got in (running.interval(*cell), joined.interval(*cell)):

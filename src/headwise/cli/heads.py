@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-from typer import Option
+from typing import TYPE_CHECKING, Any, Literal
 
 from headwise.cli.app import (
     File,
@@ -22,7 +20,6 @@ from headwise.cli.app import (
     in_options,
     is_one_of_many,
     language,
-    named_path,
     needs_torch,
     print_json,
     screen,
@@ -42,7 +39,6 @@ if TYPE_CHECKING:
 MOST_MAPS = 16  # heads, at most, of a model whose maps and sentences the terminal shows; a round choice
 REPORT = "report.html"  # in a run folder
 BENCHES = "grammar", "meaning"  # relations that come with headwise; --relations takes such a name, or a file
-NewFolder = Annotated[Path | None, Option(parser=named_path, metavar="DIR")]  # made if need be; None: not asked for
 
 
 @command()

@@ -58,17 +58,12 @@ class Running:
         off_new_mean = np.where(is_number, values - self.mean, 0.0)
         self.squares = self.squares + off_old_mean * off_new_mean
 
-    def state(self) -> Tensor:
-        """Number, mean and squares of each cell, side by side in a new last axis of length 3."""
-        return torch.from_numpy(np.stack(np.broadcast_arrays(self.n, self.mean, self.squares), -1))
-
-    def join(self, state: Tensor) -> None:
-        """Add what another one has seen, by its `state` (Chan, Golub & LeVeque 1979, formula 2.1)."""
-        n, mean, squares = np.moveaxis(state.numpy(), -1, 0)
-        total = self.n + n
-        apart = mean - self.mean
-        fraction = n / np.maximum(total, 1)  # what of all is the other's
-        self.squares = self.squares + squares + apart**2 * self.n * fraction
+    def join(self, other: Running) -> None:
+        """Add what another one has seen (Chan, Golub & LeVeque 1979, formula 2.1)."""
+        total = self.n + other.n
+        apart = other.mean - self.mean
+        fraction = other.n / np.maximum(total, 1)  # what of all is the other's
+        self.squares = self.squares + other.squares + apart**2 * self.n * fraction
         self.mean = self.mean + apart * fraction
         self.n = total
 
@@ -108,12 +103,9 @@ class Gleaning:
         self.weights = weights.gather(1, best)
         self.places = places.take_along_dim(best[..., None], 1)
 
-    def state(self) -> dict[str, Tensor]:
-        return vars(self)
-
-    def join(self, state: Mapping[str, Tensor]) -> None:
+    def join(self, other: Gleaning) -> None:
         """Add what another one has seen of other documents."""
-        self._keep_best(state["weights"], state["places"])
+        self._keep_best(other.weights, other.places)
 
     def examples(self, h: int, text: Text) -> tuple[Example, ...]:
         """`HeadProfile.examples` of a head."""
@@ -210,34 +202,23 @@ class Tally:
         for key, values in means.items():
             self.running[kind, site.name][key].add(values)
 
-    def state(self) -> dict[str, Tensor]:
-        """All that was seen of the documents, by names such as "scores L3 entropy"; heads are the first axis."""
-        state: dict[str, Tensor] = {}
-        for (kind, site), by_name in self.running.items():
-            state |= {f"{kind} {site} {key}": running.state() for key, running in by_name.items()}
-        for site, gleaning in self.gleanings.items():
-            state |= {f"gleanings {site} {key}": values for key, values in gleaning.state().items()}
-        for site, pictures in self.first.items():
-            state |= {f"first {site} {key}": values for key, values in pictures.items()}
-        return state
+    def seen(self) -> dict[str, Any]:
+        """All that was seen of the documents, without the model, for `join`."""
+        running = {place: dict(by_name) for place, by_name in self.running.items()}  # a lambda cannot be sent
+        return {"running": running, "gleanings": self.gleanings, "first": dict(self.first), "notes": self.notes}
 
-    def join(self, state: Mapping[str, Tensor]) -> None:
-        """Add what another one has seen of other documents."""
-        gleaned: dict[str, dict[str, Tensor]] = defaultdict(dict)  # site -> the `state` of its gleaning
-        seen = {*self.sites}
-        for name, values in state.items():
-            kind, site, key = name.split(" ")  # as `state` names them; no part has a space inside
-            seen.add(site)
-            if kind == "gleanings":
-                gleaned[site][key] = values
-            elif kind == "first":
-                self.first[site][key] = values
-            else:
-                self.running[kind, site][key].join(values)
-        for site, parts in gleaned.items():
-            self.gleanings.setdefault(site, Gleaning(len(parts["weights"]))).join(parts)
+    def join(self, running: Any, gleanings: Mapping[str, Gleaning], first: Any, notes: dict[str, None]) -> None:
+        """Add what another one has `seen` of other documents."""
+        for place, by_name in running.items():
+            for key, values in by_name.items():
+                self.running[place][key].join(values)
+        for site, gleaning in gleanings.items():
+            self.gleanings.setdefault(site, Gleaning(len(gleaning.weights))).join(gleaning)
+        self.first |= first
+        self.notes |= notes
         # Anew, in the order of the model: this process may have come to none of them.
-        self.sites = {site.name: site for site in sites_of(self.model) if site.name in seen}
+        names = {site for _, site in self.running}
+        self.sites = {site.name: site for site in sites_of(self.model) if site.name in names}
 
     def heads(self) -> list[tuple[Site, int]]:
         """Every head, in the order of the model."""
@@ -358,9 +339,8 @@ def read_shared(
     numbers = range(len(documents) * rank // world, len(documents) * (rank + 1) // world)
     tally, merged = blank(), blank()
     run_documents(tally.model, [documents[n] for n in numbers], tally.take, marker, progress, numbers.start)
-    seen: list[Any] = [None] * world
-    dist.all_gather_object(seen, (tally.state(), tally.notes))  # a tally itself has the model in it
-    for state, notes in seen:
-        merged.join(state)
-        merged.notes |= notes
+    parts: list[Any] = [None] * world
+    dist.all_gather_object(parts, tally.seen())
+    for part in parts:
+        merged.join(**part)
     return merged
