@@ -32,9 +32,8 @@ def train(
     """Train a small GPT and return it in eval mode, with its tokenizer known to `generate`, `survey` and the others.
 
     Args:
-        text: the path of a UTF-8 text of any size, of .jsonl or .parquet, each perhaps packed (.gz, .zst), of a
-            folder of them, or several; "tale", a little book; a string with a line break is the text itself;
-            None: the built-in verb corpus
+        text: the path of a UTF-8 text, of a folder of them, or several; "tale", a little book; a string with a line
+            break is the text itself; None: the built-in verb corpus
         preset: verbs, microgpt, nanogpt, fast, book, llama or course
         out: a new folder for the run, as `headwise train --out` writes it; None keeps nothing on the disk
         steps: updates of the weights; None takes the preset's
