@@ -149,7 +149,7 @@ def quiet(progress: object) -> None:
 
 def stop(progress: Progress) -> None:
     """As Ctrl-C at the first step that is told of."""
-    raise Stopped(progress.step)
+    raise Stopped(progress.step, Path("run"))
 
 
 def by_paper(x_bhtd: Tensor, rope: RoPE, positions_bt: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ from word_models import word_folder
 from headwise import cli
 from headwise.cli.train import run_settings
 from headwise.gpt.presets import PRESETS
-from headwise.gpt.run import Run, Settings, write_run
+from headwise.gpt.run import Settings
 from headwise.models.generate import generate
 
 TINY = ("--layers", "1", "--width", "8", "--heads", "2", "--context", "8", "--steps", "3")
@@ -247,18 +247,12 @@ def test_debug_lets_the_error_through(text: Path, invoke: Invoke) -> None:
     refuses(lambda: invoke("train", text, "--steps", 0, "--debug"), "steps=0 must be at least 1")
 
 
-def test_a_run_that_was_stopped_is_found_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_new_run_gets_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    refuses(lambda: run_settings({}, None, True), "--resume: no run in runs/verbs was stopped; pass --out")
-    for name, steps, status in (("verbs", None, "finished"), ("verbs-2", None, "training"), ("verbs-3", 7, "training")):
+    refuses(lambda: run_settings({}, None, True), "--resume needs --out, the folder of the run to go on with")
+    for name in ("verbs", "verbs-2"):
         (tmp_path / "runs" / name).mkdir(parents=True)
-        write_run(tmp_path / "runs" / name, Run(Settings(steps=steps), 0, status, None, None, None))
-    assert run_settings({"steps": None}, None, True) == (Path("runs/verbs-2"), Settings())
-    assert capsys.readouterr().err == ""
-    assert run_settings({"steps": None}, None, False) == (Path("runs/verbs-4"), Settings())
-    assert capsys.readouterr().err == "runs/verbs-2 was stopped: --resume goes on there; this is a new run\n"
+    assert run_settings({"steps": None}, None, False) == (Path("runs/verbs-3"), Settings())
 
 
 def test_ctrl_c_saves_and_resume_finishes(text: Path, run: Path, invoke: Invoke, tmp_path: Path) -> None:
@@ -291,7 +285,7 @@ def test_ctrl_c_before_the_first_step_says_what_is_there(
     monkeypatch.setattr(cli.app, "_interrupt_message", said_once)
     for place, said in (
         ("train", f"the run has begun in {tmp_path / 'r'}: go on with --resume"),
-        ("_check", "nothing"),
+        ("_check", "no file"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(f"headwise.gpt.run.{place}", interrupted)
@@ -305,7 +299,7 @@ def test_ctrl_c_while_modules_load_is_one_line() -> None:
     code += "\nfrom headwise.cli.interrupt import loading"
     code += "\nwith loading(): os.kill(os.getpid(), signal.SIGINT)"
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (child.returncode, child.stderr) == (130, "headwise: interrupted; nothing was written\n")
+    assert (child.returncode, child.stderr) == (130, "headwise: interrupted; no file was written\n")
 
 
 def wait_for(ready: Callable[[], object], child: subprocess.Popen[str]) -> None:
@@ -321,7 +315,7 @@ def test_ctrl_c_while_generating(run: Path) -> None:
     os.read(child.stdout.fileno(), 1)
     child.send_signal(signal.SIGINT)
     err = child.communicate(timeout=300)[1]
-    assert child.returncode == 130 and err.strip() == "headwise: interrupted"
+    assert child.returncode == 130 and err.strip() == "headwise: interrupted; no file was written"
 
 
 def test_a_reader_that_goes_away(run: Path, tmp_path: Path) -> None:

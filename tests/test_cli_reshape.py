@@ -156,7 +156,7 @@ def test_ctrl_c_while_writing_leaves_nothing(
     monkeypatch.setattr(export, moment, interrupted)
     outcome = invoke("share", run, "--kv-heads", 2, "--text", text, "--out", tmp_path / "out", "--json")
     assert (outcome.code, outcome.out) == (130, "")
-    assert outcome.err.splitlines()[-1] == "headwise: interrupted; nothing was written"
+    assert outcome.err.splitlines()[-1] == "headwise: interrupted; no file was written"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -25,7 +26,7 @@ from typer import Argument, Option
 from typer.exceptions import TyperException
 
 from headwise.cli.early import check_apart
-from headwise.cli.interrupt import CODE, end_of_hearing, leaving, loading
+from headwise.cli.interrupt import CODE, loading
 from headwise.corpus.sources import exists
 from headwise.errors import HeadwiseError
 from headwise.files import check_link, read_json
@@ -374,8 +375,7 @@ def _run() -> int:
         if COMPLETION in os.environ:
             command(prog_name="headwise")  # prints the completions and exits
         # Not command(): that turns Ctrl-C and a closed pipe into exit codes before this can say what was saved.
-        with leaving():  # while options are read nothing is written yet; then each command says what is
-            context = command.make_context("headwise", words)
+        context = command.make_context("headwise", words)
         with context:
             command.invoke(context)
         if sys.stdout is not None:
@@ -394,7 +394,8 @@ def _run() -> int:
         _drop_output()  # it may be standard output itself that is full
         code = _failed(error, _os_message(error))
     except (KeyboardInterrupt, typer.Abort) as error:  # Abort: Ctrl-C where typer was asking
-        end_of_hearing()
+        with suppress(ValueError):  # not the main thread; a second Ctrl-C would cut off what is said of the first
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         code = _failed(error, _interrupt_message(error), CODE)
     except Exception as error:
         code = _failed(error, f"{type(error).__name__}: {error}; this is a bug, and --debug shows where", code=1)
@@ -495,11 +496,7 @@ def _os_message(error: OSError) -> str:
 
 
 def _interrupt_message(error: BaseException) -> str:
-    """What Ctrl-C left: the step of a training, or what the innermost block of `leaving` noted."""
-    step = getattr(error, "step", None)
-    if step is None:
-        # The innermost block noted first, and knows best.
-        return "; ".join(["interrupted", *getattr(error, "__notes__", ())[:1]])
-    folder = getattr(error, "folder", None)  # the run folder, where the training has one
-    how = "the same command goes on" if folder is None else f"go on with --resume --out {folder}"
-    return f"stopped after step {step}, and saved; {how}"
+    """What Ctrl-C left: what a training says that has stopped, or a note of the exception."""
+    if error.args:  # of `Stopped`
+        return in_options(str(error.args[0]))
+    return "; ".join(["interrupted", *getattr(error, "__notes__", ["no file was written"])])

@@ -7,14 +7,14 @@ compared by what the system says of them, so that a link, a hard link or another
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headwise.corpus.sources import Sources, contents, exists, files_of
 from headwise.errors import HeadwiseError
-from headwise.families import check_folder, families, is_own, read_config
+from headwise.families import RUN, check_folder, families, is_own, read_config
 from headwise.files import STDIN, is_stream, read_json
 from headwise.models.lineage import require_run
 
@@ -78,10 +78,7 @@ def context_in(shape: ModelShape | None) -> int | None:
     return shape.positions if shape is not None and shape.generates else None
 
 
-RUN, RECORD = "run.json", "headwise.json"  # in a run, its settings; in a model that was reshaped, where it comes from
-MODEL = "config.json", RUN  # one of them lies in every folder of a model
-# Kinds of files that belong to no model, and the option that writes them: they may lie in its folder. In capitals
-# (A.HTML) they count as files of the model, to be on the safe side.
+# Kinds of files that belong to no model, and the option that writes them: they may lie in its folder.
 WRITTEN = {".html": "--html", ".csv": "--out"}
 
 
@@ -91,68 +88,51 @@ def check_apart(files: Iterable[tuple[str, Path]], inputs: Iterable[Path]) -> No
     files   the option and the path of each file that is written: ("--html", Path("a.html"))
     inputs  files and folders that are read
     """
-    read = {_identity(file): file for path in inputs for file in _read(path)}
-    written: dict[tuple[int, int, str], str] = {}  # identity -> the option, of those that came before
+    read = [file for path in inputs for file in _files(path)]
+    written = list[tuple[str, Path]]()
     for option, path in files:
         if is_stream(path):  # a pipe or a device: what is written there replaces nothing
             continue
-        file = _identity(path)
+        for file in read:
+            if _is_same(path, file):
+                raise HeadwiseError(f"{option} {path} is {file}, which is read; pass another name")
+        for other, earlier in written:
+            if _is_same(path, earlier):
+                raise HeadwiseError(f"{option} {path} is {other}, too; pass another name")
+        written.append((option, path))
         parent = Path(os.path.realpath(path)).parent
-        if file in read:
-            raise HeadwiseError(f"{option} {path} is {read[file]}, which is read; pass another name")
-        if file in written:
-            raise HeadwiseError(f"{option} {path} is {written[file]}, too; pass another name")
-        written[file] = option
         # A page or a table may lie beside the weights that it is about; other files may not.
         if option != WRITTEN.get(path.suffix) and _holds_model(parent):
             raise HeadwiseError(f"{option} {path} lies among the files of {parent}; pass a file elsewhere")
 
 
-def _identity(path: Path) -> tuple[int, int, str]:
-    """The same for all names of a file: device, number on it (inode), and "." where it is there.
-
-    Of one that is not there yet: those of the nearest folder that is, and the path from it. Capitals are small there,
-    for some disks take A.html and a.html for one.
-    """
-    path = Path(os.path.realpath(path))
-    there = next(each for each in (path, *path.parents) if exists(each))
-    status = there.stat()
-    return status.st_dev, status.st_ino, str(path.relative_to(there)).casefold()
+def _is_same(path: Path, other: Path) -> bool:
+    """Do two names mean one file, through links, too? Some disks take A.html and a.html for one."""
+    if exists(path) and exists(other):
+        return path.samefile(other)
+    return os.path.realpath(path).casefold() == os.path.realpath(other).casefold()
 
 
 def _holds_model(folder: Path) -> bool:
-    """Is it the folder of a model?"""
-    return any(exists(folder / name) for name in MODEL)
-
-
-def _read(path: Path) -> Iterator[Path]:
-    """The files that an input stands for, and the texts on which a model of it was trained."""
-    yield from _files(path)
-    if _holds_model(path):
-        for text in _texts(path):
-            yield from _files(text)
+    return exists(folder / "config.json") or exists(folder / RUN)
 
 
 def _files(path: Path) -> list[Path]:
-    """A file itself; of a model's folder its files, but for pages and tables; of any other folder its texts."""
+    """A file itself; of a model's folder its files and the texts it was trained on; of any other folder its texts."""
     if not path.is_dir():
         return [path]
     if _holds_model(path):
-        return [file for file in path.iterdir() if file.suffix not in WRITTEN]
+        return [*(file for file in path.iterdir() if file.suffix not in WRITTEN), *_texts(path)]
     with suppress(HeadwiseError):  # no text in it: what reads the folder says so
         return files_of(path)
     return []
 
 
 def _texts(model: Path) -> list[Path]:
-    """The texts on which a model was trained, as its run says, or the run that it comes from."""
-    runs, texts = [model], list[Path]()
-    # Suppressed: the file is not there, or damaged, which is said when it is read; or the text is built in (None).
+    """The texts on which a model was trained, as its run says."""
+    # Suppressed: there is no run, or a damaged one, which is said when it is read; or the text is built in (None).
     with suppress(HeadwiseError, KeyError, TypeError):
-        runs.append(model / read_json(model / RECORD)["run"])
-    for run in runs:
-        with suppress(HeadwiseError, KeyError, TypeError):
-            names = read_json(run / RUN)["settings"]["text"]
-            # One name or several; the command `train` writes absolute ones.
-            texts += [Path(name) for name in ([names] if isinstance(names, str) else names)]
-    return [text for text in texts if exists(text)]
+        names = read_json(require_run(model) / RUN)["settings"]["text"]
+        # One name or several; the command `train` writes absolute ones.
+        return [Path(name) for name in ([names] if isinstance(names, str) else names)]
+    return []

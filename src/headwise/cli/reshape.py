@@ -28,7 +28,6 @@ from headwise.cli.app import (
     wants_json,
 )
 from headwise.cli.early import check_model, check_one_count, context_in, shape_of
-from headwise.cli.interrupt import leaving
 from headwise.errors import HeadwiseError
 from headwise.families import check_next, check_reshapable
 from headwise.files import STDIN, read_text, text_path
@@ -79,14 +78,12 @@ class Reshape(ABC):
 
     def __post_init__(self) -> None:
         """Run the command: refuse what can be refused without torch, then load torch, then work."""
-        # What the library takes in all three, by the names of its arguments. Any other option
-        # goes into the change.
+        # What the library takes in both, by the names of its arguments. Any other option goes into the change.
         options = cast(Options, {name: value for name, value in vars(self).items() if name in Options.__annotations__})
-        with leaving():
-            self._check(options)
-            with needs_torch():  # `change` imports it
-                change = self.change()
-            self._run(change, options)
+        self._check(options)
+        with needs_torch():  # `change` imports it
+            change = self.change()
+        self._run(change, options)
 
     def _check(self, options: Options) -> None:
         """Refuse, without torch, what names, numbers and config.json tell."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
 from base64 import b64decode
@@ -26,7 +25,6 @@ from headwise.cli.app import (
     wants_json,
 )
 from headwise.cli.heads import write_report_of
-from headwise.cli.interrupt import leaving
 from headwise.corpus.sources import Sources
 from headwise.errors import HeadwiseError
 from headwise.files import STDIN, read_text, text_path
@@ -50,7 +48,6 @@ def _presets() -> list[str]:  # what a shell offers to complete --preset
 
 
 @command()
-@leaving()  # before the training has begun, Ctrl-C says that nothing was written
 def train(
     text: Annotated[list[Path] | None, Argument(parser=named_path, metavar="[TEXT]...")] = None,
     preset: Annotated[str | None, Option(autocompletion=_presets)] = None,
@@ -99,9 +96,13 @@ def train(
         options["attention"] = None if attention is None else register_file(attention)
         folder, settings = run_settings(options, out, resume)
         with live_page(folder, live) as page:
-            with leaving(lambda: _how_it_goes_on(folder)), training_progress(page) as (report, reading):
-                result = run_training(folder, settings, report, resume, err.say, _film(folder, page), reading)
-                report_path = write_report_of(folder)
+            try:
+                with training_progress(page) as (report, reading):
+                    result = run_training(folder, settings, report, resume, err.say, _film(folder, page), reading)
+                    report_path = write_report_of(folder)
+            except KeyboardInterrupt as stop:
+                stop.add_note(_how_it_goes_on(folder))
+                raise
             if wants_json():
                 print_json("train", result_json(folder, result, report_path))
             else:
@@ -162,19 +163,11 @@ def run_settings(options: Facts, folder: Path | None, resume: bool) -> tuple[Pat
         from headwise.gpt.run import Settings, read_run
     wanted = {name: value for name, value in options.items() if value is not None}
     if folder is None:
+        if resume:
+            raise HeadwiseError("--resume needs --out, the folder of the run to go on with")
         settings = Settings(**wanted)
         name = settings.paths[0] if settings.paths else Path(settings.preset)
-        usual = Path("runs") / name.stem
-        stopped = _stopped(usual, settings)
-        if resume:
-            if stopped is None:
-                raise HeadwiseError(
-                    f"--resume: no run in {usual} was stopped; pass --out, the folder of the run to go on with"
-                )
-            return stopped, settings
-        if stopped is not None:
-            err.say(f"{stopped} was stopped: --resume goes on there; this is a new run")
-        return free_folder(usual), settings
+        return free_folder(Path("runs") / name.stem), settings
     run = read_run(folder) if resume and folder.is_dir() else None
     if run is None:
         if resume:
@@ -191,27 +184,12 @@ def run_settings(options: Facts, folder: Path | None, resume: bool) -> tuple[Pat
     return folder, run.settings
 
 
-def _stopped(folder: Path, settings: Settings) -> Path | None:
-    """The latest run of these settings that has not finished, in the folder or one of those beside it."""
-    from headwise.gpt.run import read_run
-
-    stopped = None
-    for each in itertools.takewhile(Path.exists, _beside(folder)):
-        with suppress(HeadwiseError):  # a damaged run.json: nobody can go on with that run
-            run = read_run(each)
-            if run is not None and run.status != "finished" and run.settings == settings:
-                stopped = each
-    return stopped
-
-
 def free_folder(folder: Path) -> Path:
     """The folder, or `NAME-2` beside it and so on: an earlier run is never written over."""
-    return next(each for each in _beside(folder) if not each.exists())
-
-
-def _beside(folder: Path) -> Iterator[Path]:  # runs/verbs, runs/verbs-2, runs/verbs-3 and so on, without end
-    yield folder
-    yield from (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(2))
+    free, number = folder, 2
+    while free.exists():
+        free, number = folder.with_name(f"{folder.name}-{number}"), number + 1
+    return free
 
 
 def result_json(folder: Path, result: Run, report: Path) -> Facts:  # of a finished run, which has a summary
@@ -261,7 +239,7 @@ def _how_it_goes_on(folder: Path) -> str:
     if run is not None and run.status == "finished":
         return f"the model is written; its report: headwise heads {folder}"
     if run is None:
-        return "nothing was written"
+        return "no file was written"
     return f"the run has begun in {folder}: go on with --resume --out {folder}"
 
 

@@ -65,9 +65,9 @@ class DivergedError(HeadwiseError):
 class Stopped(KeyboardInterrupt):
     """Training was interrupted and has saved its state."""
 
-    def __init__(self, step: int, folder: Path | None = None) -> None:
-        super().__init__(f"stopped after step {step}")
-        self.step, self.folder = step, folder  # the command tells both
+    def __init__(self, step: int, folder: Path) -> None:
+        super().__init__(f"stopped after step {step}, and saved; go on with resume=True out={folder}")
+        self.step = step
 
 
 def train(
