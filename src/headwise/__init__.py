@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from headwise.layer.layer import MultiHeadAttention
     from headwise.layer.replacing import Replaced, replace
     from headwise.models.generate import generate
-    from headwise.models.lineage import price
+    from headwise.models.locate import price
     from headwise.models.open import open_model as open
     from headwise.models.train import train
     from headwise.reshape.heal import Damage
@@ -87,7 +87,7 @@ _LAZY = {
         "layer.convert": "from_torch", "layer.replacing": "Replaced replace",
         "layer.latent": "MultiHeadLatentAttention", "layer.layer": "MultiHeadAttention",
         "models.generate": "generate",
-        "models.lineage": "price", "models.open": "open", "models.train": "train",
+        "models.locate": "price", "models.open": "open", "models.train": "train",
         "reshape.prune": "prune",
         "reshape.heal": "Damage", "reshape.job": "Reshaped", "reshape.share": "share", "rungs.cache": "KVCache",
         "story": "Story", "teach.check": "check", "teach.bugs": "Verdict", "view.look": "look",

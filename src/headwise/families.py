@@ -280,3 +280,35 @@ def _check_shards(folder: Path) -> None:
     for name in sorted(names):
         if not name.endswith(".safetensors") or not (folder / name).is_file():
             raise HeadwiseError(f"{path} names {name}, which is not there or no safetensors file")
+
+
+# The run that a reshaped model comes from.
+
+RECORD = "headwise.json"  # what was done; also the sign that a folder may be replaced
+
+
+def run_of(folder: Path) -> Path | None:
+    """The run of headwise that a folder is, or that its model comes from; None without one, or where it has moved.
+
+    A run is where the training and its text are known. Raises HeadwiseError for a damaged record.
+    """
+    if (folder / RUN).exists():
+        return folder
+    path = folder / RECORD
+    if not path.exists():
+        return None
+    record = read_json(path)
+    if not isinstance(record, dict) or not isinstance(record.get("run"), str | None):
+        raise HeadwiseError(f"{path} is damaged: it does not say where the model comes from; remove it")
+    run = record.get("run")
+    return folder / run if run is not None and (folder / run / RUN).exists() else None
+
+
+def require_run(folder: Path) -> Path:
+    """`run_of` where nothing but the run knows what the model was trained on."""
+    run = run_of(folder)
+    if run is None:
+        raise HeadwiseError(
+            f"{folder} is no run of headwise, nor made from one that can be found, so it has no text; pass text="
+        )
+    return run

@@ -34,7 +34,7 @@ def cost(
     compare.
     """  # its options: [cost] in commands.toml
     from headwise import cost as room  # whose name this function has
-    from headwise.models.lineage import shape_of
+    from headwise.models.locate import shape_of
     from headwise.view.cost import print_price, print_variants
 
     if model is None:

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 from headwise.corpus.sources import Sources, contents, exists, files_of
 from headwise.errors import HeadwiseError
-from headwise.families import RUN, check_folder, families, is_own, read_config
+from headwise.families import RUN, check_folder, families, is_own, read_config, require_run
 from headwise.files import STDIN, is_stream, read_json
-from headwise.models.lineage import require_run
 
 if TYPE_CHECKING:
     from headwise.cost.shape import ModelShape

@@ -168,11 +168,11 @@ def surveyed(
     """
     with needs_torch():
         from headwise.corpus.documents import read_ids
+        from headwise.families import run_of
         from headwise.gpt.run import read_run
         from headwise.heads.survey import forecast, survey
         from headwise.heads.texts import read_texts
         from headwise.heads.watch import maps_of_short
-        from headwise.models.lineage import run_of
         from headwise.models.open import open_folder
     folder = open_folder(model, **reading)
     with Progress("reading the text") as progress:

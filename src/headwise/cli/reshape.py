@@ -29,9 +29,8 @@ from headwise.cli.app import (
 )
 from headwise.cli.early import check_model, check_one_count, context_in, shape_of
 from headwise.errors import HeadwiseError
-from headwise.families import check_next, check_reshapable
+from headwise.families import check_next, check_reshapable, require_run
 from headwise.files import STDIN, read_text, text_path
-from headwise.models.lineage import require_run
 from headwise.reshape.arguments import (
     Options,
     check_free,

@@ -21,8 +21,8 @@ from headwise.corpus.sources import Progress
 from headwise.corpus.tokens import require_tokens
 from headwise.corpus.verbs import HALF_LINES
 from headwise.errors import HeadwiseError
+from headwise.families import require_run
 from headwise.gpt.run import held_out_documents, read_run
-from headwise.models.lineage import require_run
 from headwise.models.open import Folder
 from headwise.shapes import shape_of
 from headwise.words import Note

@@ -21,7 +21,7 @@ from headwise.gpt.gpt import GPT
 from headwise.gpt.run import load_run
 from headwise.memory import CPU, device_named, free_memory, free_on, has_bfloat16
 from headwise.models.ask import context_of, predicts, vocabulary_of
-from headwise.models.lineage import located
+from headwise.models.locate import located
 from headwise.models.weights import cast
 from headwise.table import amount
 
@@ -74,7 +74,7 @@ def open_model(
     its tokenizer and its text.
 
     Args:
-        source: a folder, a GGUF file, or a name on the hub such as "openai-community/gpt2" (`models.lineage`)
+        source: a folder, a GGUF file, or a name on the hub such as "openai-community/gpt2" (`models.locate`)
         dtype: its number format: "auto", as it is stored, but float32 for bfloat16 on a processor without
             instructions for it, where it is slower and coarser; or "float32", "bfloat16", "float16"
         device: where it computes: "cpu", "cuda", "cuda:1", "mps"; "auto" is device_map="auto"

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from headwise.errors import HeadwiseError
+from headwise.families import RECORD
 from headwise.gpt.presets import check_seed
-from headwise.models.lineage import RECORD
 from headwise.records import parse_head
 from headwise.words import unknown
 

@@ -23,10 +23,10 @@ import torch
 from torch import nn
 
 from headwise.errors import HeadwiseError
+from headwise.families import RECORD
 from headwise.files import whole_folder, write_whole
 from headwise.gpt.checkpoint import load_model, read_tensors, write_tensors
 from headwise.models.ask import answers
-from headwise.models.lineage import RECORD
 from headwise.models.open import Folder, write_folder
 from headwise.models.weights import cast, reads_as_stock, windows_of
 from headwise.reshape.arguments import check_free, check_place

@@ -16,10 +16,10 @@ from torch import nn
 
 from headwise.corpus.verbs import WHOLE_LINES
 from headwise.errors import HeadwiseError
-from headwise.families import check_reshapable
+from headwise.families import check_reshapable, run_of
 from headwise.memory import require_held, seconds_of
 from headwise.models.ask import answers, context_of, evaluating, predicts, vocabulary_of
-from headwise.models.lineage import located, run_of
+from headwise.models.locate import located
 from headwise.models.open import Folder, described, open_folder
 from headwise.models.weights import cast, family_of
 from headwise.records import plain_data

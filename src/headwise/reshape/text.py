@@ -25,10 +25,10 @@ from headwise.corpus.sources import Sources, exists
 from headwise.corpus.tokens import require_tokens, unknown_note
 from headwise.corpus.training import HELD_OUT_SHARE
 from headwise.errors import HeadwiseError
+from headwise.families import require_run
 from headwise.files import read_text, text_path
 from headwise.gpt.presets import find_preset
 from headwise.gpt.run import read_run
-from headwise.models.lineage import require_run
 from headwise.models.open import Folder
 from headwise.reshape.arguments import check_tokens
 from headwise.shapes import shape_of

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from cases import refuses
 
-from headwise.models.lineage import run_of
+from headwise.families import run_of
 
 
 def folder(path: Path, run: str | None = None) -> Path:

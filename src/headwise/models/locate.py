@@ -1,11 +1,8 @@
-"""Where a model lies that is named on a command line or in Python, and which models a reshaped one comes from.
+"""Where a model lies that is named on a command line or in Python, and its price there.
 
 It is a folder, a GGUF file, or a name on the hub (owner/name). A name is looked up in the cache of `huggingface_hub`,
 and downloaded through it where there is a network: weights as safetensors, never pickles or code. A GGUF file becomes
 a folder once, which is kept in a cache of our own.
-
-`headwise.json` of a reshaped model names the earlier ones. They are known by the contents of their weights, not by
-their folders, which are moved and renamed.
 """
 
 from __future__ import annotations
@@ -21,8 +18,8 @@ from typing import Any
 from headwise.cost import Price, make_setting, price_shape, read_shape
 from headwise.cost.shape import ModelShape
 from headwise.errors import HeadwiseError
-from headwise.families import RUN, check_folder, read_config
-from headwise.files import check_file, read_json
+from headwise.families import check_folder, read_config
+from headwise.files import check_file
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")  # "openai-community/gpt2", with one slash and no leading dot
 CONFIG = "config.json"
@@ -133,35 +130,3 @@ def _require_readers(path: Path) -> None:
     lacking = [name for name in GGUF_PACKAGES if importlib.util.find_spec(name) is None]
     if lacking:
         raise HeadwiseError(f"{path} is a GGUF file; to read one: pip install {' '.join(lacking)}")
-
-
-# The run that a reshaped model comes from.
-
-RECORD = "headwise.json"  # what was done; also the sign that a folder may be replaced
-
-
-def run_of(folder: Path) -> Path | None:
-    """The run of headwise that a folder is, or that its model comes from; None without one, or where it has moved.
-
-    A run is where the training and its text are known. Raises HeadwiseError for a damaged record.
-    """
-    if (folder / RUN).exists():
-        return folder
-    path = folder / RECORD
-    if not path.exists():
-        return None
-    record = read_json(path)
-    if not isinstance(record, dict) or not isinstance(record.get("run"), str | None):
-        raise HeadwiseError(f"{path} is damaged: it does not say where the model comes from; remove it")
-    run = record.get("run")
-    return folder / run if run is not None and (folder / run / RUN).exists() else None
-
-
-def require_run(folder: Path) -> Path:
-    """`run_of` where nothing but the run knows what the model was trained on."""
-    run = run_of(folder)
-    if run is None:
-        raise HeadwiseError(
-            f"{folder} is no run of headwise, nor made from one that can be found, so it has no text; pass text="
-        )
-    return run
