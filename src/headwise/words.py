@@ -135,16 +135,14 @@ def _known_phrases() -> list[tuple[str, re.Pattern[str]]]:
 
 
 def said(text: Any, lang: str) -> Any:
-    """A note in a language, and the notes among its facts; a list as its parts with commas; anything else as it is."""
-    if isinstance(text, list):
-        return ", ".join(str(said(part, lang)) for part in text)
+    """A note in a language, and the notes among its facts; anything else as it is."""
     return phrase(text.key, lang, **text.facts) if isinstance(text, Note) else text
 
 
 def labelled(section: str, label: str) -> str:
-    """A label as the note of `section` that bears its name; as it is where there is none, or it is a note already."""
+    """A label as the note of `section` that bears its name; as it is where there is none."""
     key = key_of(section, label)
-    return Note.of(key) if key in table() and not isinstance(label, Note) else label
+    return Note.of(key) if key in table() else label
 
 
 def phrase_html(key: str, lang: str, values: Facts) -> str:

@@ -38,7 +38,8 @@ def test_phrases(monkeypatch: pytest.MonkeyPatch) -> None:
     named = {key for key in re.findall(r"['\"]([a-z]+\.[\w]+)['\"]", text) if key.split(".")[0] in sections}
     prefixes = tuple(re.findall(r"[`'\"]([a-z]+\.(?:\w+_)?)(?:\$?\{|['\"] \+)", text))  # f"role.{name}", 'step.' + name
     prefixes += tuple(f"{x}." for x in re.findall(r'(?:key_of|labelled)\W+"(\w+)"', text))
-    known = {key for key in named if not key.endswith((".js", ".jsonl", ".css", ".html", ".md", ".toml", ".txt"))}
+    files = (".js", ".json", ".jsonl", ".css", ".html", ".md", ".toml", ".txt")
+    known = {key for key in named if not key.endswith(files)}
     assert known - set(table()) == set()
     unused = [key for key in table() if key not in known and not key.startswith(prefixes)]
     assert unused == []

@@ -52,7 +52,7 @@ class Film:
         doubled = {0, *(2**n for n in range(FRAMES // 2))}
         evenly = {recipe.steps * n // 9 for n in range(1, 10)}
         self.due = evenly | {step for step in doubled if step < recipe.steps}  # FRAMES at most
-        self.kept: dict[str, Tensor] = {}  # "film.STEP": (N,T,T) in bytes; saved with the state of the training
+        self.kept: dict[str, Tensor] = {}  # name of a step: (N,T,T) in bytes; saved with the state of the training
         self.frames: list[Frame] = []  # as they were told
 
     def __call__(self, model: GPT, step: int) -> None:
