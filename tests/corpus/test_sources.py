@@ -43,7 +43,7 @@ def facts(corpus: Corpus) -> Any:
     batches = [text.batch(torch.Generator().manual_seed(seed), 5) for seed in range(3)] + [*text.held_out_batches(7)]
     ids = [tensor.tolist() for batch in batches for tensor in batch]
     found = text.held_out_documents(60), text.ngram(len(corpus.tokens)), corpus.tokens.vocabulary, corpus.example
-    return ids, found, text.digest
+    return ids, found
 
 
 @pytest.mark.parametrize("lines", [False, True])
