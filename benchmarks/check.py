@@ -1,7 +1,4 @@
-"""What `headwise check` says of every case of the tests, and of every pair of bugs: the table of docs/check.md.
-
-python -m benchmarks check && python examples/spanish_pages.py
-"""
+"""What `headwise check` says of every case of the tests, and of every pair of bugs: the table of docs/check.md."""
 
 from __future__ import annotations
 

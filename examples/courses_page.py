@@ -2,7 +2,7 @@
 
     python examples/courses_page.py
 
-The things stand in examples/courses.txt, in both languages; what a line of Python prints, and a verdict of the ledger,
+The things stand in examples/courses.txt, in both languages; what a line of Python prints, and a verdict of the report on claims,
 are looked up here. A test runs every line.
 """
 
@@ -34,7 +34,7 @@ Written by `python examples/courses_page.py` from `examples/courses.txt`; a test
 headwise grew from five pages of courses. For each there is a page that walks through it: {pages}.
 
 Below is every thing that they teach, the line to paste, and what it prints: {here} of {total} are here; of the others
-it is said why not. What they claim is judged in [the ledger](../studies/claims.md); the terms are in the
+it is said why not. What they claim is judged in [the report on claims](../studies/claims.md); the terms are in the
 [glossary](glossary.md); the exercises, which `headwise learn` sets, in [learn](learn.md).
 """,
     "es": """# Los cursos, cosa por cosa
@@ -46,7 +46,7 @@ Escrito por `python examples/courses_page.py` a partir de `examples/courses.txt`
 headwise creció a partir de cinco páginas de cursos. Para cada una hay una página que la recorre: {pages}.
 
 Abajo está cada cosa que enseñan, la línea para pegar y lo que imprime: {here} de {total} están aquí; de las otras se
-dice por qué no. Lo que afirman se juzga en [el registro](../studies/claims.md), en inglés; los términos están en el
+dice por qué no. Lo que afirman se juzga en [el informe de las afirmaciones](../studies/claims.md), en inglés; los términos están en el
 [glosario](glossary.md); los ejercicios, que propone `headwise learn`, en [aprender](learn.es.md).
 """,
 }
@@ -111,8 +111,8 @@ def printed(code: str, names: dict[str, Any]) -> str:
 
 
 def verdict(start: str) -> str:
-    ledger = (ROOT / "studies" / "claims.md").read_text(encoding="utf-8")
-    row = next(row for row in ledger.splitlines() if row.startswith(f"| {start}") and row.count(" | ") == 2)
+    claims = (ROOT / "studies" / "claims.md").read_text(encoding="utf-8")
+    row = next(row for row in claims.splitlines() if row.startswith(f"| {start}") and row.count(" | ") == 2)
     return row.split(" | ")[1]
 
 
@@ -132,7 +132,7 @@ def rows(course: Course) -> Iterator[tuple[Thing, dict[str, str]]]:
 
 def cell(thing: Thing, language: str) -> str:
     if thing.kind == "claim":
-        return "[ledger](../studies/claims.md)" if language == "en" else "[registro](../studies/claims.md)"
+        return "[report](../studies/claims.md)" if language == "en" else "[informe](../studies/claims.md)"
     if thing.kind == "see":
         line = thing.line.replace(".en.", f".{language}.")
         translated = line.replace(".md", ".es.md")

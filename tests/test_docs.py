@@ -267,10 +267,9 @@ def test_a_sentence_that_is_quoted_stands_in_the_picture_book() -> None:
 def test_the_site_has_every_page_and_name() -> None:
     config = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     named = re.findall(r"^ +- .*: (\S+\.md)$", config, re.MULTILINE)
-    notebooks = [path.with_suffix(".md").name for path in (ROOT / "docs").glob("*.ipynb")]  # by a hook of mkdocs
     written = {"house.md", *(path.name for path in (ROOT / "docs").glob("*.md"))}  # the house by `make docs`
-    assert sorted(named) == sorted([*written, *notebooks])
-    assert "hooks: [examples/notebook_page.py, examples/site_pages.py]" in config
+    assert sorted(named) == sorted(written)
+    assert "hooks: [examples/site_pages.py]" in config
     for path in (ROOT / "examples" / "site").iterdir():
         assert not re.search(r"https?:|@import", path.read_text(encoding="utf-8")), path
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""headwise: multi-head attention in which a head is a thing you can hold.
+"""headwise makes every attention head an object: name it, plot it, price it, switch it off.
 
     import headwise as hw
 

@@ -1,7 +1,6 @@
 """Direct attribution and patching: against plain ablation, naive patching, and a circuit that was built by hand."""
 
 import copy
-import json
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,7 +15,6 @@ import torch
 import transformers as tf
 from cases import refuses, refuses_table
 from families import TABLES, untrained
-from notebooks import outputs, run_notebook
 from planted import induction_model
 from torch import Tensor, nn
 
@@ -378,27 +376,6 @@ def test_the_induction_circuit_comes_out_all_and_only() -> None:
     )
     parts = attribute(model, clean, 9)
     assert parts.strongest(1) == ["L1.H0"] and int(parts.tokens["L1.H0"].argmax()) == 2
-
-
-@pytest.mark.slow
-def test_the_notebook_of_a_researcher_finds_the_circuit(tmp_path: Path) -> None:
-    path = Path(__file__).resolve().parents[2] / "docs" / "researcher.ipynb"
-    document = json.loads(path.read_text(encoding="utf-8"))
-    cells = run_notebook(document, tmp_path)
-    sys.path.insert(0, str(path.parents[1] / "examples"))
-    from notebook_page import page_of
-
-    page = page_of(document)
-    assert page.count("<img") == 1 and "L0.H1 -> L1.H0, through k: 1.00" in page
-    imported = [line for cell in cells for line in cell["source"].splitlines() if "import" in line.split()]
-    assert not [line for line in imported if "headwise." in line]  # the public face alone
-    told = [outputs(cell) for cell in cells if cell["cell_type"] == "code"]
-    kept = [outputs(cell) for cell in document["cells"] if cell["cell_type"] == "code"]
-    table = 3  # has digits that depend on the machine
-    assert told[:table] == kept[:table] and told[table + 1 :] == kept[table + 1 :]
-    assert "'L1.H0': ('induction', 'copying'), 'L1.H1': ()" in " ".join(told[5].split())
-    assert told[-2].endswith("L0.H1 -> L1.H0, through k: 1.00\n")
-    assert (tmp_path / "why.html").stat().st_size > 10_000
 
 
 @pytest.mark.slow

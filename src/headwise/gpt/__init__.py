@@ -1,1 +1,1 @@
-"""A small GPT: its layers, presets, training, generation, checkpoints, and many processes."""
+"""A small GPT: its layers, presets, training, generation and checkpoints."""

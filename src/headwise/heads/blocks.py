@@ -21,8 +21,8 @@ is taken from it before the next one is made: there the passes over a block cost
        ->  totals  (H,b,S)       sum p over each of the b blocks of queries of a thumbnail
 
 When all blocks are done, `Sums` reads them for the formulas of `headwise.heads.statistics`. `Dense` reads the same off
-whole maps of weights: that is the definition, and serves films of short texts. Where a model makes
-its weights itself a call has them, and a block begins with e. Beside the formulas each head has
+whole maps of weights: that is the definition, and serves short texts. Where a model makes its weights itself a call has
+them, and a block begins with e. Beside the formulas each head has
 
     received    sum of p over the queries, for each key
     thumbnail   mean of p over blocks of queries x keys

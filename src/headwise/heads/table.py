@@ -3,7 +3,7 @@
     HeadTable   heads by name     to_frame(), text(), html(), which a notebook shows
       Seen      of some calls     of each head every row, as `watch` saw it (`headwise.heads.watch`)
       Survey    of a corpus       of each head means over documents with intervals, controls, roles, effects, examples
-    HeadRow     one head of it    head.entropy, head["entropy"], head.means, a card in a notebook
+    HeadRow     one head of it    head.entropy, head["entropy"], head.means, a form for notebooks
 
 In plain types and NumPy arrays: no torch here.
 

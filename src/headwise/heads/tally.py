@@ -145,7 +145,7 @@ class Tally:
         if call.note:
             self.notes.setdefault(call.note)
         T = call.n_queries
-        if site.name not in self.copied and self.vocabulary is not None:  # a streamed layer has its weights now
+        if site.name not in self.copied and self.vocabulary is not None:  # a layer on the disk has its weights now
             self.copied[site.name] = copying(site, self.vocabulary)
         measured = measure(call, b, document, w_o=self.factors.of(site, call))
         self._add("scores", site, _means(measured))

@@ -55,7 +55,7 @@ class Site:
     name: str  # "L3"; in a model of several stacks with the stack before it: "encoder.L3", "cross.L3"
     module: nn.Module
     n_heads: int  # 0 of a free one that has not run yet and does not say it
-    # By "q", "k", "v" or "o" W_Q to W_O, as they are now: a streamed layer has some for a while.
+    # By "q", "k", "v" or "o" W_Q to W_O, as they are now: a layer that lies on the disk has some for a while.
     weights: Callable[[str], Tensor | None]
     cross: bool  # as far as the module tells; a call of ours has the last word
     # Of transformers: the module of W_O, whose input is what the heads give; None where it is not known.
