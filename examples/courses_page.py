@@ -2,8 +2,8 @@
 
     python examples/courses_page.py
 
-The things stand in examples/courses.txt, in both languages; what a line of Python prints, and a verdict of the report on claims,
-are looked up here. A test runs every line.
+The things stand in examples/courses.txt, in both languages; what a line of Python prints, and a verdict of the
+report on claims, are looked up here. A test runs every line.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Escrito por `python examples/courses_page.py` a partir de `examples/courses.txt`
 headwise creció a partir de cinco páginas de cursos. Para cada una hay una página que la recorre: {pages}.
 
 Abajo está cada cosa que enseñan, la línea para pegar y lo que imprime: {here} de {total} están aquí; de las otras se
-dice por qué no. Lo que afirman se juzga en [el informe de las afirmaciones](../studies/claims.md), en inglés; los términos están en el
+dice por qué no. Lo que afirman se juzga en [un informe](../studies/claims.md), en inglés; los términos están en el
 [glosario](glossary.md); los ejercicios, que propone `headwise learn`, en [aprender](learn.es.md).
 """,
 }
