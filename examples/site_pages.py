@@ -40,6 +40,8 @@ def on_files(files: Any, config: Any) -> Any:
     for path in STUDIES.glob("*.md"):
         content = path.read_text(encoding="utf-8").replace("](../docs/", "](../")
         files.append(File.generated(config, f"studies/{path.name}", content=content))
+    for path in (STUDIES / "figures").iterdir():
+        files.append(File.generated(config, f"studies/figures/{path.name}", content=path.read_text(encoding="utf-8")))
     return files
 
 
