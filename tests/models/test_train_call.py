@@ -7,7 +7,6 @@ import pytest
 import torch
 from cases import refuses
 from torch import nn
-from torch.nn import functional as F
 
 import headwise as hw
 from headwise import HeadwiseError
@@ -74,17 +73,16 @@ class Course(nn.Module):
 
 
 class Masked(nn.Module):
-    """As the paper's translations write it: three inputs, and a mask of ones that may be seen."""
+    """As the paper's translations write it: three inputs, and a mask of what may be seen."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, h: int, d_model: int, dropout: float = 0.1) -> None:
         super().__init__()
-        self.attention = Course(config.n_embd, config.n_embd, config.block_size, 0.0, config.n_head)
+        self.attention = Course(d_model, d_model, 1, dropout, h)
+        del self.attention.mask
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any = None) -> tuple[torch.Tensor, None]:
-        full = self.attention.mask
-        self.attention.mask = torch.zeros_like(full) if mask is None else F.pad(mask == 0, (0, 9, 0, 9))
-        given, self.attention.mask = self.attention(q), full
-        return given, None
+        self.attention.mask = mask == 0
+        return self.attention(q), None
 
 
 class Later(nn.Module):
@@ -96,12 +94,19 @@ class Later(nn.Module):
         return self.out(x.mean(1, keepdim=True).expand_as(x))
 
 
-class Unknown(nn.Module):
-    def __init__(self, colour: str) -> None:
-        super().__init__()
+class Configured(Masked):
+    """Nobody can tell what its config holds; a class that says it fits."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config["heads"], config["width"])
 
 
-@pytest.mark.parametrize("kind", [Course, Masked])
+class Adapted(Configured):
+    def __init__(self, d_model: int, n_heads: int) -> None:
+        super().__init__({"heads": n_heads, "width": d_model})
+
+
+@pytest.mark.parametrize("kind", [Course, Masked, Adapted])
 def test_a_class_of_ones_own_is_trained_watched_and_continued(tmp_path: Path, kind: type[nn.Module]) -> None:
     model = train(TEXT, "nanogpt", tmp_path / "run", steps=3, attention=kind, **SHAPE)
     with hw.watch(model) as seen:
@@ -126,5 +131,5 @@ def test_a_class_that_does_not_fit_is_refused_by_name() -> None:
     refuses(
         lambda: train(TEXT, "nanogpt", attention=Later, steps=1, **SHAPE), "Later cannot be .*: it sees later tokens"
     )
-    refuses(lambda: train(TEXT, "nanogpt", attention=Unknown, steps=1, **SHAPE), "Unknown wants colour=")
+    refuses(lambda: train(TEXT, "nanogpt", attention=Configured, steps=1, **SHAPE), "Configured wants config=")
     refuses(lambda: train(TEXT, "nanogpt", attention=len, steps=1, **SHAPE), "is no class of torch modules")  # type: ignore[arg-type]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,17 @@ from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 
-# What a parameter of a class asks for, by its name; the first that fits counts.
-MEANINGS = (
-    (r"kv|group", "n_kv_heads"),
-    (r"head_?(dim|size|width)|d_?head|^d_?[kv]$", "head_dim"),
-    (r"head|^h$", "n_heads"),
-    (r"context|block|seq|max|len", "context"),
-    (r"drop", "dropout"),
-    (r"causal", "causal"),
-    (r"model|emb|hidden|width|dim|d_?in|d_?out|channel|feature|^[cd]$", "d_model"),
-)
+# What courses and libraries call the sizes that a class is built with.
+SPELLINGS = {
+    "d_model": "d_model d_in d_out dim emb_dim embed_dim embed_size hidden_size n_embd width",
+    "n_heads": "n_heads n_head num_heads num_attention_heads nhead heads h",
+    "n_kv_heads": "n_kv_heads num_kv_heads num_kv_groups num_key_value_heads",
+    "head_dim": "head_dim head_size d_head d_k d_v",
+    "context": "context context_length block_size max_len max_seq_len seq_len",
+    "dropout": "dropout",
+    "causal": "causal is_causal",
+}
+MEANINGS = {name: size for size, names in SPELLINGS.items() for name in names.split()}
 _classes: dict[str, type[nn.Module]] = {}  # by the name that a config has for it; of this process alone
 
 
@@ -39,16 +39,15 @@ def register_file(place: str) -> str:
     """The same of FILE:CLASS, a class in a file of Python, which is run."""
     file, _, name = place.rpartition(":")
     path = Path(file).resolve()
-    if not (file and path.is_file()):
+    if not path.is_file():
         raise HeadwiseError(f"attention={place!r} names no class in a file; pass FILE:CLASS, such as attention.py:Mine")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    if not hasattr(module, name):
-        raise HeadwiseError(f"{path} has no class {name!r}")
-    register(getattr(module, name))
-    _classes[f"{path}:{name}"] = getattr(module, name)
+    kind = getattr(module, name, None)
+    register(kind)
+    _classes[f"{path}:{name}"] = kind  # type: ignore[assignment]  # `register` has refused what is no class
     return f"{path}:{name}"
 
 
@@ -76,76 +75,55 @@ class OwnAttention(nn.Module):
                 f"the attention of this model is {name}, and headwise runs no code that a folder names; train it again "
                 f"with attention=, or load the weights into that class"
             )
-        self.name, self.form = name, ""
+        self.name, self.is_checked = name, False
         self.module = _classes[name](**_arguments(_classes[name], sizes))
 
     def forward(self, x: Tensor, cache: InputCache | None = None) -> Tensor:
-        self.form = self.form or self._form_for(x)
-        return self._call(x if cache is None else cache.join(x), self.form)[:, -x.shape[1] :]
+        if not self.is_checked and x.shape[1] > 1:
+            self._check(x[:1].detach())
+            self.is_checked = True
+        return self._call(x if cache is None else cache.join(x))[:, -x.shape[1] :]
 
-    def _call(self, x: Tensor, form: str) -> Tensor:
-        T, arguments = x.shape[1], {}
-        visible = torch.ones(T, T, dtype=torch.bool, device=x.device).tril()
-        masks = {"1 is seen": visible.to(x), "True is hidden": ~visible, "True is seen": visible}
-        masks["-inf is hidden"] = torch.zeros(T, T).to(x).masked_fill(~visible, -torch.inf)
+    def _call(self, x: Tensor) -> Tensor:
+        """Each input that the class asks for is x; a mask (T,T) is True where a token may be attended."""
+        visible = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
+        arguments = {}
         for name, parameter in inspect.signature(self.module.forward).parameters.items():
-            if "mask" in name.lower():
-                arguments[name] = masks.get(form)
+            if "mask" in name:
+                arguments[name] = visible
             elif parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
                 arguments[name] = x
         result = self.module(**arguments)
         return result[0] if isinstance(result, tuple | list) else result
 
     @torch.no_grad()
-    def _form_for(self, x: Tensor) -> str:
-        """How its mask is written, so that it gives the shape of its input and sees no later token."""
-        probe = torch.linspace(-1, 1, 2 * 5 * x.shape[2], dtype=x.dtype, device=x.device).sin().view(2, 5, -1)
-        changed, training, why = probe.clone(), self.module.training, "it sees later tokens"
+    def _check(self, x: Tensor) -> None:
+        """Refuse what gives another shape than its input, or sees later tokens."""
+        changed, training, wrong = x.clone(), self.module.training, ""
         changed[:, -1] += 1
         self.module.eval()
         try:
-            for form in ("no mask", "1 is seen", "True is hidden", "True is seen", "-inf is hidden"):
-                try:
-                    first, second = self._call(probe, form), self._call(changed, form)
-                    if first.shape != probe.shape:
-                        why = f"it gives {tuple(first.shape)} for an input of {tuple(probe.shape)}"
-                    elif torch.allclose(first[:, :-1], second[:, :-1], atol=1e-5) and first.isfinite().all():
-                        return form
-                except Exception as error:  # it is somebody's own code: another form may be the one that it takes
-                    why = f"{type(error).__name__}: {error}"
-        finally:
-            self.module.train(training)
-        raise HeadwiseError(f"{self.name} cannot be the attention of a GPT: {why}")
-
-
-class _Config:
-    """Sizes for a class that takes one config: `config.n_embd` is what its name means."""
-
-    def __init__(self, sizes: dict[str, Any]) -> None:
-        self._sizes = sizes
-
-    def __getattr__(self, name: str) -> Any:
-        value = _meaning(name, self._sizes)
-        return False if value is None and "bias" in name else value
-
-    __getitem__ = __getattr__
-
-
-def _meaning(name: str, sizes: dict[str, Any]) -> Any:
-    return next((sizes[size] for pattern, size in MEANINGS if re.search(pattern, name.lower())), None)
+            first, second = self._call(x), self._call(changed)
+            if first.shape != x.shape:
+                wrong = f"it gives {tuple(first.shape)} for an input of {tuple(x.shape)}"
+            elif not torch.allclose(first[:, :-1], second[:, :-1], atol=1e-5):
+                wrong = "it sees later tokens; mask them, or take a mask= of which True may be attended"
+        except Exception as error:  # it is somebody's own code
+            wrong = f"{type(error).__name__}: {error}"
+        self.module.train(training)
+        if wrong:
+            raise HeadwiseError(f"{self.name} cannot be the attention of a GPT: {wrong}")
 
 
 def _arguments(kind: type, sizes: dict[str, Any]) -> dict[str, Any]:
-    """Values for the parameters of a class, by their names; a default that is no size stays."""
+    """Values for the parameters of a class, by their names; of others the default stays."""
     arguments = {}
     for name, parameter in inspect.signature(kind).parameters.items():
-        value, default = _meaning(name, sizes), parameter.default
-        if re.fullmatch(r"config|cfg|args|params", name.lower()):
-            value = _Config(sizes)
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            continue
-        if value is None and default is parameter.empty:
-            raise HeadwiseError(f"{kind.__name__} wants {name}=, whose meaning is not known; give it a default")
-        if value is not None and (default is parameter.empty or type(default) in (int, float, bool)):
-            arguments[name] = value
+        if name in MEANINGS:
+            arguments[name] = sizes[MEANINGS[name]]
+        elif parameter.default is parameter.empty and "VAR" not in parameter.kind.name:  # no *args, no **kwargs
+            raise HeadwiseError(
+                f"{kind.__name__} wants {name}=, whose meaning is not known; pass a class that says it: class Mine("
+                f"{kind.__name__}): def __init__(self, d_model, n_heads): super().__init__(...)"
+            )
     return arguments
