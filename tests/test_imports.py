@@ -11,7 +11,7 @@ from measure import imports_of, package_sources
 
 ROOMS = ("base", "rungs", "layer", "corpus", "gpt", "courses", "models", "heads", "reshape", "teach", "view", "cli")
 BASE = {
-    "spec", "masks", "positions", "shapes", "errors", "families", "files", "intervals", "memory",
+    "spec", "masks", "positions", "shapes", "errors", "families", "files", "intervals",
     "records", "story", "table", "words",
 }  # fmt: skip
 BASE |= {"cost"}

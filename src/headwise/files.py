@@ -194,3 +194,16 @@ def read_json(path: str | Path) -> Any:
         return json.loads(data.decode("utf-8-sig"))  # without the byte order mark, if there is one
     except (ValueError, RecursionError) as error:  # ValueError: also a number of more digits than Python reads
         raise HeadwiseError(f"{path} is no JSON: {error}") from None
+
+
+def free_memory() -> int:
+    """Bytes that may still be taken: what the machine has free, or less where a control group has a limit."""
+    with contextlib.suppress(OSError, ValueError, KeyError):  # only Linux has this file
+        rows = (line.split() for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines())
+        free = {row[0]: 1024 * int(row[1]) for row in rows}["MemAvailable:"]
+        group = Path("/sys/fs/cgroup")
+        with contextlib.suppress(OSError, ValueError):  # no group, or one without a limit, whose `memory.max` is "max"
+            most, used = (int((group / name).read_text(encoding="utf-8")) for name in ("memory.max", "memory.current"))
+            free = min(free, max(0, most - used))
+        return free
+    return sys.maxsize  # nobody knows: no bound

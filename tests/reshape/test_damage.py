@@ -99,7 +99,7 @@ def timed(monkeypatch: pytest.MonkeyPatch, *seconds: list[float]) -> list[nn.Mod
         clock = cycle(times)
         model.register_forward_hook(lambda *_, clock=clock: now.__setitem__(0, now[0] + next(clock)))
         models.append(model)
-    monkeypatch.setattr("headwise.memory.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("headwise.reshape.heal.time.perf_counter", lambda: now[0])
     return models
 
 

@@ -17,8 +17,8 @@ from headwise.courses.numpy_layer import attend_batched, attend_loop, causal_mas
 from headwise.errors import HeadwiseError
 from headwise.gpt.presets import check_seed
 from headwise.layer.layer import MultiHeadAttention
+from headwise.layer.replacing import in_turn
 from headwise.masks import Causal
-from headwise.memory import in_turn
 from headwise.rungs import attend
 from headwise.spec import require_size
 

@@ -28,7 +28,7 @@ from headwise.corpus.tokens import Tokens
 from headwise.corpus.training import Corpus, Documents, text_corpus, verb_corpus
 from headwise.errors import HeadwiseError
 from headwise.families import RUN
-from headwise.files import TEXT, read_json, require_empty, write_whole
+from headwise.files import TEXT, free_memory, read_json, require_empty, write_whole
 from headwise.gpt.checkpoint import hf_form, load_model, save_model
 from headwise.gpt.film import Film
 from headwise.gpt.generate import generate
@@ -36,7 +36,6 @@ from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import Recipe, check_seed, find_preset
 from headwise.gpt.train import STATE, Progress, train
 from headwise.layer.projections import shapes_alone
-from headwise.memory import free_memory
 from headwise.records import CurvePoint, RunSummary, from_json
 from headwise.spec import require_size
 from headwise.table import amount

@@ -24,11 +24,10 @@ from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.heads.blocks import row_weights
-from headwise.memory import require_held
 from headwise.models.ask import ROWS, evaluating, logits, output_matrix, require_next
 from headwise.models.hook import attach, hooked
 from headwise.models.open import row_of, token_of
-from headwise.models.sites import Layer, Site, as_rows, layers_of
+from headwise.models.sites import Layer, Site, as_rows, layers_of, require_held
 from headwise.records import Call
 from headwise.spec import resolve_kv_index
 

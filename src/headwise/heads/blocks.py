@@ -44,8 +44,7 @@ from torch.nn import functional as F
 from headwise.heads.documents import Document
 from headwise.heads.statistics import IDS, POSITIONS, TOP, W_O, formulas
 from headwise.masks import Allowed, BroadcastGrid, resolve
-from headwise.memory import loaded
-from headwise.models.sites import Site
+from headwise.models.sites import Site, loaded
 from headwise.records import Call
 from headwise.rungs.tensor import as_tensor, widest
 from headwise.spec import Options, resolve_kv_index

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from headwise.errors import HeadwiseError
 from headwise.gpt.train import one_thread
 from headwise.heads.table import frame
-from headwise.memory import require_held
-from headwise.models.sites import Site, sites_of
+from headwise.models.sites import Site, require_held, sites_of
 from headwise.spec import resolve_kv_index
 
 if TYPE_CHECKING:

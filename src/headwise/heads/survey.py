@@ -37,10 +37,9 @@ from headwise.heads.tally import CONTROLS, PASSAGE, Tally, read_shared, vocabula
 from headwise.heads.texts import Texts, read_texts
 from headwise.heads.watch import watch
 from headwise.intervals import Interval
-from headwise.memory import loaded
 from headwise.models import ask
 from headwise.models.open import Folder, folder_of, open_model
-from headwise.models.sites import Site, missing, sites_of
+from headwise.models.sites import Site, loaded, missing, sites_of
 from headwise.models.weights import blocks, has_record
 from headwise.records import parse_head
 from headwise.words import Note

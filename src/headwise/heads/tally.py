@@ -25,9 +25,8 @@ from headwise.heads.documents import Document, Marker, run_documents
 from headwise.heads.statistics import all_statistics
 from headwise.heads.table import Example
 from headwise.intervals import Interval, interval_from
-from headwise.memory import loaded
 from headwise.models.ask import embeddings
-from headwise.models.sites import Site, sites_of
+from headwise.models.sites import Site, loaded, sites_of
 from headwise.records import Call, parse_head
 
 # Round choices: a larger one takes more time, or more room in the page that shows it.

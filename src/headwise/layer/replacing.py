@@ -5,25 +5,29 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import os
 import statistics
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from timeit import timeit
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.profiler import profile
 from torch.utils._pytree import tree_leaves
 
 from headwise.errors import HeadwiseError
 from headwise.layer.convert import converted
 from headwise.layer.layer import MultiHeadAttention
 from headwise.masks import Allowed, Bias, Causal, Mask, all_of
-from headwise.memory import in_turn, peak_of
 from headwise.rungs.tensor import trace
 from headwise.table import amount
 
 ROUNDS = 5  # of each model, in turn, of which the median counts: a round choice
+Name = TypeVar("Name", bound=Hashable)
 Answer = tuple[Tensor, Tensor | None]  # the output, and the weights if they were asked for
 
 
@@ -237,3 +241,43 @@ def _awaited(model: nn.Module, inputs: Sequence[Any]) -> None:
     for x in tree_leaves(model(*inputs)):
         if isinstance(x, Tensor) and x.is_cuda:
             torch.cuda.synchronize(x.device)
+
+
+@torch.no_grad()
+def in_turn(
+    calls: Mapping[Name, Callable[[], object]], rounds: int, longest: float = math.inf
+) -> dict[Name, list[float]]:
+    """Seconds of each call in each round, after one round that warms up and does not count.
+
+    Every round runs all calls, so that a slow moment of the machine is shared. Each round begins with another call, so
+    that none is always the first. Calls on a device must wait for it themselves. Forward passes are compared: no call
+    keeps what slopes would need.
+
+    longest  seconds for one call in all rounds. A slow call runs in fewer rounds; where not even one fits, its only
+             time is that of the round that warms up
+    """
+    first = {name: timeit(call, number=1) for name, call in calls.items()}
+    times: dict[Name, list[float]] = {name: [] for name in calls}
+    names = deque(calls)
+    for n in range(1, rounds + 1):
+        for name in names:
+            if n * first[name] <= longest:  # would n rounds fit, each as long as the one that warmed up?
+                times[name].append(timeit(calls[name], number=1))
+        names.rotate(-1)  # a b c -> b c a
+    return {name: taken or [first[name]] for name, taken in times.items()}
+
+
+@torch.no_grad()
+def peak_of(call: Callable[[], object]) -> int:
+    """The most bytes that a call has of torch's allocator at a time, beyond what was taken before it."""
+    # Above every level of the log of Kineto, torch's profiler, which else writes lines to standard error.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    with profile(profile_memory=True) as profiled:
+        call()
+    held = peak = 0
+    # The raw events, in the order of time: `profiled.events()` has one sum for all that an operator takes and frees.
+    for event in profiled.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()  # below 0 where a tensor is freed
+            peak = max(peak, held)
+    return peak

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from headwise.errors import HeadwiseError
 from headwise.gpt.checkpoint import hf_config
 from headwise.gpt.gpt import GPT
-from headwise.memory import CPU, loaded
 from headwise.models.hook import hooked
+from headwise.models.sites import loaded
 from headwise.models.weights import blocks, body_of
 
 # Tokens of the vocabulary whose rows of the output matrix are copied to float32 at a time: at a width of 4096 that is
@@ -183,7 +183,7 @@ def require_slopes(model: nn.Module) -> None:
 def device_of(model: nn.Module) -> torch.device:
     """Where the model takes its ids."""
     # On meta are weights that accelerate brings from the disk for each call.
-    return next((weights.device for weights in model.parameters() if not weights.is_meta), CPU)
+    return next((weights.device for weights in model.parameters() if not weights.is_meta), torch.device("cpu"))
 
 
 def reads_tokens(model: nn.Module) -> bool:

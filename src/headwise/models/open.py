@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,10 @@ from headwise.corpus.tokens import TextTokens, Tokens
 from headwise.cost.pricing import computed_in
 from headwise.errors import HeadwiseError
 from headwise.families import OURS, is_own
+from headwise.files import free_memory
 from headwise.gpt.checkpoint import save_model
 from headwise.gpt.gpt import GPT
 from headwise.gpt.run import load_run
-from headwise.memory import CPU, device_named, free_memory, free_on, has_bfloat16
 from headwise.models.ask import context_of, predicts, vocabulary_of
 from headwise.models.locate import located
 from headwise.models.weights import cast
@@ -203,7 +204,7 @@ def open_folder(
     if device == "auto":
         device, placing = "cpu", {"device_map": "auto", **placing}
     place = device_named(device)
-    if placing and (place != CPU or is_own(path)):
+    if placing and (place.type != "cpu" or is_own(path)):
         raise HeadwiseError("device_map= places a model of transformers; pass device= for a run of headwise, or alone")
     numbers: Any = computed_in(dtype)  # "auto", or torch's name of the format
     if numbers != "auto":
@@ -212,7 +213,7 @@ def open_folder(
         run, tokens = load_run(path)
         if isinstance(numbers, torch.dtype):  # not "auto"
             cast(run, numbers)
-        if place != CPU:
+        if place.type != "cpu":
             run.to(place)
         return remember(run, path, tokens, OURS)
     try:
@@ -227,7 +228,7 @@ def open_folder(
     if not placing:
         _require_room(path, place)
     model = load_folder(path, numbers, placing)
-    if place != CPU:
+    if place.type != "cpu":
         model.to(place)
     elif numbers == "auto" and model.dtype == torch.bfloat16 and not placing and not has_bfloat16():
         cast(model, torch.float32)
@@ -237,15 +238,35 @@ def open_folder(
 def _require_room(path: Path, device: torch.device) -> None:
     """Refuse weights that leave too little of the free memory, of the machine or of the device."""
     # A repository may have the weights twice: consolidated.safetensors, beside those of Mistral, is not read.
-    needed, free = (
-        sum(file.stat().st_size for file in path.glob("model*.safetensors")),
-        min(free_memory(), free_on(device)),
-    )
+    needed, free = sum(file.stat().st_size for file in path.glob("model*.safetensors")), free_memory()
+    with suppress(RuntimeError):  # not every kind of device keeps account; one may share the memory of the machine
+        if device.type != "cpu":
+            free = min(free, torch.accelerator.get_memory_info(device)[0])
     if needed > FRACTION * free:
         raise HeadwiseError(
             f"the weights of {path} take {amount(needed)}, and {amount(free)} are free; pass device_map='auto', with "
             f"which accelerate leaves on the disk what does not fit"
         )
+
+
+def device_named(name: str | torch.device) -> torch.device:
+    """The device of this name: "cpu", "cuda", "cuda:1", "mps". Raises HeadwiseError, with what is there, for others."""
+    names = ["cpu"]  # then "cuda:0", "cuda:1", ...
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is not None:
+        names += [f"{accelerator.type}:{n}" for n in range(torch.accelerator.device_count())]
+    with suppress(RuntimeError, TypeError):  # a word that is no device to torch
+        device = torch.device(name)
+        # A name without a number, such as "cuda", is the first device of its kind; "cpu" may be called "cpu:0", too.
+        if f"{device.type}:{device.index or 0}" in ("cpu:0", *names):
+            return device
+    raise HeadwiseError(f"device {name} is not on this machine; there is {', '.join(names)}")
+
+
+def has_bfloat16() -> bool:
+    """Has this processor instructions for products in bfloat16?"""
+    mkldnn: Any = torch.backends.mkldnn
+    return mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def write_folder(folder: Path, model: nn.Module, source: Folder) -> None:

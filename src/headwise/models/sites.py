@@ -18,6 +18,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from types import CodeType
@@ -685,3 +686,28 @@ def _first_matrix(modules: Modules, places: Sequence[str], names: Sequence[str])
         if module is not None and isinstance(weight, Tensor) and weight.ndim == 2:
             return module
     return None
+
+
+@contextmanager
+def loaded(*modules: nn.Module) -> Iterator[None]:
+    """A block in which modules have their weights, where accelerate brings them from the disk for each call alone."""
+    parts: list[tuple[nn.Module, Any]] = []
+    for part in itertools.chain(*(module.modules() for module in modules)):
+        if hasattr(part, "_hf_hook") and any(weights.is_meta for weights in part.parameters(recurse=False)):
+            parts.append((part, part._hf_hook))
+    for part, hook in parts:
+        hook.pre_forward(part)
+    try:
+        yield
+    finally:
+        for part, hook in parts:
+            hook.post_forward(part, None)
+
+
+def require_held(model: nn.Module, what: str) -> None:
+    """Refuse, for the sake of `what`, a model some of whose weights are not in memory."""
+    if any(weights.is_meta for weights in model.parameters()):
+        raise HeadwiseError(
+            f"{what} of {type(model).__name__} needs all its weights in memory, and some are on the meta device, as "
+            f"where device_map= leaves them on the disk; open it without device_map=, where memory holds it"
+        )

@@ -10,9 +10,11 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +32,6 @@ from headwise.gpt.train import (
 )
 from headwise.heads.blocks import measure as measure_call
 from headwise.heads.documents import Document, listening
-from headwise.memory import seconds_of
 from headwise.models.ask import answers, config_fields, hidden_states, predicts, reader
 from headwise.models.sites import Site
 from headwise.models.weights import AttentionWeights, attentions, read_layers, write_layer
@@ -219,10 +220,11 @@ def decode_speed(parent: nn.Module, child: nn.Module, text: Tensor, length: int)
 
 def _run_speed(decode: Callable[[Tensor], Tensor], token: Tensor) -> float:
     # `decode` takes a token (1,1) and gives the logits (V,) of the next.
-    def step() -> None:
+    ends = [time.perf_counter()]
+    for _ in range(NEW_TOKENS):
         decode(token)[0].item()  # some logit: it can be read only when the device is done
-
-    return 1 / statistics.median([seconds_of(step) for _ in range(NEW_TOKENS)][WARM_UP:])
+        ends.append(time.perf_counter())
+    return 1 / statistics.median([end - began for began, end in pairwise(ends)][WARM_UP:])
 
 
 # Healing.

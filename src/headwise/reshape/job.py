@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from timeit import timeit
 from typing import Any
 
 import torch
@@ -17,10 +18,10 @@ from torch import nn
 from headwise.corpus.verbs import WHOLE_LINES
 from headwise.errors import HeadwiseError
 from headwise.families import check_reshapable, run_of
-from headwise.memory import require_held, seconds_of
 from headwise.models.ask import answers, context_of, evaluating, predicts, vocabulary_of
 from headwise.models.locate import located
 from headwise.models.open import Folder, described, open_folder
+from headwise.models.sites import require_held
 from headwise.models.weights import cast, family_of
 from headwise.records import plain_data
 from headwise.reshape.arguments import HealRecipe, Options, check_free, check_place, recipe_of
@@ -251,7 +252,8 @@ class Job:
         model, calibration = self.source.model, self.calibration
         ids = calibration.evaluation[0][:1, :GLIMPSE]
         answers(model, ids)  # the first run of all is slower
-        speed = ids.numel() / max(seconds_of(partial(answers, model, ids)), 1e-9)  # not by 0, where a clock is coarse
+        seconds = timeit(partial(answers, model, ids), number=1)
+        speed = ids.numel() / max(seconds, 1e-9)  # not by 0, where a clock is coarse
         to_measure = n_tokens(calibration.evaluation)
         to_change = self.change.tokens_run(model, calibration)
         seconds = (to_change + 2 * to_measure) / speed  # the parent and the child
