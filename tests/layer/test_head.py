@@ -171,7 +171,7 @@ def test_what_a_head_adds_and_costs(layer: hw.MultiHeadAttention) -> None:
     elsewhere = unread + 2 * D * spec.qk_norm + spec.d_out * spec.out_bias
     of_heads = [cost.parameters + cost.kv_parameters / cost.shared_by for cost in costs]
     assert sum(of_heads) == pytest.approx(spec.n_parameters - elsewhere)
-    assert sum(cost.cache_share for cost in costs) == pytest.approx(len(read) * (D + E) * 8)
+    assert sum(cost.cache_bytes / cost.shared_by for cost in costs) == pytest.approx(len(read) * (D + E) * 8)
     assert all(cost.cache_bytes == (D + E) * 8 for cost in costs)
     assert repr(make(**KINDS["GQA"]).heads[-1]) == (
         "Head(H5, reads key/value head 2 with H4; 409 parameters of its own; key/value head: 493 parameters and 136 B "

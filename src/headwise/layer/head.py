@@ -5,19 +5,17 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor
 
 from headwise.errors import HeadwiseError
+from headwise.layer.projections import AttentionLayer
 from headwise.table import amount, listed, plural
 from headwise.words import unknown
 
-if TYPE_CHECKING:
-    from headwise.layer.layer import MultiHeadAttention
-
-LayerT = TypeVar("LayerT", bound="MultiHeadAttention")
+LayerT = TypeVar("LayerT", bound=AttentionLayer)
 
 # What a head hands out and takes: the parameter of the layer, the axis along which heads lie in it, and the field of
 # the spec with the length of one head there.
@@ -40,7 +38,7 @@ class Heads:
     A slice, `heads[1:3]`, gives heads again, which keep their names.
     """
 
-    def __init__(self, layer: MultiHeadAttention, indices: Sequence[int] | None = None) -> None:
+    def __init__(self, layer: AttentionLayer, indices: Sequence[int] | None = None) -> None:
         self._layer = layer
         self._indices = range(layer.spec.n_heads) if indices is None else indices
 
@@ -102,14 +100,6 @@ class HeadCost:
     cache_bytes: int
     shared_by: int
 
-    @property
-    def cache_share(self) -> float:
-        """Bytes a token when each reader of the key/value head bears the same part of them.
-
-        A table calls it "share of cache a token". Without this head the cache is smaller only if nobody else reads it.
-        """
-        return self.cache_bytes / self.shared_by
-
     def __str__(self) -> str:
         others = "" if self.shared_by == 1 else f", shared by {self.shared_by} heads"
         return (
@@ -128,7 +118,7 @@ class Head:
     """
 
     # Declared for the type checker; __getattr__ makes the weights when they are asked for.
-    layer: MultiHeadAttention
+    layer: AttentionLayer
     index: int
     wq: Tensor
     wk: Tensor
@@ -139,7 +129,7 @@ class Head:
     bv: Tensor | None
     sink: Tensor | None
 
-    def __init__(self, layer: MultiHeadAttention, index: int) -> None:
+    def __init__(self, layer: AttentionLayer, index: int) -> None:
         vars(self).update(layer=layer, index=index)  # past __setattr__, which takes weights alone
 
     @property
@@ -217,7 +207,8 @@ class Head:
             view.copy_(value)
 
     def __repr__(self) -> str:
-        return f"Head({self.name}, reads key/value head {kv_head_of(self)}; {self.cost})"
+        others = listed([f"H{index}" for index in self.shared_with], 3)
+        return f"Head({self.name}, reads key/value head {self.kv_index}{others and f' with {others}'}; {self.cost})"
 
 
 def without(layer: LayerT, heads: Sequence[int]) -> LayerT:
@@ -271,7 +262,7 @@ def _selected(layer: LayerT, heads: list[int]) -> LayerT:
     return new
 
 
-def _parameter(layer: MultiHeadAttention, path: str) -> Any:
+def _parameter(layer: AttentionLayer, path: str) -> Any:
     """A parameter by its name, such as "q_proj.weight"; None where the layer was built without it."""
     owner, _, name = path.rpartition(".")  # "sink" has no owner: it is the layer's own
     module = getattr(layer, owner, None) if owner else layer
@@ -279,9 +270,3 @@ def _parameter(layer: MultiHeadAttention, path: str) -> Any:
     if name == "weight" and module is not None and not isinstance(parameter, Tensor):
         raise HeadwiseError(f"{type(module).__name__} stands for a projection and has no weight to hand out")
     return parameter
-
-
-def kv_head_of(head: Head) -> str:
-    """The key/value head that a head reads, and who reads it too: `1 with H2`, or `0 with H1, H2, H3 and 4 more`."""
-    others = listed([f"H{index}" for index in head.shared_with], 3)
-    return f"{head.kv_index}" + (f" with {others}" if others else "")
