@@ -5,21 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from types import UnionType
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Generic,
-    NamedTuple,
-    Protocol,
-    TypeVar,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from headwise.errors import HeadwiseError
 from headwise.shapes import flat, shape_of
@@ -69,41 +57,6 @@ def share_note(rows: float | None, seed: int) -> str:
     if not 0 < rows <= 1:
         raise HeadwiseError(f"rows={rows!r} must be a share of the rows, above 0 and at most 1, such as 0.125")
     return Note.of("note.share", rows=f"{rows:g}", every=f"{1 / rows:.3g}", seed=seed)
-
-
-def from_json(kind: Any, value: Any, name: str = "the document") -> Any:
-    """A record, or a field of one, of what `plain_data` and JSON have made of it.
-
-    kind  a dataclass, or the type of a field; each branch below is for one form of type
-    name  what an error calls it
-
-    Raises HeadwiseError for what is missing, unknown or of another type.
-    """
-    origin, arguments = get_origin(kind), get_args(kind)
-    if isinstance(kind, type) and is_dataclass(kind) and isinstance(value, dict):
-        hints = get_type_hints(kind)
-        if foreign := value.keys() - hints.keys():
-            raise HeadwiseError(f"{name} has a field {min(foreign)!r}, which is not known")
-        try:
-            return kind(**{key: from_json(hints[key], x, key) for key, x in value.items()})
-        except TypeError:
-            needed = {each.name for each in fields(kind) if each.default is each.default_factory is MISSING}
-            raise HeadwiseError(f"{name} is not whole: it lacks {sorted(needed - value.keys())}") from None
-    if origin is UnionType:  # `int | None`: the first type that fits
-        for option in arguments:
-            with suppress(HeadwiseError):
-                return from_json(option, value, name)
-    elif origin is tuple and isinstance(value, list):
-        # tuple[int, ...] has one type for all places, tuple[str, int] one for each.
-        kinds = arguments[:1] * len(value) if ... in arguments else arguments
-        if len(kinds) == len(value):
-            return tuple(map(from_json, kinds, value, [name] * len(value)))
-    elif origin is dict and isinstance(value, dict):
-        return {key: from_json(arguments[1], x, key) for key, x in value.items()}
-    # The type itself, as True would pass for an int; but JSON may write a float as 1.
-    elif kind is Any or type(value) is kind or (kind is float and type(value) is int):
-        return value
-    raise HeadwiseError(f"{name} is {value!r:.60}, where {getattr(kind, '__name__', kind)} belongs")
 
 
 def plain_data(value: Any) -> Any:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from headwise.errors import HeadwiseError
-from headwise.records import from_json
 from headwise.words import unknown
 
 
@@ -48,7 +47,7 @@ class Preset:  # a record of presets.toml
 _RECORDS = tomllib.loads(Path(__file__).with_name("presets.toml").read_text(encoding="utf-8"))
 PRESETS: dict[str, Preset] = {
     # The name stands in the file as the key of the record, and once more in errors.
-    name: from_json(Preset, {"name": name, **record}, name)
+    name: Preset(name=name, **{**record, "recipe": Recipe(**record["recipe"])})
     for name, record in _RECORDS.items()
 }
 

@@ -36,7 +36,7 @@ from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import Recipe, check_seed, find_preset
 from headwise.gpt.train import STATE, Progress, train
 from headwise.layer.projections import shapes_alone
-from headwise.records import CurvePoint, RunSummary, from_json
+from headwise.records import CurvePoint, RunSummary
 from headwise.spec import require_size
 from headwise.table import amount
 from headwise.words import Note, unknown
@@ -189,9 +189,20 @@ def read_run(folder: Path) -> Run | None:
     if not path.exists():
         return None
     try:
-        return from_json(Run, read_json(path))
-    except HeadwiseError as error:
+        fields = _tuples(read_json(path))
+        settings, summary = Settings(**fields["settings"]), fields["summary"]
+        if summary is not None:
+            curve = tuple(CurvePoint(**point) for point in summary["curve"])
+            summary = RunSummary(**{**summary, "curve": curve})
+        return Run(**{**fields, "settings": settings, "summary": summary})
+    except (HeadwiseError, TypeError, KeyError) as error:
         raise HeadwiseError(f"{path} is damaged ({error}); remove it or take another out=") from None
+
+
+def _tuples(value: Any) -> Any:  # JSON has lists for them
+    if isinstance(value, dict):
+        return {name: _tuples(inner) for name, inner in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def example_of(folder: Path | None) -> str:

@@ -37,9 +37,8 @@ from typing import Any
 import numpy as np
 
 from headwise.errors import HeadwiseError
-from headwise.records import from_json
 from headwise.table import listed
-from headwise.teach.bugs import Say, UncheckedError, Verdict, in_one_line, speaker
+from headwise.teach.bugs import Finding, Say, UncheckedError, Verdict, in_one_line, speaker
 from headwise.teach.caches import examine_cache, examine_rotation
 from headwise.teach.examine import examine
 from headwise.teach.loops import CALLED, NAME, head_loop, unimported
@@ -291,13 +290,20 @@ def _check_file(spec: str, options: Options, seconds: float) -> Verdict:
     return replace(first, others=tuple(others))
 
 
+def _verdict_of(fields: dict[str, Any]) -> Verdict:
+    """A verdict of its JSON."""
+    parts = {name: tuple(fields[name]) for name in ("checked", "not_checked")}
+    findings, others = (Finding(**each) for each in fields["findings"]), map(_verdict_of, fields["others"])
+    return Verdict(**{**fields, **parts, "findings": tuple(findings), "others": tuple(others)})
+
+
 def _check_apart(target: Target, seconds: float) -> Verdict:
     """The verdict on something of a file, from a process of its own."""
     say = target.say
     # The process counts its seconds from where its imports are done, and ends itself; this is for one that cannot.
     ended = run_apart("headwise.teach.check", {**request_of(target), "seconds": seconds}, seconds + STARTING)
     if ended.answer:
-        verdict = from_json(Verdict, json.loads(ended.answer))
+        verdict = _verdict_of(json.loads(ended.answer))
         return replace(verdict, not_checked=(*target.lent, *verdict.not_checked))
     reason = f"{say('exits')} ({ended.code})"
     if ended.code is None or ended.trace:
