@@ -155,6 +155,10 @@ class Mask:
         """How many tokens of document b are real, where the mask knows; the rest are padding."""
         return None
 
+    def packed(self) -> Any:
+        """Ids (B,T) of the packed documents that the queries belong to, where the mask knows."""
+        return None
+
     def for_heads(self, heads: Sequence[int], n_heads: int) -> Mask:
         """The mask of a call that has only those of its `n_heads` heads, in that order."""
         return self if self.alike else Part(self, "h", heads, n_heads)
@@ -550,6 +554,9 @@ class Segments(Mask):
 
     def allowed(self, grid: Grid) -> Any:
         return grid.pick(self.q_ids, "bt") == grid.pick(self.kv_ids, "bs")
+
+    def packed(self) -> Any:
+        return self.q_ids
 
     def counts_from_first(self) -> bool:
         return False

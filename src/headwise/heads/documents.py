@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from headwise.corpus.documents import batches
 from headwise.corpus.tokens import Ids
-from headwise.masks import Allowed, Bias, BroadcastGrid, Mask, Part, Segments, all_of, resolve
+from headwise.masks import Allowed, Bias, BroadcastGrid, Mask, Part, all_of, resolve
 from headwise.models.ask import cache_in, evaluating, run_body
 from headwise.models.hook import Hook, attach, hooked
 from headwise.models.sites import Site, sites_of
@@ -525,8 +525,9 @@ def _starts(call: Call, b: int, reader: _Reader) -> tuple[int, ...]:
     if reader.positions is not None and reader.positions.shape[1] == T:
         row = reader.positions[b if len(reader.positions) > 1 else 0].cpu() - torch.arange(T)
     for mask in () if call.options.mask is None else call.options.mask.parts():
-        if isinstance(mask, Segments):
-            row = torch.as_tensor(mask.q_ids)[b if len(mask.q_ids) > 1 else 0].cpu()
+        ids = mask.packed()
+        if ids is not None:
+            row = torch.as_tensor(ids)[b if len(ids) > 1 else 0].cpu()
     if row is None or not (changes := row.diff().nonzero()[:, 0]).numel():
         return (0,)
     starts = (0, *(int(t) + 1 for t in changes))
